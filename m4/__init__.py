@@ -1,0 +1,1 @@
+"""m4: massively multilingual mixture-of-experts translation, from a seqio mixture to per-language ΔBLEU."""

@@ -1,0 +1,29 @@
+"""The legend: one letter an axis, and the table from logical axes to mesh axes.
+
+Letters (never two meanings, in names such as `x_BLM` and in einsum strings):
+  B batch        L source length   T target length   M model width   N heads       D head width
+  F feed-forward V vocabulary      G groups          S tokens/group  E experts     C capacity
+  K choices a token                Q query positions, R key positions (either L or T)
+
+The GShard paper (arXiv 2006.16668, Algorithm 2) writes H for F; everything else is as there.
+"""
+
+# Logical axis -> mesh axis. The names on the left are those of T5X's rules, so that stock T5X can
+# shard and factor every parameter; None is replicated. The first rule that fits wins.
+LOGICAL_AXIS_RULES: tuple[tuple[str, str | None], ...] = (
+    ("batch", "data"),
+    ("expert", "expert"),
+    ("vocab", "model"),
+    ("mlp", "model"),
+    ("expert_mlp", "model"),
+    ("heads", "model"),
+    ("joined_kv", "model"),
+    ("embed", None),
+    ("kv", None),
+    ("length", None),
+    ("relpos_buckets", None),
+    ("layer_norm_scale", None),
+    ("unmodeled", None),
+)
+
+MESH_AXES = ("data", "expert", "model")

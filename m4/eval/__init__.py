@@ -1,0 +1,1 @@
+"""Decoding, scores, ΔBLEU, plots and reports."""

@@ -1,0 +1,1 @@
+"""The encoder-decoder with mixture-of-experts layers: jax and flax only."""

@@ -1,0 +1,184 @@
+"""Multi-head attention with T5's relative position bias, for training and for decoding with a cache."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen import partitioning
+
+from m4.model.layers import Array, constrain, kernel_init
+
+# Large and finite: a row that may look nowhere (padding) stays finite instead of becoming NaN.
+NEGATIVE = -1e10
+
+
+def relative_buckets(offset: Array, *, bidirectional: bool, buckets: int, distance: int) -> Array:
+    """T5's bucket of each offset key - query: exact when near, logarithmic up to `distance`.
+
+    Same shape as `offset`, int32 in [0, buckets). Source: Raffel et al. 2020, section 2.1.
+    """
+    result = jnp.zeros_like(offset)
+    behind = -offset
+    if bidirectional:
+        buckets //= 2
+        result = result + (behind < 0) * buckets
+        behind = jnp.abs(behind)
+    else:
+        behind = jnp.maximum(behind, 0)
+    exact = buckets // 2
+    scale = (buckets - exact) / np.log(distance / exact)
+    # float32 rounding at the powers decides buckets: epsilon as in T5, so that weights carry over.
+    far = exact + (
+        jnp.log(behind.astype(jnp.float32) / exact + np.finfo(np.float32).eps) * scale
+    ).astype(jnp.int32)
+    return result + jnp.where(behind < exact, behind, jnp.minimum(far, buckets - 1))
+
+
+class RelativeBias(nn.Module):
+    """One learned bias a head and bucket -> [1, N, Q, R]; shared by all layers of a stack.
+
+    In decoding, Q is the current position alone (its index is a leaf of the cache) and R is
+    `max_decode_length`.
+    """
+
+    heads: int
+    bidirectional: bool
+    buckets: int = 32
+    distance: int = 128
+
+    @nn.compact
+    def __call__(
+        self, length: int, *, decode: bool = False, max_decode_length: int | None = None
+    ) -> Array:
+        table_NK = partitioning.param_with_axes(
+            "rel_embedding",
+            nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
+            (self.heads, self.buckets),
+            jnp.float32,
+            axes=("heads", "relpos_buckets"),
+            module=self,
+        )
+        query_Q = key_R = jnp.arange(length)
+        if decode:
+            allocated = self.has_variable("cache", "cache_index")
+            index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
+            if allocated:
+                assert max_decode_length is not None, "decoding needs the cache's length"
+                query_Q, key_R = index.value[None], jnp.arange(max_decode_length)
+                index.value = index.value + 1
+        bucket_QR = relative_buckets(
+            key_R[None, :] - query_Q[:, None],
+            bidirectional=self.bidirectional,
+            buckets=self.buckets,
+            distance=self.distance,
+        )
+        return jnp.take(table_NK, bucket_QR, axis=1)[None]
+
+
+class Kernel(nn.Module):
+    """A projection's matrix [in, out] as an array, to be used outside of a module call (inside `lax.cond`)."""
+
+    shape: tuple[int, int]
+    axes: tuple[str, str]
+
+    @nn.compact
+    def __call__(self) -> Array:
+        return partitioning.param_with_axes(
+            "kernel", kernel_init, self.shape, jnp.float32, axes=self.axes, module=self
+        )
+
+
+class Attention(nn.Module):
+    """Attention of queries x_BQM over memory y_BRM: query, key, value and out projections, no biases.
+
+    With `decode=True` the module works on one position a call and keeps its past in the collection
+    `cache` (names and rules: T5X's, see docs/model.md): `cached_key`, `cached_value`
+    [B, R, N, D] and the scalar `cache_index` for self-attention; `cross_key`, `cross_value` for
+    cross-attention, projected once, at position 0, because the memory never changes. The first
+    call (without a cache) only allocates: its length R is that of the tokens it was given.
+    """
+
+    heads: int
+    head_width: int
+    dropout_rate: float = 0.1
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BQM: Array,
+        y_BRM: Array,
+        *,
+        bias_1NQR: Array | None = None,
+        mask_BQR: Array | None = None,
+        deterministic: bool,
+        decode: bool = False,
+        cross: bool = False,
+    ) -> Array:
+        """Returns [B, Q, M]. `mask_BQR` is True where a query may look; softmax in float32."""
+        M, ND = x_BQM.shape[-1], self.heads * self.head_width
+        q_kernel = Kernel((M, ND), ("embed", "joined_kv"), name="query")()
+        k_kernel = Kernel((M, ND), ("embed", "joined_kv"), name="key")()
+        v_kernel = Kernel((M, ND), ("embed", "joined_kv"), name="value")()
+        out_kernel = Kernel((ND, M), ("joined_kv", "embed"), name="out")()
+
+        def heads(x: Array, kernel: Array) -> Array:
+            y = jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
+            return y.reshape(*y.shape[:-1], self.heads, self.head_width)
+
+        q_BQND = heads(x_BQM, q_kernel) * self.head_width**-0.5
+        if decode and cross:
+            k_BRND, v_BRND = self._cross_cache(
+                y_BRM, lambda y: (heads(y, k_kernel), heads(y, v_kernel))
+            )
+        else:
+            k_BRND, v_BRND = heads(y_BRM, k_kernel), heads(y_BRM, v_kernel)
+            if decode:
+                k_BRND, v_BRND, seen_1QR = self._self_cache(k_BRND, v_BRND)
+                mask_BQR = seen_1QR if mask_BQR is None else mask_BQR & seen_1QR
+        logits_BNQR = jnp.einsum("BQND,BRND->BNQR", q_BQND, k_BRND).astype(jnp.float32)
+        if bias_1NQR is not None:
+            logits_BNQR = logits_BNQR + bias_1NQR.astype(jnp.float32)
+        if mask_BQR is not None:
+            logits_BNQR = jnp.where(mask_BQR[:, None], logits_BNQR, NEGATIVE)
+        weights_BNQR = jax.nn.softmax(logits_BNQR).astype(self.dtype)
+        weights_BNQR = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))(
+            weights_BNQR, deterministic=deterministic
+        )
+        mixed_BQND = jnp.einsum("BNQR,BRND->BQND", weights_BNQR, v_BRND)
+        mixed_BQH = mixed_BQND.reshape(*mixed_BQND.shape[:2], ND)
+        mixed_BQH = constrain(mixed_BQH, ("batch", "length", "joined_kv"))
+        return jnp.dot(mixed_BQH, out_kernel.astype(self.dtype))
+
+    def _self_cache(self, k_BQND: Array, v_BQND: Array) -> tuple[Array, Array, Array]:
+        """Writes one position; returns all keys and values and which of them may be seen [1, 1, R]."""
+        allocated = self.has_variable("cache", "cached_key")
+        keys = self.variable("cache", "cached_key", jnp.zeros, k_BQND.shape, k_BQND.dtype)
+        values = self.variable("cache", "cached_value", jnp.zeros, v_BQND.shape, v_BQND.dtype)
+        index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
+        if not allocated:
+            length = k_BQND.shape[1]
+            causal = jnp.tril(jnp.ones((length, length), bool))
+            return k_BQND, v_BQND, causal[None]
+        assert k_BQND.shape[1] == 1, "decoding goes one position at a time"
+        at = index.value
+        keys.value = jax.lax.dynamic_update_slice_in_dim(keys.value, k_BQND, at, axis=1)
+        values.value = jax.lax.dynamic_update_slice_in_dim(values.value, v_BQND, at, axis=1)
+        index.value = at + 1
+        seen_R = jnp.arange(keys.value.shape[1]) <= at
+        return keys.value, values.value, seen_R[None, None, :]
+
+    def _cross_cache(self, y_BRM: Array, project) -> tuple[Array, Array]:
+        """Projects the memory at position 0 and reads it from the cache afterwards."""
+        allocated = self.has_variable("cache", "cross_key")
+        shape = (*y_BRM.shape[:2], self.heads, self.head_width)
+        keys = self.variable("cache", "cross_key", jnp.zeros, shape, self.dtype)
+        values = self.variable("cache", "cross_value", jnp.zeros, shape, self.dtype)
+        index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
+        if not allocated:
+            return project(y_BRM)
+        keys.value, values.value = jax.lax.cond(
+            index.value == 0, project, lambda _: (keys.value, values.value), y_BRM
+        )
+        index.value = index.value + 1
+        return keys.value, values.value

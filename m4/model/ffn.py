@@ -1,0 +1,58 @@
+"""The feed-forward layer: activation(x Wi) Wo, or gated (Shazeer 2020) with two activations."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from m4.model.layers import Array, Dense, constrain, dropout
+
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "linear": lambda x: x,
+}
+
+
+def activate(parts: Sequence[Array], activations: Sequence[str]) -> Array:
+    """Product of one activation for each part: ("relu",) is plain, ("gelu", "linear") is gated GELU.
+
+    Raises:
+        ValueError: an unknown activation (gin: `transformer.Transformer.activations`).
+    """
+    unknown = [name for name in activations if name not in ACTIVATIONS]
+    if unknown:
+        raise ValueError(
+            f"transformer.Transformer.activations: {unknown[0]!r} is none of {sorted(ACTIVATIONS)}"
+        )
+    result = ACTIVATIONS[activations[0]](parts[0])
+    for part, name in zip(parts[1:], activations[1:], strict=True):
+        result = result * ACTIVATIONS[name](part)
+    return result
+
+
+class FeedForward(nn.Module):
+    """x_BLM -> y_BLM through width F; no biases; dropout between the two products."""
+
+    width: int
+    activations: Sequence[str] = ("relu",)
+    dropout_rate: float = 0.1
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x_BLM: Array, *, deterministic: bool) -> Array:
+        names = (
+            ["wi"]
+            if len(self.activations) == 1
+            else [f"wi_{i}" for i in range(len(self.activations))]
+        )  # T5X's names
+        parts = [
+            Dense(self.width, axes=("embed", "mlp"), dtype=self.dtype, name=name)(x_BLM)
+            for name in names
+        ]
+        h_BLF = activate(parts, self.activations)
+        h_BLF = dropout(self.dropout_rate)(h_BLF, deterministic=deterministic)
+        h_BLF = constrain(h_BLF, ("batch", "length", "mlp"))
+        return Dense(x_BLM.shape[-1], axes=("mlp", "embed"), dtype=self.dtype, name="wo")(h_BLF)

@@ -1,0 +1,97 @@
+"""Layers without attention: RMS norm, bias-free projection, embedding, dropout (T5; Raffel et al. 2020).
+
+Every parameter is made by `param_with_axes`, which records its logical axes in the collection
+`params_axes`: the table in `m4.core.axes` (or T5X's own) turns them into shardings.
+"""
+
+from collections.abc import Callable, Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen import partitioning
+
+Array = jax.Array
+Initializer = Callable[..., Array]
+
+# "fan_in" with truncation is T5X's kernel initialisation.
+kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+class RmsNorm(nn.Module):
+    """T5's layer norm: x / rms(x) * scale, no mean, no bias. [..., M] -> [..., M]; always computed in float32."""
+
+    epsilon: float = 1e-6
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x_BLM: Array) -> Array:
+        x = x_BLM.astype(jnp.float32)
+        scale = partitioning.param_with_axes(
+            "scale",
+            nn.initializers.ones,
+            (x.shape[-1],),
+            jnp.float32,
+            axes=("embed",),
+            module=self,
+        )
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+        shape = (1,) * (x.ndim - 1) + scale.shape
+        return (x * scale.reshape(shape)).astype(self.dtype)
+
+
+class Dense(nn.Module):
+    """A projection without bias: [..., in] -> [..., features]; `axes` are the kernel's two logical axes."""
+
+    features: int
+    axes: tuple[str, str]
+    dtype: jnp.dtype = jnp.float32
+    init: Initializer = kernel_init
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel = partitioning.param_with_axes(
+            "kernel",
+            self.init,
+            (x.shape[-1], self.features),
+            jnp.float32,
+            axes=self.axes,
+            module=self,
+        )
+        return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
+
+
+class Embed(nn.Module):
+    """Token embedding [V, M], looked up by gather; `attend` gives logits with the same matrix."""
+
+    vocab_size: int
+    features: int
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self) -> None:
+        self.embedding = partitioning.param_with_axes(
+            "embedding",
+            nn.initializers.normal(1.0),
+            (self.vocab_size, self.features),
+            jnp.float32,
+            axes=("vocab", "embed"),
+            module=self,
+        )
+
+    def __call__(self, tokens_BL: Array) -> Array:
+        return jnp.take(self.embedding, tokens_BL, axis=0).astype(self.dtype)
+
+    def attend(self, x_BTM: Array) -> Array:
+        """Logits x E^T / sqrt(M): unit variance at the start, since the embedding's entries are N(0, 1)."""
+        x = x_BTM.astype(self.dtype) * self.features**-0.5
+        return jnp.einsum("BTM,VM->BTV", x, self.embedding.astype(self.dtype))
+
+
+def dropout(rate: float, name: str | None = None) -> nn.Dropout:
+    """Dropout with one mask for all positions of a row, as T5 (the mask is [B, 1, M])."""
+    return nn.Dropout(rate, broadcast_dims=(-2,), name=name)
+
+
+def constrain(x: Array, axes: Sequence[str | None]) -> Array:
+    """Asks the partitioner for the sharding of these logical axes; does nothing without a mesh."""
+    return partitioning.with_sharding_constraint(x, tuple(axes))

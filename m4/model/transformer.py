@@ -1,0 +1,299 @@
+"""The encoder-decoder: T5's (pre-norm, relative positions, no biases), with a mixture of experts in
+place of every other feed-forward layer (GShard, arXiv 2006.16668, section 2.1).
+
+Methods, parameter names and logical axes follow T5X's contract for a module, so that stock T5X can
+train, decode and score it (docs/model.md).
+"""
+
+from collections.abc import Callable, Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from m4.model.attention import Attention, RelativeBias
+from m4.model.dispatch import Transport
+from m4.model.dispatch.gather import gather
+from m4.model.ffn import FeedForward
+from m4.model.gates.top2_gshard import top2_gshard
+from m4.model.layers import Array, Dense, Embed, RmsNorm, constrain, dropout
+from m4.model.moe import MoeLayer
+from m4.model.routing import Gate
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward or experts; each normed before and added to its input."""
+
+    attention: Callable[..., Attention]
+    feed_forward: Callable[..., nn.Module]
+    dropout_rate: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_BLM, *, bias, mask_BLL, real_BL, ids_BL, deterministic: bool) -> Array:
+        drop = dropout(self.dropout_rate)
+        h = RmsNorm(dtype=self.dtype, name="pre_attention_layer_norm")(x_BLM)
+        h = self.attention(name="attention")(
+            h, h, bias_1NQR=bias, mask_BQR=mask_BLL, deterministic=deterministic
+        )
+        x_BLM = x_BLM + drop(h, deterministic=deterministic)
+        h = RmsNorm(dtype=self.dtype, name="pre_mlp_layer_norm")(x_BLM)
+        h = apply_feed_forward(self.feed_forward, h, real_BL, ids_BL, deterministic)
+        x_BLM = x_BLM + drop(h, deterministic=deterministic)
+        return constrain(x_BLM, ("batch", "length", "embed"))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention over the encoder's output, then feed-forward or experts."""
+
+    attention: Callable[..., Attention]
+    feed_forward: Callable[..., nn.Module]
+    dropout_rate: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BTM,
+        encoded_BLM,
+        *,
+        bias,
+        mask_BTT,
+        cross_mask_BTL,
+        real_BT,
+        ids_BT,
+        deterministic: bool,
+        decode: bool,
+    ) -> Array:
+        drop = dropout(self.dropout_rate)
+        h = RmsNorm(dtype=self.dtype, name="pre_self_attention_layer_norm")(x_BTM)
+        h = self.attention(name="self_attention")(
+            h, h, bias_1NQR=bias, mask_BQR=mask_BTT, deterministic=deterministic, decode=decode
+        )
+        x_BTM = x_BTM + drop(h, deterministic=deterministic)
+        h = RmsNorm(dtype=self.dtype, name="pre_cross_attention_layer_norm")(x_BTM)
+        h = self.attention(name="encoder_decoder_attention")(
+            h,
+            encoded_BLM,
+            mask_BQR=cross_mask_BTL,
+            deterministic=deterministic,
+            decode=decode,
+            cross=True,
+        )
+        x_BTM = x_BTM + drop(h, deterministic=deterministic)
+        h = RmsNorm(dtype=self.dtype, name="pre_mlp_layer_norm")(x_BTM)
+        h = apply_feed_forward(self.feed_forward, h, real_BT, ids_BT, deterministic)
+        x_BTM = x_BTM + drop(h, deterministic=deterministic)
+        return constrain(x_BTM, ("batch", "length", "embed"))
+
+
+def apply_feed_forward(make, h_BLM, real_BL, ids_BL, deterministic) -> Array:
+    """Calls the layer; only a mixture of experts needs to know which tokens are real."""
+    layer = make()
+    if isinstance(layer, MoeLayer):
+        return layer(h_BLM, real_BL, ids_BL, deterministic=deterministic)
+    return layer(h_BLM, deterministic=deterministic)
+
+
+class Transformer(nn.Module):
+    """The whole model: token ids to logits.
+
+    Attributes:
+        vocab_size: V, of the one shared vocabulary. width: M. heads: N. head_width: D. mlp_width: F.
+        encoder_layers, decoder_layers: depth of each stack.
+        num_experts: E of each MoE layer; 0 is the dense baseline, the same model without experts.
+        moe_every: every n-th feed-forward layer is a MoE (2: the second, the fourth, ...).
+        group_tokens, train_capacity_factor, eval_capacity_factor, gate, transport: see `MoeLayer`.
+        activations: ("relu",) or ("gelu", "linear") for gated GELU.
+        tied_logits: the output projection is the embedding; False gives it a matrix of its own.
+        dtype: of the activations; parameters, routing, softmax and logits are float32.
+    """
+
+    vocab_size: int
+    width: int = 512
+    heads: int = 8
+    head_width: int = 64
+    mlp_width: int = 2048
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    num_experts: int = 0
+    moe_every: int = 2
+    group_tokens: int = 1024
+    train_capacity_factor: float = 1.25
+    eval_capacity_factor: float | None = None
+    gate: Gate = top2_gshard
+    transport: Transport = gather
+    activations: Sequence[str] = ("relu",)
+    dropout_rate: float = 0.1
+    tied_logits: bool = True
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self) -> None:
+        self.token_embedder = Embed(self.vocab_size, self.width, dtype=self.dtype)
+        self.encoder_bias = RelativeBias(self.heads, bidirectional=True)
+        self.decoder_bias = RelativeBias(self.heads, bidirectional=False)
+        self.encoder = [self._layer(EncoderLayer, i) for i in range(self.encoder_layers)]
+        self.decoder = [self._layer(DecoderLayer, i) for i in range(self.decoder_layers)]
+        self.encoder_norm = RmsNorm(dtype=self.dtype)
+        self.decoder_norm = RmsNorm(dtype=self.dtype)
+        self.drop = dropout(self.dropout_rate)
+        if not self.tied_logits:
+            # float32: the softmax over the vocabulary is where small types lose translations.
+            self.logits_dense = Dense(self.vocab_size, axes=("embed", "vocab"))
+
+    def _layer(self, kind, index: int):
+        def attention(name: str) -> Attention:
+            return Attention(
+                self.heads,
+                self.head_width,
+                dropout_rate=self.dropout_rate,
+                dtype=self.dtype,
+                name=name,
+            )
+
+        def feed_forward() -> nn.Module:
+            if self.num_experts and (index + 1) % self.moe_every == 0:
+                return MoeLayer(
+                    self.num_experts,
+                    self.mlp_width,
+                    group_tokens=self.group_tokens,
+                    train_capacity_factor=self.train_capacity_factor,
+                    eval_capacity_factor=self.eval_capacity_factor,
+                    gate=self.gate,
+                    transport=self.transport,
+                    activations=self.activations,
+                    dropout_rate=self.dropout_rate,
+                    dtype=self.dtype,
+                    name="moe",
+                )
+            return FeedForward(
+                self.mlp_width,
+                activations=self.activations,
+                dropout_rate=self.dropout_rate,
+                dtype=self.dtype,
+                name="mlp",
+            )
+
+        return kind(attention, feed_forward, self.dropout_rate, self.dtype)
+
+    def encode(
+        self,
+        encoder_input_tokens: Array,
+        encoder_segment_ids: Array | None = None,
+        enable_dropout: bool = True,
+    ) -> Array:
+        """Token ids [B, L] -> encoded [B, L, M]. Packed rows pass their segment ids."""
+        tokens_BL = encoder_input_tokens.astype(jnp.int32)
+        real_BL = tokens_BL > 0
+        mask_BLL = real_BL[:, None, :] & real_BL[:, :, None]
+        mask_BLL &= same_segment(encoder_segment_ids, encoder_segment_ids)
+        deterministic = not enable_dropout
+        x_BLM = self.token_embedder(tokens_BL)
+        x_BLM = constrain(x_BLM, ("batch", "length", "embed"))
+        x_BLM = self.drop(x_BLM, deterministic=deterministic)
+        bias = self.encoder_bias(tokens_BL.shape[1])
+        for layer in self.encoder:
+            x_BLM = layer(
+                x_BLM,
+                bias=bias,
+                mask_BLL=mask_BLL,
+                real_BL=real_BL,
+                ids_BL=tokens_BL,
+                deterministic=deterministic,
+            )
+        return self.drop(self.encoder_norm(x_BLM), deterministic=deterministic)
+
+    def decode(
+        self,
+        encoded: Array,
+        encoder_input_tokens: Array,
+        decoder_input_tokens: Array,
+        decoder_target_tokens: Array,
+        encoder_segment_ids: Array | None = None,
+        decoder_segment_ids: Array | None = None,
+        decoder_positions: Array | None = None,
+        enable_dropout: bool = True,
+        decode: bool = False,
+        max_decode_length: int | None = None,
+    ) -> Array:
+        """encoded [B, L, M] and decoder tokens [B, T] -> float32 logits [B, T, V].
+
+        With `decode=True` T is 1 (all T in the call that allocates the cache) and the past is in
+        the collection `cache`. Positions are not needed: the bias knows only differences.
+        """
+        del decoder_positions
+        source_BL = encoder_input_tokens.astype(jnp.int32)
+        input_BT = decoder_input_tokens.astype(jnp.int32)
+        # The input's first token is 0 (T5's start), so padding is told by the target. In decoding
+        # there is no target: every token is real.
+        real_BT = jnp.ones_like(input_BT, bool) if decode else decoder_target_tokens > 0
+        cross_mask_BTL = real_BT[:, :, None] & (source_BL > 0)[:, None, :]
+        cross_mask_BTL &= same_segment(decoder_segment_ids, encoder_segment_ids)
+        length = input_BT.shape[1]
+        bias = self.decoder_bias(length, decode=decode, max_decode_length=max_decode_length)
+        causal_TT = jnp.tril(jnp.ones((length, length), bool))
+        mask_BTT = causal_TT[None] & same_segment(decoder_segment_ids, decoder_segment_ids)
+        if decode:
+            mask_BTT = None  # the cache knows what has been seen
+        deterministic = not enable_dropout
+        x_BTM = self.token_embedder(input_BT)
+        x_BTM = constrain(x_BTM, ("batch", "length", "embed"))
+        x_BTM = self.drop(x_BTM, deterministic=deterministic)
+        for layer in self.decoder:
+            x_BTM = layer(
+                x_BTM,
+                encoded,
+                bias=bias,
+                mask_BTT=mask_BTT,
+                cross_mask_BTL=cross_mask_BTL,
+                real_BT=real_BT,
+                ids_BT=input_BT,
+                deterministic=deterministic,
+                decode=decode,
+            )
+        x_BTM = self.drop(self.decoder_norm(x_BTM), deterministic=deterministic)
+        if self.tied_logits:
+            logits_BTV = self.token_embedder.attend(x_BTM)
+        else:
+            logits_BTV = self.logits_dense(x_BTM.astype(jnp.float32))
+        return constrain(logits_BTV.astype(jnp.float32), ("batch", "length", "vocab"))
+
+    def __call__(
+        self,
+        encoder_input_tokens: Array,
+        decoder_input_tokens: Array,
+        decoder_target_tokens: Array,
+        encoder_segment_ids: Array | None = None,
+        decoder_segment_ids: Array | None = None,
+        encoder_positions: Array | None = None,
+        decoder_positions: Array | None = None,
+        *,
+        enable_dropout: bool = True,
+        decode: bool = False,
+    ) -> Array:
+        """Token ids [B, L], [B, T], [B, T] -> float32 logits [B, T, V]."""
+        del encoder_positions
+        encoded_BLM = self.encode(encoder_input_tokens, encoder_segment_ids, enable_dropout)
+        return self.decode(
+            encoded_BLM,
+            encoder_input_tokens,
+            decoder_input_tokens,
+            decoder_target_tokens,
+            encoder_segment_ids,
+            decoder_segment_ids,
+            decoder_positions,
+            enable_dropout,
+            decode,
+        )
+
+
+def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:
+    """[B, Q, R]: whether query and key belong to the same packed pair; all True without packing."""
+    if query_BQ is None or key_BR is None:
+        return jnp.ones((1, 1, 1), bool)
+    return query_BQ[:, :, None] == key_BR[:, None, :]
+
+
+def count_parameters(params) -> int:
+    """Number of parameters in a tree of arrays or shapes."""
+    return sum(int(leaf.size) for leaf in jax.tree.leaves(params))

@@ -1,0 +1,1 @@
+"""Text in, batches out: sources, vocabulary, tasks, streams. Never jax or flax."""

@@ -1,0 +1,51 @@
+"""What becomes of a drawn pair: its split, whether it says anything, what is held out of it."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+
+from m4.data.cldr.specs import Atom
+
+MOST_CHARACTERS = 120
+TEST_PERMILLE, DEV_PERMILLE = 20, 10
+HELD_ONE_IN = 16
+_WORDS = re.compile(r"[^\W\d_]{2,}")  # letters only, two or more: digits and "e" are no words
+
+
+def _hash(text: str) -> int:
+    # Not hash(): it differs between processes (PYTHONHASHSEED).
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def split_of(english: str) -> str:
+    """'train', 'dev' or 'test', by the English text alone: the same in every language."""
+    value = _hash(english) % 1000
+    if value < TEST_PERMILLE:
+        return "test"
+    return "dev" if value < TEST_PERMILLE + DEV_PERMILLE else "train"
+
+
+def held(language: str, atom: Atom) -> bool:
+    """Whether `atom` is kept out of this language's training pairs (about 6 % of the atoms are).
+
+    Other languages still see it, so that a right translation of it is transfer.
+    """
+    return _hash(f"{language} {atom[0]} {atom[1]}") % HELD_ONE_IN == 0
+
+
+def accept(english: str, foreign: str) -> bool:
+    """Whether there is something to translate: not a copy, with letters, not too long.
+
+    A copy is an equal text, or one half or more of whose different words stand in the English.
+    Letters that make no word ("2.5 m", "5月18日") pass.
+    """
+    if len(english) > MOST_CHARACTERS or len(foreign) > MOST_CHARACTERS:
+        return False
+    source, target = english.casefold(), foreign.casefold()
+    if source == target:
+        return False
+    words = set(_WORDS.findall(target))
+    if not words:
+        return any(character.isalpha() for character in target)
+    return 2 * len(words.intersection(_WORDS.findall(source))) < len(words)

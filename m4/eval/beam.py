@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 NEG_INF = -1.0e7  # "minus infinity" that survives float32 sums; part of T5X's contract
 
@@ -102,7 +103,7 @@ def _best(score_BN: Array, beams: int) -> Array:
 
 
 def beam_search(
-    inputs: Array,
+    inputs: ArrayLike,
     cache: Mapping[str, Any],
     tokens_to_logits: TokensToLogits,
     eos_id: int,
@@ -113,7 +114,7 @@ def beam_search(
     min_log_prob: float = NEG_INF,
     decode_rng: Array | None = None,
     cache_offset: int = 0,
-    initial_index: Array | None = None,
+    initial_index: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
     """The `num_decodes` best sequences of every row under a left-to-right model.
 
@@ -153,7 +154,7 @@ def beam_search(
     batch, beams, axis = inputs.shape[0], num_decodes, cache_offset
     length = inputs.shape[1] if max_decode_len is None else max_decode_len
     prefilled = initial_index is not None
-    if prefilled:
+    if initial_index is not None:
         prompts, offset_B = inputs, jnp.asarray(initial_index, jnp.int32)
         start_B = jnp.take_along_axis(prompts, offset_B[:, None], axis=1)[:, 0]
         inputs = jnp.zeros_like(prompts)  # nothing is left to force
@@ -253,7 +254,10 @@ def _prepend(prompts_BT: Array, offset_B: Array, seq_BKT: Array) -> Array:
     """Puts the first `offset_B` tokens after the start token of the prompts before `seq_BKT`."""
     batch, beams, length = seq_BKT.shape
     both = jnp.concatenate(
-        [jnp.broadcast_to(prompts_BT[:, None, 1:], (batch, beams, prompts_BT.shape[1] - 1)), seq_BKT],
+        [
+            jnp.broadcast_to(prompts_BT[:, None, 1:], (batch, beams, prompts_BT.shape[1] - 1)),
+            seq_BKT,
+        ],
         axis=2,
     )
     t_T = jnp.arange(length)[None]

@@ -1,0 +1,307 @@
+"""The token cache: every pair tokenized once, memory-mapped, with a manifest that names it.
+
+A cache is a folder: manifest.json, vocabulary.model, <split>.<side>.{tokens,offsets}.npy (flat
+ids without tag and eos; the offsets of each sentence; side is english or foreign; the languages
+one after another) and text/<split>.<lang>.tsv, the same pairs in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data import build
+from m4.data.preprocess import split_direction
+from m4.data.samplers.temperature import temperature as temperature_rates
+from m4.data.sources import SPLITS, Pair, Source
+from m4.data.vocabulary import Vocabulary
+
+# Raised whenever the same settings would give other files.
+FORMAT = 1
+MIXTURES = ("to_english", "from_english", "any_to_any")
+
+
+class Cache:
+    """A ready cache, opened for reading. Also a Source: pairs(), subsets(), identity()."""
+
+    def __init__(self, folder: str | os.PathLike[str], mixture_name: str = "any_to_any") -> None:
+        self.folder = Path(folder)
+        path = self.folder / "manifest.json"
+        try:
+            self.manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ValueError(f"{self.folder}: not a cache, it has no manifest.json") from error
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}: damaged, delete the folder: {error}") from error
+        if self.manifest.get("format") != FORMAT:
+            raise ValueError(
+                f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
+                " (rebuild it: cache.prepare.rebuild = True)"
+            )
+        if mixture_name not in self.manifest["mixtures"]:
+            raise ValueError(
+                f"mixture {mixture_name!r}: must be one of {', '.join(self.manifest['mixtures'])} "
+                "(cache.prepare.mixture_name)"
+            )
+        self.mixture_name = mixture_name
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the text, the vocabulary and the settings: everything that decides ids."""
+        return self.manifest["fingerprint"]
+
+    def languages(self) -> list[str]:
+        """The codes, English left out, in the order of the rows."""
+        return list(self.manifest["languages"])
+
+    @property
+    def directions(self) -> list[str]:
+        """The directions of the cache's mixture."""
+        return list(self.rates())
+
+    @property
+    def source_length(self) -> int:
+        """No training source is longer, with tag and eos."""
+        return self.manifest["identity"]["source_length"]
+
+    @property
+    def target_length(self) -> int:
+        """No training target is longer, with eos."""
+        return self.manifest["identity"]["target_length"]
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.folder / "vocabulary.model")
+
+    def rates(self, mixture_name: str | None = None) -> dict[str, float]:
+        """Direction -> share of the examples, as seqio's mixture gives it; they sum to 1."""
+        return dict(self.manifest["mixtures"][mixture_name or self.mixture_name])
+
+    def size(self, language: str, split: str) -> int:
+        """Number of pairs."""
+        return self._count(language, split)["pairs"]
+
+    def longest(self, language: str) -> dict[str, int]:
+        """Ids of the longest training sentence of each side, without tag and eos."""
+        return self._count(language, "train")["longest"]
+
+    def mean_pieces(self, direction: str, split: str) -> tuple[float, float]:
+        """Mean ids of a source and of a target, without tag and eos."""
+        source, target = split_direction(direction)
+        means = self._count(target if source == "en" else source, split)["mean_pieces"]
+        sides = ("english", "foreign") if source == "en" else ("foreign", "english")
+        return means[sides[0]], means[sides[1]]
+
+    def rows(self, language: str, split: str) -> range:
+        """The rows of a language in the split's arrays."""
+        return range(*self._count(language, split)["rows"])
+
+    def tokens(self, split: str, side: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """(flat ids, offsets): sentence r is flat[offsets[r] : offsets[r + 1]]. Memory-mapped."""
+        assert split in SPLITS, split
+        assert side in build.SIDES, side
+        stem = self.folder / f"{split}.{side}"
+        # An empty file cannot be mapped.
+        offsets = np.load(f"{stem}.offsets.npy", mmap_mode="r")
+        flat = np.load(f"{stem}.tokens.npy", mmap_mode="r" if len(offsets) > 1 else None)
+        return flat, offsets
+
+    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        """The text, in the order of the rows."""
+        self._count(language, split)
+        return build.read_pairs(build.text_file(self.folder, split, language))
+
+    def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
+        """Named parts of a dev or test split, parallel to pairs(); empty where there are none."""
+        self._count(language, split)
+        path = build.text_file(self.folder, split, language).with_suffix(".subsets.json")
+        return json.loads(path.read_text()) if path.is_file() else {}
+
+    def identity(self) -> dict[str, Any]:
+        """SHA-256 of the text by language and split."""
+        return {
+            "source": "cache",
+            "by_language": {
+                code: {split: count["sha256"] for split, count in splits.items()}
+                for code, splits in self.manifest["languages"].items()
+            },
+        }
+
+    def _count(self, language: str, split: str) -> dict[str, Any]:
+        if language not in self.manifest["languages"]:
+            raise ValueError(
+                f"{self.folder}: no language {language!r}; it has {', '.join(self.languages())}"
+            )
+        return self.manifest["languages"][language][split]
+
+
+def prepare(
+    folder: str | os.PathLike[str],
+    source: Source,
+    languages: Sequence[str],
+    mixture_name: str = "any_to_any",
+    vocabulary_size: int = 8000,
+    temperature: float = 5.0,
+    source_length: int = 128,
+    target_length: int = 128,
+    vocabulary_sentences: int = 200_000,
+    rebuild: bool = False,
+    report: build.Report | None = None,
+) -> Cache:
+    """The cache of `source` in `folder`: opened if it is there, else built.
+
+    Training pairs longer than the lengths (in ids, with tag and eos) are dropped and counted, as
+    are those whose English side is in a dev or test set. A folder that was made with other
+    settings or from other text is an error, or with rebuild=True made anew. report(stage, done,
+    total) is called with the stages text, vocabulary, tokens, rates.
+    """
+    settings = {
+        "languages": _checked(languages),
+        "vocabulary_size": vocabulary_size,
+        "vocabulary_sentences": vocabulary_sentences,
+        "temperature": float(temperature),
+        "source_length": source_length,
+        "target_length": target_length,
+    }
+    return _open_or_build(folder, source, settings, mixture_name, rebuild, report)
+
+
+def subset(
+    cache: Cache,
+    folder: str | os.PathLike[str],
+    language: str,
+    vocabulary_size: int = 1000,
+    source_length: int | None = None,
+    target_length: int | None = None,
+    rebuild: bool = False,
+    report: build.Report | None = None,
+) -> Cache:
+    """A bilingual cache out of a multilingual one, with a small vocabulary of its own.
+
+    It has the same pairs (the parent's text), the directions en-xx and xx-en at equal rates, and
+    depends on that language's text only: other languages of the parent may change. Lengths
+    default to the parent's.
+    """
+    settings = {
+        "languages": [language],
+        "vocabulary_size": vocabulary_size,
+        "vocabulary_sentences": cache.manifest["identity"]["vocabulary_sentences"],
+        "temperature": 1.0,
+        "source_length": source_length or cache.source_length,
+        "target_length": target_length or cache.target_length,
+    }
+    return _open_or_build(folder, cache, settings, "any_to_any", rebuild, report)
+
+
+def _open_or_build(
+    folder: str | os.PathLike[str],
+    source: Source,
+    settings: dict[str, Any],
+    mixture_name: str,
+    rebuild: bool,
+    report: build.Report | None,
+) -> Cache:
+    folder = Path(folder)
+    if mixture_name not in MIXTURES:
+        raise ValueError(
+            f"mixture {mixture_name!r}: must be one of {', '.join(MIXTURES)} "
+            "(cache.prepare.mixture_name)"
+        )
+    identity = _identity(source, settings)
+    if (folder / "manifest.json").is_file() and not rebuild:
+        cache = Cache(folder, mixture_name)
+        if differences := _differences(cache.manifest["identity"], identity):
+            raise ValueError(
+                f"{folder}: this cache was made with {'; '.join(differences[:3])}"
+                f"{f' and {len(differences) - 3} more' if len(differences) > 3 else ''}"
+                " (another folder, or cache.prepare.rebuild = True, makes it anew)"
+            )
+        return cache
+    if folder.exists() and not rebuild and any(folder.iterdir()):
+        raise ValueError(f"{folder}: neither a cache nor empty; give another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        manifest = {
+            "format": FORMAT,
+            "identity": identity,
+            **build.build(temporary, source, settings, report or (lambda *_: None)),
+        }
+        manifest["mixtures"] = _mixtures(manifest["languages"], settings["temperature"])
+        text = json.dumps([identity, manifest["corpus"], manifest["vocabulary"]], sort_keys=True)
+        manifest["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()
+        (temporary / "manifest.json").write_text(
+            json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8"
+        )
+        if folder.exists():
+            # Aside first: there is never a moment with half a cache under the right name.
+            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            os.replace(folder, old / "old")
+            os.replace(temporary, folder)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Cache(folder, mixture_name)
+
+
+def _checked(languages: Sequence[str]) -> list[str]:
+    """The codes, each once, none English, all fit for a direction's name."""
+    codes = list(languages)
+    for code in codes:
+        if code == "en" or not re.fullmatch(r"[A-Za-z0-9_]+", code):
+            raise ValueError(
+                f"language {code!r}: codes are letters, digits and '_', and English is on the "
+                "other side already (cache.prepare.languages)"
+            )
+    if len(set(codes)) < len(codes) or not codes:
+        raise ValueError(
+            f"languages {codes}: need at least one, each once (cache.prepare.languages)"
+        )
+    return codes
+
+
+def _identity(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
+    text = json.loads(json.dumps(source.identity()))
+    if "by_language" in text:  # files of other languages in the folder do not matter
+        text["by_language"] = {
+            code: text["by_language"].get(code) for code in settings["languages"]
+        }
+    return {**settings, "source": text}
+
+
+def _differences(made: Any, now: Any, name: str = "") -> list[str]:
+    """'seed = 0, now 1' for every leaf that differs."""
+    if isinstance(made, dict) and isinstance(now, dict):
+        return [
+            line
+            for key in made | now
+            for line in _differences(made.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+        ]
+    shorten = lambda value: text if len(text := str(value)) < 60 else f"{text[:50]}..."  # noqa: E731
+    return [] if made == now else [f"{name} = {shorten(made)}, now {shorten(now)}"]
+
+
+def _mixtures(
+    counts: dict[str, dict[str, dict[str, Any]]], temperature: float
+) -> dict[str, dict[str, float]]:
+    sizes = {code: splits["train"]["pairs"] for code, splits in counts.items()}
+    to_english = {f"{code}-en": size for code, size in sizes.items()}
+    from_english = {f"en-{code}": size for code, size in sizes.items()}
+    return {
+        "to_english": temperature_rates(to_english, temperature),
+        "from_english": temperature_rates(from_english, temperature),
+        "any_to_any": temperature_rates(from_english | to_english, temperature),
+    }

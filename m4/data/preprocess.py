@@ -1,0 +1,52 @@
+"""Tag, tokenize, trim: text to ids, in batches, the same for training, decoding and seqio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+EOS_ID = 1
+
+
+class Encoder(Protocol):
+    """What is needed of a vocabulary here."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+
+def tag_symbol(language: str) -> str:
+    """The text that asks for a translation into `language`: '<2gl>'."""
+    return f"<2{language}>"
+
+
+def tag(text: str, target_language: str) -> str:
+    """'ola mundo', 'en' -> '<2en> ola mundo'."""
+    return f"{tag_symbol(target_language)} {text}"
+
+
+def trim(ids: Sequence[int], length: int) -> list[int]:
+    """At most `length` ids, the last one always eos (as seqio's append_eos_after_trim)."""
+    return [*ids[: length - 1], EOS_ID]
+
+
+def source_ids(
+    vocabulary: Encoder, texts: Sequence[str], target_language: str, length: int
+) -> list[list[int]]:
+    """Source texts -> tagged, tokenized, trimmed ids with eos, each at most `length` long."""
+    tagged = [tag(text, target_language) for text in texts]
+    return [trim(ids, length) for ids in vocabulary.encode(tagged)]
+
+
+def target_ids(vocabulary: Encoder, texts: Sequence[str], length: int) -> list[list[int]]:
+    """Target texts -> tokenized, trimmed ids with eos, each at most `length` long."""
+    return [trim(ids, length) for ids in vocabulary.encode(list(texts))]
+
+
+def split_direction(direction: str) -> tuple[str, str]:
+    """'en-gl' -> ('en', 'gl'). Exactly one side is English."""
+    parts = direction.split("-")
+    if len(parts) != 2 or parts.count("en") != 1 or not all(parts):
+        raise ValueError(
+            f"direction {direction!r}: must be 'en-xx' or 'xx-en', with '-' between the codes"
+        )
+    return parts[0], parts[1]

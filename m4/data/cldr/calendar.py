@@ -7,7 +7,7 @@ import unicodedata
 
 from babel.dates import parse_pattern, tokenize_pattern
 
-from m4.data.cldr.tables import Tables, find, own_names
+from m4.data.cldr.tables import Tables, find, own_names, root_data
 
 # What a moment is, in the order of moment()'s tuple.
 YEAR, MONTH, DAY, WEEKDAY, QUARTER, MINUTE_OF_DAY, HOUR, HOUR12, MINUTE, HALF = range(10)
@@ -80,36 +80,42 @@ class _Numbers(dict[int, str]):
 
 
 class Calendar:
-    """The date and time patterns of one locale; a pattern that needs data it lacks is None."""
+    """The date and time patterns of one locale; what needs a name that it lacks is None.
+
+    Where a locale has formats of its own, those it lacks are root's: CLDR leaves out what equals
+    root, and patterns have no words. The names in them (months, AM and PM) are never root's.
+    """
 
     def __init__(self, own: Tables, digits: dict[int, str] | None):
         self._own = own
         self._digits = digits
+        self._dates = {**_patterns(own, "datetime_skeletons"), **_patterns(own, "date_formats")}
+        self._times = _patterns(own, "time_formats")
+        self._intervals = _patterns(own, "interval_formats")
         self._compiled: dict[str, list[Part] | None] = {}
         self._periods = own_names(own, "day_periods", "format", "abbreviated") or {}
 
     def date(self, name: str, when: Moment) -> str | None:
         """A day by a format's name ('full', 'long', 'medium') or a skeleton ('yMMMEd')."""
-        pattern = find(self._own, "date_formats", name) or find(
-            self._own, "datetime_skeletons", name
-        )
-        return self._apply(pattern, when)
+        return self._apply(self._dates.get(name), when)
 
     def time(self, when: Moment) -> str | None:
         """The time of day, hours and minutes."""
-        return self._apply(find(self._own, "time_formats", "short"), when)
+        return self._apply(self._times.get("short"), when)
 
     def interval(self, skeleton: str, start: Moment, end: Moment) -> str | None:
         """Two days, what they share said once (LDML part 4, intervalFormats)."""
-        formats = find(self._own, "interval_formats", skeleton) or {}
+        formats = self._intervals.get(skeleton) or {}
         for field, index in (("y", YEAR), ("M", MONTH), ("d", DAY)):
             if start[index] != end[index]:
                 if field not in formats:
                     return None
                 if len(formats[field]) != 2:  # Babel could not split the pattern
                     return None
+                # Babel writes the neighbours 'de' 'su' as 'de ''su ' when it splits a pattern: an
+                # apostrophe. CLDR has none in these patterns.
                 first, second = (
-                    self._apply(pattern, when)
+                    self._apply(pattern.replace("''", ""), when)
                     for pattern, when in zip(formats[field], (start, end), strict=True)
                 )
                 return None if first is None or second is None else first + second
@@ -124,12 +130,14 @@ class Calendar:
         parts = self._compiled[text]
         if parts is None:
             return None
-        return "".join([part if type(part) is str else part[1][when[part[0]]] for part in parts])
+        return "".join(
+            [part if isinstance(part, str) else part[1][when[part[0]]] for part in parts]
+        )
 
     def _compile(self, pattern: str) -> list[Part] | None:
         parts: list[Part] = []
         for _, value in tokenize_pattern(parse_pattern(pattern).pattern):
-            part = value if isinstance(value, str) else self._field(*value)
+            part = value if isinstance(value, str) else self._field(str(value[0]), int(value[1]))
             if part is None:
                 return None
             parts.append(part)
@@ -157,6 +165,11 @@ class Calendar:
             return None
         names = [self._periods.get(_period_at(rules, minute * 60)) for minute in range(1440)]
         return _table(MINUTE_OF_DAY, names)
+
+
+def _patterns(own: Tables, name: str) -> dict:
+    patterns = own.get(name)
+    return {**root_data()[name], **patterns} if patterns else {}
 
 
 def _table(index: int, names: list[str | None]) -> Part | None:

@@ -108,14 +108,15 @@ class Phrases:
         root = find(root_data(), "time_zones", zone, "city")
         return root or zone.rpartition("/")[2].replace("_", " ")
 
-    def _forms(self, table: str, unit: str) -> dict:
-        """A unit's long texts; CLDR leaves them out where they equal the short ones."""
-        widths = find(self._own, table, unit) or {}
-        return widths.get("long") or widths.get("short") or {}
-
     def _unit_name(self, unit: str) -> str | None:
-        name = self._forms("unit_display_names", unit)
-        return name or None if isinstance(name, str) else None
+        # Here and in _unit_forms: CLDR leaves out the long texts that equal the short ones.
+        widths = find(self._own, "unit_display_names", unit) or {}
+        return widths.get("long") or widths.get("short")
+
+    def _unit_forms(self, unit: str) -> dict[str, str]:
+        widths = find(self._own, "unit_patterns", unit) or {}
+        long = widths.get("long") or {}
+        return long if "other" in long else {**(widths.get("short") or {}), **long}
 
     def _number(self, value: int | str) -> tuple[str, str]:
         """A number's text and its plural category; decimals are given as strings, '2.5'."""
@@ -138,11 +139,11 @@ class Phrases:
         return pattern and pattern.replace("{0}", text)
 
     def _quantity(self, unit: str, value: int | str) -> str | None:
-        return self._counted(self._forms("unit_patterns", unit), value)
+        return self._counted(self._unit_forms(unit), value)
 
     def _rate(self, unit: str, value: int | str, per: str) -> str | None:
         amount = self._quantity(unit, value)
-        pattern = self._forms("unit_patterns", per).get("per")
+        pattern = self._unit_forms(per).get("per")
         return amount and pattern and pattern.replace("{0}", amount)
 
     def _money(self, currency: str, value: int | str) -> str | None:

@@ -11,8 +11,8 @@ A specification is a tuple tree of a kind and what it speaks of:
     zones      ("zcity", zone, kind, city)
     lists      ("list", "standard" | "or", (spec, ...))  of durations, of one kind, mixed
 
-Numbers are ints, or strings where they have decimals. Weights are shared/spec/cldr.md's, tuned so
-that lists are about half of the sentences and digits about a tenth of the characters.
+Numbers are ints, or strings where they have decimals. By the weights below about half of the
+sentences are lists, and digits about a tenth of the characters.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Drawer:
         days = self._count(28) if skeleton.endswith("d") else 31 + self._count(300)
         start = self._day()
         end = start + days
-        if "y" not in skeleton and moment_year(start) != moment_year(end):
+        if "y" not in skeleton and _year(start) != _year(end):
             start, end = start - days, start  # without a year the year must not change
         return ("span", skeleton, start, end)
 
@@ -234,6 +234,5 @@ class Drawer:
         return ("list", style, tuple(items))
 
 
-def moment_year(day: int) -> int:
-    """The year of an ordinal day."""
+def _year(day: int) -> int:
     return datetime.date.fromordinal(day).year

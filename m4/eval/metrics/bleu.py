@@ -1,0 +1,74 @@
+"""BLEU (Papineni et al., 2002) as sacreBLEU computes it, tokenized for the target language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from sacrebleu.metrics.bleu import BLEU, MAX_NGRAM_ORDER
+
+from m4.data.languages import describe
+from m4.eval.metrics import Statistics
+
+DEFAULT_TOKENIZER = "13a"
+# By ISO 15924 script: where words are not separated by spaces, 13a would count whole clauses as
+# words (fairseq issue 4689). sacreBLEU has a segmenter for the first three; elsewhere, characters.
+_OF_SCRIPT = {
+    "Hans": "zh", "Hant": "zh", "Hani": "zh", "Jpan": "ja-mecab", "Hang": "ko-mecab",
+    "Kore": "ko-mecab", "Thai": "char", "Laoo": "char", "Khmr": "char", "Mymr": "char",
+    "Tibt": "char", "Lana": "char", "Talu": "char", "Tale": "char", "Java": "char", "Bali": "char",
+}  # fmt: skip
+# Languages that `describe` may not know, in corpora that name no script (ISO 639-3 and 639-1).
+_OF_LANGUAGE = {
+    **dict.fromkeys(("zh", "zho", "cmn", "yue", "wuu", "lzh", "hak", "gan", "hsn"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya"), "char"),
+    **dict.fromkeys(("bo", "bod", "dz", "dzo", "shn", "ksw", "mnw", "kxm", "nod"), "char"),
+}
+
+
+def tokenizer(language: str) -> str:
+    """sacreBLEU's name of the tokenizer for a target language: CLDR id or ISO 639-3, either with
+    a script if wanted ('zh', 'zh_Hant', 'cmn_Hans', 'yue'). A script in the code decides."""
+    base, _, script = language.partition("_")
+    if script:
+        return _OF_SCRIPT.get(script, DEFAULT_TOKENIZER)
+    known = _OF_LANGUAGE.get(base) or _OF_SCRIPT.get(describe(language).script)
+    return known or DEFAULT_TOKENIZER
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Statistics:
+    """Corpus BLEU, one reference a sentence. Its counts of a sentence: the two lengths in tokens,
+    then correct and total n-grams for n = 1..4.
+
+    Raises ValueError where the tokenizer of the language needs a package that is not installed.
+    """
+    name = tokenizer(language)
+    try:
+        metric = BLEU(tokenize=name)
+    except RuntimeError as error:
+        extra = name.partition("-")[0]
+        raise ValueError(
+            f"BLEU into {language!r} needs sacreBLEU's tokenizer {name!r}: "
+            f"pip install 'sacrebleu[{extra}]'"
+        ) from error
+    rows = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
+    counts = np.array(rows, np.int64).reshape(len(rows), 2 + 2 * MAX_NGRAM_ORDER)
+    return Statistics("bleu", counts, _formula, str(metric.get_signature()))
+
+
+def _formula(sums: np.ndarray) -> np.ndarray:
+    """BLEU.compute_bleu with its defaults (exponential smoothing, all four orders), vectorised."""
+    sums = np.asarray(sums, np.float64)
+    length, reference = sums[..., 0], sums[..., 1]
+    correct, total = np.split(sums[..., 2:], 2, axis=-1)
+    # An order without a match counts as 1/2, 1/4, ... of a match, in the order of their coming.
+    missed = (correct == 0) & (total > 0)
+    smoothed = np.where(missed, 0.5 ** np.cumsum(missed, axis=-1), correct)
+    # An order without n-grams at all has precision 0, and so the score.
+    possible = (total > 0).all(axis=-1) & (correct > 0).any(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.exp(np.mean(np.log(100.0 * smoothed / total), axis=-1))
+        brevity = np.where(length < reference, np.exp(1.0 - reference / length), 1.0)
+    return np.where(possible, brevity * precision, 0.0)

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from m4.eval import beam
+from tests.eval.search_over_lists import search_over_lists
 
 EOS, A, B = 1, 2, 3
 
@@ -231,51 +231,6 @@ def test_cache_rule_by_leaf_name():
     np.testing.assert_array_equal(new["cached_key"], [[[1], [0], [2], [2]]])
 
 
-# --- A second implementation: lists of hypotheses, float64 ----------------------------------------
-
-
-def penalty(alpha, length):
-    return ((5 + length) / 6) ** alpha
-
-
-def reference(logp, prefix, beams, alpha, length):
-    """(sequences, scores, smallest gap between two scores that were compared), best first.
-
-    logp: tuple of tokens -> list of log-probabilities over the vocabulary.
-    """
-    live, finished, gap = [(0.0, ())], [], math.inf
-    for step in range(length):
-        if len(finished) == beams:
-            bound = live[0][0] / penalty(alpha, length + 1)
-            gap = min(gap, abs(finished[-1][0] - bound))
-            if finished[-1][0] > bound:
-                break
-        if step < len(prefix):
-            live = [(0.0, (*live[0][1], prefix[step]))]
-            continue
-        candidates = [
-            (score + each, (*tokens, token))
-            for score, tokens in live
-            for token, each in enumerate(logp(tokens))
-        ]
-        candidates.sort(reverse=True)
-        gap = min([gap] + [a[0] - b[0] for a, b in pairwise(candidates)])
-        candidates = candidates[: 2 * beams]
-        live = [c for c in candidates if c[1][-1] != EOS][:beams]
-        finished += [
-            (score / penalty(alpha, step + 1), tokens)
-            for score, tokens in candidates
-            if tokens[-1] == EOS
-        ]
-        finished.sort(reverse=True)
-        gap = min([gap] + [a[0] - b[0] for a, b in pairwise(finished)])
-        finished = finished[:beams]
-    found = finished or live
-    found = found + [(-1e7, ())] * (beams - len(found))
-    pad = [list(tokens) + [0] * (length - len(tokens)) for _, tokens in found]
-    return pad, [score for score, _ in found], gap
-
-
 def second_order(table, state):
     """Logits from the last two tokens; the one before the last is in the cache, which must follow
     its beam."""
@@ -324,7 +279,7 @@ def test_equals_search_over_lists(seed, shape, alpha, likely_end, prefixes):
             before, last = (0, 0, *tokens)[-2:]
             return logp[row, before, last].tolist()
 
-        expected.append(reference(score, prefix.tolist(), beams, alpha, length))
+        expected.append(search_over_lists(score, prefix.tolist(), beams, alpha, length))
     assume(min(gap for _, _, gap in expected) > 1e-4)  # float ties have no right answer
     sequences, scores = search(table, inputs, beams, alpha)
     for row, (best_first, best_scores, _) in enumerate(expected):

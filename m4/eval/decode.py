@@ -1,0 +1,300 @@
+"""Sentences in, translations out: batches by length, one compiled program a length, result files.
+
+A translation depends on its sentence, the model and the settings, never on the other sentences of
+the call: a sentence's padded length and the limit of its translation follow from its own length,
+beam search keeps rows apart, and routing in evaluation drops no token.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from m4.data.preprocess import EOS_ID, split_direction, tag, trim
+from m4.eval.beam import DecodingState, beam_search
+from m4.eval.files import whole, write_jsonl
+
+SHORTEST_BUCKET = 16
+
+# (sentences done, sentences in all, target tokens so far)
+Progress = Callable[[int, int, int], None]
+# (index of the source, its pieces, the most that are taken)
+OnCut = Callable[[int, int, int], None]
+
+
+class Pieces(Protocol):
+    """What decoding needs of a vocabulary: `m4.data.vocabulary.Vocabulary` has it."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]: ...
+
+
+class Batch(NamedTuple):
+    """Sources of one bucket: their indices in the caller's list, and int32 [B, L], B >= rows."""
+
+    rows: list[int]
+    tokens_BL: np.ndarray
+
+
+def default_buckets(max_source_length: int) -> list[int]:
+    """16, 32, 64, ... and the maximum itself: few programs to compile, at most half padding."""
+    lengths = [SHORTEST_BUCKET]
+    while lengths[-1] < max_source_length:
+        lengths.append(2 * lengths[-1])
+    return [min(length, max_source_length) for length in lengths]
+
+
+def target_limit(source_length: int, max_target_length: int) -> int:
+    """The most tokens (with EOS) that a translation of a bucket's sentences may have."""
+    return min(max_target_length, 2 * source_length + 16)
+
+
+def batches(
+    sources: Sequence[Sequence[int]], buckets: Sequence[int], batch_rows: int
+) -> Iterator[Batch]:
+    """Full batches of sources of similar length, longest first; all of a bucket have one shape.
+
+    A last batch is filled up with its last source: padding rows would search to the length limit.
+    """
+    by_bucket: dict[int, list[int]] = {}
+    for row in sorted(range(len(sources)), key=lambda row: -len(sources[row])):
+        bucket = min(length for length in buckets if length >= len(sources[row]))
+        by_bucket.setdefault(bucket, []).append(row)
+    for bucket, rows in by_bucket.items():
+        for start in range(0, len(rows), batch_rows):
+            chosen = rows[start : start + batch_rows]
+            tokens_BL = np.zeros((batch_rows, bucket), np.int32)
+            for b in range(batch_rows):
+                ids = sources[chosen[min(b, len(chosen) - 1)]]
+                tokens_BL[b, : len(ids)] = ids
+            yield Batch(chosen, tokens_BL)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "target_length", "beams", "alpha"))
+def search(
+    model: nn.Module,
+    params: Any,
+    tokens_BL: jax.Array,
+    target_length: int,
+    beams: int,
+    alpha: float,
+) -> tuple[jax.Array, jax.Array]:
+    """The best sequence of each source: int32 [B, T] and its score [B].
+
+    `model` (static, by equality) follows T5X's contract; `params` are an argument, so that models
+    of equal shape share the compiled program.
+    """
+    variables = {"params": params}
+    batch = tokens_BL.shape[0]
+    encoded_BLM: Any = model.apply(variables, tokens_BL, enable_dropout=False, method="encode")
+    # The contract's call that allocates the cache. Its leaves start at zero, so shapes are enough.
+    full_BT = jax.ShapeDtypeStruct((batch, target_length), jnp.int32)
+    _, allocated = jax.eval_shape(
+        functools.partial(model.apply, enable_dropout=False, decode=True, mutable=["cache"]),
+        variables,
+        encoder_input_tokens=tokens_BL,
+        decoder_input_tokens=full_BT,
+        decoder_target_tokens=full_BT,
+    )
+    cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), allocated["cache"])
+    # One row a beam, the beams of a sentence adjacent.
+    encoded, tokens = (jnp.repeat(x, beams, axis=0) for x in (encoded_BLM, tokens_BL))
+
+    def tokens_to_logits(state: DecodingState) -> tuple[jax.Array, Mapping[str, Any]]:
+        logits, changed = model.apply(
+            {**variables, "cache": state.cache},
+            encoded,
+            tokens,
+            state.cur_token,
+            state.cur_token,
+            enable_dropout=False,
+            decode=True,
+            max_decode_length=target_length,
+            mutable=["cache"],
+            method="decode",
+        )
+        return logits[:, -1], changed["cache"]
+
+    start_BT = jnp.zeros((batch, target_length), jnp.int32)
+    sequences_BKT, scores_BK = beam_search(
+        start_BT, cache, tokens_to_logits, EOS_ID, num_decodes=beams, alpha=alpha
+    )
+    return sequences_BKT[:, -1], scores_BK[:, -1]
+
+
+def warn_of_cut(index: int, pieces: int, limit: int) -> None:
+    """The default `on_cut`: a line on stderr."""
+    print(f"source {index + 1}: {pieces} pieces, cut to {limit}", file=sys.stderr)
+
+
+def decode(
+    model: nn.Module,
+    params: Any,
+    vocabulary: Pieces,
+    sources: Sequence[str],
+    *,
+    beams: int = 4,
+    alpha: float = 0.6,
+    max_source_length: int = 256,
+    max_target_length: int = 256,
+    batch_rows: int = 64,
+    buckets: Sequence[int] | None = None,
+    progress: Progress | None = None,
+    on_cut: OnCut = warn_of_cut,
+) -> list[str]:
+    """Translates tagged sources ("<2en> ola mundo"); the result is in their order.
+
+    Args:
+      model, params: a module with T5X's contract (`m4.model.transformer`) and its parameters.
+      vocabulary: text <-> ids, without EOS.
+      sources: the texts.
+      beams: K; 1 is greedy search.
+      alpha: exponent of the length penalty.
+      max_source_length: pieces of a source with tag and EOS; longer ones are cut and `on_cut` told.
+      max_target_length: tokens of a translation with EOS. A bucket of length L has the limit
+        min(max_target_length, 2 L + 16).
+      batch_rows: sentences a batch, also of the last one.
+      buckets: the padded lengths, ascending; default 16, 32, 64, ... max_source_length.
+      progress: called after every batch.
+
+    Raises:
+      ValueError: a setting out of range.
+    """
+    for name, value in (("beams", beams), ("batch_rows", batch_rows)):
+        if value < 1:
+            raise ValueError(f"decode.decode.{name} = {value}: must be at least 1")
+    if alpha < 0:
+        raise ValueError(f"decode.decode.alpha = {alpha}: must not be negative")
+    for name, value in (
+        ("max_source_length", max_source_length),
+        ("max_target_length", max_target_length),
+    ):
+        if value < 2:
+            raise ValueError(
+                f"decode.decode.{name} = {value}: must be at least 2 (a piece and EOS)"
+            )
+    lengths = sorted(default_buckets(max_source_length) if buckets is None else buckets)
+    if not lengths or lengths[0] < 1:
+        raise ValueError(f"decode.decode.buckets = {list(lengths)}: must be positive lengths")
+    longest = min(max_source_length, lengths[-1])
+
+    ids = vocabulary.encode(sources)
+    for index, pieces in enumerate(ids):
+        if len(pieces) + 1 > longest:
+            on_cut(index, len(pieces) + 1, longest)
+    hypotheses = [""] * len(sources)
+    done = tokens = 0
+    for batch in batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows):
+        sequences_BT, _ = search(
+            model,
+            params,
+            batch.tokens_BL,
+            target_limit(batch.tokens_BL.shape[1], max_target_length),
+            beams,
+            alpha,
+        )
+        best_BT = np.asarray(sequences_BT)[: len(batch.rows)]
+        for row, text in zip(batch.rows, vocabulary.decode(best_BT.tolist()), strict=True):
+            hypotheses[row] = text
+        done += len(batch.rows)
+        tokens += int(np.count_nonzero(best_BT))
+        if progress is not None:
+            progress(done, len(sources), tokens)
+    return hypotheses
+
+
+def hypotheses_path(folder: Path, split: str, direction: str) -> Path:
+    """Where the translations of a direction are: FOLDER/<split>.<direction>.jsonl."""
+    return Path(folder) / f"{split}.{direction}.jsonl"
+
+
+def decode_to_files(
+    translate: Callable[[list[str]], list[str]],
+    folder: Path | str,
+    split: str,
+    pairs: Mapping[str, Sequence[tuple[str, str]]],
+    settings: Mapping[str, Any],
+    *,
+    sentences_at_once: int = 1024,
+) -> list[str]:
+    """Translates the test sets of directions and writes one file each; returns the directions done.
+
+    A file has a line {"source", "reference", "hypothesis"} a sentence, in order, and appears whole
+    or not at all. Beside it `<split>.<direction>.json` says what made it; a direction whose file
+    was made with the same settings from the same sentences is left as it is.
+
+    Args:
+      translate: tagged sources -> hypotheses, e.g. a partial of `decode`.
+      folder: MODEL_DIR/decodes.
+      split: "test" or "dev".
+      pairs: direction ("en-gl") -> (source, reference), source without a tag.
+      settings: JSON; all that decides the result: checkpoint step, beams, alpha, lengths,
+        fingerprint of the vocabulary.
+      sentences_at_once: directions are decoded together up to this many sentences (fuller
+        batches); an interrupted run loses at most these.
+    """
+    folder = Path(folder)
+    waiting = [
+        direction
+        for direction in pairs
+        if not _is_done(folder, split, direction, _made_by(pairs[direction], settings))
+    ]
+    group: list[str] = []
+    for position, direction in enumerate(waiting):
+        group.append(direction)
+        size = sum(len(pairs[each]) for each in group)
+        if size < sentences_at_once and position + 1 < len(waiting):
+            continue
+        hypotheses = iter(
+            translate(
+                [tag(pair[0], split_direction(each)[1]) for each in group for pair in pairs[each]]
+            )
+        )
+        for each in group:
+            _write(folder, split, each, pairs[each], hypotheses, settings)
+        group = []
+    return waiting
+
+
+def _made_by(pairs: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    text = json.dumps([list(pair)[:2] for pair in pairs]).encode()
+    made_by = {**settings, "sentences": len(pairs), "sha256": hashlib.sha256(text).hexdigest()}
+    return json.loads(json.dumps(made_by))  # as it will be read: tuples become lists
+
+
+def _is_done(folder: Path, split: str, direction: str, made_by: Mapping[str, Any]) -> bool:
+    path = hypotheses_path(folder, split, direction)
+    note = path.with_suffix(".json")
+    return path.is_file() and note.is_file() and json.loads(note.read_text("utf-8")) == made_by
+
+
+def _write(
+    folder: Path,
+    split: str,
+    direction: str,
+    pairs: Sequence[tuple[str, str]],
+    hypotheses: Iterator[str],
+    settings: Mapping[str, Any],
+) -> None:
+    path = hypotheses_path(folder, split, direction)
+    note = path.with_suffix(".json")
+    note.unlink(missing_ok=True)  # never an old note beside new translations
+    write_jsonl(
+        path,
+        (
+            {"source": source, "reference": reference, "hypothesis": next(hypotheses)}
+            for source, reference, *_ in pairs
+        ),
+    )
+    with whole(note) as unfinished:
+        unfinished.write_text(json.dumps(_made_by(pairs, settings), indent=1) + "\n", "utf-8")

@@ -1,0 +1,261 @@
+"""Decoding with a tiny model of random weights: laws, and equality with a search without cache."""
+
+import json
+import re
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from m4.eval import decode as decoding
+from m4.eval.decode import batches, decode, decode_to_files, default_buckets, target_limit
+from m4.model.transformer import Transformer
+from tests.eval.search_over_lists import search_over_lists
+
+VOCAB, WORDS = 24, 20
+# One set of shapes for nearly all tests: a compile takes seconds.
+SETTINGS: dict[str, Any] = {"beams": 2, "batch_rows": 4, "max_target_length": 10}
+
+
+class Words:
+    """A vocabulary of w0 ... w19 (ids 4 ...) and <2xx> (id 3)."""
+
+    def encode(self, texts):
+        return [
+            [3 if word.startswith("<") else 4 + int(word[1:]) for word in text.split()]
+            for text in texts
+        ]
+
+    def decode(self, ids):
+        texts = []
+        for row in ids:
+            row = row[: row.index(1)] if 1 in row else row
+            texts.append(" ".join(f"w{i - 4}" for i in row if i))
+        return texts
+
+
+@partial(jax.jit, static_argnames="model")
+def init(model, key):
+    ones = jnp.ones((1, 4), jnp.int32)
+    return model.init(key, ones, ones, ones, enable_dropout=False)["params"]
+
+
+def tiny(seed=0):
+    """A model with experts; wide random weights, so that its translations differ and end."""
+    model = Transformer(
+        vocab_size=VOCAB,
+        width=16,
+        heads=2,
+        head_width=8,
+        mlp_width=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        num_experts=4,
+        moe_every=1,
+        group_tokens=16,
+    )
+    return model, jax.tree.map(lambda x: 2.0 * x, init(model, jax.random.key(seed)))
+
+
+@pytest.fixture(scope="module")
+def model_and_params():
+    return tiny()
+
+
+def sentences(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        "<2xx> " + " ".join(f"w{i}" for i in rng.integers(0, WORDS, rng.integers(1, 14)))
+        for _ in range(count)
+    ]
+
+
+def test_batches_have_one_shape_a_bucket_and_every_source_once():
+    sources = [[5] * n for n in (3, 20, 7, 16, 1, 17, 9)]
+    got = list(batches(sources, [16, 32], batch_rows=3))
+    # Longest first: bucket 32 holds lengths 20 and 17, bucket 16 the other five.
+    assert [batch.rows for batch in got] == [[1, 5], [3, 6, 2], [0, 4]]
+    assert [batch.tokens_BL.shape for batch in got] == [(3, 32), (3, 16), (3, 16)]
+    for batch in got:
+        for b, row in enumerate(batch.rows):
+            assert batch.tokens_BL[b].tolist() == sources[row] + [0] * (
+                batch.tokens_BL.shape[1] - len(sources[row])
+            )
+        for b in range(len(batch.rows), 3):
+            assert batch.tokens_BL[b].tolist() == batch.tokens_BL[len(batch.rows) - 1].tolist()
+
+
+def test_buckets_and_limits():
+    assert default_buckets(100) == [16, 32, 64, 100]
+    assert default_buckets(16) == [16]
+    assert default_buckets(10) == [10]
+    assert target_limit(16, 256) == 48
+    assert target_limit(128, 256) == 256
+
+
+def test_equals_search_without_cache_or_batches(model_and_params):
+    model, params = model_and_params
+    length, beams, alpha = 10, 2, 0.6
+
+    @jax.jit
+    def log_probs(source_1L, target_1T):
+        inputs = jnp.pad(target_1T[:, :-1], ((0, 0), (1, 0)))
+        logits = model.apply(
+            {"params": params}, source_1L, inputs, jnp.ones_like(inputs), enable_dropout=False
+        )
+        return jax.nn.log_softmax(logits)[0]
+
+    checked = 0
+    vocabulary, texts = Words(), sentences(12)
+    got = decode(model, params, vocabulary, texts, alpha=alpha, **SETTINGS)
+    for text, hypothesis in zip(texts, got, strict=True):
+        ids = [*vocabulary.encode([text])[0], 1]
+        source = np.zeros((1, 16), np.int32)
+        source[0, : len(ids)] = ids
+
+        def score(tokens, source=source):
+            target = np.zeros((1, length), np.int32)
+            target[0, : len(tokens)] = tokens
+            return np.asarray(log_probs(source, target))[len(tokens)].tolist()
+
+        best_first, _, gap = search_over_lists(score, [], beams, alpha, length)
+        if gap > 1e-4:
+            assert hypothesis == vocabulary.decode(best_first[:1])[0]
+            checked += 1
+    assert checked >= 6  # close calls are left out
+
+
+def test_does_not_depend_on_batch_or_order(model_and_params):
+    model, params = model_and_params
+    texts = sentences(21, seed=1)
+    together = decode(model, params, Words(), texts, **SETTINGS)
+    assert len(set(together)) > 10  # the law would be empty otherwise
+    assert decode(model, params, Words(), texts, **{**SETTINGS, "batch_rows": 1}) == together
+    order = np.random.default_rng(2).permutation(len(texts))
+    shuffled = decode(model, params, Words(), [texts[i] for i in order], **SETTINGS)
+    assert shuffled == [together[i] for i in order]
+    # Alone in a batch of four.
+    assert decode(model, params, Words(), texts[:1], **SETTINGS) == together[:1]
+    assert decode(model, params, Words(), [], **SETTINGS) == []
+
+
+def test_models_of_equal_shape_share_the_program(model_and_params):
+    model, params = model_and_params
+    texts = sentences(3)
+    programs = cast(Any, decoding.search)._cache_size
+    one = decode(model, params, Words(), texts, **SETTINGS)
+    compiled = programs()
+    other_model, other_params = tiny(seed=1)
+    assert other_model is not model
+    assert decode(other_model, other_params, Words(), texts, **SETTINGS) != one
+    assert decode(model, params, Words(), texts[:1], **SETTINGS) == one[:1]
+    assert programs() == compiled
+
+
+def test_progress_and_cut(model_and_params, capsys):
+    model, params = model_and_params
+    steps, cuts = [], []
+    long = "<2xx>" + " w3" * 20
+    texts = ["<2xx> w1 w2", long, *["<2xx> w4"] * 4]
+    got = decode(
+        model,
+        params,
+        Words(),
+        texts,
+        max_source_length=16,
+        progress=lambda *step: steps.append(step),
+        on_cut=lambda *cut: cuts.append(cut),
+        **SETTINGS,
+    )
+    # Tag, 20 words and EOS are 22 pieces; of them stay the first 15 and EOS.
+    assert cuts == [(1, 22, 16)]
+    assert decode(model, params, Words(), ["<2xx>" + " w3" * 14], **SETTINGS) == [got[1]]
+    assert [step[:2] for step in steps] == [(4, 6), (6, 6)]
+    assert 0 < steps[0][2] < steps[1][2] <= 6 * 10
+    # By default stderr is told.
+    decode(model, params, Words(), [long], max_source_length=16, **SETTINGS)
+    assert capsys.readouterr().err == "source 1: 22 pieces, cut to 16\n"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("beams", 0),
+        ("batch_rows", 0),
+        ("alpha", -0.1),
+        ("max_source_length", 1),
+        ("max_target_length", 1),
+        ("buckets", []),
+    ],
+)
+def test_bad_settings(model_and_params, setting, value):
+    model, params = model_and_params
+    with pytest.raises(ValueError, match=re.escape(f"decode.decode.{setting} = {value}")):
+        decode(model, params, Words(), ["w1"], **{setting: value})
+
+
+class Upper:
+    """Translates into capitals and notes what it was asked for."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, sources):
+        self.calls.append(sources)
+        return [source.upper() for source in sources]
+
+
+PAIRS = {
+    "gl-en": [("ola", "hello"), ("adeus", "goodbye")],
+    "en-gl": [("hello", "ola")],
+    "en-sr_Latn": [("yes", "da"), ("no", "ne")],
+}
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_files_are_written_and_reused(tmp_path):
+    folder, settings = tmp_path / "decodes", {"checkpoint_step": 7, "buckets": (16, 32)}
+    upper = Upper()
+    done = decode_to_files(upper, folder, "test", PAIRS, settings, sentences_at_once=3)
+    assert done == list(PAIRS)
+    # Three sentences make a call full: gl-en and en-gl; then the rest.
+    assert upper.calls == [
+        ["<2en> ola", "<2en> adeus", "<2gl> hello"],
+        ["<2sr_Latn> yes", "<2sr_Latn> no"],
+    ]
+    assert lines(folder / "test.gl-en.jsonl") == [
+        {"source": "ola", "reference": "hello", "hypothesis": "<2EN> OLA"},
+        {"source": "adeus", "reference": "goodbye", "hypothesis": "<2EN> ADEUS"},
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        f"test.{direction}.{suffix}" for direction in PAIRS for suffix in ("json", "jsonl")
+    )
+    # The same again: nothing to do.
+    again = Upper()
+    assert decode_to_files(again, folder, "test", PAIRS, settings) == []
+    assert again.calls == []
+    # Another checkpoint: all; another sentence: that direction; a lost note: that direction.
+    assert decode_to_files(Upper(), folder, "test", PAIRS, {"checkpoint_step": 8}) == list(PAIRS)
+    changed = {**PAIRS, "en-gl": [("hello!", "ola")]}
+    assert decode_to_files(Upper(), folder, "test", changed, {"checkpoint_step": 8}) == ["en-gl"]
+    (folder / "test.gl-en.json").unlink()
+    assert decode_to_files(Upper(), folder, "test", changed, {"checkpoint_step": 8}) == ["gl-en"]
+
+
+def test_an_interrupted_run_keeps_what_is_whole(tmp_path):
+    class FailsSecond(Upper):
+        def __call__(self, sources):
+            if self.calls:
+                raise KeyboardInterrupt
+            return super().__call__(sources)
+
+    with pytest.raises(KeyboardInterrupt):
+        decode_to_files(FailsSecond(), tmp_path, "dev", PAIRS, {}, sentences_at_once=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dev.gl-en.json", "dev.gl-en.jsonl"]
+    assert decode_to_files(Upper(), tmp_path, "dev", PAIRS, {}) == ["en-gl", "en-sr_Latn"]

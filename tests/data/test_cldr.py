@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from datetime import date
@@ -58,8 +59,8 @@ def test_no_english_sentence_is_in_two_splits(corpus):
 
 def test_held_atoms_are_in_no_training_pair():
     big = Cldr({"ru": 3000}, test_pairs=100)
-    train = {atom for spec in big._draw("ru", "train").specs for atom in atoms(spec)}
-    test = {atom for spec in big._draw("ru", "test").specs for atom in atoms(spec)}
+    train = big._training("ru").atoms
+    test = {atom for sentence in big._held_out("ru", "test").atoms for atom in sentence}
     assert not any(held("ru", atom) for atom in train)
     assert any(held("ru", atom) for atom in test)
     # One in 16 of about 2,000: 125, with a standard deviation of 11.
@@ -67,6 +68,17 @@ def test_held_atoms_are_in_no_training_pair():
     share = sum(held("ru", atom) for atom in known) / len(known)
     assert 1 / 16 - 0.03 < share < 1 / 16 + 0.03
     assert {a for a in known if held("ru", a)} != {a for a in known if held("de", a)}
+
+
+def test_held_names_do_not_occur_in_the_training_text():
+    # Independent of the bookkeeping: a held country's whole name between a list's separators.
+    sentences = [pair.english for pair in Cldr({"ru": 3000}).pairs("ru", "train")]
+    items = {item for text in sentences for item in re.split(r", and |, or | and | or |, ", text)}
+    names = {spec: english().render(spec) for spec in inventory()["terr"]}
+    plain = {spec: name for spec, name in names.items() if name and re.fullmatch(r"\w+", name)}
+    trained = {spec for spec, name in plain.items() if name in items}
+    assert len(trained) > 100
+    assert not any(held("ru", spec) for spec in trained)
 
 
 def test_atoms_are_found_inside_lists():
@@ -92,9 +104,9 @@ def test_seen_marks_the_sentences_whose_atoms_are_trained_on(corpus):
     assert all(corpus.subsets("gl", "train")["seen"])
     for language in SIZES:
         seen = corpus.subsets(language, "test")["seen"]
-        trained = {a for spec in corpus._draw(language, "train").specs for a in atoms(spec)}
-        specs = corpus._draw(language, "test").specs
-        assert seen == [all(atom in trained for atom in atoms(spec)) for spec in specs]
+        trained = corpus._training(language).atoms
+        sentences = corpus._held_out(language, "test").atoms
+        assert seen == [all(atom in trained for atom in sentence) for sentence in sentences]
         assert 0 < sum(seen) <= len(seen) == 40
     # More training pairs, more names seen.
     more = Cldr({"gl": 3000}, test_pairs=40, dev_pairs=20)
@@ -209,6 +221,12 @@ EXAMPLES = [
         "Ungarn, Bosnie und Herzegowina und Kongo",
     ),
     ("de", ("list", "or", (("terr", "DE"), ("terr", "FR"))), None, "Deutschland oder Frankreich"),
+    # Quoted words in patterns are words, two of them together too.
+    ("sc", ("span", "yMMMM", 717739, 717862), None, "freàrgiu–làmpadas de su 1966"),
+    ("oc", ("at", "long", DAY, 12), None, "18 de mai de 1961 a 0h12"),
+    # Day periods: 00:12 is before dawn, 15:00 afternoon.
+    ("zh_Hant", ("at", "long", DAY, 12), None, "1961年5月18日 凌晨12:12"),
+    ("zh_Hant", ("at", "long", DAY, 900), None, "1961年5月18日 下午3:00"),
     # Arabic has a dual that is a word of its own, without a number.
     ("ar", ("qty", "duration-day", 2), "2 days", "يومان"),
 ]

@@ -13,7 +13,7 @@ from m4.data.cldr.tables import Tables, find, own_data, root_data
 
 # A specification is a tuple tree: ("qty", "length-meter", 17), ("list", "or", (spec, spec)).
 Spec = tuple
-MEMO_LIMIT = 100_000
+MEMO_LIMIT = 20_000
 
 # Spaces that a tokeniser or BLEU would take for letters become spaces; marks that only steer the
 # display of bidirectional text, soft hyphens and word joiners go. ZWJ and ZWNJ are spelling: kept.

@@ -34,11 +34,18 @@ GENERATOR = 1
 PATIENCE = 20_000
 
 
-class _Drawn(NamedTuple):
-    """The pairs of a language in a split, and the specifications behind them."""
+class _Train(NamedTuple):
+    """A language's training pairs, and all names and units in them."""
 
     pairs: list[Pair]
-    specs: list[Spec]
+    atoms: set[Atom]
+
+
+class _Heldout(NamedTuple):
+    """A language's dev or test pairs, and the names and units of each."""
+
+    pairs: list[Pair]
+    atoms: list[tuple[Atom, ...]]
 
 
 def power_law(largest: int, smallest: int) -> dict[str, int]:
@@ -81,7 +88,8 @@ class Cldr:
                 raise ValueError(f"cldr.Cldr.{name} is {count}, not >= 1")
         self.seed = seed
         self.counts = {"test": test_pairs, "dev": dev_pairs}
-        self._drawn: dict[tuple[str, str], _Drawn] = {}
+        self._train: dict[str, _Train] = {}
+        self._heldout: dict[tuple[str, str], _Heldout] = {}
         self._common: Drawer | None = None
         self._candidates: dict[str, list[tuple[Spec, str]]] = {"dev": [], "test": []}
         self._candidate_texts: set[str] = set()
@@ -96,14 +104,19 @@ class Cldr:
         dev and test take their sentences from one stream for all languages, in order, so most of
         a test set is the same sentences everywhere. Raises ValueError where the language has fewer.
         """
-        return iter(self._draw(language, split).pairs)
+        self._check(language, split)
+        if split == "train":
+            return iter(self._training(language).pairs)
+        return iter(self._held_out(language, split).pairs)
 
     def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
         """{'seen': [...]}: whether all names and units of a sentence are in the training pairs."""
-        seen: set[Atom] = set()
-        for spec in self._draw(language, "train").specs:
-            seen.update(atoms(spec))
-        return {"seen": [seen.issuperset(atoms(s)) for s in self._draw(language, split).specs]}
+        self._check(language, split)
+        train = self._training(language)
+        if split == "train":
+            return {"seen": [True] * len(train.pairs)}
+        sentences = self._held_out(language, split).atoms
+        return {"seen": [train.atoms.issuperset(sentence) for sentence in sentences]}
 
     def identity(self) -> dict:
         """All that decides the text, as JSON."""
@@ -120,27 +133,33 @@ class Cldr:
         """The sha256 of identity(), hexadecimal."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
-    def _draw(self, language: str, split: str) -> _Drawn:
+    def _check(self, language: str, split: str) -> None:
         if language not in self.sizes:
             listed = ", ".join(self.sizes)
             raise ValueError(f"no pairs of {language!r}: cldr.Cldr.sizes has only {listed}")
         if split not in SPLITS:
             raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
-        if (language, split) not in self._drawn:
-            draw = self._draw_train(language) if split == "train" else self._take(language, split)
-            self._drawn[language, split] = draw
-        return self._drawn[language, split]
 
-    def _draw_train(self, language: str) -> _Drawn:
+    def _training(self, language: str) -> _Train:
+        if language not in self._train:
+            self._train[language] = self._draw(language)
+        return self._train[language]
+
+    def _held_out(self, language: str, split: str) -> _Heldout:
+        if (language, split) not in self._heldout:
+            self._heldout[language, split] = self._take(language, split)
+        return self._heldout[language, split]
+
+    def _draw(self, language: str) -> _Train:
         wanted = self.sizes[language]
         drawer = Drawer(_stream_seed(self.seed, language))
         source, target = english(), phrases(language)
-        drawn, taken = _Drawn([], []), set()
+        train, taken = _Train([], set()), set()
         fruitless = 0
-        while len(drawn.pairs) < wanted:
+        while len(train.pairs) < wanted:
             fruitless += 1
             if fruitless > PATIENCE:
-                raise ValueError(_too_few(language, "train", wanted, len(drawn.pairs)))
+                raise ValueError(_too_few(language, "train", wanted, len(train.pairs)))
             spec = drawer.draw()
             foreign = target.render(spec)
             if foreign is None:
@@ -148,19 +167,20 @@ class Cldr:
             text = source.render(spec)
             if text is None or text in taken or not accept(text, foreign):
                 continue
-            if split_of(text) != "train" or any(held(language, atom) for atom in atoms(spec)):
+            names = atoms(spec)
+            if split_of(text) != "train" or any(held(language, atom) for atom in names):
                 continue
             taken.add(text)
-            drawn.pairs.append(Pair(text, foreign))
-            drawn.specs.append(spec)
+            train.pairs.append(Pair(text, foreign))
+            train.atoms.update(names)
             fruitless = 0
-        return drawn
+        return train
 
-    def _take(self, language: str, split: str) -> _Drawn:
+    def _take(self, language: str, split: str) -> _Heldout:
         """The first sentences of the common stream that this language can say."""
         wanted = self.counts[split]
         target = phrases(language)
-        drawn = _Drawn([], [])
+        drawn = _Heldout([], [])
         last = 0  # the candidate that gave the last pair
         candidate = 0
         while len(drawn.pairs) < wanted:
@@ -171,7 +191,7 @@ class Cldr:
             foreign = target.render(spec)
             if foreign is not None and accept(text, foreign):
                 drawn.pairs.append(Pair(text, foreign))
-                drawn.specs.append(spec)
+                drawn.atoms.append(atoms(spec))
                 last = candidate
         return drawn
 

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -49,12 +49,7 @@ class Cache:
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
                 " (rebuild it: cache.prepare.rebuild = True)"
             )
-        if mixture_name not in self.manifest["mixtures"]:
-            raise ValueError(
-                f"mixture {mixture_name!r}: must be one of {', '.join(self.manifest['mixtures'])} "
-                "(cache.prepare.mixture_name)"
-            )
-        self.mixture_name = mixture_name
+        self.mixture_name = _checked_mixture(mixture_name)
 
     @property
     def fingerprint(self) -> str:
@@ -80,12 +75,17 @@ class Cache:
         """No training target is longer, with eos."""
         return self.manifest["identity"]["target_length"]
 
+    @property
+    def temperature(self) -> float:
+        """Of the rates, and of the vocabulary's text."""
+        return self.manifest["identity"]["temperature"]
+
     @cached_property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.folder / "vocabulary.model")
 
     def rates(self, mixture_name: str | None = None) -> dict[str, float]:
-        """Direction -> share of the examples, as seqio's mixture gives it; they sum to 1."""
+        """Direction -> share of the examples, as in the seqio mixture; they sum to 1."""
         return dict(self.manifest["mixtures"][mixture_name or self.mixture_name])
 
     def size(self, language: str, split: str) -> int:
@@ -119,13 +119,16 @@ class Cache:
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         """The text, in the order of the rows."""
+        return build.read_pairs(self.text_file(language, split))
+
+    def text_file(self, language: str, split: str) -> Path:
+        """A split's text: english<TAB>foreign, UTF-8, in the order of the rows."""
         self._count(language, split)
-        return build.read_pairs(build.text_file(self.folder, split, language))
+        return build.text_file(self.folder, split, language)
 
     def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
         """Named parts of a dev or test split, parallel to pairs(); empty where there are none."""
-        self._count(language, split)
-        path = build.text_file(self.folder, split, language).with_suffix(".subsets.json")
+        path = self.text_file(language, split).with_suffix(".subsets.json")
         return json.loads(path.read_text()) if path.is_file() else {}
 
     def identity(self) -> dict[str, Any]:
@@ -164,7 +167,7 @@ def prepare(
     Training pairs longer than the lengths (in ids, with tag and eos) are dropped and counted, as
     are those whose English side is in a dev or test set. A folder that was made with other
     settings or from other text is an error, or with rebuild=True made anew. report(stage, done,
-    total) is called with the stages text, vocabulary, tokens, rates.
+    total) is called with the stages text, vocabulary, tokens.
     """
     settings = {
         "languages": _checked(languages),
@@ -212,12 +215,8 @@ def _open_or_build(
     rebuild: bool,
     report: build.Report | None,
 ) -> Cache:
-    folder = Path(folder)
-    if mixture_name not in MIXTURES:
-        raise ValueError(
-            f"mixture {mixture_name!r}: must be one of {', '.join(MIXTURES)} "
-            "(cache.prepare.mixture_name)"
-        )
+    folder, report = Path(folder), report or (lambda *_: None)
+    _checked_mixture(mixture_name)
     identity = _identity(source, settings)
     if (folder / "manifest.json").is_file() and not rebuild:
         cache = Cache(folder, mixture_name)
@@ -231,23 +230,22 @@ def _open_or_build(
     if folder.exists() and not rebuild and any(folder.iterdir()):
         raise ValueError(f"{folder}: neither a cache nor empty; give another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
         manifest = {
             "format": FORMAT,
             "identity": identity,
-            **build.build(temporary, source, settings, report or (lambda *_: None)),
+            **build.build(temporary, source, settings, report),
         }
-        manifest["mixtures"] = _mixtures(manifest["languages"], settings["temperature"])
         text = json.dumps([identity, manifest["corpus"], manifest["vocabulary"]], sort_keys=True)
         manifest["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()
-        (temporary / "manifest.json").write_text(
-            json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8"
-        )
+        manifest["mixtures"] = _rates(manifest["languages"], settings["temperature"])
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        (temporary / "manifest.json").write_text(text, encoding="utf-8")
         if folder.exists():
             # Aside first: there is never a moment with half a cache under the right name.
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            os.replace(folder, old / "old")
+            old = temporary.with_suffix(".old")
+            os.replace(folder, old)
             os.replace(temporary, folder)
             shutil.rmtree(old)
         else:
@@ -273,6 +271,14 @@ def _checked(languages: Sequence[str]) -> list[str]:
     return codes
 
 
+def _checked_mixture(name: str) -> str:
+    if name not in MIXTURES:
+        raise ValueError(
+            f"mixture {name!r}: must be one of {', '.join(MIXTURES)} (cache.prepare.mixture_name)"
+        )
+    return name
+
+
 def _identity(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
     text = json.loads(json.dumps(source.identity()))
     if "by_language" in text:  # files of other languages in the folder do not matter
@@ -294,14 +300,13 @@ def _differences(made: Any, now: Any, name: str = "") -> list[str]:
     return [] if made == now else [f"{name} = {shorten(made)}, now {shorten(now)}"]
 
 
-def _mixtures(
-    counts: dict[str, dict[str, dict[str, Any]]], temperature: float
-) -> dict[str, dict[str, float]]:
-    sizes = {code: splits["train"]["pairs"] for code, splits in counts.items()}
+def _rates(languages: dict[str, Any], temperature: float) -> dict[str, dict[str, float]]:
+    """Mixture -> direction -> rate: the numbers of the seqio mixtures of tasks.py."""
+    sizes = {code: splits["train"]["pairs"] for code, splits in languages.items()}
     to_english = {f"{code}-en": size for code, size in sizes.items()}
     from_english = {f"en-{code}": size for code, size in sizes.items()}
+    mixtures = (to_english, from_english, from_english | to_english)
     return {
-        "to_english": temperature_rates(to_english, temperature),
-        "from_english": temperature_rates(from_english, temperature),
-        "any_to_any": temperature_rates(from_english | to_english, temperature),
+        name: temperature_rates(directions, temperature)
+        for name, directions in zip(MIXTURES, mixtures, strict=True)
     }

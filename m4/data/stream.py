@@ -1,4 +1,4 @@
-"""The training stream: (seed, step) -> batch, without state. And evaluation batches, in order."""
+"""The training stream: (seed, step) -> batch, without state."""
 
 from __future__ import annotations
 
@@ -6,58 +6,40 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from m4.data.batches import Batch, Examples, Ints, first_fit_decreasing, lay_out
+from m4.data.batches import (
+    EOS_IDS,
+    TAG_IDS,
+    Batch,
+    Examples,
+    Ints,
+    SplitReader,
+    first_fit_decreasing,
+    lay_out,
+)
+from m4.data.batches import evaluation_batches as evaluation_batches
 from m4.data.cache import Cache
 from m4.data.draws import Draws
-from m4.data.preprocess import split_direction
 
 # Raised whenever the same arguments would give other batches.
 FORMAT = 1
-_TAG, _EOS = 1, 1
 _GROUP_ROWS, _GROUP_STEPS = 512, 4
 _FILLS = [percent / 100 for percent in range(97, 29, -1)]
 _TRIAL_GROUPS = 3
-
-
-class _Split:
-    """A split's arrays, and the pairs of some directions in it as Examples."""
-
-    def __init__(self, cache: Cache, directions: Sequence[str], split: str) -> None:
-        self.english, self.english_offsets = cache.tokens(split, "english")
-        self.foreign, self.foreign_offsets = cache.tokens(split, "foreign")
-        sides = [split_direction(direction) for direction in directions]
-        self.codes = [target if source == "en" else source for source, target in sides]
-        rows = [cache.rows(code, split) for code in self.codes]
-        self.first_rows = np.array([r.start for r in rows], np.int64)
-        self.sizes = [len(r) for r in rows]
-        self.english_source = np.array([source == "en" for source, _ in sides])
-        self.tags = np.array([cache.vocabulary.tag_id(target) for _, target in sides])
-
-    def examples(self, directions: Ints, indices: Ints) -> Examples:
-        row = self.first_rows[directions] + indices
-        english = self.english_offsets[row], self.english_offsets[row + 1]
-        foreign = self.foreign_offsets[row], self.foreign_offsets[row + 1]
-        from_english = self.english_source[directions]
-        first, last = (np.where(from_english, e, f) for e, f in zip(english, foreign, strict=True))
-        start, stop = (np.where(from_english, f, e) for e, f in zip(english, foreign, strict=True))
-        return Examples(
-            directions, from_english, first, last - first + _TAG + _EOS, start, stop - start + _EOS
-        )
 
 
 class Stream:
     """Batches of training pairs; `batch(step)` is a pure function of the arguments and `step`.
 
     Steps are planned in groups of at least 512 rows. A group owns a fixed number of draws, so
-    that its first draw is known without any other group; inside it the steps share the draws
-    out in their order, each as much of the load as the steps that are left. What does not fit
-    in a group's last step is left out and counted (`dropped`); the number of draws is the
-    largest for which that does not happen in a few groups that are tried.
+    that its first draw is known without any other group; inside it the steps take the draws in
+    their order, each its part of the load that is left. So a step's pairs are a stretch of the
+    draws: every pair of a direction comes once before any comes twice. What does not fit in a
+    group's last step is left out and counted (`dropped`); the number of draws is the largest for
+    which that does not happen in a few groups that are tried at the start.
     """
 
     def __init__(
@@ -87,7 +69,7 @@ class Stream:
         self.target_length = target_length or cache.target_length
         if batch_rows < 1:
             raise ValueError(f"batch_rows is {batch_rows}: must be at least 1")
-        self._split = _Split(cache, self.directions, "train")
+        self._split = SplitReader(cache, self.directions, "train")
         self._check_lengths(cache)
         self._draws = Draws(
             self.directions, self._split.sizes, [shares[d] for d in self.directions], seed
@@ -153,8 +135,8 @@ class Stream:
         for code in dict.fromkeys(self._split.codes):
             longest = max(cache.longest(code).values())
             for name, length, needed in (
-                ("source_length", self.source_length, longest + _TAG + _EOS),
-                ("target_length", self.target_length, longest + _EOS),
+                ("source_length", self.source_length, longest + TAG_IDS + EOS_IDS),
+                ("target_length", self.target_length, longest + EOS_IDS),
             ):
                 if length < needed:
                     raise ValueError(
@@ -167,11 +149,11 @@ class Stream:
         shares = np.diff(np.array(self._draws.bounds, np.float64))
         shares /= shares.sum()
         means = np.array([cache.mean_pieces(d, "train") for d in self.directions])
-        source, target = shares @ means + (_TAG + _EOS, _EOS)
+        source, target = shares @ means + (TAG_IDS + EOS_IDS, EOS_IDS)
         rows = self.group_steps * self.batch_rows
         most = rows * min(self.source_length / source, self.target_length / target)
         for fill in _FILLS:
-            pairs = max(int(fill * most), 1)
+            pairs = max(int(fill * most), rows)
             # Any groups will do, but at the beginning of training their blocks are needed anyway.
             if not any(_Group(self, n * pairs, pairs).dropped() for n in range(_TRIAL_GROUPS)):
                 break
@@ -224,7 +206,10 @@ class _Group:
             rows = self._pack(start, stop)
         else:
             share = self.load[start] + (self.load[-1] - self.load[start]) / steps_left
-            stop = int(np.searchsorted(self.load, share, side="right")) - 1
+            wanted = int(np.searchsorted(self.load, share, side="right")) - 1
+            # As many pairs as rows always fit: every step, this one and later ones, gets them.
+            least = self.stream.batch_rows
+            stop = min(max(wanted, start + least), stop - least * (steps_left - 1))
             # The last draws wait for the next step, so that no draw overtakes another.
             while (left := int(((rows := self._pack(start, stop)) < 0).sum())) > 0:
                 stop -= left
@@ -239,69 +224,3 @@ class _Group:
             self.stream.source_length,
             self.stream.target_length,
         )
-
-
-def evaluation_batches(
-    cache: Cache,
-    directions: str | Sequence[str],
-    split: str,
-    batch_rows: int,
-    source_length: int | None = None,
-    target_length: int | None = None,
-    length_multiple: int | None = None,
-    pack: bool = False,
-    limit: int | None = None,
-) -> Iterator[Batch]:
-    """The pairs of a split once, in order, in batches of `batch_rows` rows.
-
-    The last batch is filled up with empty rows (segment 0, weight 0). Longer pairs are trimmed
-    to the lengths, which default to the cache's. With length_multiple each batch is as wide as
-    its longest pair needs, rounded up to a multiple. direction_ids count in `directions`. limit
-    takes the first pairs of each direction only. With pack=True several pairs share a row, in an
-    order that is not that of the split: for losses, not for decoding.
-    """
-    names = [directions] if isinstance(directions, str) else list(directions)
-    widest = (source_length or cache.source_length, target_length or cache.target_length)
-    data = _Split(cache, names, split)
-    for code, size in zip(data.codes, data.sizes, strict=True):
-        if not size:
-            raise ValueError(f"{cache.folder}: language {code!r} has no {split} pairs")
-    counts = [min(size, limit or size) for size in data.sizes]
-    examples = data.examples(
-        np.repeat(np.arange(len(names)), counts),
-        np.concatenate([np.arange(count) for count in counts]),
-    )
-    examples = examples._replace(
-        source_lengths=np.minimum(examples.source_lengths, widest[0]),
-        target_lengths=np.minimum(examples.target_lengths, widest[1]),
-    )
-    for chosen, rows in _rows_in_order(examples, batch_rows, widest, pack):
-        part = examples.take(chosen)
-        source, target = widest
-        if length_multiple is not None:
-            source = _rounded(rows, part.source_lengths, length_multiple, source)
-            target = _rounded(rows, part.target_lengths, length_multiple, target)
-        yield lay_out(part, rows, batch_rows, source, target, data.english, data.foreign, data.tags)
-
-
-def _rows_in_order(
-    examples: Examples, batch_rows: int, widths: tuple[int, int], pack: bool
-) -> Iterator[tuple[npt.NDArray[np.int64], Ints]]:
-    """(indices of the pairs, their rows) of one batch after another."""
-    left = np.arange(len(examples.directions))
-    while left.size:
-        if not pack:
-            yield left[:batch_rows], np.arange(len(left[:batch_rows]))
-            left = left[batch_rows:]
-            continue
-        source, target = examples.source_lengths[left], examples.target_lengths[left]
-        load = np.maximum(np.cumsum(source) / widths[0], np.cumsum(target) / widths[1])
-        stop = max(int(np.searchsorted(load, batch_rows, side="right")), 1)
-        rows = first_fit_decreasing(source[:stop], target[:stop], batch_rows, *widths)
-        yield left[:stop][rows >= 0], rows[rows >= 0]
-        left = np.concatenate([left[:stop][rows < 0], left[stop:]])
-
-
-def _rounded(rows: Ints, lengths: Ints, multiple: int, most: int) -> int:
-    """Ids of the fullest row, rounded up to a multiple, at most `most`."""
-    return min(-(-int(np.bincount(rows, lengths).max()) // multiple) * multiple, most)

@@ -10,8 +10,9 @@ The GShard paper (arXiv 2006.16668, Algorithm 2) writes H for F; everything else
 
 # Logical axis -> mesh axis. The names on the left are those of T5X's rules, so that stock T5X can
 # shard and factor every parameter; None is replicated. The first rule that fits wins.
-LOGICAL_AXIS_RULES: tuple[tuple[str, str | None], ...] = (
-    ("batch", "data"),
+LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
+    # Tokens are split over every device, also over those that share an expert.
+    ("batch", ("data", "expert")),
     ("expert", "expert"),
     ("vocab", "model"),
     ("mlp", "model"),

@@ -62,7 +62,13 @@ class Dense(nn.Module):
 
 
 class Embed(nn.Module):
-    """Token embedding [V, M], looked up by gather; `attend` gives logits with the same matrix."""
+    """Token embedding [V, M], looked up by gather; `attend` gives logits with the same matrix.
+
+    Entries start as N(0, 1/M) and a looked-up row is multiplied by sqrt(M) (Vaswani et al. 2017,
+    section 3.4; Lingvo): both the input and the tied logits start with unit variance. T5 stores
+    N(0, 1) and divides the logits instead: the same function, but Adam, whose steps do not grow
+    with the parameter, would learn it sqrt(M) times slower.
+    """
 
     vocab_size: int
     features: int
@@ -71,7 +77,7 @@ class Embed(nn.Module):
     def setup(self) -> None:
         self.embedding = partitioning.param_with_axes(
             "embedding",
-            nn.initializers.normal(1.0),
+            nn.initializers.normal(self.features**-0.5),
             (self.vocab_size, self.features),
             jnp.float32,
             axes=("vocab", "embed"),
@@ -79,12 +85,42 @@ class Embed(nn.Module):
         )
 
     def __call__(self, tokens_BL: Array) -> Array:
-        return jnp.take(self.embedding, tokens_BL, axis=0).astype(self.dtype)
+        x_BLM = jnp.take(self.embedding, tokens_BL, axis=0) * self.features**0.5
+        return x_BLM.astype(self.dtype)
 
     def attend(self, x_BTM: Array) -> Array:
-        """Logits x E^T / sqrt(M): unit variance at the start, since the embedding's entries are N(0, 1)."""
-        x = x_BTM.astype(self.dtype) * self.features**-0.5
-        return jnp.einsum("BTM,VM->BTV", x, self.embedding.astype(self.dtype))
+        """Logits x E^T, [B, T, V]."""
+        return jnp.einsum(
+            "BTM,VM->BTV", x_BTM.astype(self.dtype), self.embedding.astype(self.dtype)
+        )
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed position vectors (Vaswani et al. 2017, section 3.5): positions -> [..., T, M] float32.
+
+    In decoding the position is counted in the cache (leaf `position_embedder_index`, T5X's name
+    for a counter that beams share).
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, length: int, positions_BT: Array | None, *, decode: bool = False) -> Array:
+        position_T = jnp.arange(length)
+        if decode:
+            allocated = self.has_variable("cache", "position_embedder_index")
+            index = self.variable(
+                "cache", "position_embedder_index", lambda: jnp.zeros((), jnp.int32)
+            )
+            if allocated:
+                position_T = index.value[None]
+                index.value = index.value + 1
+        if positions_BT is None:
+            positions_BT = position_T[None]
+        half = self.features // 2
+        frequency = 10000.0 ** (-jnp.arange(half) / half)
+        angle = positions_BT[..., None] * frequency.reshape(1, 1, half)
+        return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
 def dropout(rate: float, name: str | None = None) -> nn.Dropout:

@@ -16,7 +16,15 @@ from m4.model.dispatch import Transport
 from m4.model.dispatch.gather import gather
 from m4.model.ffn import FeedForward
 from m4.model.gates.top2_gshard import top2_gshard
-from m4.model.layers import Array, Dense, Embed, RmsNorm, constrain, dropout
+from m4.model.layers import (
+    Array,
+    Dense,
+    Embed,
+    RmsNorm,
+    SinusoidalPositions,
+    constrain,
+    dropout,
+)
 from m4.model.moe import MoeLayer
 from m4.model.routing import Gate
 
@@ -105,6 +113,9 @@ class Transformer(nn.Module):
         moe_every: every n-th feed-forward layer is a MoE (2: the second, the fourth, ...).
         group_tokens, train_capacity_factor, eval_capacity_factor, gate, transport: see `MoeLayer`.
         activations: ("relu",) or ("gelu", "linear") for gated GELU.
+        absolute_positions: adds sinusoidal positions to the embeddings, beside the relative bias.
+            T5 has none; but then attention between the stacks must find its alignment by content
+            alone, which short runs on little data do not learn in time (docs/model.md).
         tied_logits: the output projection is the embedding; False gives it a matrix of its own.
         dtype: of the activations; parameters, routing, softmax and logits are float32.
     """
@@ -125,6 +136,7 @@ class Transformer(nn.Module):
     transport: Transport = gather
     activations: Sequence[str] = ("relu",)
     dropout_rate: float = 0.1
+    absolute_positions: bool = False
     tied_logits: bool = True
     dtype: jnp.dtype = jnp.float32
 
@@ -137,6 +149,9 @@ class Transformer(nn.Module):
         self.encoder_norm = RmsNorm(dtype=self.dtype)
         self.decoder_norm = RmsNorm(dtype=self.dtype)
         self.drop = dropout(self.dropout_rate)
+        if self.absolute_positions:
+            self.encoder_positions = SinusoidalPositions(self.width)
+            self.decoder_positions = SinusoidalPositions(self.width)
         if not self.tied_logits:
             # float32: the softmax over the vocabulary is where small types lose translations.
             self.logits_dense = Dense(self.vocab_size, axes=("embed", "vocab"))
@@ -181,14 +196,17 @@ class Transformer(nn.Module):
         encoder_input_tokens: Array,
         encoder_segment_ids: Array | None = None,
         enable_dropout: bool = True,
+        encoder_positions: Array | None = None,
     ) -> Array:
-        """Token ids [B, L] -> encoded [B, L, M]. Packed rows pass their segment ids."""
+        """Token ids [B, L] -> encoded [B, L, M]. Packed rows pass segment ids and positions."""
         tokens_BL = encoder_input_tokens.astype(jnp.int32)
         real_BL = tokens_BL > 0
         mask_BLL = real_BL[:, None, :] & real_BL[:, :, None]
         mask_BLL &= same_segment(encoder_segment_ids, encoder_segment_ids)
         deterministic = not enable_dropout
         x_BLM = self.token_embedder(tokens_BL)
+        if self.absolute_positions:
+            x_BLM += self.encoder_positions(tokens_BL.shape[1], encoder_positions)
         x_BLM = constrain(x_BLM, ("batch", "length", "embed"))
         x_BLM = self.drop(x_BLM, deterministic=deterministic)
         bias = self.encoder_bias(tokens_BL.shape[1])
@@ -219,9 +237,8 @@ class Transformer(nn.Module):
         """encoded [B, L, M] and decoder tokens [B, T] -> float32 logits [B, T, V].
 
         With `decode=True` T is 1 (all T in the call that allocates the cache) and the past is in
-        the collection `cache`. Positions are not needed: the bias knows only differences.
+        the collection `cache`. The relative bias needs no positions: it knows only differences.
         """
-        del decoder_positions
         source_BL = encoder_input_tokens.astype(jnp.int32)
         input_BT = decoder_input_tokens.astype(jnp.int32)
         # The input's first token is 0 (T5's start), so padding is told by the target. In decoding
@@ -237,6 +254,8 @@ class Transformer(nn.Module):
             mask_BTT = None  # the cache knows what has been seen
         deterministic = not enable_dropout
         x_BTM = self.token_embedder(input_BT)
+        if self.absolute_positions:
+            x_BTM += self.decoder_positions(length, decoder_positions, decode=decode)
         x_BTM = constrain(x_BTM, ("batch", "length", "embed"))
         x_BTM = self.drop(x_BTM, deterministic=deterministic)
         for layer in self.decoder:
@@ -272,8 +291,9 @@ class Transformer(nn.Module):
         decode: bool = False,
     ) -> Array:
         """Token ids [B, L], [B, T], [B, T] -> float32 logits [B, T, V]."""
-        del encoder_positions
-        encoded_BLM = self.encode(encoder_input_tokens, encoder_segment_ids, enable_dropout)
+        encoded_BLM = self.encode(
+            encoder_input_tokens, encoder_segment_ids, enable_dropout, encoder_positions
+        )
         return self.decode(
             encoded_BLM,
             encoder_input_tokens,

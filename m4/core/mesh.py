@@ -1,0 +1,82 @@
+"""The mesh, the shardings that follow from logical axes, and host arrays made global."""
+
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.linen import partitioning
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
+
+
+def make_mesh(*, data: int = -1, expert: int = 1, model: int = 1) -> Mesh:
+    """A mesh with the axes data, expert and model over all devices; -1 takes what is left.
+
+    Raises:
+        ValueError: the sizes do not multiply to the number of devices.
+    """
+    sizes = {"data": data, "expert": expert, "model": model}
+    devices = jax.device_count()
+    for name, size in sizes.items():
+        if size < 1 and size != -1:
+            raise ValueError(f"mesh.make_mesh.{name} = {size}: a size is at least 1, or -1 once")
+    free = [name for name, size in sizes.items() if size == -1]
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if len(free) > 1:
+        raise ValueError(f"mesh.make_mesh: only one of {free} may be -1")
+    if devices % fixed or (not free and fixed != devices):
+        raise ValueError(
+            f"mesh.make_mesh: {sizes} does not divide the {devices} devices that are here; "
+            f"the product of the sizes must be {devices}"
+        )
+    if free:
+        sizes[free[0]] = devices // fixed
+    # Auto: the partitioner decides what the annotations leave open (jax.make_mesh's own default,
+    # Explicit, would refuse products of differently sharded operands).
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def check_divides(mesh: Mesh, array: str, size: int, logical_axis: str, gin_name: str) -> None:
+    """Raises a ValueError when an axis of an array cannot be split evenly over its mesh axes."""
+    rule = dict(LOGICAL_AXIS_RULES)[logical_axis]
+    names = (rule,) if isinstance(rule, str) else rule or ()
+    parts = math.prod(mesh.shape[name] for name in names)
+    if size % parts:
+        down, up = size // parts * parts, (size // parts + 1) * parts
+        raise ValueError(
+            f"{array}: {gin_name} = {size} does not divide over the {parts} parts of the mesh axes "
+            f"{'x'.join(names)}; the nearest that do are {down or up} and {up}"
+        )
+
+
+@contextlib.contextmanager
+def logical(mesh: Mesh):
+    """Within this, logical axes in the model mean the mesh's axes (core/axes.py has the table)."""
+    with mesh, partitioning.axis_rules(LOGICAL_AXIS_RULES):
+        yield
+
+
+def parameter_shardings(mesh: Mesh, params_axes: Mapping[str, Any]) -> Any:
+    """Shardings in the shape of `params` from the model's collection `params_axes`."""
+    names = partitioning.get_axis_names(params_axes)
+    return jax.tree.map(
+        lambda axes: NamedSharding(
+            mesh, partitioning.logical_to_mesh_axes(tuple(axes), LOGICAL_AXIS_RULES)
+        ),
+        names,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def to_global(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Host arrays [B, ...] -> arrays sharded by rows over the mesh. Every host has its own rows."""
+    spec = partitioning.logical_to_mesh_axes(("batch",), LOGICAL_AXIS_RULES)
+    sharding = NamedSharding(mesh, spec)
+    return {
+        name: jax.make_array_from_process_local_data(sharding, value)
+        for name, value in batch.items()
+    }

@@ -1,0 +1,57 @@
+"""Cross-entropy over the vocabulary with label smoothing and z-loss, weighted by real target tokens."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+Array = jax.Array
+
+
+@struct.dataclass
+class TokenLoss:
+    """Per target token, [B, T] float32: `nll` in nats, and `training`, what is minimised."""
+
+    nll_BT: Array
+    training_BT: Array
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def cross_entropy(
+    logits_BTV: Array, targets_BT: Array, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> TokenLoss:
+    """-log p(target), and the same with smoothed targets plus z_loss * log(Z)^2.
+
+    Smoothing: the target has probability 1 - label_smoothing and label_smoothing is shared evenly
+    by all V (Szegedy et al. 2016). The z-loss keeps log(Z) near 0 (Mesh TensorFlow, T5X). The
+    gradient is written by hand: one pass over the logits instead of the several that automatic
+    differentiation makes; only `training_BT` has one.
+    """
+    return _forward(logits_BTV, targets_BT, label_smoothing, z_loss)[0]
+
+
+def _forward(logits_BTV: Array, targets_BT: Array, label_smoothing: float, z_loss: float):
+    log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+    target_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
+    nll_BT = log_z_BT - target_BT
+    training_BT = nll_BT
+    if label_smoothing:
+        uniform_BT = log_z_BT - jnp.mean(logits_BTV, axis=-1)
+        training_BT = (1.0 - label_smoothing) * nll_BT + label_smoothing * uniform_BT
+    training_BT = training_BT + z_loss * jnp.square(log_z_BT)
+    return TokenLoss(nll_BT, training_BT), (logits_BTV, targets_BT, log_z_BT)
+
+
+def _backward(label_smoothing: float, z_loss: float, saved, cotangent: TokenLoss):
+    logits_BTV, targets_BT, log_z_BT = saved
+    vocab = logits_BTV.shape[-1]
+    softmax_BTV = jnp.exp(logits_BTV - log_z_BT[..., None])
+    is_target_BTV = targets_BT[..., None] == jnp.arange(vocab, dtype=targets_BT.dtype)
+    smoothed_BTV = jnp.where(is_target_BTV, 1.0 - label_smoothing, 0.0) + label_smoothing / vocab
+    scale_BT1 = (1.0 + 2.0 * z_loss * log_z_BT)[..., None]
+    gradient_BTV = softmax_BTV * scale_BT1 - smoothed_BTV
+    return cotangent.training_BT[..., None] * gradient_BTV, None
+
+
+cross_entropy.defvjp(_forward, _backward)

@@ -1,0 +1,100 @@
+"""The training state and how it comes to be: shapes first, then arrays where they belong."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from m4.core.mesh import logical, parameter_shardings
+from m4.model.transformer import Transformer
+
+
+@struct.dataclass
+class TrainState:
+    """step: int32 scalar, steps done. params, optimizer: trees of float32 arrays."""
+
+    step: jax.Array
+    params: Any
+    optimizer: Any
+
+
+def abstract_variables(model: Transformer) -> Mapping[str, Any]:
+    """Shapes of `params` and the logical axes `params_axes`, without computing anything."""
+    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    return jax.eval_shape(
+        lambda key, x: model.init(key, x, x, x, enable_dropout=False), jax.random.key(0), tokens
+    )
+
+
+def initialize(
+    model: Transformer, optimizer: optax.GradientTransformation, seed: int
+) -> TrainState:
+    """A new state for a seed (pure; to be jitted or mapped over seeds)."""
+    tokens = jnp.ones((1, 8), jnp.int32)
+    params = model.init(jax.random.key(seed), tokens, tokens, tokens, enable_dropout=False)["params"]
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def state_shardings(
+    mesh: Mesh, model: Transformer, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """The sharding of every array of the state.
+
+    An optimizer statistic with its parameter's shape is sharded like it; a factored one follows
+    the leading axes that it shares with its parameter (an expert's statistics stay with it).
+    """
+    variables = abstract_variables(model)
+    params = parameter_shardings(mesh, variables["params_axes"])
+    replicated = NamedSharding(mesh, PartitionSpec())
+    by_path = {
+        _names(path): (leaf.shape, sharding)
+        for (path, leaf), sharding in zip(
+            jax.tree_util.tree_flatten_with_path(variables["params"])[0],
+            jax.tree.leaves(params),
+            strict=True,
+        )
+    }
+
+    def sharding(path, leaf):
+        names = _names(path)
+        for start in range(len(names)):  # the parameter's path, within the optimizer's
+            for stop in range(len(names), start, -1):
+                if names[start:stop] in by_path:
+                    shape, whole = by_path[names[start:stop]]
+                    return NamedSharding(mesh, _common_spec(leaf.shape, shape, whole.spec))
+        return replicated
+
+    abstract = jax.eval_shape(optimizer.init, variables["params"])
+    return TrainState(
+        replicated, params, jax.tree_util.tree_map_with_path(sharding, abstract)
+    )
+
+
+def _common_spec(shape, parameter_shape, spec) -> PartitionSpec:
+    if shape == parameter_shape:
+        return spec
+    common = []
+    for mine, its, axis in zip(shape, parameter_shape[:-2], tuple(spec), strict=False):
+        if mine != its:
+            break
+        common.append(axis)
+    return PartitionSpec(*common)
+
+
+def _names(path) -> tuple[str, ...]:
+    """The dictionary keys of a tree path."""
+    return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+
+
+def create(
+    mesh: Mesh, model: Transformer, optimizer: optax.GradientTransformation, seed: int
+) -> tuple[TrainState, TrainState]:
+    """(new state, its shardings): every array is made where it belongs, never whole on one device."""
+    shardings = state_shardings(mesh, model, optimizer)
+    with logical(mesh):
+        make = jax.jit(lambda: initialize(model, optimizer, seed), out_shardings=shardings)
+        return make(), shardings

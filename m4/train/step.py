@@ -1,0 +1,112 @@
+"""One training step and one evaluation step: (state, batch) -> (state, metrics)."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from m4.model.moe import mean_metrics
+from m4.model.transformer import Transformer
+from m4.train.loss import cross_entropy
+from m4.train.state import TrainState
+
+Array = jax.Array
+Batch = Mapping[str, Array]
+
+
+def apply_model(model: Transformer, params, batch: Batch, dropout_key: Array | None):
+    """(logits_BTV, everything the layers sowed)."""
+    logits_BTV, sown = model.apply(
+        {"params": params},
+        batch["encoder_input_tokens"],
+        batch["decoder_input_tokens"],
+        batch["decoder_target_tokens"],
+        encoder_segment_ids=batch.get("encoder_segment_ids"),
+        decoder_segment_ids=batch.get("decoder_segment_ids"),
+        encoder_positions=batch.get("encoder_positions"),
+        decoder_positions=batch.get("decoder_positions"),
+        enable_dropout=dropout_key is not None,
+        rngs=None if dropout_key is None else {"dropout": dropout_key},
+        mutable=["intermediates"],
+    )
+    return logits_BTV, sown.get("intermediates", {})
+
+
+def make_train_step(
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    *,
+    directions: int,
+    seed: int,
+    label_smoothing: float = 0.1,
+    z_loss: float = 1e-4,
+    aux_loss_factor: float = 0.01,
+    router_z_loss_factor: float = 0.0,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
+    """The step function (pure, to be jitted).
+
+    loss = sum over real target tokens of the smoothed cross-entropy + z-loss, divided by their
+    number, + aux_loss_factor * mean over MoE layers of the auxiliary loss (1 when balanced) +
+    router_z_loss_factor * the same of the router's z-loss. Random numbers depend on (seed, step)
+    alone, so a resumed run draws what the uninterrupted one would have drawn.
+
+    Metrics: loss, nll (nats a token, neither smoothed nor with anything added), accuracy,
+    gradient_norm, target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the
+    MoE layers sow (means over layers; load_E).
+    """
+
+    def loss_fn(params, batch: Batch, key: Array):
+        logits_BTV, sown = apply_model(model, params, batch, key)
+        targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+        loss = cross_entropy(logits_BTV, targets_BT, label_smoothing, z_loss)
+        tokens = jnp.maximum(jnp.sum(weights_BT), 1.0)
+        total = jnp.sum(loss.training_BT * weights_BT) / tokens
+        moe = mean_metrics(sown)
+        if moe:
+            total = total + aux_loss_factor * moe["auxiliary_loss"]
+            total = total + router_z_loss_factor * moe["router_z_loss"]
+        nll_BT = jax.lax.stop_gradient(loss.nll_BT) * weights_BT
+        metrics = {
+            "loss": total,
+            "nll": jnp.sum(nll_BT) / tokens,
+            "target_tokens": jnp.sum(weights_BT),
+            "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0),
+            **by_direction(nll_BT, weights_BT, batch["direction_ids"], directions),
+            **moe,
+        }
+        return total, metrics
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+        # rbg: counter-based and far cheaper than threefry for dropout's many bits.
+        key = jax.random.fold_in(jax.random.key(seed, impl="unsafe_rbg"), state.step)
+        gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, key)
+        updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics["gradient_norm"] = optax.global_norm(gradients)
+        return TrainState(state.step + 1, params, new_optimizer), metrics
+
+    return train_step
+
+
+def by_direction(nll_BT: Array, weights_BT: Array, ids_BT: Array, directions: int) -> dict[str, Array]:
+    """Sums of nll and counts of tokens by translation direction, each [directions]."""
+    ids = ids_BT.reshape(-1)
+    return {
+        "nll_sum_D": jax.ops.segment_sum(nll_BT.reshape(-1), ids, num_segments=directions),
+        "tokens_D": jax.ops.segment_sum(weights_BT.reshape(-1), ids, num_segments=directions),
+    }
+
+
+def make_eval_step(
+    model: Transformer, *, directions: int
+) -> Callable[[dict, Batch], dict[str, Array]]:
+    """(params, batch) -> nll_sum_D, tokens_D without dropout and without dropped tokens."""
+
+    def eval_step(params, batch: Batch) -> dict[str, Array]:
+        logits_BTV, _ = apply_model(model, params, batch, None)
+        weights_BT = batch["decoder_loss_weights"]
+        nll_BT = cross_entropy(logits_BTV, batch["decoder_target_tokens"]).nll_BT * weights_BT
+        return by_direction(nll_BT, weights_BT, batch["direction_ids"], directions)
+
+    return eval_step

@@ -1,0 +1,34 @@
+"""Fixtures of the data room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from m4.data import cache
+from tests.data.corpus import Made
+
+TATOEBA = Path(__file__).parents[3] / "shared" / "data" / "tatoeba"
+
+
+@pytest.fixture(scope="session")
+def made() -> Made:
+    return Made({"gl": 300, "pt": 90, "sr_Latn": 31})
+
+
+@pytest.fixture(scope="session")
+def made_cache(made: Made, tmp_path_factory: pytest.TempPathFactory) -> cache.Cache:
+    """Read-only: of tests that write, each prepares its own."""
+    folder = tmp_path_factory.mktemp("made") / "cache"
+    return cache.prepare(
+        folder, made, made.languages(), vocabulary_size=500, source_length=96, target_length=96
+    )
+
+
+@pytest.fixture(scope="session")
+def tatoeba() -> Path:
+    """Real sentences; they are no part of the repository."""
+    if not TATOEBA.is_dir():
+        pytest.skip("no ../shared/data/tatoeba beside the repository")
+    return TATOEBA

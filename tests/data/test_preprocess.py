@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from m4.data.cache import Cache
+from m4.data.preprocess import source_ids, split_direction, tag, target_ids, trim
+
+
+def test_tag() -> None:
+    assert tag("ola mundo", "en") == "<2en> ola mundo"
+
+
+def test_trim_always_ends_in_eos() -> None:
+    assert trim([5, 6, 7], 10) == [5, 6, 7, 1]
+    assert trim([5, 6, 7], 4) == [5, 6, 7, 1]
+    assert trim([5, 6, 7], 3) == [5, 6, 1]
+    assert trim([], 3) == [1]
+
+
+def test_directions() -> None:
+    assert split_direction("en-zh_Hant") == ("en", "zh_Hant")
+    assert split_direction("gl-en") == ("gl", "en")
+    for wrong in ("gl", "gl-pt", "en-en", "en-", "en-gl-pt", ""):
+        with pytest.raises(ValueError, match="must be 'en-xx' or 'xx-en'"):
+            split_direction(wrong)
+
+
+def test_a_tag_is_one_id_in_front_of_the_untagged_ids(made_cache: Cache) -> None:
+    vocabulary = made_cache.vocabulary
+    texts = [pair.foreign for pair in made_cache.pairs("gl", "train")]
+    tagged = source_ids(vocabulary, texts, "en", 200)
+    plain = target_ids(vocabulary, texts, 200)
+    assert tagged == [[vocabulary.tag_id("en"), *ids] for ids in plain]

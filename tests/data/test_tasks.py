@@ -1,0 +1,164 @@
+"""Stock seqio gives the ids and the rates of the cache. Importing seqio alone takes seconds."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from m4.data import cache
+from m4.data.batches import evaluation_batches
+from m4.data.cache import MIXTURES, Cache
+from m4.data.preprocess import source_ids, split_direction, target_ids
+from m4.data.sources.tsv import Tsv
+from tests.data.corpus import Made
+
+pytestmark = [
+    pytest.mark.slow,
+    # seqio's and TensorFlow's own; nothing of m4's.
+    pytest.mark.filterwarnings("default"),
+]
+LENGTHS = {"inputs": 24, "targets": 20}
+
+
+@pytest.fixture(scope="module")
+def tasks() -> ModuleType:
+    return importlib.import_module("m4.data.tasks")
+
+
+@pytest.fixture(scope="module")
+def seqio(tasks: ModuleType) -> Any:
+    return tasks.seqio
+
+
+@pytest.fixture
+def registered(tasks: ModuleType, made_cache: Cache) -> Iterator[Cache]:
+    tasks.register_cache(made_cache)
+    yield made_cache
+    tasks.unregister()
+
+
+def ids_of(dataset: Any) -> list[tuple[list[int], list[int]]]:
+    return [
+        (example["inputs"].tolist(), example["targets"].tolist())
+        for example in dataset.as_numpy_iterator()
+    ]
+
+
+def wanted(made: Cache, direction: str, split: str) -> list[tuple[list[int], list[int]]]:
+    source, target = split_direction(direction)
+    pairs = list(made.pairs(target if source == "en" else source, split))
+    english, foreign = [p.english for p in pairs], [p.foreign for p in pairs]
+    sides = (english, foreign) if source == "en" else (foreign, english)
+    inputs = source_ids(made.vocabulary, sides[0], target, LENGTHS["inputs"])
+    targets = target_ids(made.vocabulary, sides[1], LENGTHS["targets"])
+    return list(zip(inputs, targets, strict=True))
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+@pytest.mark.parametrize("direction", ["en-gl", "gl-en", "en-sr_Latn", "sr_Latn-en"])
+def test_a_task_gives_the_ids_of_the_cache(
+    tasks: ModuleType, seqio: Any, registered: Cache, direction: str, split: str
+) -> None:
+    task = seqio.get_mixture_or_task(tasks.task_name(direction))
+    got = ids_of(task.get_dataset(LENGTHS, split, shuffle=False))
+    assert got == wanted(registered, direction, split)
+    assert any(len(inputs) == LENGTHS["inputs"] for inputs, _ in got), "some are trimmed"
+
+
+def test_real_text_in_many_scripts(
+    tasks: ModuleType, seqio: Any, tatoeba: Path, tmp_path: Path
+) -> None:
+    codes = ["glg", "fry", "cmn_Hans", "jpn", "heb", "ben", "tha"]
+    made = cache.prepare(tmp_path / "c", Tsv(tatoeba), codes)
+    tasks.register_cache(made, "real")
+    for code in codes:
+        for direction in (f"en-{code}", f"{code}-en"):
+            task = seqio.get_mixture_or_task(tasks.task_name(direction, "real"))
+            dataset = task.get_dataset(LENGTHS, "test", shuffle=False).take(200)
+            assert ids_of(dataset) == wanted(made, direction, "test")[:200]
+    tasks.unregister("real")
+
+
+def test_a_source_that_is_no_cache(
+    tasks: ModuleType, seqio: Any, made: Made, made_cache: Cache
+) -> None:
+    tasks.register(made, ["gl", "pt"], made_cache.vocabulary.path, prefix="plain")
+    task = seqio.get_mixture_or_task("plain.pt_en")
+    assert list(task.source.pairs("dev")) == list(made.pairs("pt", "dev"))
+    assert task.num_input_examples("train") == 90
+    got = ids_of(task.get_dataset(LENGTHS, "dev", shuffle=False))
+    assert got == wanted(made_cache, "pt-en", "dev")
+    tasks.unregister("plain")
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_rates_are_those_of_seqio(
+    tasks: ModuleType, seqio: Any, registered: Cache, name: str
+) -> None:
+    assert tasks.mixture_rates(f"m4.{name}") == pytest.approx(registered.rates(name), rel=1e-12)
+    mixture = seqio.MixtureRegistry.get(f"m4.{name}")
+    own = {
+        task.name: seqio.mixing_rate_num_examples(task, temperature=5.0) for task in mixture.tasks
+    }
+    for task in mixture.tasks:
+        assert mixture.get_rate(task) == pytest.approx(own[task.name], rel=1e-12)
+    assert len(own) == len(registered.rates(name))
+
+
+def test_a_mixture_draws_its_tasks_at_the_rates(seqio: Any, registered: Cache) -> None:
+    mixture = seqio.get_mixture_or_task("m4.to_english")
+    dataset = mixture.get_dataset(LENGTHS, "train", num_epochs=None, seed=1)
+    known = {
+        direction: {tuple(inputs) for inputs, _ in wanted(registered, direction, "train")}
+        for direction in registered.rates("to_english")
+    }
+    count, seen = 2000, dict.fromkeys(known, 0)
+    for inputs, _ in ids_of(dataset.take(count)):
+        (direction,) = (d for d, ids in known.items() if tuple(inputs) in ids)
+        seen[direction] += 1
+    for direction, rate in registered.rates("to_english").items():
+        # 4 sigma of a binomial draw
+        assert abs(seen[direction] - rate * count) < 4 * (count * rate * (1 - rate)) ** 0.5
+
+
+def test_feature_converter_of_t5x(seqio: Any, registered: Cache) -> None:
+    """The batch that T5X's encoder-decoder trains on has the same names and ids."""
+    dataset = seqio.get_dataset(
+        mixture_or_task_name="m4.gl_en",
+        task_feature_lengths={"inputs": 96, "targets": 96},
+        dataset_split="dev",
+        shuffle=False,
+        feature_converter=seqio.EncDecFeatureConverter(pack=False),
+    )
+    (batch,) = evaluation_batches(registered, "gl-en", "dev", 20, 96, 96)
+    for row, example in enumerate(dataset.as_numpy_iterator()):
+        for key in ("encoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"):
+            assert example[key].tolist() == batch[key][row].tolist(), key
+        # Without packing seqio's inputs have the eos too, in the first place of the padding.
+        inside = batch["decoder_segment_ids"][row] > 0
+        inputs = "decoder_input_tokens"
+        assert example[inputs][inside].tolist() == batch[inputs][row][inside].tolist()
+    features = seqio.EncDecFeatureConverter(pack=True).get_model_feature_lengths(LENGTHS)
+    assert set(batch) == {*features, "direction_ids"}
+
+
+def test_names_in_use(tasks: ModuleType, registered: Cache, tmp_path: Path) -> None:
+    tasks.register_cache(registered)  # the same again
+    other = cache.prepare(tmp_path / "c", Made({"gl": 40}), ["gl"], vocabulary_size=400)
+    with pytest.raises(ValueError, match=r"seqio tasks m4\.\* are registered for another corpus"):
+        tasks.register_cache(other)
+    tasks.register_cache(other, "other")
+    assert tasks.mixture_rates("other.any_to_any") == {"en-gl": 0.5, "gl-en": 0.5}
+    tasks.unregister("other")
+
+
+def test_one_tf_op_a_model(tasks: ModuleType, seqio: Any, registered: Cache) -> None:
+    one = seqio.TaskRegistry.get("m4.gl_en").output_features["inputs"].vocabulary
+    two = seqio.TaskRegistry.get("m4.en_pt").output_features["targets"].vocabulary
+    assert one == two
+    assert one.tf_tokenizer is two.tf_tokenizer

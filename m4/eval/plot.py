@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from m4.eval.delta import LEVELS, METRIC_NAMES, SIDES, Delta, level
 from m4.eval.files import whole
 
 _POINTS = 72  # an inch
+_DPI = 200
 _FEW = 40  # up to so many languages fit a page's width with labels of full size
 # Without dates and versions: the same rows give the same bytes.
 _METADATA: Mapping[str, dict[str, None]] = {
@@ -91,7 +93,14 @@ def plot(
         if path.suffix not in _METADATA:
             raise ValueError(f"{path}: a plot is .png or .pdf")
         with whole(path) as unfinished:
-            drawn.savefig(unfinished, dpi=200, metadata=_METADATA[path.suffix])
+            drawn.savefig(unfinished, dpi=_DPI, metadata=_METADATA[path.suffix])
+
+
+def png(drawn: Figure) -> bytes:
+    """The figure as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format="png", dpi=_DPI, metadata=_METADATA[".png"])
+    return buffer.getvalue()
 
 
 def figure(

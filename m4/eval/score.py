@@ -99,11 +99,14 @@ def find_decodes(folder: Path, split: str) -> dict[str, Path]:
     return {path.name[len(split) + 1 : -len(".jsonl")]: path for path in paths}
 
 
+def untagged(source: str, direction: str) -> str:
+    """The source text without the tag that asks for the target language, where it has one."""
+    return source.removeprefix(tag_symbol(split_direction(direction)[1])).strip()
+
+
 def copied(decodes: Sequence[Decode], direction: str) -> list[Decode]:
     """The copy baseline: the source without its tag of the target language as the hypothesis."""
-    _, target = split_direction(direction)
-    tag = tag_symbol(target)
-    return [row._replace(hypothesis=row.source.removeprefix(tag).strip()) for row in decodes]
+    return [row._replace(hypothesis=untagged(row.source, direction)) for row in decodes]
 
 
 def measure(

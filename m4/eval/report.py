@@ -1,0 +1,81 @@
+"""The report of a run: scores.jsonl, deltas.jsonl, the ΔBLEU plot, and a page with all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from m4.eval.delta import BILINGUAL, Average, Delta, averages, deltas, plain
+from m4.eval.files import whole, write_jsonl
+from m4.eval.metrics import Metric
+from m4.eval.page import Background, page
+from m4.eval.plot import DARK, figure, plot, png
+from m4.eval.score import METRICS, Subsets, System, measure, score_rows, write_scores
+
+
+class Report(NamedTuple):
+    """What was written, and the numbers in it for the terminal's table (delta.tables)."""
+
+    html: Path
+    png: Path
+    pdf: Path
+    scores: Path
+    deltas: Path
+    rows: list[Delta]
+    averages: list[Average]
+
+
+def report(
+    folder: Path,
+    systems: Sequence[System],
+    train_pairs: Mapping[str, int],
+    subsets: Subsets | None = None,
+    background: Background | None = None,
+    baseline: str = BILINGUAL,
+    split: str = "test",
+    metrics: Sequence[Metric] = METRICS,
+    high: int = 3000,
+    low: int = 1000,
+    window: int = 10,
+    samples: int = 3,
+) -> Report:
+    """Scores all systems from their files of hypotheses and writes the report's files to `folder`.
+
+    The first metric is the one of the differences and the plot. high, low: the resource levels in
+    training pairs; window: of the trend line, languages; samples: sentences shown a direction.
+    """
+    folder = Path(folder)
+    measured = measure(systems, split, metrics)
+    metric = next(iter(measured.statistics))[2]
+    scores = score_rows(measured, train_pairs, subsets)
+    rows = deltas(measured, train_pairs, baseline, metric)
+    means = averages(rows, high, low)
+    written = Report(
+        html=folder / "report.html",
+        png=folder / f"delta_{metric}.png",
+        pdf=folder / f"delta_{metric}.pdf",
+        scores=folder / "scores.jsonl",
+        deltas=folder / "deltas.jsonl",
+        rows=rows,
+        averages=means,
+    )
+    write_scores(written.scores, scores)
+    write_jsonl(written.deltas, plain(rows))
+    plot(rows, [written.png, written.pdf], window, high, low)
+    dark = png(figure(rows, window, high, low, theme=DARK))
+    text = page(
+        measured,
+        rows,
+        means,
+        scores,
+        train_pairs,
+        {"light": written.png.read_bytes(), "dark": dark},
+        background or Background(),
+        subsets or {},
+        (high, low),
+        samples,
+    )
+    with whole(written.html) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+    return written

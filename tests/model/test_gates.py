@@ -1,0 +1,175 @@
+"""Laws for every gate in the folder: a new file is tested by being there."""
+
+import importlib
+import pkgutil
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+from m4.model import gates
+from m4.model.routing import Routing, Tokens
+
+GATES = {
+    module.name: getattr(importlib.import_module(f"m4.model.gates.{module.name}"), module.name)
+    for module in pkgutil.iter_modules(gates.__path__)
+}
+G, S, E = 8, 8, 4
+
+
+def tokens_of(seed: int, *, train: bool, key: bool, scale=2.0, mask=None) -> Tokens:
+    rng = np.random.default_rng(seed)
+    logits = {}
+
+    def score(name):
+        if name not in logits:
+            rng = np.random.default_rng([seed, len(logits)])
+            logits[name] = jnp.asarray(rng.normal(0, scale, (G, S, E)), jnp.float32)
+        return logits[name]
+
+    if mask is None:
+        mask = rng.random((G, S)) < rng.choice([0.3, 0.8, 1.0], (G, 1))
+        mask[0] = False  # a group of padding alone
+    return Tokens(
+        score=score,
+        mask_GS=jnp.asarray(mask),
+        ids_GS=jnp.asarray(rng.integers(0, 50, (G, S)), jnp.int32),
+        rng=jax.random.key(seed) if key else None,
+        train=train,
+    )
+
+
+every_gate = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
+seeds = st.integers(0, 2**31)
+
+
+def same(a: Routing, b: Routing, atol=0.0):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=atol), a, b)
+
+
+def test_the_folder_has_gates():
+    assert "top2_gshard" in GATES
+
+
+@every_gate
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=seeds,
+    capacity=st.sampled_from([1, 3, 8]),
+    mode=st.sampled_from([(True, True), (True, False), (False, False)]),
+)
+def test_law_plan(gate, seed, capacity, mode):
+    tokens = tokens_of(seed, train=mode[0], key=mode[1])
+    routing = gate(tokens, E, capacity)
+    expert, seat, weight = (
+        np.asarray(x) for x in (routing.expert_GSK, routing.seat_GSK, routing.weight_GSK)
+    )
+    # Shapes and dtypes.
+    assert expert.shape == seat.shape == weight.shape
+    assert expert.shape[:2] == (G, S)
+    assert (expert.dtype, seat.dtype, weight.dtype) == (np.int32, np.int32, np.float32)
+    assert routing.aux_loss.shape == routing.z_loss.shape == ()
+    assert routing.aux_loss.dtype == routing.z_loss.dtype == jnp.float32
+    assert (routing.num_experts, routing.capacity) == (E, capacity)
+    assert {"nowhere"} <= routing.metrics.keys()
+    # Ranges.
+    assert ((expert >= 0) & (expert < E)).all()
+    assert ((seat >= -1) & (seat < capacity)).all()
+    assert ((weight >= 0) & (weight <= 1)).all()
+    assert (weight[seat < 0] == 0).all()
+    # A token's choices are different experts; a seat holds one token at most.
+    for g in range(G):
+        seated = [
+            (int(e), int(c)) for e, c in zip(expert[g].flat, seat[g].flat, strict=True) if c >= 0
+        ]
+        assert len(seated) == len(set(seated))
+    # Padding has no seat.
+    assert (seat[~np.asarray(tokens.mask_GS)] == -1).all()
+    # "nowhere": the share of real tokens without any seat.
+    real = np.asarray(tokens.mask_GS)
+    nowhere = ((seat < 0).all(axis=-1) & real).sum() / max(real.sum(), 1)
+    np.testing.assert_allclose(routing.metrics["nowhere"], nowhere, atol=1e-6)
+
+
+@every_gate
+@settings(deadline=None, max_examples=10)
+@given(seed=seeds)
+def test_law_unlimited_capacity_drops_nothing(gate, seed):
+    tokens = tokens_of(seed, train=False, key=False)
+    full, more = gate(tokens, E, S), gate(tokens, E, 2 * S)
+    assert (np.asarray(full.seat_GSK)[np.asarray(tokens.mask_GS)] >= 0).all()
+    np.testing.assert_array_equal(full.expert_GSK, more.expert_GSK)
+    np.testing.assert_array_equal(full.weight_GSK, more.weight_GSK)
+
+
+@every_gate
+@settings(deadline=None, max_examples=10)
+@given(seed=seeds, train=st.booleans())
+def test_law_without_a_key_deterministic(gate, seed, train):
+    tokens = tokens_of(seed, train=train, key=False)
+    same(gate(tokens, E, 3), gate(tokens, E, 3))
+
+
+@every_gate
+@settings(deadline=None, max_examples=10)
+@given(seed=seeds)
+def test_law_padding_is_invisible(gate, seed):
+    tokens = tokens_of(seed, train=False, key=False)
+    real_GS1 = tokens.mask_GS[..., None]
+    score, ids_GS = tokens.score, tokens.ids_GS
+    assert ids_GS is not None
+    other = replace(
+        tokens,
+        score=lambda name: jnp.where(real_GS1, score(name), 9.0),
+        ids_GS=jnp.where(tokens.mask_GS, ids_GS, 7),
+    )
+    a, b = gate(tokens, E, 3), gate(other, E, 3)
+    np.testing.assert_array_equal(a.seat_GSK, b.seat_GSK)
+    np.testing.assert_allclose(a.weight_GSK, b.weight_GSK, atol=1e-6)
+    np.testing.assert_allclose(a.aux_loss, b.aux_loss, atol=1e-6)
+    np.testing.assert_allclose(a.z_loss, b.z_loss, rtol=1e-6)
+
+
+@every_gate
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_law_gradients_are_finite(gate, scale):
+    tokens = tokens_of(3, train=True, key=True, scale=scale)
+
+    def total(shift):
+        routing = gate(replace(tokens, score=lambda name: tokens.score(name) + shift), E, 3)
+        mean = jnp.mean(routing.weight_GSK) + routing.aux_loss + routing.z_loss
+        return mean, routing
+
+    gradient, routing = jax.grad(total, has_aux=True)(jnp.zeros((G, S, E)))
+    assert np.isfinite(gradient).all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(routing))
+    # Padding has no influence.
+    assert not np.asarray(gradient)[~np.asarray(tokens.mask_GS)].any()
+    if scale == 1.0:
+        assert np.asarray(gradient).any()
+
+
+@every_gate
+def test_law_jit_equals_eager_and_eight_devices_equal_one(gate):
+    tokens = tokens_of(5, train=True, key=True)
+    eager = gate(tokens, E, 3)
+
+    def run(mask, ids, *logits):
+        found = iter(logits)
+        by_name: dict[str, Any] = {}
+        score = lambda name: by_name.setdefault(name, next(found, None))  # noqa: E731
+        return gate(replace(tokens, score=score, mask_GS=mask, ids_GS=ids), E, 3)
+
+    names: list[str] = []
+    gate(replace(tokens, score=lambda name: (names.append(name), tokens.score(name))[1]), E, 3)
+    arrays = [tokens.mask_GS, tokens.ids_GS, *(tokens.score(name) for name in dict.fromkeys(names))]
+    same(eager, jax.jit(run)(*arrays), atol=1e-6)
+    mesh = jax.make_mesh((8,), ("data",))
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    same(eager, jax.jit(run)(*(jax.device_put(x, rows) for x in arrays)), atol=1e-6)

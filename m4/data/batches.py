@@ -1,4 +1,4 @@
-"""Rows of a batch: packing by length, laying out tokens; and the batches of dev and test."""
+"""Pairs laid out in the rows of a batch; and the batches of dev and test."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache import Cache
+from m4.data.packing import Ints, Shape, first_fit_decreasing
 from m4.data.preprocess import EOS_ID, split_direction
 
-Ints = npt.NDArray[np.int64]
 Batch = dict[str, npt.NDArray[Any]]
 # What a source has besides its text, and what a target has.
 TAG_IDS, EOS_IDS = 1, 1
@@ -60,28 +60,6 @@ class SplitReader:
             start,
             stop - start + EOS_IDS,
         )
-
-
-def first_fit_decreasing(
-    source_lengths: Ints, target_lengths: Ints, rows: int, source_length: int, target_length: int
-) -> Ints:
-    """Pairs [K] -> the row of each, -1 for what fits nowhere.
-
-    Longest first, each into the first row that has room for both sides. Source: Johnson 1973,
-    in two dimensions as vector bin packing, the size of a pair being its larger share of a row.
-    """
-    share = np.maximum(source_lengths / source_length, target_lengths / target_length)
-    source_room = np.full(rows, source_length)
-    target_room = np.full(rows, target_length)
-    result = np.full(len(share), -1)
-    for i in np.argsort(-share, kind="stable"):
-        fits = (source_room >= source_lengths[i]) & (target_room >= target_lengths[i])
-        row = fits.argmax()
-        if fits[row]:
-            result[i] = row
-            source_room[row] -= source_lengths[i]
-            target_room[row] -= target_lengths[i]
-    return result
 
 
 def lay_out(
@@ -210,7 +188,7 @@ def _rows_in_order(
         source, target = examples.source_lengths[left], examples.target_lengths[left]
         load = np.maximum(np.cumsum(source) / widths[0], np.cumsum(target) / widths[1])
         stop = max(int(np.searchsorted(load, batch_rows, side="right")), 1)
-        rows = first_fit_decreasing(source[:stop], target[:stop], batch_rows, *widths)
+        rows = first_fit_decreasing(source[:stop], target[:stop], Shape(batch_rows, *widths))
         yield left[:stop][rows >= 0], rows[rows >= 0]
         left = np.concatenate([left[:stop][rows < 0], left[stop:]])
 

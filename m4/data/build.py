@@ -99,7 +99,7 @@ def _write_text(
 
 
 def _line(pair: Pair, code: str, split: str) -> str:
-    if any(c in side for side in pair for c in "\t\n"):
+    if any(c in side for side in pair for c in "\t\n\r"):
         raise ValueError(f"{code} {split}: a tab or line end inside a sentence: {pair!r}")
     return f"{pair.english}\t{pair.foreign}\n"
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from m4.data.batches import evaluation_batches, first_fit_decreasing
+from m4.data.batches import evaluation_batches
 from m4.data.cache import Cache
 from m4.data.preprocess import source_ids, target_ids
 
@@ -14,16 +13,6 @@ def rows(batch: dict, key: str, segments: str) -> list[list[int]]:
     for tokens, ids in zip(batch[key], batch[segments], strict=True):
         found += [tokens[ids == n].tolist() for n in range(1, ids.max() + 1)]
     return found
-
-
-def test_first_fit_decreasing_by_hand() -> None:
-    # Rows of 10/10. By larger side: pair 1 (7/2), 3 (2/6), 0 (5/5), 2 (3/1), 4 (2/2).
-    # 1 -> row 0 (left 3/8); 3 -> row 0 (left 1/2); 0 -> row 1 (left 5/5); 2 -> row 1 (left 2/4);
-    # 4 -> row 1.
-    source, target = np.array([5, 7, 3, 2, 2]), np.array([5, 2, 1, 6, 2])
-    assert first_fit_decreasing(source, target, 2, 10, 10).tolist() == [1, 0, 1, 0, 1]
-    # One row: 1 and 3 fit; of the rest nothing does.
-    assert first_fit_decreasing(source, target, 1, 10, 10).tolist() == [-1, 0, -1, 0, -1]
 
 
 @pytest.mark.parametrize("direction", ["en-gl", "gl-en"])

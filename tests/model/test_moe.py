@@ -1,0 +1,262 @@
+"""The mixture-of-experts layer: every transport against a dense reference, drops and padding in."""
+
+import importlib
+import pkgutil
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from m4.model import dispatch
+from m4.model.dispatch.einsum import einsum
+from m4.model.dispatch.gather import gather
+from m4.model.moe import MoeLayer, group_size, mean_metrics
+from m4.model.routing import Routing
+
+TRANSPORTS = {
+    module.name: getattr(importlib.import_module(f"m4.model.dispatch.{module.name}"), module.name)
+    for module in pkgutil.iter_modules(dispatch.__path__)
+}
+M, F = 6, 5
+
+
+def random_plan(seed: int, G: int, S: int, E: int, C: int, K: int) -> Routing:
+    """Any partial assignment of choices to seats: more than a gate would ever plan."""
+    rng = np.random.default_rng(seed)
+    expert = np.zeros((G, S, K), np.int32)
+    seat = np.full((G, S, K), -1, np.int32)
+    for g in range(G):
+        seats = [(e, c) for e in range(E) for c in range(C)]
+        rng.shuffle(seats)
+        for s in range(S):
+            chosen = rng.permutation(E)[:K]
+            for k, e in enumerate(chosen):
+                expert[g, s, k] = e
+                free = [seat for seat in seats if seat[0] == e]
+                if free and rng.random() < 0.8:  # else: dropped, or padding
+                    seats.remove(free[0])
+                    seat[g, s, k] = free[0][1]
+    weight = rng.random((G, S, K)).astype(np.float32) * (seat >= 0)
+    zero = jnp.zeros(())
+    return Routing(
+        expert_GSK=jnp.asarray(expert),
+        seat_GSK=jnp.asarray(seat),
+        weight_GSK=jnp.asarray(weight),
+        aux_loss=zero,
+        z_loss=zero,
+        metrics={},
+        num_experts=E,
+        capacity=C,
+    )
+
+
+def expert_outputs(w_in, w_out, x):
+    """Two-layer experts with a bias-like offset, so that an empty seat would not give 0."""
+    return jnp.einsum(
+        "EGCF,EFM->EGCM", jnp.tanh(jnp.einsum("EGCM,EMF->EGCF", x, w_in) + 0.3), w_out
+    )
+
+
+def dense(x_GSM, routing, w_in, w_out):
+    """Every expert on every token, then the weighted sum over the choices that have a seat."""
+    x_EGSM = jnp.broadcast_to(x_GSM[None], (w_in.shape[0], *x_GSM.shape))
+    y_EGSM = expert_outputs(w_in, w_out, x_EGSM)
+    weight_GSK = routing.weight_GSK * (routing.seat_GSK >= 0)
+    chosen_GSKE = jax.nn.one_hot(routing.expert_GSK, w_in.shape[0])
+    return jnp.einsum("GSK,GSKE,EGSM->GSM", weight_GSK, chosen_GSKE, y_EGSM)
+
+
+def carried(transport, x_GSM, routing, w_in, w_out):
+    return transport(x_GSM, routing, partial(expert_outputs, w_in, w_out))
+
+
+@partial(jax.jit, static_argnames="run")
+def value_and_gradients(run, x_GSM, routing, w_in, w_out, direction):
+    def total(x_GSM, weight_GSK, w_in, w_out):
+        y_GSM = run(x_GSM, routing.replace(weight_GSK=weight_GSK), w_in, w_out)
+        return jnp.vdot(y_GSM, direction), y_GSM
+
+    return jax.value_and_grad(total, argnums=(0, 1, 2, 3), has_aux=True)(
+        x_GSM, routing.weight_GSK, w_in, w_out
+    )
+
+
+RUNS = {name: partial(carried, transport) for name, transport in TRANSPORTS.items()}
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 2**31),
+    shape=st.sampled_from([(2, 7, 3, 2, 2), (1, 5, 4, 5, 2), (3, 4, 2, 1, 1)]),  # G, S, E, C, K
+)
+def test_transports_equal_the_dense_reference(seed, shape):
+    G, S, E, _, _ = shape
+    rng = np.random.default_rng(seed)
+    draw = lambda *size: jnp.asarray(rng.normal(size=size), jnp.float32)  # noqa: E731
+    x_GSM, w_in, w_out, direction = draw(G, S, M), draw(E, M, F), draw(E, F, M), draw(G, S, M)
+    routing = random_plan(seed, *shape)
+    (_, expected), gradients = value_and_gradients(dense, x_GSM, routing, w_in, w_out, direction)
+    seated = np.asarray(routing.seat_GSK) >= 0
+    for run in RUNS.values():
+        (_, y_GSM), got = value_and_gradients(run, x_GSM, routing, w_in, w_out, direction)
+        np.testing.assert_allclose(y_GSM, expected, atol=1e-5)
+        for name, a, b in zip(("x", "weight", "wi", "wo"), got, gradients, strict=True):
+            if name == "weight":  # the weight of a choice without a seat is 0 by contract
+                a, b = a * seated, b * seated
+            np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5, err_msg=name)
+        # A token without a seat gets exactly 0: the residual connection carries it.
+        assert not np.asarray(y_GSM)[~seated.any(axis=-1)].any()
+
+
+# --- The layer ------------------------------------------------------------------------------------
+
+
+def layer(**options: Any) -> MoeLayer:
+    return MoeLayer(
+        **{"num_experts": 4, "width": F, "group_tokens": 8, "dropout_rate": 0.0, **options}
+    )
+
+
+def inputs(seed=0, B=3, L=8, padding=True):
+    rng = np.random.default_rng(seed)
+    mask = np.arange(L)[None] < rng.integers(1, L + 1, (B, 1)) if padding else np.ones((B, L), bool)
+    return jnp.asarray(rng.normal(size=(B, L, M)), jnp.float32), jnp.asarray(mask)
+
+
+@partial(jax.jit, static_argnames=("model", "train"))
+def apply(model, params, x_BLM, mask_BL, train=False):
+    return model.apply(
+        {"params": params},
+        x_BLM,
+        mask_BL,
+        deterministic=not train,
+        rngs={"dropout": jax.random.key(0)} if train else None,
+        mutable=["intermediates"],
+    )
+
+
+@partial(jax.jit, static_argnames="model")
+def init(model, x_BLM, mask_BL):
+    return model.init(jax.random.key(0), x_BLM, mask_BL, deterministic=True)["params"]
+
+
+def test_layer_without_drops_is_a_mixture_of_its_two_best_experts():
+    model = layer()
+    x_BLM, mask_BL = inputs()
+    params = init(model, x_BLM, mask_BL)
+    y_BLM, _ = apply(model, params, x_BLM, mask_BL)
+    # Straight from the definition, token by token, in numpy.
+    w_in, w_out = (np.asarray(params["experts"][name]["kernel"]) for name in ("wi", "wo"))
+    router = np.asarray(params["router"]["kernel"])
+    x, real = np.asarray(x_BLM), np.asarray(mask_BL)
+    expected = np.zeros_like(x)
+    for b, t in zip(*np.nonzero(real), strict=True):
+        logits = x[b, t] @ router
+        best = np.argsort(-logits)[:2]
+        shares = np.exp(logits[best]) / np.exp(logits[best]).sum()
+        for share, e in zip(shares, best, strict=True):
+            expected[b, t] += share * np.maximum(x[b, t] @ w_in[e], 0) @ w_out[e]
+    np.testing.assert_allclose(y_BLM, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("train", "activations"), [(False, ("relu",)), (True, ("gelu", "linear"))])
+def test_transports_agree_in_the_layer(train, activations):
+    # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 seats of each expert for 8 tokens; some drop.
+    options = {"activations": activations, "train_capacity_factor": 0.25}
+    x_BLM, mask_BL = inputs(seed=4, B=4)
+    by_einsum, by_gather = (layer(transport=t, **options) for t in (einsum, gather))
+    params = init(by_einsum, x_BLM, mask_BL)
+    # A strong router, so that experts overflow.
+    params = {**params, "router": jax.tree.map(lambda w: 30.0 * w, params["router"])}
+
+    def loss(params, x_BLM, model):
+        y_BLM, sown = apply(model, params, x_BLM, mask_BL, train=train)
+        metrics = mean_metrics(sown["intermediates"])
+        return jnp.sum(jnp.sin(y_BLM)) + metrics["auxiliary_loss"], (y_BLM, metrics)
+
+    both = [
+        jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x_BLM, model)
+        for model in (by_einsum, by_gather)
+    ]
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), *both)
+    assert (both[0][0][1][1]["second_dropped"] > 0) == train
+
+
+def test_group_boundaries_do_not_matter_without_drops():
+    x_BLM, mask_BL = inputs(B=4)
+    params = init(layer(), x_BLM, mask_BL)
+    results = [apply(layer(group_tokens=size), params, x_BLM, mask_BL)[0] for size in (0, 5, 16)]
+    for other in results[1:]:
+        np.testing.assert_allclose(other, results[0], atol=1e-6)
+
+
+def test_capacity_in_training_and_evaluation():
+    # 32 tokens in one group, all alike: all want the same two experts.
+    x_BLM = jnp.ones((4, 8, M))
+    mask_BL = jnp.ones((4, 8), bool)
+    model = layer(group_tokens=0, train_capacity_factor=0.5)
+    params = init(model, x_BLM, mask_BL)
+    # Training: 2 * 32 * .5 / 4 = 8 seats an expert, so the first 8 tokens; the other 24 go nowhere.
+    y_BLM, sown = apply(model, params, x_BLM, mask_BL, train=True)
+    y_SM = np.asarray(y_BLM).reshape(32, M)
+    assert y_SM[:8].any(axis=1).all()
+    assert not y_SM[8:].any()
+    metrics = mean_metrics(sown["intermediates"])
+    np.testing.assert_allclose(metrics["fraction_tokens_left_behind"], 24 / 32)
+    # Evaluation drops nothing, and so gives every token the same.
+    y_BLM, sown = apply(model, params, x_BLM, mask_BL)
+    y_SM = np.asarray(y_BLM).reshape(32, M)
+    np.testing.assert_allclose(y_SM, np.broadcast_to(y_SM[:1], y_SM.shape), atol=1e-6)
+    metrics = mean_metrics(sown["intermediates"])
+    np.testing.assert_allclose(metrics["fraction_tokens_left_behind"], 0)
+    # 64 seated choices of 4 experts * 32 seats; their weights sum to 1 a token: 32 / 64.
+    np.testing.assert_allclose(metrics["expert_usage"], 64 / 128)
+    np.testing.assert_allclose(metrics["router_confidence"], 32 / 64, rtol=1e-6)
+    # A factor makes evaluation drop like training: the same 8 seats.
+    limited = layer(group_tokens=0, eval_capacity_factor=0.5)
+    y_BLM, _ = apply(limited, params, x_BLM, mask_BL)
+    assert not np.asarray(y_BLM).reshape(32, M)[8:].any()
+
+
+def test_sows_t5x_metrics():
+    x_BLM, mask_BL = inputs()
+    params = init(layer(), x_BLM, mask_BL)
+    _, sown = apply(layer(), params, x_BLM, mask_BL)
+    for name in (
+        "auxiliary_loss",
+        "router_z_loss",
+        "fraction_tokens_left_behind",
+        "expert_usage",
+        "router_confidence",
+    ):
+        (value,) = sown["intermediates"][name]
+        assert value.shape == ()
+        assert value.dtype == jnp.float32
+        assert np.isfinite(value)
+
+
+def test_bfloat16_layer_routes_in_float32():
+    x_BLM, mask_BL = inputs()
+    params = init(layer(), x_BLM, mask_BL)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
+    exact, exact_sown = apply(layer(), params, x_BLM, mask_BL)
+    small, small_sown = apply(layer(dtype=jnp.bfloat16), params, x_BLM, mask_BL)
+    assert small.dtype == jnp.bfloat16
+    # bfloat16 has 8 bits of mantissa; the plan is the same to the last bit.
+    np.testing.assert_allclose(small.astype(jnp.float32), exact, atol=0.05)
+    np.testing.assert_array_equal(
+        small_sown["intermediates"]["auxiliary_loss"], exact_sown["intermediates"]["auxiliary_loss"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "largest", "size"),
+    [(64, 0, 64), (64, 100, 64), (64, 16, 16), (60, 16, 15), (7, 4, 1), (1024, 1000, 512)],
+)
+def test_group_size_divides(tokens, largest, size):
+    assert group_size(tokens, largest) == size

@@ -25,7 +25,7 @@ from m4.data import build
 from m4.data.preprocess import split_direction
 from m4.data.samplers.temperature import temperature as temperature_rates
 from m4.data.sources import SPLITS, Pair, Source
-from m4.data.vocabulary import Vocabulary
+from m4.data.vocabulary import Vocabulary, check_size
 
 # Raised whenever the same settings would give other files.
 FORMAT = 1
@@ -152,7 +152,7 @@ class Cache:
 def prepare(
     folder: str | os.PathLike[str],
     source: Source,
-    languages: Sequence[str],
+    languages: Sequence[str] | None = None,
     mixture_name: str = "any_to_any",
     vocabulary_size: int = 8000,
     temperature: float = 5.0,
@@ -164,13 +164,13 @@ def prepare(
 ) -> Cache:
     """The cache of `source` in `folder`: opened if it is there, else built.
 
-    Training pairs longer than the lengths (in ids, with tag and eos) are dropped and counted, as
-    are those whose English side is in a dev or test set. A folder that was made with other
-    settings or from other text is an error, or with rebuild=True made anew. report(stage, done,
-    total) is called with the stages text, vocabulary, tokens.
+    languages default to all of the source's. Training pairs longer than the lengths (in ids, with
+    tag and eos) are dropped and counted, as are those whose English side is in a dev or test set.
+    A folder that was made with other settings or from other text is an error, or with rebuild=True
+    made anew. report(stage, done, total) is called with the stages text, vocabulary, tokens.
     """
     settings = {
-        "languages": _checked(languages),
+        "languages": _checked(source.languages() if languages is None else languages),
         "vocabulary_size": vocabulary_size,
         "vocabulary_sentences": vocabulary_sentences,
         "temperature": float(temperature),
@@ -227,8 +227,11 @@ def _open_or_build(
                 " (another folder, or cache.prepare.rebuild = True, makes it anew)"
             )
         return cache
-    if folder.exists() and not rebuild and any(folder.iterdir()):
+    elif folder.exists() and not (folder / "manifest.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: neither a cache nor empty; give another folder")
+    # Mistakes that would show only after all text is read.
+    check_size(settings["vocabulary_size"], 1 + len(settings["languages"]))
+    temperature_rates({}, settings["temperature"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -296,8 +299,12 @@ def _differences(made: Any, now: Any, name: str = "") -> list[str]:
             for key in made | now
             for line in _differences(made.get(key), now.get(key), f"{name}.{key}".lstrip("."))
         ]
-    shorten = lambda value: text if len(text := str(value)) < 60 else f"{text[:50]}..."  # noqa: E731
-    return [] if made == now else [f"{name} = {shorten(made)}, now {shorten(now)}"]
+    return [] if made == now else [f"{name} = {_short(made)}, now {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 60 else f"{text[:50]}..."
 
 
 def _rates(languages: dict[str, Any], temperature: float) -> dict[str, dict[str, float]]:

@@ -137,7 +137,8 @@ def register(
     """Register the tasks and mixtures of a corpus under `prefix`.
 
     Rates come from the number of training pairs that `source` has. Again for the same corpus it
-    does nothing; ValueError when the prefix is another corpus's.
+    does nothing; ValueError when the prefix is another corpus's, or when the vocabulary's file has
+    changed since seqio read it in this process.
     """
     path = Path(vocabulary_path).resolve()
     meaning = {
@@ -155,6 +156,10 @@ def register(
             f"call tasks.unregister({prefix!r}) first"
         )
     vocabulary = SharedVocabulary(str(path))
+    if vocabulary.sp_model != path.read_bytes():
+        raise ValueError(
+            f"{path}: was made anew since seqio read it, and seqio keeps the first: start again"
+        )
     features = {
         name: seqio.Feature(vocabulary=vocabulary, add_eos=True) for name in ("inputs", "targets")
     }

@@ -115,13 +115,7 @@ def train(
     text's characters that have a piece), characters.
     """
     tags = [_SPACE + tag_symbol(language) for language in languages]
-    free = size - (UNK_ID + 1 + len(tags) + _BYTES)
-    if free < _LEAST_PIECES:
-        raise ValueError(
-            f"a vocabulary of {size} pieces is too small: {UNK_ID + 1} special pieces, {_BYTES} "
-            f"bytes and {len(tags)} tags need at least {size - free + _LEAST_PIECES} "
-            "(cache.prepare.vocabulary_size)"
-        )
+    free = check_size(size, len(tags))
     lines = [" ".join(text.split()) for text in texts]
     counts = Counter[str]()
     for line in lines:
@@ -141,6 +135,18 @@ def train(
         "coverage": round(covered, 6),
         "characters": len(kept),
     }
+
+
+def check_size(size: int, tags: int) -> int:
+    """Pieces that are free for characters and merges; ValueError when they are too few."""
+    fixed = UNK_ID + 1 + tags + _BYTES
+    if size < fixed + _LEAST_PIECES:
+        raise ValueError(
+            f"a vocabulary of {size} pieces is too small: {UNK_ID + 1} special pieces, {tags} tags "
+            f"and {_BYTES} bytes need at least {fixed + _LEAST_PIECES} "
+            "(cache.prepare.vocabulary_size)"
+        )
+    return size - fixed
 
 
 def _keep(counts: Counter[str], coverage: float, most: int) -> tuple[set[str], float]:

@@ -195,11 +195,14 @@ def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
         prepare(Made({"gl": 9}), ["gl"], mixture_name="all")
     with pytest.raises(ValueError, match="vocabulary of 100 pieces is too small"):
         prepare(Made({"gl": 9}), ["gl"], vocabulary_size=100)
+    with pytest.raises(ValueError, match=r"temperature is 0\.5: must be at least 1"):
+        prepare(Made({"gl": 9}), ["gl"], temperature=0.5)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "precious").touch()
-    with pytest.raises(ValueError, match="c: neither a cache nor empty"):
-        prepare(Made({"gl": 9}), ["gl"])
+    for rebuild in (False, True):
+        with pytest.raises(ValueError, match="c: neither a cache nor empty"):
+            prepare(Made({"gl": 9}), ["gl"], rebuild=rebuild)
     with pytest.raises(ValueError, match="not a cache, it has no manifest"):
         Cache(tmp_path / "c")
     (tmp_path / "c" / "manifest.json").write_text("{")

@@ -157,6 +157,15 @@ def test_names_in_use(tasks: ModuleType, registered: Cache, tmp_path: Path) -> N
     tasks.unregister("other")
 
 
+def test_a_vocabulary_that_was_made_anew(tasks: ModuleType, tmp_path: Path) -> None:
+    arguments: Any = (tmp_path / "c", Made({"gl": 40}), ["gl"])
+    tasks.register_cache(cache.prepare(*arguments, vocabulary_size=400), "anew")
+    tasks.unregister("anew")
+    made = cache.prepare(*arguments, vocabulary_size=380, rebuild=True)
+    with pytest.raises(ValueError, match=r"vocabulary\.model: was made anew since seqio read it"):
+        tasks.register_cache(made, "anew")
+
+
 def test_one_tf_op_a_model(tasks: ModuleType, seqio: Any, registered: Cache) -> None:
     one = seqio.TaskRegistry.get("m4.gl_en").output_features["inputs"].vocabulary
     two = seqio.TaskRegistry.get("m4.en_pt").output_features["targets"].vocabulary

@@ -1,1 +1,1 @@
-"""m4: massively multilingual mixture-of-experts translation, from a seqio mixture to per-language ΔBLEU."""
+"""m4: massively multilingual mixture-of-experts translation, from text to per-language ΔBLEU."""

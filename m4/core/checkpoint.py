@@ -10,7 +10,9 @@ import orbax.checkpoint as ocp
 
 
 class Checkpoints:
-    """The folder `checkpoints/<step>/` of a model: items params, optimizer, note.
+    """The folder `checkpoints/<step>/` of a model: items params, optimizer, best, note.
+
+    `best` are the parameters of the best evaluation so far, where there is early stopping.
 
     Saving is asynchronous (call `wait` or `close` before reading) and atomic: a step's folder
     appears, complete, by a rename, so that a killed job leaves the last complete step.
@@ -21,7 +23,7 @@ class Checkpoints:
         self.folder = Path(folder).absolute()
         self._manager = ocp.CheckpointManager(
             self.folder,
-            item_names=("params", "optimizer", "note"),
+            item_names=("params", "optimizer", "best", "note"),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=None if read_only else keep,
                 cleanup_tmp_directories=not read_only,
@@ -35,37 +37,31 @@ class Checkpoints:
         """The last complete step, or None."""
         return self._manager.latest_step()
 
-    def save(self, step: int, params: Any, optimizer: Any, note: Mapping[str, Any]) -> None:
-        """Starts to save; returns once the arrays may be overwritten. A saved step is left alone."""
+    def save(self, step: int, items: Mapping[str, Any], note: Mapping[str, Any]) -> None:
+        """Starts to save trees of arrays under their names ("params", "optimizer", ...).
+
+        Returns once the arrays may be overwritten. A step that is there is left alone.
+        """
         if step in self._manager.all_steps():
             return
+        saves = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(params),
-                optimizer=ocp.args.StandardSave(optimizer),
-                note=ocp.args.JsonSave(dict(note)),
-            ),
+            step, args=ocp.args.Composite(**saves, note=ocp.args.JsonSave(dict(note)))
         )
 
     def note(self, step: int) -> dict[str, Any]:
-        """The JSON note of a step: what made it, and the fingerprints of its data and vocabulary."""
-        return dict(
-            self._manager.restore(step, args=ocp.args.Composite(note=ocp.args.JsonRestore()))[
-                "note"
-            ]
-        )
+        """The JSON note of a step: what made it, and its data's and vocabulary's fingerprints."""
+        found = self._manager.restore(step, args=ocp.args.Composite(note=ocp.args.JsonRestore()))
+        return dict(found["note"])
 
-    def restore(self, step: int, params: Any, optimizer: Any | None = None) -> tuple[Any, Any]:
-        """Arrays in the shapes, types and shardings of the given trees (of ShapeDtypeStruct).
+    def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
+        """The named trees of a step, in the shapes, types and shardings of the given ones.
 
-        Without `optimizer` only the parameters are read.
+        Give ShapeDtypeStructs; what is not named is not read.
         """
-        items = {"params": ocp.args.StandardRestore(params)}
-        if optimizer is not None:
-            items["optimizer"] = ocp.args.StandardRestore(optimizer)
-        found = self._manager.restore(step, args=ocp.args.Composite(**items))
-        return found["params"], found["optimizer"] if optimizer is not None else None
+        restores = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
+        found = self._manager.restore(step, args=ocp.args.Composite(**restores))
+        return {name: found[name] for name in items}
 
     def wait(self) -> None:
         """Returns when every save is on disk."""

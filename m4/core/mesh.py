@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.core import unfreeze
 from flax.linen import partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -62,7 +63,7 @@ def logical(mesh: Mesh):
 
 def parameter_shardings(mesh: Mesh, params_axes: Mapping[str, Any]) -> Any:
     """Shardings in the shape of `params` from the model's collection `params_axes`."""
-    names = partitioning.get_axis_names(params_axes)
+    names = unfreeze(partitioning.get_axis_names(params_axes))
     return jax.tree.map(
         lambda axes: NamedSharding(
             mesh, partitioning.logical_to_mesh_axes(tuple(axes), LOGICAL_AXIS_RULES)

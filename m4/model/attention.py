@@ -1,4 +1,4 @@
-"""Multi-head attention with T5's relative position bias, for training and for decoding with a cache."""
+"""Multi-head attention with T5's relative position bias; decoding with a cache."""
 
 import flax.linen as nn
 import jax
@@ -76,7 +76,7 @@ class RelativeBias(nn.Module):
 
 
 class Kernel(nn.Module):
-    """A projection's matrix [in, out] as an array, to be used outside of a module call (inside `lax.cond`)."""
+    """A projection's matrix [in, out] as an array, for use inside `lax.cond`."""
 
     shape: tuple[int, int]
     axes: tuple[str, str]
@@ -89,7 +89,7 @@ class Kernel(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of queries x_BQM over memory y_BRM: query, key, value and out projections, no biases.
+    """Attention of queries x_BQM over memory y_BRM; four projections without biases.
 
     With `decode=True` the module works on one position a call and keeps its past in the collection
     `cache` (names and rules: T5X's, see docs/model.md): `cached_key`, `cached_value`
@@ -151,7 +151,7 @@ class Attention(nn.Module):
         return jnp.dot(mixed_BQH, out_kernel.astype(self.dtype))
 
     def _self_cache(self, k_BQND: Array, v_BQND: Array) -> tuple[Array, Array, Array]:
-        """Writes one position; returns all keys and values and which of them may be seen [1, 1, R]."""
+        """Writes one position; returns all keys, values, and which may be seen [1, 1, R]."""
         allocated = self.has_variable("cache", "cached_key")
         keys = self.variable("cache", "cached_key", jnp.zeros, k_BQND.shape, k_BQND.dtype)
         values = self.variable("cache", "cached_value", jnp.zeros, v_BQND.shape, v_BQND.dtype)

@@ -17,7 +17,7 @@ ACTIVATIONS = {
 
 
 def activate(parts: Sequence[Array], activations: Sequence[str]) -> Array:
-    """Product of one activation for each part: ("relu",) is plain, ("gelu", "linear") is gated GELU.
+    """Product of an activation of each part: ("relu",) is plain, ("gelu", "linear") gated GELU.
 
     Raises:
         ValueError: an unknown activation (gin: `transformer.Transformer.activations`).

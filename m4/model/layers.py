@@ -1,4 +1,4 @@
-"""Layers without attention: RMS norm, bias-free projection, embedding, dropout (T5; Raffel et al. 2020).
+"""Layers without attention: RMS norm, bias-free projection, embedding, positions, dropout (T5).
 
 Every parameter is made by `param_with_axes`, which records its logical axes in the collection
 `params_axes`: the table in `m4.core.axes` (or T5X's own) turns them into shardings.
@@ -19,7 +19,7 @@ kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"
 
 
 class RmsNorm(nn.Module):
-    """T5's layer norm: x / rms(x) * scale, no mean, no bias. [..., M] -> [..., M]; always computed in float32."""
+    """T5's layer norm: x / rms(x) * scale, no mean, no bias. [..., M] -> [..., M], in float32."""
 
     epsilon: float = 1e-6
     dtype: jnp.dtype = jnp.float32
@@ -41,7 +41,7 @@ class RmsNorm(nn.Module):
 
 
 class Dense(nn.Module):
-    """A projection without bias: [..., in] -> [..., features]; `axes` are the kernel's two logical axes."""
+    """Projection, no bias: [..., in] -> [..., features]; `axes`: its kernel's logical axes."""
 
     features: int
     axes: tuple[str, str]

@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer: groups -> gate -> transport -> experts -> combine (GShard, section 2.2)."""
+"""The mixture-of-experts layer: groups -> gate -> transport -> experts (GShard, section 2.2)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a gate decides: which expert, which seat, which weight; how many seats there are; who gets them.
+"""What a gate decides: which expert, which seat, which weight; how many seats there are.
 
 A gate plans and does not carry: it returns a `Routing`, and a transport in `m4.model.dispatch`
 moves the tokens. All of it is float32 and int32, whatever the model's type: a cumulative sum in

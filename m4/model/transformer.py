@@ -107,7 +107,8 @@ class Transformer(nn.Module):
     """The whole model: token ids to logits.
 
     Attributes:
-        vocab_size: V, of the one shared vocabulary. width: M. heads: N. head_width: D. mlp_width: F.
+        vocab_size: V, of the one shared vocabulary.
+        width: M. heads: N. head_width: D. mlp_width: F.
         encoder_layers, decoder_layers: depth of each stack.
         num_experts: E of each MoE layer; 0 is the dense baseline, the same model without experts.
         moe_every: every n-th feed-forward layer is a MoE (2: the second, the fourth, ...).
@@ -139,6 +140,11 @@ class Transformer(nn.Module):
     absolute_positions: bool = False
     tied_logits: bool = True
     dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self) -> None:
+        # gin gives lists, and a module must be hashable to be a static argument of jit.
+        self.activations = tuple(self.activations)
+        super().__post_init__()
 
     def setup(self) -> None:
         self.token_embedder = Embed(self.vocab_size, self.width, dtype=self.dtype)
@@ -206,7 +212,8 @@ class Transformer(nn.Module):
         deterministic = not enable_dropout
         x_BLM = self.token_embedder(tokens_BL)
         if self.absolute_positions:
-            x_BLM += self.encoder_positions(tokens_BL.shape[1], encoder_positions)
+            position_BLM = self.encoder_positions(tokens_BL.shape[1], encoder_positions)
+            x_BLM += position_BLM.astype(self.dtype)
         x_BLM = constrain(x_BLM, ("batch", "length", "embed"))
         x_BLM = self.drop(x_BLM, deterministic=deterministic)
         bias = self.encoder_bias(tokens_BL.shape[1])
@@ -255,7 +262,8 @@ class Transformer(nn.Module):
         deterministic = not enable_dropout
         x_BTM = self.token_embedder(input_BT)
         if self.absolute_positions:
-            x_BTM += self.decoder_positions(length, decoder_positions, decode=decode)
+            position_BTM = self.decoder_positions(length, decoder_positions, decode=decode)
+            x_BTM += position_BTM.astype(self.dtype)
         x_BTM = constrain(x_BTM, ("batch", "length", "embed"))
         x_BTM = self.drop(x_BTM, deterministic=deterministic)
         for layer in self.decoder:

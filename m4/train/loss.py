@@ -1,4 +1,4 @@
-"""Cross-entropy over the vocabulary with label smoothing and z-loss, weighted by real target tokens."""
+"""Cross-entropy over the vocabulary with label smoothing and z-loss."""
 
 from functools import partial
 

@@ -35,7 +35,9 @@ def initialize(
 ) -> TrainState:
     """A new state for a seed (pure; to be jitted or mapped over seeds)."""
     tokens = jnp.ones((1, 8), jnp.int32)
-    params = model.init(jax.random.key(seed), tokens, tokens, tokens, enable_dropout=False)["params"]
+    params = model.init(jax.random.key(seed), tokens, tokens, tokens, enable_dropout=False)[
+        "params"
+    ]
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
@@ -69,9 +71,7 @@ def state_shardings(
         return replicated
 
     abstract = jax.eval_shape(optimizer.init, variables["params"])
-    return TrainState(
-        replicated, params, jax.tree_util.tree_map_with_path(sharding, abstract)
-    )
+    return TrainState(replicated, params, jax.tree_util.tree_map_with_path(sharding, abstract))
 
 
 def _common_spec(shape, parameter_shape, spec) -> PartitionSpec:
@@ -93,7 +93,7 @@ def _names(path) -> tuple[str, ...]:
 def create(
     mesh: Mesh, model: Transformer, optimizer: optax.GradientTransformation, seed: int
 ) -> tuple[TrainState, TrainState]:
-    """(new state, its shardings): every array is made where it belongs, never whole on one device."""
+    """(new state, its shardings): every array is made where it belongs, in its parts."""
     shardings = state_shardings(mesh, model, optimizer)
     with logical(mesh):
         make = jax.jit(lambda: initialize(model, optimizer, seed), out_shardings=shardings)

@@ -89,7 +89,9 @@ def make_train_step(
     return train_step
 
 
-def by_direction(nll_BT: Array, weights_BT: Array, ids_BT: Array, directions: int) -> dict[str, Array]:
+def by_direction(
+    nll_BT: Array, weights_BT: Array, ids_BT: Array, directions: int
+) -> dict[str, Array]:
     """Sums of nll and counts of tokens by translation direction, each [directions]."""
     ids = ids_BT.reshape(-1)
     return {

@@ -1,4 +1,4 @@
-"""Transports, one file each: x_GSM, Routing, experts (EGCM -> EGCM) -> y_GSM; the same result by other roads."""
+"""Transports, one file each: x_GSM, Routing, experts (EGCM -> EGCM) -> y_GSM, by several roads."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,6 +9,6 @@ Experts = Callable[[Array], Array]
 
 
 class Transport(Protocol):
-    """Sends tokens to their seats, lets the experts work on [E, G, C, M], and brings the sum back."""
+    """Sends tokens to their seats, lets experts work on [E, G, C, M], brings the sum back."""
 
     def __call__(self, x_GSM: Array, routing: Routing, experts: Experts) -> Array: ...

@@ -1,4 +1,4 @@
-"""One-hot masks and einsums, as written in GShard (arXiv 2006.16668), Algorithm 2: the reference."""
+"""One-hot masks and einsums, as GShard (arXiv 2006.16668), Algorithm 2: the reference."""
 
 import jax
 import jax.numpy as jnp

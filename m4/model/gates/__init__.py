@@ -1,1 +1,1 @@
-"""Gates, one file each: a plain function named as its file, (tokens, num_experts, capacity) -> Routing."""
+"""Gates, one file each, a function of its name: (tokens, num_experts, capacity) -> Routing."""

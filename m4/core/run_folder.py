@@ -1,0 +1,125 @@
+"""A model's folder: whose it is, what made it, and that one job at a time works in it."""
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from m4.core.report import atomic_write
+
+# What may change between two runs in one folder: how long, how often, and what comes after
+# training. Everything else decides the model.
+FREE = (
+    "MODEL_DIR",
+    "TRAIN_STEPS",
+    "jobs.Decoding.",
+    "jobs.Setup.about",
+    "jobs.Setup.baselines",
+    "jobs.Setup.dev_",
+    "jobs.Setup.high",
+    "jobs.Setup.low",
+    "jobs.Setup.model_dir",
+    "jobs.Setup.total_steps",
+    "loop.train.checkpoint_period",
+    "loop.train.keep",
+    "loop.train.log_period",
+    "loop.train.tensorboard",
+    "report.",
+    "mesh.",
+)
+
+_PACKAGES = [
+    "m4",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "seqio",
+    "sentencepiece",
+    "babel",
+    "sacrebleu",
+    "numpy",
+]
+
+
+def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = False) -> None:
+    """Makes the folder this config's own, or checks that it already is.
+
+    Args:
+        folder: MODEL_DIR. config: binding -> value, as text. text: the whole gin config.
+        fresh: start over: what is there is removed (only if it is a model's folder).
+
+    Raises:
+        ValueError: it belongs to another config, or is somebody else's folder.
+    """
+    record = folder / "run.json"
+    if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+        if not record.is_file():
+            raise ValueError(f"MODEL_DIR = {folder}: not empty and not a model's folder")
+        if fresh:
+            for path in folder.iterdir():
+                if path.name != ".lock":
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        elif differences := _differences(read(folder)["config"], config):
+            more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+            raise ValueError(
+                f"MODEL_DIR = {folder} belongs to another config: {'; '.join(differences[:3])}"
+                f"{more}; choose another MODEL_DIR, or start over with --fresh"
+            )
+    versions = {name: _version(name) for name in _PACKAGES}
+    about = {
+        "config": dict(config),
+        "versions": {**versions, "python": platform.python_version()},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "command": sys.argv,
+    }
+    atomic_write(record, json.dumps(about, indent=1, ensure_ascii=False))
+    atomic_write(folder / "config.gin", text)
+
+
+def read(folder: Path) -> dict:
+    """What `claim` wrote. ValueError: no model's folder."""
+    record = Path(folder) / "run.json"
+    if not record.is_file():
+        raise ValueError(f"{folder}: not a model's folder (no run.json); train first")
+    return json.loads(record.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One job at a time. ValueError: another process is at work in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"MODEL_DIR = {folder}: another m4 job is at work there") from None
+        yield
+
+
+def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    # A scope ("low/baselines.Recipe.width") belongs to what it scopes.
+    names = [
+        name
+        for name in {**there, **here}
+        if not name.split("/")[-1].startswith((*FREE, "baselines."))
+    ]
+    return [
+        f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
+        for name in names
+        if there.get(name) != here.get(name)
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,382 @@
+"""The jobs behind the command line: train, baselines, decode, evaluate, report, translate, demo.
+
+Each takes a `Setup`, which gin fills in. Jobs speak to each other through files in MODEL_DIR only:
+
+    run.json config.gin operative_config.gin      whose folder it is and what made it
+    data/                                         token cache, vocabulary, text (m4.data.cache)
+    checkpoints/ metrics.jsonl tensorboard/       training
+    decodes/test.<direction>.jsonl                translations of the test sets
+    baselines/<language>.<hash>/                  a bilingual model each, with its own decodes/
+    compare/dense/                                the same model without experts, when asked for
+    scores.jsonl deltas.jsonl delta_bleu.png delta_bleu.pdf report.html
+"""
+
+import dataclasses
+import datetime
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from m4.core import run_folder
+from m4.core.jax_setup import set_up
+from m4.core.mesh import make_mesh
+from m4.core.report import Stage, atomic_write, read_metrics
+from m4.data.cache import Cache
+from m4.data.stream import Stream
+from m4.eval.decode import decode, decode_to_files
+from m4.eval.delta import level, tables
+from m4.eval.page import Background
+from m4.eval.report import Report
+from m4.eval.report import report as write_report
+from m4.eval.score import System, measure, score_rows, score_table, write_scores
+from m4.eval.testsets import language_of, split_pairs
+from m4.eval.translate import Translator, restore_params
+from m4.model.transformer import Transformer
+from m4.train import loop
+from m4.train.baselines import Finished, Recipe, train_baselines
+from m4.train.dev import dev_loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """How test sets and users' lines are translated; see `m4.eval.decode.decode`."""
+
+    beams: int = 4
+    alpha: float = 0.6
+    max_source_length: int = 128
+    max_target_length: int = 128
+    batch_rows: int = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """One experiment, whole.
+
+    Attributes:
+        model_dir: everything is read and written under it. total_steps: where training ends.
+        corpus: (folder, ...) -> Cache, e.g. @cache.prepare with its source and languages.
+        model: (vocab_size) -> Transformer. train: see `loop.train`. mesh: () -> Mesh.
+        mixture: to_english, from_english or any_to_any.
+        lengths: {"inputs": pieces, "targets": pieces} of a packed row.
+        batch_size: packed rows a step, over all devices. seed: of everything that is drawn.
+        dev_period: steps between dev losses; dev_pairs: at most so many pairs a direction.
+        decoding: of test sets and translations.
+        baselines: resource level ("high", "medium", "low") -> recipe of its bilingual models.
+        baselines_dir: where these are kept; None: MODEL_DIR/baselines.
+        high, low: training pairs from which a language is high-resource, and below which low.
+        report: see `m4.eval.report.report`. about: what the corpus is, for the report.
+    """
+
+    model_dir: str
+    total_steps: int
+    corpus: Callable[..., Cache]
+    model: Callable[..., Transformer] = Transformer
+    train: Callable[..., loop.Trained] = loop.train
+    mesh: Callable[..., Any] = make_mesh
+    mixture: str = "any_to_any"
+    lengths: Mapping[str, int] = dataclasses.field(
+        default_factory=lambda: {"inputs": 128, "targets": 128}
+    )
+    batch_size: int = 64
+    seed: int = 0
+    dev_period: int = 1000
+    dev_pairs: int = 200
+    decoding: Decoding = dataclasses.field(default_factory=Decoding)
+    baselines: Mapping[str, Recipe] | None = None
+    baselines_dir: str | None = None
+    high: int = 3000
+    low: int = 1000
+    report: Callable[..., Report] = write_report
+    about: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.model_dir)
+
+
+def corpus(setup: Setup) -> Cache:
+    """The tokenised corpus: opened if it is there, else made."""
+    with Stage("corpus", 100, "%") as stage:
+
+        def progress(name: str, done: int, total: int) -> None:
+            stage.update(round(100 * done / max(total, 1)), name)
+
+        made = setup.corpus(
+            folder=setup.folder / "data",
+            mixture_name=setup.mixture,
+            source_length=setup.lengths["inputs"],
+            target_length=setup.lengths["targets"],
+            report=progress,
+        )
+        pairs = sum(made.size(language, "train") for language in made.languages())
+        stage.update(100, f"{pairs:,} training pairs in {len(made.languages())} languages")
+    return made
+
+
+def build_model(setup: Setup, cache: Cache, **overrides: Any) -> Transformer:
+    """The model for the corpus's vocabulary, rounded up to a multiple of 128 (sharding, tiles)."""
+    return setup.model(vocab_size=-(-cache.vocabulary.size // 128) * 128, **overrides)
+
+
+def train(setup: Setup, *, dense: bool = False) -> loop.Trained:
+    """Trains the model (or, `dense`, the same without experts) from its latest checkpoint."""
+    cache = corpus(setup)
+    model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
+    stream = Stream(
+        cache,
+        seed=setup.seed,
+        batch_rows=setup.batch_size,
+        source_length=setup.lengths["inputs"],
+        target_length=setup.lengths["targets"],
+    )
+    mesh = setup.mesh()
+    groups: dict[str, list[str]] = {"high": [], "medium": [], "low": []}
+    for direction in stream.directions:
+        pairs = cache.size(language_of(direction), "train")
+        groups[level(pairs, setup.high, setup.low)].append(direction)
+    folder = model_folder(setup, dense)
+    with Stage("train dense" if dense else "train", setup.total_steps) as stage:
+        return setup.train(
+            folder=folder,
+            model=model,
+            stream=stream,
+            mesh=mesh,
+            total_steps=setup.total_steps,
+            seed=setup.seed,
+            evaluators=[
+                loop.Evaluator(
+                    setup.dev_period, dev_loss(cache, stream, model, mesh, setup.dev_pairs)
+                )
+            ],
+            groups=groups,
+            note={
+                "vocabulary": cache.vocabulary.fingerprint,
+                "corpus": cache.fingerprint,
+                "train_pairs": {name: cache.size(name, "train") for name in cache.languages()},
+            },
+            stage=stage,
+        )
+
+
+def model_folder(setup: Setup, dense: bool = False) -> Path:
+    """Where a model's checkpoints and decodes are."""
+    return setup.folder / "compare" / "dense" if dense else setup.folder
+
+
+def baselines(setup: Setup) -> dict[str, Finished]:
+    """Trains the bilingual models that are not there yet."""
+    if setup.baselines is None:
+        raise ValueError("no bilingual baselines: jobs.Setup.baselines is not set in the config")
+    cache = corpus(setup)
+    recipes = setup.baselines
+
+    def recipe_of(language: str) -> Recipe:
+        return recipes[level(cache.size(language, "train"), setup.high, setup.low)]
+
+    return train_baselines(
+        setup.baselines_dir or setup.folder / "baselines",
+        cache.folder,
+        cache.languages(),
+        recipe_of,
+        decoding=dataclasses.asdict(setup.decoding),
+        seed=setup.seed,
+    )
+
+
+def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Path:
+    """Translates the test sets of all directions; returns the folder of the hypotheses."""
+    cache = corpus(setup)
+    model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
+    folder = model_folder(setup, dense)
+    params, step = _restored(model, folder, cache)
+    directions = [d for d in cache.directions if cache.size(language_of(d), split)]
+    pairs = split_pairs(cache, directions, split)
+    settings = dataclasses.asdict(setup.decoding)
+    total = sum(len(sentences) for sentences in pairs.values())
+    name = "dense" if dense else "test"
+    with Stage(f"decode {name}", total, "sentences") as stage:
+        before = 0
+
+        def translate(sources: Sequence[str]) -> list[str]:
+            nonlocal before
+            said = decode(
+                model,
+                params,
+                cache.vocabulary,
+                sources,
+                progress=lambda done, _, tokens: stage.update(before + done),
+                **settings,
+            )
+            before += len(sources)
+            return said
+
+        decode_to_files(
+            translate,
+            folder / "decodes",
+            split,
+            pairs,
+            {**settings, "step": step, "vocabulary": cache.vocabulary.fingerprint},
+        )
+        stage.update(total)
+    return folder / "decodes"
+
+
+def report(setup: Setup, *, dense: bool = False) -> Report:
+    """Scores everything that is decoded against the bilingual baselines; writes and prints it."""
+    cache = corpus(setup)
+    systems = [_system(setup, cache, False)]
+    if dense:
+        systems.append(_system(setup, cache, True))
+    curves = {system.name: read_metrics(system.decodes.parent) for system in systems}
+    found = baselines(setup) if setup.baselines is not None else {}
+    systems += _bilingual(setup, found)
+    directions = cache.directions
+    rates = cache.rates()
+    stream = Stream(cache, seed=setup.seed, batch_rows=setup.batch_size)
+    epochs = stream.epochs(setup.total_steps)
+    written = setup.report(
+        folder=setup.folder,
+        systems=systems,
+        train_pairs={name: cache.size(name, "train") for name in cache.languages()},
+        subsets={name: cache.subsets(name, "test") for name in cache.languages()},
+        background=Background(
+            corpus=setup.about,
+            facts=_facts(setup, cache, found),
+            configs={"multilingual": setup.folder / "config.gin"},
+            curves=curves,
+            curve_keys=("nll", "nll/high", "nll/medium", "nll/low"),
+            sampling={d: rates[d] for d in directions},
+            epochs=epochs,
+        ),
+        high=setup.high,
+        low=setup.low,
+    )
+    console = _console()
+    for table in tables(written.rows, written.averages, console.width):
+        console.print(table)
+    for path in (written.html, written.png, written.pdf, written.scores):
+        console.print(str(path), highlight=False, soft_wrap=True)
+    console.print(str(setup.folder / "operative_config.gin"), highlight=False, soft_wrap=True)
+    return written
+
+
+def demo(setup: Setup, *, dense: bool = False) -> Report:
+    """The whole road: corpus, training, baselines, decoding, scores, ΔBLEU and its picture."""
+    train(setup)
+    if dense:
+        train(setup, dense=True)
+    baselines(setup)
+    decode_test(setup)
+    if dense:
+        decode_test(setup, dense=True)
+    return report(setup, dense=dense)
+
+
+def translator(setup: Setup) -> Translator:
+    """The trained model, ready to translate; reads the vocabulary and parameters only."""
+    cache = Cache(setup.folder / "data", setup.mixture)
+    model = build_model(setup, cache)
+    params, _ = _restored(model, setup.folder, cache)
+    return Translator(
+        model, params, cache.vocabulary, **{**dataclasses.asdict(setup.decoding), "batch_rows": 8}
+    )
+
+
+def prepare_process(setup: Setup) -> None:
+    """Settings of the process that need MODEL_DIR."""
+    set_up(setup.folder / "compilation_cache")
+
+
+def _restored(model: Transformer, folder: Path, cache: Cache) -> tuple[Any, int]:
+    params, step, note = restore_params(model, folder / "checkpoints")
+    if note.get("vocabulary") != cache.vocabulary.fingerprint:
+        raise ValueError(
+            f"{folder}/checkpoints/{step} was trained with another vocabulary than "
+            f"{cache.folder}/vocabulary.model ({str(note.get('vocabulary'))[:12]} there, "
+            f"{cache.vocabulary.fingerprint[:12]} here); translations would be noise"
+        )
+    return params, step
+
+
+def evaluate(setup: Setup, *, dense: bool = False) -> Path:
+    """Scores the translations of the test sets (made first where they are missing).
+
+    Writes scores.jsonl with every system that is decoded: the model, the dense one when asked
+    for, bilingual baselines where they are finished, and the copy baseline.
+    """
+    decode_test(setup)
+    if dense:
+        decode_test(setup, dense=True)
+    cache = corpus(setup)
+    systems = [_system(setup, cache, False)] + ([_system(setup, cache, True)] if dense else [])
+    gathered = setup.folder / "decodes" / "bilingual"
+    if gathered.is_dir():
+        systems.append(System("bilingual", gathered))
+    rows = score_rows(
+        measure(systems),
+        {name: cache.size(name, "train") for name in cache.languages()},
+        {name: cache.subsets(name, "test") for name in cache.languages()},
+    )
+    path = setup.folder / "scores.jsonl"
+    write_scores(path, rows)
+    console = _console()
+    console.print(score_table(rows))
+    console.print(str(path), highlight=False, soft_wrap=True)
+    return path
+
+
+def _console() -> Console:
+    """80 columns are rich's guess where there is no terminal: too few for the tables."""
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
+def _system(setup: Setup, cache: Cache, dense: bool) -> System:
+    model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
+    folder = model_folder(setup, dense)
+    _, step = _restored(model, folder, cache)
+    return System(
+        "moe" if model.num_experts else "dense",
+        folder / "decodes",
+        config=str(setup.folder / "config.gin"),
+        checkpoint_step=step,
+    )
+
+
+def _bilingual(setup: Setup, found: Mapping[str, Finished]) -> list[System]:
+    """The bilingual models as one system: their hypotheses gathered in one folder."""
+    if not found:
+        return []
+    gathered = setup.folder / "decodes" / "bilingual"
+    gathered.mkdir(parents=True, exist_ok=True)
+    configs, steps = {}, {}
+    for baseline in found.values():
+        for path in sorted((baseline.folder / "decodes").glob("test.*.jsonl")):
+            atomic_write(gathered / path.name, path.read_text(encoding="utf-8"))
+            direction = path.name.split(".")[1]
+            configs[direction] = str(baseline.folder / "result.json")
+            steps[direction] = baseline.result["note"]["best_step"]
+    return [System("bilingual", gathered, config=configs, checkpoint_step=steps)]
+
+
+def _facts(setup: Setup, cache: Cache, found: Mapping[str, Finished]) -> dict[str, str]:
+    about = run_folder.read(setup.folder)
+    unfinished = [name for name, one in found.items() if not one.result["converged"]]
+    facts = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "machine": about["machine"],
+        "versions": ", ".join(f"{k} {v}" for k, v in about["versions"].items()),
+        "steps": str(setup.total_steps),
+        "seed": str(setup.seed),
+        "corpus": f"{cache.fingerprint[:16]}, {json.dumps(cache.manifest['identity']['source'])}",
+    }
+    if found:
+        facts["bilingual models"] = "one a language pair, kept at their best dev chrF; " + (
+            "all stopped because dev no longer rose"
+            if not unfinished
+            else f"still rising when they reached their step limit: {', '.join(unfinished)}"
+        )
+    return facts

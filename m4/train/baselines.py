@@ -1,0 +1,278 @@
+"""Bilingual baselines: one small model a pair, by the same trainer, until dev stops rising.
+
+Many small models train best side by side, one a core: a pool of processes, each on a core of its
+own, takes one language after the other and keeps its compiled step. (One vmapped program of n
+models is slower than n single ones: docs/performance.md.) Finished models are kept under the hash
+of everything that decides them, so another multilingual run on the same text reuses them.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from m4.core.report import Stage, atomic_write
+
+# Raise when a change of code changes what a baseline becomes.
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a bilingual model is built and trained: its size and how hard it is regularised.
+
+    Attributes:
+        width, heads, head_width, mlp_width, layers: as in `Transformer`; layers in each stack.
+        vocabulary_size: pieces of the pair's own SentencePiece model, at most.
+        dropout_rate, label_smoothing: regularisation.
+        batch_rows: packed rows a step.
+        peak, warmup_steps: of the learning rate, which falls with the inverse square root.
+        max_steps: an upper bound only; training ends when dev stops rising.
+        eval_period, patience: dev chrF (greedy) is measured every `eval_period` steps; training
+            ends when it has not risen for `patience` times, and the best parameters are kept.
+    """
+
+    width: int = 128
+    heads: int = 4
+    head_width: int = 32
+    mlp_width: int = 512
+    layers: int = 2
+    vocabulary_size: int = 1000
+    dropout_rate: float = 0.1
+    label_smoothing: float = 0.1
+    batch_rows: int = 8
+    peak: float = 3e-3
+    warmup_steps: int = 200
+    max_steps: int = 4000
+    eval_period: int = 100
+    patience: int = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A finished baseline: its folder (with decodes/) and what is known about it."""
+
+    language: str
+    folder: Path
+    result: dict[str, Any]
+
+
+def train_baselines(
+    folder: Path | str,
+    corpus: Path | str,
+    languages: Sequence[str],
+    recipe_of: Callable[[str], Recipe],
+    *,
+    decoding: Mapping[str, Any],
+    seed: int = 0,
+    workers: int = 0,
+    stage: Callable[[str, int, str], Stage] = Stage,
+) -> dict[str, Finished]:
+    """Trains, decodes and returns the baseline of every language; what is there is reused.
+
+    Args:
+        folder: where baselines are kept, `<language>.<hash>/` each.
+        corpus: folder of the multilingual cache whose text is used.
+        languages: the foreign side of each pair; both directions are one model's work.
+        recipe_of: language -> how.
+        decoding: beams, alpha, max lengths, batch rows of the test translations.
+        workers: processes; 0: one a core.
+
+    Raises:
+        RuntimeError: a worker died.
+    """
+    from m4.data.cache import Cache
+
+    folder = Path(folder)
+    cache = Cache(corpus)
+    plans = {}
+    for language in languages:
+        plan = {
+            "format": FORMAT,
+            "language": language,
+            "text": cache.manifest["languages"][language],
+            "lengths": [cache.source_length, cache.target_length],
+            "recipe": dataclasses.asdict(recipe_of(language)),
+            "decoding": dict(decoding),
+            "seed": seed,
+        }
+        name = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:12]
+        plans[language] = {**plan, "folder": str(folder / f"{language}.{name}")}
+    missing = {name: plan for name, plan in plans.items() if finished(plan) is None}
+    if missing:
+        _run(missing, str(corpus), workers or len(os.sched_getaffinity(0)), stage)
+    return {name: _expect(plan) for name, plan in plans.items()}
+
+
+def finished(plan: Mapping[str, Any]) -> Finished | None:
+    """The baseline of a plan if it is complete."""
+    folder = Path(plan["folder"])
+    if not (folder / "result.json").is_file():
+        return None
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return Finished(plan["language"], folder, result)
+
+
+def _expect(plan: Mapping[str, Any]) -> Finished:
+    found = finished(plan)
+    assert found is not None, plan["folder"]
+    return found
+
+
+def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
+    """A pool of processes over the plans, the longest first."""
+    # spawn: a forked child would share the parent's JAX threads and hang.
+    context = multiprocessing.get_context("spawn")
+    messages = context.Queue()
+    cores = context.Queue()
+    for core in sorted(os.sched_getaffinity(0)):
+        cores.put(core)
+    workers = min(workers, len(plans))
+    steps = {name: plan["recipe"]["max_steps"] for name, plan in plans.items()}
+    done = dict.fromkeys(plans, 0)
+    texts: dict[str, str] = {}
+    ordered = sorted(plans.values(), key=lambda p: -p["text"]["train"]["pairs"])
+    with (
+        stage("bilingual baselines", sum(steps.values()), "steps") as shown,
+        ProcessPoolExecutor(
+            workers, mp_context=context, initializer=_start_worker, initargs=(cores, messages)
+        ) as pool,
+    ):
+        waiting: set[Future] = set()
+        try:
+            waiting = {pool.submit(train_one, plan, corpus) for plan in ordered}
+            while waiting:
+                ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    name = future.result()
+                    done[name] = steps[name]
+                    texts.pop(name, None)
+                while (message := _next(messages)) is not None:
+                    name, step, text = message
+                    if done[name] < steps[name]:
+                        done[name], texts[name] = step, f"{name} {text}"
+                complete = sum(done[name] == steps[name] for name in plans)
+                shown.update(
+                    sum(done.values()),
+                    " · ".join([f"{complete}/{len(plans)} models", *texts.values()]),
+                )
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _next(messages) -> tuple[str, int, str] | None:
+    try:
+        return messages.get_nowait()
+    except queue.Empty:
+        return None
+
+
+_messages: Any = None
+
+
+def _start_worker(cores, messages) -> None:
+    """Pins the process to one core before JAX counts them: one model then uses one core."""
+    global _messages
+    _messages = messages
+    with contextlib.suppress(queue.Empty):  # more workers than cores, if the user asked for that
+        os.sched_setaffinity(0, {cores.get_nowait()})
+
+
+def train_one(plan: Mapping[str, Any], corpus: str) -> str:
+    """Trains, decodes and writes one baseline; returns its language. Runs in a worker."""
+    import jax
+
+    from m4.core.jax_setup import set_up
+    from m4.core.mesh import make_mesh
+    from m4.data import cache as caches
+    from m4.data.stream import Stream
+    from m4.eval.decode import decode, decode_to_files
+    from m4.eval.testsets import split_pairs
+    from m4.model.transformer import Transformer
+    from m4.train.dev import dev_chrf
+    from m4.train.loop import EarlyStopping, Evaluator, train
+    from m4.train.optimizer import adamw, rsqrt
+
+    folder, language = Path(plan["folder"]), plan["language"]
+    set_up(folder.parent / "compilation_cache")
+    recipe = Recipe(**plan["recipe"])
+    parent = os.getppid()
+    cache = caches.subset(
+        caches.Cache(corpus), folder / "data", language, vocabulary_size=recipe.vocabulary_size
+    )
+    model = Transformer(
+        # Not the exact size: models whose vocabularies differ by a few pieces share the program.
+        vocab_size=-(-max(cache.vocabulary.size, recipe.vocabulary_size) // 8) * 8,
+        width=recipe.width,
+        heads=recipe.heads,
+        head_width=recipe.head_width,
+        mlp_width=recipe.mlp_width,
+        encoder_layers=recipe.layers,
+        decoder_layers=recipe.layers,
+        dropout_rate=recipe.dropout_rate,
+        absolute_positions=True,
+    )
+    stream = Stream(cache, seed=plan["seed"], batch_rows=recipe.batch_rows)
+    translate = functools.partial(decode, model, vocabulary=cache.vocabulary)
+    decoding = dict(plan["decoding"])
+
+    class Shown(Stage):
+        def update(self, done: int, text: str = "") -> None:
+            if os.getppid() != parent:
+                raise SystemExit("the parent process is gone")
+            if _messages is not None:
+                _messages.put((language, done, text))
+
+    dev = dev_chrf(cache, translate, decoding)
+    trained = train(
+        folder,
+        model,
+        stream,
+        functools.partial(
+            adamw,
+            schedule=functools.partial(
+                rsqrt,
+                peak=recipe.peak,
+                warmup_steps=recipe.warmup_steps,
+                hold_steps=recipe.warmup_steps,
+            ),
+        ),
+        make_mesh(),
+        total_steps=recipe.max_steps,
+        seed=plan["seed"],
+        label_smoothing=recipe.label_smoothing,
+        checkpoint_period=1000,
+        keep=1,
+        log_period=50,
+        evaluators=[Evaluator(recipe.eval_period, dev)],
+        early_stopping=EarlyStopping("dev/chrf", recipe.patience),
+        note={"language": language, "vocabulary": cache.vocabulary.fingerprint},
+        tensorboard=False,
+        stage=Shown(language, recipe.max_steps),
+    )
+    decode_to_files(
+        lambda sources: translate(params=trained.params, sources=sources, **decoding),
+        folder / "decodes",
+        "test",
+        split_pairs(cache, cache.directions, "test"),
+        {**decoding, "step": trained.note["best_step"], "vocabulary": cache.vocabulary.fingerprint},
+    )
+    result = {
+        "plan": dict(plan),
+        "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
+        "note": trained.note,
+        # Whether it was dev that ended the training, and not the step limit.
+        "converged": trained.note["since_best"] >= recipe.patience,
+        "epochs": stream.epochs(trained.note["step"]),
+    }
+    atomic_write(folder / "result.json", json.dumps(result, indent=1))
+    return language

@@ -1,0 +1,83 @@
+"""What is measured on dev sentences during training: losses, and chrF of greedy translations."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from m4.core.mesh import logical, to_global
+from m4.data.cache import Cache
+from m4.data.preprocess import split_direction, tag
+from m4.data.stream import Stream, evaluation_batches
+from m4.eval.metrics.chrf import chrf
+from m4.eval.testsets import language_of, split_pairs
+from m4.model.transformer import Transformer
+from m4.train.step import make_eval_step
+
+
+def dev_loss(
+    cache: Cache, stream: Stream, model: Transformer, mesh: Mesh, limit: int | None = None
+) -> Callable[[Any], dict[str, float]]:
+    """params -> {"dev/nll": nats a token over all directions, "dev/nll/<direction>": of each}.
+
+    Packed rows of the training batch's shape; at most `limit` pairs a direction.
+    """
+    directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
+    compiled = jax.jit(make_eval_step(model, directions=max(len(directions), 1)))
+
+    def run(params: Any) -> dict[str, float]:
+        if not directions:
+            return {}
+        nll_D = tokens_D = np.zeros(len(directions))
+        with logical(mesh):
+            for batch in evaluation_batches(
+                cache,
+                directions,
+                "dev",
+                stream.batch_rows,
+                stream.source_length,
+                stream.target_length,
+                pack=True,
+                limit=limit,
+            ):
+                sums = jax.device_get(compiled(params, to_global(mesh, batch)))
+                nll_D, tokens_D = nll_D + sums["nll_sum_D"], tokens_D + sums["tokens_D"]
+        result = {"dev/nll": float(nll_D.sum() / max(tokens_D.sum(), 1))}
+        for direction, nll, tokens in zip(directions, nll_D, tokens_D, strict=True):
+            result[f"dev/nll/{direction}"] = float(nll / max(tokens, 1))
+        return result
+
+    return run
+
+
+def dev_chrf(
+    cache: Cache, translate: Callable[..., list[str]], decoding: Mapping[str, Any]
+) -> Callable[[Any], dict[str, float]]:
+    """params -> {"dev/chrf": mean over directions of the greedy translations' chrF, percent}.
+
+    chrF and not the loss picks a model trained on few sentences: its loss rises from
+    overconfidence long before its translations stop getting better.
+    """
+    pairs = split_pairs(cache, cache.directions, "dev")
+    sources = [
+        tag(source, split_direction(direction)[1])
+        for direction, sentences in pairs.items()
+        for source, _ in sentences
+    ]
+    greedy = {**decoding, "beams": 1}
+
+    def run(params: Any) -> dict[str, float]:
+        hypotheses = iter(translate(params=params, sources=sources, **greedy))
+        scores = {}
+        for direction, sentences in pairs.items():
+            said = [next(hypotheses) for _ in sentences]
+            wanted = [reference for _, reference in sentences]
+            scores[direction] = chrf(said, wanted, split_direction(direction)[1]).value()
+        return {
+            "dev/chrf": float(np.mean(list(scores.values()))),
+            **{f"dev/chrf/{direction}": score for direction, score in scores.items()},
+        }
+
+    return run

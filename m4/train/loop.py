@@ -1,0 +1,287 @@
+"""The training loop: batches by number, metrics, evaluations, checkpoints, resume."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from m4.core.checkpoint import Checkpoints, shapes
+from m4.core.mesh import check_divides, logical, to_global
+from m4.core.report import Metrics, Stage
+from m4.model.transformer import Transformer
+from m4.train.state import TrainState, create
+from m4.train.step import make_train_step
+
+
+class BatchStream(Protocol):
+    """batch(step) is a pure function of the step: nothing but the step is needed to resume."""
+
+    directions: list[str]
+    batch_rows: int
+
+    def batch(self, step: int, rows: slice = slice(None)) -> Mapping[str, np.ndarray]: ...
+    def fingerprint(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """What is measured every `period` steps and at the end: run(params) -> {name: number}."""
+
+    period: int
+    run: Callable[[Any], dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping:
+    """Stops when `metric` (higher is better) has not risen for `patience` evaluations."""
+
+    metric: str
+    patience: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What came out: parameters (the best ones where there is early stopping) and what is known."""
+
+    params: Any
+    note: dict[str, Any]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during training; `step` is saved."""
+
+    def __init__(self, step: int):
+        super().__init__(f"interrupted at step {step}, which is saved; the same command goes on")
+        self.step = step
+
+
+def train(
+    folder: Path | str,
+    model: Transformer,
+    stream: BatchStream,
+    optimizer: Callable[[int], optax.GradientTransformation],
+    mesh: Mesh,
+    *,
+    total_steps: int,
+    seed: int = 0,
+    label_smoothing: float = 0.1,
+    z_loss: float = 1e-4,
+    aux_loss_factor: float = 0.01,
+    router_z_loss_factor: float = 0.0,
+    checkpoint_period: int = 500,
+    keep: int = 3,
+    log_period: int = 25,
+    evaluators: Sequence[Evaluator] = (),
+    early_stopping: EarlyStopping | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    note: Mapping[str, Any] | None = None,
+    tensorboard: bool = True,
+    stage: Stage | None = None,
+) -> Trained:
+    """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
+
+    Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end,
+    folder/metrics.jsonl and folder/tensorboard every `log_period` steps. A run that was killed and
+    started again makes the same steps as one that was not: batches, dropout and routing are
+    functions of (seed, step).
+
+    Args:
+        folder: the model's folder. model, optimizer: what and how; the latter by total steps.
+        stream: the batches. mesh: the devices.
+        label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor: see `make_train_step`.
+        keep: checkpoints that stay. evaluators, early_stopping: see there.
+        groups: resource level -> directions, for the loss that is shown.
+        note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
+        stage: where progress is shown.
+
+    Raises:
+        ValueError: sizes that do not divide over the mesh; a checkpoint of another stream.
+        Interrupted: Ctrl-C; the step is saved first.
+    """
+    folder = Path(folder)
+    check_divides(mesh, "batch", stream.batch_rows, "batch", "BATCH_SIZE")
+    check_model_divides(mesh, model)
+    tx = optimizer(total_steps)
+    step_fn = make_train_step(
+        model,
+        tx,
+        directions=len(stream.directions),
+        seed=seed,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        aux_loss_factor=aux_loss_factor,
+        router_z_loss_factor=router_z_loss_factor,
+    )
+    note = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
+    checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
+    try:
+        state, shardings = create(mesh, model, tx, seed)
+        progress = _Progress(early_stopping)
+        if checkpoints.latest is not None:
+            state = _restore(checkpoints, state, progress, note)
+        start = int(state.step)
+        with (
+            logical(mesh),
+            Metrics(folder, resume_step=start, tensorboard=tensorboard) as metrics,
+            ThreadPoolExecutor(1) as ahead,
+        ):
+            compiled = jax.jit(step_fn, donate_argnums=0, out_shardings=(shardings, None))
+            window = _Window(stream.directions, groups or {})
+            coming = ahead.submit(stream.batch, start)
+            step = start
+            try:
+                while step < total_steps and not progress.stopped:
+                    batch = to_global(mesh, coming.result())
+                    coming = ahead.submit(stream.batch, step + 1)
+                    state, step_metrics = compiled(state, batch)
+                    # One step at a time: on few cores, more than two steps with collectives in
+                    # flight deadlock in XLA's thread pool.
+                    window.add(jax.block_until_ready(step_metrics))
+                    step += 1
+                    if step % log_period == 0 or step == total_steps:
+                        metrics.write(step, window.flush())
+                    if stage is not None:
+                        stage.update(step, window.text)
+                    for evaluator in evaluators:
+                        if step % evaluator.period == 0 or step == total_steps:
+                            values = evaluator.run(state.params)
+                            metrics.write(step, values)
+                            progress.evaluated(step, values, state.params)
+                    if step % checkpoint_period == 0 and step < total_steps:
+                        _save(checkpoints, state, progress, note)
+            except KeyboardInterrupt as error:
+                _save(checkpoints, state, progress, note)
+                checkpoints.wait()
+                raise Interrupted(int(state.step)) from error
+        note = _save(checkpoints, state, progress, {**note, "finished": True})
+        checkpoints.wait()
+        return Trained(state.params if progress.best is None else progress.best, note)
+    finally:
+        checkpoints.close()
+
+
+def check_model_divides(mesh: Mesh, model: Transformer) -> None:
+    """Raises a ValueError where the model does not split evenly over the mesh."""
+    name = "transformer.Transformer"
+    width = model.heads * model.head_width
+    check_divides(mesh, "attention", width, "joined_kv", f"{name}.heads * {name}.head_width")
+    check_divides(mesh, "feed-forward", model.mlp_width, "mlp", f"{name}.mlp_width")
+    check_divides(mesh, "embedding", model.vocab_size, "vocab", "vocabulary size")
+    if model.num_experts:
+        check_divides(mesh, "experts", model.num_experts, "expert", f"{name}.num_experts")
+
+
+class _Progress:
+    """The best evaluation so far, and whether it is time to stop."""
+
+    def __init__(self, rule: EarlyStopping | None):
+        self.rule = rule
+        self.best: Any | None = None
+        self.best_step = 0
+        self.best_value = -math.inf
+        self.since = 0
+
+    @property
+    def stopped(self) -> bool:
+        return self.rule is not None and self.since >= self.rule.patience
+
+    def evaluated(self, step: int, values: Mapping[str, float], params: Any) -> None:
+        if self.rule is None or self.rule.metric not in values:
+            return
+        value = values[self.rule.metric]
+        if value > self.best_value:
+            self.best_step, self.best_value, self.since = step, value, 0
+            # A copy: the step that follows reuses the memory of its argument.
+            self.best = jax.tree.map(lambda x: x.copy(), params)
+        else:
+            self.since += 1
+
+    def note(self) -> dict[str, Any]:
+        if self.best is None:
+            return {}
+        return {"best_step": self.best_step, "best": self.best_value, "since_best": self.since}
+
+
+def _save(checkpoints: Checkpoints, state: TrainState, progress: _Progress, note) -> dict[str, Any]:
+    note = {**note, **progress.note(), "step": int(state.step)}
+    items = {"params": state.params, "optimizer": state.optimizer}
+    if progress.best is not None:
+        items["best"] = progress.best
+    checkpoints.save(int(state.step), items, note)
+    return note
+
+
+def _restore(
+    checkpoints: Checkpoints, state: TrainState, progress: _Progress, note: Mapping[str, Any]
+) -> TrainState:
+    step = checkpoints.latest
+    assert step is not None
+    saved = checkpoints.note(step)
+    for name in ("vocabulary", "stream"):
+        if name in note and saved.get(name) != note[name]:
+            raise ValueError(
+                f"{checkpoints.folder}: step {step} was trained with another {name} "
+                f"({str(saved.get(name))[:12]} there, {str(note[name])[:12]} here); "
+                "choose another MODEL_DIR, or start over with --fresh"
+            )
+    items = {"params": shapes(state.params), "optimizer": shapes(state.optimizer)}
+    if "best_step" in saved:
+        items["best"] = shapes(state.params)
+        progress.best_step, progress.best_value = saved["best_step"], saved["best"]
+        progress.since = saved["since_best"]
+    found = checkpoints.restore(step, items)
+    progress.best = found.get("best")
+    at = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
+    return TrainState(at, found["params"], found["optimizer"])
+
+
+class _Window:
+    """Metrics since the last log row: sums of counts, means of the rest, tokens a second."""
+
+    def __init__(self, directions: Sequence[str], groups: Mapping[str, Sequence[str]]):
+        self._directions = list(directions)
+        self._groups = groups
+        self._steps: list[Mapping[str, Any]] = []
+        self._since = time.monotonic()
+        self.text = "compiling"
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        self._steps.append(metrics)
+
+    def flush(self) -> dict[str, float]:
+        """The row: loss, nll, nll/<direction>, tokens_per_second, and what the MoE layers say."""
+        steps = jax.device_get(self._steps)
+        seconds = time.monotonic() - self._since
+        self._steps, self._since = [], time.monotonic()
+        sums = {name: np.sum([s[name] for s in steps], axis=0) for name in steps[0]}
+        nll_D, tokens_D = sums.pop("nll_sum_D"), sums.pop("tokens_D")
+        target, source = float(sums.pop("target_tokens")), float(sums.pop("source_tokens"))
+        row = {"target_tokens": target, "source_tokens": source}
+        row["tokens_per_second"] = (target + source) / max(seconds, 1e-9)
+        for name, value in sums.items():
+            mean = value / len(steps)
+            if mean.ndim == 0:
+                row[name] = float(mean)
+            else:  # load_E
+                row |= {f"{name.removesuffix('_E')}/{i}": float(x) for i, x in enumerate(mean)}
+        row["nll"] = float(nll_D.sum() / max(tokens_D.sum(), 1))
+        for name, nll, count in zip(self._directions, nll_D, tokens_D, strict=True):
+            if count:
+                row[f"nll/{name}"] = float(nll / count)
+        parts = [f"nll {row['nll']:.2f}"]
+        for level, members in self._groups.items():
+            inside = [self._directions.index(name) for name in members]
+            if tokens := tokens_D[inside].sum():
+                row[f"nll/{level}"] = float(nll_D[inside].sum() / tokens)
+                parts.append(f"{level} {row[f'nll/{level}']:.2f}")
+        parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
+        self.text = " · ".join(parts)
+        return row

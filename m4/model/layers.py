@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen import partitioning
+from flax.linen.spmd import with_logical_constraint
 
 Array = jax.Array
 Initializer = Callable[..., Array]
@@ -130,4 +131,4 @@ def dropout(rate: float, name: str | None = None) -> nn.Dropout:
 
 def constrain(x: Array, axes: Sequence[str | None]) -> Array:
     """Asks the partitioner for the sharding of these logical axes; does nothing without a mesh."""
-    return partitioning.with_sharding_constraint(x, tuple(axes))
+    return with_logical_constraint(x, tuple(axes))

@@ -1,0 +1,380 @@
+"""The model against T5X's contract (calls, axes, metrics, cache), and laws of encoder-decoders."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.core import unfreeze
+from flax.linen import partitioning
+
+from m4.model.transformer import Transformer, count_parameters
+
+V, L, T = 19, 7, 6
+
+# What stock T5X knows: names that its sharding rules map, and those that its Adafactor factors.
+FACTORED_AXES = {
+    *("vocab", "mlp", "heads", "kv", "joined_kv", "embed", "layers", "relpos_buckets"),
+    *("layer_norm_scale", "expert", "expert_mlp", "unmodeled"),
+}
+T5X_METRICS = {
+    "auxiliary_loss",
+    "router_z_loss",
+    "fraction_tokens_left_behind",
+    "expert_usage",
+    "router_confidence",
+}
+
+
+def tiny(**options: Any) -> Transformer:
+    return Transformer(
+        **{
+            "vocab_size": V,
+            "width": 8,
+            "heads": 2,
+            "head_width": 4,
+            "mlp_width": 12,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "num_experts": 4,
+            "group_tokens": 16,
+            **options,
+        }
+    )
+
+
+variants = pytest.mark.parametrize(
+    "model",
+    [
+        tiny(),
+        tiny(num_experts=0, activations=("gelu", "linear"), tied_logits=False),
+        tiny(absolute_positions=True, dtype=jnp.bfloat16),
+    ],
+    ids=["moe", "dense gated untied", "positions bfloat16"],
+)
+# One layer a stack, for what is compiled with gradients or loops; both kinds of positions.
+SHALLOW = tiny(encoder_layers=1, decoder_layers=1, moe_every=1, absolute_positions=True)
+
+
+@partial(jax.jit, static_argnames="model")
+def init(model, seed=0):
+    # Call 1 of the contract, with its float32 token arguments and a single key.
+    return model.init(
+        jax.random.key(seed),
+        jnp.ones((2, L)),
+        jnp.ones((2, T)),
+        jnp.ones((2, T)),
+        encoder_positions=None,
+        decoder_positions=None,
+        encoder_segment_ids=None,
+        decoder_segment_ids=None,
+        decode=False,
+        enable_dropout=False,
+    )
+
+
+def sharp(model, seed=0):
+    """Parameters of twice their initial size: attention and routing that really choose."""
+    return jax.tree.map(lambda x: 2.0 * x, init(model, seed)["params"])
+
+
+@partial(jax.jit, static_argnames=("model", "dropout"))
+def logits_of(model, params, source, inputs, targets, dropout=False, **packing):
+    # Call 2 of the contract.
+    return model.apply(
+        {"params": params},
+        source,
+        inputs,
+        targets,
+        encoder_segment_ids=packing.get("encoder_segment_ids"),
+        decoder_segment_ids=packing.get("decoder_segment_ids"),
+        encoder_positions=packing.get("encoder_positions"),
+        decoder_positions=packing.get("decoder_positions"),
+        decode=False,
+        enable_dropout=dropout,
+        rngs={"dropout": jax.random.key(1)} if dropout else None,
+        mutable=False,
+    )
+
+
+def sentence_pairs(seed=0, B=3):
+    """Sources and targets of several lengths, padded with 0, and the decoder's shifted inputs."""
+    rng = np.random.default_rng(seed)
+    source = rng.integers(2, V, (B, L)) * (np.arange(L)[None] < rng.integers(2, L, (B, 1)))
+    target = rng.integers(2, V, (B, T)) * (np.arange(T)[None] < rng.integers(2, T, (B, 1)))
+    inputs = np.pad(target[:, :-1], ((0, 0), (1, 0)))
+    return source.astype(np.int32), inputs.astype(np.int32), target.astype(np.int32)
+
+
+# --- T5X's contract, section 3 of its reading -----------------------------------------------------
+
+
+@variants
+def test_init_makes_float32_parameters_with_known_axes(model):
+    variables = init(model)
+    assert set(variables) - {"intermediates"} == {"params", "params_axes"}
+    params, axes = variables["params"], variables["params_axes"]
+    names = unfreeze(partitioning.get_axis_names(axes))
+    # The same tree, a name an axis, every name known.
+    is_spec = lambda x: isinstance(x, jax.sharding.PartitionSpec)  # noqa: E731
+    jax.tree.map(lambda spec, x: np.testing.assert_equal(len(spec), x.ndim), names, params,
+                 is_leaf=is_spec)  # fmt: skip
+    used = {name for spec in jax.tree.leaves(names, is_leaf=is_spec) for name in spec}
+    assert used <= FACTORED_AXES
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
+    # The same under eval_shape, with integer tokens.
+    ones = jax.ShapeDtypeStruct((2, T), jnp.int32)
+    shapes = jax.eval_shape(
+        partial(model.init, enable_dropout=False), jax.random.key(0), ones, ones, ones
+    )
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes["params"])
+    assert count_parameters(params) == sum(x.size for x in jax.tree.leaves(params))
+
+
+def test_experts_and_nothing_else_have_expert_in_their_path():
+    # T5X multiplies gradients, and adds the expert axis to statistics, by the path.
+    variables = init(tiny())
+    for path, x in jax.tree_util.tree_flatten_with_path(variables["params"])[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        assert ("expert" in name) == (x.ndim == 3), name
+        if "expert" in name:
+            assert name.endswith("/kernel")
+            assert x.shape[0] == 4
+    names = partitioning.get_axis_names(variables["params_axes"])
+    moe = names["encoder_1"]["moe"]["experts"]
+    assert tuple(moe["wi"]["kernel"]) == ("expert", "embed", "expert_mlp")
+    assert tuple(moe["wo"]["kernel"]) == ("expert", "expert_mlp", "embed")
+
+
+@variants
+def test_train_call_gives_float32_logits_and_dropout(model):
+    params = init(model)["params"]
+    batch = sentence_pairs()
+    calm = logits_of(model, params, *batch)
+    assert calm.shape == (3, T, V)
+    assert calm.dtype == jnp.float32
+    assert np.isfinite(calm).all()
+    np.testing.assert_array_equal(calm, logits_of(model, params, *batch))
+    dropped = logits_of(model, params, *batch, dropout=True)
+    assert not np.allclose(dropped, calm)
+
+
+def test_every_moe_layer_sows_t5x_metrics_under_their_names():
+    model = tiny()
+    params = init(model)["params"]
+    apply = jax.jit(partial(model.apply, enable_dropout=False, mutable=["intermediates"]))
+    _, state = apply({"params": params}, *sentence_pairs())
+    assert set(state) == {"intermediates"}
+    found: dict[str, int] = {}
+    for path, value in jax.tree_util.tree_flatten_with_path(state)[0]:
+        names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        if names[-1] in T5X_METRICS:
+            assert value.shape == ()
+            found[names[-1]] = found.get(names[-1], 0) + 1
+    # The second layer of either stack.
+    assert found == dict.fromkeys(T5X_METRICS, 2)
+
+
+def allocate(model, params, rows, length):
+    # Call 3b: all names as keywords, full length.
+    return model.apply(
+        {"params": params},
+        encoder_input_tokens=jnp.ones((rows, L)),
+        decoder_input_tokens=jnp.ones((rows, length)),
+        decoder_target_tokens=jnp.ones((rows, length)),
+        mutable=["cache"],
+        decode=True,
+        enable_dropout=False,
+    )[1]["cache"]
+
+
+@variants
+def test_cache_leaves_follow_the_rules(model):
+    cache = jax.jit(partial(allocate, model, rows=3, length=T))(init(model)["params"])
+    for path, leaf in jax.tree_util.tree_flatten_with_path(cache)[0]:
+        name = path[-1].key
+        if name in ("cache_index", "position_embedder_index"):
+            assert leaf.shape == ()
+        else:
+            assert leaf.shape[0] == 3, name
+        # Allocation does not advance, and beam search relies on zeros.
+        assert not np.asarray(leaf).any(), name
+
+
+@partial(jax.jit, static_argnames=("model", "length"))
+def steps(model, params, source, inputs, length):
+    """Calls 3a, 3b and 3c, one position at a time: logits [B, T, V]."""
+    variables = {"params": params}
+    encoded = model.apply(
+        variables, encoder_input_tokens=source, enable_dropout=False, method=model.encode
+    )
+    cache = allocate(model, params, source.shape[0], length)
+
+    def step(cache, token):
+        logits, changed = model.apply(
+            {**variables, "cache": cache},
+            encoded,
+            source,
+            token[:, None],
+            token[:, None],
+            enable_dropout=False,
+            decode=True,
+            max_decode_length=length,
+            mutable=["cache"],
+            method=model.decode,
+        )
+        assert set(changed) == {"cache"}
+        return changed["cache"], logits[:, 0]
+
+    return jnp.swapaxes(jax.lax.scan(step, cache, inputs.T)[1], 0, 1)
+
+
+def test_step_by_step_equals_teacher_forcing():
+    model = SHALLOW
+    params = sharp(model)
+    source, inputs, target = sentence_pairs()
+    forced = logits_of(model, params, source, inputs, target)
+    stepped = steps(model, params, source, inputs, T)
+    real = target > 0  # after the end, teacher forcing masks and decoding goes on
+    np.testing.assert_allclose(stepped[real], forced[real], atol=1e-4)
+
+
+# --- Laws -----------------------------------------------------------------------------------------
+
+
+def test_no_gradient_from_a_position_to_later_inputs():
+    # Causality. Embeddings stand for tokens, which have no gradient: perturb what is looked up.
+    source, _, _ = sentence_pairs()
+    # A different token in each position of the decoder's input, none of them in the source, and
+    # logits that do not come from the embedding.
+    source = np.where(source > 0, 2 + source % 3, 0)
+    inputs = np.tile(np.arange(5, 5 + T), (3, 1)).astype(np.int32)
+    untied = SHALLOW.clone(tied_logits=False)
+    params = sharp(untied)
+
+    @jax.jit
+    def reach(params):
+        """|d sum of logits at position t / d embedding of the input at position u|, [T, T]."""
+
+        def logits_T(table):
+            changed = {**params, "token_embedder": {"embedding": table}}
+            logits = logits_of(untied, changed, source, inputs, np.ones_like(inputs))
+            return jnp.sum(jnp.sin(logits), axis=(0, 2))
+
+        jacobian = jax.jacrev(logits_T)(params["token_embedder"]["embedding"])
+        return jnp.abs(jacobian[:, 5 : 5 + T]).sum(axis=-1)
+
+    influence = np.asarray(reach(params))
+    later = np.triu(np.ones((T, T), bool), 1)
+    assert not influence[later].any()
+    assert (influence[~later] > 0).all()
+
+
+def test_packed_rows_equal_unpacked_ones():
+    model = SHALLOW
+    params = sharp(model)
+    source, inputs, target = sentence_pairs(seed=3)
+    lengths = (source > 0).sum(axis=1), (target > 0).sum(axis=1)
+    alone = np.asarray(logits_of(model, params, source, inputs, target))
+    names = ("tokens", "inputs", "targets")
+    packed = {name: np.zeros((1, 3 * L), np.int32) for name in names}
+    segments = {side: np.zeros((1, 3 * L), np.int32) for side in ("encoder", "decoder")}
+    positions = {side: np.zeros((1, 3 * L), np.int32) for side in ("encoder", "decoder")}
+    starts = [0, 0]
+    spans = []
+    for row in range(3):
+        for side, (kind, start) in enumerate(zip(("encoder", "decoder"), starts, strict=True)):
+            stop = start + lengths[side][row]
+            segments[kind][0, start:stop] = row + 1
+            positions[kind][0, start:stop] = np.arange(stop - start)
+        l0, t0 = starts
+        l1, t1 = l0 + lengths[0][row], t0 + lengths[1][row]
+        packed["tokens"][0, l0:l1] = source[row, : l1 - l0]
+        packed["inputs"][0, t0:t1] = inputs[row, : t1 - t0]
+        packed["targets"][0, t0:t1] = target[row, : t1 - t0]
+        spans.append((t0, t1))
+        starts = [l1, t1]
+    together = np.asarray(
+        logits_of(
+            model,
+            params,
+            *packed.values(),
+            encoder_segment_ids=segments["encoder"],
+            decoder_segment_ids=segments["decoder"],
+            encoder_positions=positions["encoder"],
+            decoder_positions=positions["decoder"],
+        )
+    )
+    for row, (start, stop) in enumerate(spans):
+        np.testing.assert_allclose(together[0, start:stop], alone[row, : stop - start], atol=1e-4)
+
+
+def test_padding_is_invisible():
+    model = SHALLOW
+    params = sharp(model)
+    source, inputs, target = sentence_pairs(seed=5)
+
+    @jax.jit
+    def loss(params, source, inputs, target):
+        logits = logits_of(model, params, source, inputs, target)
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), target[..., None], axis=-1)
+        return jnp.sum(picked[..., 0] * (target > 0)), logits[:3, :T]
+
+    gradient = jax.jit(jax.grad(loss, has_aux=True))
+    of_short, short = gradient(params, source, inputs, target)
+    # More columns, and two rows of nothing but padding.
+    of_long, long = gradient(
+        params, *(np.pad(x, ((0, 2), (0, 4))) for x in (source, inputs, target))
+    )
+    real = target > 0
+    np.testing.assert_allclose(long[real], short[real], atol=1e-4)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), of_long, of_short)
+
+
+def test_all_parameters_get_gradients():
+    model = SHALLOW
+    params = sharp(model)
+    source, inputs, target = sentence_pairs(B=8)
+
+    def loss(params):
+        return jnp.sum(jnp.sin(logits_of(model, params, source, inputs, target)))
+
+    for path, leaf in jax.tree_util.tree_flatten_with_path(jax.jit(jax.grad(loss))(params))[0]:
+        assert np.isfinite(leaf).all()
+        assert np.asarray(leaf).any(), jax.tree_util.keystr(path)
+
+
+def test_activations_may_come_as_a_list():
+    # gin gives lists; a module must be hashable to be a static argument of jit.
+    model = tiny(activations=["relu"])
+    assert hash(model) == hash(tiny())
+    assert model == tiny()
+
+
+def test_activations_of_bfloat16_stay_bfloat16():
+    model = tiny(absolute_positions=True, dtype=jnp.bfloat16)
+    params = init(model)["params"]
+    seen = lambda module, _: type(module).__name__.endswith("Layer")  # noqa: E731
+    _, state = jax.eval_shape(
+        partial(
+            model.apply,
+            enable_dropout=False,
+            capture_intermediates=seen,
+            mutable=["intermediates"],
+        ),
+        {"params": params},
+        *sentence_pairs(),
+    )
+    layers = [
+        x for path, x in jax.tree_util.tree_flatten_with_path(state)[0] if "__call__" in str(path)
+    ]
+    # Two layers and one MoE layer in either stack.
+    assert len(layers) == 6
+    assert {x.dtype for x in layers} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_an_unknown_activation_is_named():
+    with pytest.raises(ValueError, match=r"transformer\.Transformer\.activations: 'swash'"):
+        jax.eval_shape(lambda: init(tiny(activations=("swash",))))

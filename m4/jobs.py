@@ -364,7 +364,6 @@ def _bilingual(setup: Setup, found: Mapping[str, Finished]) -> list[System]:
 
 def _facts(setup: Setup, cache: Cache, found: Mapping[str, Finished]) -> dict[str, str]:
     about = run_folder.read(setup.folder)
-    unfinished = [name for name, one in found.items() if not one.result["converged"]]
     facts = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "machine": about["machine"],
@@ -374,9 +373,10 @@ def _facts(setup: Setup, cache: Cache, found: Mapping[str, Finished]) -> dict[st
         "corpus": f"{cache.fingerprint[:16]}, {json.dumps(cache.manifest['identity']['source'])}",
     }
     if found:
-        facts["bilingual models"] = "one a language pair, kept at their best dev chrF; " + (
-            "all stopped because dev no longer rose"
-            if not unfinished
-            else f"still rising when they reached their step limit: {', '.join(unfinished)}"
+        latest = max(found.values(), key=lambda one: one.result["late_gain"])
+        facts["bilingual models"] = (
+            "one a language pair (both directions), kept at their best dev chrF, which in the "
+            f"last quarter of the steps rose by at most {latest.result['late_gain']:.1f} "
+            f"({latest.language})"
         )
     return facts

@@ -9,7 +9,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from m4.data.preprocess import tag_symbol
 from m4.eval.files import read_jsonl, write_jsonl
@@ -196,6 +199,24 @@ def score_rows(
                 }
             )
     return rows
+
+
+def score_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """System, direction, every metric with its interval, for a terminal; whole test sets only."""
+    rows = [row for row in rows if row["subset"] == "all"]
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("system")
+    table.add_column("direction")
+    for metric in metrics:
+        table.add_column(metric, justify="right")
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        text = f"{row['score']:.1f} [dim]{row['low']:.1f}..{row['high']:.1f}[/dim]"
+        cells.setdefault((row["system"], row["direction"]), {})[row["metric"]] = text
+    for (system, direction), by_metric in cells.items():
+        table.add_row(system, direction, *(by_metric.get(metric, "") for metric in metrics))
+    return table
 
 
 def write_scores(path: Path, rows: Iterable[dict]) -> None:

@@ -52,11 +52,10 @@ def restore_params(
             tokens,
         )["params"]
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        params, _ = store.restore(
-            found,
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes),
+        wanted = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
         )
-        return params, found, store.note(found)
+        return store.restore(found, {"params": wanted})["params"], found, store.note(found)
     finally:
         store.close()
 

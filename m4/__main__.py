@@ -2,10 +2,11 @@
 
 import argparse
 import difflib
+import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 JOBS = {
@@ -66,6 +67,25 @@ def parse_config(arguments: argparse.Namespace, bindings: Sequence[str]) -> dict
     """Reads the gin files and bindings; returns all bindings as text. UserError names the place."""
     import gin
 
+    folders = arguments.gin_search_paths.split(",")
+    files = config_files(arguments, folders)
+    bindings = [*arguments.gin_bindings, *bindings]
+    if arguments.model_dir:
+        bindings.append(f"MODEL_DIR = {str(arguments.model_dir)!r}")
+    for path in folders:
+        gin.add_config_file_search_path(path)
+    for name in files:
+        _parsed(lambda name=name: gin.parse_config_file(name), "")
+    for binding in bindings:
+        _parsed(lambda binding=binding: gin.parse_config(binding), f"'{binding}': ")
+    text = gin.config_str(max_line_length=1_000_000)
+    values = dict(re.findall(r"^([\w./]+) = (.*)$", text, re.MULTILINE))
+    check_values(values, [path for name in files for path in _found(name, folders)[:1]])
+    return values
+
+
+def config_files(arguments: argparse.Namespace, folders: Sequence[str]) -> list[str]:
+    """The files of --gin_file, or the one in --model_dir. UserError: there is none."""
     files = list(arguments.gin_file)
     if not files and arguments.model_dir:
         files = [str(Path(arguments.model_dir) / "config.gin")]
@@ -73,44 +93,117 @@ def parse_config(arguments: argparse.Namespace, bindings: Sequence[str]) -> dict
             raise UserError(f"--model_dir={arguments.model_dir}: no config.gin there; train first")
     if not files:
         raise UserError("give a config: --gin_file=gin_configs/demo.gin, or --model_dir=...")
-    bindings = [*arguments.gin_bindings, *bindings]
-    if arguments.model_dir:
-        bindings.append(f"MODEL_DIR = {str(arguments.model_dir)!r}")
-    for path in arguments.gin_search_paths.split(","):
-        gin.add_config_file_search_path(path)
     for name in files:
-        folders = [Path(p) for p in (*arguments.gin_search_paths.split(","), ".")]
-        if not any((folder / name).is_file() for folder in folders):
+        if not _found(name, folders):
             raise UserError(
-                f"--gin_file={name}: no such file in {arguments.gin_search_paths} "
-                "(--gin_search_paths)"
+                f"--gin_file={name}: no such file in {', '.join(folders)} (--gin_search_paths)"
             )
+    return files
+
+
+def _found(name: str, folders: Sequence[str]) -> list[Path]:
+    paths = [Path(folder) / name for folder in ("", *folders)]
+    return [path for path in paths if path.is_file()]
+
+
+def _parsed(parse: Callable[[], object], place: str) -> None:
+    """Has gin parse something; its errors become one line: place, mistake, what was meant."""
     try:
-        with gin.unlock_config():
-            gin.parse_config_files_and_bindings(files, bindings, finalize_config=False)
+        parse()
     except (ValueError, SyntaxError, OSError, ImportError, AttributeError, NameError) as error:
-        raise UserError(f"config: {one_line(error)}") from error
-    text = gin.config_str(max_line_length=1_000_000)
-    values = dict(re.findall(r"^([\w./]+) = (.*)$", text, re.MULTILINE))
-    used = set(re.findall(r"%([\w./]+)", text))
+        # gin puts the place behind the message: `In file "x.gin", line 3`.
+        if found := re.search(r'In file "(.+?)", line (\d+)', str(error)):
+            place = f"{found[1]} line {found[2]}: "
+        elif isinstance(error, SyntaxError) and not place:
+            place = f"{error.filename} line {error.lineno}: "
+        raise UserError(f"config: {place}{_mistake(error)}") from error
+
+
+def _mistake(error: Exception) -> str:
+    """gin's message in one line, with the nearest name that there is."""
+    import gin
+
+    text = error.msg if isinstance(error, SyntaxError) else one_line(error)
+    # A binding's value in the words of Python's parser: "malformed node", "invalid syntax".
+    if isinstance(error, SyntaxError) or "malformed node" in text:
+        return f"no value that Python can read; text needs quotes ({text.split(' on line')[0]})"
+    if found := re.match(r"Configurable '(.+)' doesn't have a parameter named '(.+)'", text):
+        configurable = gin.get_configurable(found[1])
+        if isinstance(configurable, type):
+            configurable = configurable.__init__
+        known = [name for name in inspect.signature(configurable).parameters if name != "self"]
+        return f"{found[1]} has no parameter {found[2]}{near(found[2], known)}"
+    if found := re.match(r"Couldn't resolve selector .+; <module '(.+?)' .+ attribute (\w+)", text):
+        return f"{found[1]} has no {found[2]}{near(found[2], vars(sys.modules[found[1]]))}"
+    if found := re.match(r"(?:No configurable matching )?'([\w.]+)'( was not provided)?", text):
+        written = re.findall(r"^@?([\w.]+)\.\w+ =|^from [\w.]+ import (\w+)",
+                             gin.config_str(), re.MULTILINE)  # fmt: skip
+        known = {name for pair in written for name in pair}
+        return f"the config imports nothing called {found[1]}{near(found[1], known)}"
+    return text
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean ...?", or nothing where nothing is like it."""
+    match = difflib.get_close_matches(name, [*known], n=1)
+    return f"; did you mean {match[0]}?" if match else ""
+
+
+def check_values(values: Mapping[str, str], files: Sequence[Path]) -> None:
+    """UserError: a macro that nothing uses, or that is used and not set; a value that is required."""
+    # A percent sign in a string is no macro.
+    bare = {
+        name: re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", value)
+        for name, value in values.items()
+    }
+    users = {
+        used: name for name, value in bare.items() for used in re.findall(r"%([\w./]+)", value)
+    }
     macros = [name for name in values if "." not in name]
-    for name in macros:
-        if name not in used:
-            near = difflib.get_close_matches(name, used | set(macros) - {name}, n=1)
+    for name, value in bare.items():
+        if value == "%gin.REQUIRED":
+            raise UserError(f"config: {_place(name, files)}{name} has no value: --gin.{name}=...")
+    users.pop("gin.REQUIRED", None)
+    for name, user in users.items():
+        if name not in values:
             raise UserError(
-                f"config: {name} is set and nothing uses it"
-                + (f"; did you mean {near[0]}?" if near else "")
+                f"config: {_place(user, files)}{user} = %{name}, which is not set"
+                f"{near(name, macros)}"
             )
-    return values
+    for name in macros:
+        if name not in users:
+            # Of two that are alike, the misspelt one is the one that nothing uses.
+            raise UserError(
+                f"config: {_place(name, files)}{name} is set and nothing uses it{near(name, users)}"
+            )
+
+
+def _place(name: str, files: Sequence[Path]) -> str:
+    """ "demo.gin line 3: ", where a binding is in one of the files."""
+    for path in files:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if re.match(rf"\s*{re.escape(name)}\s*=", line):
+                return f"{path} line {number}: "
+    return ""
+
+
+def missing_argument(error: TypeError, config: Mapping[str, str]) -> str | None:
+    """What a configurable lacks, by its gin name; None: the error is about something else."""
+    who = re.search(r"In call to configurable '(\w+)'", str(error))
+    what = re.search(r"No values supplied by Gin or caller for arguments: \[(.*?)\]", str(error))
+    if who is None or what is None:
+        return None
+    text = "\n".join(f"{name} = {value}" for name, value in config.items())
+    name = re.search(rf"\b(?:\w+\.)*{who[1]}\b", text)
+    gin_name = name[0] if name else who[1]
+    names = ", ".join(f"{gin_name}.{argument}" for argument in re.findall(r"\w+", what[1]))
+    return f"config: {names} must be set"
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message in one line; gin adds lines of its own, of which the place is kept."""
+    """An error's message in one line: the first; gin adds lines of its own."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, SyntaxError) and error.filename:
-        lines[0] += f" ({error.filename}, line {error.lineno})"
-    places = [line for line in lines[1:] if " line " in line or line.startswith("In bindings")]
-    return " ".join([lines[0] if lines else type(error).__name__, *places[:1]])
+    return lines[0] if lines else type(error).__name__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,18 +230,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(parsed: argparse.Namespace, bindings: Sequence[str]) -> None:
     """Configures and runs the job."""
     config = parse_config(parsed, bindings)
+    try:
+        work(parsed, config)
+    except TypeError as error:
+        if said := missing_argument(error, config):
+            raise UserError(said) from error
+        raise
+
+
+def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
+    """Runs the job that gin is configured for."""
     import gin
 
     from m4 import jobs
     from m4.core import run_folder
 
-    with gin.unlock_config():
-        try:
-            setup = gin.get_configurable(jobs.Setup)()
-        except RuntimeError as error:  # gin.REQUIRED without a value
-            raise UserError(f"config: {one_line(error)}") from error
-        except TypeError as error:  # an argument without default and without binding
-            raise UserError(f"config: {one_line(error)}") from error
+    setup = gin.get_configurable(jobs.Setup)()
     if parsed.job == "translate":
         jobs.prepare_process(setup)
         translator = jobs.translator(setup)

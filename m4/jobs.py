@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from m4.core import run_folder
+from m4.core.checkpoint import latest_step
 from m4.core.jax_setup import set_up
 from m4.core.mesh import make_mesh
 from m4.core.report import Stage, atomic_write, read_metrics
@@ -122,8 +123,9 @@ def build_model(setup: Setup, cache: Cache, **overrides: Any) -> Transformer:
     return setup.model(vocab_size=-(-cache.vocabulary.size // 128) * 128, **overrides)
 
 
-def train(setup: Setup, *, dense: bool = False) -> loop.Trained:
+def train(setup: Setup, *, dense: bool = False) -> None:
     """Trains the model (or, `dense`, the same without experts) from its latest checkpoint."""
+    mesh = setup.mesh()  # first: a mesh that is not possible is told before the corpus is made
     cache = corpus(setup)
     model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
     stream = Stream(
@@ -133,14 +135,15 @@ def train(setup: Setup, *, dense: bool = False) -> loop.Trained:
         source_length=setup.lengths["inputs"],
         target_length=setup.lengths["targets"],
     )
-    mesh = setup.mesh()
     groups: dict[str, list[str]] = {"high": [], "medium": [], "low": []}
     for direction in stream.directions:
         pairs = cache.size(language_of(direction), "train")
         groups[level(pairs, setup.high, setup.low)].append(direction)
     folder = model_folder(setup, dense)
+    if latest_step(folder / "checkpoints") == setup.total_steps:
+        return
     with Stage("train dense" if dense else "train", setup.total_steps) as stage:
-        return setup.train(
+        setup.train(
             folder=folder,
             model=model,
             stream=stream,

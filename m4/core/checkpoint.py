@@ -72,6 +72,14 @@ class Checkpoints:
         self._manager.close()
 
 
+def latest_step(folder: Path) -> int | None:
+    """The last complete step in a folder of checkpoints, or None; without reading any."""
+    if not folder.is_dir():
+        return None
+    steps = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+    return max(steps, default=None)
+
+
 def shapes(tree: Any, shardings: Any | None = None) -> Any:
     """ShapeDtypeStructs of a tree of arrays, with these shardings (or each array's own)."""
     if shardings is None:

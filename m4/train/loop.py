@@ -1,9 +1,12 @@
 """The training loop: batches by number, metrics, evaluations, checkpoints, resume."""
 
+import contextlib
 import dataclasses
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,7 +59,7 @@ class Trained:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during training; `step` is saved."""
+    """Ctrl-C or SIGTERM during training; `step` is saved."""
 
     def __init__(self, step: int):
         super().__init__(f"interrupted at step {step}, which is saved; the same command goes on")
@@ -104,7 +107,7 @@ def train(
 
     Raises:
         ValueError: sizes that do not divide over the mesh; a checkpoint of another stream.
-        Interrupted: Ctrl-C; the step is saved first.
+        Interrupted: Ctrl-C or SIGTERM; the step is saved first.
     """
     folder = Path(folder)
     check_divides(mesh, "batch", stream.batch_rows, "batch", "BATCH_SIZE")
@@ -137,7 +140,7 @@ def train(
             window = _Window(stream.directions, groups or {})
             coming = ahead.submit(stream.batch, start)
             step = start
-            try:
+            with _signals() as asked:
                 while step < total_steps and not progress.stopped:
                     batch = to_global(mesh, coming.result())
                     coming = ahead.submit(stream.batch, step + 1)
@@ -155,12 +158,12 @@ def train(
                             values = evaluator.run(state.params)
                             metrics.write(step, values)
                             progress.evaluated(step, values, state.params)
+                    if asked:
+                        _save(checkpoints, state, progress, note)
+                        checkpoints.wait()
+                        raise Interrupted(step)
                     if step % checkpoint_period == 0 and step < total_steps:
                         _save(checkpoints, state, progress, note)
-            except KeyboardInterrupt as error:
-                _save(checkpoints, state, progress, note)
-                checkpoints.wait()
-                raise Interrupted(int(state.step)) from error
         note = _save(checkpoints, state, progress, {**note, "finished": True})
         checkpoints.wait()
         return Trained(state.params if progress.best is None else progress.best, note)
@@ -177,6 +180,31 @@ def check_model_divides(mesh: Mesh, model: Transformer) -> None:
     check_divides(mesh, "embedding", model.vocab_size, "vocab", "vocabulary size")
     if model.num_experts:
         check_divides(mesh, "experts", model.num_experts, "expert", f"{name}.num_experts")
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects Ctrl-C and SIGTERM (a preempted machine's notice) until the step is done.
+
+    An exception in the middle of a step would leave no state to save: its memory is reused. A
+    second Ctrl-C interrupts at once. Other threads than the main one cannot have handlers.
+    """
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, _frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    kept = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 class _Progress:
@@ -251,7 +279,7 @@ class _Window:
         self._groups = groups
         self._steps: list[Mapping[str, Any]] = []
         self._since = time.monotonic()
-        self.text = "compiling"
+        self.text = ""
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         self._steps.append(metrics)

@@ -1,0 +1,153 @@
+"""Seconds and tokens/s of one training step; JSON lines. Two settings can be run in turn.
+
+    python benchmarks/train_step.py --width 128 --experts 8 --vocab 3072 --rows 22 --length 64
+    python benchmarks/train_step.py --models 4 --vs "--models 1"     # one vmapped program of four
+
+With --vs the two settings are timed step by step in turn, so that a machine whose speed drifts
+slows both; the last line is the ratio of their medians of tokens/s.
+"""
+
+import argparse
+import functools
+import json
+import resource
+import shlex
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from m4.model.dispatch.einsum import einsum
+from m4.model.dispatch.gather import gather
+from m4.model.transformer import Transformer, count_parameters
+from m4.train.optimizer import adafactor, adamw
+from m4.train.state import initialize
+from m4.train.step import make_train_step
+
+TRANSPORTS = {"einsum": einsum, "gather": gather}
+OPTIMIZERS = {"adamw": adamw, "adafactor": adafactor}
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for name, default in {
+        "width": 64,
+        "heads": 2,
+        "head_width": 32,
+        "mlp_width": 256,
+        "layers": 2,
+        "experts": 0,
+        "group_tokens": 0,
+        "vocab": 1000,
+        "rows": 8,
+        "length": 64,
+        "models": 1,
+        "steps": 20,
+    }.items():
+        result.add_argument(f"--{name}", type=int, default=default)
+    result.add_argument("--dropout", type=float, default=0.0)
+    result.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    result.add_argument("--transport", choices=TRANSPORTS, default="gather")
+    result.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    result.add_argument("--vs", default=None, help="other settings, timed in turn with these")
+    return result
+
+
+class Setting:
+    """A compiled step with its state and batch; `run` makes one step and returns its seconds."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        model = Transformer(
+            vocab_size=args.vocab,
+            width=args.width,
+            heads=args.heads,
+            head_width=args.head_width,
+            mlp_width=args.mlp_width,
+            encoder_layers=args.layers,
+            decoder_layers=args.layers,
+            num_experts=args.experts,
+            group_tokens=args.group_tokens,
+            transport=TRANSPORTS[args.transport],
+            dropout_rate=args.dropout,
+            dtype=jnp.dtype(args.dtype),
+        )
+        optimizer = OPTIMIZERS[args.optimizer](1000)
+        step = make_train_step(model, optimizer, directions=2, seed=0)
+        init = functools.partial(initialize, model, optimizer)
+        lead = ()
+        if args.models > 1:
+            lead, step, init = (args.models,), jax.vmap(step), jax.vmap(init)
+        self.state = jax.jit(init)(jnp.arange(args.models) if lead else 0)
+        self.parameters = count_parameters(self.state.params) // args.models
+        random = np.random.default_rng(0)
+        shape = (*lead, args.rows, args.length)
+        # Five packed pairs a row, no padding: real rows are about 90% full.
+        segments = np.broadcast_to(np.arange(args.length) * 5 // args.length + 1, shape)
+        tokens = {
+            name: random.integers(3, args.vocab, shape, dtype=np.int32)
+            for name in ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+        }
+        self.batch = {
+            **tokens,
+            "decoder_loss_weights": np.ones(shape, np.float32),
+            "encoder_segment_ids": segments.astype(np.int32),
+            "decoder_segment_ids": segments.astype(np.int32),
+            "direction_ids": np.zeros(shape, np.int32),
+        }
+        self.step = jax.jit(step, donate_argnums=0)
+        start = time.perf_counter()
+        self.run()
+        self.compile_seconds = time.perf_counter() - start
+        self.run()
+        self.seconds: list[float] = []
+
+    def run(self) -> float:
+        start = time.perf_counter()
+        self.state, metrics = self.step(self.state, self.batch)
+        jax.block_until_ready(metrics)
+        return time.perf_counter() - start
+
+    def row(self) -> dict:
+        """The median of the timed steps; tokens are source + target."""
+        seconds = statistics.median(self.seconds)
+        tokens = 2 * self.args.rows * self.args.length * self.args.models
+        settings = {name: value for name, value in vars(self.args).items() if name != "vs"}
+        return {
+            **settings,
+            "parameters": self.parameters,
+            "seconds": round(seconds, 5),
+            "fastest": round(min(self.seconds), 5),
+            "tokens_per_second": round(tokens / seconds),
+            "compile_seconds": round(self.compile_seconds, 1),
+            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        }
+
+
+def main() -> None:
+    args = parser().parse_args()
+    settings = [Setting(args)]
+    if args.vs is not None:
+        # What --vs does not name is as in the first setting.
+        settings.append(
+            Setting(
+                parser().parse_args(
+                    shlex.split(args.vs), argparse.Namespace(**{**vars(args), "vs": None})
+                )
+            )
+        )
+    for _ in range(args.steps):
+        for setting in settings:
+            setting.seconds.append(setting.run())
+    rows = [setting.row() for setting in settings]
+    for row in rows:
+        print(json.dumps(row))
+    if len(rows) == 2:
+        ratio = rows[0]["tokens_per_second"] / rows[1]["tokens_per_second"]
+        print(json.dumps({"ratio_tokens_per_second": round(ratio, 3)}))
+
+
+if __name__ == "__main__":
+    main()

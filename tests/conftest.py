@@ -7,3 +7,5 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # x[B, L] + y[L] is an error: shapes are to be said, not guessed.
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+# Programs here are tiny and many: compiling them is nearly all the time that tests take.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")

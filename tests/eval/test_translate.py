@@ -173,7 +173,7 @@ def test_from_a_checkpoint(pieces, tmp_path):
     with pytest.raises(ValueError, match="no checkpoints; train first"):
         restore_params(model, tmp_path / "checkpoints")
     store = Checkpoints(tmp_path / "checkpoints")
-    store.save(3, params, {"count": jnp.zeros(())}, {"vocabulary": pieces.fingerprint})
+    store.save(3, {"params": params}, {"vocabulary": pieces.fingerprint})
     store.close()
     restored, step, note = restore_params(model, tmp_path / "checkpoints")
     assert step == 3

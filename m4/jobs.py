@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,18 +102,20 @@ class Setup:
 
 def corpus(setup: Setup) -> Cache:
     """The tokenised corpus: opened if it is there, else made."""
+    settings = {
+        "folder": setup.folder / "data",
+        "mixture_name": setup.mixture,
+        "source_length": setup.lengths["inputs"],
+        "target_length": setup.lengths["targets"],
+    }
+    if (setup.folder / "data" / "manifest.json").is_file():
+        return setup.corpus(**settings)
     with Stage("corpus", 100, "%") as stage:
 
         def progress(name: str, done: int, total: int) -> None:
             stage.update(round(100 * done / max(total, 1)), name)
 
-        made = setup.corpus(
-            folder=setup.folder / "data",
-            mixture_name=setup.mixture,
-            source_length=setup.lengths["inputs"],
-            target_length=setup.lengths["targets"],
-            report=progress,
-        )
+        made = setup.corpus(**settings, report=progress)
         pairs = sum(made.size(language, "train") for language in made.languages())
         stage.update(100, f"{pairs:,} training pairs in {len(made.languages())} languages")
     return made
@@ -199,22 +202,22 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     directions = [d for d in cache.directions if cache.size(language_of(d), split)]
     pairs = split_pairs(cache, directions, split)
     settings = dataclasses.asdict(setup.decoding)
-    total = sum(len(sentences) for sentences in pairs.values())
+    total = sum(len(test_set) for test_set in pairs.values())
     name = "dense" if dense else "test"
     with Stage(f"decode {name}", total, "sentences") as stage:
-        before = 0
+        sentences = tokens = tokens_before = 0
+        start = time.monotonic()
+
+        def progress(done: int, _: int, tokens_now: int) -> None:
+            nonlocal tokens
+            tokens = tokens_before + tokens_now
+            rate = tokens / (time.monotonic() - start)
+            stage.update(sentences + done, f"{rate:,.0f} tokens/s")
 
         def translate(sources: Sequence[str]) -> list[str]:
-            nonlocal before
-            said = decode(
-                model,
-                params,
-                cache.vocabulary,
-                sources,
-                progress=lambda done, _, tokens: stage.update(before + done),
-                **settings,
-            )
-            before += len(sources)
+            nonlocal sentences, tokens_before
+            said = decode(model, params, cache.vocabulary, sources, progress=progress, **settings)
+            sentences, tokens_before = sentences + len(sources), tokens
             return said
 
         decode_to_files(

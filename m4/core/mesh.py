@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import linen as nn
 from flax.core import unfreeze
 from flax.linen import partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -57,7 +58,7 @@ def check_divides(mesh: Mesh, array: str, size: int, logical_axis: str, gin_name
 @contextlib.contextmanager
 def logical(mesh: Mesh):
     """Within this, logical axes in the model mean the mesh's axes (core/axes.py has the table)."""
-    with mesh, partitioning.axis_rules(LOGICAL_AXIS_RULES):
+    with mesh, nn.logical_axis_rules(LOGICAL_AXIS_RULES):
         yield
 
 
@@ -65,18 +66,22 @@ def parameter_shardings(mesh: Mesh, params_axes: Mapping[str, Any]) -> Any:
     """Shardings in the shape of `params` from the model's collection `params_axes`."""
     names = unfreeze(partitioning.get_axis_names(params_axes))
     return jax.tree.map(
-        lambda axes: NamedSharding(
-            mesh, partitioning.logical_to_mesh_axes(tuple(axes), LOGICAL_AXIS_RULES)
-        ),
+        lambda axes: NamedSharding(mesh, logical_spec(tuple(axes))),
         names,
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
 
 
+def logical_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
+    """The mesh axes of an array with these logical axes."""
+    spec = nn.logical_to_mesh_axes(axes, LOGICAL_AXIS_RULES)
+    assert spec is not None
+    return spec
+
+
 def to_global(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Host arrays [B, ...] -> arrays sharded by rows over the mesh. Every host has its own rows."""
-    spec = partitioning.logical_to_mesh_axes(("batch",), LOGICAL_AXIS_RULES)
-    sharding = NamedSharding(mesh, spec)
+    sharding = NamedSharding(mesh, logical_spec(("batch",)))
     return {
         name: jax.make_array_from_process_local_data(sharding, value)
         for name, value in batch.items()

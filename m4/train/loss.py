@@ -17,7 +17,6 @@ class TokenLoss:
     training_BT: Array
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def cross_entropy(
     logits_BTV: Array, targets_BT: Array, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> TokenLoss:
@@ -28,6 +27,13 @@ def cross_entropy(
     gradient is written by hand: one pass over the logits instead of the several that automatic
     differentiation makes; only `training_BT` has one.
     """
+    return TokenLoss(*_cross_entropy(logits_BTV, targets_BT, label_smoothing, z_loss))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _cross_entropy(
+    logits_BTV: Array, targets_BT: Array, label_smoothing: float, z_loss: float
+) -> tuple[Array, Array]:
     return _forward(logits_BTV, targets_BT, label_smoothing, z_loss)[0]
 
 
@@ -40,10 +46,10 @@ def _forward(logits_BTV: Array, targets_BT: Array, label_smoothing: float, z_los
         uniform_BT = log_z_BT - jnp.mean(logits_BTV, axis=-1)
         training_BT = (1.0 - label_smoothing) * nll_BT + label_smoothing * uniform_BT
     training_BT = training_BT + z_loss * jnp.square(log_z_BT)
-    return TokenLoss(nll_BT, training_BT), (logits_BTV, targets_BT, log_z_BT)
+    return (nll_BT, training_BT), (logits_BTV, targets_BT, log_z_BT)
 
 
-def _backward(label_smoothing: float, z_loss: float, saved, cotangent: TokenLoss):
+def _backward(label_smoothing: float, z_loss: float, saved, cotangents: tuple[Array, Array]):
     logits_BTV, targets_BT, log_z_BT = saved
     vocab = logits_BTV.shape[-1]
     softmax_BTV = jnp.exp(logits_BTV - log_z_BT[..., None])
@@ -51,7 +57,8 @@ def _backward(label_smoothing: float, z_loss: float, saved, cotangent: TokenLoss
     smoothed_BTV = jnp.where(is_target_BTV, 1.0 - label_smoothing, 0.0) + label_smoothing / vocab
     scale_BT1 = (1.0 + 2.0 * z_loss * log_z_BT)[..., None]
     gradient_BTV = softmax_BTV * scale_BT1 - smoothed_BTV
-    return cotangent.training_BT[..., None] * gradient_BTV, None
+    _, training_BT = cotangents
+    return training_BT[..., None] * gradient_BTV, None
 
 
-cross_entropy.defvjp(_forward, _backward)
+_cross_entropy.defvjp(_forward, _backward)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import optax
 
-Schedule = Callable[[jax.Array], jax.Array]
+Schedule = optax.Schedule
 
 
 def rsqrt(

@@ -15,9 +15,12 @@ from m4.model.transformer import Transformer
 
 @struct.dataclass
 class TrainState:
-    """step: int32 scalar, steps done. params, optimizer: trees of float32 arrays."""
+    """step: int32 scalar, steps done. params, optimizer: trees of float32 arrays.
 
-    step: jax.Array
+    A tree of their shardings has the same shape.
+    """
+
+    step: Any
     params: Any
     optimizer: Any
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 from flax.core import unfreeze
-from flax.linen import partitioning
+from flax.linen import partitioning, spmd
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
@@ -74,7 +74,7 @@ def parameter_shardings(mesh: Mesh, params_axes: Mapping[str, Any]) -> Any:
 
 def logical_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
     """The mesh axes of an array with these logical axes."""
-    spec = nn.logical_to_mesh_axes(axes, LOGICAL_AXIS_RULES)
+    spec = spmd.logical_to_mesh_axes(axes, LOGICAL_AXIS_RULES)
     assert spec is not None
     return spec
 

@@ -1,6 +1,7 @@
 """Cross-entropy over the vocabulary with label smoothing and z-loss."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,9 @@ def cross_entropy(
     gradient is written by hand: one pass over the logits instead of the several that automatic
     differentiation makes; only `training_BT` has one.
     """
-    return TokenLoss(*_cross_entropy(logits_BTV, targets_BT, label_smoothing, z_loss))
+    # custom_vjp hides the type of what it wraps.
+    pair: Any = _cross_entropy(logits_BTV, targets_BT, label_smoothing, z_loss)
+    return TokenLoss(*pair)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))

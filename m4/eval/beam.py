@@ -77,6 +77,8 @@ def reorder_cache(cache: Any, beam_BK: Array, axis: int = 0, prefilled: bool = F
     """
     beamless = _BEAMLESS if prefilled else (*_BEAMLESS, _INDEX)
     batch, beams = beam_BK.shape
+    if beams == 1:
+        return cache
 
     def reorder(path: tuple[Any, ...], x: Array) -> Array:
         name = _leaf_name(path)
@@ -84,7 +86,9 @@ def reorder_cache(cache: Any, beam_BK: Array, axis: int = 0, prefilled: bool = F
             return x
         unflat = x.reshape(*x.shape[:axis], batch, beams, *x.shape[axis + 1 :])
         index = beam_BK.reshape((1,) * axis + (batch, beams) + (1,) * (x.ndim - axis - 1))
-        return jnp.take_along_axis(unflat, index, axis=axis + 1).reshape(x.shape)
+        # Top-k's indices need no check.
+        moved = jnp.take_along_axis(unflat, index, axis=axis + 1, mode="promise_in_bounds")
+        return moved.reshape(x.shape)
 
     return jax.tree_util.tree_map_with_path(reorder, cache)
 

@@ -107,16 +107,16 @@ def search(
         decoder_target_tokens=full_BT,
     )
     cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), allocated["cache"])
-    # One row a beam, the beams of a sentence adjacent.
-    encoded, tokens = (jnp.repeat(x, beams, axis=0) for x in (encoded_BLM, tokens_BL))
 
-    def tokens_to_logits(state: DecodingState) -> tuple[jax.Array, Mapping[str, Any]]:
+    def step(
+        encoded: jax.Array, tokens: jax.Array, last: jax.Array, cache: Mapping[str, Any]
+    ) -> tuple[jax.Array, Mapping[str, Any]]:
         logits, changed = model.apply(
-            {**variables, "cache": state.cache},
+            {**variables, "cache": cache},
             encoded,
             tokens,
-            state.cur_token,
-            state.cur_token,
+            last,
+            last,
             enable_dropout=False,
             decode=True,
             max_decode_length=target_length,
@@ -125,11 +125,31 @@ def search(
         )
         return logits[:, -1], changed["cache"]
 
+    # The memory of cross-attention is the same at every step and for every beam: it is computed
+    # here, by a step whose other results are not used, and not inside the loop.
+    _, stepped = step(encoded_BLM, tokens_BL, jnp.zeros((batch, 1), jnp.int32), cache)
+    cache = _with_cross(cache, stepped)
+    # One row a beam, the beams of a sentence adjacent.
+    encoded, tokens = (jnp.repeat(x, beams, axis=0) for x in (encoded_BLM, tokens_BL))
+
+    def tokens_to_logits(state: DecodingState) -> tuple[jax.Array, Mapping[str, Any]]:
+        return step(encoded, tokens, state.cur_token, state.cache)
+
     start_BT = jnp.zeros((batch, target_length), jnp.int32)
     sequences_BKT, scores_BK = beam_search(
         start_BT, cache, tokens_to_logits, EOS_ID, num_decodes=beams, alpha=alpha
     )
     return sequences_BKT[:, -1], scores_BK[:, -1]
+
+
+def _with_cross(cache: Mapping[str, Any], stepped: Mapping[str, Any]) -> dict[str, Any]:
+    """`cache` with the cross-attention of `stepped`, marked as filled (`m4.model.attention`)."""
+    if "cross_key" in cache:
+        return {name: stepped[name] for name in ("cross_key", "cross_value")}
+    return {
+        name: _with_cross(value, stepped[name]) if isinstance(value, Mapping) else value
+        for name, value in cache.items()
+    }
 
 
 def warn_of_cut(index: int, pieces: int, limit: int) -> None:

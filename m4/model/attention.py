@@ -1,5 +1,7 @@
 """Multi-head attention with T5's relative position bias; decoding with a cache."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -93,7 +95,7 @@ class Attention(nn.Module):
 
     With `decode=True` the module works on one position a call and keeps its past in the collection
     `cache` (names and rules: T5X's, see docs/model.md): `cached_key`, `cached_value`
-    [B, R, N, D] and the scalar `cache_index` for self-attention; `cross_key`, `cross_value` for
+    [B, N, R, D] and the scalar `cache_index` for self-attention; `cross_key`, `cross_value` for
     cross-attention, projected once, at position 0, because the memory never changes. The first
     call (without a cache) only allocates: its length R is that of the tokens it was given.
     """
@@ -127,16 +129,19 @@ class Attention(nn.Module):
             return y.reshape(*y.shape[:-1], self.heads, self.head_width)
 
         q_BQND = heads(x_BQM, q_kernel) * self.head_width**-0.5
+        # The cache has the layout that the two products over it want: with one query, bringing
+        # the whole past into that layout at every step would take longer than the products.
+        memory = "BNRD" if decode else "BRND"
         if decode and cross:
-            k_BRND, v_BRND = self._cross_cache(
-                y_BRM, lambda y: (heads(y, k_kernel), heads(y, v_kernel))
+            k, v = self._cross_cache(
+                y_BRM, lambda y: (heads_first(heads(y, k_kernel)), heads_first(heads(y, v_kernel)))
             )
         else:
-            k_BRND, v_BRND = heads(y_BRM, k_kernel), heads(y_BRM, v_kernel)
+            k, v = heads(y_BRM, k_kernel), heads(y_BRM, v_kernel)
             if decode:
-                k_BRND, v_BRND, seen_1QR = self._self_cache(k_BRND, v_BRND)
+                k, v, seen_1QR = self._self_cache(heads_first(k), heads_first(v))
                 mask_BQR = seen_1QR if mask_BQR is None else mask_BQR & seen_1QR
-        logits_BNQR = jnp.einsum("BQND,BRND->BNQR", q_BQND, k_BRND).astype(jnp.float32)
+        logits_BNQR = jnp.einsum(f"BQND,{memory}->BNQR", q_BQND, k).astype(jnp.float32)
         if bias_1NQR is not None:
             logits_BNQR = logits_BNQR + bias_1NQR.astype(jnp.float32)
         if mask_BQR is not None:
@@ -145,35 +150,43 @@ class Attention(nn.Module):
         weights_BNQR = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))(
             weights_BNQR, deterministic=deterministic
         )
-        mixed_BQND = jnp.einsum("BNQR,BRND->BQND", weights_BNQR, v_BRND)
+        mixed_BQND = jnp.einsum(f"BNQR,{memory}->BQND", weights_BNQR, v)
         mixed_BQH = mixed_BQND.reshape(*mixed_BQND.shape[:2], ND)
         mixed_BQH = constrain(mixed_BQH, ("batch", "length", "joined_kv"))
         return jnp.dot(mixed_BQH, out_kernel.astype(self.dtype))
 
-    def _self_cache(self, k_BQND: Array, v_BQND: Array) -> tuple[Array, Array, Array]:
-        """Writes one position; returns all keys, values, and which may be seen [1, 1, R]."""
+    def _self_cache(self, k_BNQD: Array, v_BNQD: Array) -> tuple[Array, Array, Array]:
+        """Writes one position; returns all keys and values and which may be seen [1, Q, R]."""
         allocated = self.has_variable("cache", "cached_key")
-        keys = self.variable("cache", "cached_key", jnp.zeros, k_BQND.shape, k_BQND.dtype)
-        values = self.variable("cache", "cached_value", jnp.zeros, v_BQND.shape, v_BQND.dtype)
+        keys = self.variable("cache", "cached_key", jnp.zeros, k_BNQD.shape, k_BNQD.dtype)
+        values = self.variable("cache", "cached_value", jnp.zeros, v_BNQD.shape, v_BNQD.dtype)
         index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
+        length = k_BNQD.shape[2]
         if not allocated:
-            length = k_BQND.shape[1]
-            causal = jnp.tril(jnp.ones((length, length), bool))
-            return k_BQND, v_BQND, causal[None]
-        assert k_BQND.shape[1] == 1, "decoding goes one position at a time"
+            return k_BNQD, v_BNQD, jnp.tril(jnp.ones((length, length), bool))[None]
+        assert length == 1, "decoding goes one position at a time"
         at = index.value
-        keys.value = jax.lax.dynamic_update_slice_in_dim(keys.value, k_BQND, at, axis=1)
-        values.value = jax.lax.dynamic_update_slice_in_dim(values.value, v_BQND, at, axis=1)
+        keys.value = jax.lax.dynamic_update_slice_in_dim(keys.value, k_BNQD, at, axis=2)
+        values.value = jax.lax.dynamic_update_slice_in_dim(values.value, v_BNQD, at, axis=2)
         index.value = at + 1
-        seen_R = jnp.arange(keys.value.shape[1]) <= at
+        seen_R = jnp.arange(keys.value.shape[2]) <= at
         return keys.value, values.value, seen_R[None, None, :]
 
-    def _cross_cache(self, y_BRM: Array, project) -> tuple[Array, Array]:
-        """Projects the memory at position 0 and reads it from the cache afterwards."""
+    def _cross_cache(
+        self, y_BRM: Array, project: Callable[[Array], tuple[Array, Array]]
+    ) -> tuple[Array, Array]:
+        """Projects the memory at position 0 and reads it from the cache afterwards.
+
+        A cache without `cache_index` was filled before the first step (`m4.eval.decode.search`):
+        inside a loop, the choice would copy the whole memory at every step.
+        """
         allocated = self.has_variable("cache", "cross_key")
-        shape = (*y_BRM.shape[:2], self.heads, self.head_width)
+        filled = allocated and not self.has_variable("cache", "cache_index")
+        shape = (y_BRM.shape[0], self.heads, y_BRM.shape[1], self.head_width)
         keys = self.variable("cache", "cross_key", jnp.zeros, shape, self.dtype)
         values = self.variable("cache", "cross_value", jnp.zeros, shape, self.dtype)
+        if filled:
+            return keys.value, values.value
         index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
         if not allocated:
             return project(y_BRM)
@@ -182,3 +195,8 @@ class Attention(nn.Module):
         )
         index.value = index.value + 1
         return keys.value, values.value
+
+
+def heads_first(x_BRND: Array) -> Array:
+    """[B, R, N, D] -> [B, N, R, D]."""
+    return jnp.swapaxes(x_BRND, 1, 2)

@@ -192,16 +192,16 @@ def decode(
     """
     for name, value in (("beams", beams), ("batch_rows", batch_rows)):
         if value < 1:
-            raise ValueError(f"decode.decode.{name} = {value}: must be at least 1")
+            raise ValueError(f"jobs.Decoding.{name} = {value}: must be at least 1")
     if alpha < 0:
-        raise ValueError(f"decode.decode.alpha = {alpha}: must not be negative")
+        raise ValueError(f"jobs.Decoding.alpha = {alpha}: must not be negative")
     for name, value in (
         ("max_source_length", max_source_length),
         ("max_target_length", max_target_length),
     ):
         if value < 2:
             raise ValueError(
-                f"decode.decode.{name} = {value}: must be at least 2 (a piece and EOS)"
+                f"jobs.Decoding.{name} = {value}: must be at least 2 (a piece and EOS)"
             )
     lengths = sorted(default_buckets(max_source_length) if buckets is None else buckets)
     if not lengths or lengths[0] < 1:

@@ -121,7 +121,7 @@ class Translator:
         def warn(index: int, pieces: int, limit: int) -> None:
             print(
                 f"line {first_line + full[index]}: {pieces} pieces, cut to the model's {limit} "
-                "(decode.decode.max_source_length)",
+                "(jobs.Decoding.max_source_length)",
                 file=sys.stderr if warnings is None else warnings,
                 flush=True,
             )

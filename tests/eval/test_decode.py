@@ -193,7 +193,7 @@ def test_progress_and_cut(model_and_params, capsys):
 )
 def test_bad_settings(model_and_params, setting, value):
     model, params = model_and_params
-    with pytest.raises(ValueError, match=re.escape(f"decode.decode.{setting} = {value}")):
+    with pytest.raises(ValueError, match=re.escape(f".{setting} = {value}")):
         decode(model, params, Words(), ["w1"], **{setting: value})
 
 

@@ -64,7 +64,7 @@ def test_a_line_that_is_too_long_is_named(pieces, louder):
     warnings = io.StringIO()
     translator.translate(["a", "", "a b c", "b"], "gl", first_line=10, warnings=warnings)
     assert warnings.getvalue() == (
-        "line 12: 5 pieces, cut to the model's 4 (decode.decode.max_source_length)\n"
+        "line 12: 5 pieces, cut to the model's 4 (jobs.Decoding.max_source_length)\n"
     )
 
 

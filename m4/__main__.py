@@ -112,33 +112,41 @@ def _parsed(parse: Callable[[], object], place: str) -> None:
         parse()
     except (ValueError, SyntaxError, OSError, ImportError, AttributeError, NameError) as error:
         # gin puts the place behind the message: `In file "x.gin", line 3`.
+        known = gin_imports("")
         if found := re.search(r'In file "(.+?)", line (\d+)', str(error)):
             place = f"{found[1]} line {found[2]}: "
+            known = gin_imports(Path(found[1]).read_text(encoding="utf-8"))
         elif isinstance(error, SyntaxError) and not place:
             place = f"{error.filename} line {error.lineno}: "
-        raise UserError(f"config: {place}{_mistake(error)}") from error
+        raise UserError(f"config: {place}{_mistake(error, known)}") from error
 
 
-def _mistake(error: Exception) -> str:
+def gin_imports(text: str) -> set[str]:
+    """What a config can name: its imports, and everything that is bound already."""
+    import gin
+
+    bound = re.findall(r"^([\w.]+)\.\w+ =", gin.config_str(), re.MULTILINE)
+    return {*re.findall(r"^(?:from [\w.]+ )?import (?:.+ as )?(\w+)", text, re.MULTILINE), *bound}
+
+
+def _mistake(error: Exception, known: Iterable[str]) -> str:
     """gin's message in one line, with the nearest name that there is."""
     import gin
 
-    text = error.msg if isinstance(error, SyntaxError) else one_line(error)
-    # A binding's value in the words of Python's parser: "malformed node", "invalid syntax".
-    if isinstance(error, SyntaxError) or "malformed node" in text:
-        return f"no value that Python can read; text needs quotes ({text.split(' on line')[0]})"
+    if isinstance(error, SyntaxError):
+        return f"cannot be read: {error.msg}"
+    text = one_line(error)
+    if "malformed node" in text:  # the words of Python's parser of literals
+        return "the value cannot be read; text needs quotes of its own"
     if found := re.match(r"Configurable '(.+)' doesn't have a parameter named '(.+)'", text):
         configurable = gin.get_configurable(found[1])
         if isinstance(configurable, type):
             configurable = configurable.__init__
-        known = [name for name in inspect.signature(configurable).parameters if name != "self"]
-        return f"{found[1]} has no parameter {found[2]}{near(found[2], known)}"
+        parameters = inspect.signature(configurable).parameters
+        return f"{found[1]} has no parameter {found[2]}{near(found[2], parameters)}"
     if found := re.match(r"Couldn't resolve selector .+; <module '(.+?)' .+ attribute (\w+)", text):
         return f"{found[1]} has no {found[2]}{near(found[2], vars(sys.modules[found[1]]))}"
-    if found := re.match(r"(?:No configurable matching )?'([\w.]+)'( was not provided)?", text):
-        written = re.findall(r"^@?([\w.]+)\.\w+ =|^from [\w.]+ import (\w+)",
-                             gin.config_str(), re.MULTILINE)  # fmt: skip
-        known = {name for pair in written for name in pair}
+    if found := re.match(r"(?:No configurable matching )?'([\w.]+)'(?: was not|\.)", text):
         return f"the config imports nothing called {found[1]}{near(found[1], known)}"
     return text
 
@@ -150,7 +158,7 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def check_values(values: Mapping[str, str], files: Sequence[Path]) -> None:
-    """UserError: a macro that nothing uses, or that is used and not set; a value that is required."""
+    """UserError: a macro that nothing uses or that is not set; a value that must be given."""
     # A percent sign in a string is no macro.
     bare = {
         name: re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", value)
@@ -193,9 +201,8 @@ def missing_argument(error: TypeError, config: Mapping[str, str]) -> str | None:
     what = re.search(r"No values supplied by Gin or caller for arguments: \[(.*?)\]", str(error))
     if who is None or what is None:
         return None
-    text = "\n".join(f"{name} = {value}" for name, value in config.items())
-    name = re.search(rf"\b(?:\w+\.)*{who[1]}\b", text)
-    gin_name = name[0] if name else who[1]
+    uses = re.findall(rf"@(?:\w+/)*((?:\w+\.)*{who[1]})\b", " ".join(config.values()))
+    gin_name = uses[0] if uses else f"jobs.{who[1]}"  # nothing refers to Setup
     names = ", ".join(f"{gin_name}.{argument}" for argument in re.findall(r"\w+", what[1]))
     return f"config: {names} must be set"
 

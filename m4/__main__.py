@@ -254,6 +254,7 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
 
     setup = gin.get_configurable(jobs.Setup)()
     if parsed.job == "translate":
+        run_folder.check(setup.folder, config)
         jobs.prepare_process(setup)
         translator = jobs.translator(setup)
         if parsed.text:
@@ -281,9 +282,7 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
             else:
                 jobs.demo(setup, dense=dense)
         finally:
-            run_folder.atomic_write(
-                setup.folder / "operative_config.gin", gin.operative_config_str()
-            )
+            run_folder.write_operative(setup.folder, gin.operative_config_str())
 
 
 if __name__ == "__main__":

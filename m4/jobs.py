@@ -24,9 +24,10 @@ from rich.console import Console
 
 from m4.core import run_folder
 from m4.core.checkpoint import latest_step
+from m4.core.files import write_text
 from m4.core.jax_setup import set_up
 from m4.core.mesh import make_mesh
-from m4.core.report import Stage, atomic_write, read_metrics
+from m4.core.report import Stage, read_metrics
 from m4.data.cache import Cache
 from m4.data.stream import Stream
 from m4.eval.decode import decode, decode_to_files
@@ -118,6 +119,8 @@ def corpus(setup: Setup) -> Cache:
         made = setup.corpus(**settings, report=progress)
         pairs = sum(made.size(language, "train") for language in made.languages())
         stage.update(100, f"{pairs:,} training pairs in {len(made.languages())} languages")
+    for what, lines in made.manifest["skipped"].items():
+        print(f"{what}: {lines} lines skipped", file=sys.stderr)
     return made
 
 
@@ -175,10 +178,8 @@ def model_folder(setup: Setup, dense: bool = False) -> Path:
 
 def baselines(setup: Setup) -> dict[str, Finished]:
     """Trains the bilingual models that are not there yet."""
-    if setup.baselines is None:
-        raise ValueError("no bilingual baselines: jobs.Setup.baselines is not set in the config")
+    recipes = _recipes(setup)
     cache = corpus(setup)
-    recipes = setup.baselines
 
     def recipe_of(language: str) -> Recipe:
         return recipes[level(cache.size(language, "train"), setup.high, setup.low)]
@@ -191,6 +192,14 @@ def baselines(setup: Setup) -> dict[str, Finished]:
         decoding=dataclasses.asdict(setup.decoding),
         seed=setup.seed,
     )
+
+
+def _recipes(setup: Setup) -> Mapping[str, Recipe]:
+    if setup.baselines is None:
+        raise ValueError("no bilingual baselines: jobs.Setup.baselines is not set in the config")
+    if missing := {"high", "medium", "low"} - set(setup.baselines):
+        raise ValueError(f"jobs.Setup.baselines has no recipe for {', '.join(sorted(missing))}")
+    return setup.baselines
 
 
 def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Path:
@@ -272,6 +281,7 @@ def report(setup: Setup, *, dense: bool = False) -> Report:
 
 def demo(setup: Setup, *, dense: bool = False) -> Report:
     """The whole road: corpus, training, baselines, decoding, scores, ΔBLEU and its picture."""
+    _recipes(setup)  # that there are none is told before the training
     train(setup)
     if dense:
         train(setup, dense=True)
@@ -298,13 +308,7 @@ def prepare_process(setup: Setup) -> None:
 
 
 def _restored(model: Transformer, folder: Path, cache: Cache) -> tuple[Any, int]:
-    params, step, note = restore_params(model, folder / "checkpoints")
-    if note.get("vocabulary") != cache.vocabulary.fingerprint:
-        raise ValueError(
-            f"{folder}/checkpoints/{step} was trained with another vocabulary than "
-            f"{cache.folder}/vocabulary.model ({str(note.get('vocabulary'))[:12]} there, "
-            f"{cache.vocabulary.fingerprint[:12]} here); translations would be noise"
-        )
+    params, step, _ = restore_params(model, folder / "checkpoints", vocabulary=cache.vocabulary)
     return params, step
 
 
@@ -361,7 +365,7 @@ def _bilingual(setup: Setup, found: Mapping[str, Finished]) -> list[System]:
     configs, steps = {}, {}
     for baseline in found.values():
         for path in sorted((baseline.folder / "decodes").glob("test.*.jsonl")):
-            atomic_write(gathered / path.name, path.read_text(encoding="utf-8"))
+            write_text(gathered / path.name, path.read_text(encoding="utf-8"))
             direction = path.name.split(".")[1]
             configs[direction] = str(baseline.folder / "result.json")
             steps[direction] = baseline.result["note"]["best_step"]

@@ -31,9 +31,11 @@ def make_mesh(*, data: int = -1, expert: int = 1, model: int = 1) -> Mesh:
     if len(free) > 1:
         raise ValueError(f"mesh.make_mesh: only one of {free} may be -1")
     if devices % fixed or (not free and fixed != devices):
+        divisors = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
         raise ValueError(
-            f"mesh.make_mesh: {sizes} does not divide the {devices} devices that are here; "
-            f"the product of the sizes must be {devices}"
+            f"mesh.make_mesh: {' x '.join(f'{name} {size}' for name, size in sizes.items())} over "
+            f"{devices} devices: the sizes must multiply to {devices}; where one is -1, the others "
+            f"to one of {divisors}"
         )
     if free:
         sizes[free[0]] = devices // fixed
@@ -49,9 +51,10 @@ def check_divides(mesh: Mesh, array: str, size: int, logical_axis: str, gin_name
     parts = math.prod(mesh.shape[name] for name in names)
     if size % parts:
         down, up = size // parts * parts, (size // parts + 1) * parts
+        nearest = f"the nearest that do are {down} and {up}" if down else f"the least is {up}"
         raise ValueError(
             f"{array}: {gin_name} = {size} does not divide over the {parts} parts of the mesh axes "
-            f"{'x'.join(names)}; the nearest that do are {down or up} and {up}"
+            f"{' x '.join(names)}; {nearest}"
         )
 
 

@@ -5,7 +5,6 @@ written by tensorboardX: tf.summary would cost every training process TensorFlow
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -17,16 +16,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from tensorboardX import SummaryWriter
 
+from m4.core.files import write_text
+
 # Where there is no terminal, a line of progress is written this often.
 _LINE_SECONDS = 10.0
-
-
-def atomic_write(path: Path, text: str) -> None:
-    """Writes a whole file or nothing: a temporary name beside it, then a rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def duration(seconds: float) -> str:
@@ -116,7 +109,7 @@ class Metrics:
     def __init__(self, folder: Path, *, resume_step: int = 0, tensorboard: bool = True):
         self._path = Path(folder) / "metrics.jsonl"
         kept = [row for row in read_metrics(folder) if row["step"] <= resume_step]
-        atomic_write(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        write_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = self._path.open("a", encoding="utf-8")
         self._board = None
         if tensorboard:

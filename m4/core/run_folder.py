@@ -5,19 +5,21 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from m4.core.report import atomic_write
+from m4.core.files import write_text
 
 # What may change between two runs in one folder: how long, how often, and what comes after
 # training. Everything else decides the model.
 FREE = (
     "MODEL_DIR",
     "TRAIN_STEPS",
+    "cache.prepare.rebuild",
     "jobs.Decoding.",
     "jobs.Setup.about",
     "jobs.Setup.baselines",
@@ -49,6 +51,10 @@ _PACKAGES = [
 ]
 
 
+# A folder with nothing else in it has made nothing that another config could spoil.
+_OWN = {".lock", "run.json", "config.gin", "operative_config.gin", "compilation_cache"}
+
+
 def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = False) -> None:
     """Makes the folder this config's own, or checks that it already is.
 
@@ -60,19 +66,18 @@ def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = F
         ValueError: it belongs to another config, or is somebody else's folder.
     """
     record = folder / "run.json"
-    if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if there - {".lock"}:
         if not record.is_file():
-            raise ValueError(f"MODEL_DIR = {folder}: not empty and not a model's folder")
+            raise ValueError(
+                f"MODEL_DIR = {folder}: not empty and not a model's folder (it has no run.json)"
+            )
         if fresh:
             for path in folder.iterdir():
                 if path.name != ".lock":
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-        elif differences := _differences(read(folder)["config"], config):
-            more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-            raise ValueError(
-                f"MODEL_DIR = {folder} belongs to another config: {'; '.join(differences[:3])}"
-                f"{more}; choose another MODEL_DIR, or start over with --fresh"
-            )
+        elif there - _OWN:
+            check(folder, config)
     versions = {name: _version(name) for name in _PACKAGES}
     about = {
         "config": dict(config),
@@ -80,8 +85,34 @@ def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = F
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "command": sys.argv,
     }
-    atomic_write(record, json.dumps(about, indent=1, ensure_ascii=False))
-    atomic_write(folder / "config.gin", text)
+    write_text(record, json.dumps(about, indent=1, ensure_ascii=False))
+    write_text(folder / "config.gin", text)
+
+
+def check(folder: Path, config: Mapping[str, str]) -> None:
+    """ValueError: what is in the folder was made with another config (binding -> value)."""
+    if differences := _differences(read(folder)["config"], config):
+        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+        raise ValueError(
+            f"MODEL_DIR = {folder} belongs to another config: {'; '.join(differences[:3])}"
+            f"{more}; choose another MODEL_DIR, or start over with --fresh"
+        )
+
+
+def write_operative(folder: Path, text: str) -> None:
+    """Keeps the operative config: gin's, of what this job called, over that of earlier jobs.
+
+    A second run that trains nothing must not forget how the model was trained.
+    """
+    path = folder / "operative_config.gin"
+    there = _sections(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    write_text(path, "\n".join({**there, **_sections(text)}.values()))
+
+
+def _sections(text: str) -> dict[str, str]:
+    """gin's text by the heading of each part: imports, "# Macros:", "# Parameters for ...:"."""
+    parts = re.split(r"\n(?=# (?:Macros|Parameters for .*):\n)", text)
+    return {part.split("\n")[0] if part.startswith("# ") else "": part for part in parts}
 
 
 def read(folder: Path) -> dict:
@@ -94,8 +125,11 @@ def read(folder: Path) -> dict:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One job at a time. ValueError: another process is at work in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """One job at a time. ValueError: another process is at work there, or no folder can be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"MODEL_DIR = {folder}: no folder can be made there ({error})") from error
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

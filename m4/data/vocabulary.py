@@ -19,6 +19,7 @@ from pathlib import Path
 import sentencepiece
 from sentencepiece import SentencePieceProcessor
 
+from m4.core.files import whole
 from m4.data.preprocess import tag_symbol
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
@@ -128,7 +129,8 @@ def train(
     if dropped:
         lines = [line.translate(dropped) for line in lines]
     model = _train_largest(lines, size, tags)
-    _write_atomically(Path(path), model)
+    with whole(Path(path)) as unfinished:
+        unfinished.write_bytes(model)
     return {
         "requested_size": size,
         "size": Vocabulary(path).size,
@@ -193,9 +195,3 @@ def _train(lines: list[str], size: int, tags: list[str]) -> bytes:
         minloglevel=2,
     )
     return model.getvalue()
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from m4.core.files import whole, write_jsonl
 from m4.data.preprocess import EOS_ID, split_direction, tag, trim
 from m4.eval.beam import DecodingState, beam_search
-from m4.eval.files import whole, write_jsonl
 
 SHORTEST_BUCKET = 16
 

@@ -13,8 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from m4.core.files import whole
 from m4.eval.delta import LEVELS, METRIC_NAMES, SIDES, Delta, level
-from m4.eval.files import whole
 
 _POINTS = 72  # an inch
 _DPI = 200

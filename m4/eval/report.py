@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from m4.core.files import whole, write_jsonl
 from m4.eval.delta import BILINGUAL, Average, Delta, averages, deltas, plain
-from m4.eval.files import whole, write_jsonl
 from m4.eval.metrics import Metric
 from m4.eval.page import Background, page
 from m4.eval.plot import DARK, figure, plot, png

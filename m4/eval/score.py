@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from m4.core.files import read_jsonl, write_jsonl
 from m4.data.preprocess import tag_symbol
-from m4.eval.files import read_jsonl, write_jsonl
 from m4.eval.metrics import Metric, Statistics, bootstrap
 from m4.eval.metrics.bleu import bleu
 from m4.eval.metrics.chrf import chrf

@@ -26,16 +26,20 @@ _BATCHES_AT_ONCE = 4
 
 
 def restore_params(
-    model: nn.Module, checkpoints: Path | str, step: int | None = None
+    model: nn.Module,
+    checkpoints: Path | str,
+    step: int | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> tuple[Any, int, dict[str, Any]]:
     """Parameters of a step (default: the latest) on the first device, the step, and its note.
 
     Args:
       model: the module that was trained; decides the shapes.
       checkpoints: a folder of `m4.core.checkpoint.Checkpoints`.
+      vocabulary: the one that the model must have been trained with.
 
     Raises:
-      ValueError: there is no such checkpoint.
+      ValueError: there is no such checkpoint, or it was trained with another vocabulary.
     """
     folder = Path(checkpoints)
     if not folder.is_dir():
@@ -45,6 +49,12 @@ def restore_params(
         found = store.latest if step is None else step
         if found is None or not (folder / str(found)).is_dir():
             raise ValueError(f"{folder}: no checkpoint {'' if step is None else step}".rstrip())
+        note = store.note(found)
+        if vocabulary is not None and note.get("vocabulary") != vocabulary.fingerprint:
+            raise ValueError(
+                f"{folder}/{found} was trained with another vocabulary than {vocabulary.path} "
+                f"({str(note.get('vocabulary'))[:12]} there, {vocabulary.fingerprint[:12]} here)"
+            )
         tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
         shapes = jax.eval_shape(
             lambda key, x: model.init(key, x, x, x, enable_dropout=False),
@@ -55,7 +65,7 @@ def restore_params(
         wanted = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
         )
-        return store.restore(found, {"params": wanted})["params"], found, store.note(found)
+        return store.restore(found, {"params": wanted})["params"], found, note
     finally:
         store.close()
 

@@ -19,7 +19,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any
 
-from m4.core.report import Stage, atomic_write, read_metrics
+from m4.core.files import write_text
+from m4.core.report import Stage, read_metrics
 
 # Raise when a change of code changes what a baseline becomes.
 FORMAT = 1
@@ -288,5 +289,5 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
         "late_gain": late_gain(read_metrics(folder), trained.note["step"]),
         "epochs": stream.epochs(trained.note["step"]),
     }
-    atomic_write(folder / "result.json", json.dumps(result, indent=1))
+    write_text(folder / "result.json", json.dumps(result, indent=1))
     return language

@@ -126,10 +126,14 @@ def train(
     note = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
     checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
     try:
+        latest = checkpoints.latest
+        saved = {} if latest is None else checkpoints.note(latest)
+        if latest is not None:
+            _check_same(f"{checkpoints.folder}/{latest}", saved, note)
         state, shardings = create(mesh, model, tx, seed)
         progress = _Progress(early_stopping)
-        if checkpoints.latest is not None:
-            state = _restore(checkpoints, state, progress, note)
+        if latest is not None:
+            state = _restore(checkpoints, latest, saved, state, progress)
         start = int(state.step)
         with (
             logical(mesh),
@@ -247,19 +251,24 @@ def _save(checkpoints: Checkpoints, state: TrainState, progress: _Progress, note
     return note
 
 
-def _restore(
-    checkpoints: Checkpoints, state: TrainState, progress: _Progress, note: Mapping[str, Any]
-) -> TrainState:
-    step = checkpoints.latest
-    assert step is not None
-    saved = checkpoints.note(step)
+def _check_same(checkpoint: str, saved: Mapping[str, Any], note: Mapping[str, Any]) -> None:
+    """ValueError: the checkpoint was trained on something else."""
     for name in ("vocabulary", "stream"):
         if name in note and saved.get(name) != note[name]:
             raise ValueError(
-                f"{checkpoints.folder}: step {step} was trained with another {name} "
+                f"{checkpoint} was trained with another {name} "
                 f"({str(saved.get(name))[:12]} there, {str(note[name])[:12]} here); "
                 "choose another MODEL_DIR, or start over with --fresh"
             )
+
+
+def _restore(
+    checkpoints: Checkpoints,
+    step: int,
+    saved: Mapping[str, Any],
+    state: TrainState,
+    progress: _Progress,
+) -> TrainState:
     items = {"params": shapes(state.params), "optimizer": shapes(state.optimizer)}
     if "best_step" in saved:
         items["best"] = shapes(state.params)

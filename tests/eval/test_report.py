@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from m4.eval.files import read_jsonl, write_jsonl
+from m4.core.files import read_jsonl, write_jsonl
 from m4.eval.page import Background, language_tag
 from m4.eval.report import report
 from m4.eval.score import System

@@ -4,7 +4,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from m4.eval import score
-from m4.eval.files import read_jsonl, write_jsonl
+from m4.core.files import read_jsonl, write_jsonl
 
 
 def write(folder, direction, hypotheses, references, sources=None):

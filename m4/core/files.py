@@ -1,4 +1,4 @@
-"""The files that evaluation reads and writes: JSON lines, whole or not at all."""
+"""Files written whole or not at all, and JSON lines."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def whole(path: Path) -> Iterator[Path]:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A whole UTF-8 file."""
+    with whole(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def write_jsonl(path: Path, rows: Iterable[dict]) -> None:

@@ -10,7 +10,7 @@ def set_up(compilation_cache: Path | str) -> None:
 
     Who has chosen a folder already (JAX_COMPILATION_CACHE_DIR) keeps it, with its own limits.
     """
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(compilation_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from m4.eval import delta, score
 from m4.core.files import write_jsonl
+from m4.eval import delta, score
 
 TRAIN = {"de": 6000, "hr": 3000, "nl": 1500, "gl": 250, "bs": 200}
 REFERENCES = [f"{n} Swiss francs per hour on May {n} in {2000 + n}" for n in range(1, 31)]

@@ -3,8 +3,8 @@ import json
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from m4.eval import score
 from m4.core.files import read_jsonl, write_jsonl
+from m4.eval import score
 
 
 def write(folder, direction, hypotheses, references, sources=None):

@@ -63,6 +63,22 @@ class Checkpoints:
         found = self._manager.restore(step, args=ocp.args.Composite(**restores))
         return {name: found[name] for name in items}
 
+    def check_shapes(self, step: int, name: str, tree: Any) -> None:
+        """Raises ValueError when an item of a step has other arrays than `tree` (nested dicts).
+
+        To be called before `restore`, which says so in thousands of lines.
+        """
+        with ocp.StandardCheckpointer() as reader:
+            saved = _by_path(reader.metadata(self.folder / str(step) / name).item_metadata)
+        wanted = _by_path(tree)
+        for path in sorted(saved.keys() | wanted.keys()):
+            here, there = wanted.get(path), saved.get(path)
+            if here != there:
+                raise ValueError(
+                    f"{self.folder}/{step}: {path} is {there or 'missing'} there and "
+                    f"{here or 'missing'} in the model: it belongs to another config"
+                )
+
     def wait(self) -> None:
         """Returns when every save is on disk."""
         self._manager.wait_until_finished()
@@ -70,6 +86,14 @@ class Checkpoints:
     def close(self) -> None:
         """Waits and lets go of threads."""
         self._manager.close()
+
+
+def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
+    """ "a/b" -> shape of every array of nested dicts."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
 
 
 def latest_step(folder: Path) -> int | None:

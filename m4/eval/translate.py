@@ -65,6 +65,7 @@ def restore_params(
         wanted = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
         )
+        store.check_shapes(found, "params", wanted)
         return store.restore(found, {"params": wanted})["params"], found, note
     finally:
         store.close()

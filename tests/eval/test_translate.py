@@ -181,6 +181,11 @@ def test_from_a_checkpoint(pieces, tmp_path):
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, restored))
     with pytest.raises(ValueError, match="no checkpoint 4"):
         restore_params(model, tmp_path / "checkpoints", step=4)
+    with pytest.raises(ValueError, match=r"is \(8, 8\) there and \(8, 9\) in the model") as error:
+        restore_params(model.clone(mlp_width=9), tmp_path / "checkpoints")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="is missing there"):
+        restore_params(model.clone(encoder_layers=2), tmp_path / "checkpoints")
     translator = Translator(model, restored, pieces, beams=2, max_target_length=6, batch_rows=2)
     lines = ["ola mundo", "", "bo día"]
     translated = translator.translate(lines, "en")

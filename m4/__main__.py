@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -76,8 +77,11 @@ def parse_config(arguments: argparse.Namespace, bindings: Sequence[str]) -> dict
         gin.add_config_file_search_path(path)
     for name in files:
         _parsed(lambda name=name: gin.parse_config_file(name), "")
+    # What the files import can be named on the command line, also where it is not bound yet.
+    imports = re.findall(r"^(?:from|import) .*$", gin.config_str(), re.MULTILINE)
     for binding in bindings:
-        _parsed(lambda binding=binding: gin.parse_config(binding), f"'{binding}': ")
+        text = "\n".join([*imports, binding])
+        _parsed(lambda text=text: gin.parse_config(text), f"'{binding}': ")
     text = gin.config_str(max_line_length=1_000_000)
     values = dict(re.findall(r"^([\w./]+) = (.*)$", text, re.MULTILINE))
     check_values(values, [path for name in files for path in _found(name, folders)[:1]])
@@ -108,11 +112,13 @@ def _found(name: str, folders: Sequence[str]) -> list[Path]:
 
 def _parsed(parse: Callable[[], object], place: str) -> None:
     """Has gin parse something; its errors become one line: place, mistake, what was meant."""
+    import gin
+
     try:
         parse()
     except (ValueError, SyntaxError, OSError, ImportError, AttributeError, NameError) as error:
         # gin puts the place behind the message: `In file "x.gin", line 3`.
-        known = gin_imports("")
+        known = gin_imports(gin.config_str())
         if found := re.search(r'In file "(.+?)", line (\d+)', str(error)):
             place = f"{found[1]} line {found[2]}: "
             known = gin_imports(Path(found[1]).read_text(encoding="utf-8"))
@@ -133,11 +139,11 @@ def _mistake(error: Exception, known: Iterable[str]) -> str:
     """gin's message in one line, with the nearest name that there is."""
     import gin
 
-    if isinstance(error, SyntaxError):
-        return f"cannot be read: {error.msg}"
-    text = one_line(error)
+    text = error.msg if isinstance(error, SyntaxError) else one_line(error)
     if "malformed node" in text:  # the words of Python's parser of literals
         return "the value cannot be read; text needs quotes of its own"
+    if isinstance(error, SyntaxError):
+        return f"cannot be read: {text}"
     if found := re.match(r"Configurable '(.+)' doesn't have a parameter named '(.+)'", text):
         configurable = gin.get_configurable(found[1])
         if isinstance(configurable, type):
@@ -207,6 +213,12 @@ def missing_argument(error: TypeError, config: Mapping[str, str]) -> str | None:
     return f"config: {names} must be set"
 
 
+def is_ours(error: BaseException) -> bool:
+    """Whether m4 raised it, for the user; what comes out of a library is a bug, and shown whole."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals["__name__"].split(".")[0] in ("m4", "__main__")
+
+
 def one_line(error: BaseException) -> str:
     """An error's message in one line: the first; gin adds lines of its own."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -221,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(parsed, bindings)
     except (UserError, ValueError) as error:
-        if parsed.debug:
+        if parsed.debug or not is_ours(error):
             raise
         print(f"m4 {parsed.job}: {one_line(error)}", file=sys.stderr)
         return 2

@@ -61,7 +61,7 @@ def check_divides(mesh: Mesh, array: str, size: int, logical_axis: str, gin_name
 @contextlib.contextmanager
 def logical(mesh: Mesh):
     """Within this, logical axes in the model mean the mesh's axes (core/axes.py has the table)."""
-    with mesh, nn.logical_axis_rules(LOGICAL_AXIS_RULES):
+    with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXIS_RULES):
         yield
 
 

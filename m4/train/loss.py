@@ -56,7 +56,7 @@ def _backward(label_smoothing: float, z_loss: float, saved, cotangents: tuple[Ar
     logits_BTV, targets_BT, log_z_BT = saved
     vocab = logits_BTV.shape[-1]
     softmax_BTV = jnp.exp(logits_BTV - log_z_BT[..., None])
-    is_target_BTV = targets_BT[..., None] == jnp.arange(vocab, dtype=targets_BT.dtype)
+    is_target_BTV = targets_BT[..., None] == jnp.arange(vocab, dtype=targets_BT.dtype)[None, None]
     smoothed_BTV = jnp.where(is_target_BTV, 1.0 - label_smoothing, 0.0) + label_smoothing / vocab
     scale_BT1 = (1.0 + 2.0 * z_loss * log_z_BT)[..., None]
     gradient_BTV = softmax_BTV * scale_BT1 - smoothed_BTV

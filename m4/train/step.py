@@ -83,7 +83,7 @@ def make_train_step(
         gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, key)
         updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics["gradient_norm"] = optax.global_norm(gradients)
+        metrics["gradient_norm"] = optax.tree.norm(gradients)
         return TrainState(state.step + 1, params, new_optimizer), metrics
 
     return train_step

@@ -1,0 +1,62 @@
+"""m4's command line inside the test's process, and what it leaves in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import gin
+
+from m4.__main__ import main
+
+TINY = Path(__file__).parent / "testdata" / "tiny.gin"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said, and its exit status."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def mistake(self) -> str:
+        """The one line of a mistake."""
+        assert self.status == 2, self.err or self.out
+        *before, line = self.err.splitlines()
+        assert not before, self.err
+        assert "Traceback" not in line
+        return line
+
+
+@contextlib.contextmanager
+def own_gin() -> Iterator[None]:
+    """gin's config is one for the process; here it begins and ends empty."""
+    gin.clear_config(clear_constants=True)
+    try:
+        yield
+    finally:
+        gin.clear_config(clear_constants=True)
+
+
+def m4(*arguments: object) -> Said:
+    """`m4 ARGUMENTS`."""
+    out, err = io.StringIO(), io.StringIO()
+    with own_gin(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([str(argument) for argument in arguments])
+    return Said(status, out.getvalue(), err.getvalue())
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """File -> SHA-256 of everything that a job made in a folder: not its lock and records."""
+    records = {".lock", "run.json", "config.gin", "operative_config.gin"}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in records
+    }

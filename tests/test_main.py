@@ -1,0 +1,369 @@
+"""What bad input gets: one line, exit status 2, before anything compiles and without a loss."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from m4.core import run_folder
+from m4.data import vocabulary
+from tests.command_line import TINY, Said, contents, m4
+
+COMPILES: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, _seconds, **_: COMPILES.append(event) if "backend_compile" in event else None
+)
+
+SENTENCES = [f"the {a} sees the {b}" for a in ("bird", "fish", "tree") for b in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiles() -> Iterator[None]:
+    COMPILES.clear()
+    yield
+    assert not COMPILES
+
+
+def tsv_folder(folder: Path, bad_line: bytes = b"") -> Path:
+    """Two languages of 60 pairs; `bad_line` stands in line 7 of one of them."""
+    folder.mkdir()
+    for language in ("gl", "pt"):
+        lines = [f"{text}\t{text[::-1]}{language}".encode() for text in SENTENCES]
+        if bad_line and language == "pt":
+            lines.insert(6, bad_line)
+        (folder / f"{language}.train.tsv").write_bytes(b"\n".join(lines) + b"\n")
+        (folder / f"{language}.test.tsv").write_text("a road\todar a\n", encoding="utf-8")
+    return folder
+
+
+def from_tsv(folder: Path) -> list[str]:
+    return [
+        "--gin.cache.prepare.source=@tsv.Tsv()",
+        f"--gin.tsv.Tsv.folder={str(folder)!r}",
+        "--gin.cache.prepare.vocabulary_size=320",
+        "--gin.transformer.Transformer.num_experts=8",
+        "--gin.TRAIN_STEPS=1",
+    ]
+
+
+def train(folder: Path, *arguments: object) -> Said:
+    return m4("train", f"--gin_file={TINY}", f"--model_dir={folder}", *arguments)
+
+
+def config(tmp_path: Path, old: str, new: str) -> Path:
+    """tiny.gin with one thing changed."""
+    text = TINY.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    path = tmp_path / "changed.gin"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return path
+
+
+def line_of(path: Path, text: str) -> int:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next(n for n, line in enumerate(lines, start=1) if text in line)
+
+
+@pytest.fixture(scope="module")
+def trained_from(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(text, model): one step on text with a bad line. Read-only: `trained` is a copy."""
+    folder = tmp_path_factory.mktemp("trained")
+    text = tsv_folder(folder / "text", b"no tab here")
+    said = train(folder / "model", *from_tsv(text), "--gin.tsv.Tsv.on_bad_line='skip'")
+    assert said.status == 0, said.err
+    # Counted, and told.
+    assert said.err == "pt.train.tsv: no tab: 1 lines skipped\n"
+    assert "120 training pairs in 2 languages" in said.out
+    COMPILES.clear()
+    return text, folder / "model"
+
+
+@pytest.fixture
+def trained(trained_from: tuple[Path, Path], tmp_path: Path) -> tuple[Path, list[str]]:
+    """A model's folder and the arguments that it was trained with."""
+    text, model = trained_from
+    shutil.copytree(model, tmp_path / "model")
+    return tmp_path / "model", [*from_tsv(text), "--gin.tsv.Tsv.on_bad_line='skip'"]
+
+
+# ------------------------------------------------------------------------------------------- gin
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "loop.train.log_period = 2",
+            "loop.train.log_perod = 2",
+            "loop.train has no parameter log_perod; did you mean log_period?",
+        ),
+        (
+            "cldr.Cldr.dev_pairs",
+            "cldr.Cldr.devpairs",
+            "cldr.Cldr has no parameter devpairs; did you mean dev_pairs?",
+        ),
+        (
+            "loop.train.log_period = 2",
+            "lop.train.log_period = 2",
+            "the config imports nothing called lop; did you mean loop?",
+        ),
+        ("@optimizer.adamw", "@optimizer.adamv", "m4.train.optimizer has no adamv; did you mean"),
+        ("from m4.core import mesh", "from m4.core import mash", "No module named 'm4.core.mash'"),
+        ("= 1e-3", "= 1e-3)", "cannot be read: Expected newline."),
+        ("= 1e-3", "= small", "the value cannot be read; text needs quotes of its own"),
+        ("%BATCH_SIZE", "%BATCHSIZE", "is not set; did you mean BATCH_SIZE?"),
+        ("TRAIN_STEPS = 4", "TRAIN_STEPS = 4\nSTEPS = 3", "STEPS is set and nothing uses it; did"),
+        ("TRAIN_STEPS = 4", "TRAIN_STEPS = %gin.REQUIRED", "TRAIN_STEPS has no value"),
+    ],
+)
+def test_a_mistake_in_a_gin_file_is_named_with_its_line(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    path = config(tmp_path, old, new)
+    mistake = m4("train", f"--gin_file={path}", f"--model_dir={tmp_path / 'model'}").mistake
+    line = line_of(path, new.splitlines()[-1])
+    assert mistake.startswith(f"m4 train: config: {path} line {line}: "), mistake
+    assert said in mistake
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--gin.TRAIN_STEP=5", "TRAIN_STEP is set and nothing uses it; did you mean TRAIN_STEPS?"),
+        (
+            "--gin.loop.train.kept=5",
+            "'loop.train.kept = 5': loop.train has no parameter kept; did you mean keep?",
+        ),
+        ("--gin.lop.train.keep=5", "'lop.train.keep = 5': the config imports nothing called lop"),
+        ("--gin.MODEL_DIR=a b", "'MODEL_DIR = a b': the value cannot be read; text needs quotes"),
+        ("--gin_bindings=TRAIN_STEPS 3", "'TRAIN_STEPS 3': cannot be read: "),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_named(tmp_path: Path, argument: str, said: str) -> None:
+    mistake = train(tmp_path / "model", argument).mistake
+    assert said in mistake
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_percent_sign_in_a_text_is_no_macro(tmp_path: Path) -> None:
+    # Told is the next mistake, not this.
+    mistake = train(tmp_path / "m", "--gin.jobs.Setup.about='5 %of it'", "--gin.STEPS=1").mistake
+    assert "STEPS is set" in mistake
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    mistake = m4("train", "--gin_file=nowhere.gin", "--gin_search_paths=gin_configs,.").mistake
+    assert mistake == (
+        "m4 train: --gin_file=nowhere.gin: no such file in gin_configs, . (--gin_search_paths)"
+    )
+    mistake = m4("decode", f"--model_dir={tmp_path}").mistake
+    assert mistake == f"m4 decode: --model_dir={tmp_path}: no config.gin there; train first"
+    assert "--gin_file=" in m4("train").mistake
+
+
+def test_a_file_in_the_search_paths_is_found(tmp_path: Path) -> None:
+    mistake = m4("train", "--gin_file=tiny.gin", f"--gin_search_paths={TINY.parent}").mistake
+    line = line_of(TINY, "MODEL_DIR =")
+    assert mistake == (
+        f"m4 train: config: {TINY} line {line}: MODEL_DIR has no value: --gin.MODEL_DIR=..."
+    )
+
+
+def test_a_missing_binding_is_named(tmp_path: Path) -> None:
+    for removed, name in (
+        ("cache.prepare.source = @cldr.Cldr()", "cache.prepare.source"),
+        ("jobs.Setup.corpus = @cache.prepare", "jobs.Setup.corpus"),
+        ("loop.train.optimizer = @optimizer.adamw", "loop.train.optimizer"),
+    ):
+        path = config(tmp_path, removed, "")
+        said = m4("train", f"--gin_file={path}", f"--model_dir={tmp_path / name}")
+        assert said.mistake == f"m4 train: config: {name} must be set"
+
+
+# ------------------------------------------------------------------------------------------ text
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"no tab here", "no tab"),
+        (b"one\ttwo\tthree", "more than one tab"),
+        (b"caf\xe9\tcaf\xe9", "not UTF-8"),
+        (b"  ", "an empty line"),
+    ],
+)
+def test_a_bad_line_is_named_with_file_and_number(tmp_path: Path, line: bytes, reason: str) -> None:
+    text = tsv_folder(tmp_path / "text", line)
+    mistake = train(tmp_path / "model", *from_tsv(text)).mistake
+    assert mistake == (
+        f"m4 train: {text}/pt.train.tsv line 7: {reason} "
+        "(tsv.Tsv.on_bad_line = 'skip' counts such lines instead)"
+    )
+    assert contents(tmp_path / "model") == {}
+
+
+def test_a_language_without_data(tmp_path: Path) -> None:
+    text = tsv_folder(tmp_path / "text")
+    asked = "--gin.cache.prepare.languages=['gl', 'eo']"
+    mistake = train(tmp_path / "model", *from_tsv(text), asked).mistake
+    assert "eo.train.tsv: no such file" in mistake
+    assert "gl, pt" in mistake
+    (text / "eo.train.tsv").touch()
+    mistake = train(tmp_path / "model", *from_tsv(text), asked).mistake
+    assert "eo.train.tsv: no pairs in it" in mistake
+    mistake = train(tmp_path / "cldr", "--gin.cldr.Cldr.sizes={'glg': 9}").mistake
+    assert "no language 'glg'" in mistake
+    assert "cldr.Cldr.sizes" in mistake
+
+
+def test_a_folder_without_text(tmp_path: Path) -> None:
+    mistake = train(tmp_path / "model", *from_tsv(tmp_path / "nowhere")).mistake
+    assert mistake.endswith("nowhere: no such folder (tsv.Tsv.folder)")
+
+
+def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
+    small = "--gin.cache.prepare.vocabulary_size=100"
+    assert "cache.prepare.vocabulary_size" in train(tmp_path / "model", small).mistake
+    # Another mistake is told, and not that the folder belongs to the first attempt.
+    assert "'xx'" in train(tmp_path / "model", "--gin.cldr.Cldr.sizes={'xx': 9}").mistake
+
+
+# ---------------------------------------------------------------------------- devices and folders
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--gin.mesh.make_mesh.expert=3"],
+            "mesh.make_mesh: data -1 x expert 3 x model 1 over 8 devices: the sizes must multiply "
+            "to 8; where one is -1, the others to one of 1, 2, 4, 8",
+        ),
+        (["--gin.mesh.make_mesh.data=4"], "mesh.make_mesh: data 4 x expert 1 x model 1 over 8"),
+        (["--gin.mesh.make_mesh.data=0"], "mesh.make_mesh.data = 0: a size is at least 1, or -1"),
+        (["--gin.mesh.make_mesh.model=-1"], "only one of ['data', 'model'] may be -1"),
+        (["--gin.BATCH_SIZE=12"], "BATCH_SIZE = 12 does not divide over the 8 parts"),
+        (
+            ["--gin.mesh.make_mesh.expert=8", "--gin.transformer.Transformer.num_experts=12"],
+            "transformer.Transformer.num_experts = 12 does not divide over the 8 parts of the "
+            "mesh axes expert; the nearest that do are 8 and 16",
+        ),
+    ],
+)
+def test_a_mesh_that_does_not_divide(tmp_path: Path, arguments: list[str], said: str) -> None:
+    assert said in train(tmp_path / "model", *arguments).mistake
+
+
+def test_another_config_or_vocabulary_or_job_and_nothing_is_lost(
+    trained: tuple[Path, list[str]],
+) -> None:
+    folder, arguments = trained
+    before = contents(folder)
+    assert any(name.startswith("checkpoints/1/params") for name in before)
+
+    mistake = train(folder, *arguments, "--gin.optimizer.rsqrt.peak=0.5").mistake
+    assert f"MODEL_DIR = {folder} belongs to another config" in mistake
+    assert "optimizer.rsqrt.peak is 0.001 there and 0.5 here" in mistake
+    assert "--fresh" in mistake
+    said = m4(
+        "translate", f"--model_dir={folder}", "--gin.optimizer.rsqrt.peak=0.5", "--to=en", "a"
+    )
+    assert "belongs to another config" in said.mistake
+
+    with run_folder.locked(folder):
+        mistake = train(folder, *arguments).mistake
+    assert mistake == f"m4 train: MODEL_DIR = {folder}: another m4 job is at work there"
+
+    said = m4("translate", f"--model_dir={folder}", "--to=fr", "a")
+    assert "does not translate into it" in said.mistake
+    assert contents(folder) == before
+
+    vocabulary.train(folder / "data" / "vocabulary.model", SENTENCES[:9], 320, ["en", "gl", "pt"])
+    before = contents(folder)
+    for job in ("train", "decode"):
+        more = "--gin.TRAIN_STEPS=2"  # a finished model would not be opened
+        mistake = m4(job, f"--model_dir={folder}", more).mistake
+        assert f"{folder}/checkpoints/1 was trained with another vocabulary" in mistake
+    assert contents(folder) == before
+
+
+def test_changed_text_is_noticed(
+    trained: tuple[Path, list[str]], trained_from: tuple[Path, Path]
+) -> None:
+    folder, arguments = trained
+    path = trained_from[0] / "gl.train.tsv"
+    content = path.read_bytes()
+    before = contents(folder)
+    try:
+        path.write_bytes(content + b"one more\toutro\n")
+        mistake = train(folder, *arguments).mistake
+        assert f"{folder}/data: this cache was made with source.by_language.gl" in mistake
+        assert contents(folder) == before
+        # As that message says; the text is then new, and the model is still of the old.
+        rebuild = "--gin.cache.prepare.rebuild=True"
+        said = train(folder, *arguments, rebuild, "--gin.TRAIN_STEPS=2")
+        assert said.status == 2
+        assert "checkpoints/1 was trained with another vocabulary" in said.err.splitlines()[-1]
+        assert "--fresh" in said.err
+    finally:
+        path.write_bytes(content)
+
+
+def test_folders_that_are_nobodys_or_nothing(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    for fresh in ([], ["--fresh"]):
+        mistake = train(tmp_path / "photos", *fresh).mistake
+        assert "photos: not empty and not a model's folder" in mistake
+    assert (tmp_path / "photos" / "cat.jpg").is_file()
+    (tmp_path / "file").touch()
+    assert "no folder can be made there" in train(tmp_path / "file").mistake
+
+
+def test_fresh_starts_over(trained: tuple[Path, list[str]]) -> None:
+    folder, arguments = trained
+    peak = "--gin.cache.prepare.vocabulary_size=10"
+    assert "too small" in train(folder, *arguments, peak, "--fresh").mistake
+    assert not (folder / "checkpoints").exists()
+
+
+def test_demo_without_baselines_is_told_at_once(tmp_path: Path) -> None:
+    none = "--gin.jobs.Setup.baselines=None"
+    said = m4("demo", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'model'}", none)
+    assert "jobs.Setup.baselines" in said.mistake
+    assert contents(tmp_path / "model") == {}
+
+
+# ------------------------------------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["translate", "--help"]])
+def test_help_is_light(arguments: list[str]) -> None:
+    code = (
+        "import sys, m4.__main__ as m\n"
+        "try: m.main(sys.argv[1:])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "print({'jax', 'tensorflow', 'seqio', 'numpy', 'gin'} & set(sys.modules))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.splitlines()[-1] == "set()"
+    assert "usage: m4" in said.stdout
+
+
+def test_wrong_arguments_are_argparse_s(capsys: pytest.CaptureFixture[str]) -> None:
+    from m4.__main__ import main
+
+    for arguments in (["trian"], ["translate", "hello"], []):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 2
+    assert "invalid choice: 'trian'" in capsys.readouterr().err

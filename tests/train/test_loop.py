@@ -1,0 +1,142 @@
+"""The loop: exact resume, what is written, early stopping, interruption, refusals."""
+
+import functools
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from m4.core.checkpoint import latest_step
+from m4.core.report import read_metrics
+from m4.data import cache as caches
+from m4.data.stream import Stream
+from m4.train.loop import EarlyStopping, Evaluator, Interrupted, train
+from m4.train.optimizer import adamw
+from tests.data.corpus import Made
+from tests.train.test_step import MODEL, mesh_of
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus") / "data"
+    return caches.prepare(
+        folder, Made({"gl": 60, "de": 120}), vocabulary_size=300, source_length=64, target_length=64
+    )
+
+
+@pytest.fixture
+def run(corpus):
+    """train() on one device with everything that the tests do not change."""
+    stream = Stream(corpus, seed=1, batch_rows=4)
+    model = MODEL.clone(vocab_size=-(-corpus.vocabulary.size // 8) * 8, dropout_rate=0.1)
+    return functools.partial(
+        train,
+        model=model,
+        stream=stream,
+        optimizer=adamw,
+        mesh=mesh_of(1, 1),
+        note={"vocabulary": corpus.vocabulary.fingerprint},
+        log_period=2,
+        tensorboard=False,
+        groups={"low": stream.directions},
+    )
+
+
+def leaves(tree):
+    return [np.asarray(x) for x in jax.tree.leaves(tree)]
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, run):
+    # adamw's schedule must not know where the first of the two runs ends: no cooldown by default.
+    whole = run(tmp_path / "whole", total_steps=6)
+    run(tmp_path / "parts", total_steps=3)
+    parts = run(tmp_path / "parts", total_steps=6)
+    for a, b in zip(leaves(whole.params), leaves(parts.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert latest_step(tmp_path / "parts" / "checkpoints") == 6
+    last = [read_metrics(tmp_path / name)[-1] for name in ("whole", "parts")]
+    for row in last:
+        row.pop("tokens_per_second")
+    assert last[0] == last[1]
+
+
+def test_what_a_row_says(tmp_path, run):
+    run(tmp_path, total_steps=2)
+    (row,) = read_metrics(tmp_path)
+    assert row["step"] == 2
+    assert {"loss", "nll", "nll/en-gl", "nll/gl-en", "nll/low", "gradient_norm"} <= row.keys()
+    assert {"tokens_per_second", "auxiliary_loss", "first_overflow"} <= row.keys()
+    assert {f"load/{e}" for e in range(4)} <= row.keys()
+    # Shares of the first choices over the experts.
+    np.testing.assert_allclose(sum(row[f"load/{e}"] for e in range(4)), 1.0, rtol=1e-5)
+
+
+def test_rows_of_lost_work_are_taken_back(tmp_path, run):
+    run(tmp_path, total_steps=2)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "nll": 1.0}\n{"step": 6, "nl')  # killed in the middle of a line
+    run(tmp_path, total_steps=4)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [2, 4]
+    assert read_metrics(tmp_path)[-1]["nll"] != 1.0
+
+
+def test_early_stopping_keeps_the_best(tmp_path, run):
+    scores = iter([1.0, 3.0, 2.0, 2.5, 9.0])
+    seen = []
+
+    def evaluate(params):
+        seen.append(leaves(params))
+        return {"dev/chrf": next(scores)}
+
+    trained = run(
+        tmp_path,
+        total_steps=50,
+        evaluators=[Evaluator(1, evaluate)],
+        early_stopping=EarlyStopping("dev/chrf", patience=2),
+    )
+    # 3.0 at step 2 is not beaten at steps 3 and 4: stopped there.
+    assert len(seen) == 4
+    assert trained.note["best_step"] == 2
+    for a, b in zip(leaves(trained.params), seen[1], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_early_stopping_survives_an_interruption(tmp_path, run):
+    def scores_from(values):
+        remaining = iter(values)
+        return [Evaluator(1, lambda params: {"dev/chrf": next(remaining)})]
+
+    rule = EarlyStopping("dev/chrf", patience=2)
+    first = run(tmp_path, total_steps=2, evaluators=scores_from([3.0, 2.0]), early_stopping=rule)
+    resumed = run(tmp_path, total_steps=50, evaluators=scores_from([1.0, 9.0]), early_stopping=rule)
+    # One evaluation without a rise before, one after: stopped at step 3 with step 1's parameters.
+    assert resumed.note["step"] == 3
+    assert resumed.note["best_step"] == 1
+    for a, b in zip(leaves(first.params), leaves(resumed.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_ctrl_c_saves_the_step(tmp_path, run):
+    def ask(params):
+        os.kill(os.getpid(), signal.SIGINT)
+        return {}
+
+    with pytest.raises(Interrupted, match="step 3, which is saved"):
+        run(tmp_path, total_steps=50, evaluators=[Evaluator(3, ask)])
+    assert latest_step(tmp_path / "checkpoints") == 3
+    assert run(tmp_path, total_steps=4).note["step"] == 4
+
+
+@pytest.mark.parametrize("what", ["vocabulary", "stream"])
+def test_another_vocabulary_or_stream_is_refused(tmp_path, run, corpus, what):
+    run(tmp_path, total_steps=1)
+    changed = (
+        {"note": {"vocabulary": "other"}}
+        if what == "vocabulary"
+        else {"stream": Stream(corpus, seed=2, batch_rows=4)}
+    )
+    with pytest.raises(ValueError, match=rf"another {what}.*--fresh"):
+        run(tmp_path, total_steps=2, **changed)
+    assert latest_step(tmp_path / "checkpoints") == 1

@@ -1,0 +1,54 @@
+"""Cross-entropy against the same written with log_softmax; gradients against automatic ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from m4.train.loss import cross_entropy
+
+
+def plain(logits_BTV, targets_BT, smoothing, z_loss):
+    """The definition: soft targets times -log_softmax, and z_loss times log(Z)^2."""
+    vocab = logits_BTV.shape[-1]
+    one_hot = jax.nn.one_hot(targets_BT, vocab)
+    soft = (1 - smoothing) * one_hot + smoothing / vocab
+    log_z = jax.nn.logsumexp(logits_BTV, axis=-1)
+    logp = jax.nn.log_softmax(logits_BTV)
+    return -jnp.sum(soft * logp, axis=-1) + z_loss * log_z**2
+
+
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.01)])
+def test_equals_the_definition(smoothing, z_loss):
+    keys = jax.random.split(jax.random.key(0), 3)
+    logits = 3 * jax.random.normal(keys[0], (2, 3, 7))
+    targets = jax.random.randint(keys[1], (2, 3), 0, 7)
+    weights = jax.random.uniform(keys[2], (2, 3))
+
+    def ours(x):
+        return jnp.sum(cross_entropy(x, targets, smoothing, z_loss).training_BT * weights)
+
+    def theirs(x):
+        return jnp.sum(plain(x, targets, smoothing, z_loss) * weights)
+
+    np.testing.assert_allclose(ours(logits), theirs(logits), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(ours)(logits), jax.grad(theirs)(logits), atol=1e-6)
+
+
+def test_nll_is_not_smoothed():
+    # Uniform logits over 4: -log(1/4) = log 4, whatever the smoothing.
+    loss = cross_entropy(jnp.zeros((1, 1, 4)), jnp.zeros((1, 1), jnp.int32), 0.3, 0.5)
+    np.testing.assert_allclose(loss.nll_BT, np.log(4), rtol=1e-6)
+    # The training loss adds 0.5 * log(4)^2; smoothing changes nothing where all are equal.
+    np.testing.assert_allclose(loss.training_BT, np.log(4) + 0.5 * np.log(4) ** 2, rtol=1e-6)
+
+
+def test_minimum_is_at_the_smoothed_distribution():
+    # The gradient softmax - soft targets is 0 where the model says exactly the soft targets.
+    soft = jnp.array([0.9 + 0.025, 0.025, 0.025, 0.025])
+    logits = jnp.log(soft)[None, None]
+
+    def total(x):
+        return cross_entropy(x, jnp.zeros((1, 1), jnp.int32), 0.1, 0.0).training_BT.sum()
+
+    np.testing.assert_allclose(jax.grad(total)(logits), 0.0, atol=1e-6)

@@ -1,0 +1,75 @@
+"""Schedules at points worked out by hand; Adafactor's second moments are each matrix's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from m4.train.optimizer import adafactor, adamw, per_matrix, rsqrt
+
+
+def test_defaults_are_gshards_schedule():
+    # 1 / sqrt(max(step, 10^4)): 0.01 for the first 10^4 steps, 0.005 at 4 * 10^4.
+    schedule = rsqrt(1_000_000)
+    for step, rate in ((0, 0.01), (9_999, 0.01), (39_999, 0.005)):
+        np.testing.assert_allclose(schedule(jnp.asarray(step)), rate, rtol=1e-6)
+
+
+def test_warmup_hold_decay_and_cooldown():
+    schedule = rsqrt(100, peak=1.0, warmup_steps=10, hold_steps=16, cooldown_steps=20)
+    # Step i is the (i + 1)-th: half way up at the 5th of 10; flat to the 16th; sqrt(16 / 64) at
+    # the 64th; in the cooldown, step 90 has 10 of 20 left: sqrt(16 / 91) / 2.
+    points = {4: 0.5, 9: 1.0, 15: 1.0, 63: 0.5, 90: (16 / 91) ** 0.5 / 2}
+    for step, rate in points.items():
+        np.testing.assert_allclose(schedule(jnp.asarray(step)), rate, rtol=1e-6)
+
+
+@pytest.mark.parametrize("experts", [3, 300])  # fewer and more than the matrices' sides
+def test_a_stack_of_experts_is_as_many_matrices(experts):
+    keys = jax.random.split(jax.random.key(0), 2)
+    stack = jax.random.normal(keys[0], (experts, 8, 16))
+    gradient = jax.random.normal(keys[1], (experts, 8, 16))
+    optimizer = adafactor(10, smallest_factored=4)
+
+    @jax.jit
+    def two_steps(params, gradient):
+        state = optimizer.init(params)
+        for _ in range(2):
+            updates, state = optimizer.update(gradient, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    together = two_steps({"wi": stack}, {"wi": gradient})["wi"]
+    for one in (0, experts - 1):
+        alone = two_steps({"wi": stack[one]}, {"wi": gradient[one]})["wi"]
+        np.testing.assert_allclose(together[one], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_are_rows_and_columns_of_each_expert():
+    optimizer = per_matrix(optax.scale_by_factored_rms(min_dim_size_to_factor=4))
+    state = optimizer.init({"wi": jnp.ones((300, 8, 16))})
+    assert state["wi"].v_row.shape == (300, 8)
+    assert state["wi"].v_col.shape == (300, 16)
+
+
+def test_first_adafactor_step_by_hand():
+    # 2x2, below the size that is factored; beta2 = 1 - 1^-0.8 = 0 at the first step, so v = g^2
+    # and g / sqrt(v) = sign(g), whose root mean square 1 is not clipped. Times the parameters'
+    # root mean square sqrt((1 + 9 + 9 + 1) / 4) = sqrt(5) and the rate 0.01.
+    params = {"w": jnp.array([[1.0, 3.0], [-3.0, 1.0]])}
+    gradient = {"w": jnp.array([[0.5, -2.0], [1.0, 4.0]])}
+    optimizer = adafactor(10)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    expected = -0.01 * np.sqrt(5.0) * np.array([[1.0, -1.0], [1.0, 1.0]])
+    np.testing.assert_allclose(updates["w"], expected, rtol=1e-5)
+
+
+def test_adamw_does_not_decay_norm_scales():
+    params = {"scale": jnp.ones(3), "kernel": jnp.ones((2, 2))}
+    nothing = jax.tree.map(jnp.zeros_like, params)
+    optimizer = adamw(10, schedule=lambda total: lambda step: 0.5, weight_decay=0.1)
+    updates, _ = optimizer.update(nothing, optimizer.init(params), params)
+    np.testing.assert_array_equal(updates["scale"], 0.0)
+    # -rate * decay * parameter = -0.5 * 0.1 * 1
+    np.testing.assert_allclose(updates["kernel"], -0.05, rtol=1e-6)

@@ -1,0 +1,128 @@
+"""A step on eight devices is the step on one; losses are weighted by tokens; experts lie apart."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from m4.core.axes import MESH_AXES
+from m4.core.mesh import logical, to_global
+from m4.model.transformer import Transformer
+from m4.train.optimizer import adafactor, adamw
+from m4.train.state import create, state_shardings
+from m4.train.step import by_direction, make_train_step
+
+MODEL = Transformer(
+    vocab_size=32,
+    width=8,
+    heads=2,
+    head_width=4,
+    mlp_width=16,
+    encoder_layers=2,
+    decoder_layers=2,
+    num_experts=4,
+    group_tokens=8,
+    dropout_rate=0.0,
+)
+
+
+def mesh_of(data: int, expert: int, model: int = 1):
+    devices = jax.devices()[: data * expert * model]
+    return jax.make_mesh(
+        (data, expert, model), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices
+    )
+
+
+def a_batch(rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    target = random.integers(2, 32, (rows, length), dtype=np.int32)
+    target[:, -2:] = 0  # padding
+    segment = (target > 0).astype(np.int32)
+    return {
+        "encoder_input_tokens": random.integers(2, 32, (rows, length), dtype=np.int32),
+        "decoder_input_tokens": np.pad(target, ((0, 0), (1, 0)))[:, :-1],
+        "decoder_target_tokens": target,
+        "decoder_loss_weights": segment.astype(np.float32),
+        "encoder_segment_ids": np.ones((rows, length), np.int32),
+        "decoder_segment_ids": segment,
+        "direction_ids": np.repeat(np.arange(rows, dtype=np.int32)[:, None] % 2, length, axis=1),
+    }
+
+
+def one_step(mesh, optimizer):
+    state, shardings = create(mesh, MODEL, optimizer, seed=0)
+    step = make_train_step(MODEL, optimizer, directions=2, seed=0)
+    with logical(mesh):
+        compiled = jax.jit(step, out_shardings=(shardings, None))
+        state, metrics = jax.block_until_ready(compiled(state, to_global(mesh, a_batch())))
+    return jax.device_get(state.params), jax.device_get(metrics), state
+
+
+@pytest.mark.parametrize("layout", [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
+def test_eight_devices_are_one(layout):
+    optimizer = adafactor(10, smallest_factored=8)
+    # Evaluation's rule for the second expert: the draws of "random" depend on nothing but the
+    # key, and the groups are the same on every mesh, so training is compared as it is.
+    one, metrics_one, _ = one_step(mesh_of(1, 1), optimizer)
+    eight, metrics_eight, state = one_step(mesh_of(*layout), optimizer)
+    np.testing.assert_allclose(metrics_eight["loss"], metrics_one["loss"], rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(eight), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    wi = state.params["encoder_1"]["moe"]["experts"]["wi"]["kernel"]
+    assert wi.sharding.shard_shape(wi.shape)[0] == 4 // layout[1]
+
+
+def test_an_experts_statistics_lie_with_it():
+    mesh = mesh_of(2, 4)
+    shardings = state_shardings(mesh, MODEL, adafactor(10, smallest_factored=8))
+    found = [
+        sharding.spec
+        for path, sharding in jax.tree_util.tree_flatten_with_path(shardings.optimizer)[0]
+        if "experts" in jax.tree_util.keystr(path) and "v_row" in jax.tree_util.keystr(path)
+    ]
+    assert found
+    assert all(tuple(spec)[:1] == ("expert",) for spec in found)
+
+
+def test_adam_moments_are_sharded_as_their_parameters():
+    mesh = mesh_of(2, 4)
+    shardings = state_shardings(mesh, MODEL, adamw(10))
+    spec = shardings.optimizer[1][0].mu["encoder_1"]["moe"]["experts"]["wi"]["kernel"].spec
+    assert spec == shardings.params["encoder_1"]["moe"]["experts"]["wi"]["kernel"].spec
+    assert spec == PartitionSpec("expert", None, "model")
+
+
+def test_loss_is_a_mean_over_tokens():
+    # Rows with one real token and with six weigh one and six: not a mean of row means.
+    optimizer = adamw(10)
+    _, metrics, _ = one_step(mesh_of(1, 1), optimizer)
+    np.testing.assert_allclose(metrics["nll"], metrics["nll_sum_D"].sum() / (8 * 6), rtol=1e-5)
+    np.testing.assert_array_equal(metrics["tokens_D"], [4 * 6, 4 * 6])
+    assert metrics["target_tokens"] == 8 * 6
+    assert metrics["source_tokens"] == 8 * 8
+
+
+def test_sums_by_direction_by_hand():
+    sums = by_direction(
+        jnp.array([[1.0, 2.0, 4.0]]), jnp.array([[1.0, 1.0, 0.5]]), jnp.array([[0, 2, 2]]), 3
+    )
+    np.testing.assert_allclose(sums["nll_sum_D"], [1.0, 0.0, 6.0])
+    np.testing.assert_allclose(sums["tokens_D"], [1.0, 0.0, 1.5])
+
+
+def test_dropout_depends_on_seed_and_step_alone():
+    model = MODEL.clone(dropout_rate=0.5)
+    optimizer = adamw(10)
+    state, _ = create(mesh_of(1, 1), model, optimizer, seed=0)
+    batch = a_batch()
+    losses = {}
+    for seed in (0, 1):
+        step = jax.jit(make_train_step(model, optimizer, directions=2, seed=seed))
+        losses[seed] = [float(step(state, batch)[1]["loss"]) for _ in range(2)]
+        later = functools.reduce(lambda s, _: step(s, batch)[0], range(2), state)
+        assert float(step(later.replace(params=state.params), batch)[1]["loss"]) != losses[seed][0]
+    assert losses[0][0] == losses[0][1]
+    assert losses[0] != losses[1]

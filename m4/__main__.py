@@ -190,6 +190,13 @@ def check_values(values: Mapping[str, str], files: Sequence[Path]) -> None:
             raise UserError(
                 f"config: {_place(name, files)}{name} is set and nothing uses it{near(name, users)}"
             )
+    referred = set(re.findall(r"@(?:\w+/)*([\w.]+)", " ".join(bare.values())))
+    for name in values:
+        configurable = name.rpartition(".")[0].split("/")[-1]
+        if configurable not in {"", "jobs.Setup"} | referred:
+            raise UserError(
+                f"config: {_place(name, files)}{name} is set and nothing refers to @{configurable}"
+            )
 
 
 def _place(name: str, files: Sequence[Path]) -> str:

@@ -195,7 +195,7 @@ def _tokenize(
             if split == "train" and not kept_pairs:
                 raise ValueError(
                     f"language {code!r} has no training pairs: all {too_long} are longer than "
-                    f"{longest} pieces (cache.prepare.source_length, target_length)"
+                    f"{longest} pieces (jobs.Setup.lengths)"
                 )
             count |= {
                 "pairs": kept_pairs,

@@ -277,7 +277,7 @@ def _checked(languages: Sequence[str]) -> list[str]:
 def _checked_mixture(name: str) -> str:
     if name not in MIXTURES:
         raise ValueError(
-            f"mixture {name!r}: must be one of {', '.join(MIXTURES)} (cache.prepare.mixture_name)"
+            f"mixture {name!r}: must be one of {', '.join(MIXTURES)} (jobs.Setup.mixture)"
         )
     return name
 

@@ -72,7 +72,9 @@ class Average:
 def level(train_pairs: int, high: int = 3000, low: int = 1000) -> str:
     """The resource level of a language: 'high' from `high` training pairs on, 'low' under `low`."""
     if low > high:
-        raise ValueError(f"delta.level: low={low} is above high={high} (training pairs)")
+        raise ValueError(
+            f"jobs.Setup.low = {low} is above jobs.Setup.high = {high} (training pairs)"
+        )
     if train_pairs >= high:
         return "high"
     return "low" if train_pairs < low else "medium"

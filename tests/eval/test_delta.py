@@ -97,7 +97,7 @@ def test_averages_by_resource(measured):
 
 def test_levels():
     assert [delta.level(n) for n in (3000, 2999, 1000, 999)] == ["high", "medium", "medium", "low"]
-    with pytest.raises(ValueError, match="low=9 is above high=3"):
+    with pytest.raises(ValueError, match=r"jobs\.Setup\.low = 9 is above jobs\.Setup\.high = 3"):
         delta.level(5, high=3, low=9)
 
 

@@ -17,7 +17,7 @@ def temperature(
     """
     if not temperature >= 1.0:
         raise ValueError(
-            f"temperature is {temperature}: must be at least 1 (temperature.temperature)"
+            f"temperature is {temperature}: must be at least 1 (cache.prepare.temperature)"
         )
     if empty := [name for name, size in sizes.items() if size <= 0]:
         raise ValueError(f"no examples to sample from in {', '.join(empty)}")

@@ -1,0 +1,83 @@
+"""Every config is complete in one short file, all of it is used, and its model can be built."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import gin
+import jax
+import pytest
+
+from m4 import jobs
+from m4.__main__ import gin_arguments, parse_config, parser
+from m4.train.state import abstract_variables
+from tests.command_line import own_gin
+
+CONFIGS = sorted((Path(__file__).parents[1] / "gin_configs").glob("**/*.gin"))
+
+
+@pytest.fixture(params=CONFIGS, ids=lambda path: path.stem)
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def setup(path: Path) -> Iterator[jobs.Setup]:
+    """The config's experiment, as `m4 train --gin_file=...` gets it."""
+    others, bindings = gin_arguments(["train", f"--gin_file={path}"])
+    with own_gin():
+        # Refuses names that there are not, and bindings that nothing uses.
+        parse_config(parser().parse_args(others), bindings)
+        yield gin.get_configurable(jobs.Setup)()
+
+
+def test_it_is_short_complete_and_says_how_to_run_it(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 80
+    assert max(map(len, lines)) <= 100
+    assert not [line for line in lines if line.startswith("include")]
+    head = "\n".join(line for line in lines[: lines.index("")] if line.startswith("#"))
+    assert f"--gin_file=gin_configs/{path.name}" in head
+    assert "Hardware:" in head
+    for name in (
+        "MODEL_DIR",
+        "TRAIN_STEPS",
+        "BATCH_SIZE",
+        "TASK_FEATURE_LENGTHS",
+        "MIXTURE_OR_TASK_NAME",
+        "DROPOUT_RATE",
+    ):
+        assert [line for line in lines if re.match(rf"{name} = ", line)], name
+
+
+def test_its_imports_are_used(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for name in re.findall(r"^from m4[\w.]* import (\w+)$", text, re.MULTILINE):
+        assert re.search(rf"^(\w+/)*{name}\.|@(\w+/)*{name}\.", text, re.MULTILINE), name
+
+
+def test_its_model_and_optimizer_can_be_built(setup: jobs.Setup) -> None:
+    for overrides in ({}, {"num_experts": 0}):
+        variables = abstract_variables(setup.model(vocab_size=32_000, **overrides))
+        sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(variables["params"])]
+        assert sum(sizes) > 1_000_000
+        reference = gin.query_parameter("loop.train.optimizer")
+        optimizer = reference.scoped_configurable_fn(setup.total_steps)
+        state = jax.eval_shape(optimizer.init, variables["params"])
+        assert len(jax.tree.leaves(state)) >= len(sizes)
+
+
+def test_its_baselines_have_a_recipe_for_every_level(setup: jobs.Setup) -> None:
+    assert setup.baselines is None or set(setup.baselines) == {"high", "medium", "low"}
+
+
+def test_folders_differ() -> None:
+    folders = [
+        re.search(r"^MODEL_DIR = '(.+)'$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for path in CONFIGS
+    ]
+    assert all(folders)
+    assert len({found[1] for found in folders if found}) == len(CONFIGS) >= 2

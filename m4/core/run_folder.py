@@ -73,7 +73,8 @@ def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = F
                 f"MODEL_DIR = {folder}: not empty and not a model's folder (it has no run.json)"
             )
         if fresh:
-            for path in folder.iterdir():
+            # The record last: killed in the middle, it is still a model's folder.
+            for path in sorted(folder.iterdir(), key=lambda path: path == record):
                 if path.name != ".lock":
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         elif there - _OWN:

@@ -1,0 +1,81 @@
+"""The mesh, and what does not divide over it."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
+from m4.core.mesh import check_divides, logical_spec, make_mesh, to_global
+
+
+def test_minus_one_takes_what_is_left() -> None:
+    assert jax.device_count() == 8
+    assert dict(make_mesh().shape) == {"data": 8, "expert": 1, "model": 1}
+    assert dict(make_mesh(expert=4).shape) == {"data": 2, "expert": 4, "model": 1}
+    assert dict(make_mesh(data=2, expert=-1, model=2).shape) == {"data": 2, "expert": 2, "model": 2}
+    assert dict(make_mesh(data=2, expert=2, model=2).shape) == {"data": 2, "expert": 2, "model": 2}
+    assert make_mesh().axis_names == MESH_AXES
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"expert": 3}, r"expert 3 .* 8 devices: the sizes must multiply to 8; .* of 1, 2, 4, 8"),
+        ({"expert": 16}, r"expert 16 x model 1 over 8 devices"),
+        ({"data": 2, "expert": 2}, r"data 2 x expert 2 x model 1 over 8 devices"),
+        ({"model": 0}, r"mesh\.make_mesh\.model = 0: a size is at least 1, or -1 once"),
+        ({"data": -2}, r"mesh\.make_mesh\.data = -2"),
+        ({"expert": -1}, r"only one of \['data', 'expert'\] may be -1"),
+    ],
+)
+def test_sizes_that_do_not_fit(sizes: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        make_mesh(**sizes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "nearest"),
+    # The axis "batch" lies over data x expert = 2 x 4 = 8 devices.
+    [(12, "the nearest that do are 8 and 16"), (5, "the least is 8"), (17, "are 16 and 24")],
+)
+def test_what_does_not_divide_is_named_with_what_would(size: int, nearest: str) -> None:
+    mesh = make_mesh(data=2, expert=4)
+    with pytest.raises(ValueError, match=nearest) as error:
+        check_divides(mesh, "batch", size, "batch", "BATCH_SIZE")
+    assert str(error.value).startswith(
+        f"batch: BATCH_SIZE = {size} does not divide over the 8 parts of the mesh axes "
+        "data x expert"
+    )
+
+
+def test_what_divides_is_fine() -> None:
+    mesh = make_mesh(data=2, expert=4)
+    check_divides(mesh, "batch", 16, "batch", "BATCH_SIZE")
+    check_divides(mesh, "experts", 4, "expert", "num_experts")
+    check_divides(mesh, "feed-forward", 7, "mlp", "mlp_width")  # one part
+    check_divides(mesh, "width", 7, "embed", "width")  # not split at all
+
+
+def test_every_rule_names_axes_of_the_mesh() -> None:
+    for name, rule in LOGICAL_AXIS_RULES:
+        axes = (rule,) if isinstance(rule, str) else rule or ()
+        assert set(axes) <= set(MESH_AXES), name
+
+
+def test_logical_axes_become_mesh_axes() -> None:
+    assert logical_spec(("expert", "embed", "expert_mlp")) == PartitionSpec("expert", None, "model")
+    assert logical_spec(("batch", "length")) == PartitionSpec(("data", "expert"), None)
+
+
+def test_rows_lie_over_all_devices_in_order() -> None:
+    mesh = make_mesh(expert=2)
+    rows = np.arange(16, dtype=np.int32).reshape(8, 2)
+    batch = to_global(mesh, {"tokens": rows, "weights": rows.astype(np.float32)})
+    np.testing.assert_array_equal(batch["tokens"], rows)
+    assert batch["weights"].dtype == np.float32
+    shards = sorted(batch["tokens"].addressable_shards, key=lambda shard: shard.index[0].start)
+    assert [shard.data.tolist() for shard in shards] == [[row] for row in rows.tolist()]

@@ -190,13 +190,6 @@ def check_values(values: Mapping[str, str], files: Sequence[Path]) -> None:
             raise UserError(
                 f"config: {_place(name, files)}{name} is set and nothing uses it{near(name, users)}"
             )
-    referred = set(re.findall(r"@(?:\w+/)*([\w.]+)", " ".join(bare.values())))
-    for name in values:
-        configurable = name.rpartition(".")[0].split("/")[-1]
-        if configurable not in {"", "jobs.Setup"} | referred:
-            raise UserError(
-                f"config: {_place(name, files)}{name} is set and nothing refers to @{configurable}"
-            )
 
 
 def _place(name: str, files: Sequence[Path]) -> str:
@@ -283,10 +276,15 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
             translator.stream(sys.stdin.fileno(), parsed.to, sys.stdout)
         return
     dense = parsed.compare == "dense"
+    setup.mesh()  # one that is not possible is told before the folder is claimed
     with run_folder.locked(setup.folder):
         text = gin.config_str()
         run_folder.claim(setup.folder, config, text, fresh=getattr(parsed, "fresh", False))
         jobs.prepare_process(setup)
+
+        def save_config() -> None:
+            run_folder.write_operative(setup.folder, gin.operative_config_str())
+
         try:
             if parsed.job == "train":
                 jobs.train(setup, dense=dense)
@@ -297,11 +295,11 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
             elif parsed.job == "eval":
                 jobs.evaluate(setup, dense=dense)
             elif parsed.job == "report":
-                jobs.report(setup, dense=dense)
+                jobs.report(setup, dense=dense, save_config=save_config)
             else:
-                jobs.demo(setup, dense=dense)
+                jobs.demo(setup, dense=dense, save_config=save_config)
         finally:
-            run_folder.write_operative(setup.folder, gin.operative_config_str())
+            save_config()
 
 
 if __name__ == "__main__":

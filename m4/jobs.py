@@ -30,7 +30,7 @@ from m4.core.mesh import make_mesh
 from m4.core.report import Stage, read_metrics
 from m4.data.cache import Cache
 from m4.data.stream import Stream
-from m4.eval.decode import decode, decode_to_files
+from m4.eval.decode import check_settings, decode, decode_to_files
 from m4.eval.delta import level, tables
 from m4.eval.page import Background
 from m4.eval.report import Report
@@ -53,6 +53,10 @@ class Decoding:
     max_source_length: int = 128
     max_target_length: int = 128
     batch_rows: int = 64
+
+    def __post_init__(self) -> None:
+        # At once, before anything is made or the folder claimed.
+        check_settings(**dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +184,7 @@ def baselines(setup: Setup) -> dict[str, Finished]:
     """Trains the bilingual models that are not there yet."""
     recipes = _recipes(setup)
     cache = corpus(setup)
+    check_held_out(cache)
 
     def recipe_of(language: str) -> Recipe:
         return recipes[level(cache.size(language, "train"), setup.high, setup.low)]
@@ -200,6 +205,20 @@ def _recipes(setup: Setup) -> Mapping[str, Recipe]:
     if missing := {"high", "medium", "low"} - set(setup.baselines):
         raise ValueError(f"jobs.Setup.baselines has no recipe for {', '.join(sorted(missing))}")
     return setup.baselines
+
+
+def check_held_out(cache: Cache) -> None:
+    """Raises ValueError for a language that cannot have a fair baseline.
+
+    Without dev sentences nothing says which parameters are best; without test sentences there is
+    nothing to compare on.
+    """
+    for split in ("dev", "test"):
+        if lacking := [code for code in cache.languages() if not cache.size(code, split)]:
+            raise ValueError(
+                f"no {split} sentences of {', '.join(lacking)}: bilingual baselines need them; "
+                "leave these languages out (cache.prepare.languages), or add the files"
+            )
 
 
 def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Path:
@@ -240,8 +259,13 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     return folder / "decodes"
 
 
-def report(setup: Setup, *, dense: bool = False) -> Report:
-    """Scores everything that is decoded against the bilingual baselines; writes and prints it."""
+def report(
+    setup: Setup, *, dense: bool = False, save_config: Callable[[], None] = lambda: None
+) -> Report:
+    """Scores everything that is decoded against the bilingual baselines; writes and prints it.
+
+    save_config: writes operative_config.gin, which the report shows.
+    """
     cache = corpus(setup)
     systems = [_system(setup, cache, False)]
     if dense:
@@ -249,10 +273,15 @@ def report(setup: Setup, *, dense: bool = False) -> Report:
     curves = {system.name: read_metrics(system.decodes.parent) for system in systems}
     found = baselines(setup) if setup.baselines is not None else {}
     systems += _bilingual(setup, found)
-    directions = cache.directions
-    rates = cache.rates()
-    stream = Stream(cache, seed=setup.seed, batch_rows=setup.batch_size)
-    epochs = stream.epochs(setup.total_steps)
+    shares: dict[str, float] = {}
+    for direction, rate in cache.rates().items():
+        language = language_of(direction)
+        shares[language] = shares.get(language, 0.0) + rate
+    seen = Stream(cache, seed=setup.seed, batch_rows=setup.batch_size).epochs(setup.total_steps)
+    epochs: dict[str, float] = {}
+    for direction, times in seen.items():  # a pair is seen in each of its directions
+        epochs[language_of(direction)] = max(times, epochs.get(language_of(direction), 0.0))
+    save_config()
     written = setup.report(
         folder=setup.folder,
         systems=systems,
@@ -261,10 +290,10 @@ def report(setup: Setup, *, dense: bool = False) -> Report:
         background=Background(
             corpus=setup.about,
             facts=_facts(setup, cache, found),
-            configs={"multilingual": setup.folder / "config.gin"},
+            configs={"multilingual": setup.folder / "operative_config.gin"},
             curves=curves,
             curve_keys=("nll", "nll/high", "nll/medium", "nll/low"),
-            sampling={d: rates[d] for d in directions},
+            sampling=shares,
             epochs=epochs,
         ),
         high=setup.high,
@@ -279,9 +308,13 @@ def report(setup: Setup, *, dense: bool = False) -> Report:
     return written
 
 
-def demo(setup: Setup, *, dense: bool = False) -> Report:
+def demo(
+    setup: Setup, *, dense: bool = False, save_config: Callable[[], None] = lambda: None
+) -> Report:
     """The whole road: corpus, training, baselines, decoding, scores, ΔBLEU and its picture."""
-    _recipes(setup)  # that there are none is told before the training
+    # What the baselines need is told before the training.
+    _recipes(setup)
+    check_held_out(corpus(setup))
     train(setup)
     if dense:
         train(setup, dense=True)
@@ -289,7 +322,7 @@ def demo(setup: Setup, *, dense: bool = False) -> Report:
     decode_test(setup)
     if dense:
         decode_test(setup, dense=True)
-    return report(setup, dense=dense)
+    return report(setup, dense=dense, save_config=save_config)
 
 
 def translator(setup: Setup) -> Translator:
@@ -351,7 +384,7 @@ def _system(setup: Setup, cache: Cache, dense: bool) -> System:
     return System(
         "moe" if model.num_experts else "dense",
         folder / "decodes",
-        config=str(setup.folder / "config.gin"),
+        config=str(setup.folder / "operative_config.gin"),
         checkpoint_step=step,
     )
 

@@ -17,7 +17,7 @@ from tests.command_line import TINY, Said, contents, m4
 
 COMPILES: list[str] = []
 jax.monitoring.register_event_duration_secs_listener(
-    lambda event, _seconds, **_: COMPILES.append(event) if "backend_compile" in event else None
+    lambda event, duration_secs, **_: COMPILES.append(event) if "backend_compile" in event else None
 )
 
 SENTENCES = [f"the {a} sees the {b}" for a in ("bird", "fish", "tree") for b in range(20)]

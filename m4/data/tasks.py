@@ -5,7 +5,7 @@ seqio.Mixtures over them, `<prefix>.to_english`, `<prefix>.from_english`, `<pref
 whose rates are temperature sampling (the numbers of seqio.mixing_rate_num_examples). The prefix
 keeps several corpora apart in one process. So a stock seqio or T5X user has m4's data:
 
-    tasks.register_cache(Cache("runs/demo/cache"))
+    tasks.register_cache(Cache("runs/demo/data"))
     seqio.get_mixture_or_task("m4.any_to_any").get_dataset(
         {"inputs": 128, "targets": 128}, split="train", num_epochs=None)
 

@@ -157,6 +157,25 @@ def warn_of_cut(index: int, pieces: int, limit: int) -> None:
     print(f"source {index + 1}: {pieces} pieces, cut to {limit}", file=sys.stderr)
 
 
+def check_settings(
+    beams: int, alpha: float, max_source_length: int, max_target_length: int, batch_rows: int
+) -> None:
+    """Raises ValueError where a setting of `decode` is out of range."""
+    for name, value in (("beams", beams), ("batch_rows", batch_rows)):
+        if value < 1:
+            raise ValueError(f"jobs.Decoding.{name} = {value}: must be at least 1")
+    if alpha < 0:
+        raise ValueError(f"jobs.Decoding.alpha = {alpha}: must not be negative")
+    for name, value in (
+        ("max_source_length", max_source_length),
+        ("max_target_length", max_target_length),
+    ):
+        if value < 2:
+            raise ValueError(
+                f"jobs.Decoding.{name} = {value}: must be at least 2 (a piece and EOS)"
+            )
+
+
 def decode(
     model: nn.Module,
     params: Any,
@@ -190,22 +209,10 @@ def decode(
     Raises:
       ValueError: a setting out of range.
     """
-    for name, value in (("beams", beams), ("batch_rows", batch_rows)):
-        if value < 1:
-            raise ValueError(f"jobs.Decoding.{name} = {value}: must be at least 1")
-    if alpha < 0:
-        raise ValueError(f"jobs.Decoding.alpha = {alpha}: must not be negative")
-    for name, value in (
-        ("max_source_length", max_source_length),
-        ("max_target_length", max_target_length),
-    ):
-        if value < 2:
-            raise ValueError(
-                f"jobs.Decoding.{name} = {value}: must be at least 2 (a piece and EOS)"
-            )
+    check_settings(beams, alpha, max_source_length, max_target_length, batch_rows)
     lengths = sorted(default_buckets(max_source_length) if buckets is None else buckets)
     if not lengths or lengths[0] < 1:
-        raise ValueError(f"decode.decode.buckets = {list(lengths)}: must be positive lengths")
+        raise ValueError(f"decode.buckets = {list(lengths)}: must be positive lengths")
     longest = min(max_source_length, lengths[-1])
 
     ids = vocabulary.encode(sources)

@@ -52,7 +52,7 @@ def window_size(languages: int, window: int = 10) -> int:
     languages: 3, 24: 6, from 40 on: 10), so that the trend keeps both ends of the range apart.
     Fewer than 8 languages have no trend (a window of 1)."""
     if window < 1:
-        raise ValueError(f"plot.plot.window must be 1 or more languages, not {window}")
+        raise ValueError(f"report.report.window must be 1 or more languages, not {window}")
     return max(1, min(window, languages // 4))
 
 

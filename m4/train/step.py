@@ -51,7 +51,7 @@ def make_train_step(
     router_z_loss_factor * the same of the router's z-loss. Random numbers depend on (seed, step)
     alone, so a resumed run draws what the uninterrupted one would have drawn.
 
-    Metrics: loss, nll (nats a token, neither smoothed nor with anything added), accuracy,
+    Metrics: loss, nll (nats a token, neither smoothed nor with anything added),
     gradient_norm, target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the
     MoE layers sow (means over layers; load_E).
     """

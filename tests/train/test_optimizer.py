@@ -1,5 +1,7 @@
 """Schedules at points worked out by hand; Adafactor's second moments are each matrix's own."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,7 @@ def test_a_stack_of_experts_is_as_many_matrices(experts):
     optimizer = adafactor(10, smallest_factored=4)
 
     @jax.jit
-    def two_steps(params, gradient):
+    def two_steps(params, gradient) -> Any:
         state = optimizer.init(params)
         for _ in range(2):
             updates, state = optimizer.update(gradient, state, params)
@@ -48,7 +50,7 @@ def test_a_stack_of_experts_is_as_many_matrices(experts):
 
 def test_statistics_are_rows_and_columns_of_each_expert():
     optimizer = per_matrix(optax.scale_by_factored_rms(min_dim_size_to_factor=4))
-    state = optimizer.init({"wi": jnp.ones((300, 8, 16))})
+    state: Any = optimizer.init({"wi": jnp.ones((300, 8, 16))})
     assert state["wi"].v_row.shape == (300, 8)
     assert state["wi"].v_col.shape == (300, 16)
 
@@ -60,7 +62,7 @@ def test_first_adafactor_step_by_hand():
     params = {"w": jnp.array([[1.0, 3.0], [-3.0, 1.0]])}
     gradient = {"w": jnp.array([[0.5, -2.0], [1.0, 4.0]])}
     optimizer = adafactor(10)
-    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    updates: Any = optimizer.update(gradient, optimizer.init(params), params)[0]
     expected = -0.01 * np.sqrt(5.0) * np.array([[1.0, -1.0], [1.0, 1.0]])
     np.testing.assert_allclose(updates["w"], expected, rtol=1e-5)
 
@@ -69,7 +71,7 @@ def test_adamw_does_not_decay_norm_scales():
     params = {"scale": jnp.ones(3), "kernel": jnp.ones((2, 2))}
     nothing = jax.tree.map(jnp.zeros_like, params)
     optimizer = adamw(10, schedule=lambda total: lambda step: 0.5, weight_decay=0.1)
-    updates, _ = optimizer.update(nothing, optimizer.init(params), params)
+    updates: Any = optimizer.update(nothing, optimizer.init(params), params)[0]
     np.testing.assert_array_equal(updates["scale"], 0.0)
     # -rate * decay * parameter = -0.5 * 0.1 * 1
     np.testing.assert_allclose(updates["kernel"], -0.05, rtol=1e-6)

@@ -1,5 +1,6 @@
 """A step on eight devices is the step on one; losses are weighted by tokens; experts lie apart."""
 
+import dataclasses
 import functools
 
 import jax
@@ -123,6 +124,9 @@ def test_dropout_depends_on_seed_and_step_alone():
         step = jax.jit(make_train_step(model, optimizer, directions=2, seed=seed))
         losses[seed] = [float(step(state, batch)[1]["loss"]) for _ in range(2)]
         later = functools.reduce(lambda s, _: step(s, batch)[0], range(2), state)
-        assert float(step(later.replace(params=state.params), batch)[1]["loss"]) != losses[seed][0]
+        assert (
+            float(step(dataclasses.replace(later, params=state.params), batch)[1]["loss"])
+            != losses[seed][0]
+        )
     assert losses[0][0] == losses[0][1]
     assert losses[0] != losses[1]

@@ -43,7 +43,7 @@ def top2_gshard(
     """
     policy = second_policy if tokens.train and tokens.rng is not None else eval_second_policy
     if policy not in POLICIES:
-        raise ValueError(f"gates.top2_gshard.second_policy: {policy!r} is none of {POLICIES}")
+        raise ValueError(f"top2_gshard.top2_gshard.second_policy: {policy!r} is none of {POLICIES}")
     logits_GSE = tokens.score("router")
     uniform_GS = None
     if policy == "random":
@@ -76,7 +76,9 @@ def route(
 ) -> Routing:
     """Algorithm 1 for given logits and given coin throws uniform_GS (needed by "random")."""
     if normalize not in ("before", "after"):
-        raise ValueError(f"gates.top2_gshard.normalize: {normalize!r} is none of before, after")
+        raise ValueError(
+            f"top2_gshard.top2_gshard.normalize: {normalize!r} is none of before, after"
+        )
     logits_GSE = logits_GSE.astype(jnp.float32)
     probs_GSE = jax.nn.softmax(logits_GSE)  # line 4
     # Ties go to the lowest index (argmax). The second choice is taken from the logits, not from

@@ -271,6 +271,8 @@ def report(
     if dense:
         systems.append(_system(setup, cache, True))
     curves = {system.name: read_metrics(system.decodes.parent) for system in systems}
+    wanted = ("nll", "nll/high", "nll/medium", "nll/low")  # not every level has languages
+    recorded = [row for rows in curves.values() for row in rows]
     found = baselines(setup) if setup.baselines is not None else {}
     systems += _bilingual(setup, found)
     shares: dict[str, float] = {}
@@ -292,7 +294,7 @@ def report(
             facts=_facts(setup, cache, found),
             configs={"multilingual": setup.folder / "operative_config.gin"},
             curves=curves,
-            curve_keys=("nll", "nll/high", "nll/medium", "nll/low"),
+            curve_keys=[key for key in wanted if any(key in row for row in recorded)],
             sampling=shares,
             epochs=epochs,
         ),

@@ -176,7 +176,7 @@ def test_long_pairs_are_dropped_from_train_and_counted(tmp_path: Path) -> None:
     assert list(made.pairs("gl", "dev")) == [(f"{long} {long}", "x y")]
     assert max(made.longest("gl").values()) <= 22
     only_long = Listed(train=[(long, "x")])
-    with pytest.raises(ValueError, match=r"all 1 are longer than 22 pieces \(cache\.prepare\.so"):
+    with pytest.raises(ValueError, match=r"all 1 are longer than 22 pieces \(jobs\.Setup\.lengths"):
         cache.prepare(tmp_path / "d", only_long, ["gl"], **settings)
 
 

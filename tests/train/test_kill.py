@@ -1,0 +1,81 @@
+"""kill -9 in the middle of training: the same call goes on, and ends as if nothing had been."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from m4.core.checkpoint import Checkpoints, latest_step
+from m4.core.report import read_metrics
+from m4.data import cache as caches
+from m4.data.stream import Stream
+from m4.train.loop import Evaluator, Trained, train
+from m4.train.optimizer import adamw
+from tests.data.corpus import Made
+from tests.train.test_step import MODEL, mesh_of
+
+
+def run(folder: Path, corpus: Path, killed_at: int = 0) -> Trained:
+    """Six steps with dropout and a checkpoint every two; killed_at: the step that is the last."""
+    cache = caches.Cache(corpus)
+
+    def evaluate(params: object) -> dict[str, float]:
+        done = len([row for row in read_metrics(folder) if "loss" in row])
+        if killed_at and done == killed_at:
+            for _ in range(600):  # a save goes on beside the training: let the first one end
+                if latest_step(folder / "checkpoints") is not None:
+                    break
+                signal.sigtimedwait([], 0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"dev/nll": 0.0}
+
+    return train(
+        folder,
+        MODEL.clone(vocab_size=-(-cache.vocabulary.size // 8) * 8, dropout_rate=0.1),
+        Stream(cache, seed=1, batch_rows=4),
+        adamw,
+        mesh_of(1, 1),
+        total_steps=6,
+        checkpoint_period=2,
+        log_period=1,
+        evaluators=[Evaluator(1, evaluate)],
+        tensorboard=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    caches.prepare(
+        corpus, Made({"gl": 60}), vocabulary_size=300, source_length=64, target_length=64
+    )
+    process = multiprocessing.get_context("spawn").Process(
+        target=run, args=(tmp_path / "killed", corpus, 5)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert latest_step(tmp_path / "killed" / "checkpoints") in (2, 4)
+    assert read_metrics(tmp_path / "killed")[-1]["step"] == 5
+
+    killed, whole = run(tmp_path / "killed", corpus), run(tmp_path / "whole", corpus)
+    for a, b in zip(jax.tree.leaves(killed.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    rows = {}
+    for name in ("killed", "whole"):
+        rows[name] = read_metrics(tmp_path / name)
+        for row in rows[name]:
+            row.pop("tokens_per_second", None)
+    assert rows["killed"] == rows["whole"]
+    # And what was killed in the middle of a save is cleaned up.
+    names = sorted(path.name for path in (tmp_path / "killed" / "checkpoints").iterdir())
+    assert names == ["2", "4", "6"]
+    store = Checkpoints(tmp_path / "killed" / "checkpoints", read_only=True)
+    assert store.note(6)["step"] == 6
+    store.close()

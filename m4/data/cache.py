@@ -288,7 +288,9 @@ def _identity(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
         text["by_language"] = {
             code: text["by_language"].get(code) for code in settings["languages"]
         }
-    return {**settings, "source": text}
+    # Sorted: gin writes the keys of a dictionary in another order than it was given, and the order
+    # in which a cache holds its languages is its own affair.
+    return {**settings, "languages": sorted(settings["languages"]), "source": text}
 
 
 def _differences(made: Any, now: Any, name: str = "") -> list[str]:

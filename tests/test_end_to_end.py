@@ -1,0 +1,227 @@
+"""The whole road through the command line: everything is made, and made once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from m4.core.files import read_jsonl
+from m4.core.report import read_metrics
+from tests.command_line import TINY, contents, m4
+
+TATOEBA = Path(__file__).parents[1] / "gin_configs" / "tatoeba.gin"
+DATA = Path(__file__).parents[2] / "shared" / "data" / "tatoeba"
+LANGUAGES = ("es", "pt", "gl")
+DIRECTIONS = [*(f"en-{code}" for code in LANGUAGES), *(f"{code}-en" for code in LANGUAGES)]
+
+# A process of its own has one device, as on a machine without an accelerator.
+ALONE = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+
+
+def demo(folder: Path, *arguments: object) -> str:
+    said = m4("demo", f"--gin_file={TINY}", f"--model_dir={folder}", *arguments)
+    assert said.status == 0, said.err
+    return said.out
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The folder of a demo, and what it said."""
+    folder = tmp_path_factory.mktemp("demo") / "model"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("JAX_NUM_CPU_DEVICES", "1")  # of the baselines' processes
+        yield folder, demo(folder)
+
+
+@pytest.mark.slow
+def test_everything_is_there(first: tuple[Path, str]) -> None:
+    folder, said = first
+    for name in [
+        "run.json",
+        "config.gin",
+        "operative_config.gin",
+        "metrics.jsonl",
+        "report.html",
+        "scores.jsonl",
+        "deltas.jsonl",
+        "delta_bleu.png",
+        "delta_bleu.pdf",
+        "data/manifest.json",
+        "data/vocabulary.model",
+        "checkpoints/2",
+        "checkpoints/4",
+    ]:
+        assert (folder / name).exists(), name
+    for name in ("report.html", "delta_bleu.png", "delta_bleu.pdf", "scores.jsonl"):
+        assert str(folder / name) in said
+    assert str(folder / "operative_config.gin") in said
+    for direction in DIRECTIONS:
+        rows = read_jsonl(folder / "decodes" / f"test.{direction}.jsonl")
+        assert len(rows) == 12
+        assert rows[0].keys() == {"source", "reference", "hypothesis"}
+    results = sorted(folder.glob("baselines/*/result.json"))
+    assert [path.parent.name.split(".")[0] for path in results] == sorted(LANGUAGES)
+    assert len(list(folder.glob("baselines/*/decodes/test.*.jsonl"))) == 6
+
+
+@pytest.mark.slow
+def test_the_table_names_every_language(first: tuple[Path, str]) -> None:
+    said = first[1]
+    for name in ("es Spanish", "pt Portuguese", "gl Galician", "high (1)", "medium (1)", "low (1)"):
+        assert name in said
+    assert "train: 4/4 steps" in said
+    assert "bilingual baselines: 12/12 steps" in said
+    assert "decode test: 72/72 sentences" in said
+
+
+@pytest.mark.slow
+def test_every_score_says_how_it_was_computed(first: tuple[Path, str]) -> None:
+    folder, _ = first
+    rows = read_jsonl(folder / "scores.jsonl")
+    # 3 systems x 6 directions x 2 metrics, on all sentences; and on subsets of them.
+    whole = [row for row in rows if row["subset"] == "all"]
+    assert len(whole) == 3 * 6 * 2
+    assert {row["system"] for row in rows} == {"moe", "bilingual", "copy"}
+    for row in rows:
+        assert re.search(r"nrefs:1\|.*version:2\.", row["signature"]), row
+        assert row["low"] <= row["score"] <= row["high"] or row["sentences"] < 12
+        if row["system"] != "copy":
+            assert Path(row["config"]).is_file()
+            assert row["checkpoint_step"] in (2, 4)
+    deltas = read_jsonl(folder / "deltas.jsonl")
+    assert {(row["direction"], row["baseline"]) for row in deltas} == {
+        (direction, "bilingual") for direction in DIRECTIONS
+    }
+
+
+@pytest.mark.slow
+def test_the_report_needs_nothing_else(first: tuple[Path, str]) -> None:
+    html = (first[0] / "report.html").read_text(encoding="utf-8")
+    loaded = re.findall(r"""(?:src|srcset|href|url)\s*[=(]\s*["']?([^"'\s)>]+)""", html)
+    assert loaded
+    assert not [place for place in loaded if not place.startswith(("data:", "#"))]
+    assert "Galician" in html
+
+
+@pytest.mark.slow
+def test_the_operative_config_says_all_and_can_be_run(first: tuple[Path, str]) -> None:
+    text = (first[0] / "operative_config.gin").read_text(encoding="utf-8")
+    for line in ("optimizer.adamw.b1 = 0.9", "loop.train.z_loss = ", "TRAIN_STEPS = 4"):
+        assert f"\n{line}" in text
+    about = json.loads((first[0] / "run.json").read_text(encoding="utf-8"))
+    assert about["versions"]["jax"]
+
+
+@pytest.mark.slow
+def test_a_second_run_makes_nothing_again(first: tuple[Path, str]) -> None:
+    folder, _ = first
+    operative = (folder / "operative_config.gin").read_text(encoding="utf-8")
+    kept = ("data", "checkpoints", "baselines", "decodes", "metrics.jsonl", "scores.jsonl")
+    before = {k: v for k, v in contents(folder).items() if k.startswith(kept)}
+    code = (
+        "import sys\n"
+        "from m4.__main__ import main\n"
+        "status = main(sys.argv[1:])\n"
+        "print('loaded:', {'seqio', 'tensorflow', 'multiprocessing.pool'} & set(sys.modules))\n"
+        "sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, "demo", f"--gin_file={TINY}", f"--model_dir={folder}"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, env=ALONE)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines()[-1] == "loaded: set()"
+    for stage in ("corpus:", "train:", "baselines:", "steps"):
+        assert stage not in said.stdout
+    after = {k: v for k, v in contents(folder).items() if k.startswith(kept)}
+    assert after == before
+    assert (folder / "operative_config.gin").read_text(encoding="utf-8") == operative
+
+
+@pytest.mark.slow
+def test_more_steps_go_on(first: tuple[Path, str]) -> None:
+    folder, _ = first
+    demo(folder, "--gin.TRAIN_STEPS=6")
+    assert (folder / "checkpoints" / "6").is_dir()
+    assert [row["step"] for row in read_metrics(folder) if "nll" in row] == [2, 4, 6]
+    note = json.loads((folder / "decodes" / "test.en-gl.json").read_text(encoding="utf-8"))
+    assert note["step"] == 6
+
+
+@pytest.mark.slow
+def test_the_dense_model_beside_it(first: tuple[Path, str]) -> None:
+    folder, _ = first
+    demo(folder, "--gin.TRAIN_STEPS=6", "--compare=dense")
+    assert (folder / "compare" / "dense" / "checkpoints" / "6").is_dir()
+    systems = [row["system"] for row in read_jsonl(folder / "deltas.jsonl")]
+    assert systems.count("dense") == systems.count("moe") == 6
+    assert {row["system"] for row in read_jsonl(folder / "scores.jsonl")} == {
+        "moe", "dense", "bilingual", "copy"
+    }  # fmt: skip
+    assert "dense" in (folder / "report.html").read_text(encoding="utf-8")
+    # `m4 eval` alone scores what is there, and no more.
+    said = m4("eval", f"--model_dir={folder}")
+    assert said.status == 0, said.err
+    assert {row["system"] for row in read_jsonl(folder / "scores.jsonl")} == {
+        "moe", "bilingual", "copy"
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_translate_answers_arguments(first: tuple[Path, str]) -> None:
+    said = m4("translate", f"--model_dir={first[0]}", "--to=gl", "two days", "", "three hours")
+    assert (said.status, said.err) == (0, "")
+    lines = said.out.split("\n")
+    assert len(lines) == 4
+    assert lines[1] == lines[3] == ""
+
+
+@pytest.mark.slow
+def test_translate_answers_each_line_of_a_pipe_before_the_next(first: tuple[Path, str]) -> None:
+    command = [sys.executable, "-m", "m4", "translate", f"--model_dir={first[0]}", "--to=en"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ALONE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in ("dous días", "", "tres horas"):
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()  # would wait for ever for a batch
+            assert answer.endswith("\n")
+            assert line or answer == "\n"
+        process.stdin.close()
+        assert process.stdout.read() == ""
+        assert process.wait() == 0
+
+
+@pytest.mark.slow
+def test_tatoeba(tmp_path: Path) -> None:
+    """gin_configs/tatoeba.gin on its two smallest languages, small and short."""
+    if not DATA.is_dir():
+        pytest.skip("no ../shared/data/tatoeba beside the repository")
+    arguments = [
+        f"--gin_file={TATOEBA}",
+        f"--gin.DATA_DIR={str(DATA)!r}",
+        f"--gin.MODEL_DIR={str(tmp_path / 'model')!r}",
+        "--gin.LANGUAGES=['kat', 'amh']",
+        "--gin.cache.prepare.vocabulary_size=700",
+        "--gin.TRAIN_STEPS=2",
+        "--gin.BATCH_SIZE=8",
+        "--gin.transformer.Transformer.width=16",
+        "--gin.transformer.Transformer.mlp_width=32",
+        "--gin.jobs.Decoding.max_target_length=8",
+    ]
+    for job in ("train", "eval"):
+        said = m4(job, *arguments)
+        assert said.status == 0, said.err
+    rows = read_jsonl(tmp_path / "model" / "scores.jsonl")
+    assert {row["direction"] for row in rows} == {"kat-en", "en-kat", "amh-en", "en-amh"}
+    assert {row["system"] for row in rows} == {"moe", "copy"}
+    sentences = {row["direction"]: row["sentences"] for row in rows}
+    assert sentences["kat-en"] == len((DATA / "kat.test.tsv").read_text("utf-8").splitlines())

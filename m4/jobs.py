@@ -15,8 +15,7 @@ import dataclasses
 import datetime
 import json
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,13 @@ from m4.core.mesh import make_mesh
 from m4.core.report import Stage, read_metrics
 from m4.data.cache import Cache
 from m4.data.stream import Stream
-from m4.eval.decode import check_settings, decode, decode_to_files
+from m4.eval.decode import check_settings, decode_to_files
 from m4.eval.delta import level, tables
 from m4.eval.page import Background
 from m4.eval.report import Report
 from m4.eval.report import report as write_report
 from m4.eval.score import System, measure, score_rows, score_table, write_scores
-from m4.eval.testsets import language_of, split_pairs
+from m4.eval.testsets import Showing, check_held_out, language_of, split_pairs
 from m4.eval.translate import Translator, restore_params
 from m4.model.transformer import Transformer
 from m4.train import loop
@@ -207,20 +206,6 @@ def _recipes(setup: Setup) -> Mapping[str, Recipe]:
     return setup.baselines
 
 
-def check_held_out(cache: Cache) -> None:
-    """Raises ValueError for a language that cannot have a fair baseline.
-
-    Without dev sentences nothing says which parameters are best; without test sentences there is
-    nothing to compare on.
-    """
-    for split in ("dev", "test"):
-        if lacking := [code for code in cache.languages() if not cache.size(code, split)]:
-            raise ValueError(
-                f"no {split} sentences of {', '.join(lacking)}: bilingual baselines need them; "
-                "leave these languages out (cache.prepare.languages), or add the files"
-            )
-
-
 def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Path:
     """Translates the test sets of all directions; returns the folder of the hypotheses."""
     cache = corpus(setup)
@@ -230,32 +215,18 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     directions = [d for d in cache.directions if cache.size(language_of(d), split)]
     pairs = split_pairs(cache, directions, split)
     settings = dataclasses.asdict(setup.decoding)
-    total = sum(len(test_set) for test_set in pairs.values())
-    name = "dense" if dense else "test"
-    with Stage(f"decode {name}", total, "sentences") as stage:
-        sentences = tokens = tokens_before = 0
-        start = time.monotonic()
-
-        def progress(done: int, _: int, tokens_now: int) -> None:
-            nonlocal tokens
-            tokens = tokens_before + tokens_now
-            rate = tokens / (time.monotonic() - start)
-            stage.update(sentences + done, f"{rate:,.0f} tokens/s")
-
-        def translate(sources: Sequence[str]) -> list[str]:
-            nonlocal sentences, tokens_before
-            said = decode(model, params, cache.vocabulary, sources, progress=progress, **settings)
-            sentences, tokens_before = sentences + len(sources), tokens
-            return said
-
-        decode_to_files(
-            translate,
-            folder / "decodes",
-            split,
-            pairs,
-            {**settings, "step": step, "vocabulary": cache.vocabulary.fingerprint},
+    made_by = {**settings, "step": step, "vocabulary": cache.vocabulary.fingerprint}
+    name = "decode dense" if dense else "decode test"
+    with Stage(name, sum(map(len, pairs.values())), "sentences") as stage:
+        translate = Showing(stage, model, params, cache.vocabulary, settings)
+        decode_to_files(translate, folder / "decodes", split, pairs, made_by)
+        stage.update(stage.total)
+    if translate.cut:
+        print(
+            f"{name}: {translate.cut} sources were cut to jobs.Decoding.max_source_length = "
+            f"{setup.decoding.max_source_length} pieces",
+            file=sys.stderr,
         )
-        stage.update(total)
     return folder / "decodes"
 
 

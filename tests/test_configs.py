@@ -81,3 +81,13 @@ def test_folders_differ() -> None:
     ]
     assert all(folders)
     assert len({found[1] for found in folders if found}) == len(CONFIGS) >= 2
+
+
+def test_every_configurable_that_is_bound_is_referred_to(path: Path) -> None:
+    # gin configures what a config refers to as @name, and nothing else.
+    text = re.sub(r"#.*", "", path.read_text(encoding="utf-8"))
+    referred = set(re.findall(r"@(?:\w+/)*(\w+\.\w+)", text))
+    bound = set(re.findall(r"^(?:\w+/)*(\w+\.\w+)\.\w+ =", text, re.MULTILINE))
+    assert bound - {"jobs.Setup"} <= referred
+    scopes = set(re.findall(r"^(\w+)/", text, re.MULTILINE))
+    assert scopes == set(re.findall(r"@(\w+)/", text))

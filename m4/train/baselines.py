@@ -53,8 +53,8 @@ class Recipe:
     batch_rows: int = 8
     peak: float = 6e-3
     warmup_steps: int = 200
-    cooldown_steps: int = 2000
-    max_steps: int = 3000
+    cooldown_steps: int = 2500
+    max_steps: int = 4000
     eval_period: int = 500
     patience: int = 4
 
@@ -236,7 +236,10 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
         absolute_positions=True,
     )
     stream = Stream(cache, seed=plan["seed"], batch_rows=recipe.batch_rows)
-    translate = functools.partial(decode, model, vocabulary=cache.vocabulary)
+    # Sources that are too long are told once, by the multilingual model's decoding.
+    translate = functools.partial(
+        decode, model, vocabulary=cache.vocabulary, on_cut=lambda *_: None
+    )
     decoding = dict(plan["decoding"])
 
     class Shown(Stage):

@@ -75,3 +75,32 @@ def test_adamw_does_not_decay_norm_scales():
     np.testing.assert_array_equal(updates["scale"], 0.0)
     # -rate * decay * parameter = -0.5 * 0.1 * 1
     np.testing.assert_allclose(updates["kernel"], -0.05, rtol=1e-6)
+
+
+def test_first_factored_step_by_hand():
+    # g^2 = [[1, 3], [2, 6]]: rows' means (2, 4), columns' means (1.5, 4.5), their mean 3. At the
+    # first step the moments are these, and row * column / mean = [[1, 3], [2, 6]]: g^2 has rank 1,
+    # so that factoring loses nothing and g / sqrt(v) = sign(g), as in the case above.
+    gradient = {"w": jnp.sqrt(jnp.array([[1.0, 3.0], [2.0, 6.0]])) * jnp.array([[1, -1], [1, 1]])}
+    params = {"w": jnp.array([[1.0, 3.0], [-3.0, 1.0]])}
+    optimizer = adafactor(10, smallest_factored=2)
+    state = optimizer.init(params)
+    updates, state = optimizer.update(gradient, state, params)
+    expected = -0.01 * np.sqrt(5.0) * np.array([[1.0, -1.0], [1.0, 1.0]])
+    np.testing.assert_allclose(updates["w"], expected, rtol=1e-5)
+    moments = {leaf.shape for leaf in jax.tree.leaves(state)}
+    assert (2, 2) not in moments
+
+
+def test_one_matrix_is_optax_adafactor():
+    keys = jax.random.split(jax.random.key(1), 2)
+    params = {"w": jax.random.normal(keys[0], (8, 16))}
+    gradient = {"w": jax.random.normal(keys[1], (8, 16))}
+    ours = adafactor(10, smallest_factored=4, weight_decay=0.1)
+    theirs = optax.adafactor(0.01, min_dim_size_to_factor=4, weight_decay_rate=None, momentum=None)
+    plain = adafactor(10, smallest_factored=4)
+    for optimizer, decay in ((plain, 0.0), (ours, 0.01 * 0.1)):
+        updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+        wanted, _ = theirs.update(gradient, theirs.init(params), params)
+        expected = wanted["w"] - decay * params["w"]
+        np.testing.assert_allclose(updates["w"], expected, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,82 @@
+"""Test sets by direction, and their translation as it is shown."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m4.core.report import Stage
+from m4.data import cache as caches
+from m4.data.sources import Pair
+from m4.eval import testsets
+from m4.eval.testsets import Showing, check_held_out, language_of, split_pairs
+
+
+class Corpus:
+    """A Source with one pair a split; languages without some splits."""
+
+    def __init__(self, lacking: dict[str, tuple[str, ...]]) -> None:
+        self.lacking = lacking
+
+    def languages(self) -> list[str]:
+        return list(self.lacking)
+
+    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        if split not in self.lacking[language]:
+            yield Pair(f"the {split} road", f"{language} {split}")
+
+    def identity(self) -> dict:
+        return {"source": "one pair"}
+
+
+def opened(folder: Path, lacking: dict[str, tuple[str, ...]]) -> caches.Cache:
+    return caches.prepare(folder, Corpus(lacking), vocabulary_size=300)
+
+
+def test_pairs_by_direction(tmp_path: Path) -> None:
+    cache = opened(tmp_path / "data", {"gl": ()})
+    assert language_of("en-gl") == language_of("gl-en") == "gl"
+    assert split_pairs(cache, ["en-gl", "gl-en"], "test") == {
+        "en-gl": [("the test road", "gl test")],
+        "gl-en": [("gl test", "the test road")],
+    }
+
+
+def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None:
+    check_held_out(opened(tmp_path / "all", {"gl": (), "pt": ()}))
+    lacking = {"gl": (), "pt": ("dev",), "de": ("dev", "test")}
+    with pytest.raises(
+        ValueError, match=r"no dev sentences of pt, de: .*cache\.prepare\.languages"
+    ):
+        check_held_out(opened(tmp_path / "no_dev", lacking))
+    with pytest.raises(ValueError, match="no test sentences of fr"):
+        check_held_out(opened(tmp_path / "no_test", {"fr": ("test",)}))
+
+
+def test_progress_runs_through_all_calls_and_cuts_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def decode(*_: Any, progress: Any, on_cut: Any, beams: int) -> list[str]:
+        sources = _[-1]
+        on_cut(0, 70, 64)
+        for done in range(1, len(sources) + 1):
+            progress(done, len(sources), 10 * beams * done)
+        return [source.upper() for source in sources]
+
+    shown: list[int] = []
+
+    class Shown(Stage):
+        def update(self, done: int, text: str = "") -> None:
+            assert text.endswith(" tokens/s")
+            shown.append(done)
+
+    monkeypatch.setattr(testsets, "decode", decode)
+    translate = Showing(Shown("decode", 5, stream=io.StringIO()), None, {}, None, {"beams": 2})
+    assert translate(["a", "b", "c"]) == ["A", "B", "C"]
+    assert translate(["d", "e"]) == ["D", "E"]
+    assert shown == [1, 2, 3, 4, 5]
+    assert translate.cut == 2

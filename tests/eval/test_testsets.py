@@ -75,7 +75,9 @@ def test_progress_runs_through_all_calls_and_cuts_are_counted(
             shown.append(done)
 
     monkeypatch.setattr(testsets, "decode", decode)
-    translate = Showing(Shown("decode", 5, stream=io.StringIO()), None, {}, None, {"beams": 2})
+    nothing: Any = None  # what the decoder that is replaced would need
+    shows = Shown("decode", 5, stream=io.StringIO())
+    translate = Showing(shows, nothing, {}, nothing, {"beams": 2})
     assert translate(["a", "b", "c"]) == ["A", "B", "C"]
     assert translate(["d", "e"]) == ["D", "E"]
     assert shown == [1, 2, 3, 4, 5]

@@ -84,8 +84,8 @@ def test_first_factored_step_by_hand():
     gradient = {"w": jnp.sqrt(jnp.array([[1.0, 3.0], [2.0, 6.0]])) * jnp.array([[1, -1], [1, 1]])}
     params = {"w": jnp.array([[1.0, 3.0], [-3.0, 1.0]])}
     optimizer = adafactor(10, smallest_factored=2)
-    state = optimizer.init(params)
-    updates, state = optimizer.update(gradient, state, params)
+    updates: Any
+    updates, state = optimizer.update(gradient, optimizer.init(params), params)
     expected = -0.01 * np.sqrt(5.0) * np.array([[1.0, -1.0], [1.0, 1.0]])
     np.testing.assert_allclose(updates["w"], expected, rtol=1e-5)
     moments = {leaf.shape for leaf in jax.tree.leaves(state)}
@@ -99,6 +99,8 @@ def test_one_matrix_is_optax_adafactor():
     ours = adafactor(10, smallest_factored=4, weight_decay=0.1)
     theirs = optax.adafactor(0.01, min_dim_size_to_factor=4, weight_decay_rate=None, momentum=None)
     plain = adafactor(10, smallest_factored=4)
+    updates: Any
+    wanted: Any
     for optimizer, decay in ((plain, 0.0), (ours, 0.01 * 0.1)):
         updates, _ = optimizer.update(gradient, optimizer.init(params), params)
         wanted, _ = theirs.update(gradient, theirs.init(params), params)

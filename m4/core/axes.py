@@ -14,6 +14,8 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     # Tokens are split over every device, also over those that share an expert.
     ("batch", ("data", "expert")),
     ("expert", "expert"),
+    # Groups at their experts: the part of "batch" that the expert axis does not take.
+    ("expert_group", "data"),
     ("vocab", "model"),
     ("mlp", "model"),
     ("expert_mlp", "model"),

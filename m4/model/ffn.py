@@ -33,6 +33,13 @@ def activate(parts: Sequence[Array], activations: Sequence[str]) -> Array:
     return result
 
 
+def part_names(activations: Sequence[str]) -> list[str]:
+    """T5X's names of the matrices that go in: wi, or wi_0, wi_1 for a gated layer."""
+    if len(activations) == 1:
+        return ["wi"]
+    return [f"wi_{i}" for i in range(len(activations))]
+
+
 class FeedForward(nn.Module):
     """x_BLM -> y_BLM through width F; no biases; dropout between the two products."""
 
@@ -43,14 +50,9 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLM: Array, *, deterministic: bool) -> Array:
-        names = (
-            ["wi"]
-            if len(self.activations) == 1
-            else [f"wi_{i}" for i in range(len(self.activations))]
-        )  # T5X's names
         parts = [
             Dense(self.width, axes=("embed", "mlp"), dtype=self.dtype, name=name)(x_BLM)
-            for name in names
+            for name in part_names(self.activations)
         ]
         h_BLF = activate(parts, self.activations)
         h_BLF = dropout(self.dropout_rate)(h_BLF, deterministic=deterministic)

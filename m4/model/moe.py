@@ -1,80 +1,48 @@
 """The mixture-of-experts layer: groups -> gate -> transport -> experts (GShard, section 2.2)."""
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.linen import partitioning
 
 from m4.model.dispatch import Transport
 from m4.model.dispatch.gather import gather
-from m4.model.ffn import activate
+from m4.model.experts import ExpertParameters
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.layers import Array, constrain
-from m4.model.routing import Gate, Tokens, expert_capacity
+from m4.model.routing import Gate, Routing, Tokens, expert_capacity
 
-expert_init = nn.initializers.variance_scaling(
-    1.0, "fan_in", "truncated_normal", batch_axis=(0,)
-)  # each expert is initialised as one dense layer: the expert axis is no fan-in
-
-
-class ExpertKernel(nn.Module):
-    """A stack of matrices [E, in, out]: `experts/<name>/kernel`, sharded over the expert axis."""
-
-    shape: tuple[int, int, int]
-    axes: tuple[str, str, str]
-
-    @nn.compact
-    def __call__(self) -> Array:
-        return partitioning.param_with_axes(
-            "kernel", expert_init, self.shape, jnp.float32, axes=self.axes, module=self
-        )
-
-
-class Experts(nn.Module):
-    """E feed-forward layers side by side as batched products: [E, G, C, M] -> the same shape."""
-
-    num_experts: int
-    width: int
-    activations: Sequence[str]
-    dropout_rate: float
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x_EGCM: Array, *, deterministic: bool) -> Array:
-        M = x_EGCM.shape[-1]
-        count = len(self.activations)
-        names = ["wi"] if count == 1 else [f"wi_{i}" for i in range(count)]
-        inward = (self.num_experts, M, self.width)
-        kernels = [
-            ExpertKernel(inward, ("expert", "embed", "expert_mlp"), name=name)() for name in names
-        ]
-        outward = (self.num_experts, self.width, M)
-        wo_EFM = ExpertKernel(outward, ("expert", "expert_mlp", "embed"), name="wo")()
-        parts = [jnp.einsum("EGCM,EMF->EGCF", x_EGCM, w.astype(self.dtype)) for w in kernels]
-        h_EGCF = activate(parts, self.activations)
-        # One mask for all seats of an expert's group, as `dropout` does for a row's positions.
-        h_EGCF = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))(
-            h_EGCF, deterministic=deterministic
-        )
-        h_EGCF = constrain(h_EGCF, ("expert", None, None, "expert_mlp"))
-        return jnp.einsum("EGCF,EFM->EGCM", h_EGCF, wo_EFM.astype(self.dtype))
+# What a router matrix starts as, by name; which gate wants which is in docs/gates.md.
+ROUTER_INITS = {
+    "normal": nn.initializers.normal(0.02),  # flaxformer
+    "zeros": nn.initializers.zeros,  # Shazeer et al. 2017: balanced at first, noise decides
+    "orthogonal": nn.initializers.orthogonal(0.1),  # BASE's centroids (fairseq)
+}
 
 
 class MoeLayer(nn.Module):
     """A mixture of experts in place of a feed-forward layer: x_BLM -> y_BLM.
 
     Tokens without a seat get 0 (the residual connection carries them). Sown into `intermediates`
-    are T5X's five metrics and the gate's own.
+    are T5X's five metrics, the gate's own and, with `directions`, who went where.
 
     Attributes:
         num_experts: E. width: F of each expert.
         group_tokens: largest S; the largest divisor of B*L up to it is used. 0: one group.
-        train_capacity_factor: times 2S/E seats an expert (`routing.expert_capacity`).
-        eval_capacity_factor: the same outside training; None never drops a token (C = S), so that
-            a sentence's translation does not depend on its batch.
+        train_capacity_factor: times K*S/E seats an expert (`routing.expert_capacity`).
+        eval_capacity_factor, decode_capacity_factor: the same outside training, for whole
+            sentences and in decoding one position after the other; None never drops a token, so
+            that a sentence's translation does not depend on its batch.
+        capacity_rule: how a fraction of a seat is rounded (`routing.CAPACITY_RULES`).
         gate: the router (`m4.model.gates`). transport: the road (`m4.model.dispatch`).
+        causal: in a decoder; gates that look at later tokens refuse.
+        vocab_size: V, for gates that route by token id.
+        directions: number of translation directions whose tokens are counted by expert; 0: none.
     """
 
     num_experts: int
@@ -82,54 +50,121 @@ class MoeLayer(nn.Module):
     group_tokens: int = 1024
     train_capacity_factor: float = 1.25
     eval_capacity_factor: float | None = None
+    decode_capacity_factor: float | None = None
+    capacity_rule: str = "lingvo"
     gate: Gate = top2_gshard
     transport: Transport = gather
     activations: Sequence[str] = ("relu",)
     dropout_rate: float = 0.1
+    causal: bool = False
+    vocab_size: int = 0
+    directions: int = 0
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(
-        self, x_BLM: Array, mask_BL: Array, ids_BL: Array | None = None, *, deterministic: bool
+        self,
+        x_BLM: Array,
+        mask_BL: Array,
+        ids_BL: Array | None = None,
+        direction_BL: Array | None = None,
+        *,
+        step: Array | None = None,
+        deterministic: bool,
+        decode: bool = False,
     ) -> Array:
         B, L, M = x_BLM.shape
-        S = group_size(B * L, self.group_tokens)
-        x_GSM = constrain(x_BLM.reshape(-1, S, M), ("batch", "length", "embed"))
-        mask_GS = mask_BL.reshape(-1, S)
-
-        def score(name: str) -> Array:
-            kernel = RouterKernel((M, self.num_experts), name=name)()
-            logits_GSE = jnp.einsum("GSM,ME->GSE", x_GSM.astype(jnp.float32), kernel)
-            return constrain(logits_GSE, ("batch", None, None))
-
         train = not deterministic
         factor = self.train_capacity_factor if train else self.eval_capacity_factor
-        capacity = S if factor is None else expert_capacity(S, self.num_experts, factor)
+        if decode:
+            factor = self.decode_capacity_factor
+        # Where nothing is dropped, groups decide nothing for a causal gate; a row a group makes
+        # the choices of one that is not causal independent of the other rows.
+        S = group_size(B * L, self.group_tokens)
+        if factor is None and not decode:
+            S = L
+        x_GSM = constrain(x_BLM.reshape(-1, S, M), ("batch", "length", "embed"))
+        grouped = functools.partial(_grouped, group_tokens=S)
         tokens = Tokens(
-            score=score,
-            mask_GS=mask_GS,
-            ids_GS=None if ids_BL is None else ids_BL.reshape(-1, S),
+            score=functools.partial(self._score, x_GSM),
+            mask_GS=mask_BL.reshape(-1, S),
+            ids_GS=grouped(ids_BL),
+            language_GS=grouped(direction_BL),
+            step=step,
             # T5X knows one stream of random numbers.
             rng=self.make_rng("dropout") if train and self.has_rng("dropout") else None,
+            table=self._table,
             train=train,
+            causal=self.causal,
         )
+
+        def capacity(choices: int) -> int:
+            if factor is None:
+                return S
+            return expert_capacity(S, self.num_experts, factor, choices, self.capacity_rule)
+
         routing = self.gate(tokens, self.num_experts, capacity)
-        experts = Experts(
+        experts = ExpertParameters(
             self.num_experts,
             self.width,
             activations=self.activations,
             dropout_rate=self.dropout_rate,
             dtype=self.dtype,
             name="experts",
-        )
-        y_GSM = self.transport(
-            x_GSM.astype(self.dtype), routing, lambda x: experts(x, deterministic=deterministic)
-        )
+        )(M, x_GSM.shape[0], deterministic=deterministic)
+        x_GSM = x_GSM.astype(self.dtype)
+        if routing.shortcut is None:
+            y_GSM = self.transport(x_GSM, routing, experts)
+        else:
+            use, shorter = routing.shortcut
+            y_GSM = jax.lax.cond(
+                use,
+                lambda x: self.transport(x, shorter, experts),
+                lambda x: self.transport(x, routing, experts),
+                x_GSM,
+            )
         y_GSM = constrain(y_GSM, ("batch", "length", "embed"))
-        self._sow(routing)
+        self._sow(routing, tokens)
         return y_GSM.reshape(B, L, M)
 
-    def _sow(self, routing) -> None:
+    def _score(
+        self,
+        x_GSM: Array,
+        name: str,
+        *,
+        init: str = "normal",
+        jitter: float = 0.0,
+        key: Array | None = None,
+    ) -> Array:
+        """See `m4.model.routing.Score`."""
+        x_GSM = x_GSM.astype(jnp.float32)
+        kernel_ME = RouterKernel((x_GSM.shape[-1], self.num_experts), init, name=name)()
+        if jitter:
+            assert key is not None, "jitter needs random numbers"
+            x_GSM = x_GSM * jax.random.uniform(
+                key, x_GSM.shape, minval=1 - jitter, maxval=1 + jitter
+            )
+        logits_GSE = jnp.einsum("GSM,ME->GSE", x_GSM, kernel_ME)
+        return constrain(logits_GSE, ("batch", None, None))
+
+    def _table(self, name: str, make: Any) -> Array:
+        """An int32 array that is made once, by make(V), and then comes from the checkpoint.
+
+        It is kept as a float32 parameter without a gradient: so it goes wherever parameters go.
+        """
+        if self.has_variable("params", name):
+            table = self.get_variable("params", name)
+        else:
+            # As arrays of numpy, so that making it is never part of a compiled program's inputs.
+            table = partitioning.param_with_axes(
+                name,
+                lambda key: jnp.asarray(np.asarray(make(self.vocab_size)), jnp.float32),
+                axes=("unmodeled",),
+                module=self,
+            )
+        return jax.lax.stop_gradient(table).astype(jnp.int32)
+
+    def _sow(self, routing: Routing, tokens: Tokens) -> None:
         seated = jnp.sum(routing.seat_GSK >= 0)
         seats = routing.num_experts * routing.capacity * routing.seat_GSK.shape[0]
         values = {
@@ -149,17 +184,22 @@ class RouterKernel(nn.Module):
     """The gate's matrix W_g [M, E], float32, without bias: `<name>/kernel`."""
 
     shape: tuple[int, int]
+    init: str = "normal"
 
     @nn.compact
     def __call__(self) -> Array:
         return partitioning.param_with_axes(
             "kernel",
-            nn.initializers.normal(0.02),
+            ROUTER_INITS[self.init],
             self.shape,
             jnp.float32,
             axes=("embed", "unmodeled"),
             module=self,
         )
+
+
+def _grouped(x_BL: Array | None, group_tokens: int) -> Array | None:
+    return None if x_BL is None else x_BL.reshape(-1, group_tokens)
 
 
 def group_size(tokens: int, largest: int) -> int:

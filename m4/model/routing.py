@@ -7,7 +7,7 @@ bfloat16 stops counting at 256.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,15 @@ class Routing:
     """The plan for one layer's tokens.
 
     Attributes:
-        expert_GSK: the expert of each choice, int32 in [0, E).
+        expert_GSK: the expert of each choice, int32 in [0, E); a token's choices differ.
         seat_GSK: its place in that expert's buffer of its group, int32 in [0, C); -1: no seat.
         weight_GSK: what the expert's output is multiplied by, float32 in [0, 1]; 0 without a seat.
         num_experts: E. capacity: C, seats a (group, expert).
-        aux_loss: scalar; 1 when the load is balanced.
+        aux_loss: scalar, the gate's balance loss; its scale is in the gate's docstring.
         z_loss: scalar, mean of logsumexp(logits)^2 over real tokens.
         metrics: scalars (and `load_E`) to look at; averaged over layers by the trainer.
+        shortcut: (use, plan): where the scalar `use` is True, `plan` gives the same result with
+            fewer seats or choices. For gates with phases: one program has the shapes of all.
     """
 
     expert_GSK: Array
@@ -38,6 +40,22 @@ class Routing:
     metrics: Mapping[str, Array]
     num_experts: int = struct.field(pytree_node=False)
     capacity: int = struct.field(pytree_node=False)
+    shortcut: "tuple[Array, Routing] | None" = None
+
+
+class Score(Protocol):
+    """score(name) -> logits_GSE float32: tokens times a matrix [M, E] that is made on demand.
+
+    Args:
+        name: the matrix's parameter, `<name>/kernel`.
+        init: how it starts, a name in `m4.model.moe.ROUTER_INITS`.
+        jitter: the float32 copy of the tokens that is scored is multiplied by U(1 - jitter,
+            1 + jitter) first; needs `key`.
+    """
+
+    def __call__(
+        self, name: str, *, init: str = "normal", jitter: float = 0.0, key: Array | None = None
+    ) -> Array: ...
 
 
 @struct.dataclass
@@ -45,33 +63,74 @@ class Tokens:
     """What a gate may look at.
 
     Attributes:
-        score: name -> logits_GSE float32, a router matrix made on demand.
+        score: see `Score`.
         mask_GS: True for real tokens; padding is given, never guessed.
-        ids_GS: token ids (hash routing). rng: a key, or None for deterministic routing.
+        ids_GS: token ids (hash routing); the input ids of the layer's stack.
+        language_GS: the direction that each token belongs to, int32; None where nobody knows.
+        step: training steps done, int32 scalar; None outside training.
+        rng: a key, or None for deterministic routing.
+        table: name, initial values (int) -> table that is kept in the checkpoint, int32.
         train: whether this is a training step.
+        causal: in a decoder: a gate that looks at later tokens must refuse.
     """
 
-    score: Callable[[str], Array] = struct.field(pytree_node=False)
+    score: Score = struct.field(pytree_node=False)
     mask_GS: Array
     ids_GS: Array | None = None
+    language_GS: Array | None = None
+    step: Array | None = None
     rng: Array | None = None
+    table: Callable[[str, Any], Array] | None = struct.field(pytree_node=False, default=None)
     train: bool = struct.field(pytree_node=False, default=False)
+    causal: bool = struct.field(pytree_node=False, default=False)
+
+
+Capacity = Callable[[int], int]
+"""Choices a token makes -> seats a (group, expert): the layer's factor and rule, group and E."""
 
 
 class Gate(Protocol):
     """gate(tokens, num_experts, capacity) -> Routing. One file a gate in `m4.model.gates`."""
 
-    def __call__(self, tokens: Tokens, num_experts: int, capacity: int) -> Routing: ...
+    def __call__(self, tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing: ...
 
 
-def expert_capacity(group_tokens: int, num_experts: int, factor: float, choices: int = 2) -> int:
-    """Seats a (group, expert): factor * choices * S / E, at least 4, rounded up to a multiple of 4.
+def _lingvo(seats: float) -> int:
+    return math.ceil(max(int(seats), 4) / 4) * 4
 
-    factor=1 with two choices is the paper's 2S/E (arXiv 2006.16668, section 2.2); the rounding is
-    Lingvo's (gshard_layers.py 2062-2077). Never more than S: a token takes one seat an expert.
+
+# The exact share K*S*factor/E -> seats. Nobody needs more than S.
+CAPACITY_RULES: Mapping[str, Callable[[float], int]] = {
+    # arXiv 2006.16668, section 2.2: C = 2S/E, here with whole seats.
+    "paper": lambda seats: max(math.ceil(seats), 1),
+    # Lingvo, gshard_layers.py 2062-2077: at least 4, a multiple of 4.
+    "lingvo": _lingvo,
+    # Mesh TensorFlow, moe.py 365-371: rounded down, at least 4.
+    "mesh": lambda seats: max(int(seats), 4),
+    # flaxformer, moe_layers.py 175-178: rounded half to even, at least 4.
+    "flaxformer": lambda seats: max(round(seats), 4),
+    # V-MoE, moe.py 171-198: rounded up, then to a multiple of 4.
+    "vmoe": lambda seats: math.ceil(math.ceil(seats) / 4) * 4,
+}
+
+
+def expert_capacity(
+    group_tokens: int, num_experts: int, factor: float, choices: int = 2, rule: str = "lingvo"
+) -> int:
+    """Seats a (group, expert): factor * choices * S / E, rounded by `rule`, never more than S.
+
+    factor = 1 with two choices is the paper's 2S/E. (Lingvo's and T5X's own factors count both
+    choices: theirs of 2.0 is this one of 1.0.)
+
+    Raises:
+        ValueError: an unknown rule (gin: `transformer.Transformer.capacity_rule`).
     """
-    seats = max(int(group_tokens * choices * factor / num_experts), 4)
-    return min(group_tokens, math.ceil(seats / 4) * 4)
+    if rule not in CAPACITY_RULES:
+        raise ValueError(
+            f"transformer.Transformer.capacity_rule: {rule!r} is none of {sorted(CAPACITY_RULES)}"
+        )
+    exact = group_tokens * choices * factor / num_experts
+    return min(group_tokens, CAPACITY_RULES[rule](exact))
 
 
 def take_seats(
@@ -88,7 +147,144 @@ def take_seats(
     return position_GS, taken_GE + wants_GSE.sum(axis=1)
 
 
+def seat_choices(
+    expert_GSK: Array,
+    wants_GSK: Array,
+    num_experts: int,
+    capacity: int,
+    priority_GS: Array | None = None,
+) -> Array:
+    """seat_GSK for choices in the order of the papers: all first ones, then all second ones, ...
+
+    Within a choice tokens come in their order, or by falling priority_GS (ties: the earlier token).
+    Choices that are not wanted take no seat; those that find their expert full get -1.
+    """
+    G, S, K = expert_GSK.shape
+    if priority_GS is not None:
+        order_GS = jnp.argsort(-priority_GS, axis=1, stable=True)
+        back_GS = jnp.argsort(order_GS, axis=1)
+        expert_GSK, wants_GSK = (
+            jnp.take_along_axis(x, order_GS[..., None], axis=1) for x in (expert_GSK, wants_GSK)
+        )
+    in_order_GJ = jnp.swapaxes(expert_GSK, 1, 2).reshape(G, K * S)
+    wants_GJ = jnp.swapaxes(wants_GSK, 1, 2).reshape(G, K * S)
+    nobody_GE = jnp.zeros((G, num_experts), jnp.int32)
+    position_GJ, _ = take_seats(in_order_GJ, wants_GJ, nobody_GE, num_experts)
+    seat_GJ = jnp.where(wants_GJ & (position_GJ < capacity), position_GJ, -1)
+    seat_GSK = jnp.swapaxes(seat_GJ.reshape(G, K, S), 1, 2)
+    if priority_GS is not None:
+        seat_GSK = jnp.take_along_axis(seat_GSK, back_GS[..., None], axis=1)
+    return seat_GSK
+
+
+def balance_loss(
+    probs_GSE: Array,
+    chosen_GSE: Array,
+    mask_GS: Array,
+    *,
+    real_token_means: bool = True,
+    paper_scale: bool = False,
+) -> Array:
+    """The papers' auxiliary loss: E * sum_e (share of tokens that chose e) * (mean of p[:, e]).
+
+    A product a group, then the mean over groups; 1 when balanced (for one choice a token). The
+    paper's scale (arXiv 2006.16668, line 13: a mean over experts of the product) is that / E^2.
+
+    Args:
+        probs_GSE: the softmax. chosen_GSE: 0/1, before capacity.
+        real_token_means: over real tokens, and groups that have any; False divides by S, padding
+            included (paper and Lingvo's legacy behaviour).
+    """
+    group_tokens, num_experts = probs_GSE.shape[1:]
+    real_G1 = jnp.sum(mask_GS, axis=1, keepdims=True).astype(jnp.float32)
+    denominator = jnp.maximum(real_G1, 1.0) if real_token_means else float(group_tokens)
+    real_GS1 = mask_GS[..., None]
+    share_GE = jnp.sum(chosen_GSE * real_GS1, axis=1) / denominator
+    mean_GE = jnp.sum(probs_GSE * real_GS1, axis=1) / denominator
+    loss_G = num_experts * jnp.sum(share_GE * mean_GE, axis=-1)
+    # A group of padding alone has no balance to speak of.
+    loss = masked_mean(loss_G, real_G1[:, 0] > 0) if real_token_means else jnp.mean(loss_G)
+    return loss / num_experts**2 if paper_scale else loss
+
+
+def router_z_loss(logits_GSE: Array, mask_GS: Array) -> Array:
+    """Mean over real tokens of logsumexp(logits)^2 (ST-MoE, arXiv 2202.08906, equation 5)."""
+    return masked_mean(jnp.square(jax.nn.logsumexp(logits_GSE, axis=-1)), mask_GS)
+
+
+def make_routing(
+    expert_GSK: Array,
+    seat_GSK: Array,
+    weight_GSK: Array,
+    *,
+    mask_GS: Array,
+    wants_GSK: Array,
+    num_experts: int,
+    capacity: int,
+    logits_GSE: Array | None = None,
+    aux_loss: Array | float = 0.0,
+) -> Routing:
+    """The plan with the metrics that every gate has.
+
+    Args:
+        seat_GSK: -1 where there is none. weight_GSK: only the weights of seated choices count.
+        wants_GSK: choices that asked for a seat.
+        logits_GSE: for z-loss and entropy; None for a gate without a router.
+    """
+    seated_GSK = seat_GSK >= 0
+    weight_GSK = jnp.where(seated_GSK, weight_GSK, 0.0)
+    metrics = {
+        # Shares of the real tokens.
+        "first_overflow": masked_mean((wants_GSK & ~seated_GSK)[..., 0], mask_GS),
+        "nowhere": masked_mean(~jnp.any(seated_GSK, axis=-1), mask_GS),
+    }
+    if expert_GSK.shape[-1] > 1:
+        metrics["second_overflow"] = masked_mean((wants_GSK & ~seated_GSK)[..., 1], mask_GS)
+        metrics["second_dropped"] = masked_mean(~seated_GSK[..., 1], mask_GS)
+    count_E = count_seated(expert_GSK, seated_GSK, num_experts)
+    metrics["load_E"] = count_E / jnp.maximum(jnp.sum(count_E), 1)
+    metrics["dead_experts"] = jnp.sum(count_E == 0).astype(jnp.float32)
+    z_loss = jnp.zeros(())
+    if logits_GSE is not None:
+        z_loss = router_z_loss(logits_GSE, mask_GS)
+        log_GSE = jax.nn.log_softmax(logits_GSE)
+        metrics["router_entropy"] = masked_mean(-jnp.sum(jnp.exp(log_GSE) * log_GSE, -1), mask_GS)
+    return Routing(
+        expert_GSK=expert_GSK.astype(jnp.int32),
+        seat_GSK=seat_GSK.astype(jnp.int32),
+        weight_GSK=weight_GSK.astype(jnp.float32),
+        aux_loss=jnp.asarray(aux_loss, jnp.float32),
+        z_loss=z_loss,
+        num_experts=num_experts,
+        capacity=capacity,
+        metrics=jax.lax.stop_gradient(metrics),
+    )
+
+
+def count_seated(expert_GSK: Array, seated_GSK: Array, num_experts: int) -> Array:
+    """Seated choices by expert, int32 [E]."""
+    one_GSKE = jax.nn.one_hot(expert_GSK, num_experts, dtype=jnp.int32)
+    return jnp.sum(one_GSKE * seated_GSK[..., None], axis=(0, 1, 2))
+
+
 def masked_mean(x: Array, mask: Array) -> Array:
     """Mean of x where the mask is True; 0 where it is nowhere True."""
     mask = mask.astype(jnp.float32)
     return jnp.sum(x * mask) / jnp.maximum(jnp.sum(mask), 1.0)
+
+
+def top_k(logits_GSE: Array, choices: int) -> tuple[Array, Array]:
+    """(values_GSK, expert_GSK) of the largest; ties go to the lowest index.
+
+    `lax.top_k` promises that order, but its gradient is a scatter and its CPU program a sort: the
+    few largest of a short row are faster one after the other.
+    """
+    values, experts = [], []
+    left_GSE = logits_GSE
+    for _ in range(choices):
+        expert_GS = jnp.argmax(left_GSE, axis=-1)
+        is_GSE = jax.nn.one_hot(expert_GS, logits_GSE.shape[-1], dtype=bool)
+        values.append(jnp.sum(jnp.where(is_GSE, logits_GSE, 0.0), axis=-1))
+        experts.append(expert_GS)
+        left_GSE = jnp.where(is_GSE, -jnp.inf, left_GSE)
+    return jnp.stack(values, axis=-1), jnp.stack(experts, axis=-1).astype(jnp.int32)

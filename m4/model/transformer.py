@@ -5,7 +5,8 @@ Methods, parameter names and logical axes follow T5X's contract for a module, so
 train, decode and score it (docs/model.md).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -38,7 +39,7 @@ class EncoderLayer(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x_BLM, *, bias, mask_BLL, real_BL, ids_BL, deterministic: bool) -> Array:
+    def __call__(self, x_BLM, *, bias, mask_BLL, about, deterministic: bool) -> Array:
         drop = dropout(self.dropout_rate)
         h = RmsNorm(dtype=self.dtype, name="pre_attention_layer_norm")(x_BLM)
         h = self.attention(name="attention")(
@@ -46,7 +47,7 @@ class EncoderLayer(nn.Module):
         )
         x_BLM = x_BLM + drop(h, deterministic=deterministic)
         h = RmsNorm(dtype=self.dtype, name="pre_mlp_layer_norm")(x_BLM)
-        h = apply_feed_forward(self.feed_forward, h, real_BL, ids_BL, deterministic)
+        h = apply_feed_forward(self.feed_forward, h, about, deterministic)
         x_BLM = x_BLM + drop(h, deterministic=deterministic)
         return constrain(x_BLM, ("batch", "length", "embed"))
 
@@ -68,8 +69,7 @@ class DecoderLayer(nn.Module):
         bias,
         mask_BTT,
         cross_mask_BTL,
-        real_BT,
-        ids_BT,
+        about,
         deterministic: bool,
         decode: bool,
     ) -> Array:
@@ -90,16 +90,16 @@ class DecoderLayer(nn.Module):
         )
         x_BTM = x_BTM + drop(h, deterministic=deterministic)
         h = RmsNorm(dtype=self.dtype, name="pre_mlp_layer_norm")(x_BTM)
-        h = apply_feed_forward(self.feed_forward, h, real_BT, ids_BT, deterministic)
+        h = apply_feed_forward(self.feed_forward, h, about, deterministic)
         x_BTM = x_BTM + drop(h, deterministic=deterministic)
         return constrain(x_BTM, ("batch", "length", "embed"))
 
 
-def apply_feed_forward(make, h_BLM, real_BL, ids_BL, deterministic) -> Array:
-    """Calls the layer; only a mixture of experts needs to know which tokens are real."""
+def apply_feed_forward(make, h_BLM, about: Mapping[str, Any], deterministic: bool) -> Array:
+    """Calls the layer; only a mixture of experts asks what its tokens are (`about`)."""
     layer = make()
     if isinstance(layer, MoeLayer):
-        return layer(h_BLM, real_BL, ids_BL, deterministic=deterministic)
+        return layer(h_BLM, **about, deterministic=deterministic)
     return layer(h_BLM, deterministic=deterministic)
 
 
@@ -112,8 +112,12 @@ class Transformer(nn.Module):
         encoder_layers, decoder_layers: depth of each stack.
         num_experts: E of each MoE layer; 0 is the dense baseline, the same model without experts.
         moe_every: every n-th feed-forward layer is a MoE (2: the second, the fourth, ...).
-        group_tokens, train_capacity_factor, eval_capacity_factor, gate, transport: see `MoeLayer`.
+        group_tokens, train_capacity_factor, eval_capacity_factor, decode_capacity_factor,
+            capacity_rule, gate, transport, directions: see `MoeLayer`.
+        decoder_gate: the decoder's gate; None: the same as the encoder's.
         activations: ("relu",) or ("gelu", "linear") for gated GELU.
+        expert_activations: the experts' own, e.g. ("silu", "linear"), Mixtral's SwiGLU; None: the
+            same.
         absolute_positions: adds sinusoidal positions to the embeddings, beside the relative bias.
             T5 has none; but then attention between the stacks must find its alignment by content
             alone, which short runs on little data do not learn in time (docs/model.md).
@@ -133,17 +137,24 @@ class Transformer(nn.Module):
     group_tokens: int = 1024
     train_capacity_factor: float = 1.25
     eval_capacity_factor: float | None = None
+    decode_capacity_factor: float | None = None
+    capacity_rule: str = "lingvo"
     gate: Gate = top2_gshard
+    decoder_gate: Gate | None = None
     transport: Transport = gather
     activations: Sequence[str] = ("relu",)
+    expert_activations: Sequence[str] | None = None
     dropout_rate: float = 0.1
     absolute_positions: bool = False
     tied_logits: bool = True
+    directions: int = 0
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self) -> None:
         # gin gives lists, and a module must be hashable to be a static argument of jit.
         self.activations = tuple(self.activations)
+        if self.expert_activations is not None:
+            self.expert_activations = tuple(self.expert_activations)
         super().__post_init__()
 
     def setup(self) -> None:
@@ -174,16 +185,23 @@ class Transformer(nn.Module):
 
         def feed_forward() -> nn.Module:
             if self.num_experts and (index + 1) % self.moe_every == 0:
+                causal = kind is DecoderLayer
+                own = self.decoder_gate if causal else None
                 return MoeLayer(
                     self.num_experts,
                     self.mlp_width,
                     group_tokens=self.group_tokens,
                     train_capacity_factor=self.train_capacity_factor,
                     eval_capacity_factor=self.eval_capacity_factor,
-                    gate=self.gate,
+                    decode_capacity_factor=self.decode_capacity_factor,
+                    capacity_rule=self.capacity_rule,
+                    gate=self.gate if own is None else own,
                     transport=self.transport,
-                    activations=self.activations,
+                    activations=self.expert_activations or self.activations,
                     dropout_rate=self.dropout_rate,
+                    causal=causal,
+                    vocab_size=self.vocab_size,
+                    directions=self.directions,
                     dtype=self.dtype,
                     name="moe",
                 )
@@ -203,8 +221,14 @@ class Transformer(nn.Module):
         encoder_segment_ids: Array | None = None,
         enable_dropout: bool = True,
         encoder_positions: Array | None = None,
+        encoder_direction_ids: Array | None = None,
+        step: Array | None = None,
     ) -> Array:
-        """Token ids [B, L] -> encoded [B, L, M]. Packed rows pass segment ids and positions."""
+        """Token ids [B, L] -> encoded [B, L, M]. Packed rows pass segment ids and positions.
+
+        encoder_direction_ids [B, L] and the training step (scalar) are for gates and counts of the
+        MoE layers; T5X passes neither.
+        """
         tokens_BL = encoder_input_tokens.astype(jnp.int32)
         real_BL = tokens_BL > 0
         mask_BLL = real_BL[:, None, :] & real_BL[:, :, None]
@@ -217,13 +241,18 @@ class Transformer(nn.Module):
         x_BLM = constrain(x_BLM, ("batch", "length", "embed"))
         x_BLM = self.drop(x_BLM, deterministic=deterministic)
         bias = self.encoder_bias(tokens_BL.shape[1])
+        about = {
+            "mask_BL": real_BL,
+            "ids_BL": tokens_BL,
+            "direction_BL": encoder_direction_ids,
+            "step": step,
+        }
         for layer in self.encoder:
             x_BLM = layer(
                 x_BLM,
                 bias=bias,
                 mask_BLL=mask_BLL,
-                real_BL=real_BL,
-                ids_BL=tokens_BL,
+                about=about,
                 deterministic=deterministic,
             )
         return self.drop(self.encoder_norm(x_BLM), deterministic=deterministic)
@@ -240,6 +269,8 @@ class Transformer(nn.Module):
         enable_dropout: bool = True,
         decode: bool = False,
         max_decode_length: int | None = None,
+        decoder_direction_ids: Array | None = None,
+        step: Array | None = None,
     ) -> Array:
         """encoded [B, L, M] and decoder tokens [B, T] -> float32 logits [B, T, V].
 
@@ -266,6 +297,13 @@ class Transformer(nn.Module):
             x_BTM += position_BTM.astype(self.dtype)
         x_BTM = constrain(x_BTM, ("batch", "length", "embed"))
         x_BTM = self.drop(x_BTM, deterministic=deterministic)
+        about = {
+            "mask_BL": real_BT,
+            "ids_BL": input_BT,
+            "direction_BL": decoder_direction_ids,
+            "step": step,
+            "decode": decode,
+        }
         for layer in self.decoder:
             x_BTM = layer(
                 x_BTM,
@@ -273,8 +311,7 @@ class Transformer(nn.Module):
                 bias=bias,
                 mask_BTT=mask_BTT,
                 cross_mask_BTL=cross_mask_BTL,
-                real_BT=real_BT,
-                ids_BT=input_BT,
+                about=about,
                 deterministic=deterministic,
                 decode=decode,
             )
@@ -297,10 +334,18 @@ class Transformer(nn.Module):
         *,
         enable_dropout: bool = True,
         decode: bool = False,
+        encoder_direction_ids: Array | None = None,
+        decoder_direction_ids: Array | None = None,
+        step: Array | None = None,
     ) -> Array:
         """Token ids [B, L], [B, T], [B, T] -> float32 logits [B, T, V]."""
         encoded_BLM = self.encode(
-            encoder_input_tokens, encoder_segment_ids, enable_dropout, encoder_positions
+            encoder_input_tokens,
+            encoder_segment_ids,
+            enable_dropout,
+            encoder_positions,
+            encoder_direction_ids,
+            step,
         )
         return self.decode(
             encoded_BLM,
@@ -312,6 +357,8 @@ class Transformer(nn.Module):
             decoder_positions,
             enable_dropout,
             decode,
+            decoder_direction_ids=decoder_direction_ids,
+            step=step,
         )
 
 

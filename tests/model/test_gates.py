@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.model import gates
-from m4.model.routing import Routing, Tokens
+from m4.model.routing import Capacity, Routing, Tokens
 
 GATES = {
     module.name: getattr(importlib.import_module(f"m4.model.gates.{module.name}"), module.name)
@@ -27,7 +27,7 @@ def tokens_of(seed: int, *, train: bool, key: bool, scale=2.0, mask=None) -> Tok
     rng = np.random.default_rng(seed)
     logits = {}
 
-    def score(name):
+    def score(name, **_):
         if name not in logits:
             rng = np.random.default_rng([seed, len(logits)])
             logits[name] = jnp.asarray(rng.normal(0, scale, (G, S, E)), jnp.float32)
@@ -41,8 +41,15 @@ def tokens_of(seed: int, *, train: bool, key: bool, scale=2.0, mask=None) -> Tok
         mask_GS=jnp.asarray(mask),
         ids_GS=jnp.asarray(rng.integers(0, 50, (G, S)), jnp.int32),
         rng=jax.random.key(seed) if key else None,
+        table=lambda name, make: jnp.asarray(make(50), jnp.int32),
+        step=jnp.asarray(7, jnp.int32) if train else None,
         train=train,
     )
+
+
+def seats(number: int) -> Capacity:
+    """So many seats, however many choices."""
+    return lambda choices: number
 
 
 every_gate = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
@@ -66,7 +73,7 @@ def test_the_folder_has_gates():
 )
 def test_law_plan(gate, seed, capacity, mode):
     tokens = tokens_of(seed, train=mode[0], key=mode[1])
-    routing = gate(tokens, E, capacity)
+    routing = gate(tokens, E, seats(capacity))
     expert, seat, weight = (
         np.asarray(x) for x in (routing.expert_GSK, routing.seat_GSK, routing.weight_GSK)
     )
@@ -102,7 +109,7 @@ def test_law_plan(gate, seed, capacity, mode):
 @given(seed=seeds)
 def test_law_unlimited_capacity_drops_nothing(gate, seed):
     tokens = tokens_of(seed, train=False, key=False)
-    full, more = gate(tokens, E, S), gate(tokens, E, 2 * S)
+    full, more = gate(tokens, E, seats(S)), gate(tokens, E, seats(2 * S))
     assert (np.asarray(full.seat_GSK)[np.asarray(tokens.mask_GS)] >= 0).all()
     np.testing.assert_array_equal(full.expert_GSK, more.expert_GSK)
     np.testing.assert_array_equal(full.weight_GSK, more.weight_GSK)
@@ -113,7 +120,7 @@ def test_law_unlimited_capacity_drops_nothing(gate, seed):
 @given(seed=seeds, train=st.booleans())
 def test_law_without_a_key_deterministic(gate, seed, train):
     tokens = tokens_of(seed, train=train, key=False)
-    same(gate(tokens, E, 3), gate(tokens, E, 3))
+    same(gate(tokens, E, seats(3)), gate(tokens, E, seats(3)))
 
 
 @every_gate
@@ -126,10 +133,10 @@ def test_law_padding_is_invisible(gate, seed):
     assert ids_GS is not None
     other = replace(
         tokens,
-        score=lambda name: jnp.where(real_GS1, score(name), 9.0),
+        score=lambda name, **_: jnp.where(real_GS1, score(name), 9.0),
         ids_GS=jnp.where(tokens.mask_GS, ids_GS, 7),
     )
-    a, b = gate(tokens, E, 3), gate(other, E, 3)
+    a, b = gate(tokens, E, seats(3)), gate(other, E, seats(3))
     np.testing.assert_array_equal(a.seat_GSK, b.seat_GSK)
     np.testing.assert_allclose(a.weight_GSK, b.weight_GSK, atol=1e-6)
     np.testing.assert_allclose(a.aux_loss, b.aux_loss, atol=1e-6)
@@ -142,7 +149,9 @@ def test_law_gradients_are_finite(gate, scale):
     tokens = tokens_of(3, train=True, key=True, scale=scale)
 
     def total(shift):
-        routing = gate(replace(tokens, score=lambda name: tokens.score(name) + shift), E, 3)
+        routing = gate(
+            replace(tokens, score=lambda name, **_: tokens.score(name) + shift), E, seats(3)
+        )
         mean = jnp.mean(routing.weight_GSK) + routing.aux_loss + routing.z_loss
         return mean, routing
 
@@ -158,16 +167,20 @@ def test_law_gradients_are_finite(gate, scale):
 @every_gate
 def test_law_jit_equals_eager_and_eight_devices_equal_one(gate):
     tokens = tokens_of(5, train=True, key=True)
-    eager = gate(tokens, E, 3)
+    eager = gate(tokens, E, seats(3))
 
     def run(mask, ids, *logits):
         found = iter(logits)
         by_name: dict[str, Any] = {}
-        score = lambda name: by_name.setdefault(name, next(found, None))  # noqa: E731
-        return gate(replace(tokens, score=score, mask_GS=mask, ids_GS=ids), E, 3)
+        score = lambda name, **_: by_name.setdefault(name, next(found, None))  # noqa: E731
+        return gate(replace(tokens, score=score, mask_GS=mask, ids_GS=ids), E, seats(3))
 
     names: list[str] = []
-    gate(replace(tokens, score=lambda name: (names.append(name), tokens.score(name))[1]), E, 3)
+    gate(
+        replace(tokens, score=lambda name, **_: (names.append(name), tokens.score(name))[1]),
+        E,
+        seats(3),
+    )
     arrays = [tokens.mask_GS, tokens.ids_GS, *(tokens.score(name) for name in dict.fromkeys(names))]
     same(eager, jax.jit(run)(*arrays), atol=1e-6)
     mesh = jax.make_mesh((8,), ("data",))

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m4.model import dispatch
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
+from m4.model.experts import Experts, batched_product
 from m4.model.moe import MoeLayer, group_size, mean_metrics
 from m4.model.routing import Routing
 
@@ -55,24 +57,24 @@ def random_plan(seed: int, G: int, S: int, E: int, C: int, K: int) -> Routing:
     )
 
 
-def expert_outputs(w_in, w_out, x):
-    """Two-layer experts with a bias-like offset, so that an empty seat would not give 0."""
-    return jnp.einsum(
-        "EGCF,EFM->EGCM", jnp.tanh(jnp.einsum("EGCM,EMF->EGCF", x, w_in) + 0.3), w_out
-    )
+@struct.dataclass
+class OffsetExperts(Experts):
+    """Experts with an offset, so that an empty seat would not give 0."""
+
+    def __call__(self, x, *, product=batched_product, spread=lambda keep: keep):
+        return product(jnp.tanh(product(x, self.inward[0]) + 0.3), self.outward)
 
 
 def dense(x_GSM, routing, w_in, w_out):
     """Every expert on every token, then the weighted sum over the choices that have a seat."""
-    x_EGSM = jnp.broadcast_to(x_GSM[None], (w_in.shape[0], *x_GSM.shape))
-    y_EGSM = expert_outputs(w_in, w_out, x_EGSM)
+    y_EGSM = jnp.stack([jnp.tanh(x_GSM @ a + 0.3) @ b for a, b in zip(w_in, w_out, strict=True)])
     weight_GSK = routing.weight_GSK * (routing.seat_GSK >= 0)
     chosen_GSKE = jax.nn.one_hot(routing.expert_GSK, w_in.shape[0])
     return jnp.einsum("GSK,GSKE,EGSM->GSM", weight_GSK, chosen_GSKE, y_EGSM)
 
 
 def carried(transport, x_GSM, routing, w_in, w_out):
-    return transport(x_GSM, routing, partial(expert_outputs, w_in, w_out))
+    return transport(x_GSM, routing, OffsetExperts((w_in,), w_out))
 
 
 @partial(jax.jit, static_argnames="run")

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from m4.model.dispatch import Experts
+from m4.model.experts import Experts
 from m4.model.layers import constrain
 from m4.model.routing import Array, Routing
 
@@ -28,8 +28,8 @@ def einsum(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     dispatch_GSEC = constrain(dispatch_GSEC, ("batch", None, None, None))
     sent_EGCM = jnp.einsum("GSEC,GSM->EGCM", dispatch_GSEC.astype(x_GSM.dtype), x_GSM)
     sent_EGCM = constrain(sent_EGCM, (None, "batch", None, "embed"))
-    sent_EGCM = constrain(sent_EGCM, ("expert", None, None, "embed"))
+    sent_EGCM = constrain(sent_EGCM, ("expert", "expert_group", None, "embed"))
     done_EGCM = experts(sent_EGCM)
-    done_EGCM = constrain(done_EGCM, ("expert", None, None, "embed"))
+    done_EGCM = constrain(done_EGCM, ("expert", "expert_group", None, "embed"))
     done_EGCM = constrain(done_EGCM, (None, "batch", None, "embed"))
     return jnp.einsum("GSEC,EGCM->GSM", combine_GSEC.astype(x_GSM.dtype), done_EGCM)

@@ -9,7 +9,7 @@ hence the custom gradients.
 import jax
 import jax.numpy as jnp
 
-from m4.model.dispatch import Experts
+from m4.model.experts import Experts
 from m4.model.layers import constrain
 from m4.model.routing import Array, Routing
 
@@ -29,9 +29,9 @@ def gather(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     sent_GPM = _send(x_GSM, owner_GP, flat_GJ)
     sent_EGCM = sent_GPM.reshape(groups, E, C, width).transpose(1, 0, 2, 3)
     sent_EGCM = constrain(sent_EGCM, (None, "batch", None, "embed"))
-    sent_EGCM = constrain(sent_EGCM, ("expert", None, None, "embed"))
+    sent_EGCM = constrain(sent_EGCM, ("expert", "expert_group", None, "embed"))
     done_EGCM = experts(sent_EGCM)
-    done_EGCM = constrain(done_EGCM, ("expert", None, None, "embed"))
+    done_EGCM = constrain(done_EGCM, ("expert", "expert_group", None, "embed"))
     done_EGCM = constrain(done_EGCM, (None, "batch", None, "embed"))
     done_GPM = done_EGCM.transpose(1, 0, 2, 3).reshape(groups, E * C, width)
     back_GJM = _back(done_GPM, owner_GP, flat_GJ)

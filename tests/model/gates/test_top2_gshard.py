@@ -26,11 +26,13 @@ def golden():
 
 
 def plan(golden, case, **options: Any) -> Routing:
-    inputs = {key: golden["inputs"][f"{case}/{key}"] for key in ("logits", "paddings", "uniform")}
+    names = ("logits", "paddings", "uniform", "gumbel_u")
+    inputs = {key: golden["inputs"][f"{case}/{key}"] for key in names}
+    uniform = inputs["gumbel_u" if options["policy"] == "sampling" else "uniform"]
     return route(
         jnp.asarray(inputs["logits"]),
         jnp.asarray(inputs["paddings"]) == 0,
-        jnp.asarray(inputs["uniform"]),
+        jnp.asarray(uniform),
         inputs["logits"].shape[-1],
         int(golden["inputs"][f"{case}/capacity"]),
         **{"paper_seat": False, "normalize": "before", "real_token_means": False, **options},
@@ -75,6 +77,7 @@ def test_equals_algorithm_1(golden, case, variant, options):
     [
         ("all_legacy", {"policy": "all"}),
         ("random_legacy", {"policy": "random"}),
+        ("sampling_legacy", {"policy": "sampling"}),
         ("all_nonlegacy", {"policy": "all", "normalize": "after", "real_token_means": True}),
         ("random_nonlegacy", {"policy": "random", "normalize": "after", "real_token_means": True}),
     ],
@@ -190,16 +193,16 @@ def test_by_hand_padding():
 def test_underflown_probabilities_never_choose_an_expert_twice():
     # softmax gives 1, 0, 0 in float32; the second best is still expert 2, by its logit.
     logits = jnp.asarray([[[0.0, -300.0, -200.0]]])
-    tokens = Tokens(score=lambda name: logits, mask_GS=jnp.ones((1, 1), bool))
-    assert top2_gshard(tokens, 3, 1).expert_GSK.tolist() == [[[0, 2]]]
+    tokens = Tokens(score=lambda name, **_: logits, mask_GS=jnp.ones((1, 1), bool))
+    assert top2_gshard(tokens, 3, lambda choices: 1).expert_GSK.tolist() == [[[0, 2]]]
 
 
 def test_bad_arguments():
-    tokens = Tokens(score=lambda name: jnp.zeros((1, 1, 2)), mask_GS=jnp.ones((1, 1), bool))
-    with pytest.raises(ValueError, match=r"top2_gshard\.second_policy: 'some'"):
-        top2_gshard(tokens, 2, 1, eval_second_policy="some")
+    tokens = Tokens(score=lambda name, **_: jnp.zeros((1, 1, 2)), mask_GS=jnp.ones((1, 1), bool))
+    with pytest.raises(ValueError, match=r"top2_gshard\.eval_second_policy: 'some'"):
+        top2_gshard(tokens, 2, lambda choices: 1, eval_second_policy="some")
     with pytest.raises(ValueError, match=r"top2_gshard\.normalize: 'never'"):
-        top2_gshard(tokens, 2, 1, normalize="never")
+        top2_gshard(tokens, 2, lambda choices: 1, normalize="never")
 
 
 def test_the_policy_is_random_in_training_only():
@@ -207,8 +210,8 @@ def test_the_policy_is_random_in_training_only():
     mask = jnp.ones((1, 64), bool)
 
     def seconds(**options):
-        tokens = Tokens(score=lambda name: logits, mask_GS=mask, **options)
-        return int(jnp.sum(top2_gshard(tokens, 2, 64).seat_GSK[..., 1] >= 0))
+        tokens = Tokens(score=lambda name, **_: logits, mask_GS=mask, **options)
+        return int(jnp.sum(top2_gshard(tokens, 2, lambda choices: 64).seat_GSK[..., 1] >= 0))
 
     assert seconds(train=False) == 64
     assert seconds(train=True) == 64  # no key: deterministic
@@ -220,9 +223,9 @@ def test_balance_scores_one():
     # Every expert is the clear first choice of S/E = 2 tokens: shares 1/E, and by symmetry mean
     # probabilities 1/E, so that E * sum = 1 whatever the logits' size.
     logits = jnp.broadcast_to(3.0 * jax.nn.one_hot(jnp.arange(8) % 4, 4)[None], (2, 8, 4))
-    tokens = Tokens(score=lambda name: logits, mask_GS=jnp.ones((2, 8), bool))
-    np.testing.assert_allclose(top2_gshard(tokens, 4, 8).aux_loss, 1.0, rtol=1e-6)
+    tokens = Tokens(score=lambda name, **_: logits, mask_GS=jnp.ones((2, 8), bool))
+    np.testing.assert_allclose(top2_gshard(tokens, 4, lambda choices: 8).aux_loss, 1.0, rtol=1e-6)
     # z-loss by its definition: log(e^3 + 3)^2.
     np.testing.assert_allclose(
-        top2_gshard(tokens, 4, 8).z_loss, math.log(math.e**3 + 3) ** 2, rtol=1e-6
+        top2_gshard(tokens, 4, lambda choices: 8).z_loss, math.log(math.e**3 + 3) ** 2, rtol=1e-6
     )

@@ -12,9 +12,9 @@ The GShard paper (arXiv 2006.16668, Algorithm 2) writes H for F; everything else
 # shard and factor every parameter; None is replicated. The first rule that fits wins.
 LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     # Tokens are split over every device, also over those that share an expert.
-    ("batch", ("data", "expert")),
-    ("expert", "expert"),
-    # Groups at their experts: the part of "batch" that the expert axis does not take.
+    ("batch", ("data", "node", "expert")),
+    ("expert", ("node", "expert")),
+    # Groups at their experts: the part of "batch" that the experts' axes do not take.
     ("expert_group", "data"),
     ("vocab", "model"),
     ("mlp", "model"),
@@ -29,4 +29,6 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("unmodeled", None),
 )
 
-MESH_AXES = ("data", "expert", "model")
+# Outermost first: neighbours along "model" are the nearest devices. "node" is the slow part of the
+# experts' axis, between machines; "expert" the fast part, inside one.
+MESH_AXES = ("data", "node", "expert", "model")

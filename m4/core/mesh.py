@@ -10,18 +10,24 @@ import numpy as np
 from flax import linen as nn
 from flax.core import unfreeze
 from flax.linen import partitioning, spmd
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
 
 
-def make_mesh(*, data: int = -1, expert: int = 1, model: int = 1) -> Mesh:
-    """A mesh with the axes data, expert and model over all devices; -1 takes what is left.
+def make_mesh(*, data: int = -1, node: int = 1, expert: int = 1, model: int = 1) -> Mesh:
+    """A mesh with these axes over all devices; -1 takes what is left.
+
+    Args:
+        data: copies of the whole model, each with rows of its own.
+        node, expert: experts lie apart over node * expert devices, rows too; with `node` the
+            transport `hierarchical_all_to_all` tells machines (node) from devices of one (expert).
+        model: parts of each matrix.
 
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
-    sizes = {"data": data, "expert": expert, "model": model}
+    sizes = {"data": data, "node": node, "expert": expert, "model": model}
     devices = jax.device_count()
     for name, size in sizes.items():
         if size < 1 and size != -1:
@@ -41,13 +47,21 @@ def make_mesh(*, data: int = -1, expert: int = 1, model: int = 1) -> Mesh:
         sizes[free[0]] = devices // fixed
     # Auto: the partitioner decides what the annotations leave open (jax.make_mesh's own default,
     # Explicit, would refuse products of differently sharded operands).
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 4)
 
 
-def check_divides(mesh: Mesh, array: str, size: int, logical_axis: str, gin_name: str) -> None:
-    """Raises a ValueError when an axis of an array cannot be split evenly over its mesh axes."""
+def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
+    """The mesh axes that a logical axis is split over: those with more than one part."""
     rule = dict(LOGICAL_AXIS_RULES)[logical_axis]
     names = (rule,) if isinstance(rule, str) else rule or ()
+    return tuple(name for name in names if mesh.shape.get(name, 1) > 1)
+
+
+def check_divides(
+    mesh: Mesh | AbstractMesh, array: str, size: int, logical_axis: str, gin_name: str
+) -> None:
+    """Raises a ValueError when an axis of an array cannot be split evenly over its mesh axes."""
+    names = split_axes(mesh, logical_axis)
     parts = math.prod(mesh.shape[name] for name in names)
     if size % parts:
         down, up = size // parts * parts, (size // parts + 1) * parts

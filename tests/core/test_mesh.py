@@ -8,15 +8,16 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
-from m4.core.mesh import check_divides, logical_spec, make_mesh, to_global
+from m4.core.mesh import check_divides, logical_spec, make_mesh, split_axes, to_global
 
 
 def test_minus_one_takes_what_is_left() -> None:
     assert jax.device_count() == 8
-    assert dict(make_mesh().shape) == {"data": 8, "expert": 1, "model": 1}
-    assert dict(make_mesh(expert=4).shape) == {"data": 2, "expert": 4, "model": 1}
-    assert dict(make_mesh(data=2, expert=-1, model=2).shape) == {"data": 2, "expert": 2, "model": 2}
-    assert dict(make_mesh(data=2, expert=2, model=2).shape) == {"data": 2, "expert": 2, "model": 2}
+    assert dict(make_mesh().shape) == {"data": 8, "node": 1, "expert": 1, "model": 1}
+    assert tuple(make_mesh(expert=4).shape.values()) == (2, 1, 4, 1)
+    assert tuple(make_mesh(node=2, expert=2).shape.values()) == (2, 2, 2, 1)
+    assert tuple(make_mesh(data=2, expert=-1, model=2).shape.values()) == (2, 1, 2, 2)
+    assert tuple(make_mesh(data=2, expert=2, model=2).shape.values()) == (2, 1, 2, 2)
     assert make_mesh().axis_names == MESH_AXES
 
 
@@ -25,8 +26,9 @@ def test_minus_one_takes_what_is_left() -> None:
     [
         ({"expert": 3}, r"expert 3 .* 8 devices: the sizes must multiply to 8; .* of 1, 2, 4, 8"),
         ({"expert": 16}, r"expert 16 x model 1 over 8 devices"),
-        ({"data": 2, "expert": 2}, r"data 2 x expert 2 x model 1 over 8 devices"),
+        ({"data": 2, "expert": 2}, r"data 2 x node 1 x expert 2 x model 1 over 8"),
         ({"model": 0}, r"mesh\.make_mesh\.model = 0: a size is at least 1, or -1 once"),
+        ({"node": 3}, r"node 3 x expert 1 x model 1 over 8 devices"),
         ({"data": -2}, r"mesh\.make_mesh\.data = -2"),
         ({"expert": -1}, r"only one of \['data', 'expert'\] may be -1"),
     ],
@@ -60,6 +62,15 @@ def test_what_divides_is_fine() -> None:
     check_divides(mesh, "width", 7, "embed", "width")  # not split at all
 
 
+def test_axes_that_split() -> None:
+    # An axis of one part splits nothing, and so is not what a message should name.
+    mesh = make_mesh(data=1, node=2, expert=4)
+    assert split_axes(mesh, "batch") == split_axes(mesh, "expert") == ("node", "expert")
+    assert split_axes(mesh, "expert_group") == split_axes(mesh, "embed") == ()
+    with pytest.raises(ValueError, match="over the 8 parts of the mesh axes node x expert"):
+        check_divides(mesh, "experts", 12, "expert", "num_experts")
+
+
 def test_every_rule_names_axes_of_the_mesh() -> None:
     for name, rule in LOGICAL_AXIS_RULES:
         axes = (rule,) if isinstance(rule, str) else rule or ()
@@ -67,8 +78,10 @@ def test_every_rule_names_axes_of_the_mesh() -> None:
 
 
 def test_logical_axes_become_mesh_axes() -> None:
-    assert logical_spec(("expert", "embed", "expert_mlp")) == PartitionSpec("expert", None, "model")
-    assert logical_spec(("batch", "length")) == PartitionSpec(("data", "expert"), None)
+    apart = ("node", "expert")
+    assert logical_spec(("expert", "embed", "expert_mlp")) == PartitionSpec(apart, None, "model")
+    assert logical_spec(("expert", "expert_group")) == PartitionSpec(apart, "data")
+    assert logical_spec(("batch", "length")) == PartitionSpec(("data", *apart), None)
 
 
 def test_rows_lie_over_all_devices_in_order() -> None:

@@ -33,7 +33,7 @@ MODEL = Transformer(
 def mesh_of(data: int, expert: int, model: int = 1):
     devices = jax.devices()[: data * expert * model]
     return jax.make_mesh(
-        (data, expert, model), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices
+        (data, 1, expert, model), MESH_AXES, axis_types=(AxisType.Auto,) * 4, devices=devices
     )
 
 
@@ -85,7 +85,7 @@ def test_an_experts_statistics_lie_with_it():
         if "experts" in jax.tree_util.keystr(path) and "v_row" in jax.tree_util.keystr(path)
     ]
     assert found
-    assert all(tuple(spec)[:1] == ("expert",) for spec in found)
+    assert all(tuple(spec)[:1] == (("node", "expert"),) for spec in found)
 
 
 def test_adam_moments_are_sharded_as_their_parameters():
@@ -93,7 +93,7 @@ def test_adam_moments_are_sharded_as_their_parameters():
     shardings = state_shardings(mesh, MODEL, adamw(10))
     spec = shardings.optimizer[1][0].mu["encoder_1"]["moe"]["experts"]["wi"]["kernel"].spec
     assert spec == shardings.params["encoder_1"]["moe"]["experts"]["wi"]["kernel"].spec
-    assert spec == PartitionSpec("expert", None, "model")
+    assert spec == PartitionSpec(("node", "expert"), None, "model")
 
 
 def test_loss_is_a_mean_over_tokens():

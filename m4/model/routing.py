@@ -184,6 +184,7 @@ def balance_loss(
     *,
     real_token_means: bool = True,
     paper_scale: bool = False,
+    by_group: bool = True,
 ) -> Array:
     """The papers' auxiliary loss: E * sum_e (share of tokens that chose e) * (mean of p[:, e]).
 
@@ -191,20 +192,40 @@ def balance_loss(
     paper's scale (arXiv 2006.16668, line 13: a mean over experts of the product) is that / E^2.
 
     Args:
-        probs_GSE: the softmax. chosen_GSE: 0/1, before capacity.
+        probs_GSE: the softmax. chosen_GSE: 0/1, before capacity; for several choices a token see
+            `choice_shares`.
         real_token_means: over real tokens, and groups that have any; False divides by S, padding
             included (paper and Lingvo's legacy behaviour).
+        by_group: False: as if all tokens were one group.
     """
-    group_tokens, num_experts = probs_GSE.shape[1:]
-    real_G1 = jnp.sum(mask_GS, axis=1, keepdims=True).astype(jnp.float32)
-    denominator = jnp.maximum(real_G1, 1.0) if real_token_means else float(group_tokens)
+    G, S, E = probs_GSE.shape
+    axes, tokens = ((1,), S) if by_group else ((0, 1), G * S)
+    # With by_group = False, G is 1 from here on.
     real_GS1 = mask_GS[..., None]
-    share_GE = jnp.sum(chosen_GSE * real_GS1, axis=1) / denominator
-    mean_GE = jnp.sum(probs_GSE * real_GS1, axis=1) / denominator
-    loss_G = num_experts * jnp.sum(share_GE * mean_GE, axis=-1)
+    real_G1 = jnp.sum(real_GS1, axis=axes, keepdims=True)[:, 0].astype(jnp.float32)
+    denominator = jnp.maximum(real_G1, 1.0) if real_token_means else float(tokens)
+    share_GE = jnp.sum(chosen_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
+    mean_GE = jnp.sum(probs_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
+    loss_G = E * jnp.sum(share_GE * mean_GE, axis=-1)
     # A group of padding alone has no balance to speak of.
     loss = masked_mean(loss_G, real_G1[:, 0] > 0) if real_token_means else jnp.mean(loss_G)
-    return loss / num_experts**2 if paper_scale else loss
+    return loss / E**2 if paper_scale else loss
+
+
+def choice_shares(expert_GSK: Array, num_experts: int) -> Array:
+    """share_GSE: 1/K at each of a token's K experts: all choices count, and balance is still 1.
+
+    With plain counts (flaxformer, HF Mixtral, MaxText) the balance loss is K times as large.
+    """
+    choices = expert_GSK.shape[-1]
+    one_GSKE = jax.nn.one_hot(expert_GSK, num_experts, dtype=jnp.float32)
+    return jnp.sum(one_GSKE, axis=2) / choices
+
+
+def at_experts(x_GSE: Array, expert_GSK: Array) -> Array:
+    """x_GSK = x[g, s, expert[g, s, k]], without a gather, whose gradient would be a scatter."""
+    is_GSKE = jax.nn.one_hot(expert_GSK, x_GSE.shape[-1], dtype=bool)
+    return jnp.sum(jnp.where(is_GSKE, x_GSE[:, :, None, :], 0.0), axis=-1)
 
 
 def router_z_loss(logits_GSE: Array, mask_GS: Array) -> Array:
@@ -223,6 +244,7 @@ def make_routing(
     capacity: int,
     logits_GSE: Array | None = None,
     aux_loss: Array | float = 0.0,
+    ranked: bool = True,
 ) -> Routing:
     """The plan with the metrics that every gate has.
 
@@ -230,15 +252,15 @@ def make_routing(
         seat_GSK: -1 where there is none. weight_GSK: only the weights of seated choices count.
         wants_GSK: choices that asked for a seat.
         logits_GSE: for z-loss and entropy; None for a gate without a router.
+        ranked: choices are in the order of preference, so that there is a first and a second one.
     """
     seated_GSK = seat_GSK >= 0
     weight_GSK = jnp.where(seated_GSK, weight_GSK, 0.0)
-    metrics = {
-        # Shares of the real tokens.
-        "first_overflow": masked_mean((wants_GSK & ~seated_GSK)[..., 0], mask_GS),
-        "nowhere": masked_mean(~jnp.any(seated_GSK, axis=-1), mask_GS),
-    }
-    if expert_GSK.shape[-1] > 1:
+    # Shares of the real tokens.
+    metrics = {"nowhere": masked_mean(~jnp.any(seated_GSK, axis=-1), mask_GS)}
+    if ranked:
+        metrics["first_overflow"] = masked_mean((wants_GSK & ~seated_GSK)[..., 0], mask_GS)
+    if ranked and expert_GSK.shape[-1] > 1:
         metrics["second_overflow"] = masked_mean((wants_GSK & ~seated_GSK)[..., 1], mask_GS)
         metrics["second_dropped"] = masked_mean(~seated_GSK[..., 1], mask_GS)
     count_E = count_seated(expert_GSK, seated_GSK, num_experts)
@@ -288,3 +310,27 @@ def top_k(logits_GSE: Array, choices: int) -> tuple[Array, Array]:
         experts.append(expert_GS)
         left_GSE = jnp.where(is_GSE, -jnp.inf, left_GSE)
     return jnp.stack(values, axis=-1), jnp.stack(experts, axis=-1).astype(jnp.int32)
+
+
+def check_choices(option: str, choices: int, most: int) -> None:
+    """Raises ValueError, naming the gin `option`, where a token cannot make so many choices."""
+    if not 1 <= choices <= most:
+        raise ValueError(f"{option}: {choices} is not between 1 and {most}, the experts to choose")
+
+
+def check_allowed(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises ValueError, naming the gin `option`, for a value that is none of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{option}: {value!r} is none of {allowed}")
+
+
+def refuse_causal(tokens: Tokens, what: str) -> None:
+    """Raises ValueError in a decoder: `what` (a gin setting) looks at later tokens.
+
+    There a token's place would depend on what comes after it, which decoding does not have yet.
+    """
+    if tokens.causal:
+        raise ValueError(
+            f"{what} looks at later tokens and may not be used in a decoder: "
+            "set transformer.Transformer.decoder_gate to another gate"
+        )

@@ -1,0 +1,144 @@
+"""Noisy top-k: noise of learned size decides who else may be chosen, two losses keep the balance.
+
+Source: Shazeer et al. 2017 (arXiv 1701.06538), equations 3-11, as in tensor2tensor
+(expert_utils.py: noisy_top_k_gating, _prob_in_top_k, cv_squared).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from m4.model.routing import (
+    Array,
+    Capacity,
+    Routing,
+    Tokens,
+    check_choices,
+    make_routing,
+    seat_choices,
+    top_k,
+)
+
+
+def noisy_topk(
+    tokens: Tokens,
+    num_experts: int,
+    capacity: Capacity,
+    *,
+    choices: int = 2,
+    importance: float = 1.0,
+    load: float = 1.0,
+    noise_epsilon: float = 1e-2,
+) -> Routing:
+    """Routes each token to the k best of H = x Wg + N(0, 1) sd, sd = softplus(x Wn) + epsilon.
+
+    The weights are the softmax over the k kept entries of H; ties go to the lowest index. Without
+    training or without random numbers H = x Wg. Both matrices start as zeros: at first noise alone
+    decides, and an untrained gate without noise sends every token to experts 0 to k - 1.
+
+    The auxiliary loss is importance * CV^2(sum of weights) + load * CV^2(load) by expert, before
+    capacity, over all real tokens of the batch (groups play no part); 0 when balanced, unlike that
+    of other gates. The load is smooth: each token counts with the probability that the expert is
+    among its k best when its noise is drawn again. It is a plain count without noise or for k = E.
+    (tensor2tensor multiplies the two by 1e-2, as `loop.train.aux_loss_factor` does here; the paper
+    by 0.1.) The original drops no token: here the layer's capacity factor decides, seats go to all
+    first choices of a group in token order, then to all second ones, ... The z-loss is that of x
+    Wg, without noise.
+
+    Args:
+        tokens: see `Tokens`; the matrices are `score("router")` and `score("noise")`.
+        num_experts: E. capacity: see `Capacity`; asked for k choices.
+        choices: k.
+        importance, load: the factors of the two losses; load = 0: the plain importance loss.
+        noise_epsilon: the smallest standard deviation of the noise.
+
+    Raises:
+        ValueError: choices not in [1, E], a negative factor, an epsilon that is not positive.
+    """
+    check_choices("noisy_topk.noisy_topk.choices", choices, num_experts)
+    for name, factor in (("importance", importance), ("load", load)):
+        if factor < 0:
+            raise ValueError(f"noisy_topk.noisy_topk.{name}: {factor} is negative")
+    if noise_epsilon <= 0:
+        raise ValueError(f"noisy_topk.noisy_topk.noise_epsilon: {noise_epsilon} is not positive")
+    clean_GSE = tokens.score("router", init="zeros").astype(jnp.float32)
+    # Asked for without noise too: the matrix must be there whenever the model is initialised.
+    raw_GSE = tokens.score("noise", init="zeros").astype(jnp.float32)
+    sd_GSE = noisy_GSE = None
+    if tokens.train and tokens.rng is not None:
+        sd_GSE = jax.nn.softplus(raw_GSE) + noise_epsilon
+        noisy_GSE = clean_GSE + sd_GSE * jax.random.normal(tokens.rng, clean_GSE.shape)
+    return route(
+        clean_GSE,
+        noisy_GSE,
+        sd_GSE,
+        tokens.mask_GS,
+        num_experts,
+        capacity(choices),
+        choices=choices,
+        importance=importance,
+        load=load,
+    )
+
+
+def route(
+    clean_GSE: Array,
+    noisy_GSE: Array | None,
+    sd_GSE: Array | None,
+    mask_GS: Array,
+    num_experts: int,
+    capacity: int,
+    *,
+    choices: int,
+    importance: float,
+    load: float,
+) -> Routing:
+    """The plan for given x Wg, H and sd; the last two are None where there is no noise."""
+    logits_GSE = clean_GSE if noisy_GSE is None else noisy_GSE
+    best_GSK, expert_GSK = top_k(logits_GSE, min(choices + 1, num_experts))
+    expert_GSK = expert_GSK[..., :choices]
+    weight_GSK = jax.nn.softmax(best_GSK[..., :choices])
+    one_GSKE = jax.nn.one_hot(expert_GSK, num_experts, dtype=jnp.float32)
+    weight_GSE = jnp.einsum("GSK,GSKE->GSE", weight_GSK, one_GSKE)
+    if noisy_GSE is None or sd_GSE is None or choices == num_experts:
+        load_GSE = (weight_GSE > 0).astype(jnp.float32)
+    else:
+        load_GSE = _chance_GSE(
+            clean_GSE,
+            noisy_GSE,
+            sd_GSE,
+            last_in_GS1=best_GSK[..., choices - 1 : choices],
+            first_out_GS1=best_GSK[..., choices:],
+        )
+    real_GS1 = mask_GS[..., None]
+    importance_E = jnp.sum(weight_GSE * real_GS1, axis=(0, 1))
+    load_E = jnp.sum(load_GSE * real_GS1, axis=(0, 1))
+    wants_GSK = jnp.broadcast_to(real_GS1, expert_GSK.shape)
+    return make_routing(
+        expert_GSK,
+        seat_choices(expert_GSK, wants_GSK, num_experts, capacity),
+        weight_GSK,
+        mask_GS=mask_GS,
+        wants_GSK=wants_GSK,
+        num_experts=num_experts,
+        capacity=capacity,
+        logits_GSE=clean_GSE,
+        aux_loss=importance * cv_squared(importance_E) + load * cv_squared(load_E),
+    )
+
+
+def _chance_GSE(
+    clean_GSE: Array, noisy_GSE: Array, sd_GSE: Array, *, last_in_GS1: Array, first_out_GS1: Array
+) -> Array:
+    """Chance of each expert to be among the k best if only its own noise were drawn again (eq. 9).
+
+    It must beat the k-th best of the others: the (k+1)-th of all for one that is in, else the k-th.
+    """
+    threshold_GSE = jnp.where(noisy_GSE > first_out_GS1, first_out_GS1, last_in_GS1)
+    return 0.5 * (1.0 + jax.lax.erf((clean_GSE - threshold_GSE) / (math.sqrt(2.0) * sd_GSE)))
+
+
+def cv_squared(x_E: Array) -> Array:
+    """Squared coefficient of variation: population variance / mean^2; 0 for all zeros."""
+    return jnp.var(x_E) / (jnp.square(jnp.mean(x_E)) + 1e-10)

@@ -1,0 +1,99 @@
+"""SAM (Switch and Mixture), hierarchical top-k: the best group of experts, then its k best experts.
+
+Source: "Towards More Effective and Economic Sparsely-Activated Model" (arXiv 2110.07431), section
+3, and HetuMoE's SAMGate.py. With a group a device, all of a token's experts are in one place.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from m4.model.routing import (
+    Array,
+    Capacity,
+    Routing,
+    Tokens,
+    at_experts,
+    balance_loss,
+    check_choices,
+    choice_shares,
+    make_routing,
+    masked_mean,
+    seat_choices,
+    top_k,
+)
+
+
+def sam(
+    tokens: Tokens,
+    num_experts: int,
+    capacity: Capacity,
+    *,
+    choices: int = 2,
+    expert_groups: int = 2,
+    alignment: float = 1.0,
+    paper_scale: bool = False,
+) -> Routing:
+    """Routes each token to the k best experts of the group with the largest sum of p.
+
+    p is one softmax over all E; a group is E/D consecutive experts. Ties go to the lowest index, of
+    groups as of experts (HetuMoE takes the last of equal groups). The weights are p, not
+    normalised. Seats: all first choices of the tokens' group in token order, then all second ones.
+
+    The auxiliary loss is balance + alignment * misfit. Balance: E * sum_e f_e P_e over real tokens,
+    before capacity, each of the k choices counted as 1/k of a token; 1 when balanced. Misfit: the
+    sum over experts outside the chosen group of relu(p - p of the k-th choice), that is by how much
+    the group keeps the token from better experts; its mean over real tokens.
+
+    Args:
+        tokens: see `Tokens`; the router matrix is `score("router")`.
+        num_experts: E. capacity: see `Capacity`; asked for k choices.
+        choices: k. expert_groups: D.
+        alignment: the factor of the misfit.
+        paper_scale: both as HetuMoE has them: balance k times as large (the sum over choices), and
+            the misfit summed over tokens, not averaged.
+
+    Raises:
+        ValueError: E is not a multiple of the number of groups; choices not in [1, E/D]; a negative
+            alignment.
+    """
+    if expert_groups < 1 or num_experts % expert_groups:
+        raise ValueError(
+            f"sam.sam.expert_groups: {expert_groups} does not divide the {num_experts} experts"
+        )
+    members = num_experts // expert_groups
+    check_choices("sam.sam.choices", choices, members)
+    if alignment < 0:
+        raise ValueError(f"sam.sam.alignment: {alignment} is negative")
+    logits_GSE = tokens.score("router").astype(jnp.float32)
+    mask_GS = tokens.mask_GS
+    probs_GSE = jax.nn.softmax(logits_GSE)
+    by_group = probs_GSE.reshape(*probs_GSE.shape[:2], expert_groups, members)
+    best_GS = jnp.argmax(jnp.sum(by_group, axis=-1), axis=-1)
+    group_E = jnp.arange(num_experts) // members
+    inside_GSE = group_E[None, None, :] == best_GS[..., None]
+    _, expert_GSK = top_k(jnp.where(inside_GSE, logits_GSE, -jnp.inf), choices)
+    weight_GSK = at_experts(probs_GSE, expert_GSK)
+    balance = balance_loss(probs_GSE, choice_shares(expert_GSK, num_experts), mask_GS)
+    misfit = _misfit(probs_GSE, inside_GSE, weight_GSK, mask_GS)
+    if paper_scale:
+        balance = choices * balance
+        misfit = misfit * jnp.sum(mask_GS)
+    wants_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)
+    seats = capacity(choices)
+    return make_routing(
+        expert_GSK,
+        seat_choices(expert_GSK, wants_GSK, num_experts, seats),
+        weight_GSK,
+        mask_GS=mask_GS,
+        wants_GSK=wants_GSK,
+        num_experts=num_experts,
+        capacity=seats,
+        logits_GSE=logits_GSE,
+        aux_loss=balance + alignment * misfit,
+    )
+
+
+def _misfit(probs_GSE: Array, inside_GSE: Array, weight_GSK: Array, mask_GS: Array) -> Array:
+    """Mean over real tokens of sum_{e outside} relu(p_e - p of the k-th choice)."""
+    above_GSE = jax.nn.relu(probs_GSE - weight_GSK[..., -1:])
+    return masked_mean(jnp.sum(jnp.where(inside_GSE, 0.0, above_GSE), axis=-1), mask_GS)

@@ -1,0 +1,81 @@
+"""Switch Transformer's gate: the one best expert, weighted with its probability.
+
+Source: Switch Transformer (arXiv 2101.03961), section 2.2, and Mesh TensorFlow's _switch_gating
+(moe.py 1180-1300); the z-loss is ST-MoE's (arXiv 2202.08906, equation 5).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from m4.model.routing import (
+    Capacity,
+    Routing,
+    Tokens,
+    at_experts,
+    balance_loss,
+    check_allowed,
+    choice_shares,
+    make_routing,
+    refuse_causal,
+    seat_choices,
+    top_k,
+)
+
+
+def switch(
+    tokens: Tokens,
+    num_experts: int,
+    capacity: Capacity,
+    *,
+    jitter: float = 1e-2,
+    priority: str = "order",
+) -> Routing:
+    """Routes each token to its best expert e (ties: the lowest index) with weight p_e.
+
+    The weight is not normalised: p_e is the only way for the router to learn. The auxiliary loss is
+    E * sum_e f_e P_e (f: share of tokens whose best expert is e, before capacity; P: mean of p_e),
+    over the real tokens of a group, then the mean over groups; 1 when balanced.
+
+    Args:
+        tokens: see `Tokens`; the router matrix is `score("router")`.
+        num_experts: E. capacity: see `Capacity`; asked for one choice.
+        jitter: in training the float32 copy of the tokens that the router sees is multiplied by
+            U(1 - jitter, 1 + jitter); 0: never.
+        priority: who gets a seat where an expert is full. "order": the first tokens of the group;
+            "probability": those with the largest p_e (Mesh TensorFlow's switch_max), which looks at
+            later tokens.
+
+    Raises:
+        ValueError: a jitter outside [0, 1), an unknown priority, "probability" in a decoder.
+    """
+    if not 0 <= jitter < 1:
+        raise ValueError(f"switch.switch.jitter: {jitter} is not in [0, 1)")
+    check_allowed("switch.switch.priority", priority, ("order", "probability"))
+    if priority == "probability":
+        refuse_causal(tokens, "switch.switch.priority = 'probability'")
+    noisy = tokens.train and tokens.rng is not None
+    logits_GSE = tokens.score("router", jitter=jitter if noisy else 0.0, key=tokens.rng)
+    logits_GSE = logits_GSE.astype(jnp.float32)
+    probs_GSE = jax.nn.softmax(logits_GSE)
+    _, expert_GSK = top_k(logits_GSE, 1)
+    weight_GSK = at_experts(probs_GSE, expert_GSK)
+    wants_GSK = tokens.mask_GS[..., None]
+    seats = capacity(1)
+    seat_GSK = seat_choices(
+        expert_GSK,
+        wants_GSK,
+        num_experts,
+        seats,
+        weight_GSK[..., 0] if priority == "probability" else None,
+    )
+    return make_routing(
+        expert_GSK,
+        seat_GSK,
+        weight_GSK,
+        mask_GS=tokens.mask_GS,
+        wants_GSK=wants_GSK,
+        num_experts=num_experts,
+        capacity=seats,
+        logits_GSE=logits_GSE,
+        aux_loss=balance_loss(probs_GSE, choice_shares(expert_GSK, num_experts), tokens.mask_GS),
+    )

@@ -1,0 +1,112 @@
+"""The k best experts: the gate of V-MoE, flaxformer, Tutel and MaxText, by its options.
+
+Sources: V-MoE (arXiv 2106.05974, section 2 and, for batch priority, section 4; vmoe moe.py),
+flaxformer routing.py (TokensChooseMaskedRouter), Tutel (arXiv 2206.03382; fast_dispatch.py,
+extract_critical), MaxText moe.py (its path with drops).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from m4.model.routing import (
+    Array,
+    Capacity,
+    Routing,
+    Tokens,
+    at_experts,
+    balance_loss,
+    check_allowed,
+    check_choices,
+    choice_shares,
+    make_routing,
+    refuse_causal,
+    seat_choices,
+    top_k,
+)
+
+
+def topk(
+    tokens: Tokens,
+    num_experts: int,
+    capacity: Capacity,
+    *,
+    choices: int = 2,
+    normalize: bool = False,
+    seat_order: str = "choice",
+    batch_priority: bool = False,
+    paper_scale: bool = False,
+) -> Routing:
+    """Routes each token to its k best experts (ties: the lowest index).
+
+    The auxiliary loss is E * sum_e f_e P_e over the real tokens of a group, then the mean over
+    groups. f counts all k choices, before capacity, each as 1/k of a token: f sums to 1, and so the
+    loss is 1 when balanced. (flaxformer counts each as 1: k times this.)
+
+    Args:
+        tokens: see `Tokens`; the router matrix is `score("router")`.
+        num_experts: E. capacity: see `Capacity`; asked for k choices.
+        choices: k.
+        normalize: the weights are p (V-MoE, flaxformer), or p over the sum of the k best, taken
+            before anything is dropped (Tutel).
+        seat_order: "choice": all first choices of a group, then all second ones, ... (GShard and
+            the others); "token": a token's choices together, so that its second goes before the
+            next token's first (MaxText).
+        batch_priority: tokens come by falling p of their first choice, not in their order (V-MoE);
+            looks at later tokens.
+        paper_scale: the auxiliary loss as GShard's line 13: divided by E^2.
+
+    Raises:
+        ValueError: choices not in [1, E], an unknown order, batch priority in a decoder.
+    """
+    check_choices("topk.topk.choices", choices, num_experts)
+    check_allowed("topk.topk.seat_order", seat_order, ("choice", "token"))
+    if batch_priority:
+        refuse_causal(tokens, "topk.topk.batch_priority = True")
+    logits_GSE = tokens.score("router").astype(jnp.float32)
+    probs_GSE = jax.nn.softmax(logits_GSE)
+    # Chosen by the logits: where probabilities underflow to 0 they no longer say who is better.
+    best_GSK, expert_GSK = top_k(logits_GSE, choices)
+    prob_GSK = at_experts(probs_GSE, expert_GSK)
+    wants_GSK = jnp.broadcast_to(tokens.mask_GS[..., None], expert_GSK.shape)
+    seats = capacity(choices)
+    priority_GS = prob_GSK[..., 0] if batch_priority else None
+    if seat_order == "choice":
+        seat_GSK = seat_choices(expert_GSK, wants_GSK, num_experts, seats, priority_GS)
+    else:
+        seat_GSK = _seat_tokens(expert_GSK, wants_GSK, num_experts, seats, priority_GS)
+    return make_routing(
+        expert_GSK,
+        seat_GSK,
+        # The softmax of the k best logits is p over their sum, without a division of tiny numbers.
+        jax.nn.softmax(best_GSK) if normalize else prob_GSK,
+        mask_GS=tokens.mask_GS,
+        wants_GSK=wants_GSK,
+        num_experts=num_experts,
+        capacity=seats,
+        logits_GSE=logits_GSE,
+        aux_loss=balance_loss(
+            probs_GSE,
+            choice_shares(expert_GSK, num_experts),
+            tokens.mask_GS,
+            paper_scale=paper_scale,
+        ),
+    )
+
+
+def _seat_tokens(
+    expert_GSK: Array,
+    wants_GSK: Array,
+    num_experts: int,
+    capacity: int,
+    priority_GS: Array | None,
+) -> Array:
+    """Seats token by token: every choice as if it were a token of its own, with one choice."""
+    G, S, K = expert_GSK.shape
+    seat_GJ1 = seat_choices(
+        expert_GSK.reshape(G, S * K, 1),
+        wants_GSK.reshape(G, S * K, 1),
+        num_experts,
+        capacity,
+        None if priority_GS is None else jnp.repeat(priority_GS, K, axis=1),
+    )
+    return seat_GJ1.reshape(G, S, K)

@@ -75,10 +75,11 @@ def lay_out(
     """Pairs and their rows -> a batch.
 
     english and foreign are flat ids; tags [directions] is the id in front of a source. Returns
-    encoder_input_tokens, encoder_segment_ids, encoder_positions [B, L]; decoder_input_tokens
-    (targets moved right inside each segment, 0 first), decoder_target_tokens,
-    decoder_loss_weights (float32), decoder_segment_ids, decoder_positions, direction_ids [B, T].
-    Segments count from 1 in each row; 0 is padding everywhere.
+    encoder_input_tokens, encoder_segment_ids, encoder_positions, encoder_direction_ids [B, L];
+    decoder_input_tokens (targets moved right inside each segment, 0 first),
+    decoder_target_tokens, decoder_loss_weights (float32), decoder_segment_ids, decoder_positions,
+    direction_ids [B, T]. Segments count from 1 in each row; 0 is padding everywhere (also where
+    directions count from 0: the segments tell).
     """
     order = np.argsort(row_of, kind="stable")
     examples, row_of = examples.take(order), row_of[order]
@@ -117,6 +118,7 @@ def lay_out(
         "encoder_input_tokens": filled(source_length, place, source),
         "encoder_segment_ids": filled(source_length, place, segments[example]),
         "encoder_positions": filled(source_length, place, position),
+        "encoder_direction_ids": filled(source_length, place, examples.directions[example]),
     }
     example, position, place = places(examples.target_lengths, target_length)
     target = tokens(~examples.english_source, examples.target_starts, example, position)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from m4.model.moe import mean_metrics
+from m4.model.moe import layer_metrics, mean_metrics, sown_choices
 from m4.model.transformer import Transformer
 from m4.train.loss import cross_entropy
 from m4.train.state import TrainState
@@ -15,8 +15,14 @@ Array = jax.Array
 Batch = Mapping[str, Array]
 
 
-def apply_model(model: Transformer, params, batch: Batch, dropout_key: Array | None):
-    """(logits_BTV, everything the layers sowed)."""
+def apply_model(
+    model: Transformer,
+    params,
+    batch: Batch,
+    dropout_key: Array | None,
+    step: Array | None = None,
+):
+    """(logits_BTV, everything the layers sowed). dropout_key and step: in training only."""
     logits_BTV, sown = model.apply(
         {"params": params},
         batch["encoder_input_tokens"],
@@ -26,6 +32,9 @@ def apply_model(model: Transformer, params, batch: Batch, dropout_key: Array | N
         decoder_segment_ids=batch.get("decoder_segment_ids"),
         encoder_positions=batch.get("encoder_positions"),
         decoder_positions=batch.get("decoder_positions"),
+        encoder_direction_ids=batch.get("encoder_direction_ids"),
+        decoder_direction_ids=batch.get("direction_ids"),
+        step=step,
         enable_dropout=dropout_key is not None,
         rngs=None if dropout_key is None else {"dropout": dropout_key},
         mutable=["intermediates"],
@@ -53,11 +62,12 @@ def make_train_step(
 
     Metrics: loss, nll (nats a token, neither smoothed nor with anything added),
     gradient_norm, target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the
-    MoE layers sow (means over layers; load_E).
+    MoE layers sow: means over layers (load_E), in `layers` the same by layer, and in `seated`
+    seated_DE by layer where the model counts directions.
     """
 
-    def loss_fn(params, batch: Batch, key: Array):
-        logits_BTV, sown = apply_model(model, params, batch, key)
+    def loss_fn(params, batch: Batch, key: Array, step: Array):
+        logits_BTV, sown = apply_model(model, params, batch, key, step)
         targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
         loss = cross_entropy(logits_BTV, targets_BT, label_smoothing, z_loss)
         tokens = jnp.maximum(jnp.sum(weights_BT), 1.0)
@@ -74,13 +84,15 @@ def make_train_step(
             "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0),
             **by_direction(nll_BT, weights_BT, batch["direction_ids"], directions),
             **moe,
+            "layers": layer_metrics(sown),
+            "seated": sown_choices(sown, "seated_DE"),
         }
         return total, metrics
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         # rbg: counter-based and far cheaper than threefry for dropout's many bits.
         key = jax.random.fold_in(jax.random.key(seed, impl="unsafe_rbg"), state.step)
-        gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, key)
+        gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, key, state.step)
         updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics["gradient_norm"] = optax.tree.norm(gradients)

@@ -71,6 +71,18 @@ def test_several_directions_each_pair_once(made_cache: Cache, pack: bool) -> Non
     assert len(batches) < 5 if pack else len(batches) == 5  # 14 pairs in rows of 3
     tokens = sum((b["direction_ids"][b["decoder_segment_ids"] > 0] == 1).sum() for b in batches)
     assert tokens == sum(map(len, wanted[1]))
+    # The sources' directions: a segment has the same one on both sides, padding has 0.
+    for batch in batches:
+        sides = (batch["encoder_segment_ids"], batch["decoder_segment_ids"])
+        ids = (batch["encoder_direction_ids"], batch["direction_ids"])
+        for row in range(3):
+            source, target = (
+                {0: 0} | dict(zip(s[row], i[row], strict=True))
+                for s, i in zip(sides, ids, strict=True)
+            )
+            assert source == target
+            assert source[0] == 0
+    assert {int(i) for batch in batches for i in batch["encoder_direction_ids"].flat} == {0, 1}
 
 
 def test_a_split_without_pairs(made_cache: Cache) -> None:

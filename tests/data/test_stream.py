@@ -14,6 +14,7 @@ INT_KEYS = {
     "encoder_input_tokens",
     "encoder_segment_ids",
     "encoder_positions",
+    "encoder_direction_ids",
     "decoder_input_tokens",
     "decoder_target_tokens",
     "decoder_segment_ids",
@@ -36,6 +37,8 @@ def pairs_of(batch: dict[str, np.ndarray]) -> list[tuple[int, tuple[int, ...], t
         for segment in range(1, source_segments.max() + 1):
             inside = target_segments == segment
             (direction,) = set(batch["direction_ids"][row][inside].tolist())
+            of_source = batch["encoder_direction_ids"][row][source_segments == segment]
+            assert set(of_source.tolist()) == {direction}
             source = batch["encoder_input_tokens"][row][source_segments == segment]
             target = batch["decoder_target_tokens"][row][inside]
             found.append((direction, tuple(source.tolist()), tuple(target.tolist())))

@@ -144,7 +144,7 @@ def test_feature_converter_of_t5x(seqio: Any, registered: Cache) -> None:
         inputs = "decoder_input_tokens"
         assert example[inputs][inside].tolist() == batch[inputs][row][inside].tolist()
     features = seqio.EncDecFeatureConverter(pack=True).get_model_feature_lengths(LENGTHS)
-    assert set(batch) == {*features, "direction_ids"}
+    assert set(batch) == {*features, "direction_ids", "encoder_direction_ids"}
 
 
 def test_names_in_use(tasks: ModuleType, registered: Cache, tmp_path: Path) -> None:

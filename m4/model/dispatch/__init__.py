@@ -1,6 +1,9 @@
 """Transports, one file each: x_GSM, Routing, experts -> y_GSM, the same result by several roads."""
 
+import dataclasses
 from typing import Protocol
+
+from jax.sharding import PartitionSpec
 
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
@@ -13,3 +16,13 @@ class Transport(Protocol):
     """
 
     def __call__(self, x_GSM: Array, routing: Routing, experts: Experts) -> Array: ...
+
+
+def layout(experts: Experts, kernels: PartitionSpec, keep_EG1F: PartitionSpec) -> Experts:
+    """The specs of a tree of experts, for `jax.shard_map`."""
+    return dataclasses.replace(
+        experts,
+        inward=(kernels,) * len(experts.inward),
+        outward=kernels,
+        keep_EG1F=None if experts.keep_EG1F is None else keep_EG1F,
+    )

@@ -1,10 +1,15 @@
-"""Dispatch and combine by gathers in both directions: no one-hot masks, no scatter of vectors.
+"""Dispatch and combine by gathers in both directions: no one-hot masks, no sort.
 
-A plan is a partial permutation. Its inverse (which token sits in seat (e, c)?) is made once with
+A plan is a partial permutation. Its inverse (which choice sits in seat (e, c)?) is made once with
 a scatter of integers; then moving tokens to seats, moving results back, and both gradients are
 gathers. XLA would differentiate a gather into a scatter-add of vectors, which is slow everywhere:
 hence the custom gradients.
+
+Where tokens have more choices than there are seats (expert choice: K = E), the rows that are moved
+are those of the seats: results are added up at their tokens, E*C rows instead of S*K.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,50 +21,100 @@ from m4.model.routing import Array, Routing
 
 def gather(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """The same result as `einsum`: y_GSM = sum_K weight * expert(x)."""
-    groups, group_tokens, width = x_GSM.shape
-    E, C, K = routing.num_experts, routing.capacity, routing.expert_GSK.shape[-1]
-    # Seats are numbered e*C + c; seat E*C and choice S*K are the places of what has none.
-    flat_GSK = jnp.where(routing.seat_GSK >= 0, routing.expert_GSK * C + routing.seat_GSK, E * C)
-    flat_GJ = flat_GSK.reshape(groups, group_tokens * K)
-    choice_J = jnp.arange(group_tokens * K, dtype=jnp.int32)
-    owner_GP = jnp.full((groups, E * C + 1), group_tokens * K, jnp.int32)
-    owner_GP = jax.vmap(lambda owner, flat: owner.at[flat].set(choice_J))(owner_GP, flat_GJ)
-    owner_GP = owner_GP[:, : E * C]  # the last one collected those without a seat
-
-    sent_GPM = _send(x_GSM, owner_GP, flat_GJ)
-    sent_EGCM = sent_GPM.reshape(groups, E, C, width).transpose(1, 0, 2, 3)
+    seats = take_places(routing.expert_GSK, routing.seat_GSK, routing.num_experts, routing.capacity)
+    sent_EGCM = by_expert(send(x_GSM, seats), routing.num_experts)
     sent_EGCM = constrain(sent_EGCM, (None, "batch", None, "embed"))
     sent_EGCM = constrain(sent_EGCM, ("expert", "expert_group", None, "embed"))
     done_EGCM = experts(sent_EGCM)
     done_EGCM = constrain(done_EGCM, ("expert", "expert_group", None, "embed"))
     done_EGCM = constrain(done_EGCM, (None, "batch", None, "embed"))
-    done_GPM = done_EGCM.transpose(1, 0, 2, 3).reshape(groups, E * C, width)
-    back_GJM = _back(done_GPM, owner_GP, flat_GJ)
-    back_GSKM = back_GJM.reshape(groups, group_tokens, K, width)
-    return jnp.einsum("GSKM,GSK->GSM", back_GSKM, routing.weight_GSK.astype(x_GSM.dtype))
+    return combine(by_group(done_EGCM), routing.weight_GSK, seats)
+
+
+class Places(NamedTuple):
+    """A plan and its inverse. J = S*K choices of a group, numbered s*K + k; P = E*C seats, e*C + c.
+
+    owner_GP: the choice that sits in each seat; J: nobody.
+    seat_GJ: the seat of each choice; P: none.
+    """
+
+    owner_GP: Array
+    seat_GJ: Array
+
+
+def take_places(expert_GSK: Array, seat_GSK: Array, num_experts: int, capacity: int) -> Places:
+    """The places of a plan, int32."""
+    G, S, K = expert_GSK.shape
+    J, P = S * K, num_experts * capacity
+    flat_GSK = jnp.where(seat_GSK >= 0, expert_GSK * capacity + seat_GSK, P)
+    seat_GJ = flat_GSK.reshape(G, J)
+    choice_J = jnp.arange(J, dtype=jnp.int32)
+    owner_GP = jnp.full((G, P + 1), J, jnp.int32)
+    owner_GP = jax.vmap(lambda owner, seat: owner.at[seat].set(choice_J))(owner_GP, seat_GJ)
+    return Places(owner_GP[:, :P], seat_GJ)  # one past the end collected those without a seat
+
+
+def by_expert(x_GPM: Array, num_experts: int) -> Array:
+    """Rows of seats [G, E*C, M] -> [E, G, C, M]."""
+    G, P, M = x_GPM.shape
+    return x_GPM.reshape(G, num_experts, P // num_experts, M).transpose(1, 0, 2, 3)
+
+
+def by_group(x_EGCM: Array) -> Array:
+    """[E, G, C, M] -> rows of seats [G, E*C, M]."""
+    E, G, C, M = x_EGCM.shape
+    return x_EGCM.transpose(1, 0, 2, 3).reshape(G, E * C, M)
+
+
+def send(x_GSM: Array, seats: Places) -> Array:
+    """The token of each seat [G, P, M]; 0 in empty seats."""
+    return _send(x_GSM, *seats)
+
+
+def combine(done_GPM: Array, weight_GSK: Array, seats: Places) -> Array:
+    """y_GSM = sum over a token's seated choices of weight * the row of its seat."""
+    G, S, K = weight_GSK.shape
+    if seats.seat_GJ.shape[1] > seats.owner_GP.shape[1]:
+        return _add(done_GPM, weight_GSK, *seats)
+    back_GSKM = _back(done_GPM, *seats).reshape(G, S, K, done_GPM.shape[-1])
+    return jnp.einsum("GSKM,GSK->GSM", back_GSKM, weight_GSK.astype(done_GPM.dtype))
 
 
 def _rows(x_GNM: Array, index_GP: Array) -> Array:
-    """x[g, index[g, p], :], and 0 where the index is N (one past the end)."""
+    """x[g, index[g, p], ...], and 0 where the index is N (one past the end)."""
     return jax.vmap(lambda x, i: x.at[i].get(mode="fill", fill_value=0))(x_GNM, index_GP)
 
 
+def _sums(x_GPM: Array, index_GP: Array, size: int) -> Array:
+    """The sums of the rows with equal indices [G, size, M], in float32; no row counts at `size`.
+
+    On a GPU the order of the additions is not fixed.
+    """
+
+    def one(x_PM: Array, index_P: Array) -> Array:
+        zeros = jnp.zeros((size, x_PM.shape[-1]), jnp.float32)
+        return zeros.at[index_P].add(x_PM.astype(jnp.float32), mode="drop")
+
+    return jax.vmap(one)(x_GPM, index_GP).astype(x_GPM.dtype)
+
+
 @jax.custom_vjp
-def _send(x_GSM: Array, owner_GP: Array, flat_GJ: Array) -> Array:
-    """Token of each seat; 0 in empty seats."""
-    choices = flat_GJ.shape[1] // x_GSM.shape[1]
+def _send(x_GSM: Array, owner_GP: Array, seat_GJ: Array) -> Array:
+    choices = seat_GJ.shape[1] // x_GSM.shape[1]
     # Choice number S*K (nobody) becomes token number S: one past the end.
     return _rows(x_GSM, owner_GP // choices)
 
 
-def _send_forward(x_GSM: Array, owner_GP: Array, flat_GJ: Array):
-    return _send(x_GSM, owner_GP, flat_GJ), (flat_GJ, x_GSM.shape[1])
+def _send_forward(x_GSM: Array, owner_GP: Array, seat_GJ: Array):
+    return _send(x_GSM, owner_GP, seat_GJ), (owner_GP, seat_GJ, x_GSM.shape[1])
 
 
 def _send_backward(saved, d_GPM: Array):
-    flat_GJ, group_tokens = saved
-    d_GJM = _rows(d_GPM, flat_GJ)
-    choices = flat_GJ.shape[1] // group_tokens
+    owner_GP, seat_GJ, group_tokens = saved
+    choices = seat_GJ.shape[1] // group_tokens
+    if seat_GJ.shape[1] > owner_GP.shape[1]:
+        return _sums(d_GPM, owner_GP // choices, group_tokens), None, None
+    d_GJM = _rows(d_GPM, seat_GJ)
     d_GSM = d_GJM.reshape(d_GJM.shape[0], group_tokens, choices, -1).sum(axis=2)
     return d_GSM, None, None
 
@@ -68,13 +123,13 @@ _send.defvjp(_send_forward, _send_backward)
 
 
 @jax.custom_vjp
-def _back(done_GPM: Array, owner_GP: Array, flat_GJ: Array) -> Array:
+def _back(done_GPM: Array, owner_GP: Array, seat_GJ: Array) -> Array:
     """Result of each choice; 0 for a choice without a seat."""
-    return _rows(done_GPM, flat_GJ)
+    return _rows(done_GPM, seat_GJ)
 
 
-def _back_forward(done_GPM: Array, owner_GP: Array, flat_GJ: Array):
-    return _back(done_GPM, owner_GP, flat_GJ), owner_GP
+def _back_forward(done_GPM: Array, owner_GP: Array, seat_GJ: Array):
+    return _back(done_GPM, owner_GP, seat_GJ), owner_GP
 
 
 def _back_backward(owner_GP: Array, d_GJM: Array):
@@ -82,3 +137,36 @@ def _back_backward(owner_GP: Array, d_GJM: Array):
 
 
 _back.defvjp(_back_forward, _back_backward)
+
+
+@jax.custom_vjp
+def _add(done_GPM: Array, weight_GSK: Array, owner_GP: Array, seat_GJ: Array) -> Array:
+    """Results times their weights, added up at their tokens, seat by seat."""
+    _, S, K = weight_GSK.shape
+    weight_GP = _seat_weights(weight_GSK, owner_GP)
+    return _sums(done_GPM * weight_GP[..., None].astype(done_GPM.dtype), owner_GP // K, S)
+
+
+def _seat_weights(weight_GSK: Array, owner_GP: Array) -> Array:
+    """The weight of the choice in each seat; 0 in empty seats."""
+    return _rows(weight_GSK.reshape(weight_GSK.shape[0], -1), owner_GP)
+
+
+def _add_forward(done_GPM: Array, weight_GSK: Array, owner_GP: Array, seat_GJ: Array):
+    y_GSM = _add(done_GPM, weight_GSK, owner_GP, seat_GJ)
+    return y_GSM, (done_GPM, weight_GSK, owner_GP, seat_GJ)
+
+
+def _add_backward(saved, d_GSM: Array):
+    done_GPM, weight_GSK, owner_GP, seat_GJ = saved
+    d_GPM = _rows(d_GSM, owner_GP // weight_GSK.shape[-1])
+    weight_GP = _seat_weights(weight_GSK, owner_GP)
+    d_done_GPM = d_GPM * weight_GP[..., None].astype(d_GPM.dtype)
+    d_weight_GP = jnp.einsum(
+        "GPM,GPM->GP", d_GPM, done_GPM, preferred_element_type=weight_GSK.dtype
+    )
+    d_weight_GSK = _rows(d_weight_GP, seat_GJ).reshape(weight_GSK.shape)
+    return d_done_GPM, d_weight_GSK, None, None
+
+
+_add.defvjp(_add_forward, _add_backward)

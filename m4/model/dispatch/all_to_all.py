@@ -1,0 +1,89 @@
+"""Tokens go to the devices of their experts and back by explicit all-to-all exchanges.
+
+What GShard (arXiv 2006.16668, section 3.2) leaves to its partitioner, written out: each device
+seats its own groups, sends every expert its seats, and gets the results back. Nothing but the two
+exchanges crosses devices, whatever the partitioner thinks of the rest. Seating and combining are
+`gather`'s.
+"""
+
+from collections.abc import Callable
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from m4.core.mesh import check_divides, split_axes
+from m4.model.dispatch import gather as local
+from m4.model.dispatch import layout
+from m4.model.experts import Experts
+from m4.model.routing import Array, Routing
+
+Exchange = Callable[[Array, tuple[str, ...]], Array]
+
+
+def all_to_all(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
+    """The same result as `einsum`; one exchange there, one back, each over node x expert.
+
+    Without a mesh, or where experts do not lie apart, it is `gather`: there is nothing to exchange.
+
+    Raises:
+        ValueError: groups or experts that do not divide over the devices.
+    """
+    return by_exchange("all_to_all", x_GSM, routing, experts, _there, _back)
+
+
+def _there(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
+    return lax.all_to_all(x_EGCM, axes, split_axis=0, concat_axis=1, tiled=True)
+
+
+def _back(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
+    return lax.all_to_all(x_EGCM, axes, split_axis=1, concat_axis=0, tiled=True)
+
+
+def by_exchange(
+    name: str,
+    x_GSM: Array,
+    routing: Routing,
+    experts: Experts,
+    there: Exchange,
+    back: Exchange,
+) -> Array:
+    """What the exchanging transports share.
+
+    Args:
+        there: in a manual region over these mesh axes: all experts' seats of this device's groups
+            -> its experts' seats of the groups of all devices along the axes, in their order:
+            [E, G/(D X), C, M] -> [E/X, G/D, C, M], X devices along the axes and D along "data".
+        back: the opposite.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    tokens_over, experts_over = split_axes(mesh, "batch"), split_axes(mesh, "expert")
+    if not experts_over:
+        return local.gather(x_GSM, routing, experts)
+    E, C = routing.num_experts, routing.capacity
+    check_divides(mesh, name, E, "expert", "transformer.Transformer.num_experts")
+    check_divides(
+        mesh,
+        name,
+        x_GSM.shape[0],
+        "batch",
+        "number of groups (tokens of BATCH_SIZE / transformer.Transformer.group_tokens)",
+    )
+
+    def on_a_device(x_GSM, expert_GSK, seat_GSK, weight_GSK, experts):
+        seats = local.take_places(expert_GSK, seat_GSK, E, C)
+        sent_EGCM = local.by_expert(local.send(x_GSM, seats), E)
+        # The experts' type is what travels: half the bytes in bfloat16.
+        sent_EGCM = there(sent_EGCM.astype(experts.outward.dtype), experts_over)
+        done_EGCM = back(experts(sent_EGCM), experts_over).astype(x_GSM.dtype)
+        return local.combine(local.by_group(done_EGCM), weight_GSK, seats)
+
+    by_groups = PartitionSpec(tokens_over)
+    keep = PartitionSpec(experts_over, split_axes(mesh, "expert_group"))
+    # Other axes, "model" above all, are left to the partitioner.
+    return jax.shard_map(
+        on_a_device,
+        in_specs=(*(by_groups,) * 4, layout(experts, PartitionSpec(experts_over), keep)),
+        out_specs=by_groups,
+        axis_names=set(tokens_over),
+    )(x_GSM, routing.expert_GSK, routing.seat_GSK, routing.weight_GSK, experts)

@@ -1,0 +1,1 @@
+"""Tests of the transports: what they have in common is in roads.py."""

@@ -1,0 +1,195 @@
+"""What the tests of transports share: every transport, plans, the dense reference, settings."""
+
+import contextlib
+import functools
+import importlib
+import pkgutil
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from m4.core.mesh import logical, make_mesh
+from m4.model import dispatch, gates
+from m4.model.experts import Experts, batched_product
+from m4.model.routing import Routing, Tokens
+
+
+def functions_of(package) -> dict:
+    """The function of each file of a folder, by its name."""
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    return {
+        name: getattr(importlib.import_module(f"{package.__name__}.{name}"), name) for name in names
+    }
+
+
+TRANSPORTS, GATES = functions_of(dispatch), functions_of(gates)
+M, F = 6, 4
+
+
+class Setting(NamedTuple):
+    """A mesh (None: one device) and the shapes of plans: one compiled program a transport."""
+
+    mesh: dict[str, int] | None
+    G: int
+    S: int
+    E: int
+    C: int
+    K: int
+
+
+SETTINGS = {
+    # One device; more seats than choices, and more choices (K*S = 32) than seats (E*C = 12).
+    "one, more seats": Setting(None, 2, 4, 4, 4, 2),
+    "one, more choices": Setting(None, 3, 8, 4, 3, 4),
+    # Eight. The first holds any gate's plan: C = S, K = E.
+    "data 2 x expert 4": Setting({"data": 2, "expert": 4}, 8, 8, 4, 8, 4),
+    "data 2 x node 2 x expert 2": Setting({"data": 2, "node": 2, "expert": 2}, 8, 8, 4, 3, 4),
+    "node 2 x expert 4": Setting({"data": 1, "node": 2, "expert": 4}, 16, 4, 8, 4, 2),
+    "expert 8": Setting({"data": 1, "expert": 8}, 8, 8, 8, 2, 8),
+    "expert 4 x model 2": Setting({"data": 1, "expert": 4, "model": 2}, 8, 8, 4, 4, 2),
+}
+
+
+def on(sizes: dict[str, int] | None):
+    """The context of a mesh; without sizes: none."""
+    return contextlib.nullcontext() if sizes is None else logical(make_mesh(**sizes))
+
+
+def random_plan(seed: int, G: int, S: int, E: int, C: int, K: int) -> Routing:
+    """Any partial assignment of choices to seats: more than a gate would ever plan."""
+    rng = np.random.default_rng(seed)
+    expert = np.zeros((G, S, K), np.int32)
+    seat = np.full((G, S, K), -1, np.int32)
+    for g in range(G):
+        seats = [(e, c) for e in range(E) for c in range(C)]
+        rng.shuffle(seats)
+        for s in range(S):
+            chosen = rng.permutation(E)[:K]
+            for k, e in enumerate(chosen):
+                expert[g, s, k] = e
+                free = [seat for seat in seats if seat[0] == e]
+                if free and rng.random() < 0.8:  # else: dropped, or padding
+                    seats.remove(free[0])
+                    seat[g, s, k] = free[0][1]
+    weight = rng.random((G, S, K)).astype(np.float32) * (seat >= 0)
+    return plan(jnp.asarray(expert), jnp.asarray(seat), jnp.asarray(weight), E, C)
+
+
+def plan(expert_GSK, seat_GSK, weight_GSK, E: int, C: int) -> Routing:
+    """A plan without losses and metrics."""
+    zero = jnp.zeros(())
+    return Routing(expert_GSK, seat_GSK, weight_GSK, zero, zero, {}, E, C)
+
+
+def planned(gate, setting: Setting, seed: int, capacity: int, real: float, mode) -> Routing | None:
+    """A gate's plan in the shapes of a setting; None where these do not hold it.
+
+    A gate may use fewer seats than the setting's C and fewer choices than its K: seats that nobody
+    takes and choices without a seat change nothing. capacity: seats that it is offered (BASE and
+    expert choice count their own). `real`: share of tokens that are no padding.
+    mode: (train, with a key).
+    """
+    _, G, S, E, C, K = setting
+    rng = np.random.default_rng(seed)
+    logits = {}
+
+    def score(name, **_):
+        if name not in logits:
+            logits[name] = jnp.asarray(rng.normal(0, 2, (G, S, E)), jnp.float32)
+        return logits[name]
+
+    train, with_key = mode
+    tokens = Tokens(
+        score=score,
+        mask_GS=jnp.asarray(rng.random((G, S)) < real),
+        ids_GS=jnp.asarray(rng.integers(0, 50, (G, S)), jnp.int32),
+        rng=jax.random.key(seed) if with_key else None,
+        table=lambda name, make: jnp.asarray(make(50), jnp.int32),
+        step=jnp.asarray(7, jnp.int32) if train else None,
+        train=train,
+    )
+    routing = gate(tokens, E, lambda choices: capacity)
+    arrays = (routing.expert_GSK, routing.seat_GSK, routing.weight_GSK)
+    missing = K - routing.expert_GSK.shape[-1]
+    if missing < 0 or routing.capacity > C:
+        return None
+    expert_GSK, seat_GSK, weight_GSK = (
+        jnp.pad(x, ((0, 0), (0, 0), (0, missing)), constant_values=value)
+        for x, value in zip(arrays, (0, -1, 0), strict=True)
+    )
+    return plan(expert_GSK, seat_GSK, weight_GSK, E, C)
+
+
+@struct.dataclass
+class OffsetExperts(Experts):
+    """Experts with an offset, so that an empty seat would not give 0."""
+
+    def __call__(self, x, *, product=batched_product, spread=lambda keep_EG1F: keep_EG1F):
+        h = jnp.tanh(product(x, self.inward[0]) + 0.3)
+        if self.keep_EG1F is not None:
+            h = h * spread(self.keep_EG1F)
+        return product(h, self.outward)
+
+
+def dense(x_GSM, routing, experts: Experts):
+    """Every expert on every token, then the weighted sum over the choices that have a seat."""
+    assert experts.keep_EG1F is not None
+    h_EGSF = jnp.tanh(jnp.einsum("GSM,EMF->EGSF", x_GSM, experts.inward[0]) + 0.3)
+    y_EGSM = jnp.einsum("EGSF,EFM->EGSM", h_EGSF * experts.keep_EG1F, experts.outward)
+    weight_GSK = routing.weight_GSK * (routing.seat_GSK >= 0)
+    chosen_GSKE = jax.nn.one_hot(routing.expert_GSK, routing.num_experts)
+    return jnp.einsum("GSK,GSKE,EGSM->GSM", weight_GSK, chosen_GSKE, y_EGSM)
+
+
+def numbers(seed: int, setting: Setting):
+    """x_GSM, the direction [G, S, M] of the gradient, and experts with dropout's factors."""
+    rng = np.random.default_rng(seed)
+    draw = lambda *size: jnp.asarray(rng.normal(size=size), jnp.float32)  # noqa: E731
+    G, S, E = setting.G, setting.S, setting.E
+    keep_EG1F = jnp.asarray(2.0 * rng.integers(0, 2, (E, G, 1, F)), jnp.float32)
+    experts = OffsetExperts((draw(E, M, F),), draw(E, F, M), keep_EG1F)
+    return draw(G, S, M), draw(G, S, M), experts
+
+
+@functools.partial(jax.jit, static_argnames="run")
+def value_and_gradients(run, x_GSM, routing, experts, direction_GSM):
+    """((sum, y_GSM), gradients by x, weights and experts)."""
+
+    def total(x_GSM, weight_GSK, experts):
+        y_GSM = run(x_GSM, routing.replace(weight_GSK=weight_GSK), experts)
+        return jnp.vdot(y_GSM, direction_GSM), y_GSM
+
+    return jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)(
+        x_GSM, routing.weight_GSK, experts
+    )
+
+
+def check(setting: Setting, routing: Routing, seed: int) -> None:
+    """Every transport gives the outputs and gradients of the dense reference."""
+    x_GSM, direction_GSM, experts = numbers(seed, setting)
+    (_, expected), expected_gradients = value_and_gradients(
+        dense, x_GSM, routing, experts, direction_GSM
+    )
+    seated = np.asarray(routing.seat_GSK) >= 0
+    with on(setting.mesh), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ragged: on a CPU", UserWarning)
+        for name, run in TRANSPORTS.items():
+            (_, y_GSM), gradients = jax.block_until_ready(
+                value_and_gradients(run, x_GSM, routing, experts, direction_GSM)
+            )
+            close(y_GSM, expected, f"{name}: y")
+            # The weight of a choice without a seat is 0 by contract, and its gradient open.
+            close(gradients[0], expected_gradients[0], f"{name}: x")
+            close(gradients[1] * seated, expected_gradients[1] * seated, f"{name}: weight")
+            close(gradients[2].inward[0], expected_gradients[2].inward[0], f"{name}: inward")
+            close(gradients[2].outward, expected_gradients[2].outward, f"{name}: outward")
+            # A token without a seat gets exactly 0: the residual connection carries it.
+            assert not np.asarray(y_GSM)[~seated.any(axis=-1)].any(), name
+
+
+def close(a, b, name: str) -> None:
+    np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5, err_msg=name)

@@ -1,0 +1,39 @@
+"""Laws for every transport in the folder, every gate in theirs: the dense reference's numbers."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.model.dispatch.roads import GATES, SETTINGS, TRANSPORTS, check, planned, random_plan
+
+
+def test_the_folder_has_transports():
+    assert {"einsum", "gather", "all_to_all", "hierarchical_all_to_all", "ragged"} <= {*TRANSPORTS}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_any_plan_on_every_mesh(name):
+    _, *shape = SETTINGS[name]
+    for seed in (0, 1):
+        check(SETTINGS[name], random_plan(seed, *shape), seed)
+
+
+FOR_GATES = ["one, more choices", "data 2 x node 2 x expert 2", "data 2 x expert 4"]
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
+@settings(deadline=None, max_examples=6)
+@given(
+    seed=st.integers(0, 2**31),
+    setting=st.sampled_from([SETTINGS[name] for name in FOR_GATES]),
+    spare=st.integers(0, 2),
+    real=st.sampled_from([0.2, 0.8, 1.0]),
+    mode=st.sampled_from([(True, True), (True, False), (False, False)]),
+)
+def test_every_gates_plans(gate, seed, setting, spare, real, mode):
+    routing = planned(gate, setting, seed, setting.C - spare, real, mode)
+    if routing is None:
+        setting = SETTINGS["data 2 x expert 4"]
+        routing = planned(gate, setting, seed, setting.C - spare, real, mode)
+    assert routing is not None
+    check(setting, routing, seed)

@@ -1,7 +1,7 @@
 """The mixture-of-experts layer: groups -> gate -> transport -> experts (GShard, section 2.2)."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -152,22 +152,10 @@ class MoeLayer(nn.Module):
         logits_GSE = jnp.einsum("GSM,ME->GSE", x_GSM, kernel_ME)
         return constrain(logits_GSE, ("batch", None, None))
 
-    def _table(self, name: str, make: Any) -> Array:
-        """An int32 array that is made once, by make(V), and then comes from the checkpoint.
-
-        It is kept as a float32 parameter without a gradient: so it goes wherever parameters go.
-        """
-        if self.has_variable("params", name):
-            table = self.get_variable("params", name)
-        else:
-            # As arrays of numpy, so that making it is never part of a compiled program's inputs.
-            table = partitioning.param_with_axes(
-                name,
-                lambda key: jnp.asarray(np.asarray(make(self.vocab_size)), jnp.float32),
-                axes=("unmodeled",),
-                module=self,
-            )
-        return jax.lax.stop_gradient(table).astype(jnp.int32)
+    def _table(self, name: str, make: Callable[[int], Any]) -> Array:
+        """An int32 array that is made once, by make(V), and then comes from the checkpoint."""
+        assert self.vocab_size > 0, "a table needs the vocabulary's size"
+        return Table(self.vocab_size, make, name=name)()
 
     def _sow(self, routing: Routing, tokens: Tokens) -> None:
         seated = jnp.sum(routing.seat_GSK >= 0)
@@ -196,6 +184,32 @@ class MoeLayer(nn.Module):
         cell_J = jnp.where(seated_GSK, cell_GSK, D * E).reshape(-1)  # D*E is outside: not counted
         count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
         self.sow("intermediates", "seated_DE", count_J.reshape(D, E))
+
+
+class Table(nn.Module):
+    """A table [V] of integers from make(V): `<name>/table`.
+
+    Kept as a float32 parameter without a gradient, exact to 2^24: so it goes wherever parameters
+    go. Optimizers leave parameters of this name alone (`m4.train.optimizer.keep_tables`).
+    """
+
+    size: int
+    make: Callable[[int], Any]
+
+    @nn.compact
+    def __call__(self) -> Array:
+        if self.has_variable("params", "table"):
+            # Not asked for again: flax would run `make` to compare shapes.
+            table = self.get_variable("params", "table")
+        else:
+            # Arrays of numpy: making it is no part of the compiled program.
+            table = partitioning.param_with_axes(
+                "table",
+                lambda key: jnp.asarray(np.asarray(self.make(self.size)), jnp.float32),
+                axes=("unmodeled",),
+                module=self,
+            )
+        return jax.lax.stop_gradient(table).astype(jnp.int32)
 
 
 class RouterKernel(nn.Module):

@@ -77,6 +77,24 @@ def per_matrix(inner: optax.GradientTransformation) -> optax.GradientTransformat
     return optax.GradientTransformation(init, update)
 
 
+def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner`, but parameters called `table` (`m4.model.moe.Table`) stay as they are, to the bit.
+
+    They have no gradient, which stops neither weight decay nor noise. The state is `inner`'s.
+    """
+
+    def update(updates, state, params=None):
+        updates, state = inner.update(updates, state, params)
+        return jax.tree_util.tree_map_with_path(_still, updates), state
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def _still(path, leaf):
+    is_table = isinstance(path[-1], jax.tree_util.DictKey) and path[-1].key == "table"
+    return jax.numpy.zeros_like(leaf) if is_table else leaf
+
+
 def adafactor(
     total_steps: int,
     *,
@@ -105,10 +123,12 @@ def adafactor(
     ]
     if multiply_by_parameter_scale:
         parts.append(optax.scale_by_param_block_rms())
-    return optax.chain(
-        per_matrix(optax.chain(*parts)),
-        optax.add_decayed_weights(weight_decay),
-        optax.scale_by_learning_rate(schedule(total_steps)),
+    return keep_tables(
+        optax.chain(
+            per_matrix(optax.chain(*parts)),
+            optax.add_decayed_weights(weight_decay),
+            optax.scale_by_learning_rate(schedule(total_steps)),
+        )
     )
 
 
@@ -127,14 +147,16 @@ def adamw(
     Args as optax.adamw; `schedule` is (total_steps) -> step -> rate. Weights of one axis (norm
     scales) are not decayed.
     """
-    return optax.chain(
-        optax.clip_by_global_norm(clip_norm),
-        optax.adamw(
-            schedule(total_steps),
-            b1=b1,
-            b2=b2,
-            eps=eps,
-            weight_decay=weight_decay,
-            mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
-        ),
+    return keep_tables(
+        optax.chain(
+            optax.clip_by_global_norm(clip_norm),
+            optax.adamw(
+                schedule(total_steps),
+                b1=b1,
+                b2=b2,
+                eps=eps,
+                weight_decay=weight_decay,
+                mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
+            ),
+        )
     )

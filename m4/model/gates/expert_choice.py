@@ -1,0 +1,94 @@
+"""Expert choice: every expert takes its best tokens, instead of tokens their best experts.
+
+Source: Zhou et al. 2022 (arXiv 2202.09368), section 3.2; Lingvo, gshard_layers.py,
+TokenShufflingOnlogitsV2, agrees (seats in token order, padding left out).
+"""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from m4.model.routing import (
+    Array,
+    Capacity,
+    Routing,
+    Tokens,
+    make_routing,
+    masked_mean,
+    refuse_causal,
+)
+
+
+def expert_choice(
+    tokens: Tokens, num_experts: int, capacity: Capacity, *, capacity_factor: float = 2.0
+) -> Routing:
+    """Each expert takes the C = ceil(S * capacity_factor / E) tokens that like it most.
+
+    The weight is the softmax over experts, not renormalised. A token may get any number of experts,
+    0 to E; choice k of the plan is expert k. Load is even by construction: no auxiliary loss.
+    `experts_per_token` is the mean number of experts of real tokens.
+
+    Outside training only ceil(real tokens * capacity_factor / E) seats of a group are given away.
+    There a row is a group, and so its result does not depend on how far it is padded. (With a
+    `transformer.Transformer.eval_capacity_factor` groups mix rows, and it depends on those.)
+
+    Args:
+        tokens: see `Tokens`; the router matrix is `score("router")`.
+        num_experts: E. capacity: not asked, the gate's own factor decides.
+        capacity_factor: mean number of experts a token, in training and outside.
+
+    Raises:
+        ValueError: in a decoder, where a token must not depend on later ones; a factor that is not
+            positive.
+    """
+    refuse_causal(tokens, "expert_choice")
+    if not capacity_factor > 0:
+        raise ValueError(
+            f"expert_choice.expert_choice.capacity_factor: {capacity_factor} is not positive"
+        )
+    logits_GSE = tokens.score("router")
+    S = logits_GSE.shape[1]
+    # All numbers of real tokens, in Python's arithmetic: the seats of so many must be the same
+    # number in every program.
+    seats_of = np.array([_seats(n, num_experts, capacity_factor) for n in range(S + 1)], np.int32)
+    C = max(int(seats_of[S]), 1)
+    limit_G = jnp.full(logits_GSE.shape[:1], C)
+    if not tokens.train:
+        limit_G = jnp.asarray(seats_of)[jnp.sum(tokens.mask_GS, axis=1)]
+    return route(logits_GSE, tokens.mask_GS, C, limit_G)
+
+
+def _seats(tokens: int, num_experts: int, factor: float) -> int:
+    # The small number: a factor such as 8/3 is itself rounded, perhaps up.
+    return min(tokens, math.ceil(tokens * factor / num_experts - 1e-6))
+
+
+def route(logits_GSE: Array, mask_GS: Array, capacity: int, limit_G: Array) -> Routing:
+    """The plan for given logits and C; no expert takes more than limit_G of its group's tokens."""
+    logits_GSE = logits_GSE.astype(jnp.float32)
+    G, S, E = logits_GSE.shape
+    probs_GSE = jax.nn.softmax(logits_GSE)
+    likes_GES = jnp.where(mask_GS[:, None], jnp.swapaxes(probs_GSE, 1, 2), -1.0)
+    # The largest first; ties go to the earlier token.
+    _, token_GEC = jax.lax.top_k(jax.lax.stop_gradient(likes_GES), capacity)
+    within_GEC = jnp.arange(capacity)[None, None] < limit_G[:, None, None]
+    within_GEC = jnp.broadcast_to(within_GEC, token_GEC.shape)
+    mark = jax.vmap(jax.vmap(lambda token_C, taken_C: jnp.zeros(S, bool).at[token_C].set(taken_C)))
+    taken_GSE = jnp.swapaxes(mark(token_GEC, within_GEC), 1, 2) & mask_GS[..., None]
+    seat_GSE = jnp.cumsum(taken_GSE, axis=1, dtype=jnp.int32) - 1
+    routing = make_routing(
+        jnp.broadcast_to(jnp.arange(E)[None, None], (G, S, E)),
+        jnp.where(taken_GSE, seat_GSE, -1),
+        probs_GSE,
+        mask_GS=mask_GS,
+        wants_GSK=taken_GSE,
+        num_experts=E,
+        capacity=capacity,
+        logits_GSE=logits_GSE,
+        ranked=False,
+    )
+    experts_per_token = masked_mean(jnp.sum(taken_GSE, axis=-1), mask_GS)
+    return replace(routing, metrics={**routing.metrics, "experts_per_token": experts_per_token})

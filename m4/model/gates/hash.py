@@ -1,0 +1,138 @@
+"""Hash layers: a token's id decides its expert, by a table that is made once.
+
+Source: Roller et al. 2021 (arXiv 2106.04426), section 3; tables "random", "balanced", "clustered".
+"""
+
+import functools
+import heapq
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.cluster.vq import ClusterError, kmeans2
+
+from m4.model.routing import Capacity, Routing, Tokens, check_allowed, make_routing, seat_choices
+
+TABLES = ("random", "balanced", "clustered")
+# The model's vocabulary is the corpus's, rounded up to a multiple of this.
+ROUNDED = 128
+
+
+def hash(
+    tokens: Tokens,
+    num_experts: int,
+    capacity: Capacity,
+    *,
+    table: str = "random",
+    seed: int = 0,
+    counts: str | None = None,
+    embeddings: str | None = None,
+) -> Routing:
+    """Sends every token to expert table[id], with weight 1; no router and no auxiliary loss.
+
+    The id is that of the layer's input: in a decoder of the token before the one to be predicted.
+    The table is a parameter that no optimizer changes, `hash/table`: a trained model takes it from
+    its checkpoint, whatever the options and files say by then. Tokens beyond the capacity get
+    nothing.
+
+    Args:
+        tokens: see `Tokens`; ids and tables. num_experts: E. capacity: asked for one choice.
+        table: "random": drawn with `seed`. "balanced": ids by falling frequency, each to the expert
+            with the least so far. "clustered": k-means of the embeddings, with `seed`.
+        counts: for "balanced": an .npy file with the number of each id, as MODEL_DIR/data/
+            token_counts.npy, which is made with the data.
+        embeddings: for "clustered": an .npy file [V, width], such as a trained model's.
+
+    Raises:
+        ValueError: an unknown table; a file that is not named, not there or of another vocabulary;
+            k-means that leaves an expert without ids.
+    """
+    check_allowed("hash.hash.table", table, TABLES)
+    assert tokens.table is not None
+    assert tokens.ids_GS is not None
+    make = functools.partial(
+        make_table, num_experts, table=table, seed=seed, counts=counts, embeddings=embeddings
+    )
+    table_V = tokens.table("hash", make)
+    expert_GSK = table_V[tokens.ids_GS.astype(jnp.int32)][..., None]
+    wants_GSK = tokens.mask_GS[..., None]
+    seats = capacity(1)
+    return make_routing(
+        expert_GSK,
+        seat_choices(expert_GSK, wants_GSK, num_experts, seats),
+        jnp.ones(expert_GSK.shape),
+        mask_GS=tokens.mask_GS,
+        wants_GSK=wants_GSK,
+        num_experts=num_experts,
+        capacity=seats,
+    )
+
+
+# One table for all layers that ask alike.
+@functools.lru_cache(maxsize=8)
+def make_table(
+    num_experts: int,
+    vocab_size: int,
+    *,
+    table: str,
+    seed: int,
+    counts: str | None = None,
+    embeddings: str | None = None,
+) -> np.ndarray:
+    """The expert of each id, int32 [V]. Arguments as in `hash`."""
+    if table == "balanced":
+        counts_V = _load("counts", counts, vocab_size, axes=1)
+        return _balanced(counts_V, num_experts, vocab_size)
+    if table == "clustered":
+        embeddings_VM = _load("embeddings", embeddings, vocab_size, axes=2)
+        return _clustered(embeddings_VM, num_experts, vocab_size, seed)
+    return np.random.default_rng(seed).integers(0, num_experts, vocab_size, np.int32)
+
+
+def _balanced(counts_V: np.ndarray, num_experts: int, vocab_size: int) -> np.ndarray:
+    counts_V = np.pad(counts_V, (0, vocab_size - len(counts_V)))
+    table_V = np.zeros(vocab_size, np.int32)
+    # Of two with the same load the one with fewer ids: what never occurs is spread too.
+    loads = [(0, 0, e) for e in range(num_experts)]
+    for i in np.argsort(-counts_V, kind="stable"):
+        load, ids, e = loads[0]
+        table_V[i] = e
+        heapq.heapreplace(loads, (load + int(counts_V[i]), ids + 1, e))
+    return table_V
+
+
+def _clustered(
+    embeddings_VM: np.ndarray, num_experts: int, vocab_size: int, seed: int
+) -> np.ndarray:
+    points = embeddings_VM.astype(np.float64)
+    try:
+        _, cluster = kmeans2(
+            points, num_experts, minit="++", missing="raise", rng=np.random.default_rng(seed)
+        )
+    except ClusterError as error:
+        raise ValueError(
+            f"hash.hash.embeddings: k-means with hash.hash.seed = {seed} leaves one of the "
+            f"{num_experts} experts without ids; try another seed"
+        ) from error
+    table_V = np.arange(vocab_size, dtype=np.int32) % num_experts
+    table_V[: len(points)] = cluster
+    return table_V
+
+
+def _load(option: str, path: str | None, vocab_size: int, *, axes: int) -> np.ndarray:
+    """The array of a file, checked: a row an id of the corpus's vocabulary."""
+    option = f"hash.hash.{option}"
+    if path is None:
+        raise ValueError(f"{option}: this hash.hash.table needs the name of an .npy file")
+    try:
+        rows = np.load(path, allow_pickle=False)
+    except FileNotFoundError as error:
+        raise ValueError(f"{option}: no file {path}") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{option}: {path} is not an .npy file of numbers") from error
+    least = vocab_size - ROUNDED + 1
+    if rows.ndim != axes or not least <= len(rows) <= vocab_size:
+        raise ValueError(
+            f"{option}: {path} has the shape {rows.shape}; needed are {axes} axes and one row for "
+            f"each of the {vocab_size} ids of the vocabulary (at most {ROUNDED - 1} may lack)"
+        )
+    return rows

@@ -6,6 +6,7 @@ Each takes a `Setup`, which gin fills in. Jobs speak to each other through files
     data/                                         token cache, vocabulary, text (m4.data.cache)
     checkpoints/ metrics.jsonl tensorboard/       training
     decodes/test.<direction>.jsonl                translations of the test sets
+    atlas.train.json decodes/atlas.test.json      who went to which expert (m4.eval.counts)
     baselines/<language>.<hash>/                  a bilingual model each, with its own decodes/
     compare/dense/                                the same model without experts, when asked for
     scores.jsonl deltas.jsonl delta_bleu.png delta_bleu.pdf report.html
@@ -35,7 +36,8 @@ from m4.eval.page import Background
 from m4.eval.report import Report
 from m4.eval.report import report as write_report
 from m4.eval.score import System, measure, score_rows, score_table, write_scores
-from m4.eval.testsets import Showing, check_held_out, language_of, split_pairs
+from m4.eval.testsets import Showing, check_held_out, counting_of, language_of, split_pairs
+from m4.eval.testsets import train_pairs as train_pairs_of
 from m4.eval.translate import Translator, restore_params
 from m4.model.transformer import Transformer
 from m4.train import loop
@@ -129,7 +131,8 @@ def corpus(setup: Setup) -> Cache:
 
 def build_model(setup: Setup, cache: Cache, **overrides: Any) -> Transformer:
     """The model for the corpus's vocabulary, rounded up to a multiple of 128 (sharding, tiles)."""
-    return setup.model(vocab_size=-(-cache.vocabulary.size // 128) * 128, **overrides)
+    vocab_size = -(-cache.vocabulary.size // 128) * 128
+    return setup.model(vocab_size=vocab_size, directions=len(cache.directions), **overrides)
 
 
 def train(setup: Setup, *, dense: bool = False) -> None:
@@ -168,7 +171,7 @@ def train(setup: Setup, *, dense: bool = False) -> None:
             note={
                 "vocabulary": cache.vocabulary.fingerprint,
                 "corpus": cache.fingerprint,
-                "train_pairs": {name: cache.size(name, "train") for name in cache.languages()},
+                "train_pairs": train_pairs_of(cache),
             },
             stage=stage,
         )
@@ -216,17 +219,15 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     pairs = split_pairs(cache, directions, split)
     settings = dataclasses.asdict(setup.decoding)
     made_by = {**settings, "step": step, "vocabulary": cache.vocabulary.fingerprint}
+    counting = counting_of(cache, directions, model, folder / "decodes", split, made_by)
     name = "decode dense" if dense else "decode test"
     with Stage(name, sum(map(len, pairs.values())), "sentences") as stage:
-        translate = Showing(stage, model, params, cache.vocabulary, settings)
-        decode_to_files(translate, folder / "decodes", split, pairs, made_by)
-        stage.update(stage.total)
-    if translate.cut:
-        print(
-            f"{name}: {translate.cut} sources were cut to jobs.Decoding.max_source_length = "
-            f"{setup.decoding.max_source_length} pieces",
-            file=sys.stderr,
+        translate = Showing(stage, model, params, cache.vocabulary, settings, counting)
+        decode_to_files(
+            translate, folder / "decodes", split, pairs, made_by, starting=translate.starting
         )
+        stage.update(stage.total)
+    translate.warn_of_cut(name)
     return folder / "decodes"
 
 
@@ -258,7 +259,7 @@ def report(
     written = setup.report(
         folder=setup.folder,
         systems=systems,
-        train_pairs={name: cache.size(name, "train") for name in cache.languages()},
+        train_pairs=train_pairs_of(cache),
         subsets={name: cache.subsets(name, "test") for name in cache.languages()},
         background=Background(
             corpus=setup.about,
@@ -334,7 +335,7 @@ def evaluate(setup: Setup, *, dense: bool = False) -> Path:
         systems.append(System("bilingual", gathered))
     rows = score_rows(
         measure(systems),
-        {name: cache.size(name, "train") for name in cache.languages()},
+        train_pairs_of(cache),
         {name: cache.subsets(name, "test") for name in cache.languages()},
     )
     path = setup.folder / "scores.jsonl"

@@ -23,6 +23,7 @@ import numpy as np
 from m4.core.files import whole, write_jsonl
 from m4.data.preprocess import EOS_ID, split_direction, tag, trim
 from m4.eval.beam import DecodingState, beam_search
+from m4.model.moe import sown_choices
 
 SHORTEST_BUCKET = 16
 
@@ -30,6 +31,9 @@ SHORTEST_BUCKET = 16
 Progress = Callable[[int, int, int], None]
 # (index of the source, its pieces, the most that are taken)
 OnCut = Callable[[int, int, int], None]
+# (indices of sources, MoE layer -> the expert of each choice of their tokens, [rows, L or T, K];
+# -1: padding, or a choice without a seat)
+OnRouted = Callable[[list[int], Mapping[str, np.ndarray]], None]
 
 
 class Pieces(Protocol):
@@ -80,7 +84,7 @@ def batches(
             yield Batch(chosen, tokens_BL)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "target_length", "beams", "alpha"))
+@functools.partial(jax.jit, static_argnames=("model", "target_length", "beams", "alpha", "routes"))
 def search(
     model: nn.Module,
     params: Any,
@@ -88,15 +92,24 @@ def search(
     target_length: int,
     beams: int,
     alpha: float,
-) -> tuple[jax.Array, jax.Array]:
-    """The best sequence of each source: int32 [B, T] and its score [B].
+    routes: bool = False,
+) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """The best sequence of each source: int32 [B, T], its score [B], and who went where.
+
+    The last, with `routes`: MoE layer -> the expert of each choice, int32 [B, L or T, K], -1 where
+    there is none, for the tokens of the source and of the best sequence (model.directions > 0).
 
     `model` (static, by equality) follows T5X's contract; `params` are an argument, so that models
     of equal shape share the compiled program.
     """
     variables = {"params": params}
     batch = tokens_BL.shape[0]
-    encoded_BLM: Any = model.apply(variables, tokens_BL, enable_dropout=False, method="encode")
+    sowing = ["intermediates"] if routes else []
+    sown: Any
+    encoded_BLM, sown = model.apply(
+        variables, tokens_BL, enable_dropout=False, mutable=sowing, method="encode"
+    )
+    chosen = sown_choices(sown.get("intermediates", {}), "chosen_BLK")
     # The contract's call that allocates the cache. Its leaves start at zero, so shapes are enough.
     full_BT = jax.ShapeDtypeStruct((batch, target_length), jnp.int32)
     _, allocated = jax.eval_shape(
@@ -110,7 +123,8 @@ def search(
 
     def step(
         encoded: jax.Array, tokens: jax.Array, last: jax.Array, cache: Mapping[str, Any]
-    ) -> tuple[jax.Array, Mapping[str, Any]]:
+    ) -> tuple[jax.Array, Mapping[str, Any], dict[str, jax.Array]]:
+        changed: Any
         logits, changed = model.apply(
             {**variables, "cache": cache},
             encoded,
@@ -120,26 +134,74 @@ def search(
             enable_dropout=False,
             decode=True,
             max_decode_length=target_length,
-            mutable=["cache"],
+            mutable=["cache", *sowing],
             method="decode",
         )
-        return logits[:, -1], changed["cache"]
+        chosen = sown_choices(changed.get("intermediates", {}), "chosen_BLK")
+        return logits[:, -1], changed["cache"], chosen
 
     # The memory of cross-attention is the same at every step and for every beam: it is computed
     # here, by a step whose other results are not used, and not inside the loop.
-    _, stepped = step(encoded_BLM, tokens_BL, jnp.zeros((batch, 1), jnp.int32), cache)
+    _, stepped, one = step(encoded_BLM, tokens_BL, jnp.zeros((batch, 1), jnp.int32), cache)
     cache = _with_cross(cache, stepped)
     # One row a beam, the beams of a sentence adjacent.
     encoded, tokens = (jnp.repeat(x, beams, axis=0) for x in (encoded_BLM, tokens_BL))
 
+    record = _Record({k: x.shape[-1] for k, x in one.items()}, target_length, batch * beams)
+
     def tokens_to_logits(state: DecodingState) -> tuple[jax.Array, Mapping[str, Any]]:
-        return step(encoded, tokens, state.cur_token, state.cache)
+        logits, new_cache, one = step(encoded, tokens, state.cur_token, state.cache)
+        record.step(state, one)
+        return logits, new_cache
 
     start_BT = jnp.zeros((batch, target_length), jnp.int32)
     sequences_BKT, scores_BK = beam_search(
         start_BT, cache, tokens_to_logits, EOS_ID, num_decodes=beams, alpha=alpha
     )
-    return sequences_BKT[:, -1], scores_BK[:, -1]
+    best_BT = sequences_BKT[:, -1]
+    return best_BT, scores_BK[:, -1], chosen | record.of(best_BT)
+
+
+class _Record:
+    """Which experts every live beam chose at every step of a search; at its end, the best ones'.
+
+    References, so that the search need not know of it: nothing but these small arrays is written.
+    A beam is known by a hash of its tokens so far (a polynomial modulo 2^32); beams with the same
+    tokens choose the same.
+    """
+
+    def __init__(self, choices: Mapping[str, int], length: int, rows: int) -> None:
+        """choices: decoder layer -> K; without any, nothing is recorded. rows: B times beams."""
+        self._chosen_TRK = {
+            layer: jax.new_ref(jnp.zeros((length, rows, count), jnp.int32))
+            for layer, count in choices.items()
+        }
+        self._prefix_TR = jax.new_ref(jnp.zeros((length, rows), jnp.uint32))
+        powers = [pow(1_000_003, t, 1 << 32) for t in range(length + 1)]
+        self._powers = jnp.array(powers, jnp.uint32)  # of a sequence's tokens, the start first
+
+    def step(self, state: DecodingState, chosen: Mapping[str, jax.Array]) -> None:
+        """What the live beams chose, [rows, 1, K] a layer."""
+        if not chosen:
+            return
+        terms = state.sequences.astype(jnp.uint32) * self._powers[None]
+        self._prefix_TR[state.cur_index] = jnp.sum(terms, axis=1, dtype=jnp.uint32)
+        for layer, chosen_R1K in chosen.items():
+            self._chosen_TRK[layer][state.cur_index] = chosen_R1K[:, 0]
+
+    def of(self, best_BT: jax.Array) -> dict[str, jax.Array]:
+        """Decoder layer -> the choices behind each token of the best sequences, [B, T, K]."""
+        batch, length = best_BT.shape
+        terms_BT = best_BT.astype(jnp.uint32) * self._powers[None, 1:]
+        before_BT = jnp.cumsum(terms_BT, axis=1, dtype=jnp.uint32) - terms_BT
+        prefix_TBK = self._prefix_TR[...].reshape(length, batch, -1)
+        beam_TB = jnp.argmax(prefix_TBK == before_BT.T[:, :, None], axis=2)
+        found = {}
+        for layer, reference in self._chosen_TRK.items():
+            chosen = reference[...].reshape(length, batch, prefix_TBK.shape[2], -1)
+            chosen = jnp.take_along_axis(chosen, beam_TB[:, :, None, None], axis=2)[:, :, 0]
+            found[layer] = jnp.where(best_BT[:, :, None] > 0, jnp.swapaxes(chosen, 0, 1), -1)
+        return found
 
 
 def _with_cross(cache: Mapping[str, Any], stepped: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,6 +252,7 @@ def decode(
     buckets: Sequence[int] | None = None,
     progress: Progress | None = None,
     on_cut: OnCut = warn_of_cut,
+    on_routed: OnRouted | None = None,
 ) -> list[str]:
     """Translates tagged sources ("<2en> ola mundo"); the result is in their order.
 
@@ -205,6 +268,8 @@ def decode(
       batch_rows: sentences a batch, also of the last one.
       buckets: the padded lengths, ascending; default 16, 32, 64, ... max_source_length.
       progress: called after every batch.
+      on_routed: called after every batch with the experts of its sources' tokens and of their
+        translations', if the model has MoE layers and `directions`.
 
     Raises:
       ValueError: a setting out of range.
@@ -222,18 +287,22 @@ def decode(
     hypotheses = [""] * len(sources)
     done = tokens = 0
     for batch in batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows):
-        sequences_BT, _ = search(
+        sequences_BT, _, chosen = search(
             model,
             params,
             batch.tokens_BL,
             target_limit(batch.tokens_BL.shape[1], max_target_length),
             beams,
             alpha,
+            on_routed is not None,
         )
-        best_BT = np.asarray(sequences_BT)[: len(batch.rows)]
+        count = len(batch.rows)
+        best_BT = np.asarray(sequences_BT)[:count]
         for row, text in zip(batch.rows, vocabulary.decode(best_BT.tolist()), strict=True):
             hypotheses[row] = text
-        done += len(batch.rows)
+        if on_routed is not None:
+            on_routed(batch.rows, {k: np.asarray(x)[:count] for k, x in chosen.items()})
+        done += count
         tokens += int(np.count_nonzero(best_BT))
         if progress is not None:
             progress(done, len(sources), tokens)
@@ -253,6 +322,7 @@ def decode_to_files(
     settings: Mapping[str, Any],
     *,
     sentences_at_once: int = 1024,
+    starting: Callable[[list[str]], None] | None = None,
 ) -> list[str]:
     """Translates the test sets of directions and writes one file each; returns the directions done.
 
@@ -269,6 +339,7 @@ def decode_to_files(
         fingerprint of the vocabulary.
       sentences_at_once: directions are decoded together up to this many sentences (fuller
         batches); an interrupted run loses at most these.
+      starting: told the direction of every source before `translate` is given them.
     """
     folder = Path(folder)
     waiting = [
@@ -282,6 +353,8 @@ def decode_to_files(
         size = sum(len(pairs[each]) for each in group)
         if size < sentences_at_once and position + 1 < len(waiting):
             continue
+        if starting is not None:
+            starting([each for each in group for _ in pairs[each]])
         hypotheses = iter(
             translate(
                 [tag(pair[0], split_direction(each)[1]) for each in group for pair in pairs[each]]

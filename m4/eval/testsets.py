@@ -1,15 +1,20 @@
 """The dev and test sentences of a corpus, by direction, and their translation step by step."""
 
+import json
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
+import numpy as np
 
 from m4.core.report import Stage
 from m4.data.cache import Cache
 from m4.data.preprocess import split_direction
 from m4.data.vocabulary import Vocabulary
+from m4.eval import counts
 from m4.eval.decode import decode
 
 
@@ -33,6 +38,11 @@ def split_pairs(
     return result
 
 
+def train_pairs(cache: Cache) -> dict[str, int]:
+    """Language -> number of its training pairs."""
+    return {name: cache.size(name, "train") for name in cache.languages()}
+
+
 def check_held_out(cache: Cache) -> None:
     """Raises ValueError for a language that cannot have a fair baseline.
 
@@ -47,9 +57,61 @@ def check_held_out(cache: Cache) -> None:
             )
 
 
+class Counting:
+    """Counts who went where in the sentences that are decoded, by direction, in a file of
+    `m4.eval.counts`: `decode`'s on_routed.
+
+    The file grows with every group of directions and is begun anew when `about` changes.
+    """
+
+    def __init__(
+        self, path: Path, directions: Sequence[str], experts: int, about: Mapping[str, Any]
+    ) -> None:
+        """experts: E. about: JSON, what decides the translations."""
+        self._path, self._experts = path, experts
+        self._about = json.loads(json.dumps(about))
+        self._counts = counts.Counts(directions)
+        if path.is_file():
+            there, saved = counts.read(path)
+            if {**saved, **self._about} == saved and there.directions == self._counts.directions:
+                self._counts = there
+        self._group = counts.Counts([])
+        self._direction_of = np.zeros(0, np.int64)
+
+    def starting(self, directions: Sequence[str]) -> None:
+        """The directions of the sources of the next call; they are counted anew."""
+        self._group = counts.Counts(list(dict.fromkeys(directions)))
+        number = {name: i for i, name in enumerate(self._group.directions)}
+        self._direction_of = np.array([number[name] for name in directions], np.int64)
+
+    def __call__(self, rows: list[int], layers: Mapping[str, np.ndarray]) -> None:
+        for layer, chosen in layers.items():
+            self._group.add_choices(layer, self._experts, self._direction_of[rows], chosen)
+
+    def save(self) -> None:
+        """Writes the file; before the translations, which would not be made again."""
+        self._counts.replace(self._group)
+        counts.write(self._path, self._counts, self._about)
+
+
+def counting_of(
+    cache: Cache,
+    directions: Sequence[str],
+    model: Any,
+    folder: Path,
+    split: str,
+    made_by: Mapping[str, Any],
+) -> Counting | None:
+    """Counts in folder/atlas.<split>.json, if the model has experts."""
+    if not model.num_experts:
+        return None
+    about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
+    return Counting(folder / f"atlas.{split}.json", directions, model.num_experts, about)
+
+
 class Showing:
     """`decode` for `decode_to_files`, call by call: progress in a stage, and a count of the sources
-    that were too long (`cut`)."""
+    that were too long (`cut`); with `counting`, who went where."""
 
     def __init__(
         self,
@@ -58,13 +120,23 @@ class Showing:
         params: Any,
         vocabulary: Vocabulary,
         settings: Mapping[str, Any],
+        counting: Counting | None = None,
     ) -> None:
         self.cut = 0
+        self._longest = settings.get("max_source_length")
+        self._counting = counting
+        if counting is not None:
+            settings = {**settings, "on_routed": counting}
         self._stage, self._start = stage, time.monotonic()
         self._decode = lambda sources, **more: decode(
             model, params, vocabulary, sources, **settings, **more
         )
         self._sentences = self._tokens = 0
+
+    def starting(self, directions: list[str]) -> None:
+        """The directions of the sources of the next call."""
+        if self._counting is not None:
+            self._counting.starting(directions)
 
     def __call__(self, sources: Sequence[str]) -> list[str]:
         tokens = 0
@@ -79,5 +151,16 @@ class Showing:
             self.cut += 1
 
         hypotheses = self._decode(sources, progress=progress, on_cut=on_cut)
+        if self._counting is not None:
+            self._counting.save()
         self._sentences, self._tokens = self._sentences + len(sources), self._tokens + tokens
         return hypotheses
+
+    def warn_of_cut(self, name: str) -> None:
+        """A line on stderr, if there were sources that were too long."""
+        if self.cut:
+            print(
+                f"{name}: {self.cut} sources were cut to jobs.Decoding.max_source_length = "
+                f"{self._longest} pieces",
+                file=sys.stderr,
+            )

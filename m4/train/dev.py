@@ -25,12 +25,14 @@ def dev_loss(
     Packed rows of the training batch's shape; at most `limit` pairs a direction.
     """
     directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
-    compiled = jax.jit(make_eval_step(model, directions=max(len(directions), 1)))
+    # A gate may know directions by number: here they are those of training.
+    number = np.array([stream.directions.index(d) for d in directions], np.int32)
+    compiled = jax.jit(make_eval_step(model, directions=len(stream.directions)))
 
     def run(params: Any) -> dict[str, float]:
         if not directions:
             return {}
-        nll_D = tokens_D = np.zeros(len(directions))
+        nll_D = tokens_D = np.zeros(len(stream.directions))
         with logical(mesh):
             for batch in evaluation_batches(
                 cache,
@@ -42,11 +44,13 @@ def dev_loss(
                 pack=True,
                 limit=limit,
             ):
+                for name in ("direction_ids", "encoder_direction_ids"):
+                    batch[name] = number[batch[name]]
                 sums = jax.device_get(compiled(params, to_global(mesh, batch)))
                 nll_D, tokens_D = nll_D + sums["nll_sum_D"], tokens_D + sums["tokens_D"]
         result = {"dev/nll": float(nll_D.sum() / max(tokens_D.sum(), 1))}
-        for direction, nll, tokens in zip(directions, nll_D, tokens_D, strict=True):
-            result[f"dev/nll/{direction}"] = float(nll / max(tokens, 1))
+        for direction, i in zip(directions, number, strict=True):
+            result[f"dev/nll/{direction}"] = float(nll_D[i] / max(tokens_D[i], 1))
         return result
 
     return run

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from m4.core.checkpoint import Checkpoints, shapes
 from m4.core.mesh import check_divides, logical, to_global
 from m4.core.report import Metrics, Stage
+from m4.eval import counts
 from m4.model.transformer import Transformer
 from m4.train.state import TrainState, create
 from m4.train.step import make_train_step
@@ -92,9 +93,10 @@ def train(
     """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
 
     Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end,
-    folder/metrics.jsonl and folder/tensorboard every `log_period` steps. A run that was killed and
-    started again makes the same steps as one that was not: batches, dropout and routing are
-    functions of (seed, step).
+    folder/metrics.jsonl and folder/tensorboard every `log_period` steps; with a model that counts
+    directions, folder/atlas.train.json with every checkpoint (`m4.eval.counts`). A run that was
+    killed and started again makes the same steps as one that was not: batches, dropout and routing
+    are functions of (seed, step).
 
     Args:
         folder: the model's folder. model, optimizer: what and how; the latter by total steps.
@@ -123,18 +125,25 @@ def train(
         aux_loss_factor=aux_loss_factor,
         router_z_loss_factor=router_z_loss_factor,
     )
-    note = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
+    about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
     checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
     try:
         latest = checkpoints.latest
         saved = {} if latest is None else checkpoints.note(latest)
         if latest is not None:
-            _check_same(f"{checkpoints.folder}/{latest}", saved, note)
+            _check_same(f"{checkpoints.folder}/{latest}", saved, about)
         state, shardings = create(mesh, model, tx, seed)
         progress = _Progress(early_stopping)
         if latest is not None:
             state = _restore(checkpoints, latest, saved, state, progress)
         start = int(state.step)
+        seated = _Seated(stream.directions, saved.get("seated"), start)
+
+        def save(**more: Any) -> dict[str, Any]:
+            written = _save(checkpoints, state, progress, {**about, **more, **seated.note()})
+            seated.write(folder, written)
+            return written
+
         with (
             logical(mesh),
             Metrics(folder, resume_step=start, tensorboard=tensorboard) as metrics,
@@ -151,10 +160,13 @@ def train(
                     state, step_metrics = compiled(state, batch)
                     # One step at a time: on few cores, more than two steps with collectives in
                     # flight deadlock in XLA's thread pool.
-                    window.add(jax.block_until_ready(step_metrics))
+                    step_metrics = jax.block_until_ready(step_metrics)
+                    seated.add(step_metrics.pop("seated"))
+                    window.add(step_metrics)
                     step += 1
                     if step % log_period == 0 or step == total_steps:
                         metrics.write(step, window.flush())
+                        seated.flush()
                     if stage is not None:
                         stage.update(step, window.text)
                     for evaluator in evaluators:
@@ -163,14 +175,14 @@ def train(
                             metrics.write(step, values)
                             progress.evaluated(step, values, state.params)
                     if asked:
-                        _save(checkpoints, state, progress, note)
+                        save()
                         checkpoints.wait()
                         raise Interrupted(step)
                     if step % checkpoint_period == 0 and step < total_steps:
-                        _save(checkpoints, state, progress, note)
-        note = _save(checkpoints, state, progress, {**note, "finished": True})
+                        save()
+        written = save(finished=True)
         checkpoints.wait()
-        return Trained(state.params if progress.best is None else progress.best, note)
+        return Trained(state.params if progress.best is None else progress.best, written)
     finally:
         checkpoints.close()
 
@@ -280,6 +292,65 @@ def _restore(
     return TrainState(at, found["params"], found["optimizer"])
 
 
+class _Seated:
+    """Seated choices by layer, direction and expert of all steps; in the note of a checkpoint, so
+    that a resumed run goes on counting."""
+
+    def __init__(self, directions: Sequence[str], saved: Mapping[str, Any] | None, start: int):
+        # A checkpoint of a run that did not count: counting begins with the next step.
+        self._from = start if saved is None else saved["from_step"]
+        self._counts = counts.Counts(directions)
+        if saved is not None:
+            self._counts = counts.Counts.from_json(saved)
+        self._steps: list[Mapping[str, Any]] = []
+
+    def add(self, layers: Mapping[str, Any]) -> None:
+        """seated_DE of each layer; stays where it is until `flush`."""
+        if layers:
+            self._steps.append(layers)
+
+    def flush(self) -> None:
+        for layers in jax.device_get(self._steps):
+            self._counts.add(layers)
+        self._steps = []
+
+    def note(self) -> dict[str, Any]:
+        """What `saved` must be to go on from here."""
+        self.flush()
+        if not self._counts.layers:
+            return {}
+        return {"seated": {"from_step": self._from, **self._counts.as_json()}}
+
+    def write(self, folder: Path, note: Mapping[str, Any]) -> None:
+        if self._counts.layers:
+            about = {"split": "train", "steps": [self._from, note["step"]]}
+            about["train_pairs"] = note.get("train_pairs", {})
+            counts.write(folder / "atlas.train.json", self._counts, about)
+
+
+# With more experts a log row would be mostly their loads; the counts of `_Seated` have them all.
+_MOST_LOADS = 64
+
+
+def _layer_row(layers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """ "moe/<layer>/<metric>" -> number, short: six digits, and what has two names only once."""
+    row = {}
+    for layer, values in layers.items():
+        for name, value in values.items():
+            if name == "fraction_tokens_left_behind" or value.size > _MOST_LOADS:
+                continue
+            for part, number in _parts(name, value).items():
+                row[f"moe/{layer}/{part}"] = float(f"{number:.6g}")
+    return row
+
+
+def _parts(name: str, value: np.ndarray) -> dict[str, float]:
+    """A scalar under its name; load_E as load/0, load/1, ..."""
+    if value.ndim == 0:
+        return {name: float(value)}
+    return {f"{name.removesuffix('_E')}/{i}": float(x) for i, x in enumerate(value)}
+
+
 class _Window:
     """Metrics since the last log row: sums of counts, means of the rest, tokens a second."""
 
@@ -294,21 +365,20 @@ class _Window:
         self._steps.append(metrics)
 
     def flush(self) -> dict[str, float]:
-        """The row: loss, nll, nll/<direction>, tokens_per_second, and what the MoE layers say."""
+        """The row: loss, nll, nll/<direction>, tokens_per_second, and what the MoE layers say, on
+        average and each ("moe/encoder_1/load/0")."""
         steps = jax.device_get(self._steps)
         seconds = time.monotonic() - self._since
         self._steps, self._since = [], time.monotonic()
-        sums = {name: np.sum([s[name] for s in steps], axis=0) for name in steps[0]}
+        sums = jax.tree.map(lambda *each: np.sum(each, axis=0), *steps)
+        layers = jax.tree.map(lambda x: x / len(steps), sums.pop("layers"))
         nll_D, tokens_D = sums.pop("nll_sum_D"), sums.pop("tokens_D")
         target, source = float(sums.pop("target_tokens")), float(sums.pop("source_tokens"))
         row = {"target_tokens": target, "source_tokens": source}
         row["tokens_per_second"] = (target + source) / max(seconds, 1e-9)
         for name, value in sums.items():
-            mean = value / len(steps)
-            if mean.ndim == 0:
-                row[name] = float(mean)
-            else:  # load_E
-                row |= {f"{name.removesuffix('_E')}/{i}": float(x) for i, x in enumerate(mean)}
+            row |= _parts(name, value / len(steps))
+        row |= _layer_row(layers)
         row["nll"] = float(nll_D.sum() / max(tokens_D.sum(), 1))
         for name, nll, count in zip(self._directions, nll_D, tokens_D, strict=True):
             if count:

@@ -12,6 +12,7 @@ import pytest
 
 from m4.eval import decode as decoding
 from m4.eval.decode import batches, decode, decode_to_files, default_buckets, target_limit
+from m4.model.moe import sown_choices
 from m4.model.transformer import Transformer
 from tests.eval.search_over_lists import search_over_lists
 
@@ -259,3 +260,64 @@ def test_an_interrupted_run_keeps_what_is_whole(tmp_path):
         decode_to_files(FailsSecond(), tmp_path, "dev", PAIRS, {}, sentences_at_once=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dev.gl-en.json", "dev.gl-en.jsonl"]
     assert decode_to_files(Upper(), tmp_path, "dev", PAIRS, {}) == ["en-gl", "en-sr_Latn"]
+
+
+# ---------------------------------------------------------------------------- who went where
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_routes_are_those_of_the_best_translations(beams):
+    model, params = tiny()
+    model = model.clone(directions=2)
+    settings = {**SETTINGS, "beams": beams}
+    texts = sentences(9, seed=3)
+    found: dict[int, dict[str, np.ndarray]] = {}
+
+    def on_routed(rows, layers):
+        for place, row in enumerate(rows):
+            assert row not in found
+            found[row] = {layer: chosen[place] for layer, chosen in layers.items()}
+
+    vocabulary = Words()
+    got = decode(model, params, vocabulary, texts, on_routed=on_routed, **settings)
+    # The same translations as without.
+    assert got == decode(model.clone(directions=0), params, vocabulary, texts, **settings)
+    assert sorted(found) == list(range(9))
+
+    @jax.jit
+    def plan(source_1L, target_1T):
+        inputs = jnp.pad(target_1T[:, :-1], ((0, 0), (1, 0)))
+        _, sown = model.apply(
+            {"params": params}, source_1L, inputs, target_1T, enable_dropout=False,
+            mutable=["intermediates"],
+        )  # fmt: skip
+        return sown_choices(sown["intermediates"], "chosen_BLK")
+
+    # Teacher-forced, in a pass of its own: the source, and the translation with its EOS.
+    for row, text in enumerate(texts):
+        source = [*vocabulary.encode([text])[0], 1]
+        target = [4 + int(word[1:]) for word in got[row].split()]
+        # What hit the limit has no EOS.
+        target = [*target, 1][:10]
+        padded = np.zeros((1, 16), np.int32), np.zeros((1, 10), np.int32)
+        padded[0][0, : len(source)], padded[1][0, : len(target)] = source, target
+        wanted = plan(*padded)
+        for layer, ids in (("encoder_0", source), ("decoder_0", target)):
+            chosen, same = found[row][layer], np.asarray(wanted[layer])[0]
+            assert chosen.shape[1] == 2
+            np.testing.assert_array_equal(chosen[: len(ids)], same[: len(ids)])
+            assert (chosen[: len(ids)] >= 0).all()
+            assert (chosen[len(ids) :] == -1).all()
+
+
+def test_whoever_counts_is_told_the_directions_first(tmp_path):
+    told: list[Any] = []
+
+    def translate(sources):
+        told.append(len(sources))
+        return sources
+
+    decode_to_files(
+        translate, tmp_path, "test", PAIRS, {}, sentences_at_once=3, starting=told.append
+    )
+    assert told == [["gl-en", "gl-en", "en-gl"], 3, ["en-sr_Latn", "en-sr_Latn"], 2]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from m4.core.report import Stage
 from m4.data import cache as caches
 from m4.data.sources import Pair
-from m4.eval import testsets
-from m4.eval.testsets import Showing, check_held_out, language_of, split_pairs
+from m4.eval import counts, testsets
+from m4.eval.testsets import Counting, Showing, check_held_out, language_of, split_pairs
 
 
 class Corpus:
@@ -82,3 +84,32 @@ def test_progress_runs_through_all_calls_and_cuts_are_counted(
     assert translate(["d", "e"]) == ["D", "E"]
     assert shown == [1, 2, 3, 4, 5]
     assert translate.cut == 2
+
+
+def test_counts_grow_by_groups_and_begin_anew_for_another_model(tmp_path: Path) -> None:
+    path, directions = tmp_path / "atlas.test.json", ["en-gl", "gl-en"]
+
+    def counted(step: int, group: list[str], expert: int) -> dict[str, Any]:
+        """One sentence of each of `group`, of two tokens: both choose `expert`, then nothing."""
+        counting = Counting(path, directions, 3, {"made_by": {"step": step}})
+        counting.starting(group)
+        chosen = np.array([[[expert, -1], [expert, -1], [-1, -1]]])
+        for row in range(len(group)):
+            counting([row], {"encoder_1": chosen})
+        counting.save()
+        return json.loads(path.read_text("utf-8"))
+
+    assert counted(7, ["gl-en", "gl-en"], 1)["layers"] == {"encoder_1": [[0, 0, 0], [0, 4, 0]]}
+    # Another process goes on with the other direction; the same direction again replaces its own.
+    assert counted(7, ["en-gl"], 2)["layers"] == {"encoder_1": [[0, 0, 2], [0, 4, 0]]}
+    assert counted(7, ["gl-en"], 0)["layers"] == {"encoder_1": [[0, 0, 2], [2, 0, 0]]}
+    saved = counted(8, ["gl-en"], 0)
+    assert saved["layers"] == {"encoder_1": [[0, 0, 0], [2, 0, 0]]}
+    assert (saved["made_by"], saved["directions"]) == ({"step": 8}, directions)
+
+
+def test_a_damaged_file_of_counts_is_named(tmp_path: Path) -> None:
+    for text in ("{", "[]", "{}", '{"format": 99, "directions": [], "layers": {}}'):
+        (tmp_path / "atlas.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"atlas\.json: no counts of experts"):
+            counts.read(tmp_path / "atlas.json")

@@ -1,0 +1,195 @@
+"""Choices by layer, direction and expert: equal to a recount of every plan, exact over a resume."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from m4.core.mesh import logical, to_global
+from m4.core.report import read_metrics
+from m4.data import cache as caches
+from m4.data.stream import Stream
+from m4.model.gates.top2_gshard import top2_gshard
+from m4.model.routing import Routing
+from m4.train.loop import Evaluator, Interrupted, train
+from m4.train.optimizer import adamw
+from m4.train.state import create
+from m4.train.step import make_train_step
+from tests.data.corpus import Made
+from tests.train.test_step import MODEL, a_batch, mesh_of
+
+DIRECTIONS = 3
+
+
+def a_batch_of_directions() -> dict[str, np.ndarray]:
+    """Packed rows: the two halves are of different directions; 0 in padding."""
+    batch = a_batch()
+    rows, length = batch["encoder_input_tokens"].shape
+    ids = (np.arange(rows)[:, None] + 2 * np.arange(length)[None] // length) % DIRECTIONS
+    batch["encoder_input_tokens"][:, -1] = 0
+    batch["encoder_direction_ids"] = np.where(
+        batch["encoder_input_tokens"] > 0, ids, 0
+    ).astype(np.int32)  # fmt: skip
+    batch["direction_ids"] = np.where(batch["decoder_target_tokens"] > 0, ids, 0).astype(np.int32)
+    return batch
+
+
+def one_step(mesh: Any, **options: Any) -> dict[str, Any]:
+    model, optimizer, batch = MODEL.clone(**options), adamw(10), a_batch_of_directions()
+    state, shardings = create(mesh, model, optimizer, seed=0)
+    step = make_train_step(model, optimizer, directions=DIRECTIONS, seed=0)
+    with logical(mesh):
+        compiled = jax.jit(step, out_shardings=(shardings, None))
+        return jax.device_get(compiled(state, to_global(mesh, batch))[1])
+
+
+def test_counts_are_a_recount_of_the_plans() -> None:
+    plans: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def seen_gate(tokens: Any, num_experts: int, capacity: Any) -> Routing:
+        routing = top2_gshard(tokens, num_experts, capacity)
+        if tokens.train:
+            assert tokens.step is not None
+            jax.debug.callback(
+                lambda *x: plans.append((np.asarray(x[0]), np.asarray(x[1]))),
+                routing.expert_GSK,
+                routing.seat_GSK,
+                ordered=True,
+            )
+        return routing
+
+    # A small capacity, so that some choices find no seat: 2 * 8 * .25 / 4 = 1, raised to 4.
+    options = {"gate": seen_gate, "train_capacity_factor": 0.25}
+    metrics = one_step(mesh_of(1, 1), directions=DIRECTIONS, **options)
+    jax.effects_barrier()
+    batch = a_batch_of_directions()
+    sides = {"encoder_1": "encoder_direction_ids", "decoder_1": "direction_ids"}
+    assert list(metrics["seated"]) == ["decoder_1", "encoder_1"]
+    assert len(plans) == 2  # the encoder's runs first
+    dropped = 0
+    for (layer, name), (expert_GSK, seat_GSK) in zip(sides.items(), plans, strict=True):
+        wanted = np.zeros((DIRECTIONS, 4), np.int64)
+        direction_GS = batch[name].reshape(expert_GSK.shape[:2])
+        for g, s, k in np.ndindex(*expert_GSK.shape):
+            if seat_GSK[g, s, k] >= 0:
+                wanted[direction_GS[g, s], expert_GSK[g, s, k]] += 1
+        np.testing.assert_array_equal(metrics["seated"][layer], wanted)
+        assert (wanted.sum(axis=1) > 0).all()
+        dropped += (seat_GSK[..., 0] < 0).sum()
+        # What is seated is the load, and T5X's usage.
+        load_E = wanted.sum(axis=0) / wanted.sum()
+        np.testing.assert_allclose(metrics["layers"][layer]["load_E"], load_E, rtol=1e-6)
+    assert dropped > 2 * 8  # more than the padding of both sides
+
+
+def test_counting_changes_nothing_else() -> None:
+    with_counts = one_step(mesh_of(1, 1), directions=DIRECTIONS)
+    without = one_step(mesh_of(1, 1))
+    assert without.pop("seated") == {}
+    del with_counts["seated"]
+    jax.tree.map(np.testing.assert_array_equal, with_counts, without)
+
+
+def test_counts_on_eight_devices_are_those_on_one() -> None:
+    one = one_step(mesh_of(1, 1), directions=DIRECTIONS)["seated"]
+    eight = one_step(mesh_of(2, 4), directions=DIRECTIONS)["seated"]
+    jax.tree.map(np.testing.assert_array_equal, one, eight)
+
+
+# ---------------------------------------------------------------------------------- the loop
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> caches.Cache:
+    folder = tmp_path_factory.mktemp("corpus") / "data"
+    return caches.prepare(
+        folder, Made({"gl": 60, "de": 120}), vocabulary_size=300, source_length=64, target_length=64
+    )
+
+
+def run(folder: Path, corpus: caches.Cache, total_steps: int, **options: Any) -> None:
+    train(
+        folder,
+        MODEL.clone(vocab_size=-(-corpus.vocabulary.size // 8) * 8, directions=4),
+        Stream(corpus, seed=1, batch_rows=4),
+        adamw,
+        mesh_of(1, 1),
+        total_steps=total_steps,
+        note={"train_pairs": {"gl": 60, "de": 120}},
+        log_period=2,
+        checkpoint_period=100,
+        tensorboard=False,
+        **options,
+    )
+
+
+def test_a_resumed_run_goes_on_counting_exactly(tmp_path: Path, corpus: caches.Cache) -> None:
+    def interrupt(_: Any) -> dict[str, float]:
+        signal.raise_signal(signal.SIGINT)
+        return {}
+
+    run(tmp_path / "whole", corpus, 5)
+    # Step 3 is in the middle of a log period.
+    with pytest.raises(Interrupted):
+        run(tmp_path / "parts", corpus, 5, evaluators=[Evaluator(3, interrupt)])
+    read = [json.loads((tmp_path / "parts" / "atlas.train.json").read_text("utf-8"))]
+    run(tmp_path / "parts", corpus, 5)
+    read += [
+        json.loads((tmp_path / name / "atlas.train.json").read_text("utf-8"))
+        for name in ("parts", "whole")
+    ]
+    assert [saved["steps"] for saved in read] == [[0, 3], [0, 5], [0, 5]]
+    assert read[1] == read[2]
+    whole = read[2]
+    stream = Stream(corpus, seed=1, batch_rows=4)
+    assert whole["directions"] == stream.directions
+    assert whole["train_pairs"] == {"gl": 60, "de": 120}
+    names = {"encoder_1": "encoder_segment_ids", "decoder_1": "decoder_segment_ids"}
+    for layer, name in names.items():
+        tokens = sum(int((stream.batch(step)[name] > 0).sum()) for step in range(5))
+        seated_DE = np.array(whole["layers"][layer])
+        assert seated_DE.shape == (4, 4)
+        # At most two choices a real token.
+        assert 0.5 * tokens < seated_DE.sum() <= 2 * tokens
+
+
+def test_a_row_has_every_layer_and_their_mean(tmp_path: Path, corpus: caches.Cache) -> None:
+    run(tmp_path, corpus, 2)
+    (row,) = read_metrics(tmp_path)
+    layers = ("encoder_1", "decoder_1")
+    for name in (
+        *(f"load/{e}" for e in range(4)),
+        "dead_experts",
+        "first_overflow",
+        "second_overflow",
+        "router_entropy",
+        "router_confidence",
+        "auxiliary_loss",
+        "router_z_loss",
+    ):
+        # Six digits of each, so their mean is right to about as many.
+        mean = np.mean([row[f"moe/{layer}/{name}"] for layer in layers])
+        np.testing.assert_allclose(row[name], mean, rtol=2e-5, atol=1e-7, err_msg=name)
+    for layer in layers:
+        load = [row[f"moe/{layer}/load/{e}"] for e in range(4)]
+        np.testing.assert_allclose(sum(load), 1.0, rtol=1e-4)
+    # Counts are no metric; "nowhere" is the layer's other name of T5X's fraction left behind.
+    assert not [name for name in row if "seated" in name]
+    assert "moe/encoder_1/fraction_tokens_left_behind" not in row
+
+
+def test_a_checkpoint_without_counts_begins_to_count(tmp_path: Path, corpus: caches.Cache) -> None:
+    model = MODEL.clone(vocab_size=-(-corpus.vocabulary.size // 8) * 8)
+    settings: dict[str, Any] = {"log_period": 1, "tensorboard": False}
+    stream = Stream(corpus, seed=1, batch_rows=4)
+    train(tmp_path, model, stream, adamw, mesh_of(1, 1), total_steps=1, **settings)
+    assert not (tmp_path / "atlas.train.json").exists()
+    run(tmp_path, corpus, 2)
+    saved = json.loads((tmp_path / "atlas.train.json").read_text("utf-8"))
+    assert saved["steps"] == [1, 2]

@@ -14,7 +14,7 @@ from m4.data import permutation, vocabulary
 from m4.data.clean import HeldOut
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Pair, Source
-from m4.data.vocabulary import Vocabulary
+from m4.data.vocabulary import EOS_ID, PAD_ID, Vocabulary
 
 Report = Callable[[str, int, int], None]
 SIDES = ("english", "foreign")
@@ -212,6 +212,28 @@ def _tokenize(
             flat_tokens = np.concatenate([np.zeros(0, dtype), *tokens[side]])
             np.save(folder / f"{split}.{side}.tokens.npy", flat_tokens)
             np.save(folder / f"{split}.{side}.offsets.npy", offsets)
+    pairs = {code: counts[code]["train"]["pairs"] for code in languages}
+    np.save(folder / "token_counts.npy", _count_tokens(folder, vocabulary_, pairs))
+
+
+def _count_tokens(
+    folder: Path, vocabulary_: Vocabulary, pairs: dict[str, int]
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """[V]: how often a model takes in each id when every training pair comes once each way.
+
+    Each side is a source, with tag and eos, and a target, whose eos is predicted and not taken in;
+    the decoder's first input is pad.
+    """
+    totals = np.zeros(vocabulary_.size, np.int64)
+    for side in SIDES:
+        flat_tokens = np.load(folder / f"train.{side}.tokens.npy")
+        totals += 2 * np.bincount(flat_tokens, minlength=vocabulary_.size)
+    for code, number in pairs.items():
+        for target_language in ("en", code):
+            totals[vocabulary_.tag_id(target_language)] += number
+    for id_ in (EOS_ID, PAD_ID):
+        totals[id_] += 2 * sum(pairs.values())
+    return totals
 
 
 def _chunks(pairs: Iterator[Pair], size: int) -> Iterator[list[Pair]]:

@@ -2,7 +2,8 @@
 
 A cache is a folder: manifest.json, vocabulary.model, <split>.<side>.{tokens,offsets}.npy (flat
 ids without tag and eos; the offsets of each sentence; side is english or foreign; the languages
-one after another) and text/<split>.<lang>.tsv, the same pairs in the same order.
+one after another), text/<split>.<lang>.tsv, the same pairs in the same order, and
+token_counts.npy (how often a model takes in each id; see build.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from m4.data.sources import SPLITS, Pair, Source
 from m4.data.vocabulary import Vocabulary, check_size
 
 # Raised whenever the same settings would give other files.
-FORMAT = 1
+FORMAT = 2
 MIXTURES = ("to_english", "from_english", "any_to_any")
 
 

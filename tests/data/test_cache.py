@@ -14,7 +14,7 @@ import pytest
 
 from m4.data import cache
 from m4.data.cache import Cache
-from m4.data.preprocess import target_ids
+from m4.data.preprocess import source_ids, target_ids
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.tsv import Tsv
@@ -74,6 +74,22 @@ def test_manifest(made: Made, made_cache: Cache) -> None:
     assert made_cache.directions == [*sizes, *(f"{code}-en" for code in made.sizes)]
     assert Cache(made_cache.folder, "to_english").directions == ["gl-en", "pt-en", "sr_Latn-en"]
     assert sum(made_cache.rates().values()) == pytest.approx(1)
+
+
+def test_token_counts_are_what_a_model_takes_in(made_cache: Cache) -> None:
+    vocabulary = made_cache.vocabulary
+    taken_in: list[int] = []
+    for code in made_cache.languages():
+        pairs = list(made_cache.pairs(code, "train"))
+        for side, other in (("english", code), ("foreign", "en")):
+            texts = [getattr(pair, side) for pair in pairs]
+            for ids in source_ids(vocabulary, texts, other, 1000):
+                taken_in += ids
+            for ids in target_ids(vocabulary, texts, 1000):
+                taken_in += [0, *ids[:-1]]  # the decoder's input: moved right
+    counts = np.load(made_cache.folder / "token_counts.npy")
+    assert counts.dtype == np.int64
+    np.testing.assert_array_equal(counts, np.bincount(taken_in, minlength=vocabulary.size))
 
 
 def test_subsets_of_the_source(made: Made, made_cache: Cache) -> None:
@@ -209,7 +225,7 @@ def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
     with pytest.raises(ValueError, match=r"manifest\.json: damaged"):
         Cache(tmp_path / "c")
     (tmp_path / "c" / "manifest.json").write_text(json.dumps({"format": 0}))
-    with pytest.raises(ValueError, match="cache format 0, this m4 needs 1"):
+    with pytest.raises(ValueError, match=f"cache format 0, this m4 needs {cache.FORMAT}"):
         Cache(tmp_path / "c")
     with pytest.raises(ValueError, match="no language 'eo'; it has gl, pt, sr_Latn"):
         made_cache.size("eo", "train")

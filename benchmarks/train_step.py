@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     }.items():
         result.add_argument(f"--{name}", type=int, default=default)
     result.add_argument("--dropout", type=float, default=0.0)
+    result.add_argument("--capacity_factor", type=float, default=1.25)
     result.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     result.add_argument("--transport", choices=TRANSPORTS, default="gather")
     result.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
@@ -70,6 +71,7 @@ class Setting:
             decoder_layers=args.layers,
             num_experts=args.experts,
             group_tokens=args.group_tokens,
+            train_capacity_factor=args.capacity_factor,
             transport=TRANSPORTS[args.transport],
             dropout_rate=args.dropout,
             dtype=jnp.dtype(args.dtype),

@@ -9,6 +9,7 @@ import numpy as np
 from flax.linen import partitioning
 
 from m4.model.layers import Array, constrain, kernel_init
+from m4.model.product import product
 
 # Large and finite: a row that may look nowhere (padding) stays finite instead of becoming NaN.
 NEGATIVE = -1e10
@@ -125,7 +126,7 @@ class Attention(nn.Module):
         out_kernel = Kernel((ND, M), ("joined_kv", "embed"), name="out")()
 
         def heads(x: Array, kernel: Array) -> Array:
-            y = jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
+            y = product(x.astype(self.dtype), kernel.astype(self.dtype))
             return y.reshape(*y.shape[:-1], self.heads, self.head_width)
 
         q_BQND = heads(x_BQM, q_kernel) * self.head_width**-0.5
@@ -153,7 +154,7 @@ class Attention(nn.Module):
         mixed_BQND = jnp.einsum(f"BNQR,{memory}->BQND", weights_BNQR, v)
         mixed_BQH = mixed_BQND.reshape(*mixed_BQND.shape[:2], ND)
         mixed_BQH = constrain(mixed_BQH, ("batch", "length", "joined_kv"))
-        return jnp.dot(mixed_BQH, out_kernel.astype(self.dtype))
+        return product(mixed_BQH, out_kernel.astype(self.dtype))
 
     def _self_cache(self, k_BNQD: Array, v_BNQD: Array) -> tuple[Array, Array, Array]:
         """Writes one position; returns all keys and values and which may be seen [1, Q, R]."""

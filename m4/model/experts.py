@@ -9,6 +9,7 @@ from flax import struct
 from flax.linen import partitioning
 
 from m4.model.ffn import activate, part_names
+from m4.model.product import expert_product
 
 Array = jax.Array
 Product = Callable[[Array, Array], Array]
@@ -16,11 +17,6 @@ Product = Callable[[Array, Array], Array]
 expert_init = nn.initializers.variance_scaling(
     1.0, "fan_in", "truncated_normal", batch_axis=(0,)
 )  # each expert is initialised as one dense layer: the expert axis is no fan-in
-
-
-def batched_product(x_EGCM: Array, w_EMF: Array) -> Array:
-    """Each expert's rows times its matrix: [E, G, C, M], [E, M, F] -> [E, G, C, F]."""
-    return jnp.einsum("EGCM,EMF->EGCF", x_EGCM, w_EMF)
 
 
 @struct.dataclass
@@ -43,7 +39,7 @@ class Experts:
         self,
         x: Array,
         *,
-        product: Product = batched_product,
+        product: Product = expert_product,
         spread: Callable[[Array], Array] = lambda keep_EG1F: keep_EG1F,
     ) -> Array:
         """x in the layout that `product` multiplies; `spread` brings keep_EG1F into it."""

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from flax.linen import partitioning
 from flax.linen.spmd import with_logical_constraint
 
+from m4.model.product import product, tied_logits
+
 Array = jax.Array
 Initializer = Callable[..., Array]
 
@@ -59,7 +61,7 @@ class Dense(nn.Module):
             axes=self.axes,
             module=self,
         )
-        return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
+        return product(x.astype(self.dtype), kernel.astype(self.dtype))
 
 
 class Embed(nn.Module):
@@ -91,9 +93,7 @@ class Embed(nn.Module):
 
     def attend(self, x_BTM: Array) -> Array:
         """Logits x E^T, [B, T, V]."""
-        return jnp.einsum(
-            "BTM,VM->BTV", x_BTM.astype(self.dtype), self.embedding.astype(self.dtype)
-        )
+        return tied_logits(x_BTM.astype(self.dtype), self.embedding.astype(self.dtype))
 
 
 class SinusoidalPositions(nn.Module):

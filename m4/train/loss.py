@@ -57,11 +57,17 @@ def _backward(label_smoothing: float, z_loss: float, saved, cotangents: tuple[Ar
     vocab = logits_BTV.shape[-1]
     softmax_BTV = jnp.exp(logits_BTV - log_z_BT[..., None])
     is_target_BTV = targets_BT[..., None] == jnp.arange(vocab, dtype=targets_BT.dtype)[None, None]
-    smoothed_BTV = jnp.where(is_target_BTV, 1.0 - label_smoothing, 0.0) + label_smoothing / vocab
-    scale_BT1 = (1.0 + 2.0 * z_loss * log_z_BT)[..., None]
-    gradient_BTV = softmax_BTV * scale_BT1 - smoothed_BTV
     _, training_BT = cotangents
-    return training_BT[..., None] * gradient_BTV, None
+    # What is one number a token is computed once a token: XLA would do it for all V of them.
+    scale_BT, target_BT, other_BT = jax.lax.optimization_barrier(
+        (
+            training_BT * (1.0 + 2.0 * z_loss * log_z_BT),
+            training_BT * (1.0 - label_smoothing + label_smoothing / vocab),
+            training_BT * (label_smoothing / vocab),
+        )
+    )
+    smoothed_BTV = jnp.where(is_target_BTV, target_BT[..., None], other_BT[..., None])
+    return softmax_BTV * scale_BT[..., None] - smoothed_BTV, None
 
 
 _cross_entropy.defvjp(_forward, _backward)

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Protocol
 
+import jax
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from m4.model.experts import Experts
@@ -26,3 +28,17 @@ def layout(experts: Experts, kernels: PartitionSpec, keep_EG1F: PartitionSpec) -
         outward=kernels,
         keep_EG1F=None if experts.keep_EG1F is None else keep_EG1F,
     )
+
+
+def own(experts: Experts, axes: tuple[str, ...]) -> Experts:
+    """In a manual region over these mesh axes: experts as if each device had its own.
+
+    What is the same on several devices gets a gradient that is summed over them. Automatic
+    differentiation does that by itself, but not through products with gradients of their own.
+    """
+
+    def varying(x: Array) -> Array:
+        same_over = tuple(axis for axis in axes if axis not in jax.typeof(x).vma)
+        return lax.pcast(x, same_over, to="varying") if same_over else x
+
+    return jax.tree.map(varying, experts)

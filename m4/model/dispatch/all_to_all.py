@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from m4.core.mesh import check_divides, split_axes
 from m4.model.dispatch import gather as local
-from m4.model.dispatch import layout
+from m4.model.dispatch import layout, own
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
 
@@ -75,7 +75,7 @@ def by_exchange(
         sent_EGCM = local.by_expert(local.send(x_GSM, seats), E)
         # The experts' type is what travels: half the bytes in bfloat16.
         sent_EGCM = there(sent_EGCM.astype(experts.outward.dtype), experts_over)
-        done_EGCM = back(experts(sent_EGCM), experts_over).astype(x_GSM.dtype)
+        done_EGCM = back(own(experts, tokens_over)(sent_EGCM), experts_over).astype(x_GSM.dtype)
         return local.combine(local.by_group(done_EGCM), weight_GSK, seats)
 
     by_groups = PartitionSpec(tokens_over)

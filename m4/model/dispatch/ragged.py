@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from m4.core.mesh import split_axes
-from m4.model.dispatch import layout
+from m4.model.dispatch import layout, own
 from m4.model.dispatch.gather import Places, combine, send
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
@@ -39,14 +39,18 @@ def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     if (device.platform if device is not None else jax.default_backend()) == "cpu":
         warnings.warn(CPU_WARNING, UserWarning, stacklevel=2)  # Python shows it once a place
 
+    axes = split_axes(mesh, "batch")
+    whole = not axes or x_GSM.shape[0] % math.prod(mesh.shape[name] for name in axes) != 0
+
     def on_a_device(x_GSM, expert_GSK, seat_GSK, weight_GSK, experts):
+        if not whole:
+            experts = own(experts, axes)
         return _by_rows(
             x_GSM, expert_GSK, seat_GSK, weight_GSK, experts, routing.num_experts, routing.capacity
         )
 
     arrays = (x_GSM, routing.expert_GSK, routing.seat_GSK, routing.weight_GSK, experts)
-    axes = split_axes(mesh, "batch")
-    if not axes or x_GSM.shape[0] % math.prod(mesh.shape[name] for name in axes):
+    if whole:
         return on_a_device(*arrays)
     by_groups = PartitionSpec(axes)
     return jax.shard_map(
@@ -100,7 +104,8 @@ def _by_rows(
     group_R = choice_R // (S * K)
 
     def product(x_RM: Array, w_EMF: Array) -> Array:
-        return jnp.where(real_R1, lax.ragged_dot(x_RM, w_EMF, size_E), 0)
+        y_RF = lax.ragged_dot(jnp.where(real_R1, x_RM, 0), w_EMF, size_E)
+        return jnp.where(real_R1, y_RF, 0)
 
     def spread(keep_EG1F: Array) -> Array:
         return keep_EG1F[expert_R, group_R, 0]

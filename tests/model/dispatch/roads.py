@@ -14,7 +14,7 @@ from flax import struct
 
 from m4.core.mesh import logical, make_mesh
 from m4.model import dispatch, gates
-from m4.model.experts import Experts, batched_product
+from m4.model.experts import Experts, expert_product
 from m4.model.routing import Routing, Tokens
 
 
@@ -128,7 +128,7 @@ def planned(gate, setting: Setting, seed: int, capacity: int, real: float, mode)
 class OffsetExperts(Experts):
     """Experts with an offset, so that an empty seat would not give 0."""
 
-    def __call__(self, x, *, product=batched_product, spread=lambda keep_EG1F: keep_EG1F):
+    def __call__(self, x, *, product=expert_product, spread=lambda keep_EG1F: keep_EG1F):
         h = jnp.tanh(product(x, self.inward[0]) + 0.3)
         if self.keep_EG1F is not None:
             h = h * spread(self.keep_EG1F)

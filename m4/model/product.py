@@ -1,0 +1,86 @@
+"""Matrix products whose weight gradient is written as x^T dy.
+
+Automatic differentiation writes the same thing as (dy^T x)^T, for which XLA's CPU library needs up
+to twice the time. (docs/performance.md, "Weight gradients".)
+"""
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@jax.custom_vjp
+def product(x: Array, w_KN: Array) -> Array:
+    """x [..., K] times w [K, N] -> [..., N]."""
+    return jnp.dot(x, w_KN)
+
+
+def _product_forward(x: Array, w_KN: Array):
+    return jnp.dot(x, w_KN), (x, w_KN)
+
+
+def _product_backward(saved, d: Array):
+    x, w_KN = saved
+    rows_x, rows_d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
+    return jnp.einsum("...N,KN->...K", d, w_KN), weight_gradient(rows_x, rows_d)
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+@jax.custom_vjp
+def expert_product(x_EGCM: Array, w_EMF: Array) -> Array:
+    """Each expert's rows times its own matrix: [E, G, C, M], [E, M, F] -> [E, G, C, F]."""
+    return jnp.einsum("EGCM,EMF->EGCF", x_EGCM, w_EMF)
+
+
+def _expert_forward(x_EGCM: Array, w_EMF: Array):
+    return expert_product(x_EGCM, w_EMF), (x_EGCM, w_EMF)
+
+
+def _expert_backward(saved, d_EGCF: Array):
+    x_EGCM, w_EMF = saved
+    E, _, _, M = x_EGCM.shape
+    rows_x, rows_d = x_EGCM.reshape(E, -1, M), d_EGCF.reshape(E, -1, d_EGCF.shape[-1])
+    return jnp.einsum("EGCF,EMF->EGCM", d_EGCF, w_EMF), weight_gradient(rows_x, rows_d)
+
+
+expert_product.defvjp(_expert_forward, _expert_backward)
+
+
+@jax.custom_vjp
+def tied_logits(x_BTM: Array, embedding_VM: Array) -> Array:
+    """x E^T: [B, T, M], [V, M] -> [B, T, V]."""
+    return jnp.einsum("BTM,VM->BTV", x_BTM, embedding_VM)
+
+
+def _tied_forward(x_BTM: Array, embedding_VM: Array):
+    return tied_logits(x_BTM, embedding_VM), (x_BTM, embedding_VM)
+
+
+def _tied_backward(saved, d_BTV: Array):
+    x_BTM, embedding_VM = saved
+    rows_x, rows_d = x_BTM.reshape(-1, x_BTM.shape[-1]), d_BTV.reshape(-1, d_BTV.shape[-1])
+    d_x = jnp.einsum("BTV,VM->BTM", d_BTV, embedding_VM)
+    # The barrier keeps XLA from folding the transpose into the product, which is slower on CPUs.
+    return d_x, jax.lax.optimization_barrier(weight_gradient(rows_x, rows_d)).T
+
+
+tied_logits.defvjp(_tied_forward, _tied_backward)
+
+
+def weight_gradient(x: Array, d: Array) -> Array:
+    """x^T d over the rows: [(E,) rows, K], [(E,) rows, N] -> [(E,) K, N]."""
+    if x.shape[-1] <= d.shape[-1]:
+        return jnp.einsum("...RK,...RN->...KN", x, d)
+
+    # XLA's CPU library is slow where the transposed side is the wide one: there x^T is written
+    # down. (The barrier keeps the transpose out of the product.)
+    def written_down(x: Array, d: Array) -> Array:
+        return jax.lax.optimization_barrier(jnp.swapaxes(x, -1, -2)) @ d
+
+    def as_it_comes(x: Array, d: Array) -> Array:
+        return jnp.swapaxes(x, -1, -2) @ d
+
+    return jax.lax.platform_dependent(x, d, cpu=written_down, default=as_it_comes)

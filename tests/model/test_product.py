@@ -1,0 +1,48 @@
+"""The products' hand-written gradients are those of the plain einsums, in both branches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from m4.model.product import expert_product, product, tied_logits
+
+# More columns than rows of the weight, and fewer: the two ways of a weight's gradient.
+SIDES = [(3, 5), (7, 2)]
+
+
+def drawn(*shapes: tuple[int, ...], dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    return [jax.random.normal(k, s, dtype) for k, s in zip(keys, shapes, strict=True)]
+
+
+def same_with_gradients(ours, plain, x, w, direction) -> None:
+    results = [jax.jit(lambda x, w, f=f: jax.vjp(f, x, w)[1](direction)) for f in (ours, plain)]
+    np.testing.assert_allclose(ours(x, w), plain(x, w), rtol=1e-5, atol=1e-5)
+    got, expected = (f(x, w) for f in results)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, expected)
+
+
+@pytest.mark.parametrize(("K", "N"), SIDES)
+def test_product(K, N):
+    x, w, direction = drawn((2, 4, K), (K, N), (2, 4, N))
+    same_with_gradients(product, lambda x, w: jnp.einsum("BLK,KN->BLN", x, w), x, w, direction)
+
+
+@pytest.mark.parametrize(("M", "F"), SIDES)
+def test_expert_product(M, F):
+    x, w, direction = drawn((3, 2, 4, M), (3, M, F), (3, 2, 4, F))
+    plain = lambda x, w: jnp.einsum("EGCM,EMF->EGCF", x, w)  # noqa: E731
+    same_with_gradients(expert_product, plain, x, w, direction)
+
+
+@pytest.mark.parametrize(("M", "V"), SIDES)
+def test_tied_logits(M, V):
+    x, w, direction = drawn((2, 4, M), (V, M), (2, 4, V))
+    same_with_gradients(tied_logits, lambda x, w: jnp.einsum("BTM,VM->BTV", x, w), x, w, direction)
+
+
+def test_types_stay():
+    x, w, direction = drawn((2, 4, 7), (7, 2), (2, 4, 2), dtype=jnp.bfloat16)
+    result, back = jax.vjp(product, x, w)
+    assert {a.dtype for a in (result, *back(direction))} == {jnp.dtype(jnp.bfloat16)}

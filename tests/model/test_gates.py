@@ -1,5 +1,6 @@
 """Laws for every gate in the folder: a new file is tested by being there."""
 
+import functools
 import importlib
 import pkgutil
 from dataclasses import replace
@@ -13,14 +14,47 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
+from m4.core.mesh import make_mesh
 from m4.model import gates
+from m4.model.moe import MoeLayer
 from m4.model.routing import Capacity, Routing, Tokens
 
 GATES = {
     module.name: getattr(importlib.import_module(f"m4.model.gates.{module.name}"), module.name)
     for module in pkgutil.iter_modules(gates.__path__)
 }
+# Options that move seats, weights or losses; the defaults are tested in any case.
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("switch", {"priority": "probability"}),
+    ("topk", {"normalize": True, "batch_priority": True}),
+    ("topk", {"choices": 3, "seat_order": "token"}),
+    ("noisy_topk", {"choices": 4}),
+    ("sam", {"choices": 1, "paper_scale": True}),
+    ("base", {"raises": 50.0, "holding": 1.0}),
+    ("dense_to_sparse", {"anneal_steps": 7}),  # over: the step of `tokens_of` is 7
+]
+EVERY = {
+    **GATES,
+    **{
+        "-".join([name, *options]): functools.partial(GATES[name], **options)
+        for name, options in OPTIONS
+    },
+}
 G, S, E = 8, 8, 4
+# Gates that decide themselves how many seats there are: whether in training, seats given -> C.
+OWN_CAPACITY = {
+    "base": lambda train, given: S // E if train else S,
+    "dense_to_sparse": lambda train, given: S if train else given,
+    "expert_choice": lambda train, given: 2 * S // E,
+}
+# Experts choose tokens: a token may be nobody's however many seats there are.
+EXPERTS_CHOOSE = {"expert_choice"}
+# Nothing is learnt.
+WITHOUT_ROUTER = {"hash"}
+
+
+def name_of(gate) -> str:
+    return getattr(gate, "func", gate).__name__
 
 
 def tokens_of(seed: int, *, train: bool, key: bool, scale=2.0, mask=None) -> Tokens:
@@ -52,7 +86,7 @@ def seats(number: int) -> Capacity:
     return lambda choices: number
 
 
-every_gate = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
+every_gate = pytest.mark.parametrize("gate", EVERY.values(), ids=EVERY.keys())
 seeds = st.integers(0, 2**31)
 
 
@@ -61,7 +95,19 @@ def same(a: Routing, b: Routing, atol=0.0):
 
 
 def test_the_folder_has_gates():
-    assert "top2_gshard" in GATES
+    assert GATES.keys() >= {
+        "top2_gshard",
+        "switch",
+        "topk",
+        "noisy_topk",
+        "ktop1",
+        "sam",
+        "mixtral",
+        "base",
+        "hash",
+        "dense_to_sparse",
+        "expert_choice",
+    }
 
 
 @every_gate
@@ -83,6 +129,8 @@ def test_law_plan(gate, seed, capacity, mode):
     assert (expert.dtype, seat.dtype, weight.dtype) == (np.int32, np.int32, np.float32)
     assert routing.aux_loss.shape == routing.z_loss.shape == ()
     assert routing.aux_loss.dtype == routing.z_loss.dtype == jnp.float32
+    if name_of(gate) in OWN_CAPACITY:
+        capacity = OWN_CAPACITY[name_of(gate)](mode[0], capacity)
     assert (routing.num_experts, routing.capacity) == (E, capacity)
     assert {"nowhere"} <= routing.metrics.keys()
     # Ranges.
@@ -110,7 +158,13 @@ def test_law_plan(gate, seed, capacity, mode):
 def test_law_unlimited_capacity_drops_nothing(gate, seed):
     tokens = tokens_of(seed, train=False, key=False)
     full, more = gate(tokens, E, seats(S)), gate(tokens, E, seats(2 * S))
-    assert (np.asarray(full.seat_GSK)[np.asarray(tokens.mask_GS)] >= 0).all()
+    seated = np.asarray(full.seat_GSK) >= 0
+    if name_of(gate) in EXPERTS_CHOOSE:  # each its share: as many as the others
+        shares = seated.sum(axis=1)
+        np.testing.assert_array_equal(shares, np.broadcast_to(shares[:, :1], shares.shape))
+        assert (shares.any(axis=1) == np.asarray(tokens.mask_GS).any(axis=1)).all()
+    else:
+        assert seated[np.asarray(tokens.mask_GS)].all()
     np.testing.assert_array_equal(full.expert_GSK, more.expert_GSK)
     np.testing.assert_array_equal(full.weight_GSK, more.weight_GSK)
 
@@ -161,7 +215,7 @@ def test_law_gradients_are_finite(gate, scale):
     # Padding has no influence.
     assert not np.asarray(gradient)[~np.asarray(tokens.mask_GS)].any()
     if scale == 1.0:
-        assert np.asarray(gradient).any()
+        assert np.asarray(gradient).any() == (name_of(gate) not in WITHOUT_ROUTER)
 
 
 @every_gate
@@ -183,6 +237,73 @@ def test_law_jit_equals_eager_and_eight_devices_equal_one(gate):
     )
     arrays = [tokens.mask_GS, tokens.ids_GS, *(tokens.score(name) for name in dict.fromkeys(names))]
     same(eager, jax.jit(run)(*arrays), atol=1e-6)
-    mesh = jax.make_mesh((8,), ("data",))
+    mesh = make_mesh(data=8)
     rows = NamedSharding(mesh, PartitionSpec("data"))
     same(eager, jax.jit(run)(*(jax.device_put(x, rows) for x in arrays)), atol=1e-6)
+
+
+@every_gate
+def test_law_causal_or_refused(gate):
+    """In a decoder a token's plan does not depend on later ones; or else the gate refuses."""
+    tokens = replace(tokens_of(6, train=False, key=False), causal=True)
+    ids_GS = tokens.ids_GS
+    assert ids_GS is not None
+    later_S = jnp.arange(S) >= S // 2
+    changed = replace(
+        tokens,
+        score=lambda name, **_: jnp.where(
+            later_S[None, :, None], -tokens.score(name), tokens.score(name)
+        ),
+        ids_GS=jnp.where(later_S[None], 49 - ids_GS, ids_GS),
+    )
+    refusal = ""
+    try:
+        gate(tokens, E, seats(S))
+    except ValueError as error:
+        refusal = str(error)
+    if refusal:
+        assert "may not be used in a decoder" in refusal
+        gate(replace(tokens, causal=False), E, seats(S))
+        return
+    a, b = gate(tokens, E, seats(S)), gate(changed, E, seats(S))
+    earlier = ~np.asarray(later_S)
+    np.testing.assert_array_equal(a.expert_GSK[:, earlier], b.expert_GSK[:, earlier])
+    np.testing.assert_array_equal(a.weight_GSK[:, earlier], b.weight_GSK[:, earlier])
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
+def test_law_the_layer_trains_and_evaluates_with_it(gate):
+    """What a gate asks for does not depend on the mode: parameters made in one serve the other."""
+    layer = MoeLayer(
+        num_experts=E, width=5, gate=gate, group_tokens=S, dropout_rate=0.0, vocab_size=50
+    )
+    rng = np.random.default_rng(0)
+    x_BLM = jnp.asarray(rng.normal(size=(2, S, 6)), jnp.float32)
+    mask_BL = jnp.asarray(rng.random((2, S)) < 0.8)
+    ids_BL = jnp.asarray(rng.integers(0, 50, (2, S)), jnp.int32)
+
+    @functools.partial(jax.jit, static_argnames="train")
+    def output_and_gradients(train):
+        key = jax.random.key(0)
+        variables = layer.init(key, x_BLM, mask_BL, ids_BL, deterministic=True)
+
+        def total(params):
+            y_BLM = layer.apply(
+                {"params": params},
+                x_BLM,
+                mask_BL,
+                ids_BL,
+                step=jnp.asarray(3) if train else None,
+                deterministic=not train,
+                rngs={"dropout": key} if train else None,
+            )
+            return jnp.sum(jnp.square(jnp.asarray(y_BLM)))
+
+        return jax.value_and_grad(total)(variables["params"])
+
+    for train in (False, True):
+        total, gradients = output_and_gradients(train)
+        assert total > 0
+        assert np.isfinite(total)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+        assert np.asarray(gradients["experts"]["wi"]["kernel"]).any()

@@ -102,11 +102,13 @@ def _seat_tokens(
 ) -> Array:
     """Seats token by token: every choice as if it were a token of its own, with one choice."""
     G, S, K = expert_GSK.shape
+    if priority_GS is not None:
+        priority_GS = jnp.broadcast_to(priority_GS[..., None], (G, S, K)).reshape(G, S * K)
     seat_GJ1 = seat_choices(
-        expert_GSK.reshape(G, S * K, 1),
-        wants_GSK.reshape(G, S * K, 1),
+        expert_GSK.reshape(G, S * K)[..., None],
+        wants_GSK.reshape(G, S * K)[..., None],
         num_experts,
         capacity,
-        None if priority_GS is None else jnp.repeat(priority_GS, K, axis=1),
+        priority_GS,
     )
-    return seat_GJ1.reshape(G, S, K)
+    return seat_GJ1[..., 0].reshape(G, S, K)

@@ -1,7 +1,6 @@
 """GShard's gate: golden outputs of other implementations, and a case by hand."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,20 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.model.dispatch.einsum import masks
 from m4.model.gates.top2_gshard import route, top2_gshard
 from m4.model.routing import Routing, Tokens, expert_capacity
-
-GOLDEN = Path(__file__).parents[2] / "testdata" / "gates"
-CASES = ("tiny", "small", "e2", "overflow", "pad", "ties")
-
+from tests.model.gates.golden import CASES, PROBS, assert_same_plan, read
 
 # --- Golden outputs -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def golden():
-    return {name: np.load(GOLDEN / f"{name}.npz") for name in ("inputs", "alg1", "lingvo")}
+    return {name: read(name) for name in ("inputs", "alg1", "lingvo")}
 
 
 def plan(golden, case, **options: Any) -> Routing:
@@ -37,14 +32,6 @@ def plan(golden, case, **options: Any) -> Routing:
         int(golden["inputs"][f"{case}/capacity"]),
         **{"paper_seat": False, "normalize": "before", "real_token_means": False, **options},
     )
-
-
-def assert_same_plan(routing: Routing, combine, dispatch, where="seat") -> None:
-    """Masks exactly, weights to 2e-6."""
-    combine_GSEC, dispatch_GSEC = masks(routing)
-    got = dispatch_GSEC if where == "seat" else combine_GSEC != 0
-    np.testing.assert_array_equal(got, dispatch)
-    np.testing.assert_allclose(combine_GSEC, combine, atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -114,12 +101,11 @@ def test_capacity_equals_lingvos(golden):
 
 # --- By hand --------------------------------------------------------------------------------------
 
-# Four tokens, three experts, two seats each. Probabilities; the best two; g1, g2 = their shares:
+# Two seats each. The rows of PROBS; the best two experts; g1, g2 = their shares:
 #   t0  .6 .3 .1   experts 0, 1   2/3, 1/3
 #   t1  .5 .1 .4   experts 0, 2   5/9, 4/9
 #   t2  .7 .2 .1   experts 0, 1   7/9, 2/9
 #   t3  .2 .5 .3   experts 1, 2   5/8, 3/8
-PROBS = [[[0.6, 0.3, 0.1], [0.5, 0.1, 0.4], [0.7, 0.2, 0.1], [0.2, 0.5, 0.3]]]
 # First choices in order: expert 0 seats t0 (0) and t1 (1), t2 finds it full; expert 1 seats t3 (0).
 # Coins: 2 g2 = .667, .889, .444, .75 against these: t1 and t2 win, t0 and t3 lose.
 COINS = [[0.7, 0.5, 0.3, 0.8]]

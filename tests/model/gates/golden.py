@@ -1,0 +1,109 @@
+"""What tests of gates share: the golden cases, plans as masks, and seats handed out by loops."""
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from m4.model.dispatch.einsum import masks
+from m4.model.routing import Capacity, Routing, Tokens
+
+GOLDEN = Path(__file__).parents[2] / "testdata" / "gates"
+CASES = ("tiny", "small", "e2", "overflow", "pad", "ties")
+
+# Four tokens, three experts; nothing ties.
+PROBS = [[[0.6, 0.3, 0.1], [0.5, 0.1, 0.4], [0.7, 0.2, 0.1], [0.2, 0.5, 0.3]]]
+
+
+def read(name: str) -> dict[str, np.ndarray]:
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        return dict(arrays)
+
+
+def seats(number: int) -> Capacity:
+    """So many seats, however many choices."""
+    return lambda choices: number
+
+
+def tokens_of(logits_GSE: Any, mask_GS: Any = None, noise_GSE: Any = 0.0, **about: Any) -> Tokens:
+    """Tokens whose router gives these logits; without a mask all are real."""
+    logits_GSE = jnp.asarray(logits_GSE, jnp.float32)
+    noise_GSE = jnp.broadcast_to(jnp.asarray(noise_GSE, jnp.float32), logits_GSE.shape)
+    if mask_GS is None:
+        mask_GS = np.ones(logits_GSE.shape[:2], bool)
+    by_name = {"router": logits_GSE, "noise": noise_GSE}
+    return Tokens(
+        score=lambda name, **_: by_name[name], mask_GS=jnp.asarray(mask_GS, bool), **about
+    )
+
+
+def tokens_of_probs(probs_GSE: Any, mask_GS: Any = None, **about: Any) -> Tokens:
+    return tokens_of(np.log(np.asarray(probs_GSE, np.float64)), mask_GS, **about)
+
+
+def golden_tokens(inputs: dict[str, np.ndarray], case: str) -> tuple[Tokens, int, int]:
+    """(tokens, E, C) of a case."""
+    logits_GSE = inputs[f"{case}/logits"]
+    tokens = tokens_of(logits_GSE, inputs[f"{case}/paddings"] == 0)
+    return tokens, logits_GSE.shape[-1], int(inputs[f"{case}/capacity"])
+
+
+def assert_same_plan(routing: Routing, combine, dispatch, where: str = "seat") -> None:
+    """Masks exactly, weights to 2e-6."""
+    combine_GSEC, dispatch_GSEC = masks(routing)
+    got = dispatch_GSEC if where == "seat" else combine_GSEC != 0
+    np.testing.assert_array_equal(got, dispatch)
+    np.testing.assert_allclose(combine_GSEC, combine, atol=2e-6, rtol=0)
+
+
+def random_case(seed: int, G: int, S: int, E: int) -> tuple[np.ndarray, np.ndarray]:
+    """(logits_GSE, mask_GS) with scattered padding, and in the last group nothing else."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random((G, S)) < 0.8
+    mask[-1] = False
+    return rng.normal(0, 2, (G, S, E)).astype(np.float32), mask
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """In float64, over the last axis."""
+    x = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def best(scores_GSE: np.ndarray, choices: int) -> np.ndarray:
+    """Indices of the largest, ties to the lowest index."""
+    return np.argsort(-scores_GSE, axis=-1, kind="stable")[..., :choices]
+
+
+def seats_by_loops(
+    expert_GSK: Any, mask_GS: Any, capacity: int, *, token_major: bool = False, priority: Any = None
+) -> np.ndarray:
+    """seat_GSK, one choice after the other, with a counter an expert that also counts in vain."""
+    expert_GSK, mask_GS = np.asarray(expert_GSK), np.asarray(mask_GS)
+    G, S, K = expert_GSK.shape
+    seat_GSK = np.full((G, S, K), -1)
+    for g in range(G):
+        order = sorted(range(S), key=lambda s: 0 if priority is None else -priority[g, s])
+        turns = [(s, k) for k in range(K) for s in order]
+        if token_major:
+            turns = [(s, k) for s in order for k in range(K)]
+        taken: dict[int, int] = {}
+        for s, k in turns:
+            if not mask_GS[g, s]:
+                continue
+            e = int(expert_GSK[g, s, k])
+            if taken.get(e, 0) < capacity:
+                seat_GSK[g, s, k] = taken.get(e, 0)
+            taken[e] = taken.get(e, 0) + 1
+    return seat_GSK
+
+
+def balance_by_loops(probs_GSE: np.ndarray, expert_GSK: Any, mask_GS: np.ndarray) -> float:
+    """E * sum_e f_e P_e over the real tokens of a group, mean over groups that have any."""
+    E, losses = probs_GSE.shape[-1], []
+    for probs, expert, mask in zip(probs_GSE, np.asarray(expert_GSK), mask_GS, strict=True):
+        if mask.any():
+            f = np.bincount(expert[mask].ravel(), minlength=E) / expert[mask].size
+            losses.append(E * f @ probs[mask].mean(axis=0))
+    return float(np.mean(losses)) if losses else 0.0

@@ -1,0 +1,164 @@
+"""Switch's gate: golden outputs, a case by hand, jitter, who gets the seats."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from m4.model.gates.switch import switch
+from m4.model.moe import MoeLayer
+from m4.model.routing import Tokens
+from tests.model.gates.golden import (
+    CASES,
+    PROBS,
+    assert_same_plan,
+    balance_by_loops,
+    best,
+    golden_tokens,
+    random_case,
+    read,
+    seats,
+    seats_by_loops,
+    softmax,
+    tokens_of,
+    tokens_of_probs,
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_a_transcription_of_the_paper(case):
+    alg1 = read("alg1")
+    tokens, E, C = golden_tokens(read("inputs"), case)
+    routing = switch(tokens, E, seats(C))
+    combine = alg1[f"{case}/alg1/switch/combine"]
+    assert_same_plan(routing, combine, combine != 0, where="weight")
+    # GShard's loss counts first choices too; times E^2 it is 1 when balanced. With padding: over
+    # real tokens, and one of the three groups, all padding, counts as a loss of 0 there.
+    variant, groups = ("all_nonpad", 3 / 2) if case == "pad" else ("none", 1)
+    expected = alg1[f"{case}/alg1/{variant}/l_aux_paper"] * E**2 * groups
+    np.testing.assert_allclose(routing.aux_loss, expected, rtol=2e-6)
+
+
+def test_by_hand():
+    # Best experts of the four tokens: 0, 0, 0, 1 with p = .6, .5, .7, .5. Two seats each: t0 and t1
+    # sit at expert 0, t2 finds it full, t3 sits at expert 1. Weights are p itself.
+    routing = switch(tokens_of_probs(PROBS), 3, seats(2))
+    assert routing.expert_GSK[0, :, 0].tolist() == [0, 0, 0, 1]
+    assert routing.seat_GSK[0, :, 0].tolist() == [0, 1, -1, 0]
+    np.testing.assert_allclose(routing.weight_GSK[0, :, 0], [0.6, 0.5, 0, 0.5], atol=1e-6)
+    # f = (3/4, 1/4, 0), before capacity; P = (2.0, 1.1, .9) / 4:
+    # 3 * (.75 * .5 + .25 * .275) = 1.33125.
+    np.testing.assert_allclose(routing.aux_loss, 1.33125, rtol=1e-6)
+    # The logits are logarithms of probabilities that sum to 1.
+    np.testing.assert_allclose(routing.z_loss, 0, atol=1e-6)
+    np.testing.assert_allclose(routing.metrics["first_overflow"], 1 / 4)
+
+
+def test_by_hand_the_most_probable_sit_first():
+    # At expert 0 t2 (.7) goes first, then t0 (.6); t1 (.5) is left over.
+    routing = switch(tokens_of_probs(PROBS), 3, seats(2), priority="probability")
+    assert routing.seat_GSK[0, :, 0].tolist() == [1, -1, 0, 0]
+    np.testing.assert_allclose(routing.weight_GSK[0, :, 0], [0.6, 0, 0.7, 0.5], atol=1e-6)
+    np.testing.assert_allclose(routing.aux_loss, 1.33125, rtol=1e-6)
+
+
+def test_by_hand_padding():
+    # t0 is padding: t1 and t2 have expert 0. Over three tokens f = (2/3, 1/3, 0) and
+    # P = (1.4, .8, .8) / 3: 3 * (2/3 * 1.4/3 + 1/3 * .8/3) = 1.2. The second group is all padding.
+    mask = [[False, True, True, True], [False] * 4]
+    routing = switch(tokens_of_probs(PROBS * 2, mask), 3, seats(2))
+    assert routing.seat_GSK[:, :, 0].tolist() == [[-1, 0, 1, 0], [-1] * 4]
+    np.testing.assert_allclose(routing.aux_loss, 1.2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("priority", ["order", "probability"])
+def test_equals_loops(priority):
+    logits, mask = random_case(3, G=4, S=16, E=4)
+    routing = switch(tokens_of(logits, mask), 4, seats(3), priority=priority)
+    probs, expert = softmax(logits), best(logits, 1)
+    by = probs.max(axis=-1) if priority == "probability" else None
+    seat = seats_by_loops(expert, mask, 3, priority=by)
+    assert (seat < 0)[mask].any()  # some are dropped
+    np.testing.assert_array_equal(routing.seat_GSK, seat)
+    expected = probs.max(axis=-1, keepdims=True) * (seat >= 0)
+    np.testing.assert_allclose(routing.weight_GSK, expected, atol=2e-6)
+    np.testing.assert_allclose(routing.aux_loss, balance_by_loops(probs, expert, mask), rtol=2e-6)
+    z = np.log(np.exp(logits.astype(np.float64)).sum(-1)) ** 2
+    np.testing.assert_allclose(routing.z_loss, z[mask].mean(), rtol=2e-6)
+
+
+def test_z_loss_of_equal_logits():
+    # logsumexp of four zeros is ln 4; padding, here with large logits, does not count.
+    logits = np.zeros((1, 3, 4))
+    logits[0, 2] = 50
+    routing = switch(tokens_of(logits, [[True, True, False]]), 4, seats(3))
+    np.testing.assert_allclose(routing.z_loss, math.log(4) ** 2, rtol=1e-6)
+    # And ties go to the lowest index.
+    assert routing.expert_GSK[0, :, 0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("train", "rng", "jitter"), [(True, 0, 0.1), (True, None, 0), (False, 0, 0), (False, None, 0)]
+)
+def test_jitter_in_training_only(train, rng, jitter):
+    asked = []
+    tokens = tokens_of_probs(PROBS, train=train, rng=None if rng is None else jax.random.key(rng))
+    score = lambda name, **how: (asked.append(how["jitter"]), tokens.score(name))[1]  # noqa: E731
+    switch(replace(tokens, score=score), 3, seats(2), jitter=0.1)
+    assert asked == [jitter]
+
+
+def test_jitter_scales_what_the_router_sees_and_nothing_else():
+    # Width 1: the logits are x u w with u ~ U(.75, 1.25), so that their ratio to x w is u.
+    seen = []
+
+    def gate(tokens: Tokens, num_experts, capacity):
+        def score(*arguments, **how):
+            seen.append(tokens.score(*arguments, **how))
+            return seen[-1]
+
+        return switch(replace(tokens, score=score), num_experts, capacity, jitter=0.25)
+
+    layer = MoeLayer(num_experts=4, width=3, gate=gate, dropout_rate=0.0)
+    x_BLM, mask_BL = jnp.full((8, 32, 1), 2.0), jnp.ones((8, 32), bool)
+    params = layer.init(jax.random.key(0), x_BLM, mask_BL, deterministic=True)["params"]
+    seen.clear()
+    rngs = {"dropout": jax.random.key(1)}
+    plain, jittered = (
+        np.ravel(
+            jnp.asarray(
+                layer.apply({"params": params}, x_BLM, mask_BL, deterministic=not train, rngs=rngs)
+            )
+        )
+        for train in (False, True)
+    )
+    u_SE = np.asarray(seen[1]).reshape(256, 4) / np.asarray(seen[0]).reshape(256, 4)
+    np.testing.assert_allclose(u_SE, np.broadcast_to(u_SE[:, :1], u_SE.shape), rtol=1e-5)
+    u = u_SE[:, 0]
+    assert u.dtype == np.float32
+    # One draw a token and entry of x, the same for all experts: 256 draws.
+    assert len(np.unique(np.round(u, 5))) > 200
+    assert (u > 0.75 - 1e-5).all()
+    assert (u < 1.25 + 1e-5).all()
+    # Standard deviation of U(.75, 1.25) is .5 / sqrt(12) = .144; of 256 draws' mean .009.
+    assert abs(u.mean() - 1) < 0.045
+    # The expert's input is not jittered: outputs p_e FFN_e(x) differ by the ratio of p_e only.
+    first, second = (np.ravel(jax.nn.softmax(logits).max(axis=-1)) for logits in seen)
+    kept = jittered != 0  # training drops some
+    assert kept.any()
+    np.testing.assert_allclose((jittered / plain)[kept], (second / first)[kept], rtol=1e-4)
+
+
+def test_errors():
+    tokens = tokens_of_probs(PROBS)
+    with pytest.raises(ValueError, match=r"switch\.switch\.jitter: 1\.5 is not in \[0, 1\)"):
+        switch(tokens, 3, seats(2), jitter=1.5)
+    with pytest.raises(ValueError, match=r"switch\.switch\.priority: 'best' is none of"):
+        switch(tokens, 3, seats(2), priority="best")
+    causal = tokens_of_probs(PROBS, causal=True)
+    with pytest.raises(ValueError, match=r"switch\.switch\.priority = 'probability' looks at"):
+        switch(causal, 3, seats(2), priority="probability")
+    assert switch(causal, 3, seats(2)).seat_GSK[0, :, 0].tolist() == [0, 1, -1, 0]

@@ -1,0 +1,157 @@
+"""Top-k: golden outputs, loops for every order of seats, cases by hand."""
+
+import numpy as np
+import pytest
+
+from m4.model.gates.topk import topk
+from tests.model.gates.golden import (
+    CASES,
+    PROBS,
+    assert_same_plan,
+    balance_by_loops,
+    best,
+    golden_tokens,
+    random_case,
+    read,
+    seats,
+    seats_by_loops,
+    softmax,
+    tokens_of,
+    tokens_of_probs,
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_normalised_top_2_is_gshards_without_the_coin(case):
+    # As Tutel's: both choices always ask, and the gates are normalised before anything is dropped.
+    alg1 = read("alg1")
+    tokens, E, C = golden_tokens(read("inputs"), case)
+    routing = topk(tokens, E, seats(C), normalize=True)
+    combine, dispatch = (alg1[f"{case}/alg1/all/{part}"] for part in ("combine", "dispatch"))
+    assert_same_plan(routing, combine, dispatch)
+    # Raw: the same seats, and the softmax itself as the weight.
+    probs = softmax(np.asarray(tokens.score("router")))
+    assert_same_plan(topk(tokens, E, seats(C)), probs[..., None] * dispatch, dispatch)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_top_1_is_switch(case):
+    combine = read("alg1")[f"{case}/alg1/switch/combine"]
+    tokens, E, C = golden_tokens(read("inputs"), case)
+    routing = topk(tokens, E, seats(C), choices=1)
+    assert_same_plan(routing, combine, combine != 0, where="weight")
+
+
+@pytest.mark.parametrize("choices", [1, 2, 3, 5])
+@pytest.mark.parametrize("token_major", [False, True])
+@pytest.mark.parametrize("batch_priority", [False, True])
+def test_equals_loops(choices, token_major, batch_priority):
+    logits, mask = random_case(choices, G=3, S=12, E=5)
+    logits[0, 3] = logits[0, 9]  # an equal priority
+    mask[0, [3, 9]] = True
+    probs, expert = softmax(logits), best(logits, choices)
+    seat = seats_by_loops(
+        expert,
+        mask,
+        3,
+        token_major=token_major,
+        priority=probs.max(axis=-1) if batch_priority else None,
+    )
+    chosen = np.take_along_axis(probs, expert, axis=-1)
+    for normalize in (False, True):
+        routing = topk(
+            tokens_of(logits, mask),
+            5,
+            seats(3),
+            choices=choices,
+            normalize=normalize,
+            seat_order="token" if token_major else "choice",
+            batch_priority=batch_priority,
+        )
+        np.testing.assert_array_equal(routing.expert_GSK, expert)
+        np.testing.assert_array_equal(routing.seat_GSK, seat)
+        weight = chosen / chosen.sum(axis=-1, keepdims=True) if normalize else chosen
+        np.testing.assert_allclose(routing.weight_GSK, weight * (seat >= 0), atol=2e-6)
+        np.testing.assert_allclose(
+            routing.aux_loss, balance_by_loops(probs, expert, mask), rtol=2e-6
+        )
+
+
+# PROBS: the best two experts of the four tokens
+#   t0  .6 .3 .1   0, 1        t1  .5 .1 .4   0, 2
+#   t2  .7 .2 .1   0, 1        t3  .2 .5 .3   1, 2
+
+
+def by_hand(number, **options):
+    return topk(tokens_of_probs(PROBS), 3, seats(number), **options)
+
+
+def test_by_hand_one_seat_each():
+    # First choices: expert 0 seats t0 (not t1, t2), expert 1 seats t3. Second choices: expert 1 is
+    # full for t0 and t2, expert 2 seats t1, and t3 finds it full.
+    routing = by_hand(1)
+    assert routing.expert_GSK[0].tolist() == [[0, 1], [0, 2], [0, 1], [1, 2]]
+    assert routing.seat_GSK[0].tolist() == [[0, -1], [-1, 0], [-1, -1], [0, -1]]
+    np.testing.assert_allclose(
+        routing.weight_GSK[0], [[0.6, 0], [0, 0.4], [0, 0], [0.5, 0]], atol=1e-6
+    )
+    np.testing.assert_allclose(routing.metrics["nowhere"], 1 / 4)
+    # Eight choices fall as 3, 3, 2: f = (3/8, 3/8, 2/8); P = (2.0, 1.1, .9) / 4:
+    # 3 * (.375 * .5 + .375 * .275 + .25 * .225) = 1.040625; the paper's scale is a ninth.
+    np.testing.assert_allclose(routing.aux_loss, 1.040625, rtol=1e-6)
+    scaled = by_hand(1, paper_scale=True)
+    np.testing.assert_allclose(scaled.aux_loss, 1.040625 / 9, rtol=1e-6)
+
+
+def test_by_hand_normalized_before_dropping():
+    # t1's gates .5 and .4 have the shares 5/9 and 4/9; it lost the first and keeps 4/9.
+    routing = by_hand(1, normalize=True)
+    np.testing.assert_allclose(
+        routing.weight_GSK[0], [[2 / 3, 0], [0, 4 / 9], [0, 0], [5 / 8, 0]], atol=1e-6
+    )
+
+
+def test_by_hand_tokens_one_after_the_other():
+    # t0 takes experts 0 and 1; t1 gets 2 only; nothing is left, not even t3's first choice.
+    routing = by_hand(1, seat_order="token")
+    assert routing.seat_GSK[0].tolist() == [[0, 0], [-1, 0], [-1, -1], [-1, -1]]
+
+
+def test_by_hand_batch_priority():
+    # By p of the first choice: t2 (.7), t0 (.6), t1 and t3 (.5, the earlier first). First choices:
+    # t2 has expert 0, t3 expert 1. Second ones: expert 1 is full for t2 and t0; t1 has expert 2.
+    routing = by_hand(1, batch_priority=True)
+    assert routing.seat_GSK[0].tolist() == [[-1, -1], [-1, 0], [0, -1], [0, -1]]
+    # The order is that of p, also where weights are normalised (t0 .667, t1 .556, t2 .778).
+    normalized = by_hand(1, batch_priority=True, normalize=True)
+    np.testing.assert_array_equal(normalized.seat_GSK, routing.seat_GSK)
+    # Token by token: t2 has experts 0 and 1; t0 nothing; t1 expert 2; t3 nothing.
+    routing = by_hand(1, batch_priority=True, seat_order="token")
+    assert routing.seat_GSK[0].tolist() == [[-1, -1], [-1, 0], [0, 0], [-1, -1]]
+
+
+def test_equal_logits_choose_the_lowest_experts_in_order():
+    routing = topk(tokens_of(np.zeros((1, 2, 4))), 4, seats(2), choices=3)
+    assert routing.expert_GSK[0].tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("choices", [1, 2, 3])
+def test_balance_scores_one(choices):
+    # Token s prefers expert s, then s + 1, ...: every expert is chosen equally often.
+    order = (np.arange(8)[:, None] + np.arange(4)) % 4
+    logits = np.zeros((1, 8, 4))
+    np.put_along_axis(logits, order[None], np.array([[[3.0, 2.0, 1.0, 0.0]]]), axis=-1)
+    routing = topk(tokens_of(logits), 4, seats(8), choices=choices)
+    np.testing.assert_allclose(routing.aux_loss, 1.0, rtol=1e-6)
+
+
+def test_errors():
+    for choices in (0, 4):
+        with pytest.raises(ValueError, match=rf"topk\.topk\.choices: {choices} is not between"):
+            by_hand(1, choices=choices)
+    with pytest.raises(ValueError, match=r"topk\.topk\.seat_order: 'random' is none of"):
+        by_hand(1, seat_order="random")
+    causal = tokens_of_probs(PROBS, causal=True)
+    with pytest.raises(ValueError, match=r"topk\.topk\.batch_priority = True looks at later"):
+        topk(causal, 3, seats(1), batch_priority=True)
+    np.testing.assert_array_equal(topk(causal, 3, seats(1)).seat_GSK, by_hand(1).seat_GSK)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from m4.core.huge_pages import restart_with_huge_pages
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
 from m4.model.transformer import Transformer, count_parameters
@@ -152,4 +153,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()  # as `m4` does
     main()

@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from m4.core.huge_pages import restart_with_huge_pages
+
 JOBS = {
     "train": "train the model, from its latest checkpoint where there is one",
     "baselines": "train the bilingual baselines that are missing",
@@ -229,6 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one job; returns the exit status: 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
     others, bindings = gin_arguments(sys.argv[1:] if arguments is None else arguments)
     parsed = parser().parse_args(others)
+    if arguments is None:  # the program itself, not a call from another one
+        restart_with_huge_pages()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         run(parsed, bindings)

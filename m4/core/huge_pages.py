@@ -1,0 +1,33 @@
+"""Huge pages for the process's memory.
+
+XLA's CPU runtime takes the memory of a step's temporaries from malloc anew at every step. In pages
+of 4 KB that is a fault each, 97,000 a step of a small model; in pages of 2 MB nearly none. glibc
+does it on request, and reads the request only when a process starts. (docs/performance.md, "Huge
+pages".)
+"""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+TUNABLES = "GLIBC_TUNABLES"
+REQUEST = "glibc.malloc.hugetlb=1"  # madvise(MADV_HUGEPAGE); glibc 2.35, older ones ignore it
+KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def wanted(kernel: Path = KERNEL) -> bool:
+    """Whether asking helps: Linux with glibc, where programs are given huge pages on request.
+
+    Who has set GLIBC_TUNABLES already has chosen.
+    """
+    if sys.platform != "linux" or TUNABLES in os.environ or platform.libc_ver()[0] != "glibc":
+        return False
+    return kernel.is_file() and "[madvise]" in kernel.read_text()
+
+
+def restart_with_huge_pages() -> None:
+    """Replaces the process by itself with the request in its environment, once; else returns."""
+    if wanted():
+        os.environ[TUNABLES] = REQUEST
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

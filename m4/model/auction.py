@@ -26,9 +26,10 @@ def auction(
     """(expert_GS int32, exactly S/E tokens of each group an expert; rounds of the slowest group).
 
     A deterministic function of the scores, without gradient. The total score is nearly the best
-    one. On normal random scores, six shapes from 8 tokens and 4 experts to 1,024 and 64, it was at
-    most 0.16% below, after 20 to 100 rounds; with fairseq's `raises` and `holding` at most 1.5%,
-    after 12 to 16. A round looks for the S/E + 1 largest of S scores, for each expert.
+    one: for normal random scores, from 8 tokens and 4 experts to 1,024 and 64, at most 0.15% of its
+    distance to the mean assignment was missing (0.3% for scores of rank 4), after 10 to 90 rounds;
+    with fairseq's `raises` and `holding` up to 1.7% (2.2%), after 5 to 14. A round looks for the
+    S/E + 1 largest of S scores, for each expert.
 
     Args:
         scores_GSE: finite float32; S is a multiple of E.
@@ -55,7 +56,11 @@ def _assign(
     if E == 1:
         return jnp.zeros(S, jnp.int32), jnp.zeros((), jnp.int32)
     share, least = S // E, 1.0 / raises
-    # In [0, 1]: raises must not vanish beside large scores.
+    # What all experts gain with a token and an expert with all tokens does not matter where all
+    # are assigned: without it the range is that of what does. Then to [0, 1], so that raises do not
+    # vanish beside large scores.
+    scores_SE = scores_SE - jnp.mean(scores_SE, axis=1, keepdims=True)
+    scores_SE = scores_SE - jnp.mean(scores_SE, axis=0, keepdims=True)
     lowest, highest = jnp.min(scores_SE), jnp.max(scores_SE)
     scores_ES = (scores_SE.T - lowest) / jnp.where(highest > lowest, highest - lowest, 1.0)
     expert_E1 = jnp.arange(E)[:, None]

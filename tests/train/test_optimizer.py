@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from m4.model.gates.hash import hash
+from m4.model.moe import MoeLayer
 from m4.train.optimizer import adafactor, adamw, per_matrix, rsqrt
 
 
@@ -106,3 +108,38 @@ def test_one_matrix_is_optax_adafactor():
         wanted, _ = theirs.update(gradient, theirs.init(params), params)
         expected = wanted["w"] - decay * params["w"]
         np.testing.assert_allclose(updates["w"], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("make", [adafactor, adamw])
+def test_a_table_stays_as_it_is_to_the_bit(make):
+    layer = MoeLayer(num_experts=4, width=5, gate=hash, vocab_size=50, dropout_rate=0.0)
+    x_BLM = jax.random.normal(jax.random.key(0), (2, 8, 6))
+    ids_BL = jax.random.randint(jax.random.key(1), (2, 8), 0, 50)
+
+    def outputs(params) -> Any:
+        return layer.apply(
+            {"params": params}, x_BLM, jnp.ones((2, 8), bool), ids_BL, deterministic=True
+        )
+
+    first: Any = layer.init(
+        jax.random.key(2), x_BLM, jnp.ones((2, 8), bool), ids_BL, deterministic=True
+    )["params"]
+    optimizer = make(10, weight_decay=0.1)
+
+    @jax.jit
+    def step(params, state):
+        gradients = jax.grad(lambda params: jnp.sum(jnp.square(outputs(params))))(params)
+        # No gradient reaches a table; were there one, it would not matter.
+        noise = jax.tree.map(lambda g: g + 0.5, gradients)
+        updates, state = optimizer.update(noise, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, state = first, optimizer.init(first)
+    for _ in range(3):
+        params, state = step(params, state)
+    table = first["hash"]["table"]
+    assert table.shape == (50,)
+    np.testing.assert_array_equal(params["hash"]["table"], table)
+    for name in ("wi", "wo"):
+        moved = params["experts"][name]["kernel"] != first["experts"][name]["kernel"]
+        assert moved.all()

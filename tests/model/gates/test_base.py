@@ -1,0 +1,189 @@
+"""BASE's gate: the auction against scipy's optimum and against loops; a case by hand."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+from m4.model.auction import auction
+from m4.model.gates.base import base
+from tests.model.gates.golden import seats, tokens_of
+
+solve = jax.jit(auction, static_argnames=("raises", "holding", "max_rounds"))
+gate = jax.jit(lambda logits, mask: base(tokens_of(logits, mask, train=True), 4, seats(99)))
+
+
+def best_value(scores_SE: np.ndarray) -> float:
+    """The exact optimum: each expert stands for as many columns as it gets tokens."""
+    share = scores_SE.shape[0] // scores_SE.shape[1]
+    columns_SS = np.repeat(scores_SE, share, axis=1)
+    return columns_SS[linear_sum_assignment(columns_SS, maximize=True)].sum()
+
+
+def value(scores_SE: np.ndarray, expert_S: np.ndarray) -> float:
+    return scores_SE[np.arange(len(scores_SE)), expert_S].sum()
+
+
+def scores_of(kind: str, G: int, S: int, E: int) -> np.ndarray:
+    rng = np.random.default_rng(S + E)
+    scores = rng.normal(size=(G, S, E))
+    if kind == "low rank":  # what a router of a narrow model gives: tokens and experts alike
+        scores = rng.normal(size=(G, S, 4)) @ rng.normal(size=(4, E))
+    if kind == "one favourite":
+        scores = 0.1 * scores
+        scores[..., 0] += 5.0
+    if kind == "large and far off":
+        scores = 100.0 * scores + 1000.0
+    return scores.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("normal", (20, 8, 4)),
+        ("normal", (8, 64, 8)),
+        ("normal", (4, 256, 32)),
+        ("normal", (2, 12, 12)),
+        ("low rank", (4, 64, 16)),
+        ("one favourite", (4, 64, 4)),
+        ("large and far off", (4, 64, 8)),
+    ],
+)
+def test_within_half_a_percent_of_the_optimum_and_exactly_balanced(kind, shape):
+    scores_GSE = scores_of(kind, *shape)
+    expert_GS, rounds = solve(jnp.asarray(scores_GSE))
+    _, S, E = shape
+    for scores_SE, expert_S in zip(scores_GSE, np.asarray(expert_GS), strict=True):
+        assert np.bincount(expert_S, minlength=E).tolist() == [S // E] * E
+        best = best_value(scores_SE)
+        # What is lost, beside what the assignment is worth: over random ones, whose mean is the
+        # mean score. An offset shared by all does not flatter it.
+        worth = best - S * scores_SE.mean()
+        assert value(scores_SE, expert_S) >= best - 0.005 * worth
+    assert rounds < 400  # it was not cut short
+
+
+def loops(scores_SE: np.ndarray, raises: float, holding: float, rounds: int) -> list[int] | None:
+    """The auction with lists and loops; None: not over after so many rounds."""
+    S, E = scores_SE.shape
+    share, least = S // E, np.float32(1.0 / raises)
+    scores_SE = scores_SE - scores_SE.mean(axis=1, keepdims=True)
+    scores_SE = scores_SE - scores_SE.mean(axis=0, keepdims=True)
+    low, high = scores_SE.min(), scores_SE.max()
+    scores = ((scores_SE - low) / (high - low)).astype(np.float32)
+    cost, bidder = np.zeros(S, np.float32), [-1] * S
+    for _ in range(rounds):
+        bids: list[dict[int, np.float32]] = [{} for _ in range(S)]
+        for e in range(E):
+            worth = [np.float32(1) if bidder[s] == e else scores[s, e] - cost[s] for s in range(S)]
+            # Stable: of two alike the one that comes first, counted from the expert's own start.
+            order = sorted(((e * share + i) % S for i in range(S)), key=lambda s: -worth[s])
+            for s in order[:share]:
+                bids[s][e] = worth[s] - worth[order[share]] + least
+        for s in range(S):
+            if bidder[s] >= 0:
+                bids[s][bidder[s]] = least
+        for s in range(S):
+            if bids[s]:
+                winner = max(bids[s], key=lambda e: (bids[s][e], -e))
+                stays = winner == bidder[s]
+                cost[s] += np.float32(holding) * bids[s][winner] if stays else bids[s][winner]
+                bidder[s] = winner
+            else:
+                bidder[s] = -1
+        if min(bidder) >= 0:
+            return bidder
+    return None
+
+
+@pytest.mark.parametrize(("raises", "holding"), [(200.0, 0.2), (50.0, 1.0)])
+@pytest.mark.parametrize("shape", [(8, 4), (24, 3), (64, 8)])
+def test_equals_the_auction_in_loops(shape, raises, holding):
+    scores_GSE = np.random.default_rng(7).normal(size=(3, *shape)).astype(np.float32)
+    expert_GS, _ = solve(jnp.asarray(scores_GSE), raises=raises, holding=holding)
+    for scores_SE, expert_S in zip(scores_GSE, np.asarray(expert_GS), strict=True):
+        assert expert_S.tolist() == loops(scores_SE, raises, holding, 400)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_cut_short_it_is_still_balanced(rounds):
+    scores_GSE = np.random.default_rng(1).normal(size=(4, 64, 8)).astype(np.float32)
+    expert_GS, took = solve(jnp.asarray(scores_GSE), max_rounds=rounds)
+    assert took == rounds
+    for expert_S in np.asarray(expert_GS):
+        assert np.bincount(expert_S, minlength=8).tolist() == [8] * 8
+
+
+def test_where_all_score_alike_it_takes_one_round():
+    expert_GS, rounds = solve(jnp.zeros((2, 64, 8)))
+    assert rounds == 1
+    assert np.bincount(expert_GS[0], minlength=8).tolist() == [8] * 8
+
+
+def test_by_hand():
+    # Two experts, four tokens, so two each. All prefer expert 0, by 3, 1, 2 and .5: it gets the two
+    # that lose most with expert 1, t0 and t2. Total 4 + 2 + 3 + 1.5 = 10.5; the next best, t0 and
+    # t1 with expert 0, is 4 + 3 + 1 + 1.5 = 9.5.
+    logits = [[[4.0, 1.0], [3.0, 2.0], [3.0, 1.0], [2.0, 1.5]]]
+    routing = base(tokens_of(logits, train=True), 2, seats(1))
+    assert routing.capacity == 2
+    assert routing.expert_GSK[0, :, 0].tolist() == [0, 1, 0, 1]
+    assert routing.seat_GSK[0, :, 0].tolist() == [0, 0, 1, 1]
+    # Sigmoids of 4, 2, 3 and 1.5: 1 / (1 + e^-4) = .98201, ...
+    np.testing.assert_allclose(
+        routing.weight_GSK[0, :, 0], [0.982014, 0.880797, 0.952574, 0.817574], atol=1e-6
+    )
+    assert (routing.aux_loss, routing.z_loss) == (0, 0)
+    # Outside training all go where they like best, and there are seats for all.
+    routing = base(tokens_of(logits), 2, seats(1))
+    assert routing.capacity == 4
+    assert routing.expert_GSK[0, :, 0].tolist() == [0, 0, 0, 0]
+    assert routing.seat_GSK[0, :, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_padding_takes_only_places_that_are_left():
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(6, 22, 4)).astype(np.float32)  # 22 tokens: C = 6, and two dummies
+    mask = rng.random((6, 22)) < rng.random((6, 1))
+    mask[0] = True
+    mask[1] = False
+    routing = gate(logits, mask)
+    assert routing.capacity == 6
+    expert = np.asarray(routing.expert_GSK[..., 0])
+    np.testing.assert_array_equal(np.asarray(routing.seat_GSK[..., 0]) >= 0, mask)
+    for g in range(6):
+        counts = np.bincount(expert[g][mask[g]], minlength=4)
+        assert counts.max(initial=0) <= 6
+        # The optimum of the real tokens alone, at most 6 an expert: 24 places, padding worth 0.
+        places = np.repeat(logits[g][mask[g]].astype(np.float64), 6, axis=1)
+        best = places[linear_sum_assignment(places, maximize=True)].sum()
+        assert value(logits[g][mask[g]], expert[g][mask[g]]) >= best - 0.005 * abs(best)
+        # What padding scores does not matter.
+    other = gate(np.where(mask[..., None], logits, 50.0).astype(np.float32), mask)
+    np.testing.assert_array_equal(other.seat_GSK, routing.seat_GSK)
+    np.testing.assert_array_equal(other.weight_GSK, routing.weight_GSK)
+
+
+def test_the_router_learns_through_the_weight_alone():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 8, 4)), jnp.float32)
+
+    def total(logits):
+        routing = base(tokens_of(logits, train=True), 4, seats(1))
+        return jnp.sum(routing.weight_GSK) + routing.aux_loss, routing
+
+    gradient, routing = jax.grad(total, has_aux=True)(logits)
+    # The sigmoid's slope w (1 - w) at the assigned expert, 0 elsewhere.
+    slope = routing.weight_GSK * (1 - routing.weight_GSK)
+    expected = slope * jax.nn.one_hot(routing.expert_GSK[..., 0], 4)
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"), [("raises", 0.5), ("holding", -0.1), ("holding", 2.0), ("max_rounds", 0)]
+)
+def test_bad_options(option, wrong):
+    with pytest.raises(ValueError, match=rf"base\.base\.{option}: {wrong}"):
+        partial(base, **{option: wrong})(tokens_of(np.zeros((1, 4, 2))), 2, seats(1))

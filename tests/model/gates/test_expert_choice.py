@@ -1,0 +1,92 @@
+"""Expert choice: Lingvo's masks, a case by hand, sentences that do not notice their padding."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from m4.model.dispatch.einsum import masks
+from m4.model.gates.expert_choice import expert_choice
+from tests.model.gates.golden import CASES, PROBS, read, seats, tokens_of
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_lingvo(case):
+    inputs, lingvo = read("inputs"), read("lingvo")
+    logits, mask = inputs[f"{case}/logits"], inputs[f"{case}/paddings"] == 0
+    _, S, E = logits.shape
+    factor = float(inputs[f"{case}/capacity"]) * E / S
+    routing = expert_choice(
+        tokens_of(logits, mask, train=True), E, seats(1), capacity_factor=factor
+    )
+    combine_GSEC, _ = masks(routing)
+    expected = lingvo[f"{case}/expert_choice_v2/combine"]
+    np.testing.assert_array_equal(combine_GSEC != 0, expected != 0)
+    np.testing.assert_allclose(combine_GSEC, expected, atol=2e-6, rtol=0)
+
+
+def test_by_hand():
+    # Four tokens, three experts; C = ceil(4 * 1.5 / 3) = 2. The columns of the probabilities:
+    #   expert 0: .6 .5 .7 .2   takes t0 and t2
+    #   expert 1: .3 .1 .2 .5   takes t0 and t3
+    #   expert 2: .1 .4 .1 .3   takes t1 and t3
+    # Seats in the tokens' order; weights are the probabilities.
+    routing = expert_choice(tokens_of(np.log(PROBS), train=True), 3, seats(99), capacity_factor=1.5)
+    assert routing.capacity == 2
+    assert routing.seat_GSK[0].tolist() == [[0, 0, -1], [-1, -1, 0], [1, -1, -1], [-1, 1, 1]]
+    np.testing.assert_allclose(
+        routing.weight_GSK[0], [[0.6, 0.3, 0], [0, 0, 0.4], [0.7, 0, 0], [0, 0.5, 0.3]], atol=1e-6
+    )
+    assert routing.aux_loss == 0
+    np.testing.assert_allclose(routing.metrics["experts_per_token"], 6 / 4)
+    assert not {"first_overflow", "second_overflow", "second_dropped"} & routing.metrics.keys()
+
+
+@pytest.mark.parametrize(("factor", "C"), [(2.0, 3), (1.0, 2), (8 / 3, 4), (0.01, 1), (9.0, 6)])
+def test_seats(factor, C):
+    # Six tokens, four experts: 6 * factor / 4 rounded up, at most one seat a token. (6 * 8/3 / 4 is
+    # 4, and no more where 8/3 was rounded up.)
+    tokens = tokens_of(np.zeros((1, 6, 4)), train=True)
+    routing = expert_choice(tokens, 4, seats(1), capacity_factor=factor)
+    assert routing.capacity == C
+    assert (np.asarray(routing.seat_GSK >= 0).sum(axis=1) == C).all()
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.3])
+def test_outside_training_padding_changes_nothing(factor):
+    rng = np.random.default_rng(0)
+    for real in (1, 5):
+        logits = rng.normal(size=(1, real, 4))
+
+        def plan(length, logits=logits, real=real):
+            padded = np.concatenate([logits, rng.normal(size=(1, length - real, 4))], axis=1)
+            tokens = tokens_of(padded, np.arange(length)[None] < real)
+            return expert_choice(tokens, 4, seats(1), capacity_factor=factor)
+
+        alone = plan(real)
+        assert (alone.seat_GSK >= 0).any()
+        for length in (real + 1, 16):
+            padded = plan(length)
+            np.testing.assert_array_equal(padded.seat_GSK[:, :real], alone.seat_GSK)
+            np.testing.assert_allclose(
+                padded.weight_GSK[:, :real], alone.weight_GSK, atol=1e-7, rtol=0
+            )
+            assert (padded.seat_GSK[:, real:] == -1).all()
+
+
+def test_in_training_padding_leaves_more_seats_to_the_others():
+    # C = 2 * 4 / 2 = 4 of 4 tokens, of which one is real: it has both experts, and no pad has any.
+    tokens = tokens_of(jnp.zeros((1, 4, 2)), [[False, True, False, False]], train=True)
+    routing = expert_choice(tokens, 2, seats(1))
+    assert routing.seat_GSK[0].tolist() == [[-1, -1], [0, 0], [-1, -1], [-1, -1]]
+
+
+def test_bad_use():
+    tokens = tokens_of(np.zeros((1, 4, 2)), causal=True)
+    with pytest.raises(
+        ValueError, match=r"expert_choice .* transformer\.Transformer\.decoder_gate"
+    ):
+        expert_choice(tokens, 2, seats(1))
+    tokens = tokens_of(np.zeros((1, 4, 2)))
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"expert_choice\.capacity_factor: .* not positive"):
+            expert_choice(tokens, 2, seats(1), capacity_factor=wrong)

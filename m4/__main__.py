@@ -1,4 +1,4 @@
-"""The command line, and the only importer of gin: `m4 train|decode|eval|report|translate|demo`."""
+"""The command line, and the only importer of gin: `m4 train|decode|eval|report|atlas|...`."""
 
 import argparse
 import difflib
@@ -18,6 +18,7 @@ JOBS = {
     "decode": "translate the test sets with the trained model",
     "eval": "score the translations (they are made first where they are missing)",
     "report": "scores, ΔBLEU table, plot and report.html from what is decoded",
+    "atlas": "which language goes to which expert: tables, atlas.png",
     "demo": "all of it, in turn: train, baselines, decode, report",
     "translate": "translate the arguments, or standard input line by line",
 }
@@ -38,11 +39,20 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="job", required=True, metavar="job")
     for name, text in JOBS.items():
         job = commands.add_parser(name, help=text, description=text)
+        job.add_argument("--debug", action="store_true", help="show where an error was raised")
+        if name == "atlas":  # reads counts and no config
+            job.add_argument("--model_dir", help="the folder of a model with experts")
+            job.add_argument(
+                "--split",
+                choices=["train", "test"],
+                default="train",
+                help="who went where in training, or in the test sets and their translations",
+            )
+            continue
         job.add_argument("--gin_file", action="append", default=[], help="config; may be repeated")
         job.add_argument("--gin_search_paths", default=".", help="comma-separated folders")
         job.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
         job.add_argument("--model_dir", help="MODEL_DIR; alone: with the config that is there")
-        job.add_argument("--debug", action="store_true", help="show where an error was raised")
         if name in ("train", "demo"):
             job.add_argument("--fresh", action="store_true", help="remove MODEL_DIR and start over")
         if name != "translate":
@@ -252,6 +262,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(parsed: argparse.Namespace, bindings: Sequence[str]) -> None:
     """Configures and runs the job."""
+    if parsed.job == "atlas":
+        draw_atlas(parsed.model_dir, parsed.split, bindings)
+        return
     config = parse_config(parsed, bindings)
     try:
         work(parsed, config)
@@ -259,6 +272,20 @@ def run(parsed: argparse.Namespace, bindings: Sequence[str]) -> None:
         if said := missing_argument(error, config):
             raise UserError(said) from error
         raise
+
+
+def draw_atlas(model_dir: str | None, split: str, bindings: Sequence[str]) -> None:
+    """`m4 atlas`: without a config, so without gin, and without JAX."""
+    from rich.console import Console
+
+    from m4.eval import atlas
+
+    if not model_dir:
+        raise UserError("give a model's folder: --model_dir=...")
+    if bindings:
+        raise UserError(f"'{bindings[0]}': atlas reads no config, only --model_dir")
+    width = None if sys.stdout.isatty() else 120
+    atlas.show(Path(model_dir), split, Console(width=width))
 
 
 def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from m4.core.files import read_jsonl
 from m4.core.report import read_metrics
+from m4.data.preprocess import tag
+from m4.data.vocabulary import Vocabulary
 from tests.command_line import TINY, contents, m4
 
 TATOEBA = Path(__file__).parents[1] / "gin_configs" / "tatoeba.gin"
@@ -57,6 +59,8 @@ def test_everything_is_there(first: tuple[Path, str]) -> None:
         "data/vocabulary.model",
         "checkpoints/2",
         "checkpoints/4",
+        "atlas.train.json",
+        "decodes/atlas.test.json",
     ]:
         assert (folder / name).exists(), name
     for name in ("report.html", "delta_bleu.png", "delta_bleu.pdf", "scores.jsonl"):
@@ -170,6 +174,30 @@ def test_the_dense_model_beside_it(first: tuple[Path, str]) -> None:
     assert {row["system"] for row in read_jsonl(folder / "scores.jsonl")} == {
         "moe", "bilingual", "copy"
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_atlas_counts_every_token(first: tuple[Path, str]) -> None:
+    folder, _ = first
+    assert 'id="experts"' in (folder / "report.html").read_text(encoding="utf-8")
+    for split, place in (("train", folder), ("test", folder / "decodes")):
+        saved = json.loads((place / f"atlas.{split}.json").read_text(encoding="utf-8"))
+        assert sorted(saved["directions"]) == sorted(DIRECTIONS)
+        assert set(saved["layers"]) == {"encoder_1", "decoder_1"}
+        assert saved["train_pairs"] == {"es": 150, "pt": 100, "gl": 60}
+        for counted in saved["layers"].values():
+            assert [len(row) for row in counted] == [4] * 6
+        said = m4("atlas", f"--model_dir={folder}", f"--split={split}")
+        assert (said.status, said.err) == (0, "")
+        assert (place / "atlas.png").is_file()
+    # In evaluation no choice is without a seat: two a token, also of every source.
+    encoder = dict(zip(saved["directions"], saved["layers"]["encoder_1"], strict=True))
+    vocabulary = Vocabulary(folder / "data" / "vocabulary.model")
+    for direction, counted in encoder.items():
+        rows = read_jsonl(folder / "decodes" / f"test.{direction}.jsonl")
+        sources = [tag(row["source"], direction.split("-")[1]) for row in rows]
+        pieces = [min(len(ids) + 1, 32) for ids in vocabulary.encode(sources)]
+        assert sum(counted) == 2 * sum(pieces)
 
 
 @pytest.mark.slow

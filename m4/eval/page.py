@@ -67,11 +67,12 @@ def page(
     subsets: Subsets,
     thresholds: tuple[int, int],
     samples: int,
+    experts: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The text of report.html: one file that opens from disk. No scripts and no requests (its own
     Content-Security-Policy forbids both), everything escaped.
 
-    images: the plot as PNG, 'light' and 'dark'.
+    images: the plot as PNG, 'light' and 'dark'. experts: {title, images, alarms} of each atlas.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE.parent),
@@ -94,7 +95,8 @@ def page(
         sides=[side for side in SIDES if any(row.side == side for row in rows)],
         thresholds=thresholds,
         headline=_headline(means),
-        images={name: _data_uri(image) for name, image in images.items()},
+        images=_data_uris(images),
+        experts=[{**one, "images": _data_uris(one["images"])} for one in experts],
         theme={"light": LIGHT, "dark": DARK},
         tables=_delta_tables(rows, means),
         clones=sorted({(r.name, *(describe(c).name for c in r.near_clones))
@@ -285,8 +287,11 @@ def _in_order(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
-def _data_uri(image: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(image).decode("ascii")
+def _data_uris(images: Mapping[str, bytes]) -> dict[str, str]:
+    return {
+        name: "data:image/png;base64," + base64.b64encode(image).decode("ascii")
+        for name, image in images.items()
+    }
 
 
 def _versions() -> dict[str, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from m4.core.files import whole, write_jsonl
+from m4.eval import atlas
 from m4.eval.delta import BILINGUAL, Average, Delta, averages, deltas, plain
 from m4.eval.metrics import Metric
 from m4.eval.page import Background, page
@@ -75,7 +76,20 @@ def report(
         subsets or {},
         (high, low),
         samples,
+        _experts(folder, split),
     )
     with whole(written.html) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
     return written
+
+
+def _experts(folder: Path, split: str) -> list[dict[str, Any]]:
+    """The atlas of training and that of the test sets, for the page; where there are counts."""
+    found = []
+    for name, title in (("train", "In training"), (split, f"On the {split} sets")):
+        path = atlas.path_of(folder, name)
+        if path.is_file():
+            one = atlas.read(path)
+            images = {"light": png(atlas.figure(one)), "dark": png(atlas.figure(one, DARK))}
+            found.append({"title": title, "images": images, "alarms": atlas.alarms(one)})
+    return found

@@ -91,7 +91,8 @@ class Counting:
     def save(self) -> None:
         """Writes the file; before the translations, which would not be made again."""
         self._counts.replace(self._group)
-        counts.write(self._path, self._counts, self._about)
+        if self._counts.layers:
+            counts.write(self._path, self._counts, self._about)
 
 
 def counting_of(

@@ -5,6 +5,8 @@ import re
 import pytest
 
 from m4.core.files import read_jsonl, write_jsonl
+from m4.eval import counts
+from m4.eval.atlas import path_of
 from m4.eval.page import Background, language_tag
 from m4.eval.report import report
 from m4.eval.score import System
@@ -156,6 +158,27 @@ def test_same_files_same_bytes(made, tmp_path):
     one, two = (report(tmp_path / name, systems, TRAIN) for name in "ab")
     for name in ("html", "png", "pdf", "scores", "deltas"):
         assert getattr(one, name).read_bytes() == getattr(two, name).read_bytes()
+
+
+def test_the_atlas_is_shown_where_there_are_counts(made, tmp_path):
+    written, text = made
+    assert 'id="experts"' not in text
+    assert '"#experts"' not in text
+    assert "ALARM" not in text
+    folder = written.html.parent.parent
+    for split in ("train", "test"):
+        found = counts.Counts(["gl-en", "en-gl"])
+        found.add({"encoder_1": [[5, 5, 0], [5, 5, 0]]})
+        counts.write(path_of(tmp_path, split), found, {"split": split, "train_pairs": TRAIN})
+    systems = [System(name, folder / name) for name in ("moe", "bilingual")]
+    text = report(tmp_path, systems, TRAIN).html.read_text(encoding="utf-8")
+    assert text.count("ALARM encoder_1: 1 of 3 experts is dead") == 2
+    # Light and dark, beside those of the plot.
+    assert text.count('"data:image/png;base64,') == 2 + 2 * 2
+    outline = Outline()
+    outline.feed(text)
+    outline.close()
+    assert outline.open == []
 
 
 def test_unknown_curve_is_an_error(made, tmp_path):

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Protocol
 
-import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -31,14 +30,12 @@ def layout(experts: Experts, kernels: PartitionSpec, keep_EG1F: PartitionSpec) -
 
 
 def own(experts: Experts, axes: tuple[str, ...]) -> Experts:
-    """In a manual region over these mesh axes: experts as if each device had its own.
+    """In a manual region: experts as if each device along these mesh axes had kernels of its own.
 
-    What is the same on several devices gets a gradient that is summed over them. Automatic
-    differentiation does that by itself, but not through products with gradients of their own.
+    Their gradients are then summed over the axes here. Automatic differentiation would see to that
+    by itself, but not through products whose gradients are written by hand.
     """
-
-    def varying(x: Array) -> Array:
-        same_over = tuple(axis for axis in axes if axis not in jax.typeof(x).vma)
-        return lax.pcast(x, same_over, to="varying") if same_over else x
-
-    return jax.tree.map(varying, experts)
+    if not axes:
+        return experts
+    inward, outward = lax.pcast((experts.inward, experts.outward), axes, to="varying")
+    return dataclasses.replace(experts, inward=inward, outward=outward)

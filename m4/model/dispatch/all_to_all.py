@@ -58,6 +58,7 @@ def by_exchange(
     """
     mesh = jax.sharding.get_abstract_mesh()
     tokens_over, experts_over = split_axes(mesh, "batch"), split_axes(mesh, "expert")
+    groups_over = split_axes(mesh, "expert_group")
     if not experts_over:
         return local.gather(x_GSM, routing, experts)
     E, C = routing.num_experts, routing.capacity
@@ -75,11 +76,12 @@ def by_exchange(
         sent_EGCM = local.by_expert(local.send(x_GSM, seats), E)
         # The experts' type is what travels: half the bytes in bfloat16.
         sent_EGCM = there(sent_EGCM.astype(experts.outward.dtype), experts_over)
-        done_EGCM = back(own(experts, tokens_over)(sent_EGCM), experts_over).astype(x_GSM.dtype)
+        done_EGCM = own(experts, groups_over)(sent_EGCM)
+        done_EGCM = back(done_EGCM, experts_over).astype(x_GSM.dtype)
         return local.combine(local.by_group(done_EGCM), weight_GSK, seats)
 
     by_groups = PartitionSpec(tokens_over)
-    keep = PartitionSpec(experts_over, split_axes(mesh, "expert_group"))
+    keep = PartitionSpec(experts_over, groups_over)
     # Other axes, "model" above all, are left to the partitioner.
     return jax.shard_map(
         on_a_device,

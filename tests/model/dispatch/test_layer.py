@@ -1,0 +1,110 @@
+"""The whole layer on eight devices is the layer on one; which collectives it is compiled to."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from m4.core.mesh import logical, logical_spec, make_mesh
+from m4.model.dispatch.gather import gather
+from m4.model.moe import MoeLayer, mean_metrics
+from tests.model.dispatch.roads import TRANSPORTS, M, close
+
+B, L = 8, 16
+
+
+def layer(transport, **options) -> MoeLayer:
+    # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 seats of each expert for 8 tokens; some drop.
+    return MoeLayer(
+        **{
+            "num_experts": 4,
+            "width": 4,
+            "group_tokens": 8,
+            "train_capacity_factor": 0.25,
+            "activations": ("gelu", "linear"),
+            "dropout_rate": 0.5,
+            "transport": transport,
+            **options,
+        }
+    )
+
+
+def inputs():
+    rng = np.random.default_rng(0)
+    x_BLM = jnp.asarray(rng.normal(size=(B, L, M)), jnp.float32)
+    mask_BL = jnp.asarray(np.arange(L)[None] < rng.integers(1, L + 1, (B, 1)))
+    params = layer(gather).init(jax.random.key(0), x_BLM, mask_BL, deterministic=True)["params"]
+    # A strong router, so that experts overflow.
+    params = {**params, "router": jax.tree.map(lambda w: 30.0 * w, params["router"])}
+    return params, x_BLM, mask_BL
+
+
+def run(model, params, x_BLM, mask_BL):
+    """(loss, (y_BLM, metrics)) of a training step with dropout inside the experts."""
+    y_BLM, sown = model.apply(
+        {"params": params},
+        x_BLM,
+        mask_BL,
+        deterministic=False,
+        rngs={"dropout": jax.random.key(1)},
+        mutable=["intermediates"],
+    )
+    metrics = mean_metrics(sown["intermediates"])
+    return jnp.sum(jnp.sin(y_BLM)) + metrics["auxiliary_loss"], (y_BLM, metrics)
+
+
+def compiled(model, mesh, *, backward: bool):
+    """(program, its arguments): rows over all devices, experts over theirs."""
+    put = lambda spec: lambda x: jax.device_put(x, NamedSharding(mesh, spec))  # noqa: E731
+    params, x_BLM, mask_BL = inputs()
+    kernel = put(logical_spec(("expert", "embed", "expert_mlp")))
+    params = {
+        "router": jax.tree.map(put(PartitionSpec()), params["router"]),
+        "experts": jax.tree.map(kernel, params["experts"]),
+    }
+    rows = put(logical_spec(("batch",)))
+    arguments = (params, rows(x_BLM), rows(mask_BL))
+    function = functools.partial(run, model)
+    if backward:
+        function = jax.value_and_grad(function, argnums=(0, 1), has_aux=True)
+    with logical(mesh):
+        return jax.jit(function).lower(*arguments).compile(), arguments
+
+
+@pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_eight_devices_are_one(name):
+    params, x_BLM, mask_BL = inputs()
+    one = jax.jit(jax.value_and_grad(functools.partial(run, layer(gather)), (0, 1), has_aux=True))
+    expected = one(params, x_BLM, mask_BL)
+    assert expected[0][1][1]["second_dropped"] > 0
+    mesh = make_mesh(data=2, node=2, expert=2)
+    program, arguments = compiled(layer(TRANSPORTS[name]), mesh, backward=True)
+    got = jax.block_until_ready(program(*arguments))
+    jax.tree.map(functools.partial(close, name=name), got, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "exchanges"),
+    [
+        ("all_to_all", {"data": 2, "expert": 4}, 1),
+        ("all_to_all", {"data": 2, "node": 2, "expert": 2}, 1),
+        ("hierarchical_all_to_all", {"data": 2, "node": 2, "expert": 2}, 2),
+        ("hierarchical_all_to_all", {"data": 2, "expert": 4}, 1),  # one node: one stage
+    ],
+)
+def test_two_exchanges_forward_two_backward_and_no_tokens_gathered(name, sizes, exchanges):
+    mesh = make_mesh(**sizes)
+    for backward in (False, True):
+        program, _ = compiled(layer(TRANSPORTS[name]), mesh, backward=backward)
+        text = program.as_text() or ""
+        count = {
+            kind: text.count(f" {kind}(") + text.count(f" {kind}-start(")
+            for kind in ("all-to-all", "all-gather", "collective-permute")
+        }
+        # There and back; the backward pass sends gradients there and back.
+        assert count["all-to-all"] == 2 * exchanges * (2 if backward else 1)
+        assert count["all-gather"] == count["collective-permute"] == 0

@@ -1,0 +1,94 @@
+"""Ragged: the order of the rows, the warning, and how little is computed."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from m4.model.dispatch.ragged import order_by_expert, ragged
+from tests.model.dispatch.roads import Setting, close, numbers, on, random_plan
+
+SETTING = Setting(None, 2, 4, 4, 3, 2)
+
+
+def arguments():
+    x_GSM, _, experts = numbers(0, SETTING)
+    return x_GSM, random_plan(0, *SETTING[1:]), experts
+
+
+def test_order_by_hand():
+    # G = 2, S = 2, K = 1, E = 2, C = 2. Choices 0, 1 are the tokens of group 0, 2 and 3 of group 1.
+    expert_GSK = jnp.array([[[1], [0]], [[0], [1]]])
+    # Choice 0: seat 1 of expert 1 (its seat 0 is empty). Choice 2 has no seat.
+    seat_GSK = jnp.array([[[1], [0]], [[-1], [0]]])
+    places, size_E = order_by_expert(expert_GSK, seat_GSK, 2, 2)
+    # Expert 0: choice 1. Expert 1: choice 0 (group 0), then 3 (group 1). One of four rows is left.
+    assert places.owner_GP.tolist() == [[1, 0, 3, 4]]
+    assert places.seat_GJ.tolist() == [[1, 0, 4, 2]]
+    assert size_E.tolist() == [1, 2]
+
+
+def test_rows_are_never_more_than_choices_or_seats():
+    # 64 seats an expert for 2 * 4 * 2 = 16 choices; then 2 * 4 * 1 = 8 seats for as many choices.
+    for C, rows in ((64, 16), (1, 8)):
+        routing = random_plan(0, 2, 4, 4, C, 2)
+        places, _ = order_by_expert(routing.expert_GSK, routing.seat_GSK, 4, C)
+        assert places.owner_GP.shape == (1, rows)
+
+
+@pytest.mark.parametrize("mesh", [None, {"data": 2, "expert": 4}])
+def test_warns_on_a_cpu(mesh):
+    with on(mesh), pytest.warns(UserWarning, match=r"^ragged: .* dense expansion, .* use gather"):
+        jax.eval_shape(ragged, *arguments())
+
+
+def test_does_not_warn_elsewhere(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.eval_shape(ragged, *arguments())
+
+
+def test_warns_once():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            ragged(*arguments())
+    assert len([w for w in caught if "dense expansion" in str(w.message)]) == 1
+
+
+@pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
+def test_what_lies_outside_every_expert_is_never_used(monkeypatch):
+    # XLA leaves open what rows beyond the last group contain; an accelerator may leave anything.
+    exact = lax.ragged_dot
+
+    def wild(x_RM, size_E):
+        inside_R = jnp.arange(x_RM.shape[0]) < jnp.sum(size_E)
+        return jnp.where(inside_R[:, None], x_RM, jnp.nan)
+
+    @jax.custom_vjp
+    def ragged_dot(x_RM, w_EMF, size_E):
+        return wild(exact(x_RM, w_EMF, size_E), size_E)
+
+    def forward(x_RM, w_EMF, size_E):
+        return ragged_dot(x_RM, w_EMF, size_E), (x_RM, w_EMF, size_E)
+
+    def backward(saved, d_RF):
+        x_RM, w_EMF, size_E = saved
+        d_x_RM, d_w_EMF = jax.vjp(lambda x, w: exact(x, w, size_E), x_RM, w_EMF)[1](d_RF)
+        return wild(d_x_RM, size_E), d_w_EMF, None
+
+    ragged_dot.defvjp(forward, backward)
+    x_GSM, routing, experts = arguments()
+    assert int(jnp.sum(routing.seat_GSK < 0)) > 0  # so some rows are nobody's
+
+    def total(x_GSM, experts):
+        return jnp.sum(ragged(x_GSM, routing, experts))
+
+    expected = jax.value_and_grad(total, argnums=(0, 1))(x_GSM, experts)
+    monkeypatch.setattr(lax, "ragged_dot", ragged_dot)
+    got = jax.value_and_grad(total, argnums=(0, 1))(x_GSM, experts)
+    jax.tree.map(functools.partial(close, name="ragged"), got, expected)

@@ -44,7 +44,7 @@ def hash(
 
     Raises:
         ValueError: an unknown table; a file that is not named, not there or of another vocabulary;
-            k-means that leaves an expert without ids.
+            embeddings without a cluster for each expert.
     """
     check_allowed("hash.hash.table", table, TABLES)
     assert tokens.table is not None
@@ -104,6 +104,11 @@ def _clustered(
     embeddings_VM: np.ndarray, num_experts: int, vocab_size: int, seed: int
 ) -> np.ndarray:
     points = embeddings_VM.astype(np.float64)
+    different = len(np.unique(points, axis=0))
+    if different < num_experts:
+        raise ValueError(
+            f"hash.hash.embeddings: {different} different rows do not make {num_experts} clusters"
+        )
     try:
         _, cluster = kmeans2(
             points, num_experts, minit="++", missing="raise", rng=np.random.default_rng(seed)
@@ -129,6 +134,8 @@ def _load(option: str, path: str | None, vocab_size: int, *, axes: int) -> np.nd
         raise ValueError(f"{option}: no file {path}") from error
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{option}: {path} is not an .npy file of numbers") from error
+    if rows.dtype.kind not in "iuf" or not np.isfinite(rows).all():
+        raise ValueError(f"{option}: {path} is not an .npy file of numbers")
     least = vocab_size - ROUNDED + 1
     if rows.ndim != axes or not least <= len(rows) <= vocab_size:
         raise ValueError(

@@ -1,0 +1,183 @@
+"""Dense-to-sparse: both phases by hand, temperature, the layer with and without shortcut."""
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from m4.model.gates.dense_to_sparse import dense_to_sparse, temperature
+from m4.model.gates.switch import switch
+from m4.model.moe import MoeLayer, mean_metrics
+from tests.model.gates.golden import PROBS, seats, tokens_of
+
+OPTIONS: dict[str, Any] = {"tau_max": 2.0, "tau_min": 0.5, "anneal_steps": 10}
+
+
+def step(number: int):
+    return jnp.asarray(number, jnp.int32)
+
+
+def test_dense_phase_by_hand():
+    # Half way down the temperature is .5 + (2 - .5) / 2 * (1 + cos(pi / 2)) = 1.25. Without a key
+    # there is no noise: g = p^(1 / 1.25) over their sum. For t1, with p = .5, .1, .4:
+    # .5^.8 = .57435, .1^.8 = .15849, .4^.8 = .48045, sum 1.21329: .47338, .13063, .39599.
+    tokens = tokens_of(np.log(PROBS), train=True, step=step(5))
+    gate = partial(dense_to_sparse, tokens, 3, seats(1), **OPTIONS)
+    routing = gate(threshold=0.0)
+    np.testing.assert_allclose(routing.metrics["temperature"], 1.25, rtol=1e-6)
+    np.testing.assert_allclose(routing.weight_GSK[0, 1], [0.47338, 0.13063, 0.39599], atol=1e-5)
+    assert routing.capacity == 4
+    assert routing.expert_GSK[0].tolist() == [[0, 1, 2]] * 4
+    assert routing.seat_GSK[0].tolist() == [[0] * 3, [1] * 3, [2] * 3, [3] * 3]
+    assert routing.aux_loss == 0
+    # Above .2 t1 has two experts, whose weights stay what they were.
+    routing = gate(threshold=0.2)
+    assert routing.seat_GSK[0, 1].tolist() == [1, -1, 1]
+    np.testing.assert_allclose(routing.weight_GSK[0, 1], [0.47338, 0, 0.39599], atol=1e-5)
+    assert routing.shortcut is not None
+    assert not routing.shortcut[0]
+
+
+def test_the_noise_is_gumbels():
+    # The largest of log p + Gumbel noise is a draw from p, whatever the temperature: of 4,000
+    # tokens with p = .6, .3, .1 shares within five standard deviations of at most .0078.
+    logits = jnp.broadcast_to(jnp.log(jnp.asarray(PROBS[0][0])), (1, 4000, 3))
+    tokens = tokens_of(logits, train=True, step=step(3), rng=jax.random.key(0))
+    weight_GSK = dense_to_sparse(tokens, 3, seats(1), threshold=0.0, **OPTIONS).weight_GSK
+    np.testing.assert_allclose(jnp.sum(weight_GSK, axis=-1), 1.0, atol=1e-5)
+    share = np.bincount(np.argmax(weight_GSK[0], axis=-1), minlength=3) / 4000
+    np.testing.assert_allclose(share, PROBS[0][0], atol=0.039)
+
+
+def test_after_the_annealing_it_is_switch():
+    mask = [[True, True, False, True]]
+    tokens = tokens_of(np.log(PROBS), mask, train=True, step=step(10))
+    expected = switch(tokens, 3, seats(1), jitter=0.0)
+    routing = dense_to_sparse(tokens, 3, seats(1), **OPTIONS)
+    assert routing.shortcut is not None
+    use, plan = routing.shortcut
+    assert use
+    jax.tree.map(np.testing.assert_array_equal, plan, expected)
+    # By hand: t0 has expert 0's one seat, t1 finds it full, t2 is padding, t3 has expert 1's.
+    assert routing.seat_GSK[0].tolist() == [[0, -1, -1], [-1] * 3, [-1] * 3, [-1, 0, -1]]
+    np.testing.assert_allclose(routing.weight_GSK[0, 0], [0.6, 0, 0], atol=1e-6)
+    for name in ("aux_loss", "z_loss"):
+        np.testing.assert_array_equal(getattr(routing, name), getattr(expected, name))
+    for name in ("nowhere", "load_E", "dead_experts"):
+        np.testing.assert_array_equal(routing.metrics[name], expected.metrics[name])
+
+
+@pytest.mark.parametrize("where", [None, step(0), step(10)])
+def test_outside_training_it_is_switch(where):
+    tokens = tokens_of(np.log(PROBS), step=where, rng=jax.random.key(0))
+    routing = dense_to_sparse(tokens, 3, seats(2), **OPTIONS)
+    jax.tree.map(np.testing.assert_array_equal, routing, switch(tokens, 3, seats(2)))
+
+
+@pytest.mark.parametrize(
+    ("number", "tau"),
+    [
+        # Up from .5 in 4 steps, then down from 2 in 10: in the middle the mean, 1.25, and at three
+        # tenths of the way .5 + .75 * (1 + cos(.3 pi)).
+        (0, 0.5),
+        (2, 1.25),
+        (4, 2.0),
+        (7, 0.5 + 0.75 * (1 + math.cos(0.3 * math.pi))),
+        (9, 1.25),
+        (14, 0.5),
+        (99, 0.5),
+    ],
+)
+def test_temperature(number, tau):
+    got = temperature(step(number), 2.0, 0.5, anneal_steps=10, warmup_steps=4)
+    np.testing.assert_allclose(got, tau, rtol=1e-6)
+
+
+def test_steps_of_the_dense_phase():
+    def is_sparse(number, **options):
+        tokens = tokens_of(np.log(PROBS), train=True, step=step(number))
+        routing = dense_to_sparse(tokens, 3, seats(1), **{**OPTIONS, **options})
+        assert routing.shortcut is not None
+        return bool(routing.shortcut[0])
+
+    assert [is_sparse(number) for number in (0, 9, 10)] == [False, False, True]
+    assert [is_sparse(number, warmup_steps=4) for number in (13, 14)] == [False, True]
+    assert is_sparse(0, anneal_steps=0)
+
+
+def test_the_layer_with_its_shortcut_is_the_layer_without():
+    def gate(tokens, num_experts, capacity):
+        return dense_to_sparse(tokens, num_experts, capacity, **OPTIONS)
+
+    def long_way(tokens, num_experts, capacity):
+        return replace(gate(tokens, num_experts, capacity), shortcut=None)
+
+    x_BLM = jax.random.normal(jax.random.key(0), (2, 16, 6))
+    mask_BL = jnp.arange(16)[None] < jnp.asarray([[16], [11]])
+
+    def layer(gate) -> MoeLayer:
+        # .25 * 16 / 4 = 1 seat, raised to Lingvo's 4: some tokens find no seat.
+        return MoeLayer(
+            num_experts=4,
+            width=5,
+            group_tokens=16,
+            train_capacity_factor=0.25,
+            gate=gate,
+            dropout_rate=0.0,
+        )
+
+    params: Any = layer(gate).init(jax.random.key(1), x_BLM, mask_BL, deterministic=True)["params"]
+    params = {**params, "router": jax.tree.map(lambda w: 40.0 * w, params["router"])}
+
+    @partial(jax.jit, static_argnames="gate")
+    def run(gate, params, number):
+        def loss(params):
+            y_BLM, sown = layer(gate).apply(
+                {"params": params},
+                x_BLM,
+                mask_BL,
+                step=number,
+                deterministic=False,
+                rngs={"dropout": jax.random.key(2)},
+                mutable=["intermediates"],
+            )
+            metrics: Any = mean_metrics(sown["intermediates"])
+            return jnp.sum(jnp.sin(y_BLM)) + metrics["auxiliary_loss"], (y_BLM, metrics)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    outputs = []
+    for number in (step(3), step(10)):
+        both = [run(one, params, number) for one in (gate, long_way)]
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), *both)
+        outputs.append(both[0][0][1])
+    (_, dense), (_, sparse) = outputs
+    assert dense["experts_per_token"] > 1.2
+    assert dense["fraction_tokens_left_behind"] == 0
+    assert dense["auxiliary_loss"] == 0
+    # Top-1 with overflow: one expert less the share of those without a seat.
+    assert 0 < sparse["fraction_tokens_left_behind"] < 1
+    left = sparse["fraction_tokens_left_behind"]
+    np.testing.assert_allclose(sparse["experts_per_token"], 1 - left, rtol=1e-6)
+    assert sparse["auxiliary_loss"] > 0
+
+
+def test_bad_use():
+    tokens = tokens_of(np.log(PROBS), train=True)
+    with pytest.raises(ValueError, match="dense_to_sparse needs the training step"):
+        dense_to_sparse(tokens, 3, seats(1))
+    wrongs: list[tuple[str, Any]] = [
+        ("tau_min", 0.0),
+        ("tau_max", 0.1),
+        ("anneal_steps", -1),
+        ("warmup_steps", -1),
+        ("threshold", 1.0),
+    ]
+    for option, wrong in wrongs:
+        with pytest.raises(ValueError, match=rf"dense_to_sparse\.dense_to_sparse.*{option}"):
+            dense_to_sparse(tokens, 3, seats(1), **{option: wrong})

@@ -1,0 +1,167 @@
+"""Hash layers: the three tables, a case by hand, a table that comes from the checkpoint."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.cluster.vq import ClusterError
+
+from m4.model.gates.hash import hash, make_table
+from m4.model.moe import MoeLayer
+from m4.model.routing import Tokens
+from tests.model.gates.golden import seats
+
+
+def tokens_of(ids, mask, table) -> Tokens:
+    def score(name, **_):
+        raise AssertionError("there is no router")
+
+    return Tokens(
+        score=score,
+        mask_GS=jnp.asarray(mask),
+        ids_GS=jnp.asarray(ids),
+        table=lambda name, make: jnp.asarray(table),
+    )
+
+
+def test_by_hand():
+    # Ids 0 ... 3 live at experts 1, 0, 1, 1; two seats. Expert 1 seats the first token (id 3) and,
+    # after padding (id 0) that takes none, the fourth (id 2); the fifth (id 0) finds it full.
+    tokens = tokens_of([[3, 1, 0, 2, 0]], [[True, True, False, True, True]], [1, 0, 1, 1])
+    routing = hash(tokens, 2, seats(2))
+    assert routing.expert_GSK[0, :, 0].tolist() == [1, 0, 1, 1, 1]
+    assert routing.seat_GSK[0, :, 0].tolist() == [0, 0, -1, 1, -1]
+    assert routing.weight_GSK[0, :, 0].tolist() == [1, 1, 0, 1, 0]
+    assert (routing.aux_loss, routing.z_loss) == (0, 0)
+    np.testing.assert_allclose(routing.metrics["nowhere"], 1 / 4)
+
+
+def test_random_table():
+    table = make_table(8, 10_000, table="random", seed=1)
+    # Binomial: 1,250 ids an expert, with a standard deviation of 33; five of them.
+    counts = np.bincount(table, minlength=8)
+    assert len(counts) == 8
+    assert (np.abs(counts - 1250) < 165).all()
+    np.testing.assert_array_equal(table, make_table(8, 10_000, table="random", seed=1))
+    assert (table != make_table(8, 10_000, table="random", seed=2)).any()
+
+
+def test_balanced_table_by_hand(tmp_path):
+    # By falling count: id 2 (9) to expert 0, id 4 (6) to 1, id 1 (5) to 1 (6 < 9), id 5 (3) to 0
+    # (9 < 11), id 0 (2) to 1 (11 < 12). Loads 12 and 13. Id 3 never occurs: to the smaller load.
+    np.save(tmp_path / "counts.npy", np.array([2, 5, 9, 0, 6, 3]))
+    table = make_table(2, 6, table="balanced", seed=0, counts=str(tmp_path / "counts.npy"))
+    assert table.tolist() == [1, 1, 0, 0, 1, 0]
+    # A vocabulary that was rounded up: its last four ids, and id 3, are spread by their number.
+    table = make_table(2, 10, table="balanced", seed=0, counts=str(tmp_path / "counts.npy"))
+    assert table[[0, 1, 2, 4, 5]].tolist() == [1, 1, 0, 1, 0]
+
+
+def test_balanced_table_of_zipfs_law(tmp_path):
+    counts = 1_000_000 // np.arange(1, 5001)
+    np.random.default_rng(0).shuffle(counts)
+    np.save(tmp_path / "counts.npy", counts)
+    table = make_table(4, 5000, table="balanced", seed=0, counts=str(tmp_path / "counts.npy"))
+    load = np.bincount(table, counts, 4)
+    # Greedy by falling count: no more apart than the rarest id's count, as the last one evens out.
+    assert load.max() - load.min() <= counts.min()
+    random = np.bincount(make_table(4, 5000, table="random", seed=0), counts, 4)
+    assert random.max() - random.min() > 100 * counts.min()
+
+
+def test_ids_that_never_occur_are_spread(tmp_path):
+    np.save(tmp_path / "counts.npy", np.zeros(12, np.int64))
+    table = make_table(4, 12, table="balanced", seed=0, counts=str(tmp_path / "counts.npy"))
+    assert np.bincount(table).tolist() == [3, 3, 3, 3]
+
+
+def test_clustered_table(tmp_path):
+    # Three clouds far apart: whatever their names, each has an expert of its own.
+    rng = np.random.default_rng(0)
+    cloud = rng.integers(0, 3, 90)
+    cloud[:3] = [0, 1, 2]
+    centres = np.array([[10.0, 0.0], [-10.0, 0.0], [0.0, 20.0]])
+    np.save(tmp_path / "e.npy", (centres[cloud] + rng.normal(size=(90, 2))).astype(np.float32))
+    options: dict[str, Any] = {
+        "table": "clustered",
+        "seed": 0,
+        "embeddings": str(tmp_path / "e.npy"),
+    }
+    table = make_table(3, 100, **options)
+    names = table[:3]
+    assert set(names) == {0, 1, 2}
+    np.testing.assert_array_equal(table[:90], names[cloud])
+    assert ((table >= 0) & (table < 3)).all()
+
+
+def test_bad_options(tmp_path):
+    def make(**options):
+        return make_table(4, 200, **{"table": "balanced", "seed": 0, **options})
+
+    np.save(tmp_path / "short.npy", np.ones(72, int))  # 200 - 128: another vocabulary
+    np.save(tmp_path / "long.npy", np.ones(201, int))
+    np.save(tmp_path / "flat.npy", np.ones(200))
+    np.save(tmp_path / "alike.npy", np.ones((200, 2)))
+    (tmp_path / "text.npy").write_text("1, 2, 3")
+    with pytest.raises(ValueError, match=r"hash\.hash\.counts: this .* needs the name of an .npy"):
+        make()
+    with pytest.raises(ValueError, match=r"hash\.hash\.counts: no file .*none\.npy"):
+        make(counts=str(tmp_path / "none.npy"))
+    np.save(tmp_path / "nan.npy", np.full(200, np.nan))
+    for name in ("text", "nan"):
+        with pytest.raises(ValueError, match=rf"{name}\.npy is not an \.npy file of numbers"):
+            make(counts=str(tmp_path / f"{name}.npy"))
+    for name, shape in (("short", r"\(72,\)"), ("long", r"\(201,\)"), ("alike", r"\(200, 2\)")):
+        with pytest.raises(ValueError, match=f"{name}.npy has the shape {shape}; .* 200 ids"):
+            make(counts=str(tmp_path / f"{name}.npy"))
+    with pytest.raises(ValueError, match=r"hash\.hash\.embeddings: .* has the shape \(200,\)"):
+        make(table="clustered", embeddings=str(tmp_path / "flat.npy"))
+    with pytest.raises(ValueError, match="1 different rows do not make 4 clusters"):
+        make(table="clustered", embeddings=str(tmp_path / "alike.npy"))
+    with pytest.raises(ValueError, match=r"hash\.hash\.table: 'best' is none of"):
+        hash(tokens_of([[0]], [[True]], [0]), 2, seats(1), table="best")
+
+
+def test_an_expert_without_ids(tmp_path, monkeypatch):
+    def lose_one(*_, **__):
+        raise ClusterError
+
+    # Rare, and another draw has another end.
+    monkeypatch.setattr("m4.model.gates.hash.kmeans2", lose_one)
+    np.save(tmp_path / "e.npy", np.eye(8))
+    with pytest.raises(ValueError, match=r"k-means with hash\.hash\.seed = 3 leaves one of the 4"):
+        make_table(4, 8, table="clustered", seed=3, embeddings=str(tmp_path / "e.npy"))
+
+
+def test_the_table_comes_from_the_checkpoint(tmp_path):
+    path = tmp_path / "counts.npy"
+    np.save(path, np.arange(20))
+
+    def gate(tokens, num_experts, capacity):
+        return hash(tokens, num_experts, capacity, table="balanced", counts=str(path))
+
+    layer = MoeLayer(num_experts=4, width=5, gate=gate, vocab_size=20, dropout_rate=0.0)
+    x_BLM = jax.random.normal(jax.random.key(0), (2, 8, 6))
+    ids_BL = jax.random.randint(jax.random.key(1), (2, 8), 0, 20)
+    inputs = x_BLM, jnp.ones((2, 8), bool), ids_BL
+    params: Any = layer.init(jax.random.key(0), *inputs, deterministic=True)["params"]
+    made = make_table(4, 20, table="balanced", seed=0, counts=str(path))
+    np.testing.assert_array_equal(params["hash"]["table"], made)
+    assert "router" not in params
+    path.unlink()
+    make_table.cache_clear()
+
+    @jax.jit
+    def outputs(params) -> Any:
+        return layer.apply({"params": params}, *inputs, deterministic=True)
+
+    # Each token is the work of one expert, the one that the parameter says: by the definition.
+    for table in (made, (made + 1) % 4):
+        y_BLM = outputs({**params, "hash": {"table": jnp.asarray(table, jnp.float32)}})
+        wi_EMF, wo_EFM = (params["experts"][name]["kernel"] for name in ("wi", "wo"))
+        chosen_BL = table[np.asarray(ids_BL)]
+        h_BLF = jax.nn.relu(jnp.einsum("BLM,BLMF->BLF", x_BLM, wi_EMF[chosen_BL]))
+        expected = jnp.einsum("BLF,BLFM->BLM", h_BLF, wo_EFM[chosen_BL])
+        np.testing.assert_allclose(y_BLM, expected, atol=1e-5)

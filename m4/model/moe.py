@@ -84,7 +84,7 @@ class MoeLayer(nn.Module):
         # Where nothing is dropped, groups decide nothing for a causal gate; a row a group makes
         # the choices of one that is not causal independent of the other rows.
         S = group_size(B * L, self.group_tokens)
-        if factor is None and not decode:
+        if factor is None and not train:
             S = L
         x_GSM = constrain(x_BLM.reshape(-1, S, M), ("batch", "length", "embed"))
         grouped = functools.partial(_grouped, group_tokens=S)
@@ -116,14 +116,17 @@ class MoeLayer(nn.Module):
             name="experts",
         )(M, x_GSM.shape[0], deterministic=deterministic)
         x_GSM = x_GSM.astype(self.dtype)
+        # Parameters do not depend on the road, and the few tokens that they are made with need
+        # not divide over the devices.
+        transport = gather if self.is_initializing() else self.transport
         if routing.shortcut is None:
-            y_GSM = self.transport(x_GSM, routing, experts)
+            y_GSM = transport(x_GSM, routing, experts)
         else:
             use, shorter = routing.shortcut
             y_GSM = jax.lax.cond(
                 use,
-                lambda x: self.transport(x, shorter, experts),
-                lambda x: self.transport(x, routing, experts),
+                lambda x: transport(x, shorter, experts),
+                lambda x: transport(x, routing, experts),
                 x_GSM,
             )
         y_GSM = constrain(y_GSM, ("batch", "length", "embed"))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from m4.data.languages import describe
+from m4.data.preprocess import split_direction
 from m4.eval import curve
 from m4.eval.delta import LEVELS, METRIC_NAMES, SIDES, Average, Delta, level
 from m4.eval.metrics import bootstrap
@@ -23,7 +24,6 @@ from m4.eval.score import (
     Measured,
     Subsets,
     foreign,
-    split_direction,
     untagged,
     with_complements,
 )

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import queue
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -115,7 +116,7 @@ def train_baselines(
         plans[language] = {**plan, "folder": str(folder / f"{language}.{name}")}
     missing = {name: plan for name, plan in plans.items() if finished(plan) is None}
     if missing:
-        _run(missing, str(corpus), workers or len(os.sched_getaffinity(0)), stage)
+        _run(missing, str(corpus), workers or len(_cores()), stage)
     return {name: _expect(plan) for name, plan in plans.items()}
 
 
@@ -147,7 +148,7 @@ def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
     context = multiprocessing.get_context("spawn")
     messages = context.Queue()
     cores = context.Queue()
-    for core in sorted(os.sched_getaffinity(0)):
+    for core in _cores():
         cores.put(core)
     workers = min(workers, len(plans))
     steps = {name: plan["recipe"]["max_steps"] for name, plan in plans.items()}
@@ -183,6 +184,13 @@ def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
                 future.cancel()
 
 
+def _cores() -> list[int]:
+    """The cores that this process may use; only Linux says which."""
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def _next(messages) -> tuple[str, int, str] | None:
     try:
         return messages.get_nowait()
@@ -194,9 +202,14 @@ _messages: Any = None
 
 
 def _start_worker(cores, messages) -> None:
-    """Pins the process to one core before JAX counts them: one model then uses one core."""
+    """Pins the process to one core before JAX counts them: one model then uses one core.
+
+    Elsewhere than on Linux the processes share the cores as the system pleases.
+    """
     global _messages
     _messages = messages
+    if sys.platform != "linux":
+        return
     with contextlib.suppress(queue.Empty):  # more workers than cores, if the user asked for that
         os.sched_setaffinity(0, {cores.get_nowait()})
 

@@ -102,11 +102,9 @@ def test_bad_names_are_refused(systems, tmp_path):
         score.find_decodes(tmp_path, "test")
     with pytest.raises(ValueError, match="names are unique"):
         score.measure([systems[0], systems[0]])
-    for bad in ("gl", "gl-", "a-b-c"):
-        with pytest.raises(ValueError, match="not a direction"):
-            score.split_direction(bad)
-    with pytest.raises(ValueError, match="not English on one side"):
-        score.foreign("gl-pt")
+    for bad in ("gl", "gl-", "en-b-c", "gl-pt"):
+        with pytest.raises(ValueError, match="must be 'en-xx' or 'xx-en'"):
+            score.foreign(bad)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

@@ -1,4 +1,4 @@
-"""Seconds of a training step of Hugging Face's NLLB-MoE, to compare train_step.py with; a JSON line.
+"""Seconds of a training step of Hugging Face's NLLB-MoE, a peer of train_step.py; a JSON line.
 
 Needs an environment of its own, of which m4 is not a part:
 

@@ -177,8 +177,8 @@ class _Record:
             for layer, count in choices.items()
         }
         self._prefix_TR = jax.new_ref(jnp.zeros((length, rows), jnp.uint32))
-        powers = [pow(1_000_003, t, 1 << 32) for t in range(length + 1)]
-        self._powers = jnp.array(powers, jnp.uint32)  # of a sequence's tokens, the start first
+        powers = [pow(1_000_003, t, 1 << 32) for t in range(length + 1)]  # the start token's first
+        self._powers = jnp.array(powers, jnp.uint32)
 
     def step(self, state: DecodingState, chosen: Mapping[str, jax.Array]) -> None:
         """What the live beams chose, [rows, 1, K] a layer."""
@@ -296,13 +296,12 @@ def decode(
             alpha,
             on_routed is not None,
         )
-        count = len(batch.rows)
-        best_BT = np.asarray(sequences_BT)[:count]
+        best_BT = np.asarray(sequences_BT)[: len(batch.rows)]
         for row, text in zip(batch.rows, vocabulary.decode(best_BT.tolist()), strict=True):
             hypotheses[row] = text
         if on_routed is not None:
-            on_routed(batch.rows, {k: np.asarray(x)[:count] for k, x in chosen.items()})
-        done += count
+            on_routed(batch.rows, {k: np.asarray(x)[: len(best_BT)] for k, x in chosen.items()})
+        done += len(batch.rows)
         tokens += int(np.count_nonzero(best_BT))
         if progress is not None:
             progress(done, len(sources), tokens)

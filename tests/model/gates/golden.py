@@ -1,13 +1,15 @@
 """What tests of gates share: the golden cases, plans as masks, and seats handed out by loops."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from m4.model.dispatch.einsum import masks
-from m4.model.routing import Capacity, Routing, Tokens
+from m4.model.routing import Capacity, Gate, Routing, Tokens
 
 GOLDEN = Path(__file__).parents[2] / "testdata" / "gates"
 CASES = ("tiny", "small", "e2", "overflow", "pad", "ties")
@@ -36,6 +38,18 @@ def tokens_of(logits_GSE: Any, mask_GS: Any = None, noise_GSE: Any = 0.0, **abou
     return Tokens(
         score=lambda name, **_: by_name[name], mask_GS=jnp.asarray(mask_GS, bool), **about
     )
+
+
+def at_once(gate: Gate, tokens: Tokens, E: int, capacity: Capacity, **options: Any) -> Routing:
+    """gate(tokens, E, capacity) as one program, which compiles quicker than its operations."""
+    names = ("router", "noise")
+
+    @jax.jit
+    def run(tokens: Tokens, scores: dict[str, jax.Array]) -> Routing:
+        scored = replace(tokens, score=lambda name, **_: scores[name])
+        return gate(scored, E, capacity, **options)
+
+    return run(tokens, {name: tokens.score(name) for name in names})
 
 
 def tokens_of_probs(probs_GSE: Any, mask_GS: Any = None, **about: Any) -> Tokens:

@@ -8,6 +8,7 @@ from m4.model.gates.switch import switch
 from tests.model.gates.golden import (
     CASES,
     assert_same_plan,
+    at_once,
     golden_tokens,
     random_case,
     read,
@@ -20,7 +21,7 @@ from tests.model.gates.golden import (
 @pytest.mark.parametrize("prototypes", [1, 2, 3])
 def test_a_prototype_is_a_switch_gate_of_its_own(prototypes):
     logits, mask = random_case(prototypes, G=3, S=12, E=6)
-    routing = ktop1(tokens_of(logits, mask), 6, seats(2), prototypes=prototypes)
+    routing = at_once(ktop1, tokens_of(logits, mask), 6, seats(2), prototypes=prototypes)
     members = 6 // prototypes
     losses = []
     for z in range(prototypes):
@@ -34,7 +35,9 @@ def test_a_prototype_is_a_switch_gate_of_its_own(prototypes):
         losses.append(alone.aux_loss)
     assert (np.asarray(routing.seat_GSK)[mask] < 0).any()  # some are dropped
     np.testing.assert_allclose(routing.aux_loss, np.mean(losses), rtol=1e-6)
-    summed = ktop1(tokens_of(logits, mask), 6, seats(2), prototypes=prototypes, paper_scale=True)
+    summed = at_once(
+        ktop1, tokens_of(logits, mask), 6, seats(2), prototypes=prototypes, paper_scale=True
+    )
     np.testing.assert_allclose(summed.aux_loss, np.sum(losses), rtol=1e-6)
 
 
@@ -42,7 +45,9 @@ def test_a_prototype_is_a_switch_gate_of_its_own(prototypes):
 def test_one_prototype_equals_the_switch_paper(case):
     combine = read("alg1")[f"{case}/alg1/switch/combine"]
     tokens, E, C = golden_tokens(read("inputs"), case)
-    assert_same_plan(ktop1(tokens, E, seats(C), prototypes=1), combine, combine != 0, "weight")
+    assert_same_plan(
+        at_once(ktop1, tokens, E, seats(C), prototypes=1), combine, combine != 0, "weight"
+    )
 
 
 def test_by_hand():
@@ -52,7 +57,7 @@ def test_by_hand():
     #   t1  .8 .2 | .5 .5   0, 2 (a tie)
     #   t2  .1 .9 | .9 .1   1, 2
     probs = np.array([[[0.7, 0.3, 0.4, 0.6], [0.8, 0.2, 0.5, 0.5], [0.1, 0.9, 0.9, 0.1]]])
-    routing = ktop1(tokens_of_probs(probs * [1, 1, 7, 7]), 4, seats(1))
+    routing = at_once(ktop1, tokens_of_probs(probs * [1, 1, 7, 7]), 4, seats(1))
     assert routing.expert_GSK[0].tolist() == [[0, 3], [0, 2], [1, 2]]
     # t0 has the seat of expert 0, t1 that of expert 2.
     assert routing.seat_GSK[0].tolist() == [[0, 0], [-1, 0], [0, -1]]
@@ -60,13 +65,13 @@ def test_by_hand():
     # First: f = (2/3, 1/3), P = (1.6, 1.4) / 3: 2 * (3.2 + 1.4) / 9 = 9.2 / 9.
     # Second: f = (2/3, 1/3), P = (1.8, 1.2) / 3: 2 * (3.6 + 1.2) / 9 = 9.6 / 9. Mean: 9.4 / 9.
     np.testing.assert_allclose(routing.aux_loss, 9.4 / 9, rtol=1e-6)
-    summed = ktop1(tokens_of_probs(probs), 4, seats(1), paper_scale=True)
+    summed = at_once(ktop1, tokens_of_probs(probs), 4, seats(1), paper_scale=True)
     np.testing.assert_allclose(summed.aux_loss, 18.8 / 9, rtol=1e-6)
 
 
 def test_capacity_is_asked_for_a_choice_a_prototype():
     asked = []
-    ktop1(tokens_of(np.zeros((1, 2, 6))), 6, lambda k: asked.append(k) or 2, prototypes=3)
+    at_once(ktop1, tokens_of(np.zeros((1, 2, 6))), 6, lambda k: asked.append(k) or 2, prototypes=3)
     assert asked == [3]
 
 
@@ -74,4 +79,4 @@ def test_capacity_is_asked_for_a_choice_a_prototype():
 def test_prototypes_must_divide_the_experts(prototypes):
     message = rf"ktop1\.ktop1\.prototypes: {prototypes} does not divide the 6 experts"
     with pytest.raises(ValueError, match=message):
-        ktop1(tokens_of(np.zeros((1, 2, 6))), 6, seats(2), prototypes=prototypes)
+        at_once(ktop1, tokens_of(np.zeros((1, 2, 6))), 6, seats(2), prototypes=prototypes)

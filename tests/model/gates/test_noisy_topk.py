@@ -12,6 +12,7 @@ import pytest
 
 from m4.model.gates.noisy_topk import cv_squared, noisy_topk, route
 from tests.model.gates.golden import (
+    at_once,
     best,
     random_case,
     seats,
@@ -103,7 +104,7 @@ def test_by_hand_an_untrained_gate_without_noise():
     # All logits 0: ties go to experts 0 and 1, half each. Importance (N/2, N/2, 0): mean N/3,
     # variance (1/36 + 1/36 + 1/9) N^2 / 3 = N^2/18, CV^2 = 9/18. Load (N, N, 0): the same.
     tokens = tokens_of(np.zeros((1, 4, 3)))
-    routing = noisy_topk(tokens, 3, seats(3), importance=0.5, load=0.25)
+    routing = at_once(noisy_topk, tokens, 3, seats(3), importance=0.5, load=0.25)
     np.testing.assert_allclose(routing.aux_loss, 0.75 * 0.5, rtol=1e-6)
     assert routing.expert_GSK[0].tolist() == [[0, 1]] * 4
     np.testing.assert_allclose(routing.weight_GSK[0, :3], 0.5)
@@ -126,7 +127,7 @@ def test_size_of_the_noise(raw):
     sd = math.log1p(math.exp(raw)) + 0.01
     clean = np.broadcast_to(np.array([sd, 0.0]), (1, 4096, 2))
     tokens = tokens_of(clean, noise_GSE=raw, train=True, rng=jax.random.key(0))
-    routing = noisy_topk(tokens, 2, seats(4096), choices=1)
+    routing = at_once(noisy_topk, tokens, 2, seats(4096), choices=1)
     assert abs(float(jnp.mean(routing.expert_GSK == 0)) - 0.76025) < 0.034
     # The smooth load expects what happens: shares (.760, .240) +- .034 have a CV^2 of .271 +- .07,
     # as have the shares of weights.
@@ -136,7 +137,7 @@ def test_size_of_the_noise(raw):
 def test_no_noise_outside_training_or_without_a_key():
     logits, mask = random_case(0, G=2, S=6, E=4)
     plans = [
-        noisy_topk(tokens_of(logits, mask, train=train, rng=rng), 4, seats(6))
+        at_once(noisy_topk, tokens_of(logits, mask, train=train, rng=rng), 4, seats(6))
         for train, rng in ((False, None), (False, jax.random.key(0)), (True, None))
     ]
     expert = best(logits, 2)
@@ -146,7 +147,9 @@ def test_no_noise_outside_training_or_without_a_key():
     for plan in plans:
         np.testing.assert_array_equal(plan.expert_GSK, expert)
         np.testing.assert_allclose(plan.aux_loss, cv2(importance) + cv2(load), rtol=1e-5)
-    noisy = noisy_topk(tokens_of(logits, mask, train=True, rng=jax.random.key(0)), 4, seats(6))
+    noisy = at_once(
+        noisy_topk, tokens_of(logits, mask, train=True, rng=jax.random.key(0)), 4, seats(6)
+    )
     assert (np.asarray(noisy.expert_GSK) != expert).any()
 
 
@@ -169,7 +172,7 @@ def test_gradients_teach_both_matrices():
         tokens = tokens_of(logits, mask, train=True, rng=jax.random.key(0))
         by_name = {"router": clean, "noise": noise}
         tokens = replace(tokens, score=lambda name, **_: by_name[name])
-        return noisy_topk(tokens, 4, seats(8)).aux_loss
+        return at_once(noisy_topk, tokens, 4, seats(8)).aux_loss
 
     gradients = jax.grad(loss, argnums=(0, 1))(jnp.asarray(logits), jnp.zeros_like(logits))
     for gradient in gradients:
@@ -187,4 +190,4 @@ def test_errors():
     }
     for message, options in bad.items():
         with pytest.raises(ValueError, match=re.escape(f"noisy_topk.noisy_topk.{message}")):
-            noisy_topk(tokens, 3, seats(3), **options)
+            at_once(noisy_topk, tokens, 3, seats(3), **options)

@@ -6,6 +6,7 @@ import pytest
 from m4.model.gates.sam import sam
 from m4.model.gates.topk import topk
 from tests.model.gates.golden import (
+    at_once,
     balance_by_loops,
     best,
     random_case,
@@ -34,7 +35,7 @@ def test_equals_loops(choices, expert_groups):
     seat = seats_by_loops(expert, mask, 2)
     assert (seat[mask] < 0).any()  # some are dropped
     options = {"choices": choices, "expert_groups": expert_groups}
-    routing = sam(tokens_of(logits, mask), 6, seats(2), alignment=0.5, **options)
+    routing = at_once(sam, tokens_of(logits, mask), 6, seats(2), alignment=0.5, **options)
     np.testing.assert_array_equal(routing.expert_GSK, expert)
     np.testing.assert_array_equal(routing.seat_GSK, seat)
     weight = np.take_along_axis(probs, expert, axis=-1) * (seat >= 0)
@@ -43,7 +44,9 @@ def test_equals_loops(choices, expert_groups):
     # A single expert that is the best of all keeps its token from none.
     assert (misfit[mask].sum() > 0) == (members > 1)
     np.testing.assert_allclose(routing.aux_loss, balance + 0.5 * misfit[mask].mean(), rtol=2e-6)
-    summed = sam(tokens_of(logits, mask), 6, seats(2), alignment=0.5, paper_scale=True, **options)
+    summed = at_once(
+        sam, tokens_of(logits, mask), 6, seats(2), alignment=0.5, paper_scale=True, **options
+    )
     expected = choices * balance + 0.5 * misfit[mask].sum()
     np.testing.assert_allclose(summed.aux_loss, expected, rtol=2e-6)
 
@@ -55,7 +58,7 @@ PROBS = [[[0.4, 0.05, 0.3, 0.25], [0.1, 0.5, 0.3, 0.1]]]
 
 
 def test_by_hand_one_expert():
-    routing = sam(tokens_of_probs(PROBS), 4, seats(1), choices=1)
+    routing = at_once(sam, tokens_of_probs(PROBS), 4, seats(1), choices=1)
     assert routing.expert_GSK[0].tolist() == [[2], [1]]
     np.testing.assert_allclose(routing.weight_GSK[0], [[0.3], [0.5]], atol=1e-6)
     # Balance: f = (0, .5, .5, 0), P = (.25, .275, .3, .175): 4 * (.1375 + .15) = 1.15.
@@ -64,26 +67,26 @@ def test_by_hand_one_expert():
 
 
 def test_by_hand_two_experts():
-    routing = sam(tokens_of_probs(PROBS), 4, seats(1), alignment=2.0)
+    routing = at_once(sam, tokens_of_probs(PROBS), 4, seats(1), alignment=2.0)
     assert routing.expert_GSK[0].tolist() == [[2, 3], [1, 0]]
     np.testing.assert_allclose(routing.weight_GSK[0], [[0.3, 0.25], [0.5, 0.1]], atol=1e-6)
     # Every expert has one of the four choices: balance 4 * sum(P) / 4 = 1.
     # Misfit, against the second choice: t0 .4 - .25 = .15, t1 .3 - .1 = .2 (and .1 - .1 = 0):
     # mean .175, sum .35.
     np.testing.assert_allclose(routing.aux_loss, 1 + 2 * 0.175, rtol=1e-6)
-    summed = sam(tokens_of_probs(PROBS), 4, seats(1), alignment=2.0, paper_scale=True)
+    summed = at_once(sam, tokens_of_probs(PROBS), 4, seats(1), alignment=2.0, paper_scale=True)
     np.testing.assert_allclose(summed.aux_loss, 2 * 1 + 2 * 0.35, rtol=1e-6)
 
 
 def test_ties_go_to_the_lowest_group_and_expert():
-    routing = sam(tokens_of(np.zeros((1, 2, 8))), 8, seats(2), expert_groups=4)
+    routing = at_once(sam, tokens_of(np.zeros((1, 2, 8))), 8, seats(2), expert_groups=4)
     assert routing.expert_GSK[0].tolist() == [[0, 1]] * 2
 
 
 def test_one_group_is_top_k():
     logits, mask = random_case(5, G=3, S=12, E=4)
     tokens = tokens_of(logits, mask)
-    routing = sam(tokens, 4, seats(2), choices=3, expert_groups=1)
+    routing = at_once(sam, tokens, 4, seats(2), choices=3, expert_groups=1)
     plain = topk(tokens, 4, seats(2), choices=3)
     np.testing.assert_array_equal(routing.seat_GSK, plain.seat_GSK)
     np.testing.assert_allclose(routing.weight_GSK, plain.weight_GSK, atol=1e-7)
@@ -94,9 +97,9 @@ def test_errors():
     tokens = tokens_of_probs(PROBS)
     for groups in (0, 3):
         with pytest.raises(ValueError, match=rf"sam\.sam\.expert_groups: {groups} does not divide"):
-            sam(tokens, 4, seats(1), expert_groups=groups)
+            at_once(sam, tokens, 4, seats(1), expert_groups=groups)
     # A group has two experts.
     with pytest.raises(ValueError, match=r"sam\.sam\.choices: 3 is not between 1 and 2"):
-        sam(tokens, 4, seats(1), choices=3)
+        at_once(sam, tokens, 4, seats(1), choices=3)
     with pytest.raises(ValueError, match=r"sam\.sam\.alignment: -1\.0 is negative"):
-        sam(tokens, 4, seats(1), alignment=-1.0)
+        at_once(sam, tokens, 4, seats(1), alignment=-1.0)

@@ -15,6 +15,7 @@ from tests.model.gates.golden import (
     CASES,
     PROBS,
     assert_same_plan,
+    at_once,
     balance_by_loops,
     best,
     golden_tokens,
@@ -32,7 +33,7 @@ from tests.model.gates.golden import (
 def test_equals_a_transcription_of_the_paper(case):
     alg1 = read("alg1")
     tokens, E, C = golden_tokens(read("inputs"), case)
-    routing = switch(tokens, E, seats(C))
+    routing = at_once(switch, tokens, E, seats(C))
     combine = alg1[f"{case}/alg1/switch/combine"]
     assert_same_plan(routing, combine, combine != 0, where="weight")
     # GShard's loss counts first choices too; times E^2 it is 1 when balanced. With padding: over
@@ -45,7 +46,7 @@ def test_equals_a_transcription_of_the_paper(case):
 def test_by_hand():
     # Best experts of the four tokens: 0, 0, 0, 1 with p = .6, .5, .7, .5. Two seats each: t0 and t1
     # sit at expert 0, t2 finds it full, t3 sits at expert 1. Weights are p itself.
-    routing = switch(tokens_of_probs(PROBS), 3, seats(2))
+    routing = at_once(switch, tokens_of_probs(PROBS), 3, seats(2))
     assert routing.expert_GSK[0, :, 0].tolist() == [0, 0, 0, 1]
     assert routing.seat_GSK[0, :, 0].tolist() == [0, 1, -1, 0]
     np.testing.assert_allclose(routing.weight_GSK[0, :, 0], [0.6, 0.5, 0, 0.5], atol=1e-6)
@@ -59,7 +60,7 @@ def test_by_hand():
 
 def test_by_hand_the_most_probable_sit_first():
     # At expert 0 t2 (.7) goes first, then t0 (.6); t1 (.5) is left over.
-    routing = switch(tokens_of_probs(PROBS), 3, seats(2), priority="probability")
+    routing = at_once(switch, tokens_of_probs(PROBS), 3, seats(2), priority="probability")
     assert routing.seat_GSK[0, :, 0].tolist() == [1, -1, 0, 0]
     np.testing.assert_allclose(routing.weight_GSK[0, :, 0], [0.6, 0, 0.7, 0.5], atol=1e-6)
     np.testing.assert_allclose(routing.aux_loss, 1.33125, rtol=1e-6)
@@ -69,7 +70,7 @@ def test_by_hand_padding():
     # t0 is padding: t1 and t2 have expert 0. Over three tokens f = (2/3, 1/3, 0) and
     # P = (1.4, .8, .8) / 3: 3 * (2/3 * 1.4/3 + 1/3 * .8/3) = 1.2. The second group is all padding.
     mask = [[False, True, True, True], [False] * 4]
-    routing = switch(tokens_of_probs(PROBS * 2, mask), 3, seats(2))
+    routing = at_once(switch, tokens_of_probs(PROBS * 2, mask), 3, seats(2))
     assert routing.seat_GSK[:, :, 0].tolist() == [[-1, 0, 1, 0], [-1] * 4]
     np.testing.assert_allclose(routing.aux_loss, 1.2, rtol=1e-6)
 
@@ -77,7 +78,7 @@ def test_by_hand_padding():
 @pytest.mark.parametrize("priority", ["order", "probability"])
 def test_equals_loops(priority):
     logits, mask = random_case(3, G=4, S=16, E=4)
-    routing = switch(tokens_of(logits, mask), 4, seats(3), priority=priority)
+    routing = at_once(switch, tokens_of(logits, mask), 4, seats(3), priority=priority)
     probs, expert = softmax(logits), best(logits, 1)
     by = probs.max(axis=-1) if priority == "probability" else None
     seat = seats_by_loops(expert, mask, 3, priority=by)
@@ -94,7 +95,7 @@ def test_z_loss_of_equal_logits():
     # logsumexp of four zeros is ln 4; padding, here with large logits, does not count.
     logits = np.zeros((1, 3, 4))
     logits[0, 2] = 50
-    routing = switch(tokens_of(logits, [[True, True, False]]), 4, seats(3))
+    routing = at_once(switch, tokens_of(logits, [[True, True, False]]), 4, seats(3))
     np.testing.assert_allclose(routing.z_loss, math.log(4) ** 2, rtol=1e-6)
     # And ties go to the lowest index.
     assert routing.expert_GSK[0, :, 0].tolist() == [0, 0, 0]
@@ -155,9 +156,9 @@ def test_jitter_scales_what_the_router_sees_and_nothing_else():
 def test_errors():
     tokens = tokens_of_probs(PROBS)
     with pytest.raises(ValueError, match=r"switch\.switch\.jitter: 1\.5 is not in \[0, 1\)"):
-        switch(tokens, 3, seats(2), jitter=1.5)
+        at_once(switch, tokens, 3, seats(2), jitter=1.5)
     with pytest.raises(ValueError, match=r"switch\.switch\.priority: 'best' is none of"):
-        switch(tokens, 3, seats(2), priority="best")
+        at_once(switch, tokens, 3, seats(2), priority="best")
     causal = tokens_of_probs(PROBS, causal=True)
     with pytest.raises(ValueError, match=r"switch\.switch\.priority = 'probability' looks at"):
         switch(causal, 3, seats(2), priority="probability")

@@ -8,6 +8,7 @@ from tests.model.gates.golden import (
     CASES,
     PROBS,
     assert_same_plan,
+    at_once,
     balance_by_loops,
     best,
     golden_tokens,
@@ -26,19 +27,19 @@ def test_normalised_top_2_is_gshards_without_the_coin(case):
     # As Tutel's: both choices always ask, and the gates are normalised before anything is dropped.
     alg1 = read("alg1")
     tokens, E, C = golden_tokens(read("inputs"), case)
-    routing = topk(tokens, E, seats(C), normalize=True)
+    routing = at_once(topk, tokens, E, seats(C), normalize=True)
     combine, dispatch = (alg1[f"{case}/alg1/all/{part}"] for part in ("combine", "dispatch"))
     assert_same_plan(routing, combine, dispatch)
     # Raw: the same seats, and the softmax itself as the weight.
     probs = softmax(np.asarray(tokens.score("router")))
-    assert_same_plan(topk(tokens, E, seats(C)), probs[..., None] * dispatch, dispatch)
+    assert_same_plan(at_once(topk, tokens, E, seats(C)), probs[..., None] * dispatch, dispatch)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_top_1_is_switch(case):
     combine = read("alg1")[f"{case}/alg1/switch/combine"]
     tokens, E, C = golden_tokens(read("inputs"), case)
-    routing = topk(tokens, E, seats(C), choices=1)
+    routing = at_once(topk, tokens, E, seats(C), choices=1)
     assert_same_plan(routing, combine, combine != 0, where="weight")
 
 
@@ -83,7 +84,7 @@ def test_equals_loops(choices, token_major, batch_priority):
 
 
 def by_hand(number, **options):
-    return topk(tokens_of_probs(PROBS), 3, seats(number), **options)
+    return at_once(topk, tokens_of_probs(PROBS), 3, seats(number), **options)
 
 
 def test_by_hand_one_seat_each():
@@ -131,7 +132,7 @@ def test_by_hand_batch_priority():
 
 
 def test_equal_logits_choose_the_lowest_experts_in_order():
-    routing = topk(tokens_of(np.zeros((1, 2, 4))), 4, seats(2), choices=3)
+    routing = at_once(topk, tokens_of(np.zeros((1, 2, 4))), 4, seats(2), choices=3)
     assert routing.expert_GSK[0].tolist() == [[0, 1, 2]] * 2
 
 
@@ -141,7 +142,7 @@ def test_balance_scores_one(choices):
     order = (np.arange(8)[:, None] + np.arange(4)) % 4
     logits = np.zeros((1, 8, 4))
     np.put_along_axis(logits, order[None], np.array([[[3.0, 2.0, 1.0, 0.0]]]), axis=-1)
-    routing = topk(tokens_of(logits), 4, seats(8), choices=choices)
+    routing = at_once(topk, tokens_of(logits), 4, seats(8), choices=choices)
     np.testing.assert_allclose(routing.aux_loss, 1.0, rtol=1e-6)
 
 

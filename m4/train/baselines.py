@@ -54,8 +54,8 @@ class Recipe:
     batch_rows: int = 8
     peak: float = 6e-3
     warmup_steps: int = 200
-    cooldown_steps: int = 2500
-    max_steps: int = 4000
+    cooldown_steps: int = 3500
+    max_steps: int = 6000
     eval_period: int = 500
     patience: int = 4
 

@@ -5,6 +5,7 @@ Source: Roller et al. 2021 (arXiv 2106.04426), section 3; tables "random", "bala
 
 import functools
 import heapq
+import zipfile
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,8 +32,8 @@ def hash(
 
     The id is that of the layer's input: in a decoder of the token before the one to be predicted.
     The table is a parameter that no optimizer changes, `hash/table`: a trained model takes it from
-    its checkpoint, whatever the options and files say by then. Tokens beyond the capacity get
-    nothing.
+    its checkpoint, whatever the options and files say by then (the files must still be there).
+    Tokens beyond the capacity get nothing.
 
     Args:
         tokens: see `Tokens`; ids and tables. num_experts: E. capacity: asked for one choice.
@@ -129,12 +130,14 @@ def _load(option: str, path: str | None, vocab_size: int, *, axes: int) -> np.nd
     if path is None:
         raise ValueError(f"{option}: this hash.hash.table needs the name of an .npy file")
     try:
-        rows = np.load(path, allow_pickle=False)
+        with open(path, "rb") as file:  # np.load of a name leaves a damaged file open
+            rows = np.load(file, allow_pickle=False)
     except FileNotFoundError as error:
         raise ValueError(f"{option}: no file {path}") from error
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{option}: {path} is not an .npy file of numbers") from error
-    if rows.dtype.kind not in "iuf" or not np.isfinite(rows).all():
+    numbers = isinstance(rows, np.ndarray) and rows.dtype.kind in "iuf"  # an .npz is a dictionary
+    if not numbers or not np.isfinite(rows).all():
         raise ValueError(f"{option}: {path} is not an .npy file of numbers")
     least = vocab_size - ROUNDED + 1
     if rows.ndim != axes or not least <= len(rows) <= vocab_size:

@@ -110,9 +110,11 @@ def test_bad_options(tmp_path):
     with pytest.raises(ValueError, match=r"hash\.hash\.counts: no file .*none\.npy"):
         make(counts=str(tmp_path / "none.npy"))
     np.save(tmp_path / "nan.npy", np.full(200, np.nan))
-    for name in ("text", "nan"):
-        with pytest.raises(ValueError, match=rf"{name}\.npy is not an \.npy file of numbers"):
-            make(counts=str(tmp_path / f"{name}.npy"))
+    np.savez(tmp_path / "several.npz", np.ones(200, int))
+    (tmp_path / "half.npz").write_bytes((tmp_path / "several.npz").read_bytes()[:100])
+    for name in ("text.npy", "nan.npy", "several.npz", "half.npz"):
+        with pytest.raises(ValueError, match=f"{name} is not an .npy file of numbers"):
+            make(counts=str(tmp_path / name))
     for name, shape in (("short", r"\(72,\)"), ("long", r"\(201,\)"), ("alike", r"\(200, 2\)")):
         with pytest.raises(ValueError, match=f"{name}.npy has the shape {shape}; .* 200 ids"):
             make(counts=str(tmp_path / f"{name}.npy"))

@@ -158,6 +158,11 @@ class Transformer(nn.Module):
         super().__post_init__()
 
     def setup(self) -> None:
+        for name, least in (("num_experts", 0), ("moe_every", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"transformer.Transformer.{name}: {getattr(self, name)} is less than {least}"
+                )
         self.token_embedder = Embed(self.vocab_size, self.width, dtype=self.dtype)
         self.encoder_bias = RelativeBias(self.heads, bidirectional=True)
         self.decoder_bias = RelativeBias(self.heads, bidirectional=False)

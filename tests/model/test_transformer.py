@@ -378,3 +378,11 @@ def test_activations_of_bfloat16_stay_bfloat16():
 def test_an_unknown_activation_is_named():
     with pytest.raises(ValueError, match=r"transformer\.Transformer\.activations: 'swash'"):
         jax.eval_shape(lambda: init(tiny(activations=("swash",))))
+
+
+@pytest.mark.parametrize(("option", "wrong"), [("num_experts", -1), ("moe_every", 0)])
+def test_bad_numbers_of_experts(option, wrong):
+    with pytest.raises(
+        ValueError, match=rf"transformer\.Transformer\.{option}: {wrong} is less than"
+    ):
+        jax.eval_shape(partial(init, tiny(**{option: wrong})))

@@ -123,11 +123,17 @@ def expert_capacity(
     choices: theirs of 2.0 is this one of 1.0.)
 
     Raises:
-        ValueError: an unknown rule (gin: `transformer.Transformer.capacity_rule`).
+        ValueError: an unknown rule (gin: `transformer.Transformer.capacity_rule`), a factor that is
+            not positive.
     """
     if rule not in CAPACITY_RULES:
         raise ValueError(
             f"transformer.Transformer.capacity_rule: {rule!r} is none of {sorted(CAPACITY_RULES)}"
+        )
+    if not factor > 0:
+        raise ValueError(
+            f"transformer.Transformer: a capacity factor of {factor} (train_, eval_ or "
+            "decode_capacity_factor) is not positive"
         )
     exact = group_tokens * choices * factor / num_experts
     return min(group_tokens, CAPACITY_RULES[rule](exact))

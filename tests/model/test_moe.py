@@ -11,6 +11,7 @@ import pytest
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer, group_size, mean_metrics
+from m4.model.routing import expert_capacity
 
 M, F = 6, 5
 
@@ -120,6 +121,45 @@ def test_capacity_in_training_and_evaluation():
     limited = layer(group_tokens=0, eval_capacity_factor=0.5)
     y_BLM, _ = apply(limited, params, x_BLM, mask_BL)
     assert not np.asarray(y_BLM).reshape(32, M)[8:].any()
+    # Decoding has a factor of its own: here the 4 rows' position, all alike, and one seat.
+    one_B1M, mask_B1 = x_BLM[:, :1], mask_BL[:, :1]
+    for factors, seated in (
+        ({"decode_capacity_factor": 0.5}, 1),  # 2 * 4 * .5 / 4 = 1
+        ({"decode_capacity_factor": 1.0}, 2),
+        ({"eval_capacity_factor": 0.5}, 4),
+        ({}, 4),
+    ):
+        limited = layer(group_tokens=0, capacity_rule="paper", **factors)
+        decode = jax.jit(partial(limited.apply, deterministic=True, decode=True))
+        y_B1M = np.asarray(decode({"params": params}, one_B1M, mask_B1))
+        assert y_B1M.any(axis=(1, 2)).tolist() == [b < seated for b in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "seats"),
+    # The exact shares K * S * factor / E of the three: 2 * 10 * 1 / 8 = 2.5, 2 * 50 * 1 / 8 = 12.5,
+    # 1 * 45 * 1.25 / 4 = 14.0625.
+    [
+        ("paper", [3, 13, 15]),
+        ("lingvo", [4, 12, 16]),
+        ("mesh", [4, 12, 14]),
+        ("flaxformer", [4, 12, 14]),  # 12.5 to even
+        ("vmoe", [4, 16, 16]),
+    ],
+)
+def test_capacity_rules_by_hand(rule, seats):
+    shapes = [(10, 8, 1.0, 2), (50, 8, 1.0, 2), (45, 4, 1.25, 1)]
+    assert [expert_capacity(*shape, rule) for shape in shapes] == seats
+    # Never more than tokens.
+    assert expert_capacity(3, 1, 2.0, 2, rule) == 3
+
+
+def test_bad_capacity():
+    with pytest.raises(ValueError, match=r"Transformer\.capacity_rule: 'best' is none of"):
+        expert_capacity(8, 4, 1.0, rule="best")
+    for factor in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=rf"capacity factor of {factor} .* is not positive"):
+            expert_capacity(8, 4, factor)
 
 
 def test_sows_t5x_metrics():

@@ -102,7 +102,7 @@ def _lingvo(seats: float) -> int:
 # The exact share K*S*factor/E -> seats. Nobody needs more than S.
 CAPACITY_RULES: Mapping[str, Callable[[float], int]] = {
     # arXiv 2006.16668, section 2.2: C = 2S/E, here with whole seats.
-    "paper": lambda seats: max(math.ceil(seats), 1),
+    "paper": lambda seats: max(math.ceil(seats - 1e-6), 1),  # 55.00000000000001 is 55
     # Lingvo, gshard_layers.py 2062-2077: at least 4, a multiple of 4.
     "lingvo": _lingvo,
     # Mesh TensorFlow, moe.py 365-371: rounded down, at least 4.
@@ -110,7 +110,7 @@ CAPACITY_RULES: Mapping[str, Callable[[float], int]] = {
     # flaxformer, moe_layers.py 175-178: rounded half to even, at least 4.
     "flaxformer": lambda seats: max(round(seats), 4),
     # V-MoE, moe.py 171-198: rounded up, then to a multiple of 4.
-    "vmoe": lambda seats: math.ceil(math.ceil(seats) / 4) * 4,
+    "vmoe": lambda seats: math.ceil(math.ceil(seats - 1e-6) / 4) * 4,
 }
 
 
@@ -200,7 +200,7 @@ def balance_loss(
     Args:
         probs_GSE: the softmax. chosen_GSE: 0/1, before capacity; for several choices a token see
             `choice_shares`.
-        real_token_means: over real tokens, and groups that have any; False divides by S, padding
+        real_token_means: over a group's real tokens; False divides by S, padding
             included (paper and Lingvo's legacy behaviour).
         by_group: False: as if all tokens were one group.
     """
@@ -213,8 +213,8 @@ def balance_loss(
     share_GE = jnp.sum(chosen_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
     mean_GE = jnp.sum(probs_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
     loss_G = E * jnp.sum(share_GE * mean_GE, axis=-1)
-    # A group of padding alone has no balance to speak of.
-    loss = masked_mean(loss_G, real_G1[:, 0] > 0) if real_token_means else jnp.mean(loss_G)
+    # A group of padding alone counts as 0, as in Lingvo.
+    loss = jnp.mean(loss_G)
     return loss / E**2 if paper_scale else loss
 
 

@@ -114,10 +114,12 @@ def seats_by_loops(
 
 
 def balance_by_loops(probs_GSE: np.ndarray, expert_GSK: Any, mask_GS: np.ndarray) -> float:
-    """E * sum_e f_e P_e over the real tokens of a group, mean over groups that have any."""
+    """E * sum_e f_e P_e over the real tokens of a group, mean over groups; 0 without any."""
     E, losses = probs_GSE.shape[-1], []
     for probs, expert, mask in zip(probs_GSE, np.asarray(expert_GSK), mask_GS, strict=True):
         if mask.any():
             f = np.bincount(expert[mask].ravel(), minlength=E) / expert[mask].size
             losses.append(E * f @ probs[mask].mean(axis=0))
-    return float(np.mean(losses)) if losses else 0.0
+        else:
+            losses.append(0.0)
+    return float(np.mean(losses))

@@ -37,9 +37,9 @@ def test_equals_a_transcription_of_the_paper(case):
     combine = alg1[f"{case}/alg1/switch/combine"]
     assert_same_plan(routing, combine, combine != 0, where="weight")
     # GShard's loss counts first choices too; times E^2 it is 1 when balanced. With padding: over
-    # real tokens, and one of the three groups, all padding, counts as a loss of 0 there.
-    variant, groups = ("all_nonpad", 3 / 2) if case == "pad" else ("none", 1)
-    expected = alg1[f"{case}/alg1/{variant}/l_aux_paper"] * E**2 * groups
+    # real tokens.
+    variant = "all_nonpad" if case == "pad" else "none"
+    expected = alg1[f"{case}/alg1/{variant}/l_aux_paper"] * E**2
     np.testing.assert_allclose(routing.aux_loss, expected, rtol=2e-6)
 
 
@@ -68,11 +68,12 @@ def test_by_hand_the_most_probable_sit_first():
 
 def test_by_hand_padding():
     # t0 is padding: t1 and t2 have expert 0. Over three tokens f = (2/3, 1/3, 0) and
-    # P = (1.4, .8, .8) / 3: 3 * (2/3 * 1.4/3 + 1/3 * .8/3) = 1.2. The second group is all padding.
+    # P = (1.4, .8, .8) / 3: 3 * (2/3 * 1.4/3 + 1/3 * .8/3) = 1.2. The second group, all padding,
+    # counts as 0: the mean is 0.6.
     mask = [[False, True, True, True], [False] * 4]
     routing = at_once(switch, tokens_of_probs(PROBS * 2, mask), 3, seats(2))
     assert routing.seat_GSK[:, :, 0].tolist() == [[-1, 0, 1, 0], [-1] * 4]
-    np.testing.assert_allclose(routing.aux_loss, 1.2, rtol=1e-6)
+    np.testing.assert_allclose(routing.aux_loss, 0.6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("priority", ["order", "probability"])

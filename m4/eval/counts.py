@@ -61,7 +61,13 @@ class Counts:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Counts:
+        """Raises ValueError where a layer has not one row of counts a direction."""
         counts = cls(saved["directions"])
+        if not isinstance(saved["layers"], Mapping):
+            raise ValueError("layers: must be an object, layer -> rows")
+        for layer, rows in saved["layers"].items():
+            if np.ndim(rows) != 2 or len(rows) != len(counts.directions):
+                raise ValueError(f"layers: {layer} has not one row of counts a direction")
         counts.add(saved["layers"])
         return counts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,10 @@ def test_users_mistakes(tmp_path: Path) -> None:
     assert "atlas.train.json: nothing is counted" in m4("atlas", f"--model_dir={folder}").mistake
     (folder / "atlas.train.json").write_text("{")
     assert "atlas.train.json: no counts" in m4("atlas", f"--model_dir={folder}").mistake
+    for layers in ([], {"encoder_1": [[1, 2]]}, {"encoder_1": 3}):  # two directions, not one row
+        damaged = {"format": counts.FORMAT, "directions": ["en-gl", "gl-en"], "layers": layers}
+        (folder / "atlas.train.json").write_text(json.dumps(damaged))
+        assert "no counts of experts: layers: " in m4("atlas", f"--model_dir={folder}").mistake
     (folder / "atlas.train.json").unlink()
     assert "`m4 train` of a model with experts" in m4("atlas", f"--model_dir={folder}").mistake
     said = m4("atlas", f"--model_dir={folder}", "--gin.TRAIN_STEPS=4")

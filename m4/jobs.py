@@ -29,6 +29,9 @@ from m4.core.jax_setup import set_up
 from m4.core.mesh import make_mesh
 from m4.core.report import Stage, read_metrics
 from m4.data.cache import Cache
+from m4.data.preprocess import language_of
+from m4.data.samplers import Sampler
+from m4.data.samplers.temperature import temperature
 from m4.data.stream import Stream
 from m4.eval.decode import check_settings, decode_to_files
 from m4.eval.delta import level, tables
@@ -36,7 +39,7 @@ from m4.eval.page import Background
 from m4.eval.report import Report
 from m4.eval.report import report as write_report
 from m4.eval.score import System, measure, score_rows, score_table, write_scores
-from m4.eval.testsets import Showing, check_held_out, counting_of, language_of, split_pairs
+from m4.eval.testsets import Showing, check_held_out, counting_of, split_pairs
 from m4.eval.testsets import train_pairs as train_pairs_of
 from m4.eval.translate import Translator, restore_params
 from m4.model.transformer import Transformer
@@ -69,6 +72,7 @@ class Setup:
         corpus: (folder, ...) -> Cache, e.g. @cache.prepare with its source and languages.
         model: (vocab_size) -> Transformer. train: see `loop.train`. mesh: () -> Mesh.
         mixture: to_english, from_english or any_to_any.
+        sampler: training pairs of each direction -> their shares, e.g. @temperature.temperature.
         lengths: {"inputs": pieces, "targets": pieces} of a packed row.
         batch_size: packed rows a step, over all devices. seed: of everything that is drawn.
         dev_period: steps between dev losses; dev_pairs: at most so many pairs a direction.
@@ -86,6 +90,7 @@ class Setup:
     train: Callable[..., loop.Trained] = loop.train
     mesh: Callable[..., Any] = make_mesh
     mixture: str = "any_to_any"
+    sampler: Sampler = temperature
     lengths: Mapping[str, int] = dataclasses.field(
         default_factory=lambda: {"inputs": 128, "targets": 128}
     )
@@ -142,6 +147,7 @@ def train(setup: Setup, *, dense: bool = False) -> None:
     model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
     stream = Stream(
         cache,
+        rates=setup.sampler(cache.sizes()),
         seed=setup.seed,
         batch_rows=setup.batch_size,
         source_length=setup.lengths["inputs"],
@@ -248,10 +254,12 @@ def report(
     found = baselines(setup) if setup.baselines is not None else {}
     systems += _bilingual(setup, found)
     shares: dict[str, float] = {}
-    for direction, rate in cache.rates().items():
+    rates = setup.sampler(cache.sizes())
+    for direction, rate in rates.items():
         language = language_of(direction)
         shares[language] = shares.get(language, 0.0) + rate
-    seen = Stream(cache, seed=setup.seed, batch_rows=setup.batch_size).epochs(setup.total_steps)
+    stream = Stream(cache, rates=rates, seed=setup.seed, batch_rows=setup.batch_size)
+    seen = stream.epochs(setup.total_steps)
     epochs: dict[str, float] = {}
     for direction, times in seen.items():  # a pair is seen in each of its directions
         epochs[language_of(direction)] = max(times, epochs.get(language_of(direction), 0.0))

@@ -23,13 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data import build
-from m4.data.preprocess import split_direction
-from m4.data.samplers.temperature import temperature as temperature_rates
+from m4.data.preprocess import language_of, split_direction
 from m4.data.sources import SPLITS, Pair, Source
+from m4.data.text import Report, read_pairs, text_file
+from m4.data.tokens import SIDES
 from m4.data.vocabulary import Vocabulary, check_size
 
 # Raised whenever the same settings would give other files.
-FORMAT = 2
+FORMAT = 3
 MIXTURES = ("to_english", "from_english", "any_to_any")
 
 
@@ -63,8 +64,8 @@ class Cache:
 
     @property
     def directions(self) -> list[str]:
-        """The directions of the cache's mixture."""
-        return list(self.rates())
+        """The directions of the cache's mixture: those out of English first."""
+        return directions_of(self.mixture_name, self.languages())
 
     @property
     def source_length(self) -> int:
@@ -76,18 +77,19 @@ class Cache:
         """No training target is longer, with eos."""
         return self.manifest["identity"]["target_length"]
 
-    @property
-    def temperature(self) -> float:
-        """Of the rates, and of the vocabulary's text."""
-        return self.manifest["identity"]["temperature"]
-
     @cached_property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.folder / "vocabulary.model")
 
-    def rates(self, mixture_name: str | None = None) -> dict[str, float]:
-        """Direction -> share of the examples, as in the seqio mixture; they sum to 1."""
-        return dict(self.manifest["mixtures"][mixture_name or self.mixture_name])
+    @property
+    def segmentations(self) -> int:
+        """How many ways each training sentence is tokenized; 1: the best one alone."""
+        return 1
+
+    def sizes(self) -> dict[str, int]:
+        """Direction of the mixture -> training pairs: what a sampler makes rates of."""
+        pairs = {code: self.size(code, "train") for code in self.languages()}
+        return {name: pairs[language_of(name)] for name in self.directions}
 
     def size(self, language: str, split: str) -> int:
         """Number of pairs."""
@@ -108,10 +110,18 @@ class Cache:
         """The rows of a language in the split's arrays."""
         return range(*self._count(language, split)["rows"])
 
-    def tokens(self, split: str, side: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """(flat ids, offsets): sentence r is flat[offsets[r] : offsets[r + 1]]. Memory-mapped."""
+    def tokens(
+        self, split: str, side: str, role: str = "source"
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """(flat ids, offsets): sentence r is flat[offsets[r] : offsets[r + 1]]. Memory-mapped.
+
+        side: english or foreign. role: source or target, which differ where the two have
+        vocabularies of their own. The train split holds its sentences `segmentations` times: the
+        v-th way to tokenize sentence r of R is entry v * R + r.
+        """
         assert split in SPLITS, split
-        assert side in build.SIDES, side
+        assert side in SIDES, side
+        assert role in ("source", "target"), role
         stem = self.folder / f"{split}.{side}"
         # An empty file cannot be mapped.
         offsets = np.load(f"{stem}.offsets.npy", mmap_mode="r")
@@ -120,12 +130,12 @@ class Cache:
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         """The text, in the order of the rows."""
-        return build.read_pairs(self.text_file(language, split))
+        return read_pairs(self.text_file(language, split))
 
     def text_file(self, language: str, split: str) -> Path:
         """A split's text: english<TAB>foreign, UTF-8, in the order of the rows."""
         self._count(language, split)
-        return build.text_file(self.folder, split, language)
+        return text_file(self.folder, split, language)
 
     def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
         """Named parts of a dev or test split, parallel to pairs(); empty where there are none."""
@@ -156,12 +166,12 @@ def prepare(
     languages: Sequence[str] | None = None,
     mixture_name: str = "any_to_any",
     vocabulary_size: int = 8000,
-    temperature: float = 5.0,
+    vocabulary_temperature: float = 5.0,
     source_length: int = 128,
     target_length: int = 128,
     vocabulary_sentences: int = 200_000,
     rebuild: bool = False,
-    report: build.Report | None = None,
+    report: Report | None = None,
 ) -> Cache:
     """The cache of `source` in `folder`: opened if it is there, else built.
 
@@ -174,7 +184,7 @@ def prepare(
         "languages": _checked(source.languages() if languages is None else languages),
         "vocabulary_size": vocabulary_size,
         "vocabulary_sentences": vocabulary_sentences,
-        "temperature": float(temperature),
+        "vocabulary_temperature": float(vocabulary_temperature),
         "source_length": source_length,
         "target_length": target_length,
     }
@@ -189,7 +199,7 @@ def subset(
     source_length: int | None = None,
     target_length: int | None = None,
     rebuild: bool = False,
-    report: build.Report | None = None,
+    report: Report | None = None,
 ) -> Cache:
     """A bilingual cache out of a multilingual one, with a small vocabulary of its own.
 
@@ -201,7 +211,7 @@ def subset(
         "languages": [language],
         "vocabulary_size": vocabulary_size,
         "vocabulary_sentences": cache.manifest["identity"]["vocabulary_sentences"],
-        "temperature": 1.0,
+        "vocabulary_temperature": 1.0,
         "source_length": source_length or cache.source_length,
         "target_length": target_length or cache.target_length,
     }
@@ -214,7 +224,7 @@ def _open_or_build(
     settings: dict[str, Any],
     mixture_name: str,
     rebuild: bool,
-    report: build.Report | None,
+    report: Report | None,
 ) -> Cache:
     folder, report = Path(folder), report or (lambda *_: None)
     _checked_mixture(mixture_name)
@@ -232,7 +242,11 @@ def _open_or_build(
         raise ValueError(f"{folder}: neither a cache nor empty; give another folder")
     # Mistakes that would show only after all text is read.
     check_size(settings["vocabulary_size"], 1 + len(settings["languages"]))
-    temperature_rates({}, settings["temperature"])
+    if not settings["vocabulary_temperature"] >= 1.0:
+        raise ValueError(
+            f"vocabulary_temperature is {settings['vocabulary_temperature']}: must be at least 1 "
+            "(cache.prepare.vocabulary_temperature)"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -243,7 +257,6 @@ def _open_or_build(
         }
         text = json.dumps([identity, manifest["corpus"], manifest["vocabulary"]], sort_keys=True)
         manifest["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()
-        manifest["mixtures"] = _rates(manifest["languages"], settings["temperature"])
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
         (temporary / "manifest.json").write_text(text, encoding="utf-8")
         if folder.exists():
@@ -273,6 +286,16 @@ def _checked(languages: Sequence[str]) -> list[str]:
             f"languages {codes}: need at least one, each once (cache.prepare.languages)"
         )
     return codes
+
+
+def directions_of(mixture_name: str, languages: Sequence[str]) -> list[str]:
+    """'any_to_any', ['gl'] -> ['en-gl', 'gl-en']."""
+    from_english, to_english = ([f"en-{c}" for c in languages], [f"{c}-en" for c in languages])
+    return {
+        "from_english": from_english,
+        "to_english": to_english,
+        "any_to_any": from_english + to_english,
+    }[mixture_name]
 
 
 def _checked_mixture(name: str) -> str:
@@ -308,15 +331,3 @@ def _differences(made: Any, now: Any, name: str = "") -> list[str]:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) < 60 else f"{text[:50]}..."
-
-
-def _rates(languages: dict[str, Any], temperature: float) -> dict[str, dict[str, float]]:
-    """Mixture -> direction -> rate: the numbers of the seqio mixtures of tasks.py."""
-    sizes = {code: splits["train"]["pairs"] for code, splits in languages.items()}
-    to_english = {f"{code}-en": size for code, size in sizes.items()}
-    from_english = {f"en-{code}": size for code, size in sizes.items()}
-    mixtures = (to_english, from_english, from_english | to_english)
-    return {
-        name: temperature_rates(directions, temperature)
-        for name, directions in zip(MIXTURES, mixtures, strict=True)
-    }

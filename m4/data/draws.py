@@ -51,7 +51,7 @@ class Draws:
                 raise ValueError(
                     f"{name}: a share of {min(rates) / total:.1e} is too small, at least "
                     f"{1 / _LARGEST_BLOCK:.1e} (leave the direction out or raise "
-                    "cache.prepare.temperature)"
+                    "jobs.Setup.sampler's temperature)"
                 )
         self._block_key = permutation.key("block", seed)
         self._keys = np.array([permutation.key("epoch", seed, name) for name in names], np.uint64)

@@ -50,3 +50,9 @@ def split_direction(direction: str) -> tuple[str, str]:
             f"direction {direction!r}: must be 'en-xx' or 'xx-en', with '-' between the codes"
         )
     return parts[0], parts[1]
+
+
+def language_of(direction: str) -> str:
+    """The side of a direction that is not English: "gl" of "en-gl" and of "gl-en"."""
+    source, target = split_direction(direction)
+    return target if source == "en" else source

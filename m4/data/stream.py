@@ -16,6 +16,7 @@ from m4.data.batches import evaluation_batches as evaluation_batches
 from m4.data.cache import Cache
 from m4.data.draws import Draws
 from m4.data.packing import TRIES, Plan, Shape, plan
+from m4.data.samplers.temperature import temperature
 
 # Raised whenever the same arguments would give other batches.
 FORMAT = 1
@@ -50,12 +51,12 @@ class Stream:
         target_length: int | None = None,
         pack: bool = True,
     ) -> None:
-        """directions and rates default to those of the cache's mixture, lengths to the cache's.
+        """directions default to those of the cache's mixture, lengths to the cache's.
 
-        rates need not sum to 1. ValueError for a direction without rate and for lengths below
-        the longest training pair.
+        rates: direction -> share of the pairs, need not sum to 1; default: temperature(T=5).
+        ValueError for a direction without rate and for lengths below the longest training pair.
         """
-        shares = dict(rates) if rates is not None else cache.rates()
+        shares = dict(rates) if rates is not None else temperature(cache.sizes())
         self.directions = list(directions) if directions is not None else list(shares)
         if missing := [d for d in self.directions if d not in shares]:
             raise ValueError(

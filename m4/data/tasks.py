@@ -2,7 +2,7 @@
 
 One seqio.Task a direction, `<prefix>.en_gl` (English to Galician) and `<prefix>.gl_en`, and three
 seqio.Mixtures over them, `<prefix>.to_english`, `<prefix>.from_english`, `<prefix>.any_to_any`,
-whose rates are temperature sampling (the numbers of seqio.mixing_rate_num_examples). The prefix
+whose rates are a sampler's (temperature's are those of seqio.mixing_rate_num_examples). The prefix
 keeps several corpora apart in one process. So a stock seqio or T5X user has m4's data:
 
     tasks.register_cache(Cache("runs/demo/data"))
@@ -27,6 +27,8 @@ from typing import Any
 
 from m4.data.cache import MIXTURES, Cache
 from m4.data.preprocess import split_direction, tag_symbol
+from m4.data.samplers import Sampler
+from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Pair, Source
 
 
@@ -131,8 +133,8 @@ def register(
     source: Source,
     languages: Sequence[str],
     vocabulary_path: str | os.PathLike[str],
-    temperature: float = 5.0,
     prefix: str = "m4",
+    sampler: Sampler = temperature,
 ) -> None:
     """Register the tasks and mixtures of a corpus under `prefix`.
 
@@ -146,7 +148,7 @@ def register(
         "languages": list(languages),
         "vocabulary": hashlib.sha256(path.read_bytes()).hexdigest(),
         "path": str(path),
-        "temperature": temperature,
+        "sampler": sampler,
     }
     if prefix in _REGISTERED:
         if _REGISTERED[prefix] == meaning:
@@ -163,7 +165,6 @@ def register(
     features = {
         name: seqio.Feature(vocabulary=vocabulary, add_eos=True) for name in ("inputs", "targets")
     }
-    rate = functools.partial(_rate, temperature=temperature)
     from_english = [f"en-{code}" for code in languages]
     to_english = [f"{code}-en" for code in languages]
     _REGISTERED[prefix] = meaning
@@ -187,12 +188,12 @@ def register(
         MIXTURES, (to_english, from_english, from_english + to_english), strict=True
     ):
         names = [task_name(direction, prefix) for direction in directions]
-        seqio.MixtureRegistry.add(f"{prefix}.{name}", names, default_rate=rate)
+        seqio.MixtureRegistry.add(f"{prefix}.{name}", names, default_rate=_Rates(sampler, names))
 
 
-def register_cache(cache: Cache, prefix: str = "m4") -> None:
+def register_cache(cache: Cache, prefix: str = "m4", sampler: Sampler = temperature) -> None:
     """Register the tasks and mixtures of a ready cache: the same pairs, ids and rates."""
-    register(cache, cache.languages(), cache.vocabulary.path, cache.temperature, prefix)
+    register(cache, cache.languages(), cache.vocabulary.path, prefix, sampler)
 
 
 def unregister(prefix: str = "m4") -> None:
@@ -220,11 +221,24 @@ def mixture_rates(name: str) -> dict[str, float]:
     return {direction: rate / total for direction, rate in rates.items()}
 
 
-def _rate(task: seqio.Task, temperature: float) -> float:
-    # seqio.mixing_rate_num_examples warns, once a task, that the task has no seqio cache.
-    size = task.source.num_input_examples("train")
-    assert size is not None, task.name
-    return size ** (1.0 / temperature)
+class _Rates:
+    """The rate function of a mixture: a sampler over the sizes of its tasks, which are counted
+    when the first rate is asked for."""
+
+    def __init__(self, sampler: Sampler, names: Sequence[str]) -> None:
+        self._sampler, self._names = sampler, list(names)
+
+    def __call__(self, task: seqio.Task) -> float:
+        return self._by_task[task.name]
+
+    @functools.cached_property
+    def _by_task(self) -> dict[str, float]:
+        sizes = {}
+        for name in self._names:
+            size = seqio.TaskRegistry.get(name).source.num_input_examples("train")
+            assert size is not None, name
+            sizes[name] = size
+        return self._sampler(sizes)
 
 
 def _tag(dataset: tf.data.Dataset, direction: str) -> tf.data.Dataset:

@@ -12,16 +12,10 @@ import numpy as np
 
 from m4.core.report import Stage
 from m4.data.cache import Cache
-from m4.data.preprocess import split_direction
+from m4.data.preprocess import language_of
 from m4.data.vocabulary import Vocabulary
 from m4.eval import counts
 from m4.eval.decode import decode
-
-
-def language_of(direction: str) -> str:
-    """The side of a direction that is not English: "gl" of "en-gl" and of "gl-en"."""
-    source, target = split_direction(direction)
-    return target if source == "en" else source
 
 
 def split_pairs(

@@ -9,10 +9,10 @@ from jax.sharding import Mesh
 
 from m4.core.mesh import logical, to_global
 from m4.data.cache import Cache
-from m4.data.preprocess import split_direction, tag
+from m4.data.preprocess import language_of, split_direction, tag
 from m4.data.stream import Stream, evaluation_batches
 from m4.eval.metrics.chrf import chrf
-from m4.eval.testsets import language_of, split_pairs
+from m4.eval.testsets import split_pairs
 from m4.model.transformer import Transformer
 from m4.train.step import make_eval_step
 

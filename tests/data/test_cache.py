@@ -15,7 +15,6 @@ import pytest
 from m4.data import cache
 from m4.data.cache import Cache
 from m4.data.preprocess import source_ids, target_ids
-from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.tsv import Tsv
 from tests.data.corpus import Made
@@ -70,10 +69,9 @@ def test_manifest(made: Made, made_cache: Cache) -> None:
     assert mean == pytest.approx(offsets[300] / 300, abs=1e-3)
     assert made_cache.mean_pieces("en-gl", "train")[1] == mean
     sizes = {f"en-{code}": size for code, size in made.sizes.items()}
-    assert made_cache.rates("from_english") == temperature(sizes, 5.0)
+    assert Cache(made_cache.folder, "from_english").sizes() == sizes
     assert made_cache.directions == [*sizes, *(f"{code}-en" for code in made.sizes)]
     assert Cache(made_cache.folder, "to_english").directions == ["gl-en", "pt-en", "sr_Latn-en"]
-    assert sum(made_cache.rates().values()) == pytest.approx(1)
 
 
 def test_token_counts_are_what_a_model_takes_in(made_cache: Cache) -> None:
@@ -126,7 +124,7 @@ def test_the_same_input_gives_the_same_cache(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"vocabulary_size": 500}, "vocabulary_size = 400, now 500"),
-        ({"temperature": 1}, "temperature = 5.0, now 1.0"),
+        ({"vocabulary_temperature": 1}, "vocabulary_temperature = 5.0, now 1.0"),
         ({"source": Made({"gl": 50, "pt": 30}, seed=1)}, "source.seed = 0, now 1"),
         ({"source": Made({"gl": 51, "pt": 30})}, "source.by_language.gl = 50, now 51"),
         ({"languages": ["gl", "pt"]}, r"languages = \['gl'\], now \['gl', 'pt'\]"),
@@ -211,8 +209,8 @@ def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
         prepare(Made({"gl": 9}), ["gl"], mixture_name="all")
     with pytest.raises(ValueError, match="vocabulary of 100 pieces is too small"):
         prepare(Made({"gl": 9}), ["gl"], vocabulary_size=100)
-    with pytest.raises(ValueError, match=r"temperature is 0\.5: must be at least 1"):
-        prepare(Made({"gl": 9}), ["gl"], temperature=0.5)
+    with pytest.raises(ValueError, match=r"vocabulary_temperature is 0\.5: must be at least 1"):
+        prepare(Made({"gl": 9}), ["gl"], vocabulary_temperature=0.5)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "precious").touch()
@@ -246,7 +244,7 @@ def test_bad_lines_that_were_skipped_are_in_the_manifest(tmp_path: Path) -> None
 def test_subset_is_a_small_bilingual_cache(tmp_path: Path, made_cache: Cache) -> None:
     small = cache.subset(made_cache, tmp_path / "pt", "pt", vocabulary_size=350)
     assert small.directions == ["en-pt", "pt-en"]
-    assert small.rates() == {"en-pt": 0.5, "pt-en": 0.5}
+    assert small.directions == ["en-pt", "pt-en"]
     assert small.vocabulary.languages == ["en", "pt"]
     assert small.vocabulary.size <= 350
     assert (small.source_length, small.target_length) == (96, 96)

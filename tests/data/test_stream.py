@@ -8,6 +8,7 @@ import pytest
 
 from m4.data.cache import Cache
 from m4.data.preprocess import source_ids, split_direction, target_ids
+from m4.data.samplers.temperature import temperature
 from m4.data.stream import Stream
 
 INT_KEYS = {
@@ -180,7 +181,7 @@ def test_fingerprint_is_everything_that_decides(made_cache: Cache) -> None:
         base | {"target_length": 101},
         base | {"pack": False},
         base | {"directions": ["en-gl", "gl-en"]},
-        base | {"rates": made_cache.rates() | {"en-gl": 0.5}},
+        base | {"rates": temperature(made_cache.sizes()) | {"en-gl": 0.5}},
     ]
     prints = {Stream(made_cache, **arguments).fingerprint() for arguments in [base, *others]}
     assert len(prints) == 1 + len(others)

@@ -13,9 +13,10 @@ import pytest
 
 from m4.core.report import Stage
 from m4.data import cache as caches
+from m4.data.preprocess import language_of
 from m4.data.sources import Pair
 from m4.eval import counts, testsets
-from m4.eval.testsets import Counting, Showing, check_held_out, language_of, split_pairs
+from m4.eval.testsets import Counting, Showing, check_held_out, split_pairs
 
 
 class Corpus:

@@ -17,7 +17,8 @@ def temperature(
     """
     if not temperature >= 1.0:
         raise ValueError(
-            f"temperature is {temperature}: must be at least 1 (cache.prepare.temperature)"
+            f"temperature is {temperature}: must be at least 1 "
+            "(temperature.temperature.temperature)"
         )
     if empty := [name for name, size in sizes.items() if size <= 0]:
         raise ValueError(f"no examples to sample from in {', '.join(empty)}")

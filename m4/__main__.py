@@ -9,8 +9,25 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from m4.core.huge_pages import restart_with_huge_pages
+
+if TYPE_CHECKING:
+    from m4.experiment import Setup
+
+
+class DataJob(NamedTuple):
+    """What `m4 data <name>` does, and its own options: argparse's arguments by name."""
+
+    help: str
+    options: Mapping[str, Mapping[str, Any]] = {}
+
+
+# Each is the function of that name in m4/data_jobs.py, called with the setup and the options.
+DATA_JOBS = {
+    "preview": DataJob("how often each direction is drawn"),
+}
 
 JOBS = {
     "train": "train the model, from its latest checkpoint where there is one",
@@ -20,6 +37,7 @@ JOBS = {
     "report": "scores, ΔBLEU table, plot and report.html from what is decoded",
     "atlas": "which language goes to which expert: tables, atlas.png",
     "demo": "all of it, in turn: train, baselines, decode, report",
+    "data": "look at the corpus, without training: " + ", ".join(DATA_JOBS),
     "translate": "translate the arguments, or standard input line by line",
 }
 
@@ -39,8 +57,16 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="job", required=True, metavar="job")
     for name, text in JOBS.items():
         job = commands.add_parser(name, help=text, description=text)
-        job.add_argument("--debug", action="store_true", help="show where an error was raised")
+        if name == "data":
+            looks = job.add_subparsers(dest="look", required=True, metavar="what")
+            for look, about in DATA_JOBS.items():
+                part = looks.add_parser(look, help=about.help, description=about.help)
+                _add_common(part)
+                for option, settings in about.options.items():
+                    part.add_argument(f"--{option}", **settings)
+            continue
         if name == "atlas":  # reads counts and no config
+            _add_debug(job)
             job.add_argument("--model_dir", help="the folder of a model with experts")
             job.add_argument(
                 "--split",
@@ -49,10 +75,7 @@ def parser() -> argparse.ArgumentParser:
                 help="who went where in training, or in the test sets and their translations",
             )
             continue
-        job.add_argument("--gin_file", action="append", default=[], help="config; may be repeated")
-        job.add_argument("--gin_search_paths", default=".", help="comma-separated folders")
-        job.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
-        job.add_argument("--model_dir", help="MODEL_DIR; alone: with the config that is there")
+        _add_common(job)
         if name in ("train", "demo"):
             job.add_argument("--fresh", action="store_true", help="remove MODEL_DIR and start over")
         if name != "translate":
@@ -63,6 +86,19 @@ def parser() -> argparse.ArgumentParser:
             job.add_argument("--to", required=True, help="target language, e.g. gl")
             job.add_argument("text", nargs="*", help="without text: standard input")
     return top
+
+
+def _add_common(job: argparse.ArgumentParser) -> None:
+    """The arguments of every job that reads a config."""
+    _add_debug(job)
+    job.add_argument("--gin_file", action="append", default=[], help="config; may be repeated")
+    job.add_argument("--gin_search_paths", default=".", help="comma-separated folders")
+    job.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+    job.add_argument("--model_dir", help="MODEL_DIR; alone: with the config that is there")
+
+
+def _add_debug(job: argparse.ArgumentParser) -> None:
+    job.add_argument("--debug", action="store_true", help="show where an error was raised")
 
 
 def gin_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -249,15 +285,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, ValueError) as error:
         if parsed.debug or not is_ours(error):
             raise
-        print(f"m4 {parsed.job}: {one_line(error)}", file=sys.stderr)
+        print(f"m4 {_name(parsed)}: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
         said = one_line(error) if str(error) else "interrupted; the same command goes on"
-        print(f"m4 {parsed.job}: {said}", file=sys.stderr)
+        print(f"m4 {_name(parsed)}: {said}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 0  # `m4 translate | head`
     return 0
+
+
+def _name(parsed: argparse.Namespace) -> str:
+    return " ".join([parsed.job, *([parsed.look] if parsed.job == "data" else [])])
 
 
 def run(parsed: argparse.Namespace, bindings: Sequence[str]) -> None:
@@ -296,6 +336,9 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
     from m4.core import run_folder
 
     setup = gin.get_configurable(jobs.Setup)()
+    if parsed.job == "data":
+        look(setup, parsed, config)
+        return
     if parsed.job == "translate":
         run_folder.check(setup.folder, config)
         jobs.prepare_process(setup)
@@ -331,6 +374,22 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
                 jobs.demo(setup, dense=dense, save_config=save_config)
         finally:
             save_config()
+
+
+def look(setup: "Setup", parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
+    """`m4 data <look>`: no mesh is made, so that no accelerator is touched."""
+    import gin
+
+    from m4 import data_jobs
+    from m4.core import run_folder
+
+    options = {name: getattr(parsed, name) for name in DATA_JOBS[parsed.look].options}
+    with run_folder.locked(setup.folder):
+        run_folder.claim(setup.folder, config, gin.config_str())
+        try:
+            getattr(data_jobs, parsed.look)(setup, **options)
+        finally:
+            run_folder.write_operative(setup.folder, gin.operative_config_str())
 
 
 if __name__ == "__main__":

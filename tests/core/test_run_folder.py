@@ -18,8 +18,8 @@ def claimed(folder: Path, config: dict[str, str] = CONFIG) -> Path:
     """A folder in which something was made."""
     folder.mkdir(exist_ok=True)
     run_folder.claim(folder, config, "text of the config\n")
-    (folder / "data").mkdir(exist_ok=True)
-    (folder / "data" / "manifest.json").touch()
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "note.json").touch()
     return folder
 
 
@@ -36,7 +36,7 @@ def test_a_claim_says_what_made_the_folder(tmp_path: Path) -> None:
 def test_the_same_config_may_go_on(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
     run_folder.claim(folder, CONFIG, "again")
-    assert (folder / "data" / "manifest.json").is_file()
+    assert (folder / "checkpoints" / "note.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,7 @@ def test_a_folder_in_which_nothing_was_made_is_free(tmp_path: Path) -> None:
     with run_folder.locked(folder):
         run_folder.claim(folder, CONFIG, "first")
         (folder / "compilation_cache").mkdir()
+        (folder / "data").mkdir()  # a corpus, which checks for itself whose it is
         other = {**CONFIG, "transformer.Transformer.width": "128"}
         run_folder.claim(folder, other, "second")
     assert run_folder.read(folder)["config"] == other

@@ -1,0 +1,129 @@
+"""One whole experiment: `Setup`, which gin fills in, and what every job does with it first."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from m4.core.jax_setup import set_up
+from m4.core.mesh import make_mesh
+from m4.core.report import Stage
+from m4.data.cache import Cache
+from m4.data.samplers import Sampler
+from m4.data.samplers.temperature import temperature
+from m4.eval.decode import check_settings
+from m4.eval.report import Report
+from m4.eval.report import report as write_report
+from m4.model.transformer import Transformer
+from m4.train import loop
+from m4.train.baselines import Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """How test sets and users' lines are translated; see `m4.eval.decode.decode`."""
+
+    beams: int = 4
+    alpha: float = 0.6
+    max_source_length: int = 128
+    max_target_length: int = 128
+    batch_rows: int = 64
+
+    def __post_init__(self) -> None:
+        # At once, before anything is made or the folder claimed.
+        check_settings(**dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """One experiment, whole.
+
+    Attributes:
+        model_dir: everything is read and written under it. total_steps: where training ends.
+        corpus: (folder, ...) -> Cache, e.g. @cache.prepare with its source and languages.
+        model: (vocab_size) -> Transformer. train: see `loop.train`. mesh: () -> Mesh.
+        mixture: to_english, from_english or any_to_any.
+        sampler: training pairs of each direction -> their shares, e.g. @temperature.temperature.
+        lengths: {"inputs": pieces, "targets": pieces} of a packed row.
+        batch_size: packed rows a step, over all devices. seed: of everything that is drawn.
+        dev_period: steps between dev losses; dev_pairs: at most so many pairs a direction.
+        decoding: of test sets and translations.
+        baselines: resource level ("high", "medium", "low") -> recipe of its bilingual models.
+        baselines_dir: where these are kept; None: MODEL_DIR/baselines.
+        high, low: training pairs from which a language is high-resource, and below which low.
+        report: see `m4.eval.report.report`. about: what the corpus is, for the report.
+    """
+
+    model_dir: str
+    total_steps: int
+    corpus: Callable[..., Cache]
+    model: Callable[..., Transformer] = Transformer
+    train: Callable[..., loop.Trained] = loop.train
+    mesh: Callable[..., Any] = make_mesh
+    mixture: str = "any_to_any"
+    sampler: Sampler = temperature
+    lengths: Mapping[str, int] = dataclasses.field(
+        default_factory=lambda: {"inputs": 128, "targets": 128}
+    )
+    batch_size: int = 64
+    seed: int = 0
+    dev_period: int = 1000
+    dev_pairs: int = 200
+    decoding: Decoding = dataclasses.field(default_factory=Decoding)
+    baselines: Mapping[str, Recipe] | None = None
+    baselines_dir: str | None = None
+    high: int = 3000
+    low: int = 1000
+    report: Callable[..., Report] = write_report
+    about: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.model_dir)
+
+
+def corpus(setup: Setup) -> Cache:
+    """The tokenised corpus: opened if it is there, else made."""
+    settings = {
+        "folder": setup.folder / "data",
+        "mixture_name": setup.mixture,
+        "source_length": setup.lengths["inputs"],
+        "target_length": setup.lengths["targets"],
+    }
+    if (setup.folder / "data" / "manifest.json").is_file():
+        return setup.corpus(**settings)
+    with Stage("corpus", 100, "%") as stage:
+
+        def progress(name: str, done: int, total: int) -> None:
+            stage.update(round(100 * done / max(total, 1)), name)
+
+        made = setup.corpus(**settings, report=progress)
+        pairs = sum(made.size(language, "train") for language in made.languages())
+        stage.update(100, f"{pairs:,} training pairs in {len(made.languages())} languages")
+    for what, lines in made.manifest["skipped"].items():
+        print(f"{what}: {lines} lines skipped", file=sys.stderr)
+    return made
+
+
+def build_model(setup: Setup, cache: Cache, **overrides: Any) -> Transformer:
+    """The model for the corpus's vocabulary, rounded up to a multiple of 128 (sharding, tiles)."""
+    vocab_size = -(-cache.vocabulary.size // 128) * 128
+    return setup.model(vocab_size=vocab_size, directions=len(cache.directions), **overrides)
+
+
+def model_folder(setup: Setup, dense: bool = False) -> Path:
+    """Where a model's checkpoints and decodes are."""
+    return setup.folder / "compare" / "dense" if dense else setup.folder
+
+
+def prepare_process(setup: Setup) -> None:
+    """Settings of the process that need MODEL_DIR."""
+    set_up(setup.folder / "compilation_cache")
+
+
+def console() -> Console:
+    """80 columns are rich's guess where there is no terminal: too few for the tables."""
+    return Console(width=None if sys.stdout.isatty() else 120)

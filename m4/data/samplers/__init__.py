@@ -5,11 +5,16 @@ To add one: write one file whose function fits `Sampler`, and name it in gin.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Sampler(Protocol):
-    """Numbers of examples -> rates that sum to 1, in the same order."""
+    """Sizes of the directions' training data -> rates that sum to 1, in the same order.
+
+    Sizes and rates are in one unit: pairs, or tokens (`m4.data.mixing`). A sampler with a parameter
+    `drawn` is also given what the whole run draws, in that unit.
+    """
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]: ...
 
@@ -19,3 +24,48 @@ class Phase(NamedTuple):
 
     first_step: int
     rates: dict[str, float]
+
+
+@runtime_checkable
+class Planned(Protocol):
+    """A sampler whose rates change at given steps. Called, it gives those of the first phase."""
+
+    def __call__(self, sizes: dict[str, int]) -> dict[str, float]: ...
+    def plan(self, sizes: dict[str, int]) -> list[Phase]: ...
+
+
+def plan(sampler: Sampler, sizes: dict[str, int]) -> list[Phase]:
+    """The phases of any sampler; one from step 0 on, where it does not plan them."""
+    return sampler.plan(sizes) if isinstance(sampler, Planned) else [Phase(0, sampler(sizes))]
+
+
+def check_sizes(sizes: Mapping[str, int]) -> None:
+    """ValueError: there is nothing to sample from, or a direction has no data."""
+    if not sizes:
+        raise ValueError("no directions to sample from (cache.prepare.languages)")
+    if empty := [name for name, size in sizes.items() if size <= 0]:
+        raise ValueError(f"no examples to sample from in {', '.join(empty)}")
+
+
+def normalized(weights: Mapping[str, float]) -> dict[str, float]:
+    """Weights divided by their sum."""
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def matching(languages: Sequence[str], directions: Sequence[str], gin_name: str) -> list[str]:
+    """The directions of some languages, in their order: 'gl' means en-gl and gl-en, 'en-gl' itself.
+
+    ValueError: one of them is neither a language nor a direction here.
+    """
+    chosen = set()
+    for name in languages:
+        found = [d for d in directions if name == d or (name in d.split("-") and name != "en")]
+        if not found:
+            known = [code for d in directions for code in d.split("-") if code != "en"]
+            raise ValueError(
+                f"{gin_name}: no language or direction {name!r}; there are "
+                f"{', '.join(dict.fromkeys(known))}"
+            )
+        chosen.update(found)
+    return [d for d in directions if d in chosen]

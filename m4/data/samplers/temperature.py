@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from m4.data.samplers import check_sizes, normalized
+
 
 def temperature(
     sizes: dict[str, int],
@@ -15,17 +17,17 @@ def temperature(
     seqio.mixing_rate_num_examples. temperature 1 is proportional, infinity uniform.
     Source: Arivazhagan et al. 2019, "Massively Multilingual NMT in the Wild", section 4.2.
     """
+    check_sizes(sizes)
     if not temperature >= 1.0:
         raise ValueError(
             f"temperature is {temperature}: must be at least 1 "
             "(temperature.temperature.temperature)"
         )
-    if empty := [name for name, size in sizes.items() if size <= 0]:
-        raise ValueError(f"no examples to sample from in {', '.join(empty)}")
+    for name, value in (("scale", scale), ("maximum", maximum)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name} is {value}: must be above 0 (temperature.temperature.{name})")
     capped = {
         n: size * scale if maximum is None else min(size * scale, maximum)
         for n, size in sizes.items()
     }
-    rates = {name: size ** (1.0 / temperature) for name, size in capped.items()}
-    total = sum(rates.values())
-    return {name: rate / total for name, rate in rates.items()}
+    return normalized({name: size ** (1.0 / temperature) for name, size in capped.items()})

@@ -1,0 +1,121 @@
+"""Learned sampling: weights of the directions that follow what training measures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from m4.data.samplers import Sampler, normalized
+from m4.data.samplers.temperature import temperature
+
+State = dict[str, Any]  # JSON
+
+
+class Signal(Protocol):
+    """What an evaluation says for or against a direction: measured numbers -> rewards.
+
+    `before` and `now` are the numbers of two evaluations by name, as they stand in metrics.jsonl
+    ("dev/nll/en-gl"). The result has the directions that the signal knows something of; higher
+    is "more of this". Only the order and the proportions of the rewards count: they are centred
+    and scaled. Gradient alignment (Wang et al. 2020, MultiDDS) is a signal too: an evaluator
+    writes the cosines, the signal reads them.
+    """
+
+    def __call__(
+        self, before: Mapping[str, float], now: Mapping[str, float]
+    ) -> dict[str, float]: ...
+
+
+_DEV = "dev/nll/"
+
+
+def improvement(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """By which part the dev loss of each direction fell since the last evaluation: more of what is
+    being learned, less of what is known or memorised.
+
+    Source: loss-driven progress, Graves et al. 2017, "Automated Curriculum Learning for Neural
+    Networks"; here on dev sets, and relative, since directions differ in difficulty.
+    """
+    return {
+        name.removeprefix(_DEV): (before[name] - nll) / before[name]
+        for name, nll in now.items()
+        if name.startswith(_DEV) and before.get(name, 0.0) > 0
+    }
+
+
+def loss(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """The dev loss of each direction: more of what is still bad.
+
+    Source: Sagawa et al. 2020, "Distributionally Robust Neural Networks", Algorithm 1: the same
+    exponentiated ascent on the losses of groups.
+    """
+    return {k.removeprefix(_DEV): value for k, value in now.items() if k.startswith(_DEV)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """Exponentiated weights: after each evaluation w_d *= exp(step_size * reward_d).
+
+    rates = (1 - floor) * w_d start_d / sum + floor * start_d, where `start` are the rates at the
+    beginning. Rewards are centred (a direction that the signal does not know keeps its weight) and
+    divided by the largest, so that step_size is the most that the logarithm of a weight moves at
+    once. All directions are measured each time, so nothing has to be explored: this is Hedge, not a
+    bandit. Weights change with evaluations only: `jobs.Setup.dev_period` is their period.
+
+    Source: Hedge, Freund and Schapire 1997, section 2; the floor is the mixing of Exp3, Auer et
+    al. 2002, with `start` in the place of the uniform distribution.
+
+    Attributes:
+        start: rates at the beginning. signal: rewards from measured numbers.
+        step_size: above 0. floor: in (0, 1]; no direction falls below floor * its start.
+    """
+
+    start: Sampler = temperature
+    signal: Signal = improvement
+    step_size: float = 0.2
+    floor: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_size < math.inf:
+            raise ValueError(f"learned.Learned.step_size = {self.step_size}: must be above 0")
+        if not 0 < self.floor <= 1:
+            raise ValueError(f"learned.Learned.floor = {self.floor}: must be above 0, at most 1")
+
+    def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
+        """The rates at the beginning."""
+        return self.start(sizes)
+
+    def begin(self) -> State:
+        """What is known before the first evaluation: nothing. JSON, and so is what `update` makes
+        of it: a checkpoint holds it, and a resumed run goes on from the same numbers."""
+        return {"log_weights": {}, "measured": {}}
+
+    def update(self, state: State, measured: Mapping[str, float]) -> State:
+        """The state after an evaluation; a signal that compares two has nothing at the first."""
+        rewards = self.signal(state["measured"], measured)
+        if bad := [name for name, reward in rewards.items() if not math.isfinite(reward)]:
+            raise ValueError(
+                f"learned sampling: no finite reward for {', '.join(sorted(bad)[:5])}; training "
+                "has diverged, or learned.Learned.signal does not fit"
+            )
+        mean = sum(rewards.values()) / max(len(rewards), 1)
+        most = max((abs(reward - mean) for reward in rewards.values()), default=0.0)
+        log_weights = dict(state["log_weights"])
+        for name, reward in rewards.items():
+            moved = self.step_size * (reward - mean) / most if most else 0.0
+            log_weights[name] = log_weights.get(name, 0.0) + moved
+        return {"log_weights": log_weights, "measured": dict(measured)}
+
+    def weights(self, state: State, directions: list[str]) -> dict[str, float]:
+        """Weight of each direction beside its start; their largest is 1, so that none overflows."""
+        log_weights = {name: state["log_weights"].get(name, 0.0) for name in directions}
+        largest = max(log_weights.values())
+        return {name: math.exp(value - largest) for name, value in log_weights.items()}
+
+    def rates(self, state: State, start: Mapping[str, float]) -> dict[str, float]:
+        """The rates now; `start` are those at the beginning."""
+        weights = self.weights(state, list(start))
+        learned = normalized({name: rate * weights[name] for name, rate in start.items()})
+        return {n: (1 - self.floor) * learned[n] + self.floor * start[n] for n in start}

@@ -1,0 +1,11 @@
+"""Proportional sampling: every pair as often as every other."""
+
+from __future__ import annotations
+
+from m4.data.samplers import check_sizes, normalized
+
+
+def proportional(sizes: dict[str, int]) -> dict[str, float]:
+    """Rates n / sum of all n: temperature 1, all languages end an epoch at the same step."""
+    check_sizes(sizes)
+    return normalized(sizes)

@@ -1,0 +1,67 @@
+"""A schedule: another sampler, or other languages, from given steps on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+
+from m4.data.samplers import Phase, Sampler, check_sizes, matching
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Phases of training, each with a sampler of its own.
+
+    In gin, where a scope gives each phase its own temperature:
+
+        jobs.Setup.sampler = @schedule.Schedule()
+        schedule.Schedule.phases = (
+            (0, @early/temperature.temperature, ('es', 'de', 'ru')),
+            (20000, @late/temperature.temperature, None),
+        )
+        early/temperature.temperature.temperature = 1.0
+        late/temperature.temperature.temperature = 5.0
+
+    Source: NLLB Team 2022, "No Language Left Behind" (curriculum learning: low-resource directions
+    join late, so that they do not overfit).
+
+    Attributes:
+        phases: (first step, sampler, languages) each. languages: codes ('gl') or directions
+            ('en-gl'); None: all. What a phase does not name is not drawn in it. A phase begins at
+            the first group of steps that begins at or after its first step (`m4.data.stream`).
+
+    Raises:
+        ValueError: no phase begins at step 0, or the steps do not rise. A sampler in a phase is not
+            told what the run draws: unimax needs a budget of its own there.
+    """
+
+    phases: Sequence[tuple[int, Sampler, Sequence[str] | None]]
+
+    def __post_init__(self) -> None:
+        name = "schedule.Schedule.phases"
+        for number, phase in enumerate(self.phases):
+            if not (isinstance(phase, (tuple, list)) and len(phase) == 3 and callable(phase[1])):
+                raise ValueError(f"{name}[{number}] must be (first step, sampler, languages)")
+            languages = phase[2]
+            if isinstance(languages, str) or (languages is not None and not len(languages)):
+                raise ValueError(f"{name}[{number}]: languages must be a list of codes, or None")
+        steps = [phase[0] for phase in self.phases]
+        rise = all(a < b for a, b in pairwise(steps))
+        if steps[:1] != [0] or not rise or not all(isinstance(step, int) for step in steps):
+            raise ValueError(f"{name} begin at steps {steps}: must be whole numbers from 0, rising")
+
+    def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
+        """Rates of the first phase; 0 for what it does not draw."""
+        return dict.fromkeys(sizes, 0.0) | self.plan(sizes)[0].rates
+
+    def plan(self, sizes: dict[str, int]) -> list[Phase]:
+        """All phases; each has rates for the directions that it draws."""
+        check_sizes(sizes)
+        made = []
+        for number, (first_step, sampler, languages) in enumerate(self.phases):
+            drawn = list(sizes)
+            if languages is not None:
+                drawn = matching(languages, drawn, f"schedule.Schedule.phases[{number}]")
+            made.append(Phase(first_step, sampler({name: sizes[name] for name in drawn})))
+        return made

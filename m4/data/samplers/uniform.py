@@ -1,0 +1,11 @@
+"""Uniform sampling: every direction as often as every other."""
+
+from __future__ import annotations
+
+from m4.data.samplers import check_sizes
+
+
+def uniform(sizes: dict[str, int]) -> dict[str, float]:
+    """Equal rates, whatever the sizes: temperature infinity. Small languages repeat the most."""
+    check_sizes(sizes)
+    return dict.fromkeys(sizes, 1.0 / len(sizes))

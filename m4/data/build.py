@@ -5,43 +5,46 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from m4.data import permutation, vocabulary
+from m4.data.chunks import SIDES
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Source
-from m4.data.text import Report, read_pairs, text_file, write_text
-from m4.data.tokens import tokenize
+from m4.data.text import Report, text_file, write_text
+from m4.data.tokens import ROLES, SIDES_OF, tokenize, vocabulary_file
 from m4.data.vocabulary import Vocabulary
 
+_BLOCK = 1 << 18
 
-def build(folder: Path, source: Source, settings: dict[str, Any], report: Report) -> dict[str, Any]:
+
+def build(
+    folder: Path,
+    source: Source,
+    settings: dict[str, Any],
+    report: Report,
+    workers: int | None = None,
+) -> dict[str, Any]:
     """Write everything but the manifest into `folder`; return the manifest's contents.
 
     settings: languages, vocabulary_size, vocabulary_sentences, vocabulary_temperature,
-    source_length, target_length, as in cache.prepare.
+    source_length, target_length, target_vocabulary_size, mixture, segmentations, sampling_alpha,
+    as in cache.prepare. workers: processes; they change nothing.
     """
     languages = settings["languages"]
     (folder / "text").mkdir(parents=True)
     counts = write_text(folder, source, languages, report)
-    report("vocabulary", 0, 1)
-    model = folder / "vocabulary.model"
-    sample = _sample(
-        folder,
-        languages,
-        counts,
-        settings["vocabulary_sentences"],
-        settings["vocabulary_temperature"],
-    )
-    made = vocabulary.train(model, sample, settings["vocabulary_size"], ["en", *languages])
-    report("vocabulary", 1, 1)
-    tokenize(folder, Vocabulary(model), languages, counts, settings, report)
+    pairs = {code: counts[code]["train"]["pairs"] for code in languages}
+    made = _train_vocabularies(folder, pairs, settings, report)
+    tokenize(folder, languages, counts, settings, report, workers)
     return {
         "languages": counts,
-        "vocabulary": {**made, "fingerprint": Vocabulary(model).fingerprint},
+        "vocabularies": made,
         "skipped": {
             f"{name}: {why}": n for (name, why), n in getattr(source, "skipped", {}).items()
         },
@@ -51,39 +54,81 @@ def build(folder: Path, source: Source, settings: dict[str, Any], report: Report
     }
 
 
-def _sample(
+def _train_vocabularies(
+    folder: Path, pairs: dict[str, int], settings: dict[str, Any], report: Report
+) -> dict[str, dict[str, Any]]:
+    """The one called shared, or source and target; returns what is to be said of each.
+
+    pairs: training pairs of each language. Only the sources' vocabulary needs the tags.
+    """
+    size, target_size = settings["vocabulary_size"], settings["target_vocabulary_size"]
+    tags = ["en", *pairs]
+    wanted: list[tuple[str | None, int, Sequence[str], list[str]]] = [(None, size, SIDES, tags)]
+    if target_size is not None:
+        sides = SIDES_OF[settings["mixture"]]
+        wanted = [("source", size, sides["source"], tags)]
+        wanted += [("target", target_size, sides["target"], [])]
+        assert [role for role, *_ in wanted] == list(ROLES)
+    made = {}
+    for done, (role, pieces, sides, tags) in enumerate(wanted):
+        report("vocabulary", done, len(wanted))
+        path = vocabulary_file(folder, role)
+        texts = sample(
+            folder,
+            pairs,
+            sides,
+            settings["vocabulary_sentences"],
+            settings["vocabulary_temperature"],
+        )
+        about = vocabulary.train(path, texts, pieces, tags)
+        made[role or "shared"] = {**about, "fingerprint": Vocabulary(path).fingerprint}
+    report("vocabulary", len(wanted), len(wanted))
+    return made
+
+
+def sample(
     folder: Path,
-    languages: Sequence[str],
-    counts: dict[str, dict[str, dict[str, Any]]],
+    pairs: dict[str, int],
+    sides: Sequence[str],
     sentences: int,
     temperature_: float,
 ) -> Iterator[str]:
-    """Training sentences for the vocabulary: English and every language by temperature.
+    """Training sentences for a vocabulary: English and every language by temperature.
 
-    A language's share is taken from a keyed permutation of its sentences, as many times over
-    as it needs.
+    pairs: the number of each language's. sides: english, foreign or both. `sentences` are all that
+    there will be, whatever the corpus. A language's share is taken from a keyed permutation of its
+    sentences, as many times over as it needs. The text is read once.
     """
-    sizes = {code: counts[code]["train"]["pairs"] for code in languages}
-    total = sum(sizes.values())
-    rates = temperature({"en": total, **sizes}, temperature_)
-    budget = min(sentences, 2 * total)
+    total = sum(pairs.values())
+    sizes = ({"en": total} if "english" in sides else {}) | (pairs if "foreign" in sides else {})
+    rates = temperature(sizes, temperature_)
+    budget = min(sentences, sum(sizes.values()))
     first = 0
-    for code in languages:
-        # English sentences are counted over all languages; each file gives its own stretch.
-        taken = {
-            1: _times(sizes[code], 0, sizes[code], round(budget * rates[code]), code),
-            0: _times(total, first, first + sizes[code], round(budget * rates["en"]), "en"),
-        }
-        first += sizes[code]
-        for row, pair in enumerate(read_pairs(text_file(folder, "train", code))):
-            for side, times in taken.items():
-                for _ in range(times[row]):
-                    yield pair[side]
+    for code, size in pairs.items():
+        with text_file(folder, "train", code).open("rb") as file:
+            for start in range(0, size, _BLOCK):
+                stop = min(start + _BLOCK, size)
+                # English sentences are counted over all languages; each file gives its own stretch.
+                rows = {"foreign": (size, start, stop, code)}
+                rows["english"] = (total, first + start, first + stop, "en")
+                times = {
+                    side: _times(*rows[side], round(budget * rates[rows[side][-1]]))
+                    for side in SIDES[::-1]
+                    if side in sides
+                }
+                needed = np.any([*times.values()], axis=0)
+                lines = compress(islice(file, stop - start), needed.tobytes())
+                for row, line in zip(np.flatnonzero(needed).tolist(), lines, strict=True):
+                    pair = dict(zip(SIDES, line.decode().rstrip("\n").split("\t"), strict=True))
+                    for side, of_row in times.items():
+                        for _ in range(of_row[row]):
+                            yield pair[side]
+        first += size
 
 
-def _times(size: int, start: int, stop: int, wanted: int, name: str) -> list[int]:
+def _times(size: int, start: int, stop: int, name: str, wanted: int) -> npt.NDArray[np.int64]:
     """How often each of the rows start ... stop - 1 of `size` is in a sample of `wanted`."""
     rows = np.arange(start, stop, dtype=np.uint64)
     keys = np.full_like(rows, permutation.key("vocabulary", name))
     place = permutation.permute(rows, np.full_like(rows, size), keys).astype(np.int64)
-    return (wanted // size + (place < wanted % size)).tolist()
+    return wanted // size + (place < wanted % size)

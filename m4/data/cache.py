@@ -3,7 +3,9 @@
 A cache is a folder: manifest.json, vocabulary.model, <split>.<side>.{tokens,offsets}.npy (flat
 ids without tag and eos; the offsets of each sentence; side is english or foreign; the languages
 one after another), text/<split>.<lang>.tsv, the same pairs in the same order, and
-token_counts.npy (how often a model takes in each id; see build.py).
+token_counts.npy (how often a model takes in each id; see tokens.py). Where sources and targets have
+vocabularies of their own: vocabulary.<role>.model, <split>.<side>.<role>.*.npy and
+token_counts.<role>.npy, role being source or target.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
@@ -23,21 +24,24 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data import build
+from m4.data.chunks import SIDES
+from m4.data.identity import check, checked_languages, differences, identity_of
 from m4.data.preprocess import language_of, split_direction
 from m4.data.sources import SPLITS, Pair, Source
 from m4.data.text import Report, read_pairs, text_file
-from m4.data.tokens import SIDES
-from m4.data.vocabulary import Vocabulary, check_size
+from m4.data.tokens import ROLES, array_name, vocabulary_file
+from m4.data.vocabulary import SourceAndTarget, Vocabulary
 
 # Raised whenever the same settings would give other files.
-FORMAT = 3
+FORMAT = 4
 MIXTURES = ("to_english", "from_english", "any_to_any")
 
 
 class Cache:
     """A ready cache, opened for reading. Also a Source: pairs(), subsets(), identity()."""
 
-    def __init__(self, folder: str | os.PathLike[str], mixture_name: str = "any_to_any") -> None:
+    def __init__(self, folder: str | os.PathLike[str], mixture_name: str | None = None) -> None:
+        """mixture_name defaults to the one that the cache was made for, or else any_to_any."""
         self.folder = Path(folder)
         path = self.folder / "manifest.json"
         try:
@@ -51,7 +55,13 @@ class Cache:
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
                 " (rebuild it: cache.prepare.rebuild = True)"
             )
-        self.mixture_name = _checked_mixture(mixture_name)
+        made_for = self.manifest["identity"]["mixture"]
+        self.mixture_name = _checked_mixture(mixture_name or made_for or "any_to_any")
+        if made_for not in (None, self.mixture_name):
+            raise ValueError(
+                f"{self.folder}: its source and target vocabularies are made for the mixture "
+                f"{made_for}, not {self.mixture_name} (jobs.Setup.mixture; cache.prepare.rebuild)"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -77,14 +87,34 @@ class Cache:
         """No training target is longer, with eos."""
         return self.manifest["identity"]["target_length"]
 
+    @property
+    def separate(self) -> bool:
+        """Whether sources and targets have vocabularies of their own."""
+        return self.manifest["identity"]["target_vocabulary_size"] is not None
+
     @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.folder / "vocabulary.model")
+    def source_vocabulary(self) -> Vocabulary:
+        """Of what a model reads; it has the tags."""
+        return Vocabulary(vocabulary_file(self.folder, "source" if self.separate else None))
+
+    @cached_property
+    def target_vocabulary(self) -> Vocabulary:
+        """Of what a model writes; the same one as source_vocabulary if they are not separate."""
+        if not self.separate:
+            return self.source_vocabulary
+        return Vocabulary(vocabulary_file(self.folder, "target"))
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | SourceAndTarget:
+        """What a model reads and writes with: encodes sources, decodes targets."""
+        if not self.separate:
+            return self.source_vocabulary
+        return SourceAndTarget(self.source_vocabulary, self.target_vocabulary)
 
     @property
     def segmentations(self) -> int:
         """How many ways each training sentence is tokenized; 1: the best one alone."""
-        return 1
+        return self.manifest["identity"]["segmentations"]
 
     def sizes(self) -> dict[str, int]:
         """Direction of the mixture -> training pairs: what a sampler makes rates of."""
@@ -95,16 +125,22 @@ class Cache:
         """Number of pairs."""
         return self._count(language, split)["pairs"]
 
-    def longest(self, language: str) -> dict[str, int]:
-        """Ids of the longest training sentence of each side, without tag and eos."""
-        return self._count(language, "train")["longest"]
+    def longest(self, language: str, role: str = "source") -> dict[str, int]:
+        """Ids of the longest training sentence of each side that has the role, without tag and
+        eos."""
+        longest = self._count(language, "train")["longest"]
+        names = {side: self._array_name(side, role) for side in SIDES}
+        return {side: longest[name] for side, name in names.items() if name in longest}
 
     def mean_pieces(self, direction: str, split: str) -> tuple[float, float]:
-        """Mean ids of a source and of a target, without tag and eos."""
+        """Mean ids of a source and of a target, without tag and eos, over all segmentations."""
         source, target = split_direction(direction)
         means = self._count(target if source == "en" else source, split)["mean_pieces"]
         sides = ("english", "foreign") if source == "en" else ("foreign", "english")
-        return means[sides[0]], means[sides[1]]
+        return (
+            means[self._array_name(sides[0], "source")],
+            means[self._array_name(sides[1], "target")],
+        )
 
     def rows(self, language: str, split: str) -> range:
         """The rows of a language in the split's arrays."""
@@ -121,8 +157,10 @@ class Cache:
         """
         assert split in SPLITS, split
         assert side in SIDES, side
-        assert role in ("source", "target"), role
-        stem = self.folder / f"{split}.{side}"
+        stem = self.folder / f"{split}.{self._array_name(side, role)}"
+        assert not self.separate or stem.with_name(f"{stem.name}.offsets.npy").is_file(), (
+            f"{self.mixture_name} has no {role} that is {side}"
+        )
         # An empty file cannot be mapped.
         offsets = np.load(f"{stem}.offsets.npy", mmap_mode="r")
         flat = np.load(f"{stem}.tokens.npy", mmap_mode="r" if len(offsets) > 1 else None)
@@ -152,6 +190,10 @@ class Cache:
             },
         }
 
+    def _array_name(self, side: str, role: str) -> str:
+        assert role in ROLES, role
+        return array_name(side, role if self.separate else None)
+
     def _count(self, language: str, split: str) -> dict[str, Any]:
         if language not in self.manifest["languages"]:
             raise ValueError(
@@ -170,6 +212,10 @@ def prepare(
     source_length: int = 128,
     target_length: int = 128,
     vocabulary_sentences: int = 200_000,
+    target_vocabulary_size: int | None = None,
+    segmentations: int = 1,
+    sampling_alpha: float = 0.1,
+    workers: int | None = None,
     rebuild: bool = False,
     report: Report | None = None,
 ) -> Cache:
@@ -179,16 +225,27 @@ def prepare(
     tag and eos) are dropped and counted, as are those whose English side is in a dev or test set.
     A folder that was made with other settings or from other text is an error, or with rebuild=True
     made anew. report(stage, done, total) is called with the stages text, vocabulary, tokens.
+
+    target_vocabulary_size: None: one vocabulary for all text. Else sources have one of
+    vocabulary_size pieces and targets one of this size, each made of the text that is source or
+    target in the mixture.
+    segmentations: ways to tokenize each training sentence that are kept: the best one, and others
+    by BPE-dropout with probability sampling_alpha. workers: processes; None: as many as are of use.
     """
     settings = {
-        "languages": _checked(source.languages() if languages is None else languages),
+        "languages": checked_languages(source.languages() if languages is None else languages),
         "vocabulary_size": vocabulary_size,
         "vocabulary_sentences": vocabulary_sentences,
         "vocabulary_temperature": float(vocabulary_temperature),
         "source_length": source_length,
         "target_length": target_length,
+        "target_vocabulary_size": target_vocabulary_size,
+        # What decides nothing is not in the way of a cache that is there.
+        "mixture": None if target_vocabulary_size is None else mixture_name,
+        "segmentations": segmentations,
+        "sampling_alpha": float(sampling_alpha) if segmentations > 1 else None,
     }
-    return _open_or_build(folder, source, settings, mixture_name, rebuild, report)
+    return _open_or_build(folder, source, settings, mixture_name, rebuild, report, workers)
 
 
 def subset(
@@ -214,8 +271,12 @@ def subset(
         "vocabulary_temperature": 1.0,
         "source_length": source_length or cache.source_length,
         "target_length": target_length or cache.target_length,
+        "target_vocabulary_size": None,
+        "mixture": None,
+        "segmentations": 1,
+        "sampling_alpha": None,
     }
-    return _open_or_build(folder, cache, settings, "any_to_any", rebuild, report)
+    return _open_or_build(folder, cache, settings, "any_to_any", rebuild, report, workers=1)
 
 
 def _open_or_build(
@@ -225,37 +286,32 @@ def _open_or_build(
     mixture_name: str,
     rebuild: bool,
     report: Report | None,
+    workers: int | None,
 ) -> Cache:
     folder, report = Path(folder), report or (lambda *_: None)
     _checked_mixture(mixture_name)
-    identity = _identity(source, settings)
+    identity = identity_of(source, settings)
     if (folder / "manifest.json").is_file() and not rebuild:
         cache = Cache(folder, mixture_name)
-        if differences := _differences(cache.manifest["identity"], identity):
+        if different := differences(cache.manifest["identity"], identity):
             raise ValueError(
-                f"{folder}: this cache was made with {'; '.join(differences[:3])}"
-                f"{f' and {len(differences) - 3} more' if len(differences) > 3 else ''}"
+                f"{folder}: this cache was made with {'; '.join(different[:3])}"
+                f"{f' and {len(different) - 3} more' if len(different) > 3 else ''}"
                 " (another folder, or cache.prepare.rebuild = True, makes it anew)"
             )
         return cache
     elif folder.exists() and not (folder / "manifest.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: neither a cache nor empty; give another folder")
-    # Mistakes that would show only after all text is read.
-    check_size(settings["vocabulary_size"], 1 + len(settings["languages"]))
-    if not settings["vocabulary_temperature"] >= 1.0:
-        raise ValueError(
-            f"vocabulary_temperature is {settings['vocabulary_temperature']}: must be at least 1 "
-            "(cache.prepare.vocabulary_temperature)"
-        )
+    check(settings)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
         manifest = {
             "format": FORMAT,
             "identity": identity,
-            **build.build(temporary, source, settings, report),
+            **build.build(temporary, source, settings, report, workers),
         }
-        text = json.dumps([identity, manifest["corpus"], manifest["vocabulary"]], sort_keys=True)
+        text = json.dumps([identity, manifest["corpus"], manifest["vocabularies"]], sort_keys=True)
         manifest["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
         (temporary / "manifest.json").write_text(text, encoding="utf-8")
@@ -270,22 +326,6 @@ def _open_or_build(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Cache(folder, mixture_name)
-
-
-def _checked(languages: Sequence[str]) -> list[str]:
-    """The codes, each once, none English, all fit for a direction's name."""
-    codes = list(languages)
-    for code in codes:
-        if code == "en" or not re.fullmatch(r"[A-Za-z0-9_]+", code):
-            raise ValueError(
-                f"language {code!r}: codes are letters, digits and '_', and English is on the "
-                "other side already (cache.prepare.languages)"
-            )
-    if len(set(codes)) < len(codes) or not codes:
-        raise ValueError(
-            f"languages {codes}: need at least one, each once (cache.prepare.languages)"
-        )
-    return codes
 
 
 def directions_of(mixture_name: str, languages: Sequence[str]) -> list[str]:
@@ -304,30 +344,3 @@ def _checked_mixture(name: str) -> str:
             f"mixture {name!r}: must be one of {', '.join(MIXTURES)} (jobs.Setup.mixture)"
         )
     return name
-
-
-def _identity(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
-    text = json.loads(json.dumps(source.identity()))
-    if "by_language" in text:  # files of other languages in the folder do not matter
-        text["by_language"] = {
-            code: text["by_language"].get(code) for code in settings["languages"]
-        }
-    # Sorted: gin writes the keys of a dictionary in another order than it was given, and the order
-    # in which a cache holds its languages is its own affair.
-    return {**settings, "languages": sorted(settings["languages"]), "source": text}
-
-
-def _differences(made: Any, now: Any, name: str = "") -> list[str]:
-    """'seed = 0, now 1' for every leaf that differs."""
-    if isinstance(made, dict) and isinstance(now, dict):
-        return [
-            line
-            for key in made | now
-            for line in _differences(made.get(key), now.get(key), f"{name}.{key}".lstrip("."))
-        ]
-    return [] if made == now else [f"{name} = {_short(made)}, now {_short(now)}"]
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < 60 else f"{text[:50]}..."

@@ -24,7 +24,7 @@ from m4.data.preprocess import tag_symbol
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 _BYTES = 256
-_SPACE = "▁"
+SPACE = "▁"
 # Below this many pieces for merges and characters a vocabulary spells everything out.
 _LEAST_PIECES = 16
 
@@ -65,6 +65,32 @@ class Vocabulary:
         """Texts -> ids, without eos."""
         return self._processor.encode(list(texts), num_threads=1)
 
+    def sample(self, texts: Sequence[str], alpha: float, seed: int) -> list[list[int]]:
+        """Like encode, but each merge is left out with probability `alpha`, anew at every place.
+
+        BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267, algorithm 1). The same texts in the
+        same call with the same seed (32 bits) give the same ids.
+        """
+        # Read by each call's one thread when it starts: a call does not depend on those before.
+        # With several threads it would depend on which of them takes which text.
+        sentencepiece.set_random_generator_seed(seed)
+        return self._processor.encode(
+            list(texts), num_threads=1, enable_sampling=True, alpha=alpha, nbest_size=-1
+        )
+
+    @cached_property
+    def by_words(self) -> bool:
+        """Whether the ids of a text are those of its words, one after another: no piece goes on
+        after a space."""
+        pieces = map(self._processor.id_to_piece, range(self.size))
+        return not any(SPACE in piece[1:] for piece in pieces)
+
+    @property
+    def byte_ids(self) -> range:
+        """The ids of the bytes 0 ... 255, which spell what has no piece."""
+        first = self._processor.piece_to_id("<0x00>")
+        return range(first, first + _BYTES)
+
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Ids -> texts. Each list ends at its first eos; padding is left out; an id that the
         vocabulary does not have (a model's table may be rounded up) counts as unknown."""
@@ -81,7 +107,7 @@ class Vocabulary:
 
     def tag_id(self, language: str) -> int:
         """The id in front of a source that is to be translated into `language`."""
-        piece = self._processor.piece_to_id(_SPACE + tag_symbol(language))
+        piece = self._processor.piece_to_id(SPACE + tag_symbol(language))
         if piece == UNK_ID:
             raise ValueError(
                 f"{self.path}: no tag {tag_symbol(language)}; it knows {', '.join(self.languages)}"
@@ -93,11 +119,47 @@ class Vocabulary:
         """The languages that have a tag, in the order of their ids."""
         found = []
         for i in range(UNK_ID + 1, self.size):
-            match = re.fullmatch(_SPACE + r"<2(\w+)>", self._processor.id_to_piece(i))
+            match = re.fullmatch(SPACE + r"<2(\w+)>", self._processor.id_to_piece(i))
             if match is None:
                 break
             found.append(match[1])
         return found
+
+
+class SourceAndTarget:
+    """A vocabulary for sources, which has the tags, and another one for targets: what a model
+    reads and writes with. Where it is one vocabulary for both, a `Vocabulary` does the same."""
+
+    def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
+        self.source, self.target = source, target
+
+    @property
+    def path(self) -> Path:
+        """The folder of both."""
+        return self.source.path.parent
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of both."""
+        both = f"{self.source.fingerprint} {self.target.fingerprint}"
+        return hashlib.sha256(both.encode()).hexdigest()
+
+    @property
+    def languages(self) -> list[str]:
+        """The languages that have a tag."""
+        return self.source.languages
+
+    def tag_id(self, language: str) -> int:
+        """The id in front of a source that is to be translated into `language`."""
+        return self.source.tag_id(language)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Sources -> ids."""
+        return self.source.encode(texts)
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Ids of targets -> texts."""
+        return self.target.decode(ids)
 
 
 def train(
@@ -115,7 +177,7 @@ def train(
     no room for merges). Returns what was made: requested_size, size, coverage (share of the
     text's characters that have a piece), characters.
     """
-    tags = [_SPACE + tag_symbol(language) for language in languages]
+    tags = [SPACE + tag_symbol(language) for language in languages]
     free = check_size(size, len(tags))
     lines = [" ".join(text.split()) for text in texts]
     counts = Counter[str]()
@@ -139,14 +201,13 @@ def train(
     }
 
 
-def check_size(size: int, tags: int) -> int:
+def check_size(size: int, tags: int, setting: str = "cache.prepare.vocabulary_size") -> int:
     """Pieces that are free for characters and merges; ValueError when they are too few."""
     fixed = UNK_ID + 1 + tags + _BYTES
     if size < fixed + _LEAST_PIECES:
         raise ValueError(
             f"a vocabulary of {size} pieces is too small: {UNK_ID + 1} special pieces, {tags} tags "
-            f"and {_BYTES} bytes need at least {fixed + _LEAST_PIECES} "
-            "(cache.prepare.vocabulary_size)"
+            f"and {_BYTES} bytes need at least {fixed + _LEAST_PIECES} ({setting})"
         )
     return size - fixed
 

@@ -63,7 +63,7 @@ def test_manifest(made: Made, made_cache: Cache) -> None:
         "seed": 0,
         "by_language": made.sizes,
     }
-    assert manifest["vocabulary"]["fingerprint"] == made_cache.vocabulary.fingerprint
+    assert manifest["vocabularies"]["shared"]["fingerprint"] == made_cache.vocabulary.fingerprint
     mean = manifest["languages"]["gl"]["train"]["mean_pieces"]["foreign"]
     _, offsets = made_cache.tokens("train", "foreign")
     assert mean == pytest.approx(offsets[300] / 300, abs=1e-3)

@@ -1,0 +1,182 @@
+"""Stretches of a cache's text -> ids, on as many cores as there are.
+
+A worker has its own vocabularies and knows nothing of the other workers: what it makes of a stretch
+depends on the stretch alone, so that the number of workers changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from m4.data.vocabulary import Vocabulary
+from m4.data.words import Ragged, WordEncoder
+
+SIDES: tuple[str, ...] = ("english", "foreign")
+_CHUNK_BYTES = 1 << 20
+
+
+class Array(NamedTuple):
+    """One token array of a split: whose sentences, by which vocabulary, at most how many ids."""
+
+    name: str
+    side: str
+    vocabulary: Path
+    longest: int
+
+
+class Chunk(NamedTuple):
+    """Whole lines of a text file, from byte `start` up to `stop`. train: too long pairs are left
+    out, and there are several segmentations."""
+
+    path: Path
+    start: int
+    stop: int
+    train: bool
+
+
+class Tokenized(NamedTuple):
+    """What a chunk became. `arrays`: by name, one Ragged a segmentation, the best one first."""
+
+    text: bytes
+    pairs: int
+    too_long: int
+    arrays: dict[str, list[Ragged]]
+
+
+class ChunkTokenizer:
+    """Chunk -> Tokenized.
+
+    Training sentences are tokenized `segmentations` times: once in the best way, else with
+    BPE-dropout `alpha`, from a seed of the chunk's own. A sampled way that is longer than allowed
+    is the best one instead.
+    """
+
+    def __init__(self, arrays: Sequence[Array], segmentations: int, alpha: float | None) -> None:
+        self.arrays, self.segmentations, self.alpha = arrays, segmentations, alpha
+        self._encoders = {a.vocabulary: WordEncoder(Vocabulary(a.vocabulary)) for a in arrays}
+        self._types = {path: id_type(path) for path in self._encoders}
+
+    def __call__(self, chunk: Chunk) -> Tokenized:
+        with chunk.path.open("rb") as file:
+            file.seek(chunk.start)
+            text = file.read(chunk.stop - chunk.start)
+        lines = text.decode().removesuffix("\n").split("\n")
+        sides = dict(
+            zip(SIDES, zip(*(line.split("\t") for line in lines), strict=True), strict=True)
+        )
+        best = {a.name: self._encoders[a.vocabulary].encode(sides[a.side]) for a in self.arrays}
+        long = np.any([best[a.name].lengths > a.longest for a in self.arrays], axis=0)
+        if chunk.train and long.any():
+            kept = np.flatnonzero(~long)
+            text = "".join(f"{lines[i]}\n" for i in kept).encode()
+            sides = {side: [texts[i] for i in kept] for side, texts in sides.items()}
+            best = {name: ragged.take(kept) for name, ragged in best.items()}
+        ways = self.segmentations if chunk.train else 1
+        return Tokenized(
+            text,
+            len(sides[SIDES[0]]),
+            int(long.sum()),
+            {
+                a.name: [self._small(a, self._way(a, chunk, w, sides, best)) for w in range(ways)]
+                for a in self.arrays
+            },
+        )
+
+    def _way(self, array: Array, chunk: Chunk, way: int, sides: Any, best: Any) -> Ragged:
+        if way == 0:
+            return best[array.name]
+        assert self.alpha is not None
+        # The name, not the path: a cache is the same in every folder.
+        of = f"{chunk.path.name} {chunk.start} {array.name} {way}"
+        seed = int.from_bytes(hashlib.blake2b(of.encode(), digest_size=4).digest())
+        vocabulary = self._encoders[array.vocabulary].vocabulary
+        sampled = Ragged.of(vocabulary.sample(sides[array.side], self.alpha, seed))
+        number = np.arange(len(sampled.lengths))
+        rows = np.where(sampled.lengths > array.longest, number + len(number), number)
+        return Ragged.joined([sampled, best[array.name]]).take(rows)
+
+    def _small(self, array: Array, ragged: Ragged) -> Ragged:
+        """The ids in the type of the array's file."""
+        return ragged._replace(ids=ragged.ids.astype(self._types[array.vocabulary]))
+
+
+def id_type(vocabulary: Path) -> type[np.uint16] | type[np.int32]:
+    """What the ids of a vocabulary are kept as."""
+    return np.uint16 if Vocabulary(vocabulary).size <= 1 << 16 else np.int32
+
+
+def chunks_of(path: Path, train: bool) -> Iterator[Chunk]:
+    """A text file in stretches of about a megabyte."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = 0
+        while start < size:
+            file.seek(min(start + _CHUNK_BYTES, size))
+            file.readline()
+            yield Chunk(path, start, stop := file.tell(), train)
+            start = stop
+
+
+def tokenized(
+    chunks: Iterable[Chunk],
+    arrays: Sequence[Array],
+    segmentations: int,
+    alpha: float | None,
+    workers: int,
+) -> Iterator[Tokenized]:
+    """The chunks' results in their order; a few of them are in memory at a time."""
+    if workers < 2:
+        yield from map(ChunkTokenizer(arrays, segmentations, alpha), chunks)
+        return
+    # Started anew, not forked: the program around may have threads and an accelerator.
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start,
+        initargs=(arrays, segmentations, alpha),
+    )
+    waiting: deque[Future[Tokenized]] = deque()
+    try:
+        for chunk in chunks:
+            waiting.append(pool.submit(_tokenize, chunk))
+            if len(waiting) > 3 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_tokenizer: ChunkTokenizer | None = None
+
+
+def _start(arrays: Sequence[Array], segmentations: int, alpha: float | None) -> None:
+    global _tokenizer
+    # Ctrl-C is for the parent, which tells the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _tokenizer = ChunkTokenizer(arrays, segmentations, alpha)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed closes no pool: its workers would wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _tokenize(chunk: Chunk) -> Tokenized:
+    assert _tokenizer is not None
+    return _tokenizer(chunk)

@@ -103,15 +103,18 @@ def corpus(setup: Setup) -> Cache:
         made = setup.corpus(**settings, report=progress)
         pairs = sum(made.size(language, "train") for language in made.languages())
         stage.update(100, f"{pairs:,} training pairs in {len(made.languages())} languages")
-    for what, lines in made.manifest["skipped"].items():
-        print(f"{what}: {lines} lines skipped", file=sys.stderr)
+    for line in made.ledger().summary():
+        print(line, file=sys.stderr)
     return made
 
 
 def build_model(setup: Setup, cache: Cache, **overrides: Any) -> Transformer:
     """The model for the corpus's vocabulary, rounded up to a multiple of 128 (sharding, tiles)."""
-    vocab_size = -(-cache.vocabulary.size // 128) * 128
-    return setup.model(vocab_size=vocab_size, directions=len(cache.directions), **overrides)
+    sizes = {"vocab_size": cache.target_vocabulary.size}
+    if cache.separate:
+        sizes["source_vocab_size"] = cache.source_vocabulary.size
+    sizes = {name: -(-size // 128) * 128 for name, size in sizes.items()}
+    return setup.model(**sizes, directions=len(cache.directions), **overrides)
 
 
 def model_folder(setup: Setup, dense: bool = False) -> Path:

@@ -78,7 +78,7 @@ def trained_from(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     said = train(folder / "model", *from_tsv(text), "--gin.tsv.Tsv.on_bad_line='skip'")
     assert said.status == 0, said.err
     # Counted, and told.
-    assert said.err == "pt.train.tsv: no tab: 1 lines skipped\n"
+    assert said.err == "1 of 121 training pairs left out: source: no tab: 1\n"
     assert "120 training pairs in 2 languages" in said.out
     COMPILES.clear()
     return text, folder / "model"

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from m4.core.files import write_text as write_text_file
 from m4.data import permutation, vocabulary
 from m4.data.chunks import SIDES
+from m4.data.clean import Cleaning
+from m4.data.ledger import LEDGER_FILE
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Source
 from m4.data.text import Report, text_file, write_text
@@ -27,6 +30,7 @@ def build(
     folder: Path,
     source: Source,
     settings: dict[str, Any],
+    cleaning: Cleaning,
     report: Report,
     workers: int | None = None,
 ) -> dict[str, Any]:
@@ -38,16 +42,19 @@ def build(
     """
     languages = settings["languages"]
     (folder / "text").mkdir(parents=True)
-    counts = write_text(folder, source, languages, report)
+    counts, ledger = write_text(folder, source, languages, cleaning, report)
     pairs = {code: counts[code]["train"]["pairs"] for code in languages}
     made = _train_vocabularies(folder, pairs, settings, report)
     tokenize(folder, languages, counts, settings, report, workers)
+    for code, splits in counts.items():
+        for split, count in splits.items():
+            ledger.count(code, split).leave_out("pieces: too long", count.pop("too_long"), split)
+    ledger.check()
+    write_text_file(folder / LEDGER_FILE, json.dumps(ledger.as_json(), ensure_ascii=False))
     return {
         "languages": counts,
         "vocabularies": made,
-        "skipped": {
-            f"{name}: {why}": n for (name, why), n in getattr(source, "skipped", {}).items()
-        },
+        "ledger": ledger.as_json(examples=False),
         "corpus": hashlib.sha256(
             json.dumps({c: [counts[c][s]["sha256"] for s in SPLITS] for c in languages}).encode()
         ).hexdigest(),

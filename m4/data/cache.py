@@ -15,17 +15,18 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from m4.data import build
+from m4.data import build, clean
 from m4.data.chunks import SIDES
 from m4.data.identity import check, checked_languages, differences, identity_of
+from m4.data.ledger import LEDGER_FILE, Ledger
 from m4.data.preprocess import language_of, split_direction
 from m4.data.sources import SPLITS, Pair, Source
 from m4.data.text import Report, read_pairs, text_file
@@ -33,8 +34,17 @@ from m4.data.tokens import ROLES, array_name, vocabulary_file
 from m4.data.vocabulary import SourceAndTarget, Vocabulary
 
 # Raised whenever the same settings would give other files.
-FORMAT = 4
+FORMAT = 5
 MIXTURES = ("to_english", "from_english", "any_to_any")
+
+
+class Corpus(NamedTuple):
+    """What a cache is made of: the source, the cleaning, and all settings that decide the ids."""
+
+    folder: Path
+    source: Source
+    settings: dict[str, Any]
+    cleaning: clean.Cleaning
 
 
 class Cache:
@@ -57,7 +67,7 @@ class Cache:
             )
         made_for = self.manifest["identity"]["mixture"]
         self.mixture_name = _checked_mixture(mixture_name or made_for or "any_to_any")
-        if made_for not in (None, self.mixture_name):
+        if not self.has_all_directions and self.mixture_name != made_for:
             raise ValueError(
                 f"{self.folder}: its source and target vocabularies are made for the mixture "
                 f"{made_for}, not {self.mixture_name} (jobs.Setup.mixture; cache.prepare.rebuild)"
@@ -91,6 +101,11 @@ class Cache:
     def separate(self) -> bool:
         """Whether sources and targets have vocabularies of their own."""
         return self.manifest["identity"]["target_vocabulary_size"] is not None
+
+    @property
+    def has_all_directions(self) -> bool:
+        """Whether every mixture's tokens are there; else only those of the one it was made for."""
+        return self.manifest["identity"]["mixture"] in (None, "any_to_any")
 
     @cached_property
     def source_vocabulary(self) -> Vocabulary:
@@ -180,6 +195,10 @@ class Cache:
         path = self.text_file(language, split).with_suffix(".subsets.json")
         return json.loads(path.read_text()) if path.is_file() else {}
 
+    def ledger(self) -> Ledger:
+        """What was read, kept and dropped, with examples."""
+        return Ledger.from_json(json.loads((self.folder / LEDGER_FILE).read_text(encoding="utf-8")))
+
     def identity(self) -> dict[str, Any]:
         """SHA-256 of the text by language and split."""
         return {
@@ -216,13 +235,15 @@ def prepare(
     segmentations: int = 1,
     sampling_alpha: float = 0.1,
     workers: int | None = None,
+    cleaning: clean.Cleaning = clean.DEFAULT,
     rebuild: bool = False,
     report: Report | None = None,
+    instead: Callable[[Corpus], Any] | None = None,
 ) -> Cache:
     """The cache of `source` in `folder`: opened if it is there, else built.
 
     languages default to all of the source's. Training pairs longer than the lengths (in ids, with
-    tag and eos) are dropped and counted, as are those whose English side is in a dev or test set.
+    tag and eos) are dropped and counted, as are those that the stages of `cleaning` drop.
     A folder that was made with other settings or from other text is an error, or with rebuild=True
     made anew. report(stage, done, total) is called with the stages text, vocabulary, tokens.
 
@@ -231,6 +252,8 @@ def prepare(
     target in the mixture.
     segmentations: ways to tokenize each training sentence that are kept: the best one, and others
     by BPE-dropout with probability sampling_alpha. workers: processes; None: as many as are of use.
+    instead: called with what the cache would be made of, in the place of everything else; its
+    result is this function's.
     """
     settings = {
         "languages": checked_languages(source.languages() if languages is None else languages),
@@ -244,8 +267,13 @@ def prepare(
         "mixture": None if target_vocabulary_size is None else mixture_name,
         "segmentations": segmentations,
         "sampling_alpha": float(sampling_alpha) if segmentations > 1 else None,
+        "cleaning": cleaning.identity(),
     }
-    return _open_or_build(folder, source, settings, mixture_name, rebuild, report, workers)
+    if instead is not None:
+        return instead(Corpus(Path(folder), source, settings, cleaning))
+    return _open_or_build(
+        folder, source, settings, mixture_name, rebuild, report, workers, cleaning
+    )
 
 
 def subset(
@@ -276,7 +304,9 @@ def subset(
         "segmentations": 1,
         "sampling_alpha": None,
     }
-    return _open_or_build(folder, cache, settings, "any_to_any", rebuild, report, workers=1)
+    nothing = clean.NOTHING  # the parent's text is clean
+    settings["cleaning"] = nothing.identity()
+    return _open_or_build(folder, cache, settings, "any_to_any", rebuild, report, 1, nothing)
 
 
 def _open_or_build(
@@ -287,6 +317,7 @@ def _open_or_build(
     rebuild: bool,
     report: Report | None,
     workers: int | None,
+    cleaning: clean.Cleaning,
 ) -> Cache:
     folder, report = Path(folder), report or (lambda *_: None)
     _checked_mixture(mixture_name)
@@ -309,7 +340,7 @@ def _open_or_build(
         manifest = {
             "format": FORMAT,
             "identity": identity,
-            **build.build(temporary, source, settings, report, workers),
+            **build.build(temporary, source, settings, cleaning, report, workers),
         }
         text = json.dumps([identity, manifest["corpus"], manifest["vocabularies"]], sort_keys=True)
         manifest["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()

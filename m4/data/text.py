@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from m4.data.clean import HeldOut
+from m4.data.clean import Cleaner, Cleaning, lines_of
+from m4.data.ledger import Count, Ledger
 from m4.data.sources import SPLITS, Pair, Source
 
 Report = Callable[[str, int, int], None]
@@ -26,30 +27,27 @@ def read_pairs(path: Path) -> Iterator[Pair]:
 
 
 def write_text(
-    folder: Path, source: Source, languages: Sequence[str], report: Report
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Source -> text/<split>.<lang>.tsv, without train pairs that overlap with dev or test."""
+    folder: Path, source: Source, languages: Sequence[str], cleaning: Cleaning, report: Report
+) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger]:
+    """Source -> text/<split>.<lang>.tsv, cleaned; returns {language: {split: {"pairs"}}} and the
+    ledger. ValueError: a language without training pairs."""
     counts: dict[str, dict[str, dict[str, Any]]] = {code: {} for code in languages}
-    held_out, done, subsets = HeldOut(), 0, getattr(source, "subsets", None)
+    done, subsets = 0, getattr(source, "subsets", None)
+    cleaner = Cleaner(cleaning, source, languages, folder / "text")
     for split in reversed(SPLITS):  # test and dev first: train must know them
         for code in languages:
             report("text", done, len(SPLITS) * len(languages))
-            kept = overlap = 0
+            kept = 0
             with text_file(folder, split, code).open("w", encoding="utf-8", newline="\n") as file:
-                for pair in source.pairs(code, split):
-                    if split != "train":
-                        held_out.add(pair.english)
-                    elif pair.english in held_out:
-                        overlap += 1
-                        continue
-                    file.write(_line(pair, code, split))
-                    kept += 1
-            counts[code][split] = {"pairs": kept, "overlap": overlap}
+                for chunk in cleaner.pairs(code, split):
+                    file.write(lines_of(chunk, code, split))
+                    kept += len(chunk)
+            counts[code][split] = {"pairs": kept}
             if split == "train" and not kept:
-                why = (
-                    f"all {overlap} are in a dev or test set" if overlap else "the source has none"
+                raise ValueError(
+                    f"language {code!r} has no training pairs: "
+                    f"{why_none(cleaner.ledger.count(code, split))}"
                 )
-                raise ValueError(f"language {code!r} has no training pairs: {why}")
             if subsets is not None and split != "train":
                 parts = {name: list(map(bool, part)) for name, part in subsets(code, split).items()}
                 assert all(len(part) == kept for part in parts.values()), (code, split)
@@ -58,10 +56,12 @@ def write_text(
                 )
             done += 1
     report("text", done, done)
-    return counts
+    return counts, cleaner.finish()
 
 
-def _line(pair: Pair, code: str, split: str) -> str:
-    if any(c in side for side in pair for c in "\t\n\r"):
-        raise ValueError(f"{code} {split}: a tab or line end inside a sentence: {pair!r}")
-    return f"{pair.english}\t{pair.foreign}\n"
+def why_none(count: Count) -> str:
+    """Why nothing is left of what was read."""
+    if not count.read:
+        return "the source has none"
+    reasons = ", ".join(f"{reason} {pairs:,}" for reason, pairs in count.dropped.most_common())
+    return f"all {count.read:,} are dropped: {reasons} (clean.Cleaning.stages)"

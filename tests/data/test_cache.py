@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m4.data import cache
+from m4.data import cache, clean
 from m4.data.cache import Cache
 from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources import SPLITS, Pair
@@ -170,8 +170,11 @@ def test_overlap_with_dev_and_test_is_dropped_and_counted(tmp_path: Path) -> Non
     )
     made = cache.prepare(tmp_path / "c", source, ["gl"], **SMALL)
     assert list(made.pairs("gl", "train")) == [("hello", "d")]
-    assert made.manifest["languages"]["gl"]["train"]["overlap"] == 3
-    with pytest.raises(ValueError, match="'gl' has no training pairs: all 1 are in a dev or test"):
+    assert made.manifest["ledger"]["languages"]["gl"]["train"]["dropped"] == {
+        "overlap: english side in dev": 2,
+        "overlap: english side in test": 1,
+    }
+    with pytest.raises(ValueError, match="'gl' has no training pairs: all 1 are dropped: overlap:"):
         cache.prepare(tmp_path / "d", Listed(train=[("x", "a")], dev=[("x", "a")]), ["gl"], **SMALL)
 
 
@@ -183,9 +186,11 @@ def test_long_pairs_are_dropped_from_train_and_counted(tmp_path: Path) -> None:
     )
     settings = {**SMALL, "vocabulary_size": 300, "source_length": 24, "target_length": 24}
     made = cache.prepare(tmp_path / "c", source, ["gl"], **settings)
-    counts = made.manifest["languages"]["gl"]
-    assert (counts["train"]["pairs"], counts["train"]["too_long"]) == (50, 2)
-    assert (counts["dev"]["pairs"], counts["dev"]["too_long"]) == (1, 1)
+    ledger = made.manifest["ledger"]["languages"]["gl"]
+    too_long = {"pieces: too long": 2}
+    assert ledger["train"] == {"read": 52, "kept": 50, "dropped": too_long}
+    assert ledger["dev"] == {"read": 1, "kept": 1, "flagged": {"pieces: too long": 1}}
+    assert (made.size("gl", "train"), made.size("gl", "dev")) == (50, 1)
     assert len(list(made.pairs("gl", "train"))) == 50
     assert list(made.pairs("gl", "dev")) == [(f"{long} {long}", "x y")]
     assert max(made.longest("gl").values()) <= 22
@@ -201,7 +206,7 @@ def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
     with pytest.raises(ValueError, match="'gl' has no training pairs: the source has none"):
         prepare(Made({"gl": 0}), ["gl"])
     with pytest.raises(ValueError, match="gl train: a tab or line end inside a sentence"):
-        prepare(Listed(train=[("a\tb", "c")]), ["gl"])
+        prepare(Listed(train=[("a\tb", "c")]), ["gl"], cleaning=clean.NOTHING)
     for wrong in (["en"], ["g-l"], ["gl", "gl"], []):
         with pytest.raises(ValueError, match=r"cache\.prepare\.languages"):
             prepare(Made({"gl": 9}), wrong)
@@ -236,7 +241,11 @@ def test_bad_lines_that_were_skipped_are_in_the_manifest(tmp_path: Path) -> None
     (folder / "gl.train.tsv").write_text("\n".join([*lines, "no tab", ""]))
     source = Tsv(folder, on_bad_line="skip")
     made = cache.prepare(tmp_path / "c", source, ["gl"], **SMALL)
-    assert made.manifest["skipped"] == {"gl.train.tsv: no tab": 1}
+    assert made.manifest["ledger"]["languages"]["gl"]["train"] == {
+        "read": 31,
+        "kept": 30,
+        "dropped": {"source: no tab": 1},
+    }
     with pytest.raises(ValueError, match=r"gl\.train\.tsv line 31: no tab"):
         cache.prepare(tmp_path / "d", Tsv(folder), ["gl"], **SMALL)
 
@@ -287,9 +296,10 @@ def test_real_text(tatoeba: Path, tmp_path: Path) -> None:
     codes = ["glg", "fry", "cmn_Hans", "jpn", "heb"]
     made = cache.prepare(tmp_path / "c", source, codes, source_length=64, target_length=64)
     for code in codes:
-        counts = made.manifest["languages"][code]
-        assert counts["train"]["overlap"] == 0, "its splits are by the English side"
-        assert counts["train"]["too_long"] < 0.02 * counts["train"]["pairs"]
+        count = made.manifest["ledger"]["languages"][code]["train"]
+        english = [reason for reason in count["dropped"] if "english side in" in reason]
+        assert not english, "its splits are by the English side"
+        assert count["dropped"]["pieces: too long"] < 0.02 * count["kept"]
         for split in ("dev", "test"):
             assert list(made.pairs(code, split)) == list(source.pairs(code, split))
     started = time.monotonic()

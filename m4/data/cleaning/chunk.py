@@ -1,0 +1,87 @@
+"""A few thousand pairs of one language and split, as columns, with what several stages need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import compress, islice
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data.cleaning.keys import comparable, digests, normal_digests
+from m4.data.sources import Pair
+
+# Large enough for numpy, small enough to stay in the processor's cache.
+PAIRS = 4096
+SIDES = ("english", "foreign")
+
+
+class Chunk:
+    """n pairs: `numbers` [n] count from 1 in the order of the source; `english`, `foreign` [n].
+
+    Never changed in place: what is computed from the text is kept beside it.
+    """
+
+    def __init__(
+        self, numbers: npt.NDArray[np.int64], english: list[str], foreign: list[str]
+    ) -> None:
+        assert len(numbers) == len(english) == len(foreign)
+        self.numbers, self.english, self.foreign = numbers, english, foreign
+        self._kept: dict[tuple[str, str], npt.NDArray[np.uint64]] = {}
+
+    def __len__(self) -> int:
+        return len(self.english)
+
+    def side(self, name: str) -> list[str]:
+        return self.english if name == "english" else self.foreign
+
+    def lengths(self, side: str) -> npt.NDArray[np.int64]:
+        """[n] characters."""
+        return np.fromiter(map(len, self.side(side)), np.int64, len(self))
+
+    def code_points(self, side: str) -> npt.NDArray[np.uint32]:
+        """All characters of a side, one sentence after another."""
+        text = "".join(self.side(side)).encode("utf-32-le", "surrogatepass")
+        return np.frombuffer(text, np.uint32)
+
+    def digests(self, side: str) -> npt.NDArray[np.uint64]:
+        """[n] 64 bits of each sentence as it is."""
+        return self._digests("exact", side)
+
+    def normal_digests(self, side: str) -> npt.NDArray[np.uint64]:
+        """[n] 64 bits of each sentence without case, width and spacing (`keys.normal`)."""
+        return self._digests("normal", side)
+
+    def _digests(self, kind: str, side: str) -> npt.NDArray[np.uint64]:
+        if (kind, side) not in self._kept:
+            texts = self.side(side)
+            made = normal_digests(texts) if kind == "normal" else digests(texts)
+            self._kept[kind, side] = made
+        return self._kept[kind, side]
+
+    def comparable(self, side: str) -> list[str]:
+        """[n] the sentences without case, width and spacing."""
+        return comparable(self.side(side))
+
+    def take(self, mask: npt.NDArray[np.bool_]) -> Chunk:
+        """The pairs of the mask [n], in their order."""
+        if mask.all():
+            return self
+        wanted = mask.tolist()
+        made = Chunk(
+            self.numbers[mask],
+            list(compress(self.english, wanted)),
+            list(compress(self.foreign, wanted)),
+        )
+        made._kept = {key: values[mask] for key, values in self._kept.items()}
+        return made
+
+
+def chunks(pairs: Iterable[Pair], size: int = PAIRS) -> Iterator[Chunk]:
+    """Pairs, numbered from 1, in chunks."""
+    iterator, first = iter(pairs), 1
+    while part := list(islice(iterator, size)):
+        english, foreign = zip(*part, strict=True)
+        numbers = np.arange(first, first + len(part))
+        yield Chunk(numbers, list(english), list(foreign))
+        first += len(part)

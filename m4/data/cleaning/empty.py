@@ -1,0 +1,45 @@
+"""Empty sides: nothing that can be seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from m4.data.cleaning import Check, Findings, Opened
+from m4.data.cleaning.chunk import SIDES, Chunk
+
+_VISIBLE = re.compile(
+    "[^\\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0]"
+)
+
+
+@dataclass(frozen=True)
+class Empty:
+    """Drops a pair with a side of white space and invisible characters only."""
+
+    @property
+    def name(self) -> str:
+        return "empty"
+
+    def identity(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def open(self, languages: Sequence[str]) -> Opened:
+        def check(language: str, split: str) -> Check:
+            return _check
+
+        return check
+
+
+def _check(chunk: Chunk) -> Findings:
+    return Findings(
+        {
+            f"{side} side": np.array([_VISIBLE.search(text) is None for text in chunk.side(side)])
+            for side in SIDES
+        }
+    )

@@ -1,0 +1,100 @@
+"""Bad length ratios: one side says much more than the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data.cleaning import Findings, Opened, check_number
+from m4.data.cleaning.chunk import Chunk
+
+UNITS = ("characters", "bytes")
+
+
+@dataclass(frozen=True)
+class LengthRatio:
+    """Drops a pair whose foreign side is more than `bound` times as long, or as short, as expected.
+
+    A Chinese sentence has a quarter of the characters of an English one: what is expected is the
+    median of foreign / English over the language's own pairs, in `unit`s. `slack`, in units of
+    English, is added to both sides (to the foreign one times the median), so that a few characters
+    more or less in a short sentence are no bad ratio:
+
+        r = (foreign / median + slack) / (english + slack), dropped unless 1/bound <= r <= bound.
+
+    A language with fewer than `fewest` pairs has no median to trust and is not checked.
+    """
+
+    bound: float = 2.5
+    slack: float = 10.0
+    fewest: int = 50
+    unit: str = "characters"
+
+    def __post_init__(self) -> None:
+        check_number(self.bound, 1, "length_ratio.LengthRatio.bound")
+        check_number(self.slack, 0, "length_ratio.LengthRatio.slack")
+        check_number(self.fewest, 1, "length_ratio.LengthRatio.fewest")
+        if self.unit not in UNITS:
+            raise ValueError(
+                f"unit is {self.unit!r}: must be one of {', '.join(UNITS)} "
+                "(length_ratio.LengthRatio.unit)"
+            )
+
+    @property
+    def name(self) -> str:
+        return "length_ratio"
+
+    def identity(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def open(self, languages: Sequence[str]) -> Opened:
+        def check(language: str, split: str) -> _Ratio:
+            return _Ratio(self)
+
+        return check
+
+
+class _Ratio:
+    """The check of one language: `fit` finds the median."""
+
+    def __init__(self, settings: LengthRatio) -> None:
+        self._settings = settings
+        self._median: float | None = None
+
+    def fit(self, chunks: Iterator[Chunk]) -> None:
+        # 4 bytes a pair.
+        ratios = [np.zeros(0, np.float32)]
+        for chunk in chunks:
+            english, foreign = self._lengths(chunk)
+            there = (english > 0) & (foreign > 0)
+            ratios.append((foreign[there] / english[there]).astype(np.float32))
+        found = np.concatenate(ratios)
+        if len(found) >= self._settings.fewest:
+            self._median = float(np.median(found))
+
+    def __call__(self, chunk: Chunk) -> Findings:
+        if self._median is None:
+            few = f"fewer than {self._settings.fewest} pairs"
+            return Findings(not_checked={few: np.ones(len(chunk), bool)})
+        english, foreign = self._lengths(chunk)
+        slack, bound = self._settings.slack, self._settings.bound
+        wanted = english + slack
+        got = foreign / self._median + slack
+        return Findings(
+            {"foreign side too long": got > bound * wanted,
+             "foreign side too short": wanted > bound * got}
+        )  # fmt: skip
+
+    def _lengths(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if self._settings.unit == "characters":
+            return chunk.lengths("english"), chunk.lengths("foreign")
+        return _bytes(chunk.english), _bytes(chunk.foreign)
+
+
+def _bytes(texts: Sequence[str]) -> npt.NDArray[np.int64]:
+    lengths = (len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return np.fromiter(lengths, np.int64, len(texts))

@@ -1,0 +1,135 @@
+"""Unicode normalisation: canonical forms, and no characters that say nothing."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from m4.data.cleaning import Check, Findings, Opened
+from m4.data.cleaning.chunk import SIDES, Chunk
+
+FORMS = ("NFC", "NFKC", "none")
+
+_LINE_ENDS = re.compile("[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
+# Controls, halves of surrogate pairs, what Unicode says is no character.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufdd0-\ufdef\ufff9-\ufffb\ufffe\uffff"
+    "\U0001fffe\U0001ffff\U0010fffe\U0010ffff]"
+)
+# The byte order mark, word joiner, soft hyphen, invisible operators.
+_INVISIBLE = re.compile("[\ufeff\u00ad\u2060-\u2064]")
+# A zero-width space divides words in scripts without spaces; elsewhere it is junk.
+_ZERO_WIDTH_SPACE = re.compile("\u200b")
+_DIVIDED_BY_IT = re.compile(
+    "[\u0e00-\u0eff\u0f00-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1bbf\ua980-\ua9df]"
+)
+# Joiners shape Arabic, Indic letters and emoji. After a space or a letter of Latin, Greek,
+# Cyrillic or Armenian there is nothing to shape; what stands after a virama at the end is kept.
+_JOINERS = re.compile("(?<![^\\s\x21-\u058f\u200c\u200d])[\u200c\u200d]+")
+_DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f]")
+# Hebrew, Arabic and the other scripts that are written from right to left.
+_RIGHT_TO_LEFT = re.compile(
+    "[\u0590-\u05ff\u0600-\u061b\u061d-\u08ff\ufb1d-\ufdcf\ufdf0-\ufdff\ufe70-\ufefc"
+    "\U00010800-\U00010fff\U0001e800-\U0001efff]"
+)
+_ANY = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    "\ufdd0-\ufdef\ufeff\ufff9-\ufffb\ufffe\uffff\U0001fffe\U0001ffff\U0010fffe\U0010ffff]"
+)
+
+
+class Fixed(NamedTuple):
+    """A sentence, and what was done to it."""
+
+    text: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """Changes text, drops nothing.
+
+    form: NFC (canonical: é is one character), NFKC (compatibility too: ﬁ is fi, full width is
+    narrow), or none. junk: line ends and tabs become a space; control characters, halves of
+    surrogate pairs, byte order marks, soft hyphens and joiners that join nothing go; direction
+    marks go where nothing is written from right to left.
+    """
+
+    form: str = "NFC"
+    junk: bool = True
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(
+                f"form is {self.form!r}: must be one of {', '.join(FORMS)} "
+                "(normalise.Normalise.form)"
+            )
+
+    @property
+    def name(self) -> str:
+        return "normalise"
+
+    def identity(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def open(self, languages: Sequence[str]) -> Opened:
+        def check(language: str, split: str) -> Check:
+            return self._check
+
+        return check
+
+    def fix(self, text: str) -> Fixed:
+        """One sentence normalised."""
+        reasons = []
+        if self.junk and _ANY.search(text):
+            text, reasons = _without_junk(text)
+        if self.form != "none" and not unicodedata.is_normalized(self.form, text):  # pyright: ignore[reportArgumentType]
+            text = unicodedata.normalize(self.form, text)  # pyright: ignore[reportArgumentType]
+            reasons.append(self.form)
+        return Fixed(text, tuple(reasons))
+
+    def _check(self, chunk: Chunk) -> Findings:
+        change: dict[str, np.ndarray] = {}
+        sides = {side: chunk.side(side) for side in SIDES}
+        for side, texts in sides.items():
+            if self._clean_already(texts):
+                continue
+            fixed = [self.fix(text) for text in texts]
+            sides[side] = [one.text for one in fixed]
+            for row, one in enumerate(fixed):
+                for reason in one.reasons:
+                    change.setdefault(reason, np.zeros(len(chunk), bool))[row] = True
+        return Findings(change=change, chunk=Chunk(chunk.numbers, **sides) if change else None)
+
+    def _clean_already(self, texts: Sequence[str]) -> bool:
+        """Whether `fix` would change none of them; nearly always so, and quick for many at once."""
+        joined = "".join(texts)
+        if self.junk and _ANY.search(joined):
+            return False
+        # Joined by a line end, which takes part in no composition.
+        return self.form == "none" or unicodedata.is_normalized(self.form, "\n".join(texts))  # pyright: ignore[reportArgumentType]
+
+
+def _without_junk(text: str) -> tuple[str, list[str]]:
+    reasons = []
+    for reason, pattern, instead in (
+        ("line ends and tabs", _LINE_ENDS, " "),
+        ("control characters", _CONTROLS, ""),
+        ("invisible characters", _INVISIBLE, ""),
+        ("invisible characters", None if _DIVIDED_BY_IT.search(text) else _ZERO_WIDTH_SPACE, ""),
+        ("invisible characters", _JOINERS, ""),
+        ("direction marks", None if _RIGHT_TO_LEFT.search(text) else _DIRECTIONS, ""),
+    ):
+        changed = text if pattern is None else pattern.sub(instead, text)
+        if changed != text:
+            text = changed
+            if reason not in reasons:
+                reasons.append(reason)
+    if reasons:  # what was taken out may leave two spaces, or one at an end
+        text = " ".join(part for part in text.split(" ") if part)
+    return text, reasons

@@ -1,0 +1,134 @@
+"""Overlap of training text with what a model is tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from etils import epath
+
+from m4.data.cleaning import Check, Findings, Opened, check_sides
+from m4.data.cleaning.chunk import PAIRS, SIDES, Chunk, chunks
+from m4.data.cleaning.keys import Digests, normal_digests
+from m4.data.sources import Source
+from m4.data.sources.files import digest, lines
+from m4.data.sources.lines import BOM, MAX_LINE_BYTES
+
+HELD_OUT = ("test", "dev")
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Drops a training pair with a side that is in a dev or test set, compared without case, width
+    and spacing.
+
+    English counts across languages: a model that has seen a test sentence's English with another
+    language has seen what it must produce. A foreign sentence counts in its own language.
+
+    sides: english, foreign or both. The corpus's own dev and test sets always count. sources: name
+    -> Source whose dev and test pairs count too. files: name -> {language: path or paths}, one
+    sentence a line, English under "en".
+    """
+
+    sides: Sequence[str] = SIDES
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, str | Sequence[str]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_sides(self.sides, "overlap.Overlap.sides")
+        for given, argument in ((self.sources, "sources"), (self.files, "files")):
+            if taken := {*HELD_OUT} & {*given}:
+                raise ValueError(
+                    f"a test set cannot be called {min(taken)!r}: the corpus's own are called so "
+                    f"(overlap.Overlap.{argument})"
+                )
+
+    @property
+    def name(self) -> str:
+        return "overlap"
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "sides": sorted(self.sides),
+            "sources": {name: source.identity() for name, source in self.sources.items()},
+            "files": {
+                name: {code: [digest(path) for path in _paths(of)] for code, of in at.items()}
+                for name, at in self.files.items()
+            },
+        }
+
+    def open(self, languages: Sequence[str]) -> Opened:
+        registered = _Registered()
+        for name, source in self.sources.items():
+            for code in dict.fromkeys([*languages, *source.languages()]):
+                for split in HELD_OUT:
+                    for chunk in chunks(source.pairs(code, split)):
+                        registered.add(name, code, chunk)
+        for name, at in self.files.items():
+            for code, of in at.items():
+                for path in _paths(of):
+                    registered.add_file(name, code, path)
+
+        def check(language: str, split: str) -> Check:
+            def look(chunk: Chunk) -> Findings:
+                # Of test, then dev, then train: each is compared with what came before its split.
+                found = registered.compare(language, split, chunk, self.sides)
+                if split in HELD_OUT:
+                    registered.add(split, language, chunk)
+                return found
+
+            return look
+
+        return check
+
+
+class _Registered:
+    """The sentences of all dev and test sets: (set, language) -> 64 bits of each."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], Digests] = {}
+
+    def add(self, name: str, language: str, chunk: Chunk) -> None:
+        for side, code in (("english", "en"), ("foreign", language)):
+            self._of(name, code).add(chunk.normal_digests(side))
+
+    def add_file(self, name: str, language: str, path: epath.Path) -> None:
+        sentences = _sentences(path)
+        while part := list(islice(sentences, PAIRS)):
+            self._of(name, language).add(normal_digests(part))
+
+    def compare(self, language: str, split: str, chunk: Chunk, sides: Sequence[str]) -> Findings:
+        names = [*dict.fromkeys(name for name, _ in self._seen)]
+        drop = {}
+        for side, code in (("english", "en"), ("foreign", language)):
+            if side not in sides:
+                continue
+            for name in names:
+                seen = self._seen.get((name, code))
+                if seen is not None and name != split:
+                    drop[f"{side} side in {name}"] = seen.contains(chunk.normal_digests(side))
+        return Findings(drop)
+
+    def _of(self, name: str, code: str) -> Digests:
+        return self._seen.setdefault((name, code), Digests())
+
+
+def _sentences(path: epath.Path) -> Iterator[str]:
+    for number, line in enumerate(lines(path, MAX_LINE_BYTES), start=1):
+        try:
+            text = line.removeprefix(BOM).decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} line {number}: not UTF-8 (overlap.Overlap.files)") from error
+        if text:
+            yield text
+
+
+def _paths(of: str | Sequence[str]) -> list[epath.Path]:
+    """One path or several; ValueError where a file is not there."""
+    found = [epath.Path(path) for path in ([of] if isinstance(of, str) else of)]
+    for path in found:
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file (overlap.Overlap.files)")
+    return found

@@ -1,0 +1,160 @@
+"""The ledger of a corpus: what was read, kept, dropped and why, by language and split.
+
+read = kept + dropped, for every language and split: `Ledger.check`, and a test on every path to it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+# The whole ledger with examples, in a cache's folder.
+LEDGER_FILE = "ledger.json"
+# Where lines of a file stand that several languages or splits are read from.
+ANY = "*"
+_COUNTERS = ("dropped", "changed", "flagged", "not_checked")
+_EXAMPLE_CHARACTERS = 300
+
+
+class Example(NamedTuple):
+    """A pair that a reason was found for; `number` counts from 1 in the order of the source."""
+
+    number: int
+    english: str
+    foreign: str
+
+
+@dataclass
+class Count:
+    """One language and split.
+
+    dropped: reason -> pairs; each dropped pair has one reason. changed, flagged, not_checked:
+    reason -> pairs; a pair may have several. Flagged are pairs of dev and test, which are never
+    dropped.
+    """
+
+    read: int = 0
+    kept: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
+    flagged: Counter[str] = field(default_factory=Counter)
+    not_checked: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[Example]] = field(default_factory=dict)
+
+    def drop(self, reason: str, pairs: int) -> None:
+        """`pairs` of those that were kept so far are dropped after all."""
+        if pairs:
+            self.kept -= pairs
+            self.dropped[reason] += pairs
+
+    def leave_out(self, reason: str, pairs: int, split: str) -> None:
+        """`drop` for training pairs; those of dev and test are flagged."""
+        if split == "train":
+            self.drop(reason, pairs)
+        elif pairs:
+            self.flagged[reason] += pairs
+
+    def show(self, reason: str, examples: Iterable[Example], most: int) -> None:
+        """Keeps the first `most` examples of a reason, shortened."""
+        shown = self.examples.setdefault(reason, [])
+        for example in examples:
+            if len(shown) >= most:
+                return
+            sides = (_shortened(side) for side in (example.english, example.foreign))
+            shown.append(Example(example.number, *sides))
+
+    def as_json(self, examples: bool = True) -> dict[str, Any]:
+        """As JSON; reasons in the order of their names, empty ones left out."""
+        made: dict[str, Any] = {"read": self.read, "kept": self.kept}
+        for name in _COUNTERS:
+            if counted := {r: n for r, n in sorted(getattr(self, name).items()) if n}:
+                made[name] = counted
+        if examples and (shown := {r: e for r, e in sorted(self.examples.items()) if e}):
+            made["examples"] = {reason: list(map(list, some)) for reason, some in shown.items()}
+        return made
+
+    @classmethod
+    def from_json(cls, made: Mapping[str, Any]) -> Count:
+        count = cls(made["read"], made["kept"])
+        for name in _COUNTERS:
+            getattr(count, name).update(made.get(name, {}))
+        for reason, some in made.get("examples", {}).items():
+            count.examples[reason] = [Example(*one) for one in some]
+        return count
+
+
+class Ledger:
+    """counts[language][split]; `stages`: what was run, {name: {settings}}, in its order."""
+
+    def __init__(self, stages: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self.stages = dict(stages or {})
+        self.counts: dict[str, dict[str, Count]] = {}
+
+    def count(self, language: str, split: str) -> Count:
+        """The counts of one language and split, begun where they are not there."""
+        return self.counts.setdefault(language, {}).setdefault(split, Count())
+
+    def check(self) -> None:
+        """AssertionError where something is not read = kept + dropped."""
+        for language, splits in self.counts.items():
+            for split, count in splits.items():
+                dropped = sum(count.dropped.values())
+                assert count.read == count.kept + dropped, (language, split, count)
+                assert count.kept >= 0, (language, split, count)
+
+    def reasons(self, what: str, split: str | None = None) -> list[str]:
+        """The reasons of a counter ("dropped", "changed" ...), the most frequent ones first."""
+        total = self.total(split)
+        return [reason for reason, pairs in getattr(total, what).most_common() if pairs]
+
+    def total(self, split: str | None = None) -> Count:
+        """The sum over languages of a split, or of all of them; without examples."""
+        sums = Count()
+        for splits in self.counts.values():
+            for name, count in splits.items():
+                if split in (None, name):
+                    sums.read += count.read
+                    sums.kept += count.kept
+                    for counter in _COUNTERS:
+                        getattr(sums, counter).update(getattr(count, counter))
+        return sums
+
+    def summary(self) -> list[str]:
+        """What was left out of the training text, in a line for the log; empty where nothing was.
+
+        Lines of files that several splits are read from count with it.
+        """
+        count = Count()
+        for split in ("train", ANY):
+            part = self.total(split)
+            count.read += part.read
+            count.dropped.update(part.dropped)
+        if not (dropped := sum(count.dropped.values())):
+            return []
+        reasons = "; ".join(f"{reason}: {pairs:,}" for reason, pairs in count.dropped.most_common())
+        return [f"{dropped:,} of {count.read:,} training pairs left out: {reasons}"]
+
+    def as_json(self, examples: bool = True) -> dict[str, Any]:
+        """Everything, as JSON."""
+        return {
+            "stages": self.stages,
+            "languages": {
+                language: {split: count.as_json(examples) for split, count in splits.items()}
+                for language, splits in self.counts.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, made: Mapping[str, Any]) -> Ledger:
+        ledger = cls(made["stages"])
+        ledger.counts = {
+            language: {split: Count.from_json(count) for split, count in splits.items()}
+            for language, splits in made["languages"].items()
+        }
+        return ledger
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _EXAMPLE_CHARACTERS else text[: _EXAMPLE_CHARACTERS - 1] + "…"

@@ -5,7 +5,6 @@ import dataclasses
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +18,12 @@ from jax.sharding import Mesh
 from m4.core.checkpoint import Checkpoints, shapes
 from m4.core.mesh import check_divides, logical, to_global
 from m4.core.report import Metrics, Stage
-from m4.eval import counts
 from m4.model.transformer import Transformer
+from m4.train.sampling import LearnedSampling
 from m4.train.state import TrainState, create
 from m4.train.step import make_train_step
+from m4.train.tally import Seated, Seen
+from m4.train.window import Window
 
 
 class BatchStream(Protocol):
@@ -85,6 +86,7 @@ def train(
     log_period: int = 25,
     evaluators: Sequence[Evaluator] = (),
     early_stopping: EarlyStopping | None = None,
+    sampling: LearnedSampling | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
     note: Mapping[str, Any] | None = None,
     tensorboard: bool = True,
@@ -103,6 +105,7 @@ def train(
         stream: the batches. mesh: the devices.
         label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor: see `make_train_step`.
         keep: checkpoints that stay. evaluators, early_stopping: see there.
+        sampling: learns from evaluations how often directions are drawn.
         groups: resource level -> directions, for the loss that is shown.
         note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
         stage: where progress is shown.
@@ -137,10 +140,15 @@ def train(
         if latest is not None:
             state = _restore(checkpoints, latest, saved, state, progress)
         start = int(state.step)
-        seated = _Seated(stream.directions, saved.get("seated"), start)
+        if sampling is not None:
+            sampling.resume(saved.get("sampling"))
+        seated = Seated(stream.directions, saved.get("seated"), start)
+        seen = Seen(stream.directions, saved.get("seen"), start)
 
         def save(**more: Any) -> dict[str, Any]:
-            written = _save(checkpoints, state, progress, {**about, **more, **seated.note()})
+            written = _save(
+                checkpoints, state, progress, {**about, **more, **seated.note(), **seen.note()}
+            )
             seated.write(folder, written)
             return written
 
@@ -150,7 +158,7 @@ def train(
             ThreadPoolExecutor(1) as ahead,
         ):
             compiled = jax.jit(step_fn, donate_argnums=0, out_shardings=(shardings, None))
-            window = _Window(stream.directions, groups or {})
+            window = Window(stream.directions, groups or {})
             coming = ahead.submit(stream.batch, start)
             step = start
             with _signals() as asked:
@@ -162,18 +170,25 @@ def train(
                     # flight deadlock in XLA's thread pool.
                     step_metrics = jax.block_until_ready(step_metrics)
                     seated.add(step_metrics.pop("seated"))
+                    seen.add(step_metrics.pop("seen"))
                     window.add(step_metrics)
                     step += 1
                     if step % log_period == 0 or step == total_steps:
-                        metrics.write(step, window.flush())
+                        metrics.write(step, {**window.flush(), **seen.flush()})
                         seated.flush()
                     if stage is not None:
                         stage.update(step, window.text)
+                    measured: dict[str, float] = {}
                     for evaluator in evaluators:
-                        if step % evaluator.period == 0 or step == total_steps:
+                        due = step % evaluator.period == 0
+                        if due or step == total_steps:
                             values = evaluator.run(state.params)
                             metrics.write(step, values)
                             progress.evaluated(step, values, state.params)
+                            # A run that is made longer afterwards learns from the same steps.
+                            measured |= values if due else {}
+                    if sampling is not None and measured:
+                        metrics.write(step, sampling.evaluated(step, measured))
                     if asked:
                         save()
                         checkpoints.wait()
@@ -193,7 +208,8 @@ def check_model_divides(mesh: Mesh, model: Transformer) -> None:
     width = model.heads * model.head_width
     check_divides(mesh, "attention", width, "joined_kv", f"{name}.heads * {name}.head_width")
     check_divides(mesh, "feed-forward", model.mlp_width, "mlp", f"{name}.mlp_width")
-    check_divides(mesh, "embedding", model.vocab_size, "vocab", "vocabulary size")
+    for size in {model.vocab_size, model.source_vocab_size or model.vocab_size}:
+        check_divides(mesh, "embedding", size, "vocab", "vocabulary size")
     if model.num_experts:
         check_divides(mesh, "experts", model.num_experts, "expert", f"{name}.num_experts")
 
@@ -290,105 +306,3 @@ def _restore(
     progress.best = found.get("best")
     at = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
     return TrainState(at, found["params"], found["optimizer"])
-
-
-class _Seated:
-    """Seated choices by layer, direction and expert of all steps; in the note of a checkpoint, so
-    that a resumed run goes on counting."""
-
-    def __init__(self, directions: Sequence[str], saved: Mapping[str, Any] | None, start: int):
-        # A checkpoint of a run that did not count: counting begins with the next step.
-        self._from = start if saved is None else saved["from_step"]
-        self._counts = counts.Counts(directions)
-        if saved is not None:
-            self._counts = counts.Counts.from_json(saved)
-        self._steps: list[Mapping[str, Any]] = []
-
-    def add(self, layers: Mapping[str, Any]) -> None:
-        """seated_DE of each layer; stays where it is until `flush`."""
-        if layers:
-            self._steps.append(layers)
-
-    def flush(self) -> None:
-        for layers in jax.device_get(self._steps):
-            self._counts.add(layers)
-        self._steps = []
-
-    def note(self) -> dict[str, Any]:
-        """What `saved` must be to go on from here."""
-        self.flush()
-        if not self._counts.layers:
-            return {}
-        return {"seated": {"from_step": self._from, **self._counts.as_json()}}
-
-    def write(self, folder: Path, note: Mapping[str, Any]) -> None:
-        if self._counts.layers:
-            about = {"split": "train", "steps": [self._from, note["step"]]}
-            about["train_pairs"] = note.get("train_pairs", {})
-            counts.write(folder / "atlas.train.json", self._counts, about)
-
-
-# With more experts a log row would be mostly their loads; the counts of `_Seated` have them all.
-_MOST_LOADS = 64
-
-
-def _layer_row(layers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """ "moe/<layer>/<metric>" -> number, short: six digits, and what has two names only once."""
-    row = {}
-    for layer, values in layers.items():
-        for name, value in values.items():
-            if name == "fraction_tokens_left_behind" or value.size > _MOST_LOADS:
-                continue
-            for part, number in _parts(name, value).items():
-                row[f"moe/{layer}/{part}"] = float(f"{number:.6g}")
-    return row
-
-
-def _parts(name: str, value: np.ndarray) -> dict[str, float]:
-    """A scalar under its name; load_E as load/0, load/1, ..."""
-    if value.ndim == 0:
-        return {name: float(value)}
-    return {f"{name.removesuffix('_E')}/{i}": float(x) for i, x in enumerate(value)}
-
-
-class _Window:
-    """Metrics since the last log row: sums of counts, means of the rest, tokens a second."""
-
-    def __init__(self, directions: Sequence[str], groups: Mapping[str, Sequence[str]]):
-        self._directions = list(directions)
-        self._groups = groups
-        self._steps: list[Mapping[str, Any]] = []
-        self._since = time.monotonic()
-        self.text = ""
-
-    def add(self, metrics: Mapping[str, Any]) -> None:
-        self._steps.append(metrics)
-
-    def flush(self) -> dict[str, float]:
-        """The row: loss, nll, nll/<direction>, tokens_per_second, and what the MoE layers say, on
-        average and each ("moe/encoder_1/load/0")."""
-        steps = jax.device_get(self._steps)
-        seconds = time.monotonic() - self._since
-        self._steps, self._since = [], time.monotonic()
-        sums = jax.tree.map(lambda *each: np.sum(each, axis=0), *steps)
-        layers = jax.tree.map(lambda x: x / len(steps), sums.pop("layers"))
-        nll_D, tokens_D = sums.pop("nll_sum_D"), sums.pop("tokens_D")
-        target, source = float(sums.pop("target_tokens")), float(sums.pop("source_tokens"))
-        row = {"target_tokens": target, "source_tokens": source}
-        row["tokens_per_second"] = (target + source) / max(seconds, 1e-9)
-        for name, value in sums.items():
-            row |= _parts(name, value / len(steps))
-        row |= _layer_row(layers)
-        row["nll"] = float(nll_D.sum() / max(tokens_D.sum(), 1))
-        for name, nll, count in zip(self._directions, nll_D, tokens_D, strict=True):
-            if count:
-                row[f"nll/{name}"] = float(nll / count)
-        parts = [f"nll {row['nll']:.2f}"]
-        for level, members in self._groups.items():
-            inside = [self._directions.index(name) for name in members]
-            if tokens := tokens_D[inside].sum():
-                row[f"nll/{level}"] = float(nll_D[inside].sum() / tokens)
-                parts.append(f"{level} {row[f'nll/{level}']:.2f}")
-        parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
-        self.text = " · ".join(parts)
-        return row

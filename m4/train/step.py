@@ -63,7 +63,8 @@ def make_train_step(
     Metrics: loss, nll (nats a token, neither smoothed nor with anything added),
     gradient_norm, target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the
     MoE layers sow: means over layers (load_E), in `layers` the same by layer, and in `seated`
-    seated_DE by layer where the model counts directions.
+    seated_DE by layer where the model counts directions, and in `seen` the pairs and tokens by
+    direction.
     """
 
     def loss_fn(params, batch: Batch, key: Array, step: Array):
@@ -86,6 +87,7 @@ def make_train_step(
             **moe,
             "layers": layer_metrics(sown),
             "seated": sown_choices(sown, "seated_DE"),
+            "seen": seen_by_direction(batch, directions),
         }
         return total, metrics
 
@@ -109,6 +111,26 @@ def by_direction(
     return {
         "nll_sum_D": jax.ops.segment_sum(nll_BT.reshape(-1), ids, num_segments=directions),
         "tokens_D": jax.ops.segment_sum(weights_BT.reshape(-1), ids, num_segments=directions),
+    }
+
+
+def seen_by_direction(batch: Batch, directions: int) -> dict[str, Array]:
+    """Integers by direction, each [directions]: pairs, source_tokens, target_tokens.
+
+    A token is an id that is no padding, with tag and eos. A pair begins where the decoder's input
+    is 0 and its target is real.
+    """
+    source_BL, target_BT = batch["encoder_input_tokens"] > 0, batch["decoder_target_tokens"] > 0
+    first_BT = target_BT & (batch["decoder_input_tokens"] == 0)
+
+    def counted(here: Array, ids: Array) -> Array:
+        flat = here.reshape(-1).astype(jnp.int32)
+        return jax.ops.segment_sum(flat, ids.reshape(-1), num_segments=directions)
+
+    return {
+        "pairs": counted(first_BT, batch["direction_ids"]),
+        "source_tokens": counted(source_BL, batch["encoder_direction_ids"]),
+        "target_tokens": counted(target_BT, batch["direction_ids"]),
     }
 
 

@@ -239,6 +239,18 @@ def test_a_direction_without_a_dev_set_keeps_its_weight() -> None:
     assert weights["en-c"] == pytest.approx(math.exp(-1))
 
 
+def test_what_is_measured_at_other_times_is_not_forgotten() -> None:
+    learned = Learned(start=uniform)
+    state = learned.update(learned.begin(), dev(a=2.0, b=2.0))
+    between = learned.update(state, {"dev/chrf/en-a": 30.0})
+    assert between["log_weights"] == {}
+    assert (
+        learned.update(between, dev(a=1.0, b=2.0))["log_weights"]
+        == learned.update(state, dev(a=1.0, b=2.0))["log_weights"]
+        == {"en-a": 0.2, "en-b": -0.2}
+    )
+
+
 def test_the_loss_as_a_signal_follows_the_worst() -> None:
     learned = Learned(start=uniform, signal=loss)
     state = learned.update(learned.begin(), dev(a=1.0, b=3.0, c=2.0))  # from the first evaluation
@@ -294,6 +306,8 @@ def test_learned_errors() -> None:
     for floor in (0.0, 1.5):
         with pytest.raises(ValueError, match=r"learned\.Learned\.floor = .*above 0, at most 1"):
             Learned(floor=floor)
+    with pytest.raises(ValueError, match=r"learned\.Learned\.start: one sampler"):
+        Learned(start=Schedule([(0, uniform, None)]))
     assert dataclasses.replace(Learned(), floor=1.0).floor == 1.0
     learned = Learned()
     state = learned.update(learned.begin(), dev(a=1.0, b=1.0))

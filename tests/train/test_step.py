@@ -42,6 +42,7 @@ def a_batch(rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
     target = random.integers(2, 32, (rows, length), dtype=np.int32)
     target[:, -2:] = 0  # padding
     segment = (target > 0).astype(np.int32)
+    directions = np.repeat(np.arange(rows, dtype=np.int32)[:, None] % 2, length, axis=1)
     return {
         "encoder_input_tokens": random.integers(2, 32, (rows, length), dtype=np.int32),
         "decoder_input_tokens": np.pad(target, ((0, 0), (1, 0)))[:, :-1],
@@ -49,7 +50,8 @@ def a_batch(rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
         "decoder_loss_weights": segment.astype(np.float32),
         "encoder_segment_ids": np.ones((rows, length), np.int32),
         "decoder_segment_ids": segment,
-        "direction_ids": np.repeat(np.arange(rows, dtype=np.int32)[:, None] % 2, length, axis=1),
+        "direction_ids": directions,
+        "encoder_direction_ids": directions.copy(),
     }
 
 

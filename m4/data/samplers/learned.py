@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from m4.data.samplers import Sampler, normalized
+from m4.data.samplers import Planned, Sampler, normalized
 from m4.data.samplers.temperature import temperature
 
 State = dict[str, Any]  # JSON
@@ -78,6 +78,8 @@ class Learned:
     floor: float = 0.25
 
     def __post_init__(self) -> None:
+        if isinstance(self.start, Planned):
+            raise ValueError("learned.Learned.start: one sampler, a schedule is none")
         if not 0 < self.step_size < math.inf:
             raise ValueError(f"learned.Learned.step_size = {self.step_size}: must be above 0")
         if not 0 < self.floor <= 1:
@@ -106,7 +108,8 @@ class Learned:
         for name, reward in rewards.items():
             moved = self.step_size * (reward - mean) / most if most else 0.0
             log_weights[name] = log_weights.get(name, 0.0) + moved
-        return {"log_weights": log_weights, "measured": dict(measured)}
+        # What was not measured this time is compared with when it is measured again.
+        return {"log_weights": log_weights, "measured": {**state["measured"], **measured}}
 
     def weights(self, state: State, directions: list[str]) -> dict[str, float]:
         """Weight of each direction beside its start; their largest is 1, so that none overflows."""

@@ -1,0 +1,66 @@
+"""Learned sampling in training: evaluations to the sampler, its rates to the stream."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from m4.data.samplers.learned import Learned
+
+
+class PhasedStream(Protocol):
+    """A stream whose rates can change from a future step on."""
+
+    def begin(self, step: int, rates: Mapping[str, float]) -> int: ...
+
+
+class LearnedSampling:
+    """One run's learned rates: the sampler's state and the phases that came of it.
+
+    Both are in the note of every checkpoint. The stream is a function of its phases, so a run that
+    goes on from a checkpoint draws what it would have drawn.
+    """
+
+    def __init__(
+        self,
+        sampler: Learned,
+        start: Mapping[str, float],
+        pair_rates: Callable[[Mapping[str, float]], dict[str, float]],
+        stream: PhasedStream,
+    ):
+        """start: the rates at the beginning, in the sampler's unit (pairs or tokens).
+        pair_rates: rates in that unit -> shares of the pairs, which the stream wants."""
+        self._sampler, self._start, self._pair_rates = sampler, dict(start), pair_rates
+        self._stream = stream
+        self._state = sampler.begin()
+        self._phases: list[tuple[int, dict[str, float]]] = []
+
+    def resume(self, saved: Mapping[str, Any] | None) -> None:
+        """Goes on from a checkpoint's note; None: it has none, from the beginning."""
+        if saved is None:
+            return
+        self._state = saved["state"]
+        for first_step, rates in saved["phases"]:
+            begun = self._stream.begin(first_step, rates)
+            assert begun == first_step, (begun, first_step)
+            self._phases.append((first_step, dict(rates)))
+
+    def evaluated(self, step: int, measured: Mapping[str, float]) -> dict[str, float]:
+        """Takes in what was measured after `step` steps; the rates change as soon as they can.
+
+        Returns what is logged: "weight/<direction>", relative to the start and at most 1, and
+        "rate/<direction>", the new rates in the sampler's unit.
+        """
+        self._state = self._sampler.update(self._state, measured)
+        rates = self._sampler.rates(self._state, self._start)
+        # The batch of `step` itself is being made already.
+        pairs = self._pair_rates(rates)
+        self._phases.append((self._stream.begin(step + 1, pairs), pairs))
+        weights = self._sampler.weights(self._state, list(self._start))
+        return {
+            **{f"weight/{name}": float(f"{weight:.6g}") for name, weight in weights.items()},
+            **{f"rate/{name}": float(f"{rate:.6g}") for name, rate in rates.items()},
+        }
+
+    def note(self) -> dict[str, Any]:
+        """What `resume` needs."""
+        phases = [[first_step, rates] for first_step, rates in self._phases]
+        return {"sampling": {"state": self._state, "phases": phases}}

@@ -1,0 +1,73 @@
+"""A row of metrics.jsonl: what the steps since the last one say."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+# With more experts a log row would be mostly their loads; the counts of `Seated` have them all.
+_MOST_LOADS = 64
+
+
+def _layer_row(layers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """ "moe/<layer>/<metric>" -> number, short: six digits, and what has two names only once."""
+    row = {}
+    for layer, values in layers.items():
+        for name, value in values.items():
+            if name == "fraction_tokens_left_behind" or value.size > _MOST_LOADS:
+                continue
+            for part, number in _parts(name, value).items():
+                row[f"moe/{layer}/{part}"] = float(f"{number:.6g}")
+    return row
+
+
+def _parts(name: str, value: np.ndarray) -> dict[str, float]:
+    """A scalar under its name; load_E as load/0, load/1, ..."""
+    if value.ndim == 0:
+        return {name: float(value)}
+    return {f"{name.removesuffix('_E')}/{i}": float(x) for i, x in enumerate(value)}
+
+
+class Window:
+    """Metrics since the last log row: sums of counts, means of the rest, tokens a second."""
+
+    def __init__(self, directions: Sequence[str], groups: Mapping[str, Sequence[str]]):
+        self._directions = list(directions)
+        self._groups = groups
+        self._steps: list[Mapping[str, Any]] = []
+        self._since = time.monotonic()
+        self.text = ""
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        self._steps.append(metrics)
+
+    def flush(self) -> dict[str, float]:
+        """The row: loss, nll, nll/<direction>, tokens_per_second, and what the MoE layers say, on
+        average and each ("moe/encoder_1/load/0")."""
+        steps = jax.device_get(self._steps)
+        seconds = time.monotonic() - self._since
+        self._steps, self._since = [], time.monotonic()
+        sums = jax.tree.map(lambda *each: np.sum(each, axis=0), *steps)
+        layers = jax.tree.map(lambda x: x / len(steps), sums.pop("layers"))
+        nll_D, tokens_D = sums.pop("nll_sum_D"), sums.pop("tokens_D")
+        target, source = float(sums.pop("target_tokens")), float(sums.pop("source_tokens"))
+        row = {"target_tokens": target, "source_tokens": source}
+        row["tokens_per_second"] = (target + source) / max(seconds, 1e-9)
+        for name, value in sums.items():
+            row |= _parts(name, value / len(steps))
+        row |= _layer_row(layers)
+        row["nll"] = float(nll_D.sum() / max(tokens_D.sum(), 1))
+        for name, nll, count in zip(self._directions, nll_D, tokens_D, strict=True):
+            if count:
+                row[f"nll/{name}"] = float(nll / count)
+        parts = [f"nll {row['nll']:.2f}"]
+        for level, members in self._groups.items():
+            inside = [self._directions.index(name) for name in members]
+            if tokens := tokens_D[inside].sum():
+                row[f"nll/{level}"] = float(nll_D[inside].sum() / tokens)
+                parts.append(f"{level} {row[f'nll/{level}']:.2f}")
+        parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
+        self.text = " · ".join(parts)
+        return row

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from m4.data.cache import MIXTURES, Cache
+from m4.data.cache import MIXTURES, Cache, directions_of
 from m4.data.preprocess import split_direction, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
@@ -135,20 +136,24 @@ def register(
     vocabulary_path: str | os.PathLike[str],
     prefix: str = "m4",
     sampler: Sampler = temperature,
+    target_vocabulary_path: str | os.PathLike[str] | None = None,
+    mixtures: Sequence[str] = MIXTURES,
 ) -> None:
     """Register the tasks and mixtures of a corpus under `prefix`.
 
-    Rates come from the number of training pairs that `source` has. Again for the same corpus it
-    does nothing; ValueError when the prefix is another corpus's, or when the vocabulary's file has
-    changed since seqio read it in this process.
+    Rates come from the number of training pairs that `source` has. target_vocabulary_path: of
+    `targets`, where that is not the vocabulary of `inputs`. mixtures: which of them, with their
+    tasks. Again for the same corpus it does nothing; ValueError when the prefix is another
+    corpus's, or when a vocabulary's file has changed since seqio read it in this process.
     """
-    path = Path(vocabulary_path).resolve()
+    paths = [Path(p or vocabulary_path).resolve() for p in (None, target_vocabulary_path)]
     meaning = {
         "source": source.identity(),
         "languages": list(languages),
-        "vocabulary": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "path": str(path),
+        "vocabularies": [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths],
+        "paths": [str(path) for path in paths],
         "sampler": sampler,
+        "mixtures": list(mixtures),
     }
     if prefix in _REGISTERED:
         if _REGISTERED[prefix] == meaning:
@@ -157,19 +162,18 @@ def register(
             f"seqio tasks {prefix}.* are registered for another corpus: give another prefix or "
             f"call tasks.unregister({prefix!r}) first"
         )
-    vocabulary = SharedVocabulary(str(path))
-    if vocabulary.sp_model != path.read_bytes():
-        raise ValueError(
-            f"{path}: was made anew since seqio read it, and seqio keeps the first: start again"
-        )
-    features = {
-        name: seqio.Feature(vocabulary=vocabulary, add_eos=True) for name in ("inputs", "targets")
-    }
-    from_english = [f"en-{code}" for code in languages]
-    to_english = [f"{code}-en" for code in languages]
+    features = {}
+    for name, path in zip(("inputs", "targets"), paths, strict=True):
+        vocabulary = SharedVocabulary(str(path))
+        if vocabulary.sp_model != path.read_bytes():
+            raise ValueError(
+                f"{path}: was made anew since seqio read it, and seqio keeps the first: start again"
+            )
+        features[name] = seqio.Feature(vocabulary=vocabulary, add_eos=True)
+    directions = {name: directions_of(name, languages) for name in mixtures}
     _REGISTERED[prefix] = meaning
     sources = {code: PairSource(source, code) for code in languages}
-    for direction in from_english + to_english:
+    for direction in dict.fromkeys(itertools.chain.from_iterable(directions.values())):
         first, second = split_direction(direction)
         _DIRECTIONS[task_name(direction, prefix)] = direction
         seqio.TaskRegistry.add(
@@ -184,16 +188,25 @@ def register(
             output_features=features,
             metric_fns=[],
         )
-    for name, directions in zip(
-        MIXTURES, (to_english, from_english, from_english + to_english), strict=True
-    ):
-        names = [task_name(direction, prefix) for direction in directions]
+    for name, of_mixture in directions.items():
+        names = [task_name(direction, prefix) for direction in of_mixture]
         seqio.MixtureRegistry.add(f"{prefix}.{name}", names, default_rate=_Rates(sampler, names))
 
 
 def register_cache(cache: Cache, prefix: str = "m4", sampler: Sampler = temperature) -> None:
-    """Register the tasks and mixtures of a ready cache: the same pairs, ids and rates."""
-    register(cache, cache.languages(), cache.vocabulary.path, prefix, sampler)
+    """Register the tasks and mixtures of a ready cache: the same pairs, ids and rates.
+
+    A cache whose two vocabularies are made for one mixture has that one only.
+    """
+    register(
+        cache,
+        cache.languages(),
+        cache.source_vocabulary.path,
+        prefix,
+        sampler,
+        cache.target_vocabulary.path,
+        MIXTURES if cache.has_all_directions else [cache.mixture_name],
+    )
 
 
 def unregister(prefix: str = "m4") -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from m4.core.report import Stage
 from m4.data.cache import Cache
 from m4.data.preprocess import language_of
-from m4.data.vocabulary import Vocabulary
+from m4.data.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval import counts
 from m4.eval.decode import decode
 
@@ -113,7 +113,7 @@ class Showing:
         stage: Stage,
         model: nn.Module,
         params: Any,
-        vocabulary: Vocabulary,
+        vocabulary: Vocabulary | SourceAndTarget,
         settings: Mapping[str, Any],
         counting: Counting | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from m4.core.checkpoint import Checkpoints
 from m4.data.languages import Language, describe
 from m4.data.preprocess import tag
-from m4.data.vocabulary import Vocabulary
+from m4.data.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decode import decode
 
 _PIPE_BYTES = 1 << 16  # what a pipe holds on Linux
@@ -29,7 +29,7 @@ def restore_params(
     model: nn.Module,
     checkpoints: Path | str,
     step: int | None = None,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: Vocabulary | SourceAndTarget | None = None,
 ) -> tuple[Any, int, dict[str, Any]]:
     """Parameters of a step (default: the latest) on the first device, the step, and its note.
 
@@ -108,7 +108,7 @@ class Translator:
 
     model: nn.Module
     params: Any
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | SourceAndTarget
     beams: int = 4
     alpha: float = 0.6
     max_source_length: int = 256

@@ -107,7 +107,9 @@ class Transformer(nn.Module):
     """The whole model: token ids to logits.
 
     Attributes:
-        vocab_size: V, of the one shared vocabulary.
+        vocab_size: V, of the one shared vocabulary, or of the targets' own.
+        source_vocab_size: of the sources' own vocabulary, which then has an embedding of its own;
+            None: shared.
         width: M. heads: N. head_width: D. mlp_width: F.
         encoder_layers, decoder_layers: depth of each stack.
         num_experts: E of each MoE layer; 0 is the dense baseline, the same model without experts.
@@ -148,6 +150,7 @@ class Transformer(nn.Module):
     absolute_positions: bool = False
     tied_logits: bool = True
     directions: int = 0
+    source_vocab_size: int | None = None
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self) -> None:
@@ -164,6 +167,8 @@ class Transformer(nn.Module):
                     f"transformer.Transformer.{name}: {getattr(self, name)} is less than {least}"
                 )
         self.token_embedder = Embed(self.vocab_size, self.width, dtype=self.dtype)
+        if self.source_vocab_size is not None:
+            self.source_token_embedder = Embed(self.source_vocab_size, self.width, dtype=self.dtype)
         self.encoder_bias = RelativeBias(self.heads, bidirectional=True)
         self.decoder_bias = RelativeBias(self.heads, bidirectional=False)
         self.encoder = [self._layer(EncoderLayer, i) for i in range(self.encoder_layers)]
@@ -192,6 +197,7 @@ class Transformer(nn.Module):
             if self.num_experts and (index + 1) % self.moe_every == 0:
                 causal = kind is DecoderLayer
                 own = self.decoder_gate if causal else None
+                ids = self.vocab_size if causal else self.source_vocab_size or self.vocab_size
                 return MoeLayer(
                     self.num_experts,
                     self.mlp_width,
@@ -205,7 +211,7 @@ class Transformer(nn.Module):
                     activations=self.expert_activations or self.activations,
                     dropout_rate=self.dropout_rate,
                     causal=causal,
-                    vocab_size=self.vocab_size,
+                    vocab_size=ids,
                     directions=self.directions,
                     dtype=self.dtype,
                     name="moe",
@@ -239,7 +245,8 @@ class Transformer(nn.Module):
         mask_BLL = real_BL[:, None, :] & real_BL[:, :, None]
         mask_BLL &= same_segment(encoder_segment_ids, encoder_segment_ids)
         deterministic = not enable_dropout
-        x_BLM = self.token_embedder(tokens_BL)
+        own = self.source_vocab_size is not None
+        x_BLM = (self.source_token_embedder if own else self.token_embedder)(tokens_BL)
         if self.absolute_positions:
             position_BLM = self.encoder_positions(tokens_BL.shape[1], encoder_positions)
             x_BLM += position_BLM.astype(self.dtype)

@@ -238,7 +238,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
     )
     model = Transformer(
         # Not the exact size: models whose vocabularies differ by a few pieces share the program.
-        vocab_size=-(-max(cache.vocabulary.size, recipe.vocabulary_size) // 8) * 8,
+        vocab_size=-(-max(cache.target_vocabulary.size, recipe.vocabulary_size) // 8) * 8,
         width=recipe.width,
         heads=recipe.heads,
         head_width=recipe.head_width,

@@ -16,6 +16,8 @@ BAD = {
     "an empty foreign side": b"foo\t\xc2\xa0 ",
     "not UTF-8": b"good\tm\xe1 codificaci\xf3n",
     "a NUL character": b"nul\tn\0l",
+    "a control character": b"bell\tb\x07ll",
+    "longer than 65536 bytes": b"long " * 20_000 + b"\tz",
 }
 
 
@@ -43,7 +45,7 @@ def test_a_bad_line_can_be_skipped_and_is_counted(tmp_path: Path, reason: str) -
     assert source.warnings() == [f"{tmp_path / 'gl.train.tsv'}: 1 lines skipped: {reason}"]
 
 
-def test_harmless_dirt_is_cleaned(tmp_path: Path) -> None:
+def test_harmless_dirt_is_put_right_and_counted(tmp_path: Path) -> None:
     source = write(
         tmp_path,
         [
@@ -51,15 +53,26 @@ def test_harmless_dirt_is_cleaned(tmp_path: Path) -> None:
             b"carriage return\ty\r",
             b"  wide\xe2\x80\xaf space \t z\xc2\xa0 z ",
             "right to left\t\u200fשלום\u200e".encode(),
-            b"long " * 200_000 + b"\tz",
+            "line\u2028separator\tä\u2029ö".encode(),
+            "joiners stay\tمی\u200cخواهم क\u094d\u200dष".encode(),
         ],
     )
-    pairs = list(source.pairs("gl", "train"))
-    assert pairs[0] == Pair("byte order mark", "x")
-    assert pairs[1] == Pair("carriage return", "y")
-    assert pairs[2] == Pair("wide space", "z z")
-    assert pairs[3].foreign == "\u200fשלום\u200e"
-    assert len(pairs[4].english) == 999_999
+    assert list(source.pairs("gl", "train")) == [
+        Pair("byte order mark", "x"),
+        Pair("carriage return", "y"),
+        Pair("wide space", "z z"),
+        Pair("right to left", "שלום"),
+        Pair("line separator", "ä ö"),
+        Pair("joiners stay", "می\u200cخواهم क\u094d\u200dष"),
+    ]
+    assert source.skipped == {}
+    # One line each, also where it has two marks.
+    assert source.normalised == {
+        ("gl.train.tsv", "a byte order mark"): 1,
+        ("gl.train.tsv", "a CRLF line end"): 1,
+        ("gl.train.tsv", "a mark of writing direction"): 1,
+        ("gl.train.tsv", "a Unicode line end (U+2028, U+2029)"): 1,
+    }
 
 
 def test_languages_and_missing_files(tmp_path: Path) -> None:
@@ -67,11 +80,20 @@ def test_languages_and_missing_files(tmp_path: Path) -> None:
     source = write(tmp_path, GOOD, "gl.train.tsv")
     assert source.languages() == ["gl", "pt"]
     assert list(source.pairs("gl", "dev")) == []
-    with pytest.raises(ValueError, match=r"eo\.train\.tsv: no such file; .* of gl, pt"):
+    with pytest.raises(ValueError, match=r"no 'eo' in .*; there is gl, pt \(tsv\.Tsv\.files"):
         list(source.pairs("eo", "train"))
     (tmp_path / "eo.train.tsv").touch()
     with pytest.raises(ValueError, match=r"eo\.train\.tsv: no pairs"):
-        list(source.pairs("eo", "train"))
+        list(Tsv(tmp_path).pairs("eo", "train"))
+
+
+def test_one_file_a_language_is_split_by_hash(tmp_path: Path) -> None:
+    write(tmp_path, [f"line {n}\tlinea {n}".encode() for n in range(300)], "es.tsv")
+    source = Tsv(tmp_path, files="{lang}.tsv", dev_every=10, test_every=5)
+    found = {split: list(source.pairs("es", split)) for split in ("train", "dev", "test")}
+    assert sum(map(len, found.values())) == 300
+    assert 40 <= len(found["test"]) <= 80  # 60 of 300, standard deviation 7
+    assert 14 <= len(found["dev"]) <= 46  # 30 of 300, standard deviation 5
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
@@ -79,6 +101,10 @@ def test_bad_arguments(tmp_path: Path) -> None:
         Tsv(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"'ignore': must be 'fail' or 'skip'"):
         Tsv(tmp_path, on_bad_line="ignore")
+    with pytest.raises(ValueError, match=r"tsv\.Tsv\.files = '\{split\}\.tsv': needs \{lang\}"):
+        Tsv(tmp_path, files="{split}.tsv")
+    with pytest.raises(ValueError, match=r"tsv\.Tsv\.max_line_bytes is 0"):
+        Tsv(tmp_path, max_line_bytes=0)
 
 
 def test_identity_is_the_content(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from hashlib import blake2b
 
 from m4.data.cldr.specs import Atom
+from m4.data.sources.splits import text_hash
 
 MOST_CHARACTERS = 120
 TEST_PERMILLE, DEV_PERMILLE = 20, 10
@@ -13,14 +13,9 @@ HELD_ONE_IN = 16
 _WORDS = re.compile(r"[^\W\d_]{2,}")  # letters only, two or more: digits and "e" are no words
 
 
-def _hash(text: str) -> int:
-    # Not hash(): it differs between processes (PYTHONHASHSEED).
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
 def split_of(english: str) -> str:
     """'train', 'dev' or 'test', by the English text alone: the same in every language."""
-    value = _hash(english) % 1000
+    value = text_hash(english) % 1000
     if value < TEST_PERMILLE:
         return "test"
     return "dev" if value < TEST_PERMILLE + DEV_PERMILLE else "train"
@@ -31,7 +26,7 @@ def held(language: str, atom: Atom) -> bool:
 
     Other languages still see it, so that a right translation of it is transfer.
     """
-    return _hash(f"{language} {atom[0]} {atom[1]}") % HELD_ONE_IN == 0
+    return text_hash(f"{language} {atom[0]} {atom[1]}") % HELD_ONE_IN == 0
 
 
 def accept(english: str, foreign: str) -> bool:

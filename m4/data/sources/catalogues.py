@@ -1,0 +1,120 @@
+"""gettext's PO and MO files: bytes -> entries. PO by Babel's parser, MO by Python's gettext."""
+
+from __future__ import annotations
+
+import gettext
+import io
+import re
+import struct
+from typing import NamedTuple
+
+from babel.messages.catalog import Catalog, Message
+from babel.messages.pofile import PoFileError, PoFileParser
+
+_LINE = re.compile(
+    r'(?:(msgctxt|msgid|msgid_plural|msgstr(?:\[\d{1,2}\])?)\s*)?("(?:[^"\\]|\\.)*")'
+)
+
+
+class Entry(NamedTuple):
+    """One message of a catalogue. line: its line in a PO file, its number in an MO file."""
+
+    line: int
+    english: str
+    foreign: str
+    fuzzy: bool = False
+    plural: bool = False
+
+
+class CatalogueError(Exception):
+    """Not a catalogue; `line` is where."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+class _Collected(Catalog):
+    """Keeps the messages as they come. Babel's own catalogue unites those that are alike and takes
+    the header apart, which fails on many real ones (dates, plural forms left to be filled in)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Message] = []
+
+    @property
+    def num_plurals(self) -> int:
+        return 100  # none is looked at, none is one too many
+
+    def __setitem__(self, id: object, message: Message) -> None:
+        self.found.append(message)
+
+
+def read_po(content: bytes) -> tuple[list[Entry], int]:
+    """The entries of a PO file, without its header, and the number of obsolete ones.
+
+    CatalogueError: msgfmt would refuse it, or its charset is not what it says.
+    """
+    charset = re.search(rb"charset=([A-Za-z0-9_.:-]+)", content[:65_536])
+    name = charset[1].decode() if charset and charset[1] != b"CHARSET" else "utf-8"
+    text = _decode(content, name)
+    if text.startswith("\ufeff"):
+        text = text[1:]
+    catalog, obsolete = _Collected(), 0
+    lines = []
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip()
+        obsolete += bool(re.match(r"#~\s*msgid\s", line))
+        if line.startswith(("#~", "#|")):
+            line = ""  # obsolete entries, and what fuzzy ones were before
+        elif line and not line.startswith("#"):
+            parts = _LINE.fullmatch(line)
+            if parts is None:
+                raise CatalogueError(number, "a line that is none of PO's")
+            line = f"{parts[1]} {parts[2]}" if parts[1] else parts[2]
+        lines.append(line)
+    try:
+        PoFileParser(catalog, ignore_obsolete=True, abort_invalid=True).parse(lines)
+    except PoFileError as error:
+        raise CatalogueError(error.lineno + 1, str(error).rsplit(" on ", 1)[0]) from error
+    entries = [
+        Entry(
+            message.lineno or 0,
+            message.id if isinstance(message.id, str) else message.id[0],
+            message.string if isinstance(message.string, str) else "",
+            message.fuzzy,
+            not isinstance(message.id, str),
+        )
+        for message in catalog.found
+    ]
+    return [entry for entry in entries if entry.english], obsolete
+
+
+def read_mo(content: bytes) -> tuple[list[Entry], int]:
+    """The entries of an MO file, without its header; 0. CatalogueError: it is damaged."""
+    file = io.BytesIO(content)
+    try:
+        # No public name gives the messages; the attribute is as old as the module.
+        messages: dict = gettext.GNUTranslations(file)._catalog  # type: ignore
+    except (OSError, ValueError, LookupError, IndexError, struct.error) as error:
+        raise CatalogueError(1, f"not an MO file: {error}") from error
+    entries = []
+    for number, (key, foreign) in enumerate(messages.items(), 1):
+        # Plural forms are (msgid, 0), (msgid, 1) ...; a context before a msgid ends in EOT.
+        plural = isinstance(key, tuple)
+        if plural and key[1]:
+            continue
+        english = (key[0] if plural else key).rpartition("\x04")[2]
+        if english:
+            entries.append(Entry(number, english, foreign, False, plural))
+    return entries, 0
+
+
+def _decode(content: bytes, charset: str) -> str:
+    try:
+        return content.decode(charset)
+    except LookupError as error:
+        raise CatalogueError(1, f"unknown charset {charset}") from error
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise CatalogueError(line, f"not {charset}") from error

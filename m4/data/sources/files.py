@@ -1,0 +1,203 @@
+"""Files of corpora: local or remote, compressed or not; and the hashes of their contents.
+
+Paths are etils.epath's: a folder on disk, or gs://, s3:// and the like. What ends in .gz or .zst is
+unpacked while it is read. Nothing here holds a whole file in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO, Any
+
+import zstandard
+from etils import epath
+
+from m4.core.files import write_text
+
+COMPRESSED = (".gz", ".zst")
+_CHUNK_BYTES = 1 << 20
+# Of one piece of a .zst file everything comes out at once, up to 32,768 times its size.
+_ZST_PIECE_BYTES = 1 << 13
+# A file may change twice within one tick of its clock; remote clocks tick in seconds.
+_TICK_SECONDS = 2.0
+
+
+def folder_at(folder: str | os.PathLike[str], gin_name: str) -> epath.Path:
+    """The folder as a path; ValueError where there is none."""
+    path = epath.Path(folder)
+    try:
+        there = path.is_dir()
+    except ImportError as error:  # a remote file system whose package is not installed
+        raise ValueError(f"{folder}: cannot be read, {error} ({gin_name})") from error
+    if not there:
+        raise ValueError(f"{folder}: no such folder ({gin_name})")
+    return path
+
+
+def unpacked_name(path: epath.Path) -> str:
+    """The file's name without .gz or .zst."""
+    return path.name.removesuffix(".gz").removesuffix(".zst")
+
+
+def chunks(path: epath.Path) -> Iterator[bytes]:
+    """The file's contents, unpacked; ValueError where it is damaged or cut off."""
+    with path.open("rb") as file:
+        try:
+            if path.name.endswith(".gz"):
+                with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:  # type: ignore
+                    yield from _pieces(unpacked, _CHUNK_BYTES)
+            elif path.name.endswith(".zst"):
+                yield from _unzstd(file)
+            else:
+                yield from _pieces(file, _CHUNK_BYTES)
+        except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+            raise ValueError(f"{path}: damaged, it cannot be unpacked: {error}") from error
+
+
+def _pieces(file: Any, size: int) -> Iterator[bytes]:
+    while piece := file.read(size):
+        yield piece
+
+
+def _unzstd(file: Any) -> Iterator[bytes]:
+    # Not zstandard's stream_reader: at the end of a file that is cut off it says nothing.
+    frame = None
+    for piece in _pieces(file, _ZST_PIECE_BYTES):
+        while piece:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            if unpacked := frame.decompress(piece):
+                yield unpacked
+            piece = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("it ends in the middle")
+
+
+def lines(path: epath.Path, most_bytes: int) -> Iterator[bytes]:
+    """The lines without their line feeds. Of a line longer than `most_bytes` comes the beginning,
+    `most_bytes` + 1 bytes: no line takes more memory than that."""
+    line = b""
+    for chunk in chunks(path):
+        first, *others = chunk.split(b"\n")
+        line = (line + first)[: most_bytes + 1]
+        for other in others:
+            yield line
+            line = other[: most_bytes + 1]
+    if line:
+        yield line
+
+
+@contextmanager
+def seekable(path: epath.Path) -> Iterator[IO[bytes]]:
+    """The file as Python's own kind of binary file, for libraries that jump about in it."""
+    with path.open("rb") as file:
+        # TensorFlow's files have read, seek and tell alone.
+        yield file if isinstance(file, io.IOBase) else io.BufferedReader(_Raw(file), _CHUNK_BYTES)  # type: ignore
+
+
+class _Raw(io.RawIOBase):
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._file.seek(offset, whence)
+        return self._file.tell()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+class _Memory:
+    """A JSON file {path: [stamp, sha256]}; the stamp tells whether the file is still the same."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.used: dict[str, list] = {}
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            known = {}  # damaged or not there: then the files are read, which is always right
+        self.known: dict[str, list] = known if isinstance(known, dict) else {}
+
+    def save(self, entries: dict[str, list]) -> None:
+        if entries != self.known:
+            write_text(self.path, json.dumps(entries, indent=1, sort_keys=True))
+
+
+_MEMORY: ContextVar[_Memory | None] = ContextVar("hashes of files", default=None)
+
+
+@contextmanager
+def remembering(path: Path) -> Iterator[None]:
+    """Inside it, `digest` takes from the JSON file `path` the hashes of files that did not change.
+
+    At the end `path` holds the files that were asked for. Not changed: same size, same times of
+    change to the nanosecond (to the second where the file is remote).
+    """
+    memory = _Memory(path)
+    token = _MEMORY.set(memory)
+    try:
+        yield
+    except BaseException:
+        memory.save(memory.known | memory.used)  # hours of reading may be in it
+        raise
+    else:
+        memory.save(memory.used)
+    finally:
+        _MEMORY.reset(token)
+
+
+def digest(path: epath.Path) -> list:
+    """[size in bytes, SHA-256] of the file as it lies there. See `remembering`."""
+    memory, name = _MEMORY.get(), os.fspath(path)
+    stamp, changed = _stamp(path)
+    entry = memory.known.get(name) if memory else None
+    if isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp and changed:
+        sha256 = entry[1]
+    else:
+        hashed = hashlib.sha256()
+        now = time.time()
+        with path.open("rb") as file:
+            for piece in _pieces(file, _CHUNK_BYTES):
+                hashed.update(piece)
+        if _stamp(path)[0] != stamp:
+            raise ValueError(f"{path}: was changed while it was read; start again")
+        sha256 = hashed.hexdigest()
+        if now - changed < _TICK_SECONDS:
+            changed = 0.0  # another change might leave the same stamp
+    if memory and changed:
+        memory.used[name] = [stamp, sha256]
+    return [stamp[0], sha256]
+
+
+def _stamp(path: epath.Path) -> tuple[list[int], float]:
+    """([size, times of change], the last of them in seconds; 0 where the file has none)."""
+    name = os.fspath(path)
+    if "://" in name:
+        remote = path.stat()
+        return [remote.length, remote.mtime], float(remote.mtime)
+    # ctime too: cp --preserve and the like set mtime, nobody sets ctime.
+    local = os.stat(name)
+    times = [local.st_mtime_ns, local.st_ctime_ns]
+    return [local.st_size, *times], max(times) / 1e9

@@ -1,0 +1,148 @@
+"""What sources that are a folder of files have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+from m4.data.sources import SPLITS, Pair
+from m4.data.sources.files import digest, folder_at
+from m4.data.sources.layout import File, Layout
+from m4.data.sources.lines import Reading
+from m4.data.sources.splits import HashSplit
+from m4.data.sources.spool import Spool
+
+
+class Folder:
+    """A Source over a folder; its child reads files.
+
+    The split of a pair is told by its file's name ({split} in `files`), or by a hash of the English
+    side (dev_every, test_every). The language is told by the name, or by what is in the file:
+    then all files are read once and sorted apart on disk.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        folder: str | os.PathLike[str],
+        files: str,
+        english: str,
+        splits: Mapping[str, str] | None,
+        codes: Mapping[str, str] | None,
+        dev_every: int,
+        test_every: int,
+        on_bad_line: str,
+        max_line_bytes: int,
+    ) -> None:
+        """owner: the child's gin name. The others: docs/data.md, "One's own corpus"."""
+        self.owner = owner
+        self.reading = Reading(owner, on_bad_line, max_line_bytes)
+        self.hash_split = HashSplit(owner, dev_every, test_every)
+        self.folder = folder_at(folder, f"{owner}.folder")
+        self.layout = Layout(owner, self.folder, files, english, splits, codes)
+        if ("split" in self.layout.fields) == bool(self.hash_split):
+            raise ValueError(
+                f"{owner}.files = {files!r}: "
+                + (
+                    "its {split} tells the split already; leave out dev_every and test_every"
+                    if self.hash_split
+                    else "without {split} in it, "
+                    f"{owner}.dev_every and {owner}.test_every must say how to split"
+                )
+            )
+
+    @property
+    def skipped(self) -> dict[tuple[str, str], int]:
+        """(file, reason) -> lines left out, of all that was read so far."""
+        return self.reading.skipped
+
+    @property
+    def normalised(self) -> dict[tuple[str, str], int]:
+        """(file, what) -> lines put right, of all that was read so far."""
+        return self.reading.normalised
+
+    def languages(self) -> list[str]:
+        """The codes that have training data, sorted."""
+        if self._mixed:
+            return self._spool.languages()
+        return sorted(
+            {file.language for file in self._files if file.language and self._has(file, "train")}
+        )
+
+    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        """The pairs of a language in the order of the files' names, then in the files' order.
+
+        A language without dev or test has no such pairs. ValueError: a language without train; a
+        bad line, unless on_bad_line is 'skip'.
+        """
+        assert split in SPLITS, split
+        if language not in self.languages():
+            raise self.layout.unknown(language, self.languages())
+        if self._mixed:
+            yield from self._spool.pairs(language, split)
+            self.reading.restore(self._spool_counts)
+            return
+        files = [file for file in self._files if file.language == language]
+        for _, pair in self._read([file for file in files if self._has(file, split)]):
+            if not self.hash_split or self.hash_split(pair.english) == split:
+                yield pair
+
+    def identity(self) -> dict:
+        """The settings, and sizes and SHA-256 of the files, by language where names tell it."""
+        by_language: dict[str, dict[str, list]] = {}
+        common: dict[str, list] = {}
+        for file in self._files:
+            of = by_language.setdefault(file.language, {}) if file.language else common
+            of[file.name] = digest(file.path)
+        return {
+            "source": type(self).__name__.lower(),
+            **self.layout.identity(),
+            **self.hash_split.identity(),
+            **self.reading.identity(),
+            **self._settings(),
+            "common": common,
+            # Without languages in the names nothing is one language's alone.
+            **({"by_language": by_language} if by_language else {}),
+        }
+
+    def warnings(self) -> list[str]:
+        """One line for every file and reason of which lines were left out, for the log."""
+        return self.reading.warnings(self.folder)
+
+    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
+        """The pairs of some files, each with its language. To be written by the child."""
+        raise NotImplementedError
+
+    def _settings(self) -> dict:
+        """What else decides the text."""
+        return {}
+
+    def _choose(self, files: list[File]) -> list[File]:
+        """Those of the files that belong to the corpus; where some are missing, a ValueError."""
+        return files
+
+    def _has(self, file: File, split: str) -> bool:
+        return file.split in (split, None)
+
+    @cached_property
+    def _files(self) -> list[File]:
+        files = self._choose(self.layout.find())
+        if not files:
+            raise self.layout.nothing()
+        return files
+
+    @property
+    def _mixed(self) -> bool:
+        """Whether files hold several languages."""
+        return not self.layout.tells_language
+
+    @cached_property
+    def _spool(self) -> Spool:
+        spool = Spool(
+            (language, file.split or self.hash_split(pair.english), pair)
+            for file in self._files
+            for language, pair in self._read([file])
+        )
+        self._spool_counts = self.reading.counts_of(file.name for file in self._files)
+        return spool

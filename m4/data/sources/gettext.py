@@ -1,0 +1,148 @@
+"""gettext's catalogues: the messages of programs, msgid English and msgstr its translation.
+
+OPUS's GNOME, KDE4 and Ubuntu are these.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from m4.data.sources import Pair
+from m4.data.sources.catalogues import CatalogueError, Entry, read_mo, read_po
+from m4.data.sources.files import chunks
+from m4.data.sources.folder import Folder
+from m4.data.sources.layout import File
+from m4.data.sources.lines import MAX_LINE_BYTES
+
+# printf's %s, %1$s, %(name)s; Qt's %1, %L1, %n; {name} and {0}. Not printf's flag ' ', because of
+# "100 % of".
+_PLACEHOLDER = re.compile(
+    r"%%|%(?:\d+\$|\(\w+\))?[-+#0']*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh|h|ll|l|L|q|j|z|t)?[a-zA-Z]"
+    r"|%L?\d+|\{\w*\}"
+)
+_MNEMONIC = re.compile(r"[_&](?=\w)")
+# Chinese, Japanese and Korean put the English letter behind the word: 文件(_F).
+_MNEMONIC_BEHIND = re.compile(r"\s*[(（][_&]\w[)）]")
+
+
+class Gettext(Folder):
+    """Sentence pairs from PO and MO catalogues; `files` should end in .po or .mo, or in '*'.
+
+    Left out and counted, whatever on_bad_line says: the header; entries that are fuzzy, obsolete
+    or not translated; plural forms (which form fits which number only a sentence tells). Two
+    messages with one msgid and different msgctxt are two pairs. English variants (en_GB, en@shaw)
+    are no languages here. A catalogue that msgfmt would refuse is one bad line.
+
+    placeholders: 'same' leaves out entries whose sides do not have the same %s, %1, {name};
+    'drop' those that have any; 'keep' takes all. mnemonics: 'strip' takes the & or _ of '_Open' off
+    where both sides have one; 'keep' leaves it there.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        files: str = "{lang}.po",
+        placeholders: str = "same",
+        mnemonics: str = "strip",
+        codes: Mapping[str, str] | None = None,
+        dev_every: int = 100,
+        test_every: int = 50,
+        on_bad_line: str = "fail",
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
+        for name, value, allowed in (
+            ("placeholders", placeholders, ("same", "drop", "keep")),
+            ("mnemonics", mnemonics, ("strip", "keep")),
+        ):
+            if value not in allowed:
+                raise ValueError(
+                    f"{name} is {value!r}: must be one of {', '.join(allowed)} "
+                    f"(gettext.Gettext.{name})"
+                )
+        super().__init__(
+            "gettext.Gettext",
+            folder,
+            files,
+            "en",
+            None,
+            codes,
+            dev_every,
+            test_every,
+            on_bad_line,
+            max_line_bytes,
+        )
+        if "lang" not in self.layout.fields:
+            raise ValueError(f"gettext.Gettext.files = {files!r}: needs {{lang}}")
+        self.placeholders, self.mnemonics = placeholders, mnemonics
+
+    def _settings(self) -> dict:
+        return {"placeholders": self.placeholders, "mnemonics": self.mnemonics}
+
+    def _choose(self, files: list[File]) -> list[File]:
+        return [
+            file
+            for file in files
+            if re.search(r"\.(po|mo)$", file.name) and not re.match("en[_@]", file.code or "")
+        ]
+
+    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
+        for file in files:
+            with self.reading.of(file.name, file.path) as tally:
+                content = b"".join(chunks(file.path))
+                read = read_po if file.name.endswith(".po") else read_mo
+                try:
+                    entries, obsolete = read(content)
+                except CatalogueError as error:
+                    tally.bad(error.line, f"no catalogue, {error}")
+                    continue
+                for _ in range(obsolete):
+                    tally.leave_out("obsolete")
+                for entry in entries:
+                    if reason := self._unwanted(entry):
+                        tally.leave_out(reason)
+                        continue
+                    english, foreign = entry.english, entry.foreign
+                    if self.mnemonics == "strip":
+                        english, foreign = strip_mnemonics(english, foreign)
+                    if pair := tally.pair(entry.line, english, foreign):
+                        yield file.language or "", pair
+
+    def _unwanted(self, entry: Entry) -> str | None:
+        if entry.plural:
+            return "plural forms"
+        if entry.fuzzy:
+            return "fuzzy"
+        if not entry.foreign.strip():
+            return "not translated"
+        if self.placeholders == "keep":
+            return None
+        english, foreign = placeholders(entry.english), placeholders(entry.foreign)
+        if self.placeholders == "drop" and english:
+            return "placeholders"
+        return "placeholders that differ" if english != foreign else None
+
+
+def placeholders(text: str) -> Counter[str]:
+    """What is filled in later: '%2$s of %1$s' and '%s of %s' have the same."""
+    found = (match[0] for match in _PLACEHOLDER.finditer(text))
+    return Counter(re.sub(r"^%\d+\$", "%", name) for name in found if name != "%%")
+
+
+def strip_mnemonics(english: str, foreign: str) -> tuple[str, str]:
+    """'_Open', 'A_brir' -> 'Open', 'Abrir'; '_File', '文件(_F)' -> 'File', '文件'.
+
+    Only where each side has exactly one & or _ before a letter, of the same kind, and it is no
+    entity (&amp;), no abbreviation (R&D) and no part of a name that both sides have (file_name).
+    """
+    marks = [_MNEMONIC.findall(side) for side in (english, foreign)]
+    if len(marks[0]) != 1 or marks[0] != marks[1]:
+        return english, foreign
+    if any(re.search(r"&#?\w+;|[A-Z]&[A-Z]", side) for side in (english, foreign)):
+        return english, foreign
+    names = [set(re.findall(r"\w+[_&]\w+", side)) for side in (english, foreign)]
+    if names[0] & names[1] and english != foreign:
+        return english, foreign
+    return _MNEMONIC.sub("", english), _MNEMONIC.sub("", _MNEMONIC_BEHIND.sub("", foreign))

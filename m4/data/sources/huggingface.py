@@ -1,0 +1,147 @@
+"""Files of Hugging Face's datasets: Parquet, and Arrow as `save_to_disk` and the cache have it.
+
+Read by pyarrow: neither the library `datasets` nor the network is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from m4.data.sources import Pair
+from m4.data.sources.files import seekable
+from m4.data.sources.folder import Folder
+from m4.data.sources.layout import File
+from m4.data.sources.lines import MAX_LINE_BYTES, Reason
+from m4.data.sources.records import Fields
+
+_BATCH_ROWS = 1000
+
+
+class HuggingFace(Folder):
+    """Sentence pairs from Arrow files (stream or file format, told by their content) or Parquet.
+
+    The default is the hub's layout of a dataset with a configuration a pair, and its column
+    `translation`: {"en": ..., "gl": ...}. The fields: `Fields` in sources/records.py; a field's
+    first part is a column.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        files: str = "{pair}/{split}-*.parquet",
+        foreign_field: str = "translation.{lang}",
+        english_field: str | None = None,
+        language_field: str | None = None,
+        english: str = "en",
+        splits: Mapping[str, str] | None = None,
+        codes: Mapping[str, str] | None = None,
+        dev_every: int = 0,
+        test_every: int = 0,
+        on_bad_line: str = "fail",
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
+        super().__init__(
+            "huggingface.HuggingFace",
+            folder,
+            files,
+            english,
+            # The names of Hugging Face's own splits.
+            splits or {"train": "train", "dev": "validation", "test": "test"},
+            codes,
+            dev_every,
+            test_every,
+            on_bad_line,
+            max_line_bytes,
+        )
+        self.fields = Fields(
+            self.owner, english, foreign_field, english_field, language_field, self.layout.language
+        )
+        self.fields.check(self.owner, self.layout)
+
+    def _settings(self) -> dict:
+        return self.fields.identity()
+
+    def _choose(self, files: list[File]) -> list[File]:
+        """Also sees to it that of files called like train-00000-of-00002 none is missing."""
+        shards: dict[tuple[str, int], set[int]] = {}
+        for file in files:
+            if match := re.search(r"-(\d{5})-of-(\d{5})(?=\.)", file.name):
+                stem = file.name[: match.start()]
+                shards.setdefault((stem, int(match[2])), set()).add(int(match[1]))
+        for (stem, number), there in shards.items():
+            if missing := set(range(number)) - there:
+                raise ValueError(
+                    f"{self.folder}/{stem}-{min(missing):05d}-of-{number:05d}...: missing, "
+                    f"with {len(missing) - 1} more"
+                )
+        return files
+
+    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
+        for file in files:
+            with self.reading.of(file.name, file.path, "row") as tally:
+                for number, record in enumerate(self._records(file), 1):
+                    if isinstance(record, Reason):
+                        tally.bad(number, record)
+                        continue
+                    for language, english, foreign in self.fields.sides(record, file.code):
+                        if pair := tally.pair(number, english, foreign):
+                            yield language, pair
+
+    def _records(self, file: File) -> Iterator[dict[str, Any] | Reason]:
+        with seekable(file.path) as stream:
+            try:
+                names, batches = _open(stream)
+                wanted = self.fields.columns(names, file.code)
+                missing = [name for name in wanted if name not in names]
+                if not missing:
+                    for batch in batches(wanted):
+                        yield from _rows(batch)
+            except (pa.ArrowException, OSError) as error:
+                said = str(error).splitlines()[0]
+                raise ValueError(
+                    f"{file.path}: damaged, or not Arrow or Parquet: {said}"
+                ) from error
+        if missing:
+            raise ValueError(
+                f"{file.path}: no column {missing[0]!r}; it has {', '.join(names)} "
+                f"({self.owner}.foreign_field, english_field, language_field)"
+            )
+
+
+def _open(stream: IO[bytes]) -> tuple[list[str], Callable[[list[str]], Iterator[Any]]]:
+    """A file's columns, and what reads some of them, batch by batch."""
+    start = stream.read(6)
+    stream.seek(0)
+    if start.startswith(b"PAR1"):
+        table = parquet.ParquetFile(stream)
+        names = table.schema_arrow.names
+        return names, lambda columns: table.iter_batches(_BATCH_ROWS, columns=columns)
+    if start == b"ARROW1":
+        reader = pa.ipc.open_file(stream)
+        return reader.schema.names, lambda columns: (
+            reader.get_batch(number).select(columns) for number in range(reader.num_record_batches)
+        )
+    # Without its end a stream can still be read, up to where it was cut off.
+    stream.seek(-4, os.SEEK_END)
+    if stream.read(4) != bytes(4):
+        raise OSError("it ends in the middle")
+    stream.seek(0)
+    reader = pa.ipc.open_stream(stream)
+    return reader.schema.names, lambda columns: (batch.select(columns) for batch in reader)
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any] | Reason]:
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:  # of one of the rows; none was given yet
+        for row in range(batch.num_rows):
+            try:
+                yield from batch.slice(row, 1).to_pylist()
+            except UnicodeDecodeError:
+                yield Reason("not UTF-8")

@@ -1,0 +1,81 @@
+"""JSON lines: one object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from m4.data.sources import Pair
+from m4.data.sources.files import lines
+from m4.data.sources.folder import Folder
+from m4.data.sources.layout import File
+from m4.data.sources.lines import MAX_LINE_BYTES, Reason
+from m4.data.sources.records import Fields
+
+
+class Jsonl(Folder):
+    """Sentence pairs from JSON objects, UTF-8, one a line; files may be .gz or .zst.
+
+    The language is told by the file's name ({lang} or {pair}), by language_field, or by the names
+    of the fields: {"translation": {"en": ..., "gl": ..., "pt": ...}} is two pairs. The fields:
+    `Fields` in sources/records.py.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        files: str = "{lang}.{split}.jsonl",
+        foreign_field: str = "translation.{lang}",
+        english_field: str | None = None,
+        language_field: str | None = None,
+        english: str = "en",
+        splits: Mapping[str, str] | None = None,
+        codes: Mapping[str, str] | None = None,
+        dev_every: int = 0,
+        test_every: int = 0,
+        on_bad_line: str = "fail",
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
+        super().__init__(
+            "jsonl.Jsonl",
+            folder,
+            files,
+            english,
+            splits,
+            codes,
+            dev_every,
+            test_every,
+            on_bad_line,
+            max_line_bytes,
+        )
+        self.fields = Fields(
+            self.owner, english, foreign_field, english_field, language_field, self.layout.language
+        )
+        self.fields.check(self.owner, self.layout)
+
+    def _settings(self) -> dict:
+        return self.fields.identity()
+
+    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
+        for file in files:
+            with self.reading.of(file.name, file.path) as tally:
+                for number, line in enumerate(lines(file.path, self.reading.max_line_bytes), 1):
+                    text = tally.text(line, number)
+                    record = text if isinstance(text, Reason) else _object(text)
+                    if isinstance(record, Reason):
+                        tally.bad(number, record)
+                        continue
+                    for language, english, foreign in self.fields.sides(record, file.code):
+                        if pair := tally.pair(number, english, foreign):
+                            yield language, pair
+
+
+def _object(text: str) -> dict | Reason:
+    if not text.strip():
+        return Reason("an empty line")
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):  # a line of brackets is nested too deep for the parser
+        return Reason("not JSON")
+    return record if isinstance(record, dict) else Reason("not a JSON object")

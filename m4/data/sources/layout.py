@@ -1,0 +1,194 @@
+"""Which files of a folder hold what: a pattern of file names with fields in braces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from etils import epath
+
+from m4.data.sources import SPLITS
+from m4.data.sources.files import unpacked_name
+
+# Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn.
+_CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
+_FIELD = re.compile(r"\{(\w*)\}|(\*)")
+_FIELDS = ("lang", "pair", "side", "split")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file and what its name says. Fields that the pattern does not have are None.
+
+    name: the path below the folder, without .gz or .zst. language: m4's code; code: the one in the
+    name. english: whether it is the English side. stars: what `*` stood for.
+    """
+
+    path: epath.Path
+    name: str
+    language: str | None
+    code: str | None
+    split: str | None
+    english: bool | None
+    stars: tuple[str, ...]
+
+
+def m4_code(code: str) -> str:
+    """A code that may stand in a direction's name: 'pt-BR' -> 'pt_BR', 'sr@latin' -> 'sr_latin'."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", code)
+
+
+class Layout:
+    """A pattern such as '{split}.{pair}.{side}' or '{lang}/*.po' and what it finds in a folder.
+
+    {lang}: the code of the language that is not English. {pair}: 'en-gl' or 'gl-en'. {side}: the
+    code of the side that the file holds. {split}: train, dev, test, or as `splits` says. '*': any
+    part of a name. Every file may have .gz or .zst after its name.
+
+    owner: the source's gin name. english: the code of English in names. splits: split -> its word
+    in names; a split that it leaves out is not there. codes: m4's code -> the code in names, where
+    they differ by more than '-' and '_'.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        folder: epath.Path,
+        pattern: str,
+        english: str = "en",
+        splits: Mapping[str, str] | None = None,
+        codes: Mapping[str, str] | None = None,
+    ) -> None:
+        self.owner, self.folder, self.pattern, self.english = owner, folder, pattern, english
+        self.splits = dict(splits or {split: split for split in SPLITS})
+        self.codes = dict(codes or {})
+        self._by_word = {word: split for split, word in self.splits.items()}
+        self._by_code = {code: own for own, code in self.codes.items()}
+        for name, given, inverse in (
+            ("splits", self.splits, self._by_word),
+            ("codes", self.codes, self._by_code),
+        ):
+            if len(inverse) < len(given):
+                raise ValueError(f"{owner}.{name} = {given}: names one thing twice")
+        if unknown := [split for split in self.splits if split not in SPLITS]:
+            raise ValueError(f"{owner}.splits: unknown split {unknown[0]!r}: one of {SPLITS}")
+        if "train" not in self.splits:
+            raise ValueError(f"{owner}.splits = {self.splits}: needs 'train'")
+        fields = {field for field, star in _FIELD.findall(pattern) if not star}
+        if wrong := sorted(fields.difference(_FIELDS)):
+            raise ValueError(
+                f"{owner}.files = {pattern!r}: unknown field {{{wrong[0]}}}; there are "
+                f"{', '.join(f'{{{field}}}' for field in _FIELDS)} and *"
+            )
+        self.fields = fields
+        parts = pattern.split("/")
+        if pattern.startswith("/") or any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"{owner}.files = {pattern!r}: must be a path below {owner}.folder")
+        self._parts = [re.compile(self._expression(part, named=False)) for part in parts]
+        self._whole = re.compile(self._expression(pattern, named=True))
+
+    def _expression(self, pattern: str, named: bool) -> str:
+        """The pattern as a regular expression; a field that comes again must be the same text."""
+        english = re.escape(self.english)
+        # The longest word first: of 'test' and 'test2' the latter.
+        words = "|".join(map(re.escape, sorted(self._by_word, key=len, reverse=True)))
+        expression, position, seen = "", 0, set()
+        for match in _FIELD.finditer(pattern):
+            expression += re.escape(pattern[position : match.start()])
+            position = match.end()
+            field = match[1]
+            if match[2]:
+                expression += "([^/]*)" if named else "[^/]*"
+            elif not named:
+                expression += "[^/]+"
+            elif field in seen:
+                expression += f"(?P={field})"
+            elif field == "pair":
+                expression += (
+                    f"(?P<pair>{english}-(?P<after>{_CODE})|(?P<before>{_CODE})-{english})"
+                )
+            else:
+                expression += f"(?P<{field}>{words if field == 'split' else _CODE})"
+            seen.add(field)
+        return expression + re.escape(pattern[position:])
+
+    def find(self) -> list[File]:
+        """The files that fit, sorted by name. ValueError: one is there packed and unpacked."""
+        found: dict[str, File] = {}
+        for name, path in self._candidates(self.folder, "", 0):
+            plain = name[: len(name) - len(path.name)] + unpacked_name(path)
+            match = self._whole.fullmatch(plain)
+            file = match and self._file(path, plain, match)
+            if not file:
+                continue
+            if plain in found:
+                raise ValueError(f"{path}: {found[plain].path} is there too; remove one of them")
+            found[plain] = file
+        return [found[name] for name in sorted(found)]
+
+    def _candidates(
+        self, folder: epath.Path, name: str, level: int
+    ) -> Iterator[tuple[str, epath.Path]]:
+        last = level == len(self._parts) - 1
+        for path in folder.iterdir():
+            if path.name.startswith("."):
+                continue
+            if not self._parts[level].fullmatch(unpacked_name(path) if last else path.name):
+                continue
+            if last:
+                yield name + path.name, path
+            elif path.is_dir():
+                yield from self._candidates(path, f"{name}{path.name}/", level + 1)
+
+    def _file(self, path: epath.Path, name: str, match: re.Match[str]) -> File | None:
+        field = match.groupdict()
+        side = field.get("side")
+        codes = {field.get("lang"), field.get("before"), field.get("after"), side}
+        codes -= {None, self.english}
+        if len(codes) > 1 or field.get("lang") == self.english:
+            return None  # 'en-gl.pt': the side is neither
+        named = set(match.re.groupindex.values())
+        code = codes.pop() if codes else None
+        return File(
+            path=path,
+            name=name,
+            language=self.language(code) if code else None,
+            code=code,
+            split=self._by_word[field["split"]] if field.get("split") else None,
+            english=None if side is None else side == self.english,
+            stars=tuple(
+                match[group] for group in range(1, match.re.groups + 1) if group not in named
+            ),
+        )
+
+    def language(self, code: str) -> str:
+        """m4's code of a code in a name."""
+        return self._by_code.get(code, m4_code(code))
+
+    @property
+    def tells_language(self) -> bool:
+        """Whether a file's name says what language is in it."""
+        return bool({"lang", "pair", "side"} & self.fields)
+
+    def identity(self) -> dict:
+        """What of it decides the text, but the files."""
+        return {
+            "files": self.pattern,
+            "english": self.english,
+            "splits": self.splits,
+            "codes": self.codes,
+        }
+
+    def nothing(self) -> ValueError:
+        """The error for a folder where nothing fits."""
+        return ValueError(
+            f"{self.folder}: no file is called like {self.pattern} ({self.owner}.files)"
+        )
+
+    def unknown(self, language: str, known: list[str]) -> ValueError:
+        """The error for a language that is not there."""
+        return ValueError(
+            f"{self.folder}: no {language!r} in files called like {self.pattern}; there is "
+            f"{', '.join(known) or 'no language'} ({self.owner}.files, {self.owner}.codes)"
+        )

@@ -1,0 +1,186 @@
+"""What of a corpus can be read as a pair: one place for every source.
+
+Left out, as no sentence can be read there: a line that is too long, not UTF-8, has control
+characters (NUL, a carriage return in the middle ...) or lone surrogates; an empty side.
+Put right, as the sentence is plain: byte order marks, CRLF line ends, marks of writing direction,
+Unicode's own line ends, tabs and line ends inside a sentence of a format that allows them; spaces
+of every kind, which become one blank. All of it is counted but the spaces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from m4.data.sources import Pair
+
+# Raise it when what is left out or put right changes: part of a source's identity.
+READING = 1
+MAX_LINE_BYTES = 65_536
+BOM = b"\xef\xbb\xbf"
+
+# U+0009, U+000A: see _PUT_RIGHT. U+0080 to U+009F are control characters too.
+_CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f"
+_SURROGATE = "\ud800-\udfff"
+# U+061C, 200E, 200F marks; 202A-202E embeddings and overrides; 2066-2069 isolates. They steer how
+# text is shown and say nothing: invisible, a model would have to guess them. The joiners U+200C and
+# U+200D are letters' business (Persian, Indic scripts) and stay.
+_PUT_RIGHT = (
+    (
+        "a mark of writing direction",
+        re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"),
+        "",
+    ),
+    ("a byte order mark", re.compile("\ufeff"), ""),
+    ("a Unicode line end (U+2028, U+2029)", re.compile("[\u2028\u2029]"), " "),
+    ("a tab or line end inside", re.compile("[\t\n]|\r\n"), " "),
+)
+_SUSPECT = re.compile(
+    f"[{_CONTROL}{_SURROGATE}\t\n\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
+
+
+class Reason(str):
+    """Why something is no sentence or no pair."""
+
+
+class Reading:
+    """How a source treats what it cannot read, and what it has counted, by file and reason.
+
+    owner: the source's gin name, for messages. on_bad_line: 'fail' or 'skip'.
+    """
+
+    def __init__(self, owner: str, on_bad_line: str, max_line_bytes: int) -> None:
+        if on_bad_line not in ("fail", "skip"):
+            raise ValueError(
+                f"on_bad_line is {on_bad_line!r}: must be 'fail' or 'skip' ({owner}.on_bad_line)"
+            )
+        if max_line_bytes < 1:
+            raise ValueError(f"{owner}.max_line_bytes is {max_line_bytes}, not >= 1")
+        self.owner, self.on_bad_line, self.max_line_bytes = owner, on_bad_line, max_line_bytes
+        # (file, reason) -> lines left out; (file, what) -> lines put right.
+        self.skipped: dict[tuple[str, str], int] = {}
+        self.normalised: dict[tuple[str, str], int] = {}
+
+    def identity(self) -> dict:
+        """What of it decides the text."""
+        return {
+            "reading": READING,
+            "on_bad_line": self.on_bad_line,
+            "max_line_bytes": self.max_line_bytes,
+        }
+
+    @contextmanager
+    def of(self, name: str, path: object, unit: str = "line") -> Iterator[Tally]:
+        """Counts of one reading of a file, which at its end take the place of earlier ones.
+
+        name: the file in `skipped`; path: the file in messages; unit: what is numbered there.
+        """
+        tally = Tally(self, path, unit)
+        yield tally
+        # Set, not added: reading a file again must not count its lines again.
+        self.skipped.update({(name, why): count for why, count in tally.skipped.items()})
+        self.normalised.update({(name, what): count for what, count in tally.normalised.items()})
+
+    def counts_of(self, names: Iterable[str]) -> list[dict[tuple[str, str], int]]:
+        """What was counted of some files, for `restore`."""
+        wanted = set(names)
+        return [
+            {key: count for key, count in counted.items() if key[0] in wanted}
+            for counted in (self.skipped, self.normalised)
+        ]
+
+    def restore(self, counts: list[dict[tuple[str, str], int]]) -> None:
+        """As if the files had been read again: whoever looks may empty the counts in between."""
+        for counted, again in zip((self.skipped, self.normalised), counts, strict=True):
+            counted.update(again)
+
+    def warnings(self, folder: object) -> list[str]:
+        """One line for every file and reason of which something was left out, for the log."""
+        return [
+            f"{folder}/{name}: {count} lines skipped: {reason}"
+            for (name, reason), count in sorted(self.skipped.items())
+        ]
+
+
+class Tally:
+    """What is left out and put right of one file."""
+
+    def __init__(self, reading: Reading, path: object, unit: str) -> None:
+        self._reading, self._path, self._unit = reading, path, unit
+        self.skipped: Counter[str] = Counter()
+        self.normalised: Counter[str] = Counter()
+        self._notes: set[str] = set()
+
+    def text(self, line: bytes, number: int) -> str | Reason:
+        """A line's text, without its line end and, on the first line, a byte order mark."""
+        self._notes.clear()
+        if len(line) > self._reading.max_line_bytes:
+            return self._too_long()
+        if number == 1 and line.startswith(BOM):
+            line = line[len(BOM) :]
+            self._notes.add("a byte order mark")
+        if line.endswith(b"\r"):
+            line = line[:-1]
+            self._notes.add("a CRLF line end")
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError:
+            return Reason("not UTF-8")
+
+    def pair(self, number: int, english: object, foreign: object) -> Pair | None:
+        """The two sides as a pair, or None: left out and counted. See `bad`."""
+        sides = []
+        for name, side in (("English", english), ("foreign", foreign)):
+            found = side if isinstance(side, Reason) else self._sentence(side, name)
+            if isinstance(found, Reason):
+                self.bad(number, found)
+                return None
+            sides.append(found)
+        self.normalised.update(self._notes)
+        self._notes.clear()
+        return Pair(*sides)
+
+    def bad(self, number: int, reason: str) -> None:
+        """Line `number` is no pair: counted, or a ValueError, as on_bad_line says."""
+        self._notes.clear()
+        if self._reading.on_bad_line == "fail":
+            raise ValueError(
+                f"{self._path} {self._unit} {number}: {reason} "
+                f"({self._reading.owner}.on_bad_line = 'skip' counts such lines instead)"
+            )
+        self.skipped[reason] += 1
+
+    def leave_out(self, reason: str) -> None:
+        """Something that is no mistake and not wanted: counted whatever on_bad_line says."""
+        self._notes.clear()
+        self.skipped[reason] += 1
+
+    def _sentence(self, text: object, side: str) -> str | Reason:
+        if text is None:
+            return Reason(f"no {side} side")
+        if not isinstance(text, str):
+            return Reason(f"the {side} side is no text")
+        most = self._reading.max_line_bytes
+        # Of a format without lines nothing was measured yet. A character has at most 4 bytes.
+        if 4 * len(text) > most and len(text.encode("utf-8", "surrogatepass")) > most:
+            return self._too_long()
+        if _SUSPECT.search(text):
+            for what, pattern, instead in _PUT_RIGHT:
+                text, count = pattern.subn(instead, text)
+                if count:
+                    self._notes.add(what)
+            if found := _SUSPECT.search(text):
+                return Reason(
+                    "a NUL character"
+                    if found[0] == "\0"
+                    else "a lone surrogate"
+                    if "\ud800" <= found[0] <= "\udfff"
+                    else "a control character"
+                )
+        return " ".join(text.split()) or Reason(f"an empty {side} side")
+
+    def _too_long(self) -> Reason:
+        return Reason(f"longer than {self._reading.max_line_bytes} bytes")

@@ -1,0 +1,104 @@
+"""Moses' format: two files of a pair of languages, line n of one the translation of line n."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+from m4.data.sources import Pair
+from m4.data.sources.files import lines
+from m4.data.sources.folder import Folder
+from m4.data.sources.layout import File
+from m4.data.sources.lines import MAX_LINE_BYTES, Tally
+
+
+class Moses(Folder):
+    """Sentence pairs from files like train.en-gl.en and train.en-gl.gl, UTF-8; also .gz, .zst.
+
+    `files` must have {side}. With the other language in the name ({pair} or {lang}) the two files
+    of a pair have all but {side} in common; without it ('{split}/{side}.txt') all languages share
+    one English file, as in many-way test sets. Files that are not equally long are an error
+    whatever on_bad_line says: which of their lines belong together is not known.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        files: str = "{split}.{pair}.{side}",
+        english: str = "en",
+        splits: Mapping[str, str] | None = None,
+        codes: Mapping[str, str] | None = None,
+        dev_every: int = 0,
+        test_every: int = 0,
+        on_bad_line: str = "fail",
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
+        super().__init__(
+            "moses.Moses",
+            folder,
+            files,
+            english,
+            splits,
+            codes,
+            dev_every,
+            test_every,
+            on_bad_line,
+            max_line_bytes,
+        )
+        if "side" not in self.layout.fields:
+            raise ValueError(
+                f"moses.Moses.files = {files!r}: needs {{side}}, the code of a file's own language"
+            )
+
+    def languages(self) -> list[str]:
+        """The codes of the foreign files of training data, sorted."""
+        return sorted(
+            {
+                file.language
+                for file in self._files
+                if file.language and not file.english and self._has(file, "train")
+            }
+        )
+
+    def _choose(self, files: list[File]) -> list[File]:
+        self._english = {
+            (file.language, file.split, file.stars): file for file in files if file.english
+        }
+        for file in files:
+            if not file.english:
+                self._english_of(file)
+        return files
+
+    def _english_of(self, file: File) -> File:
+        for language in (file.language, None):  # None: all languages share it
+            if english := self._english.get((language, file.split, file.stars)):
+                return english
+        raise ValueError(f"{file.path}: its English side is missing (moses.Moses.files)")
+
+    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
+        for file in files:
+            if file.english:
+                continue
+            with self.reading.of(file.name, file.path) as tally:
+                for pair in self._zip(self._english_of(file), file, tally):
+                    yield file.language or "", pair
+
+    def _zip(self, english: File, foreign: File, tally: Tally) -> Iterator[Pair]:
+        most = self.reading.max_line_bytes
+        count = [0, 0]
+        for number, sides in enumerate(
+            zip_longest(lines(english.path, most), lines(foreign.path, most)), 1
+        ):
+            for side, line in enumerate(sides):
+                count[side] += line is not None
+            if None in sides:
+                continue  # read on, to tell both counts
+            first, second = (tally.text(line, number) for line in sides)
+            if pair := tally.pair(number, first, second):
+                yield pair
+        if count[0] != count[1]:
+            raise ValueError(
+                f"{english.path} has {count[0]} lines and {foreign.path} {count[1]}: "
+                "they are not translations of each other line by line"
+            )

@@ -1,0 +1,145 @@
+"""Records with named fields, as JSON and Arrow have them: which fields are the pair."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from m4.data.sources.layout import Layout
+from m4.data.sources.lines import Reason
+
+_LANG = "{lang}"
+
+
+class Fields:
+    """Names of fields; 'translation.en' is the field en of the field translation.
+
+    foreign_field: {lang} in it is the language's code; where neither a file's name nor
+    language_field tells the language, every field that fits is one. english_field: None is
+    foreign_field with the code of English. language_field: the one that tells the language.
+    The object before '.{lang}' may also be {'language': [codes], 'translation': [texts]}, as
+    datasets of TED talks have it.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        english: str,
+        foreign_field: str,
+        english_field: str | None,
+        language_field: str | None,
+        language_of: Callable[[str], str],
+    ) -> None:
+        """owner: the source's gin name; language_of: code in the data -> m4's code."""
+        if english_field is None and _LANG not in foreign_field:
+            raise ValueError(
+                f"{owner}.foreign_field = {foreign_field!r} has no {_LANG}: "
+                f"then {owner}.english_field must be set"
+            )
+        *parents, last = foreign_field.split(".")
+        if any(_LANG in parent for parent in parents):
+            raise ValueError(
+                f"{owner}.foreign_field = {foreign_field!r}: {_LANG} must be in its last part"
+            )
+        self.english, self.language_of = english, language_of
+        self.names = (foreign_field, english_field, language_field)
+        self._parents, self._last = parents, last
+        before, _, after = last.partition(_LANG)
+        self._code = re.compile(f"{re.escape(before)}([A-Za-z0-9_@-]+){re.escape(after)}")
+        english_field = english_field or foreign_field.replace(_LANG, english)
+        self._english_path = english_field.split(".")
+        self._language_path = language_field.split(".") if language_field else None
+
+    def check(self, owner: str, layout: Layout) -> None:
+        """ValueError where neither a file's name nor a record tells the language."""
+        by_record = self._language_path is not None or _LANG in self._last
+        if "side" in layout.fields or not (layout.tells_language or by_record):
+            raise ValueError(
+                f"{owner}.files = {layout.pattern!r}: nothing tells the language; put {{lang}} or "
+                f"{{pair}} there, or {{lang}} in {owner}.foreign_field, or set "
+                f"{owner}.language_field"
+            )
+
+    def columns(self, names: Iterable[str], code: str | None) -> list[str]:
+        """The top-level fields that are needed, of the given `names` and of those that lack there.
+
+        code: the language where the file's name tells it.
+        """
+        wanted = [self._english_path[0], *(self._language_path or [])[:1]]
+        if self._parents:
+            wanted.append(self._parents[0])
+        elif code is not None or _LANG not in self._last:
+            wanted.append(self._last.replace(_LANG, code or ""))
+        elif self._language_path is not None:
+            wanted += names  # the language of each record names its field
+        else:
+            wanted += [name for name in names if self._code.fullmatch(name)]
+        return list(dict.fromkeys(wanted))
+
+    def identity(self) -> dict:
+        return dict(
+            zip(("foreign_field", "english_field", "language_field"), self.names, strict=True)
+        )
+
+    def sides(
+        self, record: Mapping[str, Any], code: str | None
+    ) -> Iterator[tuple[str, object, object]]:
+        """(language, English, foreign) of every pair in a record; a side may be a Reason.
+
+        code: the language where the file's name tells it.
+        """
+        english = self._value(record, self._english_path)
+        if isinstance(english, list):  # several English texts of one sentence: the first
+            english = english[0] if english else None
+        if code is None and self._language_path is not None:
+            code_ = self._value(record, self._language_path)
+            if not isinstance(code_, str) or not re.fullmatch("[A-Za-z0-9_@-]+", code_):
+                yield "", Reason("no language code in the language's field"), None
+                return
+            if code_ == self.english:
+                yield "", Reason("the language is English"), None
+                return
+            code = code_
+        parent = self._value(record, self._parents)
+        if not isinstance(parent, Mapping):
+            yield "", Reason(f"no field {'.'.join(self._parents)}"), None
+            return
+        if code is not None:
+            names = {code: self._last.replace(_LANG, code)}
+        else:
+            fitting = (self._code.fullmatch(name) for name in _names(parent))
+            names = {match[1]: match[0] for match in fitting if match and match[1] != self.english}
+        for code_, name in names.items():
+            texts = _texts(parent, name)
+            if code is None and texts == [None]:
+                continue  # a column that other records use
+            for text in texts:
+                yield self.language_of(code_), english, text
+
+    def _value(self, record: Mapping[str, Any], path: list[str]) -> Any:
+        value: Any = record
+        for part in path:
+            if not isinstance(value, Mapping):
+                return None
+            texts = _texts(value, part)
+            value = texts[0] if len(texts) == 1 else texts
+        return value
+
+
+def _is_variable(parent: Mapping[str, Any]) -> bool:
+    return parent.keys() == {"language", "translation"} and all(
+        isinstance(side, list) for side in parent.values()
+    )
+
+
+def _names(parent: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(map(str, parent["language"]))) if _is_variable(parent) else [*parent]
+
+
+def _texts(parent: Mapping[str, Any], name: str) -> list[Any]:
+    """What an object says under a name; [None]: nothing."""
+    if not _is_variable(parent):
+        return [parent.get(name)]
+    pairs = zip(parent["language"], parent["translation"], strict=False)
+    return [text for code, text in pairs if code == name] or [None]

@@ -1,0 +1,53 @@
+"""Splits by a hash of the English text, for corpora that come in one piece.
+
+The same sentence falls into the same split in every language and every file, so no English test
+sentence is in any language's training pairs.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from hashlib import blake2b
+
+_ALL = 1 << 64
+
+
+def text_hash(text: str) -> int:
+    """64 bits of a text, the same in every process (Python's own hash is not)."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class HashSplit:
+    """One English sentence in `dev_every` is dev, one in `test_every` test; 0: none.
+
+    Sentences that differ in case, width or spacing only are one sentence.
+    """
+
+    def __init__(self, owner: str, dev_every: int, test_every: int) -> None:
+        """owner: the source's gin name. ValueError where nothing would be left to train on."""
+        for name, every in (("dev_every", dev_every), ("test_every", test_every)):
+            if every < 0 or every == 1:
+                raise ValueError(
+                    f"{owner}.{name} is {every}: must be 0 (none) or at least 2 (one in so many)"
+                )
+        self.dev_every, self.test_every = dev_every, test_every
+        self._test_below = _ALL // test_every if test_every else 0
+        self._dev_below = self._test_below + (_ALL // dev_every if dev_every else 0)
+        if self._dev_below == _ALL:
+            raise ValueError(
+                f"{owner}.dev_every and {owner}.test_every are both 2: nothing is left for training"
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self.dev_every or self.test_every)
+
+    def __call__(self, english: str) -> str:
+        """'train', 'dev' or 'test'."""
+        normal = " ".join(unicodedata.normalize("NFKC", english).casefold().split())
+        value = text_hash(normal)
+        if value < self._test_below:
+            return "test"
+        return "dev" if value < self._dev_below else "train"
+
+    def identity(self) -> dict:
+        return {"dev_every": self.dev_every, "test_every": self.test_every}

@@ -1,0 +1,55 @@
+"""Pairs of many languages and splits that come mixed: sorted apart once, on disk."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from m4.data.sources import Pair
+
+_KEPT_CHARACTERS = 1 << 24
+
+
+class Spool:
+    """One file a language and split, in a temporary folder (TMPDIR) that goes with the object."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str, Pair]]) -> None:
+        """pairs: (language, split, pair), in any order; the order of each language stays."""
+        self._folder = Path(tempfile.mkdtemp(prefix="m4-pairs-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._numbers: dict[tuple[str, str], int] = {}
+        kept: dict[tuple[str, str], list[str]] = {}
+        characters = 0
+        for language, split, pair in pairs:
+            line = f"{pair.english}\t{pair.foreign}\n"
+            kept.setdefault((language, split), []).append(line)
+            characters += len(line)
+            if characters > _KEPT_CHARACTERS:
+                self._write(kept)
+                characters = 0
+        self._write(kept)
+
+    def _write(self, kept: dict[tuple[str, str], list[str]]) -> None:
+        # Opened anew every time: hundreds of languages are more files than may be open at once.
+        for key, found in kept.items():
+            self._numbers.setdefault(key, len(self._numbers))
+            with self._file(key).open("a", encoding="utf-8", newline="\n") as file:
+                file.writelines(found)
+        kept.clear()
+
+    def _file(self, key: tuple[str, str]) -> Path:
+        return self._folder / str(self._numbers[key])
+
+    def languages(self) -> list[str]:
+        """Those with training pairs, sorted."""
+        return sorted(language for language, split in self._numbers if split == "train")
+
+    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        if (language, split) not in self._numbers:
+            return
+        with self._file((language, split)).open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                yield Pair(*line.removesuffix("\n").split("\t"))

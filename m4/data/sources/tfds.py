@@ -1,0 +1,266 @@
+"""TensorFlow Datasets: what `tfds build` has prepared. Nothing is downloaded here."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from etils import epath
+
+from m4.data.sources import SPLITS, Pair
+from m4.data.sources.files import digest, folder_at
+from m4.data.sources.layout import m4_code
+from m4.data.sources.lines import MAX_LINE_BYTES, Reading, Reason
+from m4.data.sources.splits import HashSplit
+from m4.data.sources.spool import Spool
+
+OWNER = "tfds.Tfds"
+_BATCH = 1024
+
+
+class Tfds:
+    """Sentence pairs of prepared datasets: opus, wmt*, flores, ted_hrlr, ted_multi ...
+
+    A dataset has a feature `Translation` (a language pair, or several languages of which one is
+    English) or `TranslationVariableLanguages` (as ted_multi: then it is read once and its languages
+    are sorted apart on disk). Several datasets with one language follow each other.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[str],
+        data_dir: str | os.PathLike[str] | None = None,
+        splits: Mapping[str, str] | None = None,
+        english: str = "en",
+        codes: Mapping[str, str] | None = None,
+        dev_every: int = 0,
+        test_every: int = 0,
+        on_bad_line: str = "fail",
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
+        """datasets: 'name/config' or 'name/config:version' (without it the newest), as for
+        `tfds build`. data_dir: None is TFDS_DATA_DIR, else ~/tensorflow_datasets. splits: split ->
+        TFDS's, which may be a part ('train[:90%]'); None is train, validation and test, or with
+        dev_every and test_every train alone, split by a hash of the English side.
+        """
+        self.reading = Reading(OWNER, on_bad_line, max_line_bytes)
+        self.hash_split = HashSplit(OWNER, dev_every, test_every)
+        if splits is None:
+            splits = {"train": "train"}
+            if not self.hash_split:
+                splits |= {"dev": "validation", "test": "test"}
+        self.splits = dict(splits)
+        if "train" not in self.splits or not set(self.splits) <= set(SPLITS):
+            raise ValueError(
+                f"{OWNER}.splits = {self.splits}: needs 'train', and may have 'dev' and 'test'"
+            )
+        if self.hash_split and len(self.splits) > 1:
+            raise ValueError(
+                f"{OWNER}.splits = {self.splits}: with dev_every and test_every only 'train'"
+            )
+        self.english, self.codes = english, dict(codes or {})
+        default = os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
+        self.data_dir = folder_at(data_dir or default, f"{OWNER}.data_dir")
+        names = [datasets] if isinstance(datasets, str) else list(datasets)
+        if not names:
+            raise ValueError(f"{OWNER}.datasets is empty")
+        self._folders = {name: self._version_folder(name) for name in names}
+
+    @property
+    def skipped(self) -> dict[tuple[str, str], int]:
+        """(dataset and split, reason) -> examples left out, of all that was read so far."""
+        return self.reading.skipped
+
+    @property
+    def normalised(self) -> dict[tuple[str, str], int]:
+        """(dataset and split, what) -> examples put right, of all that was read so far."""
+        return self.reading.normalised
+
+    def languages(self) -> list[str]:
+        """The codes of all datasets, sorted. Imports TensorFlow Datasets (seconds)."""
+        found = {self._m4(code) for dataset in self._datasets for code in dataset.codes or ()}
+        return sorted(found.union(self._spool.languages()))
+
+    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        """The pairs of a language, dataset by dataset, in the order of their files.
+
+        ValueError: a language that is not there; a bad example, unless on_bad_line is 'skip'.
+        """
+        assert split in SPLITS, split
+        if language not in self.languages():
+            raise ValueError(
+                f"{self.data_dir}: no {language!r} in {', '.join(self._folders)}; there is "
+                f"{', '.join(self.languages()) or 'no language'} ({OWNER}.datasets, {OWNER}.codes)"
+            )
+        origin = "train" if self.hash_split else split
+        for dataset in self._datasets:
+            code = next((code for code in dataset.codes or () if self._m4(code) == language), None)
+            if code is None or origin not in self.splits:
+                continue
+            with self.reading.of(*self._names(dataset, origin), "example") as tally:
+                for number, (english, foreign) in enumerate(
+                    dataset.pairs(self.splits[origin], self.english, code), 1
+                ):
+                    pair = tally.pair(number, _text(english), _text(foreign))
+                    if pair and (not self.hash_split or self.hash_split(pair.english) == split):
+                        yield pair
+        yield from self._spool.pairs(language, split)
+        self.reading.restore(self._spool_counts)
+
+    def identity(self) -> dict:
+        """The settings, and sizes and SHA-256 of the datasets' files. Without TensorFlow."""
+        return {
+            "source": "tfds",
+            "splits": self.splits,
+            "english": self.english,
+            "codes": self.codes,
+            **self.hash_split.identity(),
+            **self.reading.identity(),
+            "datasets": {
+                f"{name.split(':')[0]}:{folder.name}": {
+                    path.name: digest(path)
+                    for path in sorted(folder.iterdir())
+                    if not path.name.startswith(".") and not path.is_dir()
+                }
+                for name, folder in self._folders.items()
+            },
+        }
+
+    def warnings(self) -> list[str]:
+        """One line for every dataset and reason of which examples were left out, for the log."""
+        return self.reading.warnings(self.data_dir)
+
+    def _version_folder(self, dataset: str) -> epath.Path:
+        name, _, version = dataset.partition(":")
+        folder = self.data_dir / name
+        there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        versions = [name for name in there if re.fullmatch(r"\d+\.\d+\.\d+", name)]
+        if version in versions:
+            return folder / version
+        if version or not versions:
+            listed = f"{', '.join(sorted(there))} is there" if there else "nothing is there"
+            raise ValueError(
+                f"{folder}: no prepared dataset{version and f' of version {version}'}, {listed}; "
+                f"`tfds build {dataset} --data_dir={self.data_dir}` makes it ({OWNER}.datasets)"
+            )
+        return folder / max(versions, key=lambda text: [int(part) for part in text.split(".")])
+
+    @cached_property
+    def _datasets(self) -> list[_Dataset]:
+        found = [_Dataset(name, folder) for name, folder in self._folders.items()]
+        for dataset in found:
+            dataset.check(self.english, self.splits.values())
+        return found
+
+    @cached_property
+    def _spool(self) -> Spool:
+        """The pairs of the datasets whose examples say their languages."""
+        spool = Spool(self._variable_pairs())
+        self._spool_counts = self.reading.counts_of(
+            self._names(dataset, split)[0]
+            for dataset in self._datasets
+            if dataset.codes is None
+            for split in self.splits
+        )
+        return spool
+
+    def _variable_pairs(self) -> Iterator[tuple[str, str, Pair]]:
+        for dataset in self._datasets:
+            if dataset.codes is not None:
+                continue
+            for split, origin in self.splits.items():
+                with self.reading.of(*self._names(dataset, split), "example") as tally:
+                    for number, sides in enumerate(dataset.examples(origin), 1):
+                        english = sides.pop(self.english, None)
+                        if english is None:
+                            tally.leave_out("no English side")  # of other languages alone
+                            continue
+                        for code, texts in sides.items():
+                            for text in texts:
+                                if pair := tally.pair(number, _text(english[0]), _text(text)):
+                                    own = (
+                                        self.hash_split(pair.english) if self.hash_split else split
+                                    )
+                                    yield self._m4(code), own, pair
+
+    def _names(self, dataset: _Dataset, split: str) -> tuple[str, str]:
+        return f"{dataset.name} {self.splits[split]}", f"{dataset.folder} {self.splits[split]}"
+
+    def _m4(self, code: str) -> str:
+        own = {code_: language for language, code_ in self.codes.items()}
+        return own.get(code, m4_code(code))
+
+
+class _Dataset:
+    """A prepared dataset: its feature of translations, and what is in it."""
+
+    def __init__(self, name: str, folder: epath.Path) -> None:
+        import tensorflow_datasets as tfds  # seconds, and hundreds of megabytes
+
+        self.name, self.folder = name, folder
+        self._builder: Any = tfds.builder_from_directory(folder)
+        self._as_numpy = tfds.as_numpy
+        # In the order of the files; nothing read ahead, nothing kept.
+        self._read_config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+        features: Any = self._builder.info.features
+        self._feature: str | None = None
+        kinds = (tfds.features.Translation, tfds.features.TranslationVariableLanguages)
+        if not isinstance(features, kinds):
+            fitting = [name for name, feature in features.items() if isinstance(feature, kinds)]
+            if len(fitting) != 1:
+                raise ValueError(
+                    f"{folder}: not a dataset of translations, its features are "
+                    f"{', '.join(features)} ({OWNER}.datasets)"
+                )
+            self._feature = fitting[0]
+            features = features[self._feature]
+        # None: every example has languages of its own.
+        self.codes: list[str] | None = None
+        if isinstance(features, tfds.features.Translation):
+            self.codes = list(features.languages)
+
+    def check(self, english: str, splits: Any) -> None:
+        """ValueError: no English in it, or no such split. Takes English off the codes."""
+        if self.codes is not None:
+            if english not in self.codes:
+                raise ValueError(
+                    f"{self.folder}: has {', '.join(self.codes)}, no {english!r} ({OWNER}.english)"
+                )
+            self.codes = [code for code in self.codes if code != english]
+        there = list(self._builder.info.splits)
+        for split in splits:
+            if split.partition("[")[0] not in there:
+                raise ValueError(
+                    f"{self.folder}: no split {split!r}; it has {', '.join(there)} "
+                    f"({OWNER}.splits; {OWNER}.dev_every and test_every split what is in one piece)"
+                )
+
+    def pairs(self, split: str, english: str, code: str) -> Iterator[tuple[bytes, bytes]]:
+        """Both sides of every example, where all have the same languages."""
+        for batch in self._as_numpy(self._open(split).batch(_BATCH)):
+            sides = batch if self._feature is None else batch[self._feature]
+            yield from zip(sides[english], sides[code], strict=True)
+
+    def examples(self, split: str) -> Iterator[dict[str, list[bytes]]]:
+        """Code -> texts of every example, where each says its languages."""
+        for example in self._as_numpy(self._open(split)):
+            sides = example if self._feature is None else example[self._feature]
+            texts: dict[str, list[bytes]] = {}
+            for code, text in zip(sides["language"], sides["translation"], strict=True):
+                texts.setdefault(code.decode(), []).append(text)
+            yield texts
+
+    def _open(self, split: str) -> Any:
+        return self._builder.as_dataset(
+            split=split, shuffle_files=False, read_config=self._read_config
+        )
+
+
+def _text(content: bytes) -> str | Reason:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return Reason("not UTF-8")

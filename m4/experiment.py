@@ -12,8 +12,10 @@ from m4.core.jax_setup import set_up
 from m4.core.mesh import make_mesh
 from m4.core.report import Stage
 from m4.data.cache import Cache
+from m4.data.mixing import check_unit, make_stream
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
+from m4.data.stream import Stream
 from m4.eval.decode import check_settings
 from m4.eval.report import Report
 from m4.eval.report import report as write_report
@@ -46,7 +48,9 @@ class Setup:
         corpus: (folder, ...) -> Cache, e.g. @cache.prepare with its source and languages.
         model: (vocab_size) -> Transformer. train: see `loop.train`. mesh: () -> Mesh.
         mixture: to_english, from_english or any_to_any.
-        sampler: training pairs of each direction -> their shares, e.g. @temperature.temperature.
+        sampler: sizes of the directions -> their shares, e.g. @temperature.temperature.
+        sample_by: what sizes and shares are counted in, "examples" (pairs) or "tokens".
+        stream: the training stream, (cache, phases, seed, ...) -> Stream, e.g. @stream.Stream.
         lengths: {"inputs": pieces, "targets": pieces} of a packed row.
         batch_size: packed rows a step, over all devices. seed: of everything that is drawn.
         dev_period: steps between dev losses; dev_pairs: at most so many pairs a direction.
@@ -65,6 +69,8 @@ class Setup:
     mesh: Callable[..., Any] = make_mesh
     mixture: str = "any_to_any"
     sampler: Sampler = temperature
+    sample_by: str = "examples"
+    stream: Callable[..., Stream] = Stream
     lengths: Mapping[str, int] = dataclasses.field(
         default_factory=lambda: {"inputs": 128, "targets": 128}
     )
@@ -79,6 +85,9 @@ class Setup:
     low: int = 1000
     report: Callable[..., Report] = write_report
     about: str = ""
+
+    def __post_init__(self) -> None:
+        check_unit(self.sample_by)
 
     @property
     def folder(self) -> Path:
@@ -106,6 +115,21 @@ def corpus(setup: Setup) -> Cache:
     for line in made.ledger().summary():
         print(line, file=sys.stderr)
     return made
+
+
+def training_stream(setup: Setup, cache: Cache) -> Stream:
+    """The batches of training, from the sampler's first rates on."""
+    return make_stream(
+        cache,
+        setup.sampler,
+        setup.sample_by,
+        setup.total_steps,
+        setup.stream,
+        seed=setup.seed,
+        batch_rows=setup.batch_size,
+        source_length=setup.lengths["inputs"],
+        target_length=setup.lengths["targets"],
+    )
 
 
 def build_model(setup: Setup, cache: Cache, **overrides: Any) -> Transformer:

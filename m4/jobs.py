@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from m4.core import run_folder
-from m4.core.checkpoint import latest_step
+from m4.core.checkpoint import Checkpoints, latest_step
 from m4.core.files import write_text
 from m4.core.report import Stage, read_metrics
+from m4.data import mixing
 from m4.data.cache import Cache
 from m4.data.preprocess import language_of
+from m4.data.samplers.learned import Learned
 from m4.data.stream import Stream
 from m4.eval.decode import decode_to_files
 from m4.eval.delta import level, tables
@@ -37,12 +39,13 @@ from m4.eval.translate import Translator, restore_params
 from m4.experiment import Decoding as Decoding
 from m4.experiment import Setup as Setup
 from m4.experiment import build_model as build_model
-from m4.experiment import console, corpus, model_folder
+from m4.experiment import console, corpus, model_folder, training_stream
 from m4.experiment import prepare_process as prepare_process
 from m4.model.transformer import Transformer
 from m4.train import loop
 from m4.train.baselines import Finished, Recipe, train_baselines
 from m4.train.dev import dev_loss
+from m4.train.sampling import LearnedSampling
 
 
 def train(setup: Setup, *, dense: bool = False) -> None:
@@ -50,14 +53,7 @@ def train(setup: Setup, *, dense: bool = False) -> None:
     mesh = setup.mesh()  # first: a mesh that is not possible is told before the corpus is made
     cache = corpus(setup)
     model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
-    stream = Stream(
-        cache,
-        rates=setup.sampler(cache.sizes()),
-        seed=setup.seed,
-        batch_rows=setup.batch_size,
-        source_length=setup.lengths["inputs"],
-        target_length=setup.lengths["targets"],
-    )
+    stream = training_stream(setup, cache)
     groups: dict[str, list[str]] = {"high": [], "medium": [], "low": []}
     for direction in stream.directions:
         pairs = cache.size(language_of(direction), "train")
@@ -78,6 +74,7 @@ def train(setup: Setup, *, dense: bool = False) -> None:
                     setup.dev_period, dev_loss(cache, stream, model, mesh, setup.dev_pairs)
                 )
             ],
+            sampling=_learned(setup, cache, stream),
             groups=groups,
             note={
                 "vocabulary": cache.vocabulary.fingerprint,
@@ -86,6 +83,17 @@ def train(setup: Setup, *, dense: bool = False) -> None:
             },
             stage=stage,
         )
+
+
+def _learned(setup: Setup, cache: Cache, stream: Stream) -> LearnedSampling | None:
+    """Where the sampler learns: what joins it to the stream."""
+    if not isinstance(setup.sampler, Learned):
+        return None
+    start = setup.sampler(mixing.sizes(cache, setup.sample_by))
+    unit = mixing.units(cache, setup.sample_by)
+    return LearnedSampling(
+        setup.sampler, start, lambda rates: mixing.pair_rates(rates, unit), stream
+    )
 
 
 def baselines(setup: Setup) -> dict[str, Finished]:
@@ -153,16 +161,7 @@ def report(
     recorded = [row for rows in curves.values() for row in rows]
     found = baselines(setup) if setup.baselines is not None else {}
     systems += _bilingual(setup, found)
-    shares: dict[str, float] = {}
-    rates = setup.sampler(cache.sizes())
-    for direction, rate in rates.items():
-        language = language_of(direction)
-        shares[language] = shares.get(language, 0.0) + rate
-    stream = Stream(cache, rates=rates, seed=setup.seed, batch_rows=setup.batch_size)
-    seen = stream.epochs(setup.total_steps)
-    epochs: dict[str, float] = {}
-    for direction, times in seen.items():  # a pair is seen in each of its directions
-        epochs[language_of(direction)] = max(times, epochs.get(language_of(direction), 0.0))
+    shares, epochs = _seen(setup, cache)
     save_config()
     written = setup.report(
         folder=setup.folder,
@@ -188,6 +187,25 @@ def report(
         terminal.print(str(path), highlight=False, soft_wrap=True)
     terminal.print(str(setup.folder / "operative_config.gin"), highlight=False, soft_wrap=True)
     return written
+
+
+def _seen(setup: Setup, cache: Cache) -> tuple[dict[str, float], dict[str, float]]:
+    """(share of the pairs, epochs) by language, of what the model was trained on."""
+    store = Checkpoints(setup.folder / "checkpoints", read_only=True)
+    try:
+        seen = store.note(store.latest).get("seen") if store.latest is not None else None
+    finally:
+        store.close()
+    if seen is None:  # trained before this was counted
+        return {}, {}
+    total = sum(count["pairs"] for count in seen["languages"].values())
+    shares = {name: count["pairs"] / total for name, count in seen["languages"].items()}
+    epochs: dict[str, float] = {}
+    for direction, count in seen["directions"].items():  # a pair is seen in each of its directions
+        language = language_of(direction)
+        times = count["pairs"] / cache.size(language, "train")
+        epochs[language] = max(times, epochs.get(language, 0.0))
+    return shares, epochs
 
 
 def demo(

@@ -39,7 +39,8 @@ class LearnedSampling:
             return
         self._state = saved["state"]
         for first_step, rates in saved["phases"]:
-            begun = self._stream.begin(first_step, rates)
+            # A phase starts after the step that is named, at the next group of steps.
+            begun = self._stream.begin(first_step - 1, rates)
             assert begun == first_step, (begun, first_step)
             self._phases.append((first_step, dict(rates)))
 
@@ -51,9 +52,11 @@ class LearnedSampling:
         """
         self._state = self._sampler.update(self._state, measured)
         rates = self._sampler.rates(self._state, self._start)
-        # The batch of `step` itself is being made already.
         pairs = self._pair_rates(rates)
-        self._phases.append((self._stream.begin(step + 1, pairs), pairs))
+        begun = self._stream.begin(step, pairs)
+        if self._phases and self._phases[-1][0] == begun:
+            self._phases.pop()  # it never came into force
+        self._phases.append((begun, pairs))
         weights = self._sampler.weights(self._state, list(self._start))
         return {
             **{f"weight/{name}": float(f"{weight:.6g}") for name, weight in weights.items()},

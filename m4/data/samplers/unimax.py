@@ -14,7 +14,8 @@ def unimax(
     """Rates at which no direction is seen more than `max_epochs` times.
 
     The budget is shared out evenly, the smallest direction first; one that would be seen more than
-    max_epochs times gets just that, and what is left over goes to the larger ones.
+    max_epochs times gets just that, and what is left over goes to the larger ones. Draws are random
+    in the short run, so that a small direction may be seen a little more often.
 
     Args:
         sizes: of the directions. budget: what training draws, in the unit of the sizes; None: what

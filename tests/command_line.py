@@ -54,7 +54,7 @@ def m4(*arguments: object) -> Said:
 
 def contents(folder: Path) -> dict[str, str]:
     """File -> SHA-256 of everything that a job made in a folder: not its lock and records."""
-    records = {".lock", "run.json", "config.gin", "operative_config.gin"}
+    records = {".lock", ".data.hashes.json", "run.json", "config.gin", "operative_config.gin"}
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

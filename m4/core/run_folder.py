@@ -54,6 +54,7 @@ _PACKAGES = [
 # A folder with nothing else in it has made nothing that another config could spoil: a corpus
 # (data/) checks for itself whether it is the config's.
 _OWN = {".lock", "run.json", "config.gin", "operative_config.gin", "compilation_cache", "data"}
+_OWN |= {".data.hashes.json"}
 _OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabulary_report")
          for ending in ("json", "html", "png", "pdf")}  # fmt: skip
 

@@ -196,7 +196,7 @@ def _seen(setup: Setup, cache: Cache) -> tuple[dict[str, float], dict[str, float
         seen = store.note(store.latest).get("seen") if store.latest is not None else None
     finally:
         store.close()
-    if seen is None:  # trained before this was counted
+    if seen is None or seen["from_step"]:  # trained before this was counted
         return {}, {}
     total = sum(count["pairs"] for count in seen["languages"].values())
     shares = {name: count["pairs"] / total for name, count in seen["languages"].items()}

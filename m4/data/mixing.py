@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from m4.data.batches import EOS_IDS, TAG_IDS
-from m4.data.cache import Cache
+from m4.data.cache import Cache, directions_of
 from m4.data.samplers import Phase, Sampler, normalized, plan
 from m4.data.samplers.proportional import proportional
 from m4.data.stream import Stream
@@ -32,12 +32,14 @@ def pair_tokens(cache: Cache, direction: str) -> float:
     return sum(cache.mean_pieces(direction, "train")) + TAG_IDS + 2 * EOS_IDS
 
 
-def units(cache: Cache, sample_by: str) -> dict[str, float]:
-    """How much a mean pair of each direction is, in the sampler's unit."""
+def units(cache: Cache, sample_by: str, mixture: str | None = None) -> dict[str, float]:
+    """How much a mean pair of each direction is, in the sampler's unit; of the cache's mixture or
+    of another one that it has."""
     check_unit(sample_by)
+    names = directions_of(mixture or cache.mixture_name, cache.languages())
     if sample_by == "examples":
-        return dict.fromkeys(cache.directions, 1.0)
-    return {direction: pair_tokens(cache, direction) for direction in cache.directions}
+        return dict.fromkeys(names, 1.0)
+    return {direction: pair_tokens(cache, direction) for direction in names}
 
 
 def sizes(cache: Cache, sample_by: str) -> dict[str, int]:

@@ -22,10 +22,11 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from m4.data import mixing
 from m4.data.cache import MIXTURES, Cache, directions_of
 from m4.data.preprocess import split_direction, tag_symbol
 from m4.data.samplers import Sampler
@@ -138,10 +139,14 @@ def register(
     sampler: Sampler = temperature,
     target_vocabulary_path: str | os.PathLike[str] | None = None,
     mixtures: Sequence[str] = MIXTURES,
+    unit: Mapping[str, float] | None = None,
 ) -> None:
     """Register the tasks and mixtures of a corpus under `prefix`.
 
-    Rates come from the number of training pairs that `source` has. target_vocabulary_path: of
+    Rates come from the number of training pairs that `source` has. seqio's rates do not change: of
+    a schedule they are those of its first phase, of a learned sampler those at the beginning.
+    unit: how much a pair of each direction is where the sampler counts something else
+    (`m4.data.mixing`); UniMax must be given its budget. target_vocabulary_path: of
     `targets`, where that is not the vocabulary of `inputs`. mixtures: which of them, with their
     tasks. Again for the same corpus it does nothing; ValueError when the prefix is another
     corpus's, or when a vocabulary's file has changed since seqio read it in this process.
@@ -154,6 +159,7 @@ def register(
         "paths": [str(path) for path in paths],
         "sampler": sampler,
         "mixtures": list(mixtures),
+        "unit": dict(unit or {}),
     }
     if prefix in _REGISTERED:
         if _REGISTERED[prefix] == meaning:
@@ -190,14 +196,22 @@ def register(
         )
     for name, of_mixture in directions.items():
         names = [task_name(direction, prefix) for direction in of_mixture]
-        seqio.MixtureRegistry.add(f"{prefix}.{name}", names, default_rate=_Rates(sampler, names))
+        rates = _Rates(sampler, names, unit)
+        seqio.MixtureRegistry.add(f"{prefix}.{name}", names, default_rate=rates)
 
 
-def register_cache(cache: Cache, prefix: str = "m4", sampler: Sampler = temperature) -> None:
+def register_cache(
+    cache: Cache,
+    prefix: str = "m4",
+    sampler: Sampler = temperature,
+    sample_by: str = "examples",
+) -> None:
     """Register the tasks and mixtures of a ready cache: the same pairs, ids and rates.
 
-    A cache whose two vocabularies are made for one mixture has that one only.
+    sample_by: what the sampler counts, "examples" or "tokens" (jobs.Setup.sample_by). A cache
+    whose two vocabularies are made for one mixture has that one only.
     """
+    mixtures = MIXTURES if cache.has_all_directions else (cache.mixture_name,)
     register(
         cache,
         cache.languages(),
@@ -205,7 +219,8 @@ def register_cache(cache: Cache, prefix: str = "m4", sampler: Sampler = temperat
         prefix,
         sampler,
         cache.target_vocabulary.path,
-        MIXTURES if cache.has_all_directions else [cache.mixture_name],
+        mixtures,
+        {d: unit for name in mixtures for d, unit in mixing.units(cache, sample_by, name).items()},
     )
 
 
@@ -238,8 +253,12 @@ class _Rates:
     """The rate function of a mixture: a sampler over the sizes of its tasks, which are counted
     when the first rate is asked for."""
 
-    def __init__(self, sampler: Sampler, names: Sequence[str]) -> None:
-        self._sampler, self._names = sampler, list(names)
+    def __init__(
+        self, sampler: Sampler, names: Sequence[str], unit: Mapping[str, float] | None
+    ) -> None:
+        self._sampler = sampler
+        self._names = {_DIRECTIONS[name]: name for name in names}
+        self._unit = unit or dict.fromkeys(self._names, 1.0)
 
     def __call__(self, task: seqio.Task) -> float:
         return self._by_task[task.name]
@@ -247,11 +266,12 @@ class _Rates:
     @functools.cached_property
     def _by_task(self) -> dict[str, float]:
         sizes = {}
-        for name in self._names:
+        for direction, name in self._names.items():
             size = seqio.TaskRegistry.get(name).source.num_input_examples("train")
             assert size is not None, name
-            sizes[name] = size
-        return self._sampler(sizes)
+            sizes[direction] = round(size * self._unit[direction])
+        rates = mixing.pair_rates(self._sampler(sizes), self._unit)
+        return {name: rates.get(direction, 0.0) for direction, name in self._names.items()}
 
 
 def _tag(dataset: tf.data.Dataset, direction: str) -> tf.data.Dataset:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from m4.data import cache
+from m4.data import cache, mixing
 from m4.data.batches import evaluation_batches
 from m4.data.cache import MIXTURES, Cache
 from m4.data.preprocess import source_ids, split_direction, target_ids
+from m4.data.samplers.schedule import Schedule
 from m4.data.samplers.temperature import temperature
+from m4.data.samplers.uniform import uniform
 from m4.data.sources.tsv import Tsv
 from tests.data.corpus import Made
 
@@ -111,6 +113,16 @@ def test_rates_are_those_of_seqio(
         share = own[task.name] / sum(own.values())
         assert mixture.get_rate(task) == pytest.approx(share, rel=1e-12)
     assert len(own) == len(rates)
+
+
+def test_rates_of_other_samplers_and_by_tokens(tasks: ModuleType, registered: Cache) -> None:
+    schedule = Schedule([(0, uniform, ["gl", "pt-en"]), (50, uniform, None)])
+    tasks.register_cache(registered, "first", schedule, "tokens")
+    rates = tasks.mixture_rates("first.any_to_any")
+    (first, _) = mixing.phases(registered, schedule, "tokens")
+    assert {name: rate for name, rate in rates.items() if rate} == pytest.approx(first.rates)
+    assert set(rates) == set(registered.directions)  # seqio knows the others, at rate 0
+    tasks.unregister("first")
 
 
 def test_a_mixture_draws_its_tasks_at_the_rates(seqio: Any, registered: Cache) -> None:

@@ -56,8 +56,14 @@ class Cleaning:
 
 # What a corpus gets that nothing is said of.
 DEFAULT = Cleaning()
-# What is clean already.
+# What was cleaned before.
 NOTHING = Cleaning(())
+
+
+def english_overlap() -> Cleaning:
+    """No training pair whose English is in a dev or test set, and nothing else: for a corpus that
+    is made, not found, such as cldr."""
+    return Cleaning([Overlap(sides=["english"])])
 
 
 def thorough(stages: Sequence[Stage] = ()) -> Cleaning:

@@ -40,13 +40,20 @@ def scripts_of(code: str) -> frozenset[str] | None:
     """The ISO 15924 scripts of a language's letters: 'ja' -> Hani, Hira, Kana; 'srp_Latn' -> Latn.
     None: nothing is known of the code, which is m4's or ISO 639's with or without a script.
 
-    The code's own script counts first, then m4's table of languages, then what CLDR gives as the
-    likely script of a language.
+    The code's own script counts before m4's table of languages.
     """
     own = re.fullmatch(r"[A-Za-z]+_([A-Z][a-z]{3})(?:_.*)?", code)
-    script = own[1] if own else "Latn" if code == "en" else describe(code).script
-    script = script or likely_script(code)
-    scripts = _TOGETHER.get(script or "", (script,))
+    return _letters_of(own[1] if own else "Latn" if code == "en" else describe(code).script)
+
+
+def likely_scripts_of(code: str) -> frozenset[str] | None:
+    """The same of a language of which CLDR gives the likely script, which need not be a text's:
+    Ladino is written in Hebrew letters and in Latin ones."""
+    return _letters_of(likely_script(code) or "")
+
+
+def _letters_of(script: str) -> frozenset[str] | None:
+    scripts = _TOGETHER.get(script, (script,))
     return frozenset(scripts) if scripts[0] in NUMBERS else None
 
 

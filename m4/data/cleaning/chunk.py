@@ -8,11 +8,11 @@ from itertools import compress, islice
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning.keys import comparable, digests, normal_digests
+from m4.data.cleaning.keys import code_points, digests, normal_digests
 from m4.data.sources import Pair
 
-# Large enough for numpy, small enough to stay in the processor's cache.
-PAIRS = 4096
+# Large enough for numpy, small enough for the arrays to stay in the processor's cache.
+PAIRS = 1024
 SIDES = ("english", "foreign")
 
 
@@ -41,8 +41,7 @@ class Chunk:
 
     def code_points(self, side: str) -> npt.NDArray[np.uint32]:
         """All characters of a side, one sentence after another."""
-        text = "".join(self.side(side)).encode("utf-32-le", "surrogatepass")
-        return np.frombuffer(text, np.uint32)
+        return code_points("".join(self.side(side)))
 
     def digests(self, side: str) -> npt.NDArray[np.uint64]:
         """[n] 64 bits of each sentence as it is."""
@@ -58,10 +57,6 @@ class Chunk:
             made = normal_digests(texts) if kind == "normal" else digests(texts)
             self._kept[kind, side] = made
         return self._kept[kind, side]
-
-    def comparable(self, side: str) -> list[str]:
-        """[n] the sentences without case, width and spacing."""
-        return comparable(self.side(side))
 
     def take(self, mask: npt.NDArray[np.bool_]) -> Chunk:
         """The pairs of the mask [n], in their order."""

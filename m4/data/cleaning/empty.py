@@ -12,6 +12,8 @@ import numpy as np
 from m4.data.cleaning import Check, Findings, Opened
 from m4.data.cleaning.chunk import SIDES, Chunk
 
+# Letters that show nothing.
+_FILLERS = "\u115f\u1160\u3164\uffa0"
 _VISIBLE = re.compile(
     "[^\\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u202a-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0]"
@@ -36,10 +38,14 @@ class Empty:
         return check
 
 
+def _is_empty(text: str) -> bool:
+    # Most sentences begin with a letter, and are quickly told to be none.
+    if text[:1].isalnum() and text[0] not in _FILLERS:
+        return False
+    return _VISIBLE.search(text) is None
+
+
 def _check(chunk: Chunk) -> Findings:
     return Findings(
-        {
-            f"{side} side": np.array([_VISIBLE.search(text) is None for text in chunk.side(side)])
-            for side in SIDES
-        }
+        {f"{side} side": np.array([_is_empty(text) for text in chunk.side(side)]) for side in SIDES}
     )

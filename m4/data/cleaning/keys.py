@@ -6,9 +6,11 @@ in 4,000 for a hundred million.
 
 from __future__ import annotations
 
-import re
+import sys
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +19,7 @@ from m4.data.permutation import mix
 
 U64 = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# White space that " ".join(text.split()) would change, in sentences joined by line ends.
-_SPACING = re.compile(r"[^\S \n]|  | \n|\n |^ | $|[\x1c-\x1f]")
+_LINE_END, _SPACE = 0x0A, 0x20
 
 
 def normal(text: str) -> str:
@@ -26,21 +27,15 @@ def normal(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def comparable(texts: Sequence[str]) -> list[str]:
-    """`normal` of each text; quick, because whole chunks go through Unicode's tables at once."""
-    joined = "\n".join(texts)
-    if joined.count("\n") != len(texts) - 1:  # a line end inside a sentence
-        return [normal(text) for text in texts]
-    joined = unicodedata.normalize("NFKC", joined).casefold()
-    result = joined.split("\n")
-    if _SPACING.search(joined):
-        result = [" ".join(text.split()) for text in result]
-    return result
-
-
 def normal_digests(texts: Sequence[str]) -> U64:
-    """[n] 64 bits of each text's normal form."""
-    return digests(comparable(texts))
+    """[n] 64 bits of each text's `normal` form; what can be done for many texts at once is."""
+    joined = "\n".join([unicodedata.normalize("NFKC", text) for text in texts]).casefold()
+    points = code_points(joined)
+    ends = np.append(np.flatnonzero(points == _LINE_END), len(points))
+    if len(ends) != len(texts) or _spacing_matters(points):
+        return digests([normal(text) for text in texts])
+    starts = np.append(0, ends[:-1] + 1)
+    return _digests(points, starts, ends)
 
 
 def digests(texts: Sequence[str]) -> U64:
@@ -49,17 +44,47 @@ def digests(texts: Sequence[str]) -> U64:
     Each term is a random number of its own (splitmix64), so that different texts have sums as
     different as random numbers. The same on every machine, and numpy does a chunk at once.
     """
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-    if not len(points):
-        return np.zeros(len(texts), np.uint64)
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    places = np.arange(len(points)) - np.repeat(starts, lengths)
-    terms = mix(points.astype(np.uint64) + (places + 1).astype(np.uint64) * _GOLDEN)
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    return _digests(code_points("".join(texts)), np.append(0, ends[:-1]), ends)
+
+
+def code_points(text: str) -> npt.NDArray[np.uint32]:
+    """[characters] of a text, halves of surrogate pairs too."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def _digests(
+    points: npt.NDArray[np.uint32], starts: npt.NDArray[Any], ends: npt.NDArray[Any]
+) -> U64:
+    """[n] of the texts points[starts[i] : ends[i]], which are in their order."""
+    if not len(starts):
+        return np.zeros(0, np.uint64)
+    # Places count from the start of the text; what is between texts has terms that no sum takes in.
+    sizes = np.diff(np.append(starts, len(points)))
+    places = np.arange(1, len(points) + 1, dtype=np.uint64)
+    places -= np.repeat(starts.astype(np.uint64), sizes)
+    places *= _GOLDEN
+    places += points
     sums = np.zeros(len(points) + 1, np.uint64)
-    np.cumsum(terms, out=sums[1:])  # modulo 2^64, so that differences are exact
+    np.cumsum(mix(places), out=sums[1:])  # modulo 2^64, so that differences are exact
     return mix(sums[ends] - sums[starts])
+
+
+def _spacing_matters(points: npt.NDArray[np.uint32]) -> bool:
+    """Whether " ".join(text.split()) would change one of the texts joined by line ends."""
+    blank = _blanks()[points]
+    # A blank beside another one or at an end; or one that is no plain space.
+    edge = np.concatenate([[True], blank, [True]])
+    alone = ~edge[:-2] & ~edge[2:]
+    return bool((blank & (points != _LINE_END) & ~(alone & (points == _SPACE))).any())
+
+
+@lru_cache(maxsize=1)
+def _blanks() -> npt.NDArray[np.bool_]:
+    """[0x110000]: what str.split() takes for white space."""
+    table = np.zeros(sys.maxunicode + 1, bool)
+    table[[n for n in range(0x3001) if chr(n).isspace()]] = True
+    return table
 
 
 def both(english: U64, foreign: U64) -> U64:

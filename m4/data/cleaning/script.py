@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from m4.data.cleaning import Check, Findings, NotChecked, Opened, check_number
 from m4.data.cleaning.chunk import Chunk
-from m4.data.scripts import COMMON, NUMBERS, SCRIPTS, script_numbers, scripts_of
+from m4.data.scripts import COMMON, NUMBERS, SCRIPTS, likely_scripts_of, script_numbers, scripts_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Script:
     foreign letters up to `most_other`. A side without any letter is in no wrong script.
 
     scripts: language -> ISO 15924 scripts, where a corpus is written in others than
-    `m4.data.scripts.scripts_of` says. A language of which nothing is known is not checked.
+    `m4.data.scripts.scripts_of` says. Of a language that is not in m4's table CLDR's likely script
+    counts, if most of its text is written so. A language of which nothing is known is not checked.
     """
 
     most_latin: float = 0.5
@@ -52,21 +53,19 @@ class Script:
         assert english is not None
 
         def check(language: str, split: str) -> Check | NotChecked:
-            foreign = self._scripts_of(language)
-            if foreign is None:
-                return NotChecked("nothing is known of the language's script")
-
-            def look(chunk: Chunk) -> Findings:
-                return Findings(
-                    {
-                        f"{side} side": self.wrong(chunk, side, scripts)
-                        for side, scripts in (("english", english), ("foreign", foreign))
-                    }
-                )
-
-            return look
+            if (foreign := self._scripts_of(language)) is not None:
+                return lambda chunk: self._look(chunk, english, foreign)
+            if (likely := likely_scripts_of(language)) is not None:
+                return _Likely(self, english, likely)
+            return NotChecked("nothing is known of the language's script")
 
         return check
+
+    def _look(self, chunk: Chunk, english: frozenset[str], foreign: frozenset[str]) -> Findings:
+        sides = (("english", english), ("foreign", foreign))
+        return Findings(
+            {f"{side} side": self.wrong(chunk, side, scripts) for side, scripts in sides}
+        )
 
     def _scripts_of(self, language: str) -> frozenset[str] | None:
         given = self.scripts.get(language)
@@ -74,18 +73,43 @@ class Script:
 
     def wrong(self, chunk: Chunk, side: str, scripts: frozenset[str]) -> npt.NDArray[np.bool_]:
         """[n]: whether too much of each sentence is written in none of `scripts`."""
-        numbers = script_numbers(chunk.code_points(side))
-        ends = np.cumsum(chunk.lengths(side))
-
-        def count(wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-            sums = np.concatenate([[0], np.cumsum(wanted[numbers])])[ends]
-            return np.diff(sums, prepend=0)
-
         own, common, latin = (np.zeros(len(SCRIPTS), bool) for _ in range(3))
         own[[NUMBERS[script] for script in scripts]] = True
         common[[NUMBERS[script] for script in COMMON]] = True
         latin[NUMBERS["Latn"]] = "Latn" not in scripts
-        letters = count(~common)
-        return (count(latin) > self.most_latin * letters) | (
-            count(~common & ~own & ~latin) > self.most_other * letters
-        )
+        numbers = script_numbers(chunk.code_points(side))
+        # Strange letters are few; the letters of a side are counted where there is one.
+        strange = np.flatnonzero((~common & ~own)[numbers])
+        wrong = np.zeros(len(chunk), bool)
+        if len(strange):
+            ends = np.cumsum(chunk.lengths(side))
+            rows = np.searchsorted(ends, strange, side="right")
+            is_latin = latin[numbers[strange]]
+            in_latin = np.bincount(rows[is_latin], minlength=len(chunk))
+            in_other = np.bincount(rows[~is_latin], minlength=len(chunk))
+            sums = np.concatenate([[0], np.cumsum((~common)[numbers])])
+            letters = np.diff(sums[ends], prepend=0)
+            wrong |= (in_latin > self.most_latin * letters) & (in_latin > 0)
+            wrong |= (in_other > self.most_other * letters) & (in_other > 0)
+        return wrong
+
+
+class _Likely:
+    """The check of a language whose script is only likely: `fit` finds whether its text has it."""
+
+    def __init__(self, settings: Script, english: frozenset[str], foreign: frozenset[str]) -> None:
+        self._settings, self._english, self._foreign = settings, english, foreign
+        self._is_so = False
+
+    def fit(self, chunks: Iterator[Chunk]) -> None:
+        wrong = pairs = 0
+        for chunk in chunks:
+            wrong += int(self._settings.wrong(chunk, "foreign", self._foreign).sum())
+            pairs += len(chunk)
+        self._is_so = 2 * wrong < pairs
+
+    def __call__(self, chunk: Chunk) -> Findings:
+        if self._is_so:
+            return self._settings._look(chunk, self._english, self._foreign)
+        why = "most of the text is not in the language's likely script"
+        return Findings(not_checked={why: np.ones(len(chunk), bool)})

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
 import os
+import shutil
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_LOCK = ".unfinished"
 
 
 @contextmanager
@@ -20,6 +26,44 @@ def whole(path: Path) -> Iterator[Path]:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to fill that becomes `folder` at the end, or nothing if the filling fails.
+
+    What was there before is replaced at the end. What a killed process left half filled is removed
+    by the next one that wants the same folder.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*/{_LOCK}"):
+        _remove_abandoned(path)
+    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+    unfinished.mkdir()
+    try:
+        with (unfinished / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until the process ends, however it does
+            yield unfinished
+            (unfinished / _LOCK).unlink()
+        if folder.exists():
+            # Aside first: there is never a moment with half a folder under the right name.
+            old = unfinished.with_suffix(".old")
+            os.replace(folder, old)
+            os.replace(unfinished, folder)
+            shutil.rmtree(old)
+        else:
+            os.replace(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _remove_abandoned(lock: Path) -> None:
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # somebody is at work there
+        shutil.rmtree(lock.parent)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from m4.core.files import whole_folder
 from m4.data import build, clean
 from m4.data.chunks import SIDES
 from m4.data.identity import check, checked_languages, differences, identity_of
 from m4.data.ledger import LEDGER_FILE, Ledger
 from m4.data.preprocess import language_of, split_direction
 from m4.data.sources import SPLITS, Pair, Source
+from m4.data.sources.files import remembering
 from m4.data.text import Report, read_pairs, text_file
 from m4.data.tokens import ROLES, array_name, vocabulary_file
 from m4.data.vocabulary import SourceAndTarget, Vocabulary
@@ -321,7 +321,9 @@ def _open_or_build(
 ) -> Cache:
     folder, report = Path(folder), report or (lambda *_: None)
     _checked_mixture(mixture_name)
-    identity = identity_of(source, settings)
+    # Beside the cache: it outlives one that is made anew, and one that is not finished.
+    with remembering(folder.with_name(f".{folder.name}.hashes.json")):
+        identity = identity_of(source, settings)
     if (folder / "manifest.json").is_file() and not rebuild:
         cache = Cache(folder, mixture_name)
         if different := differences(cache.manifest["identity"], identity):
@@ -333,29 +335,17 @@ def _open_or_build(
         return cache
     elif folder.exists() and not (folder / "manifest.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: neither a cache nor empty; give another folder")
-    check(settings)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-    try:
+    check(settings, workers)
+    with whole_folder(folder) as unfinished:
         manifest = {
             "format": FORMAT,
             "identity": identity,
-            **build.build(temporary, source, settings, cleaning, report, workers),
+            **build.build(unfinished, source, settings, cleaning, report, workers),
         }
         text = json.dumps([identity, manifest["corpus"], manifest["vocabularies"]], sort_keys=True)
         manifest["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
-        (temporary / "manifest.json").write_text(text, encoding="utf-8")
-        if folder.exists():
-            # Aside first: there is never a moment with half a cache under the right name.
-            old = temporary.with_suffix(".old")
-            os.replace(folder, old)
-            os.replace(temporary, folder)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (unfinished / "manifest.json").write_text(text, encoding="utf-8")
     return Cache(folder, mixture_name)
 
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,6 +66,13 @@ class ChunkTokenizer:
         self.arrays, self.segmentations, self.alpha = arrays, segmentations, alpha
         self._encoders = {a.vocabulary: WordEncoder(Vocabulary(a.vocabulary)) for a in arrays}
         self._types = {path: id_type(path) for path in self._encoders}
+        if segmentations > 1:
+            # Here, because it brings a compiler, which nothing else needs to tokenize.
+            from m4.data.dropout import Dropout
+
+            self._dropouts = {
+                p: Dropout(encoder.vocabulary) for p, encoder in self._encoders.items()
+            }
 
     def __call__(self, chunk: Chunk) -> Tokenized:
         with chunk.path.open("rb") as file:
@@ -88,27 +95,26 @@ class ChunkTokenizer:
             len(sides[SIDES[0]]),
             int(long.sum()),
             {
-                a.name: [self._small(a, self._way(a, chunk, w, sides, best)) for w in range(ways)]
+                a.name: [self._way(a, best[a.name], chunk, way) for way in range(ways)]
                 for a in self.arrays
             },
         )
 
-    def _way(self, array: Array, chunk: Chunk, way: int, sides: Any, best: Any) -> Ragged:
-        if way == 0:
-            return best[array.name]
-        assert self.alpha is not None
-        # The name, not the path: a cache is the same in every folder.
-        of = f"{chunk.path.name} {chunk.start} {array.name} {way}"
-        seed = int.from_bytes(hashlib.blake2b(of.encode(), digest_size=4).digest())
-        vocabulary = self._encoders[array.vocabulary].vocabulary
-        sampled = Ragged.of(vocabulary.sample(sides[array.side], self.alpha, seed))
-        number = np.arange(len(sampled.lengths))
-        rows = np.where(sampled.lengths > array.longest, number + len(number), number)
-        return Ragged.joined([sampled, best[array.name]]).take(rows)
-
-    def _small(self, array: Array, ragged: Ragged) -> Ragged:
-        """The ids in the type of the array's file."""
-        return ragged._replace(ids=ragged.ids.astype(self._types[array.vocabulary]))
+    def _way(self, array: Array, best: Ragged, chunk: Chunk, way: int) -> Ragged:
+        """The way-th segmentation of each sentence, its ids in the type of the array's file."""
+        found = best
+        if way > 0:
+            assert self.alpha is not None
+            # The name, not the path: a cache is the same in every folder.
+            of = f"{chunk.path.name} {chunk.start} {array.name} {way}"
+            seed = int.from_bytes(hashlib.blake2b(of.encode(), digest_size=8).digest())
+            sampled = self._dropouts[array.vocabulary].sample(best, self.alpha, seed)
+            if (too_long := sampled.lengths > array.longest).any():
+                number = np.arange(len(too_long))
+                rows = np.where(too_long, number + len(number), number)
+                sampled = Ragged.joined([sampled, best]).take(rows)
+            found = sampled
+        return found._replace(ids=found.ids.astype(self._types[array.vocabulary]))
 
 
 def id_type(vocabulary: Path) -> type[np.uint16] | type[np.int32]:

@@ -11,7 +11,7 @@ from m4.data.sources import Source
 from m4.data.vocabulary import check_size
 
 
-def check(settings: dict[str, Any]) -> None:
+def check(settings: dict[str, Any], workers: int | None) -> None:
     """ValueError for mistakes that would show only after all text is read."""
     check_size(settings["vocabulary_size"], 1 + len(settings["languages"]))
     if settings["target_vocabulary_size"] is not None:
@@ -22,10 +22,9 @@ def check(settings: dict[str, Any]) -> None:
             f"vocabulary_temperature is {settings['vocabulary_temperature']}: must be at least 1 "
             "(cache.prepare.vocabulary_temperature)"
         )
-    if settings["segmentations"] < 1:
-        raise ValueError(
-            f"cache.prepare.segmentations is {settings['segmentations']}: must be at least 1"
-        )
+    for name, number in (("segmentations", settings["segmentations"]), ("workers", workers)):
+        if number is not None and number < 1:
+            raise ValueError(f"cache.prepare.{name} is {number}: must be at least 1")
     if settings["segmentations"] > 1 and not 0.0 < settings["sampling_alpha"] < 1.0:
         raise ValueError(
             f"cache.prepare.sampling_alpha is {settings['sampling_alpha']}: must be between 0 and 1"

@@ -65,25 +65,16 @@ class Vocabulary:
         """Texts -> ids, without eos."""
         return self._processor.encode(list(texts), num_threads=1)
 
-    def sample(self, texts: Sequence[str], alpha: float, seed: int) -> list[list[int]]:
-        """Like encode, but each merge is left out with probability `alpha`, anew at every place.
-
-        BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267, algorithm 1). The same texts in the
-        same call with the same seed (32 bits) give the same ids.
-        """
-        # Read by each call's one thread when it starts: a call does not depend on those before.
-        # With several threads it would depend on which of them takes which text.
-        sentencepiece.set_random_generator_seed(seed)
-        return self._processor.encode(
-            list(texts), num_threads=1, enable_sampling=True, alpha=alpha, nbest_size=-1
-        )
+    @cached_property
+    def pieces(self) -> list[str]:
+        """Every piece, in the order of their ids; a space is '▁'."""
+        return [self._processor.id_to_piece(i) for i in range(self.size)]
 
     @cached_property
     def by_words(self) -> bool:
         """Whether the ids of a text are those of its words, one after another: no piece goes on
         after a space."""
-        pieces = map(self._processor.id_to_piece, range(self.size))
-        return not any(SPACE in piece[1:] for piece in pieces)
+        return not any(SPACE in piece[1:] for piece in self.pieces)
 
     @property
     def byte_ids(self) -> range:

@@ -21,7 +21,7 @@ class Ragged(NamedTuple):
     ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int64]
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Ragged:
+    def take(self, rows: npt.NDArray[np.integer]) -> Ragged:
         """The rows of these numbers, in that order."""
         lengths = self.lengths[rows]
         ends = np.cumsum(lengths)

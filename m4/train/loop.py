@@ -30,9 +30,13 @@ class BatchStream(Protocol):
     """batch(step) is a pure function of the step: nothing but the step is needed to resume."""
 
     directions: list[str]
-    batch_rows: int
 
-    def batch(self, step: int, rows: slice = slice(None)) -> Mapping[str, np.ndarray]: ...
+    @property
+    def shapes(self) -> Sequence[tuple[int, int, int]]:
+        """Rows, source and target length that a batch can have."""
+        ...
+
+    def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Mapping[str, np.ndarray]: ...
     def fingerprint(self) -> str: ...
 
 
@@ -115,7 +119,8 @@ def train(
         Interrupted: Ctrl-C or SIGTERM; the step is saved first.
     """
     folder = Path(folder)
-    check_divides(mesh, "batch", stream.batch_rows, "batch", "BATCH_SIZE")
+    for rows, _, _ in stream.shapes:
+        check_divides(mesh, "batch", rows, "batch", "BATCH_SIZE")
     check_model_divides(mesh, model)
     tx = optimizer(total_steps)
     step_fn = make_train_step(
@@ -146,9 +151,9 @@ def train(
         seen = Seen(stream.directions, saved.get("seen"), start)
 
         def save(**more: Any) -> dict[str, Any]:
-            written = _save(
-                checkpoints, state, progress, {**about, **more, **seated.note(), **seen.note()}
-            )
+            counted = {**seated.note(), **seen.note()}
+            learned = {} if sampling is None else sampling.note()
+            written = _save(checkpoints, state, progress, {**about, **more, **counted, **learned})
             seated.write(folder, written)
             return written
 

@@ -1,0 +1,173 @@
+"""Learned sampling and what was seen: equal to a recount of the batches, exact over a resume."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from m4.core.report import read_metrics
+from m4.data import cache as caches
+from m4.data import mixing
+from m4.data.samplers import Phase
+from m4.data.samplers.learned import Learned
+from m4.data.samplers.uniform import uniform
+from m4.data.stream import Stream
+from m4.train.loop import Evaluator, Interrupted, Trained, train
+from m4.train.optimizer import adamw
+from m4.train.sampling import LearnedSampling
+from m4.train.step import seen_by_direction
+from m4.train.tally import SEEN, Seen
+from tests.data.corpus import Made
+from tests.train.test_step import MODEL, mesh_of
+
+LEARNED = Learned(start=uniform, step_size=1.0)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> caches.Cache:
+    folder = tmp_path_factory.mktemp("corpus") / "data"
+    return caches.prepare(
+        folder, Made({"gl": 60, "de": 120}), vocabulary_size=300, source_length=64, target_length=64
+    )
+
+
+def recounted(stream: Stream, batch: Mapping[str, np.ndarray]) -> dict[str, collections.Counter]:
+    """One by one: a pair is a segment of a row; the row and the segment are its name."""
+    counts = {name: collections.Counter() for name in SEEN}
+    for row, column in np.ndindex(*batch["decoder_target_tokens"].shape):
+        if batch["decoder_segment_ids"][row, column]:
+            direction = stream.directions[batch["direction_ids"][row, column]]
+            counts["target_tokens"][direction] += 1
+            counts["pairs"][direction] += int(batch["decoder_positions"][row, column] == 0)
+    for row, column in np.ndindex(*batch["encoder_input_tokens"].shape):
+        if batch["encoder_segment_ids"][row, column]:
+            direction = stream.directions[batch["encoder_direction_ids"][row, column]]
+            counts["source_tokens"][direction] += 1
+    return counts
+
+
+@pytest.mark.parametrize("layout", ["packed", "single"])
+def test_a_steps_count_is_a_recount(corpus: caches.Cache, layout: str) -> None:
+    stream = Stream(corpus, seed=1, batch_rows=4, layout=layout)
+    batch = stream.batch(3)
+    seen = jax.device_get(seen_by_direction(batch, len(stream.directions)))  # pyright: ignore
+    counts = recounted(stream, batch)
+    for name in SEEN:
+        assert seen[name].tolist() == [counts[name][d] for d in stream.directions]
+    assert sum(counts["pairs"].values()) >= 4
+
+
+def test_counts_go_on_from_a_note() -> None:
+    step = {name: np.array([i + 1, 10 * i]) for i, name in enumerate(SEEN)}
+    seen = Seen(["en-gl", "gl-en"], None, 0)
+    seen.add(step)
+    seen.add(step)
+    # Tokens a step: 2 + 3 of en-gl, 10 + 20 of gl-en.
+    assert seen.flush() == pytest.approx({"share/en-gl": 5 / 35, "share/gl-en": 30 / 35}, rel=1e-5)
+    saved = seen.note()["seen"]
+    assert saved["directions"] == {
+        "en-gl": {"pairs": 2, "source_tokens": 4, "target_tokens": 6},
+        "gl-en": {"pairs": 0, "source_tokens": 20, "target_tokens": 40},
+    }
+    assert saved["languages"] == {"gl": {"pairs": 2, "source_tokens": 24, "target_tokens": 46}}
+    again = Seen(["en-gl", "gl-en"], saved, 2)
+    again.add(step)
+    assert again.note()["seen"]["directions"]["en-gl"]["target_tokens"] == 9
+    assert again.note()["seen"]["from_step"] == 0
+    assert Seen(["en-gl"], None, 7).note()["seen"]["from_step"] == 7
+
+
+def run(folder: Path, corpus: caches.Cache, evaluators: list[Evaluator]) -> Trained:
+    """Eight steps, evaluated every second; every step is a group, so new rates start at once."""
+
+    def measure(params: Any) -> dict[str, float]:
+        """Some number of the weights for each direction, that moves as they do."""
+        leaves = jax.tree.leaves(params)
+        return {
+            f"dev/nll/{name}": 1.0 + float(np.abs(np.asarray(leaves[i])).sum())
+            for i, name in enumerate(corpus.directions)
+        }
+
+    make = functools.partial(Stream, seed=1, batch_rows=4, layout="single")
+    stream = mixing.make_stream(corpus, LEARNED, "tokens", 8, make)
+    unit = mixing.units(corpus, "tokens")
+    sampling = LearnedSampling(
+        LEARNED,
+        LEARNED(mixing.sizes(corpus, "tokens")),
+        lambda rates: mixing.pair_rates(rates, unit),
+        stream,
+    )
+    return train(
+        folder,
+        MODEL.clone(
+            vocab_size=-(-corpus.vocabulary.size // 8) * 8,
+            num_experts=0,
+            encoder_layers=1,
+            decoder_layers=1,
+        ),
+        stream,
+        adamw,
+        mesh_of(1, 1),
+        total_steps=8,
+        checkpoint_period=100,
+        log_period=1,
+        evaluators=[Evaluator(2, measure), *evaluators],
+        sampling=sampling,
+        tensorboard=False,
+    )
+
+
+def test_a_resumed_run_learns_and_draws_as_one_that_was_not_stopped(
+    tmp_path: Path, corpus: caches.Cache
+) -> None:
+    def interrupt(_: Any) -> dict[str, float]:
+        signal.raise_signal(signal.SIGINT)
+        return {}
+
+    whole = run(tmp_path / "whole", corpus, [])
+    # At step 5, where two updates have been made and the rates of the second are in force.
+    with pytest.raises(Interrupted):
+        run(tmp_path / "parts", corpus, [Evaluator(5, interrupt)])
+    parts = run(tmp_path / "parts", corpus, [])
+    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert parts.note["sampling"] == whole.note["sampling"]
+    assert parts.note["seen"] == whole.note["seen"]
+    rows = {name: read_metrics(tmp_path / name) for name in ("whole", "parts")}
+    for row in rows["whole"] + rows["parts"]:
+        row.pop("tokens_per_second", None)
+    rows["parts"] = [row for row in rows["parts"] if len(row) > 1]  # of the interrupting evaluator
+    assert rows["parts"] == rows["whole"]
+
+    # The rates did change, and a stream of these phases has the batches that were trained on.
+    saved = whole.note["sampling"]["phases"]
+    assert [first_step for first_step, _ in saved] == [3, 5, 7, 9]
+    start = mixing.phases(corpus, LEARNED, "tokens")[0].rates
+    assert max(abs(saved[1][1][d] - start[d]) for d in start) > 0.01
+    stream = Stream(
+        corpus,
+        phases=[Phase(0, start), *(Phase(step, rates) for step, rates in saved)],
+        seed=1,
+        batch_rows=4,
+        layout="single",
+    )
+    counts = {name: collections.Counter() for name in SEEN}
+    for step in range(8):
+        for name, more in recounted(stream, stream.batch(step)).items():
+            counts[name].update(more)
+    for direction, seen in whole.note["seen"]["directions"].items():
+        assert seen == {name: counts[name][direction] for name in SEEN}
+    weights = [row for row in rows["whole"] if "weight/en-gl" in row]
+    assert [row["step"] for row in weights] == [2, 4, 6, 8]
+    for row in weights:
+        rates = [row[f"rate/{name}"] for name in corpus.directions]
+        assert sum(rates) == pytest.approx(1.0, abs=1e-5)
+    assert weights[0]["weight/en-gl"] == 1.0  # one evaluation alone says nothing yet

@@ -108,7 +108,7 @@ def run(folder: Path, corpus: caches.Cache, evaluators: list[Evaluator]) -> Trai
     return train(
         folder,
         MODEL.clone(
-            vocab_size=-(-corpus.vocabulary.size // 8) * 8,
+            vocab_size=-(-corpus.source_vocabulary.size // 8) * 8,
             num_experts=0,
             encoder_layers=1,
             decoder_layers=1,

@@ -27,6 +27,29 @@ class DataJob(NamedTuple):
 # Each is the function of that name in m4/data_jobs.py, called with the setup and the options.
 DATA_JOBS = {
     "preview": DataJob("how often each direction is drawn"),
+    "vocabulary": DataJob(
+        "what the vocabulary makes of each language: pieces a sentence, bytes",
+        {
+            "sentences": {"type": int, "default": 2000, "help": "of each language (2000)"},
+            "warn_above": {"type": float, "default": 0.01, "help": "share of bytes (0.01)"},
+        },
+    ),
+    "audit": DataJob(
+        "clean the corpus: what is dropped and why; data_report.html",
+        {
+            "stages": {
+                "choices": ["configured", "all"],
+                "default": "configured",
+                "help": "the stages that the config names, or all that there are",
+            },
+            "list": {
+                "nargs": "?",
+                "const": "",
+                "metavar": "REASON",
+                "help": "write dropped.jsonl.gz: every dropped pair, or those of a stage or reason",
+            },
+        },
+    ),
 }
 
 JOBS = {

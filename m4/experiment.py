@@ -11,6 +11,7 @@ from rich.console import Console
 from m4.core.jax_setup import set_up
 from m4.core.mesh import make_mesh
 from m4.core.report import Stage
+from m4.data.audit import write_report as write_report_of_data
 from m4.data.cache import Cache
 from m4.data.mixing import check_unit, make_stream
 from m4.data.samplers import Sampler
@@ -94,14 +95,19 @@ class Setup:
         return Path(self.model_dir)
 
 
-def corpus(setup: Setup) -> Cache:
-    """The tokenised corpus: opened if it is there, else made."""
-    settings = {
+def corpus_settings(setup: Setup) -> dict[str, Any]:
+    """The arguments of `Setup.corpus` that the experiment decides."""
+    return {
         "folder": setup.folder / "data",
         "mixture_name": setup.mixture,
         "source_length": setup.lengths["inputs"],
         "target_length": setup.lengths["targets"],
     }
+
+
+def corpus(setup: Setup) -> Cache:
+    """The tokenised corpus: opened if it is there, else made."""
+    settings = corpus_settings(setup)
     if (setup.folder / "data" / "manifest.json").is_file():
         return setup.corpus(**settings)
     with Stage("corpus", 100, "%") as stage:
@@ -112,7 +118,9 @@ def corpus(setup: Setup) -> Cache:
         made = setup.corpus(**settings, report=progress)
         pairs = sum(made.size(language, "train") for language in made.languages())
         stage.update(100, f"{pairs:,} training pairs in {len(made.languages())} languages")
-    for line in made.ledger().summary():
+    ledger = made.ledger()
+    write_report_of_data(setup.folder, ledger)
+    for line in ledger.summary():
         print(line, file=sys.stderr)
     return made
 

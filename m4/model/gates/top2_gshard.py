@@ -13,6 +13,7 @@ from m4.model.routing import (
     Routing,
     Tokens,
     balance_loss,
+    check_choices,
     make_routing,
     take_seats,
 )
@@ -50,8 +51,9 @@ def top2_gshard(
         paper_scale: the auxiliary loss as the paper's line 13; False: times E^2, 1 when balanced.
 
     Raises:
-        ValueError: an unknown policy or normalisation.
+        ValueError: an unknown policy or normalisation; fewer than two experts.
     """
+    check_choices("top2_gshard with transformer.Transformer.num_experts", 2, num_experts)
     _check("second_policy", second_policy, POLICIES)
     _check("eval_second_policy", eval_second_policy, ("all", "none"))
     _check("normalize", normalize, ("before", "after"))

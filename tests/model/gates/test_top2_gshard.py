@@ -182,6 +182,8 @@ def test_bad_arguments():
     tokens = Tokens(score=lambda name, **_: jnp.zeros((1, 1, 2)), mask_GS=jnp.ones((1, 1), bool))
     with pytest.raises(ValueError, match=r"top2_gshard\.eval_second_policy: 'some'"):
         top2_gshard(tokens, 2, lambda choices: 1, eval_second_policy="some")
+    with pytest.raises(ValueError, match="2 is not between 1 and 1, the experts"):
+        top2_gshard(tokens, 1, lambda choices: 1)
     with pytest.raises(ValueError, match=r"top2_gshard\.normalize: 'never'"):
         top2_gshard(tokens, 2, lambda choices: 1, normalize="never")
 

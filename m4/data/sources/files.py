@@ -35,6 +35,13 @@ _TICK_SECONDS = 2.0
 def folder_at(folder: str | os.PathLike[str], gin_name: str) -> epath.Path:
     """The folder as a path; ValueError where there is none."""
     path = epath.Path(folder)
+    scheme, _, rest = os.fspath(path).partition("://")
+    by_tensorflow = os.environ.get("EPATH_USE_TF", "").lower() not in ("false", "no", "f", "0")
+    if rest and scheme != "gs" and by_tensorflow:  # which epath prefers, and which has gs:// alone
+        raise ValueError(
+            f"{folder}: {scheme}:// needs EPATH_USE_TF=false in the environment, and the package "
+            f"that fsspec needs for it ({gin_name})"
+        )
     try:
         there = path.is_dir()
     except ImportError as error:  # a remote file system whose package is not installed

@@ -1,0 +1,202 @@
+"""One small corpus in every format that a source reads."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import zstandard
+from etils import epath
+
+from m4.data.sources import SPLITS, Pair, Source
+from m4.data.sources.gettext import Gettext
+from m4.data.sources.huggingface import HuggingFace
+from m4.data.sources.jsonl import Jsonl
+from m4.data.sources.moses import Moses
+from m4.data.sources.tfds import Tfds
+from m4.data.sources.tsv import Tsv
+
+# Language -> split -> pairs.
+Texts = dict[str, dict[str, list[Pair]]]
+
+
+def texts_of(source: Source) -> Texts:
+    return {
+        code: {split: list(source.pairs(code, split)) for split in SPLITS}
+        for code in source.languages()
+    }
+
+
+def write(path: Path, text: str) -> None:
+    """A file, packed as its name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = text.encode()
+    if path.suffix == ".gz":
+        content = gzip.compress(content, mtime=0)
+    elif path.suffix == ".zst":
+        content = zstandard.ZstdCompressor().compress(content)
+    path.write_bytes(content)
+
+
+def parts(texts: Texts) -> Iterator[tuple[str, str, list[Pair]]]:
+    for code, splits in texts.items():
+        for split, pairs in splits.items():
+            yield code, split, pairs
+
+
+def tsv(folder: Path, texts: Texts) -> Source:
+    for code, split, pairs in parts(texts):
+        write(folder / f"{code}.{split}.tsv.gz", "".join(f"{e}\t{f}\n" for e, f in pairs))
+    return Tsv(folder)
+
+
+def moses(folder: Path, texts: Texts) -> Source:
+    for code, split, pairs in parts(texts):
+        stem = f"{split}.en-{code}" if code < "k" else f"{split}.{code}-en"
+        write(folder / f"{stem}.en.zst", "".join(f"{e}\n" for e, _ in pairs))
+        write(folder / f"{stem}.{code}", "".join(f"{f}\n" for _, f in pairs))
+    return Moses(folder)
+
+
+def jsonl(folder: Path, texts: Texts) -> Source:
+    for split in SPLITS:
+        rows = [
+            json.dumps({"lang": code, "source": pair.english, "target": pair.foreign})
+            for code in texts
+            for pair in texts[code][split]
+        ]
+        write(folder / f"{split}.jsonl", "".join(f"{row}\n" for row in rows))
+    return Jsonl(
+        folder,
+        files="{split}.jsonl",
+        english_field="source",
+        foreign_field="target",
+        language_field="lang",
+    )
+
+
+def huggingface(folder: Path, texts: Texts) -> Source:
+    words = {"train": "train", "dev": "validation", "test": "test"}
+    for code, split, pairs in parts(texts):
+        table = translation_table(code, pairs)
+        name = f"{words[split]}-00000-of-00001.parquet"
+        (folder / f"en-{code}").mkdir(parents=True, exist_ok=True)
+        parquet.write_table(table, folder / f"en-{code}" / name)
+    return HuggingFace(folder)
+
+
+def translation_table(code: str, pairs: list[Pair]) -> pa.Table:
+    """As Hugging Face's feature Translation."""
+    rows = [{"en": pair.english, code: pair.foreign} for pair in pairs]
+    kind = pa.struct([("en", pa.string()), (code, pa.string())])
+    return pa.table({"id": range(len(rows)), "translation": pa.array(rows, kind)})
+
+
+def gettext(folder: Path, texts: Texts) -> Source:
+    for code, splits in texts.items():
+        entries = [
+            f"msgid {quoted(e)}\nmsgstr {quoted(f)}\n" for s in splits.values() for e, f in s
+        ]
+        head = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
+        write(folder / f"{code}.po", "\n".join([head, *entries]))
+    return Gettext(folder, dev_every=6, test_every=4)
+
+
+def quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def tfds(folder: Path, texts: Texts) -> Source:
+    words = {"train": "train", "dev": "validation", "test": "test"}
+    for code in texts:
+        examples = {
+            words[split]: [{"en": pair.english, code: pair.foreign} for pair in pairs]
+            for split, pairs in texts[code].items()
+        }
+        prepare_tfds(folder, f"en-{code}", ["en", code], examples)
+    return Tfds([f"made_dataset/en-{code}" for code in texts], folder)
+
+
+def prepare_tfds(
+    folder: Path,
+    config: str,
+    languages: list[str] | None,
+    examples: dict[str, list[dict[str, Any]]],
+    version: str = "1.0.0",
+) -> None:
+    """Prepares made_dataset/<config>; languages: None: the examples have languages of their own."""
+    folder.mkdir(exist_ok=True)
+    _builder()(folder, config, languages, examples, version).download_and_prepare()
+
+
+@functools.cache
+def _builder() -> Callable[..., Any]:
+    import tensorflow_datasets as tfds
+
+    class MadeDataset(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+        code_path = None  # looking for it needs a package that TFDS does not ask for
+
+        def __init__(self, folder, config, languages, examples, version):  # type: ignore
+            self._languages, self._examples = languages, examples
+            super().__init__(
+                data_dir=folder, config=tfds.core.BuilderConfig(name=config, version=version)
+            )
+
+        def _info(self) -> Any:
+            if self._languages is not None:
+                features: Any = tfds.features.Translation(self._languages)
+            else:
+                features = tfds.features.FeaturesDict(
+                    {
+                        "translations": tfds.features.TranslationVariableLanguages(),
+                        "talk_name": tfds.features.Text(),
+                    }
+                )
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager: Any) -> Any:
+            return {split: self._generate_examples(split) for split in self._examples}
+
+        def _generate_examples(self, split: str) -> Any:
+            for number, example in enumerate(self._examples[split]):
+                if self._languages is None:
+                    example = {"translations": example, "talk_name": "made"}
+                yield number, example
+
+    return MadeDataset
+
+
+# Module of m4/data/sources -> what writes a corpus and opens it.
+WRITERS: dict[str, Callable[[Path, Texts], Source]] = {
+    "tsv": tsv,
+    "moses": moses,
+    "jsonl": jsonl,
+    "huggingface": huggingface,
+    "gettext": gettext,
+    "tfds": tfds,
+}
+
+
+def arguments_of(name: str, folder: epath.Path | Path) -> dict[str, Any]:
+    """What the writer of a corpus opens it with, for another folder."""
+    return {
+        "jsonl": {
+            "folder": folder,
+            "files": "{split}.jsonl",
+            "english_field": "source",
+            "foreign_field": "target",
+            "language_field": "lang",
+        },
+        "gettext": {"folder": folder, "dev_every": 6, "test_every": 4},
+        "tfds": {
+            "datasets": ["made_dataset/en-gl", "made_dataset/en-pt"],
+            "data_dir": folder,
+        },
+    }.get(name, {"folder": folder})

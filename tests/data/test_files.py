@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+from etils import epath
+from etils.epath import backend, gpath
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
+
+from m4.data.sources import files
+from tests.data.corpora import WRITERS, arguments_of, texts_of
+from tests.data.corpus import Made
+
+
+def test_lines_are_those_of_python_and_no_longer_than_asked_for(tmp_path: Path) -> None:
+    # More than one chunk of 1 MiB, an empty line, one across the chunks' border, no end.
+    content = b"a\n\n" + b"b" * ((1 << 20) - 5) + b"border\n" + b"c\n" * 9 + b"end"
+    path = tmp_path / "x.txt"
+    path.write_bytes(content)
+    assert list(files.lines(epath.Path(path), 1 << 21)) == content.split(b"\n")
+    short = [line[:11] for line in content.split(b"\n")]
+    assert list(files.lines(epath.Path(path), 10)) == short
+    path.write_bytes(b"a\n")
+    assert list(files.lines(epath.Path(path), 10)) == [b"a"]
+    path.write_bytes(b"")
+    assert list(files.lines(epath.Path(path), 10)) == []
+
+
+@pytest.mark.parametrize("ending", files.COMPRESSED)
+def test_packed_files_of_several_parts(tmp_path: Path, ending: str) -> None:
+    parts = [b"first\n" * 100_000, b"second\n", b"third"]
+    pack = gzip.compress if ending == ".gz" else zstandard.ZstdCompressor().compress
+    path = epath.Path(tmp_path / f"x{ending}")
+    path.write_bytes(b"".join(map(pack, parts)))
+    assert b"".join(files.chunks(path)) == b"".join(parts)
+    assert files.unpacked_name(path) == "x"
+
+
+@pytest.mark.parametrize("ending", files.COMPRESSED)
+@pytest.mark.parametrize("damage", ["cut off", "garbage"])
+def test_damaged_packed_files_are_one_clear_line(tmp_path: Path, ending: str, damage: str) -> None:
+    pack = gzip.compress if ending == ".gz" else zstandard.ZstdCompressor().compress
+    path = epath.Path(tmp_path / f"x{ending}")
+    path.write_bytes(pack(b"text\n" * 100_000)[:-9] if damage == "cut off" else b"garbage" * 99)
+    with pytest.raises(ValueError, match=rf"x\{ending}: damaged, it cannot be unpacked") as error:
+        list(files.chunks(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_line_is_never_whole_in_memory(tmp_path: Path) -> None:
+    """100 MB without a line end, packed in a few kB."""
+    path = epath.Path(tmp_path / "x.gz")
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(100):
+            file.write(b"x" * (1 << 20))
+        file.write(b"\nshort\n")
+    assert list(files.lines(path, 1000)) == [b"x" * 1001, b"short"]
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files whose hashes were computed."""
+    names: list[str] = []
+    real = files.hashlib.sha256
+
+    class Spy:
+        def __init__(self) -> None:
+            self.hash = real()
+            names.append("one")
+
+        def update(self, content: bytes) -> None:
+            self.hash.update(content)
+
+        def hexdigest(self) -> str:
+            return self.hash.hexdigest()
+
+    monkeypatch.setattr(files.hashlib, "sha256", Spy)
+    return names
+
+
+def old(path: Path) -> epath.Path:
+    """A file that was there long before: its hash is remembered."""
+    now = path.stat().st_mtime
+    os.utime(path, (now - 100, now - 100))
+    return epath.Path(path)
+
+
+def test_hashes_are_remembered_until_the_file_changes(
+    tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # ctime cannot be set back: instead the clock is put forward.
+    monkeypatch.setattr(files.time, "time", lambda: os.stat(tmp_path / "a").st_ctime + 100)
+    memory = tmp_path / "hashes.json"
+    (tmp_path / "a").write_text("text")
+    path = old(tmp_path / "a")
+    found = []
+    for _ in range(3):
+        with files.remembering(memory):
+            found.append(files.digest(path))
+    # sha256sum of the four letters.
+    sha256 = "982d9e3eb996f559e633f4d194def3761d909f5a3b647d1a851fead67c32c9d1"
+    assert found == [[4, sha256]] * 3
+    assert len(hashed) == 1
+    (tmp_path / "a").write_text("tex!")  # as long as before
+    with files.remembering(memory):
+        assert files.digest(path)[1] != sha256
+    assert len(hashed) == 2
+    os.utime(path, (1, 1))  # another time: read again, the same content
+    with files.remembering(memory):
+        files.digest(path)
+    assert len(hashed) == 3
+    assert files.digest(path) == files.digest(path)  # nothing is remembered outside
+    assert len(hashed) == 5
+
+
+def test_a_file_that_was_just_written_is_not_trusted(tmp_path: Path, hashed: list[str]) -> None:
+    (tmp_path / "a").write_text("text")
+    for _ in range(2):
+        with files.remembering(tmp_path / "hashes.json"):
+            files.digest(epath.Path(tmp_path / "a"))
+    assert len(hashed) == 2
+    assert not (tmp_path / "hashes.json").exists()
+
+
+def test_the_memory_forgets_files_that_nobody_asks_for_and_survives_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "hashes.json"
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(files.time, "time", lambda: os.stat(tmp_path / "b").st_ctime + 100)
+    both = [epath.Path(tmp_path / name) for name in "ab"]
+    with files.remembering(memory):
+        digests = [files.digest(path) for path in both]
+    assert json.loads(memory.read_text()).keys() == {str(path) for path in both}
+    with files.remembering(memory):
+        files.digest(both[0])
+    assert json.loads(memory.read_text()).keys() == {str(both[0])}
+    for damage in ("{", "[]", json.dumps({str(both[0]): 3})):
+        memory.write_text(damage)
+        with files.remembering(memory):
+            assert [files.digest(path) for path in both] == digests
+    # What is known stays known where the work was broken off.
+    memory.write_text("{}")
+
+    def broken_off() -> None:
+        with files.remembering(memory):
+            files.digest(both[1])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert json.loads(memory.read_text()).keys() == {str(both[1])}
+
+
+class Bucket(MemoryFileSystem):
+    """gs:// in this process's memory."""
+
+    protocol = ("gs", "gcs")
+    store: dict = {}  # noqa: RUF012
+    pseudo_dirs = [""]  # noqa: RUF012
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("gs://").removeprefix("gcs://").strip("/")
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[epath.Path]:
+    """A remote folder, by fsspec."""
+    monkeypatch.setenv("EPATH_USE_TF", "false")
+    fsspec.register_implementation("gcs", Bucket, clobber=True)
+    # epath asks once a process; here nothing is to be left of the answers.
+    answers = (gpath._is_tf_installed, backend.fsspec_backend._get_filesystem)
+    for answer in answers:
+        answer.cache_clear()
+    yield epath.Path("gs://bucket/corpus")
+    for answer in answers:
+        answer.cache_clear()
+    _registry.pop("gcs")
+
+
+def upload(folder: Path, bucket: epath.Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            target = bucket / str(path.relative_to(folder))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                file.write(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITERS) - {"tfds"}))
+def test_a_remote_corpus_is_the_local_one(name: str, tmp_path: Path, bucket: epath.Path) -> None:
+    texts = texts_of(Made({"gl": 20, "pt": 20}, held_out=8))
+    local = WRITERS[name](tmp_path, texts)
+    remote_folder = bucket / name
+    upload(tmp_path, remote_folder)
+    remote = type(local)(**arguments_of(name, remote_folder))  # type: ignore
+    assert texts_of(remote) == texts_of(local)
+    assert remote.identity() == local.identity()
+
+
+def test_a_remote_folder_that_cannot_be_read_is_one_clear_line(
+    bucket: epath.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"gs://bucket/nowhere: no such folder \(a\.B\.folder\)"):
+        files.folder_at("gs://bucket/nowhere", "a.B.folder")
+    with pytest.raises(ValueError, match=r"s3://b/c: cannot be read, .* \(a\.B\.folder\)"):
+        files.folder_at("s3://b/c", "a.B.folder")
+    monkeypatch.delenv("EPATH_USE_TF")
+    with pytest.raises(ValueError, match=r"s3://b/c: s3:// needs EPATH_USE_TF=false"):
+        files.folder_at("s3://b/c", "a.B.folder")
+
+
+def test_tensorflows_files_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gs:// as epath reads it by default, through TensorFlow; its bucket is a folder here."""
+    import tensorflow as tf
+
+    gfile = tf.io.gfile
+
+    def here(path: str) -> str:
+        return path.replace("gs://bucket", str(tmp_path))
+
+    class Local:
+        """tf.io.gfile for gs://bucket."""
+
+        GFile = staticmethod(lambda path, mode: gfile.GFile(here(path), mode))
+        isdir = staticmethod(lambda path: gfile.isdir(here(path)))
+        listdir = staticmethod(lambda path: gfile.listdir(here(path)))
+        stat = staticmethod(lambda path: gfile.stat(here(path)))
+
+    monkeypatch.setattr(backend._TfBackend, "gfile", Local)
+    texts = texts_of(Made({"gl": 20}, held_out=8))
+    for name in ("moses", "huggingface", "tsv"):
+        (tmp_path / name).mkdir()
+        local = WRITERS[name](tmp_path / name, texts)
+        remote = type(local)(**arguments_of(name, epath.Path("gs://bucket") / name))  # type: ignore
+        assert texts_of(remote) == texts
+        assert remote.identity() == local.identity()

@@ -26,7 +26,20 @@ class DataJob(NamedTuple):
 
 # Each is the function of that name in m4/data_jobs.py, called with the setup and the options.
 DATA_JOBS = {
-    "preview": DataJob("how often each direction is drawn"),
+    "preview": DataJob(
+        "how often each language would be seen: data_preview.html, .png, .json",
+        {
+            "temperatures": {
+                "default": "1,2,3,5,inf",
+                "help": "to compare the sampler with (default: %(default)s)",
+            },
+            "most_epochs": {
+                "type": float,
+                "default": 16.0,
+                "help": "warn of languages that are repeated more often (default: %(default)s)",
+            },
+        },
+    ),
     "vocabulary": DataJob(
         "what the vocabulary makes of each language: pieces a sentence, bytes",
         {

@@ -3,30 +3,78 @@
 Each takes a `Setup` and, by name, the options that its line in `m4.__main__.DATA_JOBS` declares.
 """
 
+import dataclasses
+import functools
+import json
 import sys
 from typing import Any
 
-from rich.table import Table
-
+from m4.core.files import write_text
 from m4.core.report import Stage
 from m4.data import audit as audits
 from m4.data import clean, vocabulary_report
-from m4.data.languages import describe
-from m4.data.preprocess import split_direction
-from m4.experiment import Setup, console, corpus, corpus_settings
+from m4.data import preview as previews
+from m4.data.preview import Column, drawn_of
+from m4.data.samplers.temperature import temperature
+from m4.eval import preview as preview_page
+from m4.experiment import Setup, console, corpus, corpus_settings, training_stream
 
 
-def preview(setup: Setup) -> None:
-    """How often each direction is drawn: pairs and share of the stream."""
+def preview(setup: Setup, temperatures: str, most_epochs: float) -> None:
+    """How often each language would be seen in training, with the sampler and at temperatures.
+
+    temperatures: numbers from 1 on or inf, separated by commas, to compare with. most_epochs:
+    languages that the sampler repeats more often are warned of. Writes data_preview.json, .html,
+    .png and .pdf.
+    """
+    others = _temperatures(temperatures)
+    if not 0 < most_epochs < float("inf"):
+        raise ValueError(f"--most_epochs={most_epochs}: must be above 0")
     cache = corpus(setup)
-    sizes = cache.sizes()
-    rates = setup.sampler(sizes)
-    table = Table("direction", "language", "pairs", "share")
-    for direction, share in rates.items():
-        source, target = split_direction(direction)
-        name = describe(target if source == "en" else source).name
-        table.add_row(direction, name, f"{sizes[direction]:,}", f"{share:.2%}")
-    console().print(table)
+    columns = []
+    with Stage("preview", 1 + len(others), "samplers") as stage:
+        stream = training_stream(setup, cache)
+        columns.append(Column("configured", drawn_of(cache, stream, setup.total_steps)))
+        for name, value in others.items():
+            stage.update(len(columns), name)
+            sampler = functools.partial(temperature, temperature=value)
+            try:
+                stream = training_stream(dataclasses.replace(setup, sampler=sampler), cache)
+            except ValueError as error:  # a share that is too small to draw; the rest goes on
+                columns.append(Column(name, {}, str(error)))
+                continue
+            columns.append(Column(name, drawn_of(cache, stream, setup.total_steps)))
+        stage.update(len(columns))
+    name = getattr(setup.sampler, "__name__", type(setup.sampler).__name__)
+    pairs, tokens = previews.corpus_sizes(cache)
+    seen = previews.Preview(setup.total_steps, name, setup.sample_by, pairs, tokens, columns)
+    made = previews.as_json(seen, most_epochs)
+    path = setup.folder / "data_preview.json"
+    write_text(path, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+    files = [path, *preview_page.write(seen, most_epochs, setup.folder)]
+    screen = console()
+    screen.print(previews.table(seen, most_epochs))
+    for line in previews.warnings(seen, most_epochs):
+        screen.print(line, style="yellow", markup=False)
+    for written in files:
+        screen.print(str(written), highlight=False, soft_wrap=True)
+
+
+def _temperatures(text: str) -> dict[str, float]:
+    """'1,5,inf' -> {"T=1": 1.0, "T=5": 5.0, "T=∞": inf}; empty text: none."""
+    found = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        try:
+            value = float(part)
+        except ValueError:
+            value = 0.0
+        if not value >= 1:
+            raise ValueError(
+                f"--temperatures={text}: {part!r} must be a number from 1 on, or inf; "
+                "with commas between them"
+            )
+        found["T=∞" if value == float("inf") else f"T={value:g}"] = value
+    return found
 
 
 def audit(setup: Setup, stages: str, list: str | None) -> None:

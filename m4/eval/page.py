@@ -95,8 +95,8 @@ def page(
         sides=[side for side in SIDES if any(row.side == side for row in rows)],
         thresholds=thresholds,
         headline=_headline(means),
-        images=_data_uris(images),
-        experts=[{**one, "images": _data_uris(one["images"])} for one in experts],
+        images=data_uris(images),
+        experts=[{**one, "images": data_uris(one["images"])} for one in experts],
         theme={"light": LIGHT, "dark": DARK},
         tables=_delta_tables(rows, means),
         clones=sorted({(r.name, *(describe(c).name for c in r.near_clones))
@@ -287,7 +287,7 @@ def _in_order(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
-def _data_uris(images: Mapping[str, bytes]) -> dict[str, str]:
+def data_uris(images: Mapping[str, bytes]) -> dict[str, str]:
     return {
         name: "data:image/png;base64," + base64.b64encode(image).decode("ascii")
         for name, image in images.items()

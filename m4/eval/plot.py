@@ -20,7 +20,7 @@ _POINTS = 72  # an inch
 _DPI = 200
 _FEW = 40  # up to so many languages fit a page's width with labels of full size
 # Without dates and versions: the same rows give the same bytes.
-_METADATA: Mapping[str, dict[str, None]] = {
+METADATA: Mapping[str, dict[str, None]] = {
     ".png": {"Software": None},
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
@@ -90,16 +90,16 @@ def plot(
     """
     drawn = figure(rows, window, high, low, names, theme)
     for path in paths:
-        if path.suffix not in _METADATA:
+        if path.suffix not in METADATA:
             raise ValueError(f"{path}: a plot is .png or .pdf")
         with whole(path) as unfinished:
-            drawn.savefig(unfinished, dpi=_DPI, metadata=_METADATA[path.suffix])
+            drawn.savefig(unfinished, dpi=_DPI, metadata=METADATA[path.suffix])
 
 
 def png(drawn: Figure) -> bytes:
     """The figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
-    drawn.savefig(buffer, format="png", dpi=_DPI, metadata=_METADATA[".png"])
+    drawn.savefig(buffer, format="png", dpi=_DPI, metadata=METADATA[".png"])
     return buffer.getvalue()
 
 
@@ -123,7 +123,7 @@ def figure(
     slot = 0.87 * width * _POINTS / len(languages)  # points that a language has
     name_of = {row.language: row.name for row in rows}
     labels = [name_of[language] if names else language for language in languages]
-    letters, upright = _label_letters(labels, size, slot)
+    letters, upright = label_letters(labels, size, slot)
     below = 0.6 * letters * max(map(len, labels)) / _POINTS if upright else 0.0
     height = (2.7 * len(sides) + 1.1) * width / 7.0 + below
     page = Figure((width, height), layout="constrained")
@@ -137,14 +137,14 @@ def figure(
     edges = [bound for row in rows for bound in (row.low, row.high, row.delta, 0.0)]
     margin = 0.06 * max(max(edges) - min(edges), 1.0)
     for panel, side in zip(panels, sides, strict=False):
-        _style(panel, theme, size)
+        style_panel(panel, theme, size)
         _panel(panel, [row for row in rows if row.side == side], languages, systems, window,
                theme, size, slot)  # fmt: skip
         panel.set_ylim(min(edges) - margin, max(edges) + 2 * margin)
         arrow = side.replace("->", " → ")
         panel.set_ylabel(f"Δ{metric}, {arrow}", fontsize=size, color=theme.ink)
     _levels(panels[:-1], [pairs[language] for language in languages], high, low, theme, size, slot)
-    _sizes(panels[-1], [pairs[language] for language in languages], theme, size, slot)
+    size_bars(panels[-1], [pairs[language] for language in languages], theme, size, slot)
     panels[-1].set_xticks(range(len(labels)), labels, fontsize=letters, color=theme.ink,
                           rotation=90 if upright else 0)  # fmt: skip
     taken = window_size(len(languages), window)
@@ -203,7 +203,7 @@ def _panel(
                        solid_capstyle="round", solid_joinstyle="round")  # fmt: skip
 
 
-def _style(panel: Axes, theme: Theme, size: float) -> None:
+def style_panel(panel: Axes, theme: Theme, size: float) -> None:
     panel.set_facecolor(theme.paper)
     panel.grid(axis="y", color=theme.faint, linewidth=0.7)
     panel.set_axisbelow(True)
@@ -242,10 +242,10 @@ def _levels(
         start += count
 
 
-def _sizes(panel: Axes, sizes: Sequence[int], theme: Theme, size: float, slot: float) -> None:
+def size_bars(panel: Axes, sizes: Sequence[int], theme: Theme, size: float, slot: float) -> None:
     """The training pairs of every language, as bars on a log scale (their foot is half of the
     smallest), with figures where they fit."""
-    _style(panel, theme, size)
+    style_panel(panel, theme, size)
     floor = min(sizes) / 2
     panel.bar(range(len(sizes)), [n - floor for n in sizes], 0.72, floor, color=theme.bar)
     panel.set_yscale("log")
@@ -274,7 +274,7 @@ def _short(pairs: int) -> str:
     return str(pairs)
 
 
-def _label_letters(labels: Sequence[str], size: float, slot: float) -> tuple[float, bool]:
+def label_letters(labels: Sequence[str], size: float, slot: float) -> tuple[float, bool]:
     """The size of the letters in points, and whether the labels stand upright."""
     letters = 0.95 * size
     if 0.62 * letters * max(map(len, labels)) < slot:

@@ -80,6 +80,7 @@ def train(setup: Setup, *, dense: bool = False) -> None:
                 "vocabulary": cache.vocabulary.fingerprint,
                 "corpus": cache.fingerprint,
                 "train_pairs": train_pairs_of(cache),
+                "manifest": cache.summary(),
             },
             stage=stage,
         )

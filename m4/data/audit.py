@@ -61,10 +61,11 @@ def audit(
                     for _ in chunks:
                         pass
                 if cache is None:
-                    count.not_checked[f"pieces: {why}"] += count.kept
+                    count.not_checked[f"pieces: {why}"] = count.kept
                 elif split != "train":
-                    flagged = cache.manifest["ledger"]["languages"][code][split].get("flagged", {})
-                    count.flagged[PIECES] += flagged.get(PIECES, 0)
+                    count.flagged.update(
+                        {PIECES: cache.ledger().count(code, split).flagged[PIECES]}
+                    )
                 done += 1
         progress(total, total, "")
         return cleaner.finish()

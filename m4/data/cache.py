@@ -195,6 +195,20 @@ class Cache:
         path = self.text_file(language, split).with_suffix(".subsets.json")
         return json.loads(path.read_text()) if path.is_file() else {}
 
+    def summary(self) -> dict[str, Any]:
+        """What the manifest says of the text, as JSON, for a checkpoint: settings, sizes, hashes,
+        and the ledger's counts."""
+        return {
+            "identity": self.manifest["identity"],
+            "languages": {
+                code: {
+                    split: {k: count[k] for k in ("pairs", "sha256")} for split, count in of.items()
+                }
+                for code, of in self.manifest["languages"].items()
+            },
+            "ledger": self.manifest["ledger"]["languages"],
+        }
+
     def ledger(self) -> Ledger:
         """What was read, kept and dropped, with examples."""
         return Ledger.from_json(json.loads((self.folder / LEDGER_FILE).read_text(encoding="utf-8")))

@@ -121,7 +121,7 @@ class Cleaner:
             read = self._read(language, split, count)
             run = self._drop if split == "train" else self._flag
             yield from run(part, checks, read)
-        for name, why in not_checked.items():
+        for name, why in not_checked.items() if count.read else ():
             count.not_checked[f"{name}: {why}"] += part.count.read
 
     def finish(self) -> Ledger:
@@ -184,8 +184,9 @@ class _Part:
             found = check(chunk)
             self.leave_unchecked(name, found.not_checked)
             for reason, mask in found.change.items():
-                self.count.changed[f"{name}: {reason}"] += int(mask.sum())
-                self._show(f"{name}: {reason}", chunk, mask)
+                if mask.any():
+                    self.count.changed[f"{name}: {reason}"] += int(mask.sum())
+                    self._show(f"{name}: {reason}", chunk, mask)
             chunk = found.chunk or chunk
             gone = np.zeros(len(chunk), bool)
             for reason, mask in found.drop.items():
@@ -200,12 +201,14 @@ class _Part:
                 yield chunk
 
     def flag(self, reason: str, chunk: Chunk, mask: Mask) -> None:
-        self.count.flagged[reason] += int(mask.sum())
-        self._show(reason, chunk, mask)
+        if mask.any():
+            self.count.flagged[reason] += int(mask.sum())
+            self._show(reason, chunk, mask)
 
     def leave_unchecked(self, name: str, why: Any) -> None:
         for reason, mask in why.items():
-            self.count.not_checked[f"{name}: {reason}"] += int(mask.sum())
+            if mask.any():
+                self.count.not_checked[f"{name}: {reason}"] += int(mask.sum())
 
     def _show(self, reason: str, chunk: Chunk, mask: Mask) -> None:
         rows = np.flatnonzero(mask)[: self._examples].tolist()

@@ -63,9 +63,8 @@ def audit(
                 if cache is None:
                     count.not_checked[f"pieces: {why}"] = count.kept
                 elif split != "train":
-                    count.flagged.update(
-                        {PIECES: cache.ledger().count(code, split).flagged[PIECES]}
-                    )
+                    tokenized = cache.ledger().count(code, split)
+                    count.leave_out(PIECES, tokenized.flagged[PIECES], split)
                 done += 1
         progress(total, total, "")
         return cleaner.finish()

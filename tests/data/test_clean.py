@@ -33,11 +33,11 @@ def every_stage() -> list[Stage]:
     for module in pkgutil.iter_modules(cleaning.__path__):
         contents = vars(importlib.import_module(f"m4.data.cleaning.{module.name}")).values()
         for thing in contents:
-            if isinstance(thing, type) and thing.__module__.endswith(f".{module.name}"):
-                if hasattr(thing, "open") and not getattr(thing, "_is_protocol", False):
-                    stage = thing()
-                    assert stage.name == module.name
-                    found[stage.name] = stage
+            here = getattr(thing, "__module__", "").endswith(f".{module.name}")
+            if here and hasattr(thing, "open"):
+                stage = thing()
+                assert stage.name == module.name
+                found[stage.name] = stage
     return list(found.values())
 
 
@@ -70,7 +70,12 @@ def messy(seed: int = 0) -> Listed:
     def pairs(n: int) -> list[tuple[str, str]]:
         made = [(sentence(), sentence()) for _ in range(n)]
         same = sentence()
-        return [*made, *rng.choices(made, k=n // 4), (same * 50, "x"), (same + " a b c d",) * 2]
+        return [
+            *made,
+            *rng.choices(made, k=n // 4),
+            (same * 50, "x"),
+            (f"{same} a b c d", f"{same} a b c d"),
+        ]
 
     return Listed(
         {(c, s): pairs(200 if s == "train" else 30) for c in ("gl", "ru") for s in SPLITS}

@@ -182,7 +182,7 @@ def test_length_ratio_by_hand(tmp_path: Path) -> None:
     wide = [("e" * 10, "й" * 20) for _ in range(60)] + [("e" * 30, "й" * 11), ("e" * 30, "й" * 12)]
     assert list(dropped(LengthRatio(unit="bytes"), wide, tmp_path)) == [60]
     # Of 49 pairs the median is not trusted.
-    few = usual[:48] + [("e" * 30, "f" * 400)]
+    few = [*usual[:48], ("e" * 30, "f" * 400)]
     assert dropped(LengthRatio(), few, tmp_path) == {}
     _, ledger = run([LengthRatio()], Listed({("gl", "train"): few}), tmp_path)
     reason = "length_ratio: fewer than 50 pairs"

@@ -28,3 +28,5 @@ setup: .venv/.locked
 lock: | $(UV)
 	$(UV) pip compile pyproject.toml --extra dev --universal --generate-hashes --no-header \
 	  --no-emit-index-url --quiet -o requirements.lock
+	$(UV) pip compile pyproject.toml --extra tpu --constraint requirements.lock --universal \
+	  --generate-hashes --no-header --no-emit-index-url --quiet -o requirements-tpu.lock

@@ -1,0 +1,120 @@
+"""`m4 data ...`: looks at the corpus, trains nothing, and touches no accelerator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import TINY, contents, m4
+
+FILES = {f"data_preview.{ending}" for ending in ("json", "html", "png", "pdf")}
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys, m4.__main__ as program\n"
+        "text = program.parser().format_help()\n"
+        "assert 'look at the corpus, without training: preview' in text, text\n"
+        "heavy = {'jax', 'numpy', 'gin', 'tensorflow', 'matplotlib', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_accelerator_no_tensorflow(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from jax._src import xla_bridge\n"
+        "from m4.__main__ import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+        "assert not {'tensorflow', 'seqio'} & set(sys.modules)\n"
+    )
+    folder = tmp_path / "model"
+    command = [sys.executable, "-c", code, "data", "preview", f"--gin_file={TINY}",
+               f"--model_dir={folder}", "--temperatures=1,inf"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "es Spanish" in done.stdout
+    assert set(contents(folder)) >= FILES
+    made = json.loads((folder / "data_preview.json").read_text("utf-8"))
+    assert made["sampler"] == "temperature"
+    assert list(made["languages"]["gl"]["samplers"]) == ["configured", "T=1", "T=∞"]
+    # Four steps of 8 rows are far less than one epoch.
+    assert made["repeated_more"] == {}
+
+
+@pytest.fixture(scope="module")
+def previewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("previewed") / "model"
+    said = m4("data", "preview", f"--gin_file={TINY}", f"--model_dir={folder}", "--temperatures=")
+    assert said.status == 0, said.err
+    return folder
+
+
+def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: Path) -> None:
+    """Nothing is trained yet, so the folder's config may change; the corpus is not made again."""
+    cache = {name: at for name, at in contents(previewed).items() if name.startswith("data/")}
+    text = TINY.read_text(encoding="utf-8")
+    config = tmp_path / "other.gin"
+    config.write_text(
+        text.replace(
+            "from m4.data import cache\n",
+            "from m4.data import cache\nfrom m4.data.samplers import schedule\n"
+            "from m4.data.samplers import uniform\nfrom m4.data.samplers import unimax\n"
+            "from m4.data.samplers import learned\n",
+        ),
+        encoding="utf-8",
+    )
+    given = (f"--gin_file={config}", f"--model_dir={previewed}", "--temperatures=",
+             "--gin.TRAIN_STEPS=200", "--gin.jobs.Setup.sample_by='tokens'")  # fmt: skip
+
+    def preview(*arguments: str) -> dict:
+        said = m4("data", "preview", *given, *arguments)
+        assert said.status == 0, said.err
+        assert "corpus:" not in said.out
+        return json.loads((previewed / "data_preview.json").read_text("utf-8"))
+
+    def drawn(made: dict, code: str) -> dict:
+        return made["languages"][code]["samplers"]["configured"]
+
+    uniform = preview("--gin.jobs.Setup.sampler=@uniform.uniform", "--most_epochs=5")
+    assert drawn(uniform, "es")["token_share"] == pytest.approx(1 / 3, rel=0.05)
+    assert drawn(uniform, "gl")["epochs"] > 5
+    assert next(iter(uniform["repeated_more"])) == "gl"
+    learned = preview("--gin.jobs.Setup.sampler=@learned.Learned()")
+    assert learned["sampler"] == "Learned"
+    most = 1.2 * max(drawn(uniform, code)["epochs"] for code in ("es", "pt"))
+    unimax = preview(
+        "--gin.jobs.Setup.sampler=@unimax.unimax", f"--gin.unimax.unimax.max_epochs={most}"
+    )
+    # About 60 pairs `most` times; whole blocks of draws are exact, the rest is random.
+    assert drawn(unimax, "gl")["epochs"] == pytest.approx(most, rel=0.15)
+    phased = preview(
+        "--gin.jobs.Setup.sampler=@schedule.Schedule()",
+        "--gin.schedule.Schedule.phases=((0, @uniform.uniform, ['es']),)",
+    )
+    assert drawn(phased, "es")["pair_share"] == 1.0
+    assert drawn(phased, "gl")["pairs"] == 0
+    assert {name: at for name, at in contents(previewed).items() if name.startswith("data/")} == (
+        cache
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--temperatures=1,hot"], "--temperatures=1,hot: 'hot' must be a number from 1 on"),
+        (["--temperatures=0.5"], "'0.5' must be a number from 1 on, or inf"),
+        (["--most_epochs=0"], "--most_epochs=0.0: must be above 0"),
+        (["--gin.jobs.Setup.sample_by='words'"], "jobs.Setup.sample_by is 'words': must be"),
+    ],
+)  # fmt: skip
+def test_mistakes(previewed: Path, arguments: list[str], said: str) -> None:
+    mistake = m4("data", "preview", f"--model_dir={previewed}", *arguments).mistake
+    assert mistake.startswith("m4 data preview: ")
+    assert said in mistake

@@ -7,7 +7,7 @@ import json
 import pkgutil
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -27,6 +27,14 @@ def cldr(folder: Path, texts: Texts) -> Source:
 
 
 FACTORIES: dict[str, Callable[[Path, Texts], Source]] = {"cldr": cldr, **WRITERS}
+
+
+def named(names: Iterable[str]) -> list:
+    """For parametrize; TensorFlow takes its time to import."""
+    return [pytest.param(name, marks=pytest.mark.slow if name == "tfds" else ()) for name in names]
+
+
+ALL, WRITTEN = named(FACTORIES), named(WRITERS)
 # Whose files' order is not the one of the pairs.
 SHUFFLED = {"tfds"}
 # Whose splits are not the ones of the files.
@@ -72,7 +80,7 @@ def test_every_source_is_here() -> None:
     assert source_classes().keys() - {"folder"} == FACTORIES.keys()
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("name", ALL)
 def test_the_order_is_the_same_every_time(
     name: str, made_sources: Callable[[str], Source], tmp_path: Path
 ) -> None:
@@ -81,7 +89,7 @@ def test_the_order_is_the_same_every_time(
     assert texts_of(first) == texts_of(first) == texts_of(again)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_what_was_written_is_read(name: str, made_sources: Callable[[str], Source]) -> None:
     read = texts_of(made_sources(name))
     if name in HASHED:
@@ -98,7 +106,7 @@ def test_what_was_written_is_read(name: str, made_sources: Callable[[str], Sourc
     assert all(type(pair) is Pair for splits in read.values() for s in SPLITS for pair in splits[s])
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("name", ALL)
 def test_identity_is_json_and_the_same_for_the_same_text(
     name: str, made_sources: Callable[[str], Source], tmp_path: Path
 ) -> None:
@@ -109,7 +117,7 @@ def test_identity_is_json_and_the_same_for_the_same_text(
         assert FACTORIES[name](tmp_path, TEXTS).identity() == identity
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("name", ALL)
 def test_identity_does_not_change_where_the_folder_lies(
     name: str, made_sources: Callable[[str], Source], folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -121,7 +129,7 @@ def test_identity_does_not_change_where_the_folder_lies(
     assert moved.identity() == source.identity()
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_identity_changes_with_one_character(
     name: str, split: str, made_sources: Callable[[str], Source], tmp_path: Path
@@ -132,18 +140,18 @@ def test_identity_changes_with_one_character(
     assert WRITERS[name](tmp_path, changed).identity() != made_sources(name).identity()
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("name", ALL)
 def test_an_unknown_language_is_one_clear_line(
     name: str, made_sources: Callable[[str], Source]
 ) -> None:
     source = made_sources(name)
-    with pytest.raises(ValueError, match="'eo'.*gl, pt") as error:
+    with pytest.raises(ValueError, match=r"'eo'.*gl, pt") as error:
         list(source.pairs("eo", "train"))
     assert f"{name}.{type(source).__name__}." in str(error.value)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_a_missing_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
     argument = "data_dir" if name == "tfds" else "folder"
     with pytest.raises(ValueError, match=rf"nowhere: no such folder \({name}\.\w+\.{argument}\)"):
@@ -157,7 +165,7 @@ def test_an_empty_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
         source.languages()
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("name", ALL)
 def test_through_the_cache(
     name: str, made_sources: Callable[[str], Source], tmp_path: Path
 ) -> None:
@@ -187,7 +195,7 @@ def gin_snippets() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_the_documents_example_makes_the_source(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from m4.data.sources.lines import MAX_LINE_BYTES
 # printf's %s, %1$s, %(name)s; Qt's %1, %L1, %n; {name} and {0}. Not printf's flag ' ', because of
 # "100 % of".
 _PLACEHOLDER = re.compile(
-    r"%%|%(?:\d+\$|\(\w+\))?[-+#0']*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh|h|ll|l|L|q|j|z|t)?[a-zA-Z]"
+    r"%%|%(?:\d+\$|\(\w+\))?[-+#0']*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGaAcspn]"
     r"|%L?\d+|\{\w*\}"
 )
 _MNEMONIC = re.compile(r"[_&](?=\w)")

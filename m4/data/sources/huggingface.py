@@ -21,6 +21,8 @@ from m4.data.sources.lines import MAX_LINE_BYTES, Reason
 from m4.data.sources.records import Fields
 
 _BATCH_ROWS = 1000
+# What an Arrow stream ends with: a continuation, and a message of no bytes.
+_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class HuggingFace(Folder):
@@ -128,8 +130,8 @@ def _open(stream: IO[bytes]) -> tuple[list[str], Callable[[list[str]], Iterator[
             reader.get_batch(number).select(columns) for number in range(reader.num_record_batches)
         )
     # Without its end a stream can still be read, up to where it was cut off.
-    stream.seek(-4, os.SEEK_END)
-    if stream.read(4) != bytes(4):
+    stream.seek(-min(stream.seek(0, os.SEEK_END), len(_END)), os.SEEK_END)
+    if stream.read() != _END:
         raise OSError("it ends in the middle")
     stream.seek(0)
     reader = pa.ipc.open_stream(stream)

@@ -116,7 +116,6 @@ class Tally:
 
     def text(self, line: bytes, number: int) -> str | Reason:
         """A line's text, without its line end and, on the first line, a byte order mark."""
-        self._notes.clear()
         if len(line) > self._reading.max_line_bytes:
             return self._too_long()
         if number == 1 and line.startswith(BOM):

@@ -110,12 +110,16 @@ class Fields:
         else:
             fitting = (self._code.fullmatch(name) for name in _names(parent))
             names = {match[1]: match[0] for match in fitting if match and match[1] != self.english}
+        found = False
         for code_, name in names.items():
             texts = _texts(parent, name)
             if code is None and texts == [None]:
                 continue  # a column that other records use
             for text in texts:
+                found = True
                 yield self.language_of(code_), english, text
+        if not found:
+            yield "", Reason("no language but English"), None
 
     def _value(self, record: Mapping[str, Any], path: list[str]) -> Any:
         value: Any = record

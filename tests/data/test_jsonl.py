@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from m4.data.sources import Pair
+from m4.data.sources.jsonl import Jsonl
+from tests.data.corpora import write
+
+
+def jsonl(*records: object) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def test_the_default_is_a_field_translation(tmp_path: Path) -> None:
+    write(tmp_path / "gl.train.jsonl", jsonl({"translation": {"en": "day", "gl": "día"}, "id": 1}))
+    source = Jsonl(tmp_path)
+    assert list(source.pairs("gl", "train")) == [Pair("day", "día")]
+    assert list(source.pairs("gl", "test")) == []
+
+
+def test_many_languages_in_one_object(tmp_path: Path) -> None:
+    write(
+        tmp_path / "train.jsonl.gz",
+        jsonl(
+            {"translation": {"en": "day", "gl": "día", "pt-BR": "dia"}},
+            {"translation": {"en": "night", "pt-BR": "noite", "gl": None}},
+            {"translation": {"gl": "sen inglés", "pt-BR": "sem inglês"}},
+            {"translation": {"en": "alone"}},
+            {"translation": "text"},
+        ),
+    )
+    source = Jsonl(tmp_path, files="{split}.jsonl", on_bad_line="skip")
+    assert source.languages() == ["gl", "pt_BR"]
+    assert list(source.pairs("gl", "train")) == [Pair("day", "día")]
+    assert list(source.pairs("pt_BR", "train")) == [Pair("day", "dia"), Pair("night", "noite")]
+    # Counted once, whoever is read.
+    assert source.skipped == {
+        ("train.jsonl", "no English side"): 2,
+        ("train.jsonl", "no language but English"): 1,
+        ("train.jsonl", "no field translation"): 1,
+    }
+    with pytest.raises(ValueError, match=r"train\.jsonl\.gz line 3: no English side \(jsonl\."):
+        Jsonl(tmp_path, files="{split}.jsonl").languages()
+
+
+def test_counts_come_again_with_every_reading_of_files_read_once(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", jsonl({"en": "a", "gl": "b"}, {"en": "", "gl": "c"}))
+    source = Jsonl(tmp_path, files="{split}.jsonl", foreign_field="{lang}", on_bad_line="skip")
+    assert source.languages() == ["gl"]
+    once = dict(source.skipped)
+    assert once == {("train.jsonl", "an empty English side"): 1}
+    source.skipped.clear()  # as who wants to know what one reading counted
+    list(source.pairs("gl", "train"))
+    assert source.skipped == once
+
+
+def test_a_field_of_languages(tmp_path: Path) -> None:
+    rows = [{"meta": {"l": code}, "src": "day", "tgt": code} for code in ("gl", "zh-Hant", "en", 3)]
+    write(tmp_path / "all.jsonl", jsonl(*rows))
+    source = Jsonl(
+        tmp_path,
+        files="all.jsonl",
+        english_field="src",
+        foreign_field="tgt",
+        language_field="meta.l",
+        test_every=1000,
+        on_bad_line="skip",
+    )
+    assert source.languages() == ["gl", "zh_Hant"]
+    assert list(source.pairs("zh_Hant", "train")) == [Pair("day", "zh-Hant")]
+    assert source.skipped == {
+        ("all.jsonl", "the language is English"): 1,
+        ("all.jsonl", "no language code in the language's field"): 1,
+    }
+
+
+def test_fields_must_tell_english_and_the_language(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"then jsonl\.Jsonl\.english_field must be set"):
+        Jsonl(tmp_path, foreign_field="target")
+    with pytest.raises(ValueError, match=r"nothing tells the language; .*Jsonl\.language_field"):
+        Jsonl(tmp_path, files="{split}.jsonl", foreign_field="target", english_field="source")
+    with pytest.raises(ValueError, match=r"must be in its last part"):
+        Jsonl(tmp_path, foreign_field="{lang}.text")

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from m4.data.sources import Pair
+from m4.data.sources.moses import Moses
+from tests.data.corpora import write
+
+
+def test_line_counts_must_agree(tmp_path: Path) -> None:
+    write(tmp_path / "train.en-gl.en", "one\ntwo\nthree\n")
+    write(tmp_path / "train.en-gl.gl", "un\ndous\n")
+    for on_bad_line in ("fail", "skip"):
+        with pytest.raises(ValueError, match=r"en has 3 lines and \S*train\.en-gl\.gl 2: ") as e:
+            list(Moses(tmp_path, on_bad_line=on_bad_line).pairs("gl", "train"))
+        assert "\n" not in str(e.value)
+
+
+def test_several_corpora_of_a_pair_in_either_order(tmp_path: Path) -> None:
+    write(tmp_path / "B.en-gl.en.gz", "from B\n")
+    write(tmp_path / "B.en-gl.gl", "de B\n")
+    write(tmp_path / "A.de-en.en", "from A\n")
+    write(tmp_path / "A.de-en.de", "von A\n")
+    write(tmp_path / "C.en-gl.en", "from C\n")
+    write(tmp_path / "C.en-gl.gl.zst", "de C\n")
+    write(tmp_path / "C.de-gl.de", "not English\n")
+    write(tmp_path / "README", "text\n")
+    source = Moses(tmp_path, files="*.{pair}.{side}", test_every=1000)
+    assert source.languages() == ["de", "gl"]
+    assert list(source.pairs("gl", "train")) == [Pair("from B", "de B"), Pair("from C", "de C")]
+    assert list(source.pairs("de", "train")) == [Pair("from A", "von A")]
+
+
+def test_many_ways_with_one_english_file(tmp_path: Path) -> None:
+    for split in ("train", "dev", "devtest"):
+        for code in ("eng_Latn", "glg_Latn", "srp_Cyrl"):
+            write(tmp_path / split / f"{code}.{split}", f"{code} in {split}\n")
+    source = Moses(
+        tmp_path,
+        files="{split}/{side}.{split}",
+        english="eng_Latn",
+        splits={"train": "train", "dev": "dev", "test": "devtest"},
+        codes={"sr": "srp_Cyrl"},
+    )
+    assert source.languages() == ["glg_Latn", "sr"]
+    assert list(source.pairs("sr", "test")) == [Pair("eng_Latn in devtest", "srp_Cyrl in devtest")]
+    # The English file is everybody's; a foreign one is its language's alone.
+    identity = source.identity()
+    assert set(identity["common"]) == {f"{s}/eng_Latn.{s}" for s in ("train", "dev", "devtest")}
+    assert set(identity["by_language"]) == {"glg_Latn", "sr"}
+
+
+def test_missing_sides_and_files_twice(tmp_path: Path) -> None:
+    write(tmp_path / "train.en-gl.gl", "un\n")
+    with pytest.raises(ValueError, match=r"train\.en-gl\.gl: its English side is missing"):
+        Moses(tmp_path).languages()
+    write(tmp_path / "train.en-gl.en", "one\n")
+    write(tmp_path / "train.en-gl.en.gz", "one\n")
+    with pytest.raises(ValueError, match=r"train\.en-gl\.en(\.gz)? is there too"):
+        Moses(tmp_path).languages()
+
+
+def test_a_pattern_must_say_side_and_split(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"moses\.Moses\.files = .* needs \{side\}"):
+        Moses(tmp_path, files="{split}.{pair}")
+    with pytest.raises(ValueError, match=r"without \{split\} .*moses\.Moses\.dev_every"):
+        Moses(tmp_path, files="{pair}.{side}")
+    with pytest.raises(ValueError, match=r"leave out dev_every and test_every"):
+        Moses(tmp_path, test_every=9)
+    with pytest.raises(ValueError, match=r"unknown field \{langs\}; there are \{lang\}, "):
+        Moses(tmp_path, files="{langs}.{split}.{side}")
+    with pytest.raises(ValueError, match=r"must be a path below moses\.Moses\.folder"):
+        Moses(tmp_path, files="../{pair}.{split}.{side}")
+    with pytest.raises(ValueError, match=r"unknown split 'valid'"):
+        Moses(tmp_path, splits={"train": "train", "valid": "dev"})
+    with pytest.raises(ValueError, match=r"needs 'train'"):
+        Moses(tmp_path, splits={"dev": "dev"})
+    with pytest.raises(ValueError, match=r"names one thing twice"):
+        Moses(tmp_path, codes={"zh": "zh_CN", "yue": "zh_CN"})

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from m4.data.sources import Pair
+from m4.data.sources.tfds import Tfds
+from tests.data.corpora import prepare_tfds
+
+pytestmark = pytest.mark.slow  # TensorFlow's import
+
+PAIRS = [{"en": f"day {number}", "gl": f"día {number}"} for number in range(30)]
+TALKS = [
+    {"en": "day", "gl": ["día", "xornada"], "pt-br": "dia"},
+    {"en": ["night", "night time"], "pt-br": "noite"},
+    {"gl": "sen inglés", "pt-br": "sem inglês"},
+]
+MANY = [{"en": f"day {number}", "pt-br": f"dia {number}"} for number in range(30)]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tfds")
+    prepare_tfds(folder, "en-gl", ["en", "gl"], {"train": PAIRS[:2]})
+    prepare_tfds(folder, "en-gl", ["en", "gl"], {"train": PAIRS, "validation": PAIRS[:1]}, "1.10.0")
+    prepare_tfds(folder, "talks", None, {"train": TALKS, "validation": TALKS[:1]})
+    prepare_tfds(folder, "many", None, {"train": MANY})
+    prepare_tfds(folder, "de-gl", ["de", "gl"], {"train": [{"de": "Tag", "gl": "día"}]})
+    return folder
+
+
+def test_examples_that_say_their_languages(data_dir: Path) -> None:
+    source = Tfds(["made_dataset/talks"], data_dir, splits={"train": "train", "dev": "validation"})
+    assert source.languages() == ["gl", "pt_br"]
+    assert sorted(source.pairs("gl", "train")) == [Pair("day", "día"), Pair("day", "xornada")]
+    assert sorted(source.pairs("pt_br", "train")) == [Pair("day", "dia"), Pair("night", "noite")]
+    assert list(source.pairs("gl", "dev")) == [Pair("day", "día"), Pair("day", "xornada")]
+    assert list(source.pairs("gl", "test")) == []
+    assert source.skipped == {("made_dataset/talks train", "no English side"): 1}
+
+
+def test_several_datasets_of_a_language_follow_each_other(data_dir: Path) -> None:
+    source = Tfds(["made_dataset/en-gl", "made_dataset/talks"], data_dir, splits={"train": "train"})
+    found = list(source.pairs("gl", "train"))
+    assert sorted(found[:30]) == sorted(Pair(pair["en"], pair["gl"]) for pair in PAIRS)
+    assert sorted(found[30:]) == [Pair("day", "día"), Pair("day", "xornada")]
+
+
+def test_the_newest_version_and_a_named_one(data_dir: Path) -> None:
+    def size(name: str, part: str = "train") -> int:
+        return len(list(Tfds([name], data_dir, splits={"train": part}).pairs("gl", "train")))
+
+    assert size("made_dataset/en-gl") == 30  # 1.10.0 is newer than 1.0.0
+    assert size("made_dataset/en-gl:1.0.0") == 2
+    assert size("made_dataset/en-gl", "train[:10]") == 10
+
+
+def test_one_split_is_split_by_hash(data_dir: Path) -> None:
+    for name, code in (("made_dataset/en-gl", "gl"), ("made_dataset/many", "pt_br")):
+        source = Tfds([name], data_dir, dev_every=4, test_every=4)
+        parts = [list(source.pairs(code, split)) for split in ("train", "dev", "test")]
+        assert all(parts)
+        assert sorted(pair.english for part in parts for pair in part) == sorted(
+            pair["en"] for pair in PAIRS
+        )
+
+
+def test_identity_needs_no_tensorflow(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)  # importing it fails
+    newest = Tfds(["made_dataset/en-gl"], data_dir).identity()
+    assert list(newest["datasets"]) == ["made_dataset/en-gl:1.10.0"]
+    assert newest == Tfds(["made_dataset/en-gl:1.10.0"], data_dir).identity()
+    assert newest != Tfds(["made_dataset/en-gl:1.0.0"], data_dir).identity()
+    with pytest.raises(ImportError):
+        Tfds(["made_dataset/en-gl"], data_dir).languages()
+
+
+def test_mistakes_are_one_clear_line(data_dir: Path) -> None:
+    for arguments, said in (
+        ({"datasets": ["wmt16/ro-en"]}, r"wmt16/ro-en: no prepared dataset, nothing is there; `tf"),
+        (
+            {"datasets": ["made_dataset"]},
+            r"no prepared dataset, de-gl, en-gl, many, talks is there",
+        ),
+        ({"datasets": ["made_dataset/talks:9.0.0"]}, r"no prepared dataset of version 9\.0\.0"),
+        ({"datasets": []}, r"tfds\.Tfds\.datasets is empty"),
+        ({"datasets": ["made_dataset/talks"], "splits": {"dev": "x"}}, r"needs 'train', and may"),
+        (
+            {
+                "datasets": ["made_dataset/talks"],
+                "splits": {"train": "train", "dev": "validation"},
+                "dev_every": 9,
+            },
+            r"with dev_every and test_every only 'train'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Tfds(data_dir=data_dir, **arguments)  # type: ignore
+    with pytest.raises(ValueError, match=r"no split 'test'; it has train, validation \(tfds\.Tfds"):
+        Tfds(["made_dataset/talks"], data_dir).languages()
+    with pytest.raises(ValueError, match=r"has de, gl, no 'en' \(tfds\.Tfds\.english\)"):
+        Tfds(["made_dataset/de-gl"], data_dir, splits={"train": "train"}).languages()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from m4.data import kernels
 from m4.data.cache import Cache
 from m4.data.packing import Ints, Shape, first_fit_decreasing
 from m4.data.preprocess import EOS_ID, split_direction
@@ -15,123 +16,147 @@ from m4.data.preprocess import EOS_ID, split_direction
 Batch = dict[str, npt.NDArray[Any]]
 # What a source has besides its text, and what a target has.
 TAG_IDS, EOS_IDS = 1, 1
+# In the order in which kernels.lay_out takes them.
+ENCODER_KEYS = (
+    "encoder_input_tokens",
+    "encoder_segment_ids",
+    "encoder_positions",
+    "encoder_direction_ids",
+)
+DECODER_KEYS = (
+    "decoder_input_tokens",
+    "decoder_target_tokens",
+    "decoder_loss_weights",
+    "decoder_segment_ids",
+    "decoder_positions",
+    "direction_ids",
+)
 
 
 class Examples(NamedTuple):
     """K pairs to lay out. Lengths are in ids with tag and eos; start is in the flat arrays."""
 
-    directions: npt.NDArray[Any]
-    english_source: npt.NDArray[Any]  # bool
-    source_starts: npt.NDArray[Any]
-    source_lengths: npt.NDArray[Any]
-    target_starts: npt.NDArray[Any]
-    target_lengths: npt.NDArray[Any]
+    directions: Ints
+    source_starts: Ints
+    source_lengths: Ints
+    target_starts: Ints
+    target_lengths: Ints
 
     def take(self, index: Any) -> Examples:
         return Examples(*(array[index] for array in self))
 
 
 class SplitReader:
-    """A split's arrays, and the pairs of some directions in it as Examples."""
+    """A split's arrays, and the pairs of some directions in it as Examples.
+
+    A training sentence may be in the arrays in several ways (Cache.segmentations): in epoch e of
+    its direction it is read in way e mod their number.
+    """
 
     def __init__(self, cache: Cache, directions: Sequence[str], split: str) -> None:
-        self.english, self.english_offsets = cache.tokens(split, "english")
-        self.foreign, self.foreign_offsets = cache.tokens(split, "foreign")
+        self.folder = cache.folder
         sides = [split_direction(direction) for direction in directions]
+        # English and foreign sources, English and foreign targets. A mixture to English alone may
+        # have no English sources: then their place is taken by what is there.
+        arrays = []
+        for role, codes in zip(("source", "target"), zip(*sides, strict=True), strict=True):
+            english = "english" if "en" in codes else "foreign"
+            foreign = "foreign" if set(codes) != {"en"} else "english"
+            arrays += [cache.tokens(split, side, role) for side in (english, foreign)]
+        self.flats = [_read_only(flat) for flat, _ in arrays]
+        self.offsets = [_read_only(offsets) for _, offsets in arrays]
         self.codes = [target if source == "en" else source for source, target in sides]
         rows = [cache.rows(code, split) for code in self.codes]
         self.first_rows = np.array([r.start for r in rows], np.int64)
         self.sizes = [len(r) for r in rows]
         self.english_source = np.array([source == "en" for source, _ in sides])
-        self.tags = np.array([cache.vocabulary.tag_id(target) for _, target in sides])
+        vocabulary = cache.source_vocabulary
+        self.tags = np.array([vocabulary.tag_id(target) for _, target in sides], np.int32)
+        self.ways = cache.segmentations if split == "train" else 1
+        self._entries = (len(self.offsets[0]) - 1) // self.ways
+        self._check(max(r.stop for r in rows))
 
-    def examples(self, directions: Ints, indices: Ints) -> Examples:
-        row = self.first_rows[directions] + indices
-        english = self.english_offsets[row], self.english_offsets[row + 1]
-        foreign = self.foreign_offsets[row], self.foreign_offsets[row + 1]
-        from_english = self.english_source[directions]
-        first, last = (np.where(from_english, e, f) for e, f in zip(english, foreign, strict=True))
-        start, stop = (np.where(from_english, f, e) for e, f in zip(english, foreign, strict=True))
+    def examples(self, directions: Ints, indices: Ints, epochs: Ints | None = None) -> Examples:
+        """The pairs `indices` of their directions; each in the way of its epoch."""
+        entries = self.first_rows[directions] + indices
+        if epochs is not None and self.ways > 1:
+            entries += epochs % self.ways * self._entries
+        extra = TAG_IDS + EOS_IDS, EOS_IDS
         return Examples(
             directions,
-            from_english,
-            first,
-            last - first + TAG_IDS + EOS_IDS,
-            start,
-            stop - start + EOS_IDS,
+            *kernels.places(directions, entries, self.english_source, *extra, *self.offsets),
         )
+
+    def _check(self, most_rows: int) -> None:
+        """ValueError where compiled code would read beyond an array."""
+        for flat, offsets in zip(self.flats, self.offsets, strict=True):
+            entries = len(offsets) - 1
+            if entries != self._entries * self.ways or self._entries < most_rows:
+                raise ValueError(
+                    f"{self.folder}: damaged, {entries} sentences for {most_rows} pairs in "
+                    f"{self.ways} ways (rebuild it: cache.prepare.rebuild = True)"
+                )
+            if len(flat) != offsets[-1]:
+                raise ValueError(
+                    f"{self.folder}: damaged, {len(flat)} ids where {offsets[-1]} are expected "
+                    "(rebuild it: cache.prepare.rebuild = True)"
+                )
 
 
 def lay_out(
+    data: SplitReader,
     examples: Examples,
+    chosen: Ints,
     row_of: Ints,
-    rows: int,
-    source_length: int,
-    target_length: int,
-    english: npt.NDArray[Any],
-    foreign: npt.NDArray[Any],
-    tags: Ints,
+    shape: Shape,
+    part: tuple[int, int] = (0, 1),
 ) -> Batch:
-    """Pairs and their rows -> a batch.
+    """The pairs `chosen`, each in its row -> a batch, or part i of n equal ones (its own rows).
 
-    english and foreign are flat ids; tags [directions] is the id in front of a source. Returns
-    encoder_input_tokens, encoder_segment_ids, encoder_positions, encoder_direction_ids [B, L];
-    decoder_input_tokens (targets moved right inside each segment, 0 first),
+    Returns encoder_input_tokens, encoder_segment_ids, encoder_positions, encoder_direction_ids
+    [B, L]; decoder_input_tokens (targets moved right inside each segment, 0 first),
     decoder_target_tokens, decoder_loss_weights (float32), decoder_segment_ids, decoder_positions,
-    direction_ids [B, T]. Segments count from 1 in each row; 0 is padding everywhere (also where
-    directions count from 0: the segments tell).
+    direction_ids [B, T]. Pairs of a row stand in the order of `chosen`. Segments count from 1 in
+    each row; 0 is padding everywhere (also where directions count from 0: the segments tell).
     """
-    order = np.argsort(row_of, kind="stable")
-    examples, row_of = examples.take(order), row_of[order]
-    first_of_row = np.searchsorted(row_of, row_of)
-    segments = np.arange(len(row_of)) - first_of_row + 1
-
-    def places(lengths: Ints, width: int) -> tuple[Ints, Ints, Ints]:
-        """Of every token: its example, its position in it, its place in the flat [B * width]."""
-        before = np.cumsum(lengths) - lengths
-        example = np.repeat(np.arange(len(lengths)), lengths)
-        position = np.arange(len(example)) - before[example]
-        start = row_of * width + before - before[first_of_row]
-        return example, position, start[example] + position
-
-    def filled(width: int, place: Ints, values: Any, dtype: Any = np.int32) -> npt.NDArray[Any]:
-        array = np.zeros(rows * width, dtype)
-        array[place] = values
-        return array.reshape(rows, width)
-
-    def tokens(is_english: npt.NDArray[np.bool_], starts: Ints, example: Ints, position: Ints):
-        """The id of every token that is in the flat arrays; others read a neighbour, unused."""
-        index = starts[example] + position
-        from_english = is_english[example]
-        values = np.empty(len(index), np.int32)
-        for flat, chosen in ((english, from_english), (foreign, ~from_english)):
-            inside = index[chosen]
-            values[chosen] = flat[np.clip(inside, 0, len(flat) - 1)] if len(inside) else 0
-        return values
-
-    example, position, place = places(examples.source_lengths, source_length)
-    last = position == examples.source_lengths[example] - 1
-    source = tokens(examples.english_source, examples.source_starts - 1, example, position)
-    source[position == 0] = tags[examples.directions]
-    source[last] = EOS_ID
+    number, parts = part
+    rows = shape.rows // parts
     batch: Batch = {
-        "encoder_input_tokens": filled(source_length, place, source),
-        "encoder_segment_ids": filled(source_length, place, segments[example]),
-        "encoder_positions": filled(source_length, place, position),
-        "encoder_direction_ids": filled(source_length, place, examples.directions[example]),
+        key: np.zeros((rows, width), np.float32 if key == "decoder_loss_weights" else np.int32)
+        for keys, width in (
+            (ENCODER_KEYS, shape.source_length),
+            (DECODER_KEYS, shape.target_length),
+        )
+        for key in keys
     }
-    example, position, place = places(examples.target_lengths, target_length)
-    target = tokens(~examples.english_source, examples.target_starts, example, position)
-    target[position == examples.target_lengths[example] - 1] = EOS_ID
-    shifted = np.concatenate([np.zeros(1, np.int32), target])[: len(target)]
-    return batch | {
-        "decoder_input_tokens": filled(target_length, place, np.where(position == 0, 0, shifted)),
-        "decoder_target_tokens": filled(target_length, place, target),
-        "decoder_loss_weights": filled(target_length, place, 1.0, np.float32),
-        "decoder_segment_ids": filled(target_length, place, segments[example]),
-        "decoder_positions": filled(target_length, place, position),
-        "direction_ids": filled(target_length, place, examples.directions[example]),
-    }
+    wrong = kernels.lay_out(
+        chosen,
+        row_of,
+        rows,
+        number * rows,
+        shape.source_length,
+        shape.target_length,
+        examples.directions,
+        data.english_source,
+        data.tags,
+        EOS_ID,
+        *examples[1:],
+        *data.flats,
+        *(array.reshape(-1) for array in batch.values()),
+    )
+    if wrong >= 0:
+        raise ValueError(
+            f"{data.folder}: damaged, a pair of {data.codes[examples.directions[wrong]]!r} is "
+            "longer than the manifest says (rebuild it: cache.prepare.rebuild = True)"
+        )
+    return batch
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory in the one array type that the kernels are compiled for."""
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
 
 
 def evaluation_batches(
@@ -174,7 +199,7 @@ def evaluation_batches(
         if length_multiple is not None:
             source = _rounded(rows, part.source_lengths, length_multiple, source)
             target = _rounded(rows, part.target_lengths, length_multiple, target)
-        yield lay_out(part, rows, batch_rows, source, target, data.english, data.foreign, data.tags)
+        yield lay_out(data, part, np.arange(len(rows)), rows, Shape(batch_rows, source, target))
 
 
 def _rows_in_order(

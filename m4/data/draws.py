@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from m4.data import permutation
+from m4.data import kernels, permutation
 
+Ints = npt.NDArray[np.int64]
 _ONE = 1 << 48
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 20
 
 
+class Drawn(NamedTuple):
+    """K draws: the direction of each, which of the direction's pairs it is, and how often this pair
+    was drawn before."""
+
+    directions: Ints
+    examples: Ints
+    epochs: Ints
+
+
 class Draws:
-    """An endless sequence of (direction, example), of which any stretch can be asked for.
+    """An endless sequence of pairs, of which any stretch can be asked for.
 
     Draws come in blocks. A block holds each direction floor or ceil of its share (or one more
     or less), so that after any number of blocks no count is off by more than 1; a keyed
@@ -28,53 +40,70 @@ class Draws:
     """
 
     def __init__(
-        self, names: Sequence[str], sizes: Sequence[int], rates: Sequence[float], seed: int
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        rates: Sequence[float],
+        seed: int,
+        first: Sequence[int] | None = None,
+        phase: int = 0,
     ) -> None:
+        """A direction with rate 0 is not drawn. first: draws of each direction before these, from
+        where its epochs go on. phase: another one draws in another order."""
         assert len(names) == len(sizes) == len(rates) > 0
         for name, size, rate in zip(names, sizes, rates, strict=True):
-            if size <= 0 or not rate > 0:
-                raise ValueError(f"{name}: {size} examples at rate {rate}: both must be above 0")
-        self.names, self.sizes = list(names), np.array(sizes, np.uint64)
+            if not 0 <= rate < math.inf:
+                raise ValueError(
+                    f"{name}: the rate is {rate}: must be 0 or more (jobs.Setup.sampler)"
+                )
+            if rate and size <= 0:
+                raise ValueError(f"{name}: no training pairs, but a rate of {rate}")
+        if not any(rates):
+            raise ValueError("all rates are 0: nothing to draw (jobs.Setup.sampler)")
+        self.names, self.phase = list(names), phase
+        self.first = [0] * len(names) if first is None else list(first)
         total, upto = float(sum(rates)), 0.0
         # Shares as whole numbers of 2^-48, cumulative: no rounding, however far k goes.
         self.bounds = [0]
         for rate in rates:
             upto += float(rate)
             self.bounds.append(round(upto / total * _ONE))
-        self.bounds[-1] = _ONE
-        least = min(b - a for a, b in pairwise(self.bounds))
+        # Rates of 0 at the end stay empty, too.
+        self.bounds = [_ONE if bound == self.bounds[-1] else bound for bound in self.bounds]
+        drawn = [i for i, rate in enumerate(rates) if rate]
+        least = min(self.bounds[i + 1] - self.bounds[i] for i in drawn)
         self.block = _SMALLEST_BLOCK
         while self.block * least < _ONE:
             self.block *= 2
             if self.block > _LARGEST_BLOCK:
-                name = self.names[int(np.argmin(rates))]
+                rarest = min(drawn, key=lambda i: rates[i])
                 raise ValueError(
-                    f"{name}: a share of {min(rates) / total:.1e} is too small, at least "
-                    f"{1 / _LARGEST_BLOCK:.1e} (leave the direction out or raise "
+                    f"{self.names[rarest]}: a share of {rates[rarest] / total:.1e} is too small, "
+                    f"at least {1 / _LARGEST_BLOCK:.1e} (leave the direction out or raise "
                     "jobs.Setup.sampler's temperature)"
                 )
-        self._block_key = permutation.key("block", seed)
+        self._sizes = np.array(sizes, np.uint64)
+        order = ("block", seed, phase) if phase else ("block", seed)
+        self._block_key = permutation.key(*order)
         self._keys = np.array([permutation.key("epoch", seed, name) for name in names], np.uint64)
-        self._cached = lru_cache(maxsize=4)(self._make_block)
+        self._cached = lru_cache(maxsize=2)(self._make_block)
 
-    def draw(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Draws start ... stop - 1: (direction index, example index within the direction)."""
+    def draw(self, start: int, stop: int) -> Drawn:
+        """Draws start ... stop - 1."""
         parts = []
         for number in range(start // self.block, -(-stop // self.block)):
             first = number * self.block
             inside = slice(max(start - first, 0), min(stop - first, self.block))
             parts.append(tuple(array[inside] for array in self._cached(number)))
         if not parts:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+            return Drawn(*(np.zeros(0, np.int64) for _ in Drawn._fields))
         directions, occurrences = (np.concatenate(part) for part in zip(*parts, strict=True))
-        sizes = self.sizes[directions]
-        epochs = occurrences // sizes
-        keys = permutation.mix(self._keys[directions] ^ permutation.mix(epochs))
-        examples = permutation.permute(occurrences % sizes, sizes, keys)
-        return directions, examples.astype(np.int64)
+        return Drawn(
+            directions, *kernels.examples(directions, occurrences, self._sizes, self._keys)
+        )
 
     def counts(self, stop: int) -> list[int]:
-        """How often each direction is drawn in the first `stop` draws."""
+        """How often each direction is drawn before draw `stop`, those of `first` included."""
         number, rest = divmod(stop, self.block)
         counts = self._before(number)
         if rest:
@@ -85,20 +114,14 @@ class Draws:
     def _before(self, number: int) -> list[int]:
         """Draws of each direction before block `number`."""
         edges = [number * self.block * bound // _ONE for bound in self.bounds]
-        return [b - a for a, b in pairwise(edges)]
+        counts = (stop - start for start, stop in pairwise(edges))
+        return [first + count for first, count in zip(self.first, counts, strict=True)]
 
-    def _make_block(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        """(direction, occurrence of that direction since the first draw) of a block's draws."""
-        before, after = self._before(number), self._before(number + 1)
-        counts = np.array([b - a for a, b in zip(before, after, strict=True)])
+    def _make_block(self, number: int) -> tuple[Ints, Ints]:
+        """(direction, draws of that direction before it) of a block's draws."""
+        before, after = (np.array(self._before(n)) for n in (number, number + 1))
         order = permutation.permutation(
             self.block, permutation.key("order", self._block_key, number)
         )
-        directions = np.repeat(np.arange(len(counts)), counts)[order]
-        # The rank of a draw among those of its direction: a stable sort puts them together.
-        together = np.argsort(directions, kind="stable")
-        rank = np.empty(self.block, np.uint64)
-        starts = np.cumsum(counts) - counts
-        sorted_directions = directions[together]
-        rank[together] = np.arange(self.block) - starts[sorted_directions]
-        return directions, rank + np.array(before, np.uint64)[directions]
+        directions = np.repeat(np.arange(len(before)), after - before)[order]
+        return directions, kernels.occurrences(directions, before)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from m4.data import kernels
+
 Ints = npt.NDArray[np.int64]
-# How far ahead of an even share the steps of a plan go, tried in this order.
-_HURRIES = (1.0, 1.005, 1.01, 1.02, 1.05)
+# How far ahead of an even share the steps of a plan go, in thousandths, tried in this order.
+_HURRIES = (1000, 1005, 1010, 1020, 1050)
 TRIES = len(_HURRIES)
+# First fit looks at every row: beyond so many, parts of a step are packed apart.
+_MOST_ROWS = 512
 
 
 class Shape(NamedTuple):
-    """Of a packed batch."""
+    """Of a batch."""
 
     rows: int
     source_length: int
@@ -22,64 +26,63 @@ class Shape(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Consecutive steps over K pairs: step s has the pairs cursors[s] ... cursors[s + 1] - 1, in
-    the rows rows[s]; a pair of the last step that fits nowhere has row -1."""
+    """Consecutive steps over K pairs: the step and the row of each pair, and each step's shape.
 
-    cursors: list[int]
-    rows: list[Ints]
+    A pair that fits nowhere has row -1.
+    """
+
+    step_of: Ints
+    row_of: Ints
+    shapes: list[Shape]
 
     @property
     def left(self) -> int:
         """Number of pairs that fit nowhere."""
-        return int((self.rows[-1] < 0).sum())
+        return int((self.row_of < 0).sum())
 
 
 def plan(
     source_lengths: Ints,
     target_lengths: Ints,
+    directions: Ints,
+    epochs: Ints,
     steps: int,
     shape: Shape,
     tries: int = TRIES,
 ) -> Plan:
-    """Pairs [K], K >= steps * rows, in their order -> steps of about the same load.
+    """Pairs [K], K >= steps * rows, in the order of their draws -> steps of about the same load.
 
-    Each step takes its part of the load that is left, less where that does not pack. If in the
-    end pairs are left over, all steps are planned again to take a little more than their part,
+    Each step takes the next pairs, its part of the load that is left, less where that does not
+    pack (first_fit_decreasing). The gaps then go to pairs further on, the largest first, up to
+    that part of the load; but only to pairs of the epoch that their direction is in, so that after
+    every step no pair has been seen twice before another one of its direction was seen once. If in
+    the end pairs are left over, all steps are planned again to take a little more than their part,
     which leaves the last ones more room; `tries` plans at most.
     """
     assert len(source_lengths) >= steps * shape.rows
-    best = _plan(source_lengths, target_lengths, steps, shape, _HURRIES[0])
-    for hurry in _HURRIES[1:tries]:
-        if not best.left:
+    parts = _parts(shape.rows)
+    rows = shape.rows // parts
+    made = []
+    for hurry in _HURRIES[:tries]:
+        made.append(
+            kernels.plan(
+                source_lengths,
+                target_lengths,
+                directions,
+                epochs,
+                int(directions.max()) + 1,
+                steps * parts,
+                rows,
+                shape.source_length,
+                shape.target_length,
+                hurry,
+            )
+        )
+        if not made[-1][2]:
             break
-        other = _plan(source_lengths, target_lengths, steps, shape, hurry)
-        best = min(best, other, key=lambda made: made.left)
-    return best
-
-
-def _plan(
-    source_lengths: Ints, target_lengths: Ints, steps: int, shape: Shape, hurry: float
-) -> Plan:
-    share = source_lengths / shape.source_length + target_lengths / shape.target_length
-    load = np.concatenate([np.zeros(1), np.cumsum(share)])
-    cursors, rows = [0], list[Ints]()
-
-    def pack(start: int, stop: int) -> Ints:
-        return first_fit_decreasing(source_lengths[start:stop], target_lengths[start:stop], shape)
-
-    for later in range(steps - 1, 0, -1):
-        start, end = cursors[-1], len(share)
-        wanted = load[start] + hurry * (load[-1] - load[start]) / (later + 1)
-        # As many pairs as there are rows always fit; so many are left for every later step.
-        least, most = start + shape.rows, end - shape.rows * later
-        stop = min(max(int(np.searchsorted(load, wanted, side="right")) - 1, least), most)
-        # The last pairs wait for the next step, so that no pair overtakes another.
-        while (left := int(((packed := pack(start, stop)) < 0).sum())) > 0:
-            stop -= left
-        cursors.append(stop)
-        rows.append(packed)
-    rows.append(pack(cursors[-1], len(share)))
-    return Plan([*cursors, len(share)], rows)
+    part_of, row_of, _ = min(made, key=lambda one: one[2])
+    row_of = np.where(row_of < 0, -1, row_of + part_of % parts * rows)
+    return Plan(part_of // parts, row_of, [shape] * steps)
 
 
 def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:
@@ -88,17 +91,21 @@ def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shap
     Longest first, each into the first row that has room for both sides. Source: Johnson 1973,
     in two dimensions as vector bin packing, the size of a pair being its larger share of a row.
     """
-    share: Any = np.maximum(
-        source_lengths / shape.source_length, target_lengths / shape.target_length
+    share = kernels.shares(source_lengths, target_lengths, shape.source_length, shape.target_length)
+    row_of = np.empty(len(share), np.int64)
+    kernels.first_fit(
+        kernels.decreasing(np.arange(len(share)), share),
+        source_lengths,
+        target_lengths,
+        np.full(shape.rows, shape.source_length),
+        np.full(shape.rows, shape.target_length),
+        row_of,
     )
-    source_room = np.full(shape.rows, shape.source_length)
-    target_room = np.full(shape.rows, shape.target_length)
-    result = np.full(len(share), -1)
-    for i in np.argsort(-share, kind="stable"):
-        fits = (source_room >= source_lengths[i]) & (target_room >= target_lengths[i])
-        row = fits.argmax()
-        if fits[row]:
-            result[i] = row
-            source_room[row] -= source_lengths[i]
-            target_room[row] -= target_lengths[i]
-    return result
+    return row_of
+
+
+def _parts(rows: int) -> int:
+    """Into how many equal parts a step's rows are cut: the fewest with at most _MOST_ROWS rows,
+    1 where only many small parts would be equal."""
+    fewest = -(-rows // _MOST_ROWS)
+    return next((parts for parts in range(fewest, 2 * fewest + 1) if rows % parts == 0), 1)

@@ -31,6 +31,7 @@ def permute(index: U64, size: U64, keys: U64) -> U64:
     All three have one shape. A Feistel network of 4 rounds over the fewest bits that hold
     size - 1, walked until it lands in the range (fewer than 2 walks on average).
     Source: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5.
+    The same of one number, compiled: kernels.permute.
     """
     assert index.shape == size.shape == keys.shape
     bits = np.maximum(_bit_length(size - np.uint64(1)), np.uint64(2))
@@ -43,7 +44,7 @@ def permute(index: U64, size: U64, keys: U64) -> U64:
 def permutation(size: int, seed: int) -> npt.NDArray[np.int64]:
     """A whole permutation of range(size): the order of keyed random numbers."""
     numbers = mix(mix(np.arange(size, dtype=np.uint64)) ^ np.full(size, seed, np.uint64))
-    return np.argsort(numbers, kind="stable")
+    return np.argsort(numbers)  # all different: any kind of sorting gives the same
 
 
 def _bit_length(x: U64) -> U64:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from m4.data.batches import evaluation_batches
+from m4.data.batches import SplitReader, evaluation_batches, lay_out
 from m4.data.cache import Cache
+from m4.data.packing import Shape, first_fit_decreasing
 from m4.data.preprocess import source_ids, target_ids
+from tests.data import stream_reference
 
 
 def rows(batch: dict, key: str, segments: str) -> list[list[int]]:
@@ -83,6 +86,31 @@ def test_several_directions_each_pair_once(made_cache: Cache, pack: bool) -> Non
             assert source == target
             assert source[0] == 0
     assert {int(i) for batch in batches for i in batch["encoder_direction_ids"].flat} == {0, 1}
+
+
+@pytest.mark.parametrize(("source_length", "target_length"), [(96, 96), (7, 5)])
+def test_compiled_is_the_same(made_cache: Cache, source_length: int, target_length: int) -> None:
+    """Many pairs a row; with short lengths pairs are trimmed and some fit nowhere."""
+    data = SplitReader(made_cache, ["gl-en", "en-pt", "pt-en"], "train")
+    rng = np.random.default_rng(0)
+    directions = rng.integers(0, 3, 150)
+    examples = data.examples(directions, rng.integers(0, 80, 150))
+    examples = examples._replace(
+        source_lengths=np.minimum(examples.source_lengths, source_length),
+        target_lengths=np.minimum(examples.target_lengths, target_length),
+    )
+    shape = Shape(24, source_length, target_length)
+    row_of = first_fit_decreasing(examples.source_lengths, examples.target_lengths, shape)
+    assert (row_of < 0).any()
+    chosen = np.flatnonzero(row_of >= 0)
+    wanted = stream_reference.lay_out(data, examples, chosen, row_of, shape)
+    for part in ((0, 1), (0, 3), (2, 3)):
+        found = lay_out(data, examples, chosen, row_of, shape, part)
+        assert found.keys() == wanted.keys()
+        rows = slice(part[0] * 24 // part[1], (part[0] + 1) * 24 // part[1])
+        for key, array in wanted.items():
+            assert found[key].dtype == array.dtype
+            assert np.array_equal(found[key], array[rows]), key
 
 
 def test_a_split_without_pairs(made_cache: Cache) -> None:

@@ -5,7 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from m4.data import kernels
 from m4.data.draws import Draws
+from tests.data import stream_reference
 
 SIZES = [7, 100, 1000, 30_000]
 RATES = [0.1, 0.2, 0.3, 0.4]
@@ -31,7 +33,7 @@ def test_seeds_differ() -> None:
 
 def test_shares_are_exact_after_every_block_and_near_everywhere() -> None:
     draws = make()
-    directions, _ = draws.draw(0, 10 * draws.block)
+    directions = draws.draw(0, 10 * draws.block).directions
     for blocks in range(1, 11):
         counts = np.bincount(directions[: blocks * draws.block], minlength=4)
         assert np.abs(counts - np.array(RATES) * blocks * draws.block).max() < 1
@@ -44,7 +46,7 @@ def test_shares_are_exact_after_every_block_and_near_everywhere() -> None:
 
 
 def test_every_example_once_before_any_twice() -> None:
-    directions, examples = make().draw(0, 60_000)
+    directions, examples, counted = make().draw(0, 60_000)
     for direction, size in enumerate(SIZES):
         drawn = examples[directions == direction]
         epochs = [drawn[i : i + size] for i in range(0, len(drawn) - size + 1, size)]
@@ -52,6 +54,7 @@ def test_every_example_once_before_any_twice() -> None:
         assert len(epochs) == pytest.approx(60_000 * RATES[direction] / size, abs=1, rel=0.05)
         for epoch in epochs:
             assert np.array_equal(np.sort(epoch), np.arange(size))
+        assert np.array_equal(counted[directions == direction], np.arange(len(drawn)) // size)
         assert all((a != b).any() for a, b in pairwise(epochs)), (
             "each epoch has an order of its own"
         )
@@ -70,7 +73,61 @@ def test_small_shares_make_the_block_larger() -> None:
 
 
 def test_nothing_to_draw_from() -> None:
-    with pytest.raises(ValueError, match=r"^b: 0 examples at rate 0\.5: both must be above 0"):
+    with pytest.raises(ValueError, match=r"^b: no training pairs, but a rate of 0\.5"):
         Draws(["a", "b"], [5, 0], [0.5, 0.5], 0)
-    with pytest.raises(ValueError, match=r"^a: 5 examples at rate 0\.0"):
-        Draws(["a", "b"], [5, 5], [0.0, 0.5], 0)
+    for rate in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"^a: the rate is .*: must be 0 or more"):
+            Draws(["a", "b"], [5, 5], [rate, 0.5], 0)
+    with pytest.raises(ValueError, match=r"^all rates are 0"):
+        Draws(["a", "b"], [5, 5], [0.0, 0.0], 0)
+
+
+def test_a_rate_of_0_is_not_drawn() -> None:
+    for rates in ([0.0, 2.0, 1.0, 0.0], [2.0, 0.0, 0.0, 1.0]):
+        draws = Draws(["a", "b", "c", "d"], [5, 5, 5, 5], rates, 0)
+        counts = np.bincount(draws.draw(0, 9000).directions, minlength=4)
+        assert counts.tolist() == draws.counts(9000)
+        assert (counts > 0).tolist() == [rate > 0 for rate in rates]
+
+
+def test_draws_go_on_where_others_ended() -> None:
+    """Two stretches of 1,000 draws at other rates: the epochs of each direction follow on."""
+    first = make()
+    second = Draws(first.names, SIZES, RATES[::-1], 0, first.counts(1000), phase=1)
+    parts = first.draw(0, 1000), second.draw(0, 2000)
+    assert second.counts(0) == first.counts(1000)
+    directions, examples, epochs = (np.concatenate([a, b]) for a, b in zip(*parts, strict=True))
+    assert second.counts(2000) == np.bincount(directions, minlength=4).tolist()
+    for direction, size in enumerate(SIZES):
+        drawn = examples[directions == direction]
+        counted = epochs[directions == direction]
+        assert np.array_equal(counted, np.arange(len(drawn)) // size)
+        for start in range(0, len(drawn), size):
+            assert len(set(drawn[start : start + size])) == len(drawn[start : start + size])
+    assert not np.array_equal(
+        Draws(first.names, SIZES, RATES, 0, phase=1).draw(0, 50), first.draw(0, 50)
+    )
+
+
+def test_shares_of_a_million_draws_are_within_binomial_error() -> None:
+    """200 directions at T=5; 5 sigma of a binomial count (a draw without replacement is closer)."""
+    sizes = [round(300 * 1.03**i) for i in range(200)]
+    rates = [size**0.2 for size in sizes]
+    counts = np.array(Draws([str(i) for i in range(200)], sizes, rates, 0).counts(10**6))
+    wanted = np.array(rates) / sum(rates) * 10**6
+    assert counts.sum() == 10**6
+    assert (np.abs(counts - wanted) < 5 * np.sqrt(wanted)).all()
+
+
+def test_compiled_is_the_same() -> None:
+    rng = np.random.default_rng(0)
+    directions, before = rng.integers(0, 4, 3000), np.array([0, 10**12, 5, 999])
+    occurrence = stream_reference.occurrences(directions, before)
+    assert np.array_equal(kernels.occurrences(directions, before), occurrence)
+    sizes, keys = np.array(SIZES, np.uint64), rng.integers(0, 2**64, 4, np.uint64)
+    for found, wanted in zip(
+        kernels.examples(directions, occurrence, sizes, keys),
+        stream_reference.examples(directions, occurrence, sizes, keys),
+        strict=True,
+    ):
+        assert np.array_equal(found, wanted)

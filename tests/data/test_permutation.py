@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from m4.data import kernels
 from m4.data.permutation import key, mix, permutation, permute
 
 
@@ -28,6 +29,17 @@ def test_permute_takes_sizes_and_keys_one_by_one() -> None:
     together = permute(index, size, keys)
     alone = [int(permute(index[i : i + 1], size[i : i + 1], keys[i : i + 1])[0]) for i in range(3)]
     assert together.tolist() == alone
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 65, 1000, 2**33 + 1, 2**62])
+def test_compiled_is_the_same(size: int) -> None:
+    index = np.unique(np.linspace(0, size - 1, 50).astype(np.uint64))
+    keys = mix(np.arange(len(index), dtype=np.uint64))
+    sizes = np.full_like(index, size)
+    wanted = permute(index, sizes, keys)
+    found = [kernels.permute(i, n, k) for i, n, k in zip(index, sizes, keys, strict=True)]
+    assert [int(x) for x in found] == wanted.tolist()
+    assert [int(kernels.mix(k)) for k in keys] == mix(keys).tolist()
 
 
 def test_keys_differ_and_stay() -> None:

@@ -163,6 +163,30 @@ def test_feature_converter_of_t5x(seqio: Any, registered: Cache) -> None:
     assert set(batch) == {*features, "direction_ids", "encoder_direction_ids"}
 
 
+def test_inputs_and_targets_have_vocabularies_of_their_own(
+    tasks: ModuleType, seqio: Any, tmp_path: Path
+) -> None:
+    made = cache.prepare(
+        tmp_path / "c",
+        Made({"gl": 60}),
+        mixture_name="to_english",
+        vocabulary_size=400,
+        target_vocabulary_size=350,
+    )
+    tasks.register_cache(made, "own")
+    assert [task.name for task in seqio.get_mixture_or_task("own.to_english").tasks] == [
+        "own.gl_en"
+    ]
+    dataset = seqio.get_mixture_or_task("own.gl_en").get_dataset(LENGTHS, "dev", shuffle=False)
+    pairs = list(made.pairs("gl", "dev"))
+    inputs = source_ids(made.source_vocabulary, [p.foreign for p in pairs], "en", LENGTHS["inputs"])
+    targets = target_ids(made.target_vocabulary, [p.english for p in pairs], LENGTHS["targets"])
+    assert ids_of(dataset) == list(zip(inputs, targets, strict=True))
+    with pytest.raises(ValueError, match=r"own\.any_to_any"):
+        seqio.get_mixture_or_task("own.any_to_any")
+    tasks.unregister("own")
+
+
 def test_names_in_use(tasks: ModuleType, registered: Cache, tmp_path: Path) -> None:
     tasks.register_cache(registered)  # the same again
     other = cache.prepare(tmp_path / "c", Made({"gl": 40}), ["gl"], vocabulary_size=400)

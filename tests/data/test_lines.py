@@ -8,18 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from m4.data import cache
 from m4.data.sources import Source
 from m4.data.sources.jsonl import Jsonl
-from m4.data.sources.lines import Reading
+from m4.data.sources.lines import Reading, Reason
 from m4.data.sources.moses import Moses
 from m4.data.sources.tsv import Tsv
 
 LINES = 10_000
 LONG = b"poison " * 150_000  # 1 MB
 # What must be in no pair, whatever the format.
-FORBIDDEN = "\0\x07\x1b\x85\u061c\u200e\u200f\u202e\u2067\u2028\u2029\ufeff\r\t\ufffd"
+FORBIDDEN = "\0\x07\x1b\x85\u061c\u200e\u200f\u202e\u2067\u2028\u2029\ufeff\r\t"
 
 # Kind -> both sides of a line, and what it is counted as: 'skipped' and 'normalised' reasons.
 Kind = tuple[bytes, bytes, str]
@@ -152,6 +154,25 @@ def test_what_is_measured_without_lines_is_measured_in_bytes() -> None:
         assert not tally.pair(2, "ten bytes.", "äöüäöü")  # 12 bytes
         assert not tally.pair(3, "eleven chars", "x")
     assert reading.skipped == {("x", "longer than 10 bytes"): 2}
+
+
+SAMPLE = "ab é\u00a0\u200c\u3000שा\t\n" + FORBIDDEN + "\ud83d"
+
+
+@given(*[st.text(st.sampled_from(SAMPLE), max_size=6)] * 2)
+def test_the_short_way_is_the_long_one(english: str, foreign: str) -> None:
+    reading = Reading("a.B", "skip", max_line_bytes=12)
+    with reading.of("x", "x") as tally:
+        pair = tally.pair(1, english, foreign)
+    with reading.of("y", "y") as tally:
+        long = [tally._sentence(text, side) for text, side in ((english, "E"), (foreign, "f"))]
+    if any(isinstance(side, Reason) for side in long):
+        assert pair is None
+        assert sum(reading.skipped.values()) == 1
+    else:
+        assert pair == tuple(long)
+        assert set(reading.normalised) == {("x", note) for note in tally._notes}
+        assert not set(FORBIDDEN) & set("".join(pair or ()))
 
 
 def test_one_reading_takes_the_place_of_an_earlier_one() -> None:

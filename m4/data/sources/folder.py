@@ -83,9 +83,10 @@ class Folder:
             yield from self._spool.pairs(language, split)
             self.reading.restore(self._spool_counts)
             return
-        files = [file for file in self._files if file.language == language]
-        for _, pair in self._read([file for file in files if self._has(file, split)]):
-            if not self.hash_split or self.hash_split(pair.english) == split:
+        files = [f for f in self._files if f.language == language and self._has(f, split)]
+        hashed = bool(self.hash_split)
+        for _, pair in self._read(files):
+            if not hashed or self.hash_split(pair.english) == split:
                 yield pair
 
     def identity(self) -> dict:

@@ -131,6 +131,20 @@ class Tally:
 
     def pair(self, number: int, english: object, foreign: object) -> Pair | None:
         """The two sides as a pair, or None: left out and counted. See `bad`."""
+        # Nearly all text: nothing in it to look at. A character has at most 4 bytes.
+        if (
+            type(english) is str
+            and type(foreign) is str
+            and english.isprintable()
+            and foreign.isprintable()
+            and 4 * max(len(english), len(foreign)) <= self._reading.max_line_bytes
+        ):
+            plain = Pair(" ".join(english.split()), " ".join(foreign.split()))
+            if all(plain):
+                if self._notes:
+                    self.normalised.update(self._notes)
+                    self._notes.clear()
+                return plain
         sides = []
         for name, side in (("English", english), ("foreign", foreign)):
             found = side if isinstance(side, Reason) else self._sentence(side, name)
@@ -163,7 +177,7 @@ class Tally:
         if not isinstance(text, str):
             return Reason(f"the {side} side is no text")
         most = self._reading.max_line_bytes
-        # Of a format without lines nothing was measured yet. A character has at most 4 bytes.
+        # Of a format without lines nothing was measured yet.
         if 4 * len(text) > most and len(text.encode("utf-8", "surrogatepass")) > most:
             return self._too_long()
         if _SUSPECT.search(text):

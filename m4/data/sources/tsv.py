@@ -62,9 +62,9 @@ class Tsv(Folder):
 
 
 def _sides(text: str) -> tuple[str, str] | Reason:
-    if not text.strip():
-        return Reason("an empty line")
     sides = text.split("\t")
     if len(sides) == 2:
         return sides[0], sides[1]
+    if not text.strip():
+        return Reason("an empty line")
     return Reason("no tab" if len(sides) == 1 else "more than one tab")

@@ -21,6 +21,7 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("expert_mlp", "model"),
     ("heads", "model"),
     ("joined_kv", "model"),
+    ("layers", None),
     ("embed", None),
     ("kv", None),
     ("length", None),

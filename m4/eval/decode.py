@@ -23,6 +23,7 @@ import numpy as np
 from m4.core.files import whole, write_jsonl
 from m4.data.preprocess import EOS_ID, split_direction, tag, trim
 from m4.eval.beam import DecodingState, beam_search
+from m4.model.blocks import unstack
 from m4.model.moe import sown_choices
 
 SHORTEST_BUCKET = 16
@@ -102,6 +103,9 @@ def search(
     `model` (static, by equality) follows T5X's contract; `params` are an argument, so that models
     of equal shape share the compiled program.
     """
+    if getattr(model, "scan_layers", False):
+        # One layer after the other: beams are gathered along the first axis of what is cached.
+        model, params = model.clone(scan_layers=False), unstack(params)
     variables = {"params": params}
     batch = tokens_BL.shape[0]
     sowing = ["intermediates"] if routes else []

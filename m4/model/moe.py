@@ -272,9 +272,18 @@ def sown_choices(intermediates, name: str) -> dict[str, Array]:
 
 
 def _sown(intermediates) -> list[tuple[str, str, Array]]:
-    """(layer, name, value) of everything sown; a layer's name is its path without "moe"."""
+    """(layer, name, value) of everything sown; a layer's name is its path without "moe".
+
+    What a scanned stack sowed, [blocks, ...], is taken apart: a block ends with its MoE layer.
+    """
     found = []
     for path, value in jax.tree_util.tree_flatten_with_path(intermediates)[0]:
         *layer, name = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-        found.append(("/".join(part for part in layer if part != "moe"), name, value))
+        layer = [part for part in layer if part != "moe"]
+        if len(layer) == 2 and layer[0].endswith("_blocks"):
+            stack, size = layer[0].removesuffix("_blocks"), int(layer[1].removeprefix("layer_")) + 1
+            for block in range(value.shape[0]):
+                found.append((f"{stack}_{(block + 1) * size - 1}", name, value[block]))
+        else:
+            found.append(("/".join(layer), name, value))
     return found

@@ -5,14 +5,15 @@ Methods, parameter names and logical axes follow T5X's contract for a module, so
 train, decode and score it (docs/model.md).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from m4.model.attention import Attention, RelativeBias
+from m4.model.blocks import DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
 from m4.model.dispatch import Transport
 from m4.model.dispatch.gather import gather
 from m4.model.ffn import FeedForward
@@ -28,79 +29,6 @@ from m4.model.layers import (
 )
 from m4.model.moe import MoeLayer
 from m4.model.routing import Gate
-
-
-class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward or experts; each normed before and added to its input."""
-
-    attention: Callable[..., Attention]
-    feed_forward: Callable[..., nn.Module]
-    dropout_rate: float
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x_BLM, *, bias, mask_BLL, about, deterministic: bool) -> Array:
-        drop = dropout(self.dropout_rate)
-        h = RmsNorm(dtype=self.dtype, name="pre_attention_layer_norm")(x_BLM)
-        h = self.attention(name="attention")(
-            h, h, bias_1NQR=bias, mask_BQR=mask_BLL, deterministic=deterministic
-        )
-        x_BLM = x_BLM + drop(h, deterministic=deterministic)
-        h = RmsNorm(dtype=self.dtype, name="pre_mlp_layer_norm")(x_BLM)
-        h = apply_feed_forward(self.feed_forward, h, about, deterministic)
-        x_BLM = x_BLM + drop(h, deterministic=deterministic)
-        return constrain(x_BLM, ("batch", "length", "embed"))
-
-
-class DecoderLayer(nn.Module):
-    """Causal self-attention, attention over the encoder's output, then feed-forward or experts."""
-
-    attention: Callable[..., Attention]
-    feed_forward: Callable[..., nn.Module]
-    dropout_rate: float
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(
-        self,
-        x_BTM,
-        encoded_BLM,
-        *,
-        bias,
-        mask_BTT,
-        cross_mask_BTL,
-        about,
-        deterministic: bool,
-        decode: bool,
-    ) -> Array:
-        drop = dropout(self.dropout_rate)
-        h = RmsNorm(dtype=self.dtype, name="pre_self_attention_layer_norm")(x_BTM)
-        h = self.attention(name="self_attention")(
-            h, h, bias_1NQR=bias, mask_BQR=mask_BTT, deterministic=deterministic, decode=decode
-        )
-        x_BTM = x_BTM + drop(h, deterministic=deterministic)
-        h = RmsNorm(dtype=self.dtype, name="pre_cross_attention_layer_norm")(x_BTM)
-        h = self.attention(name="encoder_decoder_attention")(
-            h,
-            encoded_BLM,
-            mask_BQR=cross_mask_BTL,
-            deterministic=deterministic,
-            decode=decode,
-            cross=True,
-        )
-        x_BTM = x_BTM + drop(h, deterministic=deterministic)
-        h = RmsNorm(dtype=self.dtype, name="pre_mlp_layer_norm")(x_BTM)
-        h = apply_feed_forward(self.feed_forward, h, about, deterministic)
-        x_BTM = x_BTM + drop(h, deterministic=deterministic)
-        return constrain(x_BTM, ("batch", "length", "embed"))
-
-
-def apply_feed_forward(make, h_BLM, about: Mapping[str, Any], deterministic: bool) -> Array:
-    """Calls the layer; only a mixture of experts asks what its tokens are (`about`)."""
-    layer = make()
-    if isinstance(layer, MoeLayer):
-        return layer(h_BLM, **about, deterministic=deterministic)
-    return layer(h_BLM, deterministic=deterministic)
 
 
 class Transformer(nn.Module):
@@ -123,6 +51,9 @@ class Transformer(nn.Module):
         absolute_positions: adds sinusoidal positions to the embeddings, beside the relative bias.
             T5 has none; but then attention between the stacks must find its alignment by content
             alone, which short runs on little data do not learn in time (docs/model.md).
+        scan_layers: the stacks are scans over blocks of `moe_every` layers (m4.model.blocks): they
+            compile in the time of one block; parameters are stacked.
+        remat: what the backward pass computes again, a name of `m4.model.blocks.REMAT`.
         tied_logits: the output projection is the embedding; False gives it a matrix of its own.
         dtype: of the activations; parameters, routing, softmax and logits are float32.
     """
@@ -151,6 +82,8 @@ class Transformer(nn.Module):
     tied_logits: bool = True
     directions: int = 0
     source_vocab_size: int | None = None
+    scan_layers: bool = False
+    remat: str = "none"
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self) -> None:
@@ -171,8 +104,8 @@ class Transformer(nn.Module):
             self.source_token_embedder = Embed(self.source_vocab_size, self.width, dtype=self.dtype)
         self.encoder_bias = RelativeBias(self.heads, bidirectional=True)
         self.decoder_bias = RelativeBias(self.heads, bidirectional=False)
-        self.encoder = [self._layer(EncoderLayer, i) for i in range(self.encoder_layers)]
-        self.decoder = [self._layer(DecoderLayer, i) for i in range(self.decoder_layers)]
+        self.encoder = self._stack(EncoderLayer, self.encoder_layers, "encoder")
+        self.decoder = self._stack(DecoderLayer, self.decoder_layers, "decoder")
         self.encoder_norm = RmsNorm(dtype=self.dtype)
         self.decoder_norm = RmsNorm(dtype=self.dtype)
         self.drop = dropout(self.dropout_rate)
@@ -183,48 +116,20 @@ class Transformer(nn.Module):
             # float32: the softmax over the vocabulary is where small types lose translations.
             self.logits_dense = Dense(self.vocab_size, axes=("embed", "vocab"))
 
-    def _layer(self, kind, index: int):
-        def attention(name: str) -> Attention:
-            return Attention(
-                self.heads,
-                self.head_width,
-                dropout_rate=self.dropout_rate,
-                dtype=self.dtype,
-                name=name,
-            )
+    def _stack(self, kind, layers: int, name: str) -> list[nn.Module]:
+        if self.scan_layers:
+            make = functools.partial(make_layer, self, kind)
+            block = self.moe_every if self.num_experts else 1
+            return [scanned(make, layers, block, self.remat, f"{name}_blocks")]
+        kind = remat(kind, self.remat, scanned=False)
+        return [make_layer(self, kind, index, f"{name}_{index}") for index in range(layers)]
 
-        def feed_forward() -> nn.Module:
-            if self.num_experts and (index + 1) % self.moe_every == 0:
-                causal = kind is DecoderLayer
-                own = self.decoder_gate if causal else None
-                ids = self.vocab_size if causal else self.source_vocab_size or self.vocab_size
-                return MoeLayer(
-                    self.num_experts,
-                    self.mlp_width,
-                    group_tokens=self.group_tokens,
-                    train_capacity_factor=self.train_capacity_factor,
-                    eval_capacity_factor=self.eval_capacity_factor,
-                    decode_capacity_factor=self.decode_capacity_factor,
-                    capacity_rule=self.capacity_rule,
-                    gate=self.gate if own is None else own,
-                    transport=self.transport,
-                    activations=self.expert_activations or self.activations,
-                    dropout_rate=self.dropout_rate,
-                    causal=causal,
-                    vocab_size=ids,
-                    directions=self.directions,
-                    dtype=self.dtype,
-                    name="moe",
-                )
-            return FeedForward(
-                self.mlp_width,
-                activations=self.activations,
-                dropout_rate=self.dropout_rate,
-                dtype=self.dtype,
-                name="mlp",
-            )
-
-        return kind(attention, feed_forward, self.dropout_rate, self.dtype)
+    def _run(self, stack: list[nn.Module], x_BLM: Array, inputs: Inputs, mode: Mode) -> Array:
+        for layer in stack:
+            x_BLM = layer(x_BLM, inputs, mode)
+            if self.scan_layers:
+                x_BLM, _ = x_BLM
+        return x_BLM
 
     def encode(
         self,
@@ -259,14 +164,8 @@ class Transformer(nn.Module):
             "direction_BL": encoder_direction_ids,
             "step": step,
         }
-        for layer in self.encoder:
-            x_BLM = layer(
-                x_BLM,
-                bias=bias,
-                mask_BLL=mask_BLL,
-                about=about,
-                deterministic=deterministic,
-            )
+        inputs = {"bias": bias, "mask": mask_BLL, "about": about}
+        x_BLM = self._run(self.encoder, x_BLM, inputs, Mode(deterministic))
         return self.drop(self.encoder_norm(x_BLM), deterministic=deterministic)
 
     def decode(
@@ -314,19 +213,10 @@ class Transformer(nn.Module):
             "ids_BL": input_BT,
             "direction_BL": decoder_direction_ids,
             "step": step,
-            "decode": decode,
         }
-        for layer in self.decoder:
-            x_BTM = layer(
-                x_BTM,
-                encoded,
-                bias=bias,
-                mask_BTT=mask_BTT,
-                cross_mask_BTL=cross_mask_BTL,
-                about=about,
-                deterministic=deterministic,
-                decode=decode,
-            )
+        inputs = {"bias": bias, "mask": mask_BTT, "about": about}
+        inputs |= {"cross_mask": cross_mask_BTL, "encoded": encoded}
+        x_BTM = self._run(self.decoder, x_BTM, inputs, Mode(deterministic, decode))
         x_BTM = self.drop(self.decoder_norm(x_BTM), deterministic=deterministic)
         if self.tied_logits:
             logits_BTV = self.token_embedder.attend(x_BTM)
@@ -372,6 +262,52 @@ class Transformer(nn.Module):
             decoder_direction_ids=decoder_direction_ids,
             step=step,
         )
+
+
+def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Module:
+    """Layer `index` of a stack. A function: a method of a module would make it the module's own."""
+
+    def attention(name: str) -> Attention:
+        return Attention(
+            model.heads,
+            model.head_width,
+            dropout_rate=model.dropout_rate,
+            dtype=model.dtype,
+            name=name,
+        )
+
+    def feed_forward() -> nn.Module:
+        if model.num_experts and (index + 1) % model.moe_every == 0:
+            causal = issubclass(kind, DecoderLayer)
+            own = model.decoder_gate if causal else None
+            ids = model.vocab_size if causal else model.source_vocab_size or model.vocab_size
+            return MoeLayer(
+                model.num_experts,
+                model.mlp_width,
+                group_tokens=model.group_tokens,
+                train_capacity_factor=model.train_capacity_factor,
+                eval_capacity_factor=model.eval_capacity_factor,
+                decode_capacity_factor=model.decode_capacity_factor,
+                capacity_rule=model.capacity_rule,
+                gate=model.gate if own is None else own,
+                transport=model.transport,
+                activations=model.expert_activations or model.activations,
+                dropout_rate=model.dropout_rate,
+                causal=causal,
+                vocab_size=ids,
+                directions=model.directions,
+                dtype=model.dtype,
+                name="moe",
+            )
+        return FeedForward(
+            model.mlp_width,
+            activations=model.activations,
+            dropout_rate=model.dropout_rate,
+            dtype=model.dtype,
+            name="mlp",
+        )
+
+    return kind(attention, feed_forward, model.dropout_rate, model.dtype, name=name)
 
 
 def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:

@@ -45,29 +45,40 @@ def rsqrt(
     return schedule
 
 
+def is_stacked(path) -> bool:
+    """Whether a parameter of this tree path is a scanned stack's (`m4.model.blocks`): its first
+    axis counts layers."""
+    return any(
+        isinstance(key, jax.tree_util.DictKey) and str(key.key).endswith("_blocks") for key in path
+    )
+
+
 def per_matrix(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Applies `inner` to the last two axes of each parameter alone; leading axes are mapped over.
+    """Applies `inner` to the last two axes of each parameter alone; leading axes are mapped over,
+    and so is the axis of layers of a scanned stack.
 
     optax.adafactor factors the two LARGEST axes: with more experts than hidden units it would
     share statistics between experts. Mapped, a stack [E, M, F] behaves as E separate matrices.
     """
 
-    def mapped(function, leaf):
-        for _ in range(max(leaf.ndim - 2, 0)):
+    def mapped(function, path, leaf):
+        for _ in range(max(leaf.ndim - 2, int(is_stacked(path)))):
             function = jax.vmap(function)
         return function
 
     def init(params):
-        return jax.tree.map(lambda p: mapped(inner.init, p)(p), params)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, p: mapped(inner.init, path, p)(p), params
+        )
 
     def update(updates, state, params=None):
         assert params is not None
-        leaves, treedef = jax.tree.flatten(updates)
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
         states = treedef.flatten_up_to(state)
         values = treedef.flatten_up_to(params)
         results = [
-            mapped(lambda g, s, p: inner.update(g, s, p), leaf)(leaf, s, p)
-            for leaf, s, p in zip(leaves, states, values, strict=True)
+            mapped(lambda g, s, p: inner.update(g, s, p), path, leaf)(leaf, s, p)
+            for (path, leaf), s, p in zip(leaves, states, values, strict=True)
         ]
         return (
             treedef.unflatten([r[0] for r in results]),
@@ -156,7 +167,9 @@ def adamw(
                 b2=b2,
                 eps=eps,
                 weight_decay=weight_decay,
-                mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
+                mask=lambda params: jax.tree_util.tree_map_with_path(
+                    lambda path, p: p.ndim > 1 + is_stacked(path), params
+                ),
             ),
         )
     )

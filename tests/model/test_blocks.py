@@ -1,0 +1,114 @@
+"""A scanned stack, with and without recomputation, is the same model as its layers in turn."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from m4.eval.decode import search
+from m4.model.blocks import REMAT, unstack
+from m4.model.moe import layer_metrics
+from m4.model.transformer import Transformer
+from m4.train.optimizer import adafactor, adamw
+
+SIZES = {
+    "vocab_size": 32,
+    "width": 8,
+    "heads": 2,
+    "head_width": 4,
+    "mlp_width": 8,
+    "encoder_layers": 4,
+    "decoder_layers": 2,
+    "num_experts": 2,
+    "group_tokens": 8,
+    "train_capacity_factor": 2.0,
+    "dropout_rate": 0.0,
+}
+X_BL = jnp.asarray(np.random.default_rng(0).integers(1, 32, (2, 8)), jnp.int32)
+
+
+@pytest.fixture(scope="module")
+def params():
+    model = Transformer(scan_layers=True, **SIZES)
+    return jax.jit(
+        lambda: model.init(jax.random.key(0), X_BL, X_BL, X_BL, enable_dropout=False)["params"]
+    )()
+
+
+@functools.cache
+def loss_and_gradients(model: Transformer):
+    def loss(params):
+        logits_BTV, sown = model.apply(
+            {"params": params}, X_BL, X_BL, X_BL, enable_dropout=False, mutable=["intermediates"]
+        )
+        return jnp.mean(jnp.square(logits_BTV)), layer_metrics(sown["intermediates"])
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def assert_close(a, b, rtol=1e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7, rtol=rtol), a, b)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("remat", REMAT)
+def test_values_gradients_and_metrics_are_those_of_the_layers(params, scan, remat):
+    (plain, metrics), gradients = loss_and_gradients(Transformer(**SIZES))(unstack(params))
+    model = Transformer(scan_layers=scan, remat=remat, **SIZES)
+    given = params if scan else unstack(params)
+    (value, found), its = loss_and_gradients(model)(given)
+    assert_close(value, plain)
+    assert_close(unstack(its), gradients, rtol=1e-4)
+    assert set(found) == set(metrics) == {"encoder_1", "encoder_3", "decoder_1"}
+    assert_close(found, metrics)
+
+
+def test_dropout_is_another_in_every_layer(params):
+    model = Transformer(scan_layers=True, **(SIZES | {"dropout_rate": 0.5}))
+    key = jax.random.key(1)
+    rows = [
+        model.apply(
+            {"params": params}, X_BL, enable_dropout=True, rngs={"dropout": k}, method="encode"
+        )
+        for k in (key, key, jax.random.key(2))
+    ]
+    np.testing.assert_array_equal(rows[0], rows[1])
+    assert np.abs(np.asarray(rows[0] - rows[2])).max() > 0.1
+
+
+@pytest.mark.parametrize("optimizer", [adafactor, adamw])
+def test_an_optimizer_treats_stacked_layers_one_by_one(params, optimizer):
+    more = {"smallest_factored": 2} if optimizer is adafactor else {}
+    tx = optimizer(10, weight_decay=0.1, **more)
+    random = np.random.default_rng(1)
+    gradients = jax.tree.map(lambda p: random.normal(size=p.shape).astype(np.float32), params)
+
+    def updated(params, gradients):
+        updates, _ = tx.update(gradients, tx.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    stacked = jax.jit(updated)(params, gradients)
+    assert_close(unstack(stacked), jax.jit(updated)(unstack(params), unstack(gradients)))
+
+
+def test_decoding_takes_the_stack_apart(params):
+    arguments = (X_BL, 6, 2, 0.6)
+    found = search(Transformer(scan_layers=True, **SIZES), params, *arguments)
+    plain = search(Transformer(**SIZES), unstack(params), *arguments)
+    np.testing.assert_array_equal(found[0], plain[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"encoder_layers": 3}, "3 layers are not whole blocks of 2"),
+        ({"remat": "some"}, "remat: 'some' is none of none, full, products"),
+    ],
+)
+def test_errors(wrong, message):
+    model = Transformer(scan_layers=True, **(SIZES | wrong))
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda: model.init(jax.random.key(0), X_BL, X_BL, X_BL))

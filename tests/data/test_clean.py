@@ -6,10 +6,12 @@ import importlib
 import json
 import pkgutil
 import random
+import re
 import unicodedata
 from pathlib import Path
 from typing import Any
 
+import gin
 import pytest
 
 from m4.data import clean, cleaning
@@ -24,6 +26,7 @@ from m4.data.cleaning.length import Length
 from m4.data.cleaning.length_ratio import LengthRatio
 from m4.data.cleaning.script import Script
 from m4.data.sources import SPLITS
+from tests.command_line import own_gin
 from tests.data.cleaning import Listed, run
 
 
@@ -180,3 +183,20 @@ def test_fitted_checks_and_their_kin() -> None:
     assert isinstance(ratio, FittedCheck)
     assert not isinstance(Empty().open(["gl"])("gl", "train"), FittedCheck)
     assert isinstance(Script().open(["qqq"])("qqq", "train"), NotChecked)
+
+
+def test_the_examples_of_the_docs_make_cleanings() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    blocks = [b for b in re.findall(r"```gin\n(.*?)```", text, re.DOTALL) if "cleaning = @" in b]
+    names = []
+    for block in blocks:
+        with own_gin():
+            gin.parse_config(f"from __gin__ import dynamic_registration\n{block}")
+            made = gin.query_parameter("cache.prepare.cleaning").scoped_configurable_fn()
+        names.append([stage.name for stage in made.stages])
+    assert names == [
+        [stage.name for stage in clean.thorough().stages],
+        ["normalise", "overlap", "length_ratio"],
+    ]
+    assert made.stages[-1].bound == 3.0
+    assert made.stages[1].files["newstest2019"]["de"] == "newstest2019.de"

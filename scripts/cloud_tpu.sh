@@ -15,7 +15,7 @@
 #
 #   --name=NAME           of the slice                 --zone=ZONE     e.g. us-central2-b
 #   --slice=v4-128        v4-... or v5e-...            --spot          cheaper, can be preempted
-#   --job=train           name of the job, for its files; default: the first of ARGUMENTS
+#   --job=NAME            of the job and its log; default: train, or the first of ARGUMENTS
 #   --project=PROJECT     default: gcloud's            --worker=0      whose log
 #   --runtime_version=V   the VMs' image; default: the slice's own
 #   --poll_seconds=60     how often the queue and the job are looked at
@@ -256,11 +256,14 @@ shift
 parse "$@"
 where
 case $command in
-  start | supervise) check_job "${arguments[@]:0:1}" ;;
-  create) ;;
+  start | supervise)
+    check_job "${arguments[@]:0:1}"
+    job=${job:-${arguments[0]}}
+    ;;
+  create) ;; # gcloud's flags
   *) ((${#arguments[@]} == 0)) || mistake "$command takes nothing behind --" ;;
 esac
-job=${job:-${arguments[0]:-train}}
+job=${job:-train}
 check_name job "$job"
 case $command in
   create) create "${arguments[@]}" ;;

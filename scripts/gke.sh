@@ -76,9 +76,8 @@ pool() {
     "${flags[@]}"
 }
 
-# A YAML string: JSON's, which YAML takes. Control characters are no part of a command.
+# A YAML string: JSON's, which YAML takes.
 yaml() {
-  [[ $1 != *[[:cntrl:]]* ]] || mistake "an argument has a control character in it"
   local text=${1//\\/\\\\}
   text=${text//\"/\\\"}
   # Kubernetes puts variables in the place of $(NAME); $$( is $( itself.
@@ -203,6 +202,7 @@ shift
 parse "$@"
 if [[ $command =~ ^(manifest|apply|xpk)$ ]]; then
   check_job "${arguments[@]:0:1}"
+  [[ ${arguments[*]} != *[[:cntrl:]]* ]] || mistake "an argument has a control character in it"
 else
   ((${#arguments[@]} == 0)) || mistake "$command takes nothing behind --"
 fi

@@ -64,30 +64,31 @@ class ChunkTokenizer:
 
     def __init__(self, arrays: Sequence[Array], segmentations: int, alpha: float | None) -> None:
         self.arrays, self.segmentations, self.alpha = arrays, segmentations, alpha
-        self._encoders = {a.vocabulary: WordEncoder(Vocabulary(a.vocabulary)) for a in arrays}
-        self._types = {path: id_type(path) for path in self._encoders}
+        vocabularies = {a.vocabulary: Vocabulary(a.vocabulary) for a in arrays}
+        self._types = {path: id_type(path) for path in vocabularies}
+        # One a side: the same English words come again and again, those of another language do not.
+        self._encoders = {a.name: WordEncoder(vocabularies[a.vocabulary]) for a in arrays}
         if segmentations > 1:
             # Here, because it brings a compiler, which nothing else needs to tokenize.
             from m4.data.dropout import Dropout
 
-            self._dropouts = {
-                p: Dropout(encoder.vocabulary) for p, encoder in self._encoders.items()
-            }
+            self._dropouts = {path: Dropout(v) for path, v in vocabularies.items()}
 
     def __call__(self, chunk: Chunk) -> Tokenized:
         with chunk.path.open("rb") as file:
             file.seek(chunk.start)
             text = file.read(chunk.stop - chunk.start)
-        lines = text.decode().removesuffix("\n").split("\n")
-        sides = dict(
-            zip(SIDES, zip(*(line.split("\t") for line in lines), strict=True), strict=True)
-        )
-        best = {a.name: self._encoders[a.vocabulary].encode(sides[a.side]) for a in self.arrays}
+        # All at once: a split by line takes a tenth of the time of everything here.
+        fields = text.decode().replace("\n", "\t").split("\t")[:-1]
+        assert text.count(b"\t") == text.count(b"\n") == len(fields) // 2, chunk
+        sides = {side: fields[i :: len(SIDES)] for i, side in enumerate(SIDES)}
+        best = {a.name: self._encoders[a.name].encode(sides[a.side]) for a in self.arrays}
         long = np.any([best[a.name].lengths > a.longest for a in self.arrays], axis=0)
         if chunk.train and long.any():
             kept = np.flatnonzero(~long)
-            text = "".join(f"{lines[i]}\n" for i in kept).encode()
             sides = {side: [texts[i] for i in kept] for side, texts in sides.items()}
+            pairs = zip(*(sides[side] for side in SIDES), strict=True)
+            text = "".join(f"{english}\t{foreign}\n" for english, foreign in pairs).encode()
             best = {name: ragged.take(kept) for name, ragged in best.items()}
         ways = self.segmentations if chunk.train else 1
         return Tokenized(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from m4.data.vocabulary import SPACE, Vocabulary
 
-# About 100 MB. Beyond it everything is forgotten: the common words are soon known again.
-MOST_WORDS = 500_000
+# About 40 MB, and the processor's caches still help. Beyond it everything is forgotten: the common
+# words are soon known again.
+MOST_WORDS = 200_000
 
 
 class Ragged(NamedTuple):
@@ -55,7 +56,7 @@ class WordEncoder:
         self._forget()
 
     def _forget(self) -> None:
-        self._numbers: dict[str, int] = _Numbers()
+        self._numbers = _Numbers()
         self._known = Ragged.of([])
 
     def encode(self, texts: Sequence[str]) -> Ragged:
@@ -67,9 +68,10 @@ class WordEncoder:
             self._forget()
         words = joined.split(" ")
         number = np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
-        if new := list(islice(self._numbers, len(self._known.lengths), None)):
+        if new := self._numbers.new:
             ids = Ragged.of(self.vocabulary.encode(new))
             self._known = Ragged.joined([self._known, ids])
+            self._numbers.new = []
         by_word = self._known.take(number)
         words_of = np.fromiter((text.count(" ") + 1 for text in texts), np.int64, len(texts))
         lengths = np.add.reduceat(by_word.lengths, np.cumsum(words_of) - words_of)
@@ -77,8 +79,13 @@ class WordEncoder:
 
 
 class _Numbers(dict[str, int]):
-    """Word -> its number, in the order in which they were first asked for."""
+    """Word -> its number, in the order in which they were first asked for. new: the last ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new: list[str] = []
 
     def __missing__(self, word: str) -> int:
         self[word] = number = len(self)
+        self.new.append(word)
         return number

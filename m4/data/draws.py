@@ -15,6 +15,8 @@ from m4.data import kernels, permutation
 
 Ints = npt.NDArray[np.int64]
 _ONE = 1 << 48
+# Far more than a shuffle buffer holds; of 100 tokens a pair 13 MB.
+WINDOW = 1 << 16
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 20
 
 
@@ -35,7 +37,9 @@ class Draws:
     permutation orders the block. So the o-th draw of a direction is known by arithmetic, and a
     second keyed permutation, a new one each epoch, says which of its n examples that is:
     example = permute(o mod n) under the key of epoch o div n. Every example is drawn once
-    before any is drawn twice.
+    before any is drawn twice. A direction with more than `window` examples is drawn from one
+    stretch of so many after the other, in another order each epoch: what is read of a corpus that
+    is larger than memory stays close together.
     Source: shared stateless sampling as in grain's MapDataset.mix; Feistel: permutation.py.
     """
 
@@ -47,9 +51,10 @@ class Draws:
         seed: int,
         first: Sequence[int] | None = None,
         phase: int = 0,
+        window: int = WINDOW,
     ) -> None:
         """A direction with rate 0 is not drawn. first: draws of each direction before these, from
-        where its epochs go on. phase: another one draws in another order."""
+        where its epochs go on. phase: another one draws in another order. window: see the class."""
         assert len(names) == len(sizes) == len(rates) > 0
         for name, size, rate in zip(names, sizes, rates, strict=True):
             if not 0 <= rate < math.inf:
@@ -82,7 +87,7 @@ class Draws:
                     f"at least {1 / _LARGEST_BLOCK:.1e} (leave the direction out or raise "
                     "jobs.Setup.sampler's temperature)"
                 )
-        self._sizes = np.array(sizes, np.uint64)
+        self._sizes, self._window = np.array(sizes, np.uint64), np.uint64(window)
         order = ("block", seed, phase) if phase else ("block", seed)
         self._block_key = permutation.key(*order)
         self._keys = np.array([permutation.key("epoch", seed, name) for name in names], np.uint64)
@@ -98,9 +103,8 @@ class Draws:
         if not parts:
             return Drawn(*(np.zeros(0, np.int64) for _ in Drawn._fields))
         directions, occurrences = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return Drawn(
-            directions, *kernels.examples(directions, occurrences, self._sizes, self._keys)
-        )
+        found = kernels.examples(directions, occurrences, self._sizes, self._keys, self._window)
+        return Drawn(directions, *found)
 
     def counts(self, stop: int) -> list[int]:
         """How often each direction is drawn before draw `stop`, those of `first` included."""

@@ -57,6 +57,24 @@ def permute(index, size, key):
 
 
 @_compiled
+def permute_in_windows(index, size, window, key):
+    """A permutation of range(size) under `key` in which nearby places are nearby numbers.
+
+    Windows of consecutive numbers come in a permuted order, each permuted inside. What is left over
+    comes last; that this is not always the same numbers, all are moved on by a keyed distance.
+    """
+    if size <= window:
+        return permute(index, size, key)
+    number, inside, windows = index // window, index % window, size // window
+    if number < windows:
+        number = permute(number, windows, mix(key))
+        inside = permute(inside, window, mix(key ^ mix(number)))
+    else:
+        inside = permute(inside, size - windows * window, mix(key ^ mix(number)))
+    return (number * window + inside + mix(~key) % size) % size
+
+
+@_compiled
 def occurrences(directions, before):
     """[K] directions in the order of their draws, [D] draws of each before -> [K] draws of a pair's
     own direction before it."""
@@ -70,7 +88,7 @@ def occurrences(directions, before):
 
 
 @_compiled
-def examples(directions, occurrence, sizes, keys):
+def examples(directions, occurrence, sizes, keys, window):
     """[K] draws -> [K] pairs within their directions, [K] epochs. sizes, keys [D]: uint64."""
     found = np.empty(len(directions), np.int64)
     epochs = np.empty(len(directions), np.int64)
@@ -78,7 +96,8 @@ def examples(directions, occurrence, sizes, keys):
         size = sizes[directions[k]]
         epoch = np.uint64(occurrence[k]) // size
         key = mix(keys[directions[k]] ^ mix(epoch))
-        found[k] = np.int64(permute(np.uint64(occurrence[k]) % size, size, key))
+        place = np.uint64(occurrence[k]) % size
+        found[k] = np.int64(permute_in_windows(place, size, window, key))
         epochs[k] = np.int64(epoch)
     return found, epochs
 
@@ -124,22 +143,27 @@ def shares(source_lengths, target_lengths, source_length, target_length):
 @_compiled
 def decreasing(members, share):
     """members by share[member], the largest first, equal ones in their order."""
-    most = 0
+    # A radix sort, digit by digit from the lowest. Shares have few different values: mostly one
+    # digit. (np.argsort would take longer, and seconds to compile.)
+    most = np.int64(0)
     for k in members:
         most = max(most, share[k])
-    if most > 16 * len(members) + 1024:
-        return members[np.argsort(-share[members], kind="mergesort")]
-    # A counting sort, the quickest for few different shares: places[i] is where share most - i is.
-    places = np.zeros(most + 2, np.int64)
-    for k in members:
-        places[most - share[k] + 1] += 1
-    for i in range(most):
-        places[i + 1] += places[i]
-    result = np.empty(len(members), np.int64)
-    for k in members:
-        result[places[most - share[k]]] = k
-        places[most - share[k]] += 1
-    return result
+    before, after = members, np.empty(len(members), np.int64)
+    shift = 0
+    while shift == 0 or most >> shift:
+        # places[d]: where the next member goes whose digit is 255 - d, the highest digit first.
+        places = np.zeros(257, np.int64)
+        for k in before:
+            places[256 - (share[k] >> shift & 255)] += 1
+        for digit in range(256):
+            places[digit + 1] += places[digit]
+        for k in before:
+            digit = 255 - (share[k] >> shift & 255)
+            after[places[digit]] = k
+            places[digit] += 1
+        before, after = after, np.empty(len(members), np.int64)
+        shift += 8
+    return before
 
 
 @_compiled
@@ -154,31 +178,38 @@ def first_row(source, target, source_room, target_room):
 
 
 @_compiled
-def first_fit(order, source_lengths, target_lengths, source_room, target_room, row_of):
-    """Pairs in `order`, each into the first row with room for both sides; writes row_of (-1 where
-    there is none) and the room that is left. Returns how many fit nowhere."""
+def first_fit(order, stop, source_lengths, target_lengths, source_room, target_room, row_of):
+    """Pairs in `order` before pair `stop`, each into the first row with room for both sides.
+
+    Writes row_of (-1 where there is none) and the room that is left. Returns how many fit nowhere.
+    """
     left = 0
     for k in order:
-        row_of[k] = first_row(source_lengths[k], target_lengths[k], source_room, target_room)
-        left += row_of[k] < 0
+        row_of[k] = -1
+        if k < stop:
+            row_of[k] = first_row(source_lengths[k], target_lengths[k], source_room, target_room)
+            left += row_of[k] < 0
     return left
 
 
 @_compiled
 def plan(
-    source_lengths, target_lengths, directions, epochs, number_of_directions,
-    steps, rows, source_length, target_length, hurry,
+    source_lengths, target_lengths, directions, epochs, epoch_of, steps,
+    source_length, target_length, source_room, target_room, hurry, step_of, row_of,
 ):  # fmt: skip
-    """(step_of [K], row_of [K], pairs that fit nowhere); see packing.plan."""
-    pairs = len(source_lengths)
-    step_of, row_of = np.full(pairs, steps - 1), np.full(pairs, -1)
-    load = source_lengths * target_length + target_lengths * source_length
-    load_left = load.sum()
+    """Writes step_of and row_of [K], and returns how many pairs fit nowhere; see packing.plan.
+
+    epoch_of [directions], source_room and target_room [rows]: to work in.
+    """
+    pairs, rows = len(source_lengths), len(source_room)
     share = shares(source_lengths, target_lengths, source_length, target_length)
+    load, load_left = np.empty(pairs, np.int64), 0
     # The pairs that have no place yet are waiting[head:], in the order of their draws.
-    waiting, head = np.arange(pairs), 0
-    source_room, target_room = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    epoch_of = np.empty(number_of_directions, np.int64)
+    waiting, head = np.empty(pairs, np.int64), 0
+    for k in range(pairs):
+        waiting[k] = k
+        load[k] = source_lengths[k] * target_length + target_lengths[k] * source_length
+        load_left += load[k]
     for step in range(steps - 1):
         later = steps - 1 - step
         budget = load_left * hurry // (1000 * (later + 1))
@@ -191,26 +222,28 @@ def plan(
         end = min(head + count * (1 + AHEAD), pairs)
         window = decreasing(waiting[head:end], share)
         while True:
-            cut = waiting[head + count] if head + count < pairs else pairs
+            stop = waiting[head + count] if head + count < pairs else pairs
             source_room[:], target_room[:] = source_length, target_length
-            stretch = window[window < cut]
             left = first_fit(
-                stretch, source_lengths, target_lengths, source_room, target_room, row_of
+                window, stop, source_lengths, target_lengths, source_room, target_room, row_of
             )
             if left == 0:
                 break
-            row_of[stretch] = -1
-            count -= left  # the last ones wait
+            for _ in range(left):  # the last ones wait
+                count -= 1
+                taken -= load[waiting[head + count]]
         # The gaps go to later pairs, the largest first, where that brings no epoch forward.
-        taken = load[stretch].sum()
         for w in range(end - 1, head + count - 1, -1):
             epoch_of[directions[waiting[w]]] = epochs[waiting[w]]
-        source_most, target_most = source_room.max(), target_room.max()
+        source_most, target_most = 0, 0
+        for row in range(rows):
+            source_most = max(source_most, source_room[row])
+            target_most = max(target_most, target_room[row])
         for k in window:
             if count == most:
                 break
             if (
-                k >= cut
+                k >= stop
                 and taken + load[k] <= budget
                 and source_lengths[k] <= source_most
                 and target_lengths[k] <= target_most
@@ -232,10 +265,13 @@ def plan(
             else:
                 head -= 1
                 waiting[head] = k
+    for w in range(head, pairs):
+        step_of[waiting[w]] = steps - 1
     window = decreasing(waiting[head:], share)
     source_room[:], target_room[:] = source_length, target_length
-    left = first_fit(window, source_lengths, target_lengths, source_room, target_room, row_of)
-    return step_of, row_of, left
+    return first_fit(
+        window, pairs, source_lengths, target_lengths, source_room, target_room, row_of
+    )
 
 
 @_compiled

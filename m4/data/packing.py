@@ -61,26 +61,29 @@ def plan(
     """
     assert len(source_lengths) >= steps * shape.rows
     parts = _parts(shape.rows)
-    rows = shape.rows // parts
+    rows, number = shape.rows // parts, int(directions.max()) + 1
     made = []
     for hurry in _HURRIES[:tries]:
-        made.append(
-            kernels.plan(
-                source_lengths,
-                target_lengths,
-                directions,
-                epochs,
-                int(directions.max()) + 1,
-                steps * parts,
-                rows,
-                shape.source_length,
-                shape.target_length,
-                hurry,
-            )
+        part_of, row_of = np.empty_like(source_lengths), np.empty_like(source_lengths)
+        left = kernels.plan(
+            source_lengths,
+            target_lengths,
+            directions,
+            epochs,
+            np.empty(number, np.int64),
+            steps * parts,
+            shape.source_length,
+            shape.target_length,
+            np.empty(rows, np.int64),
+            np.empty(rows, np.int64),
+            hurry,
+            part_of,
+            row_of,
         )
-        if not made[-1][2]:
+        made.append((left, part_of, row_of))
+        if not left:
             break
-    part_of, row_of, _ = min(made, key=lambda one: one[2])
+    _, part_of, row_of = min(made, key=lambda one: one[0])
     row_of = np.where(row_of < 0, -1, row_of + part_of % parts * rows)
     return Plan(part_of // parts, row_of, [shape] * steps)
 
@@ -95,6 +98,7 @@ def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shap
     row_of = np.empty(len(share), np.int64)
     kernels.first_fit(
         kernels.decreasing(np.arange(len(share)), share),
+        len(share),
         source_lengths,
         target_lengths,
         np.full(shape.rows, shape.source_length),

@@ -49,11 +49,12 @@ class Phases:
         sizes: Sequence[int],
         seed: int,
         group_steps: int,
+        window: int,
         pairs_of: Callable[[Draws], int],
     ) -> None:
         """phases: `Phase`s, or what `as_json` gave. ValueError: where they cannot be."""
         self._directions, self._sizes, self._seed = list(directions), list(sizes), seed
-        self._group_steps, self._pairs_of = group_steps, pairs_of
+        self._group_steps, self._window, self._pairs_of = group_steps, window, pairs_of
         self._entries: list[_Entry] = []
         self._stretches: list[Stretch] = []
         for phase in phases:
@@ -114,7 +115,8 @@ class Phases:
 
     def _draws(self, entry: _Entry, before: list[int] | None = None, number: int = 0) -> Draws:
         rates = [float(entry.rates.get(direction, 0.0)) for direction in self._directions]
-        return Draws(self._directions, self._sizes, rates, self._seed, before, number)
+        sizes, seed = self._sizes, self._seed
+        return Draws(self._directions, sizes, rates, seed, before, number, self._window)
 
     def _first_group(self, number: int) -> int:
         return -(-self._entries[number].first_step // self._group_steps)

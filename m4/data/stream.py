@@ -15,7 +15,7 @@ from m4.data import buckets, packing, permutation
 from m4.data.batches import EOS_IDS, TAG_IDS, Batch, Examples, SplitReader, lay_out
 from m4.data.batches import evaluation_batches as evaluation_batches
 from m4.data.cache import Cache
-from m4.data.draws import Draws
+from m4.data.draws import WINDOW, Draws
 from m4.data.packing import Ints, Plan, Shape
 from m4.data.phases import Phases
 from m4.data.samplers import Phase
@@ -61,12 +61,14 @@ class Stream:
         layout: str = "packed",
         widths: Sequence[int] | None = None,
         rows_multiple: int = 8,
+        window: int = WINDOW,
     ) -> None:
         """directions default to those that a phase has rates for, lengths to the cache's.
 
         phases: rates by direction (shares of the pairs, need not sum to 1), or phases of them, or
         what `self.phases` was of another stream; default: temperature(T=5). widths and
-        rows_multiple: of the layout "bucketed", see buckets.shapes.
+        rows_multiple: of the layout "bucketed", see buckets.shapes. window: a direction with more
+        pairs is read in stretches of so many, see Draws.
         ValueError for a direction without a rate and for lengths below the longest training pair.
         """
         if phases is None:
@@ -85,6 +87,9 @@ class Stream:
             raise ValueError(
                 f"layout {layout!r}: must be one of {', '.join(LAYOUTS)} (stream.Stream.layout)"
             )
+        if window < 1:
+            raise ValueError(f"window is {window}: must be at least 1 pair (stream.Stream.window)")
+        self._window = window
         whole = Shape(batch_rows, self.source_length, self.target_length)
         # The shapes that batches have: one program is compiled for each.
         self.shapes = [whole]
@@ -99,7 +104,13 @@ class Stream:
         self._means = [cache.mean_pieces(d, "train") for d in self.directions]
         self._check_lengths(cache)
         self._phases = Phases(
-            phases, self.directions, self._split.sizes, seed, self.group_steps, self._most_pairs
+            phases,
+            self.directions,
+            self._split.sizes,
+            seed,
+            self.group_steps,
+            window,
+            self._most_pairs,
         )
         self._cache_fingerprint = cache.fingerprint
         self._groups: OrderedDict[int, _Group] = OrderedDict()
@@ -201,6 +212,7 @@ class Stream:
             self._split.sizes,
             self._phases.initial(),
             self.seed,
+            self._window,
             [self.layout, self.group_steps, *self.shapes],
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -21,12 +21,24 @@ def occurrences(directions: Ints, before: Ints) -> Ints:
     return rank + before[directions]
 
 
-def examples(directions: Ints, occurrence: Ints, sizes: Any, keys: Any) -> tuple[Ints, Ints]:
+def examples(
+    directions: Ints, occurrence: Ints, sizes: Any, keys: Any, window: np.uint64
+) -> tuple[Ints, Ints]:
     """(pairs within their directions, epochs)."""
+    mix, permute = permutation.mix, permutation.permute
     size = sizes[directions]
-    epochs = occurrence.astype(np.uint64) // size
-    key = permutation.mix(keys[directions] ^ permutation.mix(epochs))
-    found = permutation.permute(occurrence.astype(np.uint64) % size, size, key)
+    index, epochs = occurrence.astype(np.uint64) % size, occurrence.astype(np.uint64) // size
+    key = mix(keys[directions] ^ mix(epochs))
+    number, inside, windows = index // window, index % window, size // window
+    whole, rest = (size > window) & (number < windows), (size > window) & (number == windows)
+    number[whole] = permute(number[whole], windows[whole], mix(key[whole]))
+    sizes_inside = np.where(whole, window, size - windows * window)
+    key_inside = mix(key ^ mix(number))
+    for part in (whole, rest):
+        inside[part] = permute(inside[part], sizes_inside[part], key_inside[part])
+    found = (number * window + inside + mix(~key) % size) % size
+    small = size <= window
+    found[small] = permute(index[small], size[small], key[small])
     return found.astype(np.int64), epochs.astype(np.int64)
 
 

@@ -125,9 +125,25 @@ def test_compiled_is_the_same() -> None:
     occurrence = stream_reference.occurrences(directions, before)
     assert np.array_equal(kernels.occurrences(directions, before), occurrence)
     sizes, keys = np.array(SIZES, np.uint64), rng.integers(0, 2**64, 4, np.uint64)
-    for found, wanted in zip(
-        kernels.examples(directions, occurrence, sizes, keys),
-        stream_reference.examples(directions, occurrence, sizes, keys),
-        strict=True,
-    ):
-        assert np.array_equal(found, wanted)
+    for window in (np.uint64(1 << 16), np.uint64(64), np.uint64(99)):
+        for found, wanted in zip(
+            kernels.examples(directions, occurrence, sizes, keys, window),
+            stream_reference.examples(directions, occurrence, sizes, keys, window),
+            strict=True,
+        ):
+            assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("size", [64, 65, 127, 128, 1000])
+def test_windows_are_drawn_one_after_the_other(size: int) -> None:
+    """Every example once an epoch; 64 draws in turn are 64 neighbours, round the end."""
+    draws = Draws(["a"], [size], [1.0], 3, window=64)
+    drawn = draws.draw(0, 3 * size).examples.reshape(3, size)
+    for epoch in drawn:
+        assert np.array_equal(np.sort(epoch), np.arange(size))
+        for start in range(0, size - 63, 64):
+            places = np.sort(epoch[start : start + 64])
+            gaps = np.diff(places, append=places[0] + size)
+            assert size == 64 or np.sort(gaps)[-1] == size - 63, "all others lie in one gap"
+    windows = {frozenset(epoch[:64].tolist()) for epoch in drawn}
+    assert size == 64 or len(windows) > 1, "not the same windows in each epoch"

@@ -218,6 +218,7 @@ def test_fingerprint_is_everything_that_decides(made_cache: Cache, layout: str) 
         base | {"target_length": 91},
         base | {"layout": {"packed": "single", "single": "bucketed", "bucketed": "packed"}[layout]},
         base | {"directions": ["en-gl", "gl-en"]},
+        base | {"window": 100},
         base | {"phases": rates | {"en-gl": 0.5}},
         base | {"phases": [Phase(0, rates), Phase(100, rates)]},
     ]

@@ -121,7 +121,7 @@ def corpus(setup: Setup) -> Cache:
     ledger = made.ledger()
     write_report_of_data(setup.folder, ledger)
     for line in ledger.summary():
-        print(line, file=sys.stderr)
+        print(line)
     return made
 
 

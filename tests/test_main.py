@@ -78,7 +78,7 @@ def trained_from(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     said = train(folder / "model", *from_tsv(text), "--gin.tsv.Tsv.on_bad_line='skip'")
     assert said.status == 0, said.err
     # Counted, and told.
-    assert said.err == "1 of 121 training pairs left out: source: no tab: 1\n"
+    assert "1 of 121 training pairs left out: source: no tab: 1\n" in said.out
     assert "120 training pairs in 2 languages" in said.out
     COMPILES.clear()
     return text, folder / "model"
@@ -213,7 +213,7 @@ def test_a_language_without_data(tmp_path: Path) -> None:
     text = tsv_folder(tmp_path / "text")
     asked = "--gin.cache.prepare.languages=['gl', 'eo']"
     mistake = train(tmp_path / "model", *from_tsv(text), asked).mistake
-    assert "eo.train.tsv: no such file" in mistake
+    assert "no 'eo' in files called like" in mistake
     assert "gl, pt" in mistake
     (text / "eo.train.tsv").touch()
     mistake = train(tmp_path / "model", *from_tsv(text), asked).mistake

@@ -161,13 +161,15 @@ job_state() {
     echo unreachable
     return
   }
-  states=" $(sed -n 's/^.*m4-job [^ ]* //p' <<<"$said" | sort -u | paste -sd, | sed 's/,/ , /g') "
+  # Each word once; 130 and 143 are what SIGINT and SIGTERM leave.
+  states=" $(sed -n 's/^.*m4-job [^ ]* //p' <<<"$said" | sed -E 's/^failed (130|143)$/stopped/' |
+    sort -u | paste -sd, | sed 's/,/ , /g') "
   case $states in
     "  ") echo unreachable ;;
     *" bare "*) echo bare ;;
     *" failed 2 "*) echo mistake ;; # m4's exit status for what the user must change
-    *" failed 130 "* | *" failed 143 "*) echo interrupted ;;
     *" failed "* | *" lost "*) echo crashed ;;
+    *" stopped "*) echo interrupted ;;
     " running " | " finished , running ") echo running ;;
     " finished ") echo finished ;;
     " none ") echo none ;;
@@ -189,15 +191,13 @@ supervise() {
     [[ $state == "$before" ]] || say "$name is $state"
     before=$state
     case $state in
-      NONE) create ;;
+      NONE) create || fail "the slice could not be asked for" ;;
       SUSPENDED) # preempted
-        queue delete --force --quiet
-        create
+        recreate || fail "the slice could not be asked for"
         ;;
       FAILED)
         fail "the slice was refused"
-        queue delete --force --quiet
-        create
+        recreate || fail "the slice could not be asked for"
         ;;
       "ACTIVE, job finished") return ;;
       "ACTIVE, job mistake")
@@ -219,6 +219,8 @@ supervise() {
     sleep "$poll_seconds"
   done
 }
+
+recreate() { queue delete --force --quiet && create; }
 
 # One more of `supervise`'s failures; ends the script where there are too many.
 fail() {
@@ -244,8 +246,7 @@ show_supervise() {
   stop
   start
   when "where the slice is SUSPENDED (preempted) or FAILED:"
-  queue delete --force --quiet
-  create
+  recreate
 }
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || mistake "needs bash 4.4 or later"

@@ -334,6 +334,7 @@ case "$*" in
     if [[ $state == down ]]; then echo "ERROR: could not reach it" >&2; exit 1; fi
     echo "$state"
     ;;
+  *" scp "*) [[ ! -e $fake/refuse ]] ;;
   *" status "*)
     said=$(next jobs)
     if [[ $said == unreachable ]]; then exit 255; fi
@@ -438,11 +439,21 @@ def test_supervise_starts_a_crashed_job_again_on_all_hosts(tmp_path: Path, fakes
 
 
 def test_supervise_gives_up_after_so_many_crashes(tmp_path: Path, fakes: Path) -> None:
-    rounds = ["ACTIVE: failed_1 running", "FAILED", "ACTIVE: failed_255 lost"]
+    # The second one stopped at SIGTERM only because the first had crashed.
+    rounds = ["ACTIVE: failed_1 failed_130", "FAILED", "ACTIVE: failed_255 running"]
     run = Supervised(tmp_path, fakes, rounds, "--max_restarts=2")
     assert run.said.returncode == 1
     assert "failure 3 (--max_restarts=2)" in run.said.stderr
     assert run.did == ["stop", "start", "delete", "create"]
+
+
+def test_supervise_tries_again_what_gcloud_refuses(tmp_path: Path, fakes: Path) -> None:
+    (fakes / "refuse").touch()  # to copy the code
+    rounds = ["ACTIVE: bare bare", "ACTIVE: bare bare", "ACTIVE: bare bare"]
+    run = Supervised(tmp_path, fakes, rounds, "--max_restarts=2")
+    assert run.said.returncode == 1
+    assert "could not be set up: failure 3" in run.said.stderr
+    assert run.did == ["copy"] * 3  # neither set up nor started without the code
 
 
 def test_supervise_does_not_repeat_a_mistake(tmp_path: Path, fakes: Path) -> None:

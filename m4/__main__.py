@@ -72,6 +72,7 @@ JOBS = {
     "eval": "score the translations (they are made first where they are missing)",
     "report": "scores, ΔBLEU table, plot and report.html from what is decoded",
     "atlas": "which language goes to which expert: tables, atlas.png",
+    "collectives": "what partitioned operators send: Table 4 of GShard, compiled here",
     "demo": "all of it, in turn: train, baselines, decode, report",
     "data": "look at the corpus, without training: " + ", ".join(DATA_JOBS),
     "translate": "translate the arguments, or standard input line by line",
@@ -100,6 +101,11 @@ def parser() -> argparse.ArgumentParser:
                 _add_common(part)
                 for option, settings in about.options.items():
                     part.add_argument(f"--{option}", **settings)
+            continue
+        if name == "collectives":  # compiles operators, and reads no config
+            _add_debug(job)
+            job.add_argument("--devices", default="2,4,8,16,32,64", help="(%(default)s)")
+            job.add_argument("--output", type=Path, help="a file of JSON to write as well")
             continue
         if name == "atlas":  # reads counts and no config
             _add_debug(job)
@@ -341,6 +347,9 @@ def run(parsed: argparse.Namespace, bindings: Sequence[str]) -> None:
     if parsed.job == "atlas":
         draw_atlas(parsed.model_dir, parsed.split, bindings)
         return
+    if parsed.job == "collectives":
+        show_collectives(parsed.devices, parsed.output, bindings)
+        return
     config = parse_config(parsed, bindings)
     try:
         work(parsed, config)
@@ -362,6 +371,23 @@ def draw_atlas(model_dir: str | None, split: str, bindings: Sequence[str]) -> No
         raise UserError(f"'{bindings[0]}': atlas reads no config, only --model_dir")
     width = None if sys.stdout.isatty() else 120
     atlas.show(Path(model_dir), split, Console(width=width))
+
+
+def show_collectives(devices: str, output: Path | None, bindings: Sequence[str]) -> None:
+    """`m4 collectives`: without a config, on fake CPU devices."""
+    from rich.console import Console
+
+    from m4.core import table4
+
+    if bindings:
+        raise UserError(f"'{bindings[0]}': collectives reads no config")
+    if not re.fullmatch(r"\d+(,\d+)*", devices):
+        raise UserError(f"--devices={devices}: numbers with commas between them, as 2,8,64")
+    rows = table4.table([int(count) for count in devices.split(",")])
+    table4.show(rows, Console(width=None if sys.stdout.isatty() else 200))
+    if output:
+        table4.save(rows, output)
+        print(f"wrote {output}")
 
 
 def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:

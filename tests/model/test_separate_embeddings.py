@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from m4.model.gates.hash import hash
 from m4.model.transformer import Transformer
@@ -31,7 +31,7 @@ TARGETS = jnp.array([[V - 1, 3, 1]])
 
 def names_and_shapes(model: Transformer) -> dict[str, Any]:
     variables = jax.eval_shape(model.init, jax.random.key(0), SOURCES, TARGETS, TARGETS)
-    flat = flax.traverse_util.flatten_dict(variables["params"], sep="/")
+    flat: dict[str, Any] = flatten_dict(variables["params"], sep="/")
     return {name: leaf.shape for name, leaf in flat.items()}
 
 
@@ -48,7 +48,9 @@ def test_the_encoder_reads_the_sources_table_and_the_decoder_its_own() -> None:
     params = jax.jit(MODEL.init)(jax.random.key(0), SOURCES, TARGETS, TARGETS)["params"]
 
     def loss(params: Any) -> jax.Array:
-        logits = MODEL.apply({"params": params}, SOURCES, TARGETS, TARGETS, enable_dropout=False)
+        logits: Any = MODEL.apply(
+            {"params": params}, SOURCES, TARGETS, TARGETS, enable_dropout=False
+        )
         assert logits.shape == (1, 3, V)
         return (logits[..., 0] ** 2).sum()
 

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from m4.core.collectives import collectives, summary
 from m4.core.files import write_text
+from m4.core.jax_setup import use_fake_devices
 from m4.core.sharding import replicate, split
 
 ABBREVIATIONS = {
@@ -93,25 +94,6 @@ class Row:
     paper_communication: str
     paper_compute: str
     agrees: bool
-
-
-def use_fake_devices(count: int) -> None:
-    """Makes JAX show so many CPU devices; to be called before JAX is used for anything else.
-
-    Raises:
-        ValueError: JAX runs already, with fewer.
-    """
-    try:
-        jax.config.update("jax_platforms", "cpu")
-        known = jax.config.values["jax_num_cpu_devices"]
-        jax.config.update("jax_num_cpu_devices", max(count, known))
-    except RuntimeError:  # it runs already; what it has may do
-        pass
-    if len(jax.devices("cpu")) < count:
-        raise ValueError(
-            f"--devices: {count} devices are needed, JAX has {len(jax.devices('cpu'))} CPU devices "
-            "and runs already"
-        )
 
 
 def check_devices(counts: Sequence[int]) -> None:

@@ -9,149 +9,18 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
+from m4.arguments import DATA_JOBS, gin_arguments, parser
+from m4.arguments import JOBS as JOBS
 from m4.core.huge_pages import restart_with_huge_pages
 
 if TYPE_CHECKING:
     from m4.experiment import Setup
 
 
-class DataJob(NamedTuple):
-    """What `m4 data <name>` does, and its own options: argparse's arguments by name."""
-
-    help: str
-    options: Mapping[str, Mapping[str, Any]] = {}
-
-
-# Each is the function of that name in m4/data_jobs.py, called with the setup and the options.
-DATA_JOBS = {
-    "preview": DataJob(
-        "how often each language would be seen: data_preview.html, .png, .json",
-        {
-            "temperatures": {
-                "default": "1,2,3,5,inf",
-                "help": "to compare the sampler with (default: %(default)s)",
-            },
-            "most_epochs": {
-                "type": float,
-                "default": 16.0,
-                "help": "warn of languages that are repeated more often (default: %(default)s)",
-            },
-        },
-    ),
-    "vocabulary": DataJob(
-        "what the vocabulary makes of each language: pieces a sentence, bytes",
-        {
-            "sentences": {"type": int, "default": 2000, "help": "of each language (2000)"},
-            "warn_above": {"type": float, "default": 0.01, "help": "share of bytes (0.01)"},
-        },
-    ),
-    "audit": DataJob(
-        "clean the corpus: what is dropped and why; data_report.html",
-        {
-            "stages": {
-                "choices": ["configured", "all"],
-                "default": "configured",
-                "help": "the stages that the config names, or all that there are",
-            },
-            "list": {
-                "nargs": "?",
-                "const": "",
-                "metavar": "REASON",
-                "help": "write dropped.jsonl.gz: every dropped pair, or those of a stage or reason",
-            },
-        },
-    ),
-}
-
-JOBS = {
-    "train": "train the model, from its latest checkpoint where there is one",
-    "baselines": "train the bilingual baselines that are missing",
-    "decode": "translate the test sets with the trained model",
-    "eval": "score the translations (they are made first where they are missing)",
-    "report": "scores, ΔBLEU table, plot and report.html from what is decoded",
-    "atlas": "which language goes to which expert: tables, atlas.png",
-    "collectives": "what partitioned operators send: Table 4 of GShard, compiled here",
-    "demo": "all of it, in turn: train, baselines, decode, report",
-    "data": "look at the corpus, without training: " + ", ".join(DATA_JOBS),
-    "translate": "translate the arguments, or standard input line by line",
-}
-
-
 class UserError(Exception):
     """One line for the user; exit status 2."""
-
-
-def parser() -> argparse.ArgumentParser:
-    """The arguments of every job."""
-    top = argparse.ArgumentParser(
-        prog="m4",
-        description="Train, evaluate and use massively multilingual translation models.",
-        epilog="Any gin value can be set on the command line: --gin.TRAIN_STEPS=2000 "
-        "--gin.MODEL_DIR='\"runs/mine\"' (text needs its own quotes).",
-    )
-    commands = top.add_subparsers(dest="job", required=True, metavar="job")
-    for name, text in JOBS.items():
-        job = commands.add_parser(name, help=text, description=text)
-        if name == "data":
-            looks = job.add_subparsers(dest="look", required=True, metavar="what")
-            for look, about in DATA_JOBS.items():
-                part = looks.add_parser(look, help=about.help, description=about.help)
-                _add_common(part)
-                for option, settings in about.options.items():
-                    part.add_argument(f"--{option}", **settings)
-            continue
-        if name == "collectives":  # compiles operators, and reads no config
-            _add_debug(job)
-            job.add_argument("--devices", default="2,4,8,16,32,64", help="(%(default)s)")
-            job.add_argument("--output", type=Path, help="a file of JSON to write as well")
-            continue
-        if name == "atlas":  # reads counts and no config
-            _add_debug(job)
-            job.add_argument("--model_dir", help="the folder of a model with experts")
-            job.add_argument(
-                "--split",
-                choices=["train", "test"],
-                default="train",
-                help="who went where in training, or in the test sets and their translations",
-            )
-            continue
-        _add_common(job)
-        if name in ("train", "demo"):
-            job.add_argument("--fresh", action="store_true", help="remove MODEL_DIR and start over")
-        if name != "translate":
-            job.add_argument(
-                "--compare", choices=["dense"], help="the same model without experts, beside it"
-            )
-        if name == "translate":
-            job.add_argument("--to", required=True, help="target language, e.g. gl")
-            job.add_argument("text", nargs="*", help="without text: standard input")
-    return top
-
-
-def _add_common(job: argparse.ArgumentParser) -> None:
-    """The arguments of every job that reads a config."""
-    _add_debug(job)
-    job.add_argument("--gin_file", action="append", default=[], help="config; may be repeated")
-    job.add_argument("--gin_search_paths", default=".", help="comma-separated folders")
-    job.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
-    job.add_argument("--model_dir", help="MODEL_DIR; alone: with the config that is there")
-
-
-def _add_debug(job: argparse.ArgumentParser) -> None:
-    job.add_argument("--debug", action="store_true", help="show where an error was raised")
-
-
-def gin_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits off --gin.NAME=VALUE: (other arguments, ["NAME = VALUE", ...])."""
-    others, bindings = [], []
-    for argument in arguments:
-        if match := re.match(r"--gin\.([^=]+)=(.*)", argument, re.DOTALL):
-            bindings.append(f"{match[1]} = {match[2]}")
-        else:
-            others.append(argument)
-    return others, bindings
 
 
 def parse_config(arguments: argparse.Namespace, bindings: Sequence[str]) -> dict[str, str]:

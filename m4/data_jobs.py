@@ -1,6 +1,6 @@
 """The jobs of `m4 data ...`: they look at the corpus, train nothing and start no accelerator.
 
-Each takes a `Setup` and, by name, the options that its line in `m4.__main__.DATA_JOBS` declares.
+Each takes a `Setup` and, by name, the options that its line in `m4.arguments.DATA_JOBS` declares.
 """
 
 import dataclasses

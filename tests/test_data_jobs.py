@@ -25,6 +25,7 @@ def test_help_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_no_accelerator_no_tensorflow(tmp_path: Path) -> None:
     code = (
         "import sys\n"
@@ -56,6 +57,7 @@ def previewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: Path) -> None:
     """Nothing is trained yet, so the folder's config may change; the corpus is not made again."""
     cache = {name: at for name, at in contents(previewed).items() if name.startswith("data/")}

@@ -125,6 +125,7 @@ def run(folder: Path, corpus: caches.Cache, evaluators: list[Evaluator]) -> Trai
     )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_learns_and_draws_as_one_that_was_not_stopped(
     tmp_path: Path, corpus: caches.Cache
 ) -> None:

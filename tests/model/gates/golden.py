@@ -1,5 +1,7 @@
 """What tests of gates share: the golden cases, plans as masks, and seats handed out by loops."""
 
+import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from m4.model.dispatch.einsum import masks
 from m4.model.routing import Capacity, Gate, Routing, Tokens
 
 GOLDEN = Path(__file__).parents[2] / "testdata" / "gates"
@@ -18,11 +19,13 @@ CASES = ("tiny", "small", "e2", "overflow", "pad", "ties")
 PROBS = [[[0.6, 0.3, 0.1], [0.5, 0.1, 0.4], [0.7, 0.2, 0.1], [0.2, 0.5, 0.3]]]
 
 
+@functools.cache
 def read(name: str) -> dict[str, np.ndarray]:
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         return dict(arrays)
 
 
+@functools.cache  # one function a number: a program that was compiled with it is found again
 def seats(number: int) -> Capacity:
     """So many seats, however many choices."""
     return lambda choices: number
@@ -31,7 +34,7 @@ def seats(number: int) -> Capacity:
 def tokens_of(logits_GSE: Any, mask_GS: Any = None, noise_GSE: Any = 0.0, **about: Any) -> Tokens:
     """Tokens whose router gives these logits; without a mask all are real."""
     logits_GSE = jnp.asarray(logits_GSE, jnp.float32)
-    noise_GSE = jnp.broadcast_to(jnp.asarray(noise_GSE, jnp.float32), logits_GSE.shape)
+    noise_GSE = jnp.asarray(np.broadcast_to(noise_GSE, logits_GSE.shape), jnp.float32)
     if mask_GS is None:
         mask_GS = np.ones(logits_GSE.shape[:2], bool)
     by_name = {"router": logits_GSE, "noise": noise_GSE}
@@ -41,15 +44,40 @@ def tokens_of(logits_GSE: Any, mask_GS: Any = None, noise_GSE: Any = 0.0, **abou
 
 
 def at_once(gate: Gate, tokens: Tokens, E: int, capacity: Capacity, **options: Any) -> Routing:
-    """gate(tokens, E, capacity) as one program, which compiles quicker than its operations."""
-    names = ("router", "noise")
+    """gate(tokens, E, capacity, **options) as one program, for tokens without a table.
 
-    @jax.jit
-    def run(tokens: Tokens, scores: dict[str, jax.Array]) -> Routing:
-        scored = replace(tokens, score=lambda name, **_: scores[name])
-        return gate(scored, E, capacity, **options)
+    Operation by operation each is compiled on its own, anew for every shape: that takes longer.
+    The plan's arrays are numpy's, whose operations are not compiled.
+    """
+    return all_at_once(gate, tokens, E, capacity, [options])[0]
 
-    return run(tokens, {name: tokens.score(name) for name in names})
+
+def all_at_once(
+    gate: Gate, tokens: Tokens, E: int, capacity: Capacity, variants: Sequence[dict[str, Any]]
+) -> list[Routing]:
+    """The plans of several options as one program: they have most operations in common."""
+    scores = {name: tokens.score(name) for name in ("router", "noise")}
+    # A program is found again by what is static, and functions are equal to themselves alone.
+    bare = replace(tokens, score=_no_score, table=None)
+    given = tuple(tuple(sorted(options.items())) for options in variants)
+    return jax.device_get(_planned(gate, E, capacity, given, bare, scores))
+
+
+def _no_score(name: str, **_: Any) -> jax.Array:
+    raise AssertionError(name)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _planned(
+    gate: Gate,
+    E: int,
+    capacity: Capacity,
+    variants: tuple[tuple[tuple[str, Any], ...], ...],
+    tokens: Tokens,
+    scores: dict[str, jax.Array],
+) -> list[Routing]:
+    scored = replace(tokens, score=lambda name, **_: scores[name])
+    return [gate(scored, E, capacity, **dict(options)) for options in variants]
 
 
 def tokens_of_probs(probs_GSE: Any, mask_GS: Any = None, **about: Any) -> Tokens:
@@ -61,6 +89,20 @@ def golden_tokens(inputs: dict[str, np.ndarray], case: str) -> tuple[Tokens, int
     logits_GSE = inputs[f"{case}/logits"]
     tokens = tokens_of(logits_GSE, inputs[f"{case}/paddings"] == 0)
     return tokens, logits_GSE.shape[-1], int(inputs[f"{case}/capacity"])
+
+
+def masks(routing: Routing) -> tuple[np.ndarray, np.ndarray]:
+    """(combine_GSEC, dispatch_GSEC) of a plan, choice by choice."""
+    expert_GSK, seat_GSK, weight_GSK = (
+        np.asarray(x) for x in (routing.expert_GSK, routing.seat_GSK, routing.weight_GSK)
+    )
+    shape = (*seat_GSK.shape[:2], routing.num_experts, routing.capacity)
+    combine_GSEC, dispatch_GSEC = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    for g, s, k in zip(*np.nonzero(seat_GSK >= 0), strict=True):
+        place = g, s, expert_GSK[g, s, k], seat_GSK[g, s, k]
+        combine_GSEC[place] += weight_GSK[g, s, k]
+        dispatch_GSEC[place] = True
+    return combine_GSEC, dispatch_GSEC
 
 
 def assert_same_plan(routing: Routing, combine, dispatch, where: str = "seat") -> None:

@@ -1,12 +1,10 @@
 """Expert choice: Lingvo's masks, a case by hand, sentences that do not notice their padding."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.model.dispatch.einsum import masks
 from m4.model.gates.expert_choice import expert_choice
-from tests.model.gates.golden import CASES, PROBS, read, seats, tokens_of
+from tests.model.gates.golden import CASES, PROBS, at_once, masks, read, seats, tokens_of
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -15,9 +13,8 @@ def test_equals_lingvo(case):
     logits, mask = inputs[f"{case}/logits"], inputs[f"{case}/paddings"] == 0
     _, S, E = logits.shape
     factor = float(inputs[f"{case}/capacity"]) * E / S
-    routing = expert_choice(
-        tokens_of(logits, mask, train=True), E, seats(1), capacity_factor=factor
-    )
+    tokens = tokens_of(logits, mask, train=True)
+    routing = at_once(expert_choice, tokens, E, seats(1), capacity_factor=factor)
     combine_GSEC, _ = masks(routing)
     expected = lingvo[f"{case}/expert_choice_v2/combine"]
     np.testing.assert_array_equal(combine_GSEC != 0, expected != 0)
@@ -30,7 +27,8 @@ def test_by_hand():
     #   expert 1: .3 .1 .2 .5   takes t0 and t3
     #   expert 2: .1 .4 .1 .3   takes t1 and t3
     # Seats in the tokens' order; weights are the probabilities.
-    routing = expert_choice(tokens_of(np.log(PROBS), train=True), 3, seats(99), capacity_factor=1.5)
+    tokens = tokens_of(np.log(PROBS), train=True)
+    routing = at_once(expert_choice, tokens, 3, seats(99), capacity_factor=1.5)
     assert routing.capacity == 2
     assert routing.seat_GSK[0].tolist() == [[0, 0, -1], [-1, -1, 0], [1, -1, -1], [-1, 1, 1]]
     np.testing.assert_allclose(
@@ -46,7 +44,7 @@ def test_seats(factor, C):
     # Six tokens, four experts: 6 * factor / 4 rounded up, at most one seat a token. (6 * 8/3 / 4 is
     # 4, and no more where 8/3 was rounded up.)
     tokens = tokens_of(np.zeros((1, 6, 4)), train=True)
-    routing = expert_choice(tokens, 4, seats(1), capacity_factor=factor)
+    routing = at_once(expert_choice, tokens, 4, seats(1), capacity_factor=factor)
     assert routing.capacity == C
     assert (np.asarray(routing.seat_GSK >= 0).sum(axis=1) == C).all()
 
@@ -60,7 +58,7 @@ def test_outside_training_padding_changes_nothing(factor):
         def plan(length, logits=logits, real=real):
             padded = np.concatenate([logits, rng.normal(size=(1, length - real, 4))], axis=1)
             tokens = tokens_of(padded, np.arange(length)[None] < real)
-            return expert_choice(tokens, 4, seats(1), capacity_factor=factor)
+            return at_once(expert_choice, tokens, 4, seats(1), capacity_factor=factor)
 
         alone = plan(real)
         assert (alone.seat_GSK >= 0).any()
@@ -75,8 +73,8 @@ def test_outside_training_padding_changes_nothing(factor):
 
 def test_in_training_padding_leaves_more_seats_to_the_others():
     # C = 2 * 4 / 2 = 4 of 4 tokens, of which one is real: it has both experts, and no pad has any.
-    tokens = tokens_of(jnp.zeros((1, 4, 2)), [[False, True, False, False]], train=True)
-    routing = expert_choice(tokens, 2, seats(1))
+    tokens = tokens_of(np.zeros((1, 4, 2)), [[False, True, False, False]], train=True)
+    routing = at_once(expert_choice, tokens, 2, seats(1))
     assert routing.seat_GSK[0].tolist() == [[-1, -1], [0, 0], [-1, -1], [-1, -1]]
 
 

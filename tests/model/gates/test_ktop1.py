@@ -7,6 +7,7 @@ from m4.model.gates.ktop1 import ktop1
 from m4.model.gates.switch import switch
 from tests.model.gates.golden import (
     CASES,
+    all_at_once,
     assert_same_plan,
     at_once,
     golden_tokens,
@@ -21,12 +22,13 @@ from tests.model.gates.golden import (
 @pytest.mark.parametrize("prototypes", [1, 2, 3])
 def test_a_prototype_is_a_switch_gate_of_its_own(prototypes):
     logits, mask = random_case(prototypes, G=3, S=12, E=6)
-    routing = at_once(ktop1, tokens_of(logits, mask), 6, seats(2), prototypes=prototypes)
+    variants = [{"prototypes": prototypes, "paper_scale": scale} for scale in (False, True)]
+    routing, summed = all_at_once(ktop1, tokens_of(logits, mask), 6, seats(2), variants)
     members = 6 // prototypes
     losses = []
     for z in range(prototypes):
         part = slice(z * members, (z + 1) * members)
-        alone = switch(tokens_of(logits[..., part], mask), members, seats(2))
+        alone = at_once(switch, tokens_of(logits[..., part], mask), members, seats(2))
         got = (x[..., z] for x in (routing.expert_GSK, routing.seat_GSK, routing.weight_GSK))
         expert, seat, weight = got
         np.testing.assert_array_equal(expert - z * members, alone.expert_GSK[..., 0])
@@ -35,9 +37,6 @@ def test_a_prototype_is_a_switch_gate_of_its_own(prototypes):
         losses.append(alone.aux_loss)
     assert (np.asarray(routing.seat_GSK)[mask] < 0).any()  # some are dropped
     np.testing.assert_allclose(routing.aux_loss, np.mean(losses), rtol=1e-6)
-    summed = at_once(
-        ktop1, tokens_of(logits, mask), 6, seats(2), prototypes=prototypes, paper_scale=True
-    )
     np.testing.assert_allclose(summed.aux_loss, np.sum(losses), rtol=1e-6)
 
 

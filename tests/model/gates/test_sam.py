@@ -6,6 +6,7 @@ import pytest
 from m4.model.gates.sam import sam
 from m4.model.gates.topk import topk
 from tests.model.gates.golden import (
+    all_at_once,
     at_once,
     balance_by_loops,
     best,
@@ -35,7 +36,8 @@ def test_equals_loops(choices, expert_groups):
     seat = seats_by_loops(expert, mask, 2)
     assert (seat[mask] < 0).any()  # some are dropped
     options = {"choices": choices, "expert_groups": expert_groups}
-    routing = at_once(sam, tokens_of(logits, mask), 6, seats(2), alignment=0.5, **options)
+    variants = [{**options, "alignment": 0.5, "paper_scale": scale} for scale in (False, True)]
+    routing, summed = all_at_once(sam, tokens_of(logits, mask), 6, seats(2), variants)
     np.testing.assert_array_equal(routing.expert_GSK, expert)
     np.testing.assert_array_equal(routing.seat_GSK, seat)
     weight = np.take_along_axis(probs, expert, axis=-1) * (seat >= 0)
@@ -44,9 +46,6 @@ def test_equals_loops(choices, expert_groups):
     # A single expert that is the best of all keeps its token from none.
     assert (misfit[mask].sum() > 0) == (members > 1)
     np.testing.assert_allclose(routing.aux_loss, balance + 0.5 * misfit[mask].mean(), rtol=2e-6)
-    summed = at_once(
-        sam, tokens_of(logits, mask), 6, seats(2), alignment=0.5, paper_scale=True, **options
-    )
     expected = choices * balance + 0.5 * misfit[mask].sum()
     np.testing.assert_allclose(summed.aux_loss, expected, rtol=2e-6)
 
@@ -87,7 +86,7 @@ def test_one_group_is_top_k():
     logits, mask = random_case(5, G=3, S=12, E=4)
     tokens = tokens_of(logits, mask)
     routing = at_once(sam, tokens, 4, seats(2), choices=3, expert_groups=1)
-    plain = topk(tokens, 4, seats(2), choices=3)
+    plain = at_once(topk, tokens, 4, seats(2), choices=3)
     np.testing.assert_array_equal(routing.seat_GSK, plain.seat_GSK)
     np.testing.assert_allclose(routing.weight_GSK, plain.weight_GSK, atol=1e-7)
     np.testing.assert_allclose(routing.aux_loss, plain.aux_loss, rtol=1e-6)

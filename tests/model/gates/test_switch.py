@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -109,34 +108,38 @@ def test_jitter_in_training_only(train, rng, jitter):
     asked = []
     tokens = tokens_of_probs(PROBS, train=train, rng=None if rng is None else jax.random.key(rng))
     score = lambda name, **how: (asked.append(how["jitter"]), tokens.score(name))[1]  # noqa: E731
-    switch(replace(tokens, score=score), 3, seats(2), jitter=0.1)
+    asking = replace(tokens, score=score)
+    jax.eval_shape(lambda: switch(asking, 3, seats(2), jitter=0.1))
     assert asked == [jitter]
 
 
 def test_jitter_scales_what_the_router_sees_and_nothing_else():
     # Width 1: the logits are x u w with u ~ U(.75, 1.25), so that their ratio to x w is u.
-    seen = []
+    asked = []
 
     def gate(tokens: Tokens, num_experts, capacity):
         def score(*arguments, **how):
-            seen.append(tokens.score(*arguments, **how))
-            return seen[-1]
+            asked.append(tokens.score(*arguments, **how))
+            return asked[-1]
 
         return switch(replace(tokens, score=score), num_experts, capacity, jitter=0.25)
 
     layer = MoeLayer(num_experts=4, width=3, gate=gate, dropout_rate=0.0)
-    x_BLM, mask_BL = jnp.full((8, 32, 1), 2.0), jnp.ones((8, 32), bool)
-    params = layer.init(jax.random.key(0), x_BLM, mask_BL, deterministic=True)["params"]
-    seen.clear()
-    rngs = {"dropout": jax.random.key(1)}
-    plain, jittered = (
-        np.ravel(
-            jnp.asarray(
-                layer.apply({"params": params}, x_BLM, mask_BL, deterministic=not train, rngs=rngs)
-            )
-        )
-        for train in (False, True)
-    )
+    x_BLM, mask_BL = np.full((8, 32, 1), 2.0, np.float32), np.ones((8, 32), bool)
+
+    @jax.jit
+    def evaluation_and_training():
+        params = layer.init(jax.random.key(0), x_BLM, mask_BL, deterministic=True)["params"]
+        asked.clear()
+        rngs = {"dropout": jax.random.key(1)}
+        outputs = [
+            layer.apply({"params": params}, x_BLM, mask_BL, deterministic=not train, rngs=rngs)
+            for train in (False, True)
+        ]
+        return outputs, asked
+
+    outputs, seen = jax.device_get(evaluation_and_training())
+    plain, jittered = (np.ravel(y_BLM) for y_BLM in outputs)
     u_SE = np.asarray(seen[1]).reshape(256, 4) / np.asarray(seen[0]).reshape(256, 4)
     np.testing.assert_allclose(u_SE, np.broadcast_to(u_SE[:, :1], u_SE.shape), rtol=1e-5)
     u = u_SE[:, 0]
@@ -148,7 +151,7 @@ def test_jitter_scales_what_the_router_sees_and_nothing_else():
     # Standard deviation of U(.75, 1.25) is .5 / sqrt(12) = .144; of 256 draws' mean .009.
     assert abs(u.mean() - 1) < 0.045
     # The expert's input is not jittered: outputs p_e FFN_e(x) differ by the ratio of p_e only.
-    first, second = (np.ravel(jax.nn.softmax(logits).max(axis=-1)) for logits in seen)
+    first, second = (np.ravel(softmax(logits).max(axis=-1)) for logits in seen)
     kept = jittered != 0  # training drops some
     assert kept.any()
     np.testing.assert_allclose((jittered / plain)[kept], (second / first)[kept], rtol=1e-4)
@@ -163,4 +166,4 @@ def test_errors():
     causal = tokens_of_probs(PROBS, causal=True)
     with pytest.raises(ValueError, match=r"switch\.switch\.priority = 'probability' looks at"):
         switch(causal, 3, seats(2), priority="probability")
-    assert switch(causal, 3, seats(2)).seat_GSK[0, :, 0].tolist() == [0, 1, -1, 0]
+    assert at_once(switch, causal, 3, seats(2)).seat_GSK[0, :, 0].tolist() == [0, 1, -1, 0]

@@ -1,57 +1,82 @@
 """GShard's gate: golden outputs of other implementations, and a case by hand."""
 
+import functools
 import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from m4.model.dispatch import einsum
 from m4.model.gates.top2_gshard import route, top2_gshard
-from m4.model.routing import Routing, Tokens, expert_capacity
-from tests.model.gates.golden import CASES, PROBS, assert_same_plan, read
+from m4.model.routing import Routing, expert_capacity
+from tests.model.gates.golden import (
+    CASES,
+    PROBS,
+    assert_same_plan,
+    at_once,
+    read,
+    seats,
+    tokens_of,
+)
 
 # --- Golden outputs -------------------------------------------------------------------------------
 
+OPTIONS = ("policy", "paper_seat", "normalize", "real_token_means")
+planned = jax.jit(route, static_argnames=("num_experts", "capacity", *OPTIONS))
 
-@pytest.fixture(scope="module")
-def golden():
-    return {name: read(name) for name in ("inputs", "alg1", "lingvo")}
+PAPER: dict[str, dict[str, Any]] = {
+    "paper": {"policy": "random", "paper_seat": True},
+    "paper_freeseat": {"policy": "random"},
+    "all": {"policy": "all"},
+    "all_after": {"policy": "all", "normalize": "after"},
+    "random_after": {"policy": "random", "normalize": "after"},
+    "none": {"policy": "none"},
+}
+LINGVO: dict[str, dict[str, Any]] = {
+    "all_legacy": {"policy": "all"},
+    "random_legacy": {"policy": "random"},
+    "sampling_legacy": {"policy": "sampling"},
+    "all_nonlegacy": {"policy": "all", "normalize": "after", "real_token_means": True},
+    "random_nonlegacy": {"policy": "random", "normalize": "after", "real_token_means": True},
+}
+REAL_TOKENS: dict[str, Any] = {"policy": "all", "real_token_means": True}
+DEFAULTS = {"paper_seat": False, "normalize": "before", "real_token_means": False}
 
 
-def plan(golden, case, **options: Any) -> Routing:
+@functools.cache
+def plans(case: str) -> dict[str, Routing]:
+    """Variant -> plan. All of a case as one program: they have most operations in common."""
     names = ("logits", "paddings", "uniform", "gumbel_u")
-    inputs = {key: golden["inputs"][f"{case}/{key}"] for key in names}
-    uniform = inputs["gumbel_u" if options["policy"] == "sampling" else "uniform"]
-    return route(
-        jnp.asarray(inputs["logits"]),
-        jnp.asarray(inputs["paddings"]) == 0,
-        jnp.asarray(uniform),
-        inputs["logits"].shape[-1],
-        int(golden["inputs"][f"{case}/capacity"]),
-        **{"paper_seat": False, "normalize": "before", "real_token_means": False, **options},
-    )
+    logits_GSE, paddings_GS, *uniform = (read("inputs")[f"{case}/{name}"] for name in names)
+    C = int(read("inputs")[f"{case}/capacity"])
+
+    @jax.jit
+    def run(logits_GSE, mask_GS, uniform_GS, uniform_GSE):
+        return {
+            name: route(
+                logits_GSE,
+                mask_GS,
+                uniform_GSE if options["policy"] == "sampling" else uniform_GS,
+                logits_GSE.shape[-1],
+                C,
+                **{**DEFAULTS, **options},
+            )
+            for name, options in {**PAPER, **LINGVO, "real tokens": REAL_TOKENS}.items()
+        }
+
+    return run(logits_GSE, paddings_GS == 0, *uniform)
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    ("variant", "options"),
-    [
-        ("paper", {"policy": "random", "paper_seat": True}),
-        ("paper_freeseat", {"policy": "random"}),
-        ("all", {"policy": "all"}),
-        ("all_after", {"policy": "all", "normalize": "after"}),
-        ("random_after", {"policy": "random", "normalize": "after"}),
-        ("none", {"policy": "none"}),
-    ],
-)
-def test_equals_algorithm_1(golden, case, variant, options):
+@pytest.mark.parametrize("variant", PAPER)
+def test_equals_algorithm_1(case, variant):
+    alg1 = read("alg1")
     expected = {
-        key: golden["alg1"][f"{case}/alg1/{variant}/{key}"]
-        for key in ("combine", "dispatch", "l_aux_paper")
+        key: alg1[f"{case}/alg1/{variant}/{key}"] for key in ("combine", "dispatch", "l_aux_paper")
     }
-    routing = plan(golden, case, **options)
+    routing = plans(case)[variant]
     assert_same_plan(routing, expected["combine"], expected["dispatch"])
     # The paper divides by E, m4 multiplies: 1 is balance.
     scaled = expected["l_aux_paper"] * routing.num_experts**2
@@ -59,39 +84,36 @@ def test_equals_algorithm_1(golden, case, variant, options):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    ("variant", "options"),
-    [
-        ("all_legacy", {"policy": "all"}),
-        ("random_legacy", {"policy": "random"}),
-        ("sampling_legacy", {"policy": "sampling"}),
-        ("all_nonlegacy", {"policy": "all", "normalize": "after", "real_token_means": True}),
-        ("random_nonlegacy", {"policy": "random", "normalize": "after", "real_token_means": True}),
-    ],
-)
-def test_equals_lingvo(golden, case, variant, options):
-    expected = {
-        key: golden["lingvo"][f"{case}/{variant}/{key}"] for key in ("combine", "dispatch", "aux")
-    }
-    routing = plan(golden, case, **options)
+@pytest.mark.parametrize("variant", LINGVO)
+def test_equals_lingvo(case, variant):
+    lingvo = read("lingvo")
+    expected = {key: lingvo[f"{case}/{variant}/{key}"] for key in ("combine", "dispatch", "aux")}
+    routing = plans(case)[variant]
     assert_same_plan(routing, expected["combine"], expected["dispatch"], where="weight")
     aux = float(expected["aux"])
     # Lingvo adds 1e-6 to both denominators.
     np.testing.assert_allclose(routing.aux_loss, aux, rtol=3e-6)
 
 
-def test_real_token_means_equal_algorithm_1_over_real_tokens(golden):
-    expected = float(golden["alg1"]["pad/alg1/all_nonpad/l_aux_paper"])
-    routing = plan(golden, "pad", policy="all", real_token_means=True)
-    np.testing.assert_allclose(routing.aux_loss, expected * 8**2, rtol=2e-6)
+def test_real_token_means_equal_algorithm_1_over_real_tokens():
+    expected = float(read("alg1")["pad/alg1/all_nonpad/l_aux_paper"])
+    np.testing.assert_allclose(plans("pad")["real tokens"].aux_loss, expected * 8**2, rtol=2e-6)
 
 
-def test_capacity_equals_lingvos(golden):
+def test_the_transports_masks_are_the_papers():
+    # `einsum` carries by these.
+    combine_GSEC, dispatch_GSEC = jax.jit(einsum.masks)(plans("overflow")["paper"])
+    expected = "overflow/alg1/paper"
+    np.testing.assert_array_equal(dispatch_GSEC, read("alg1")[f"{expected}/dispatch"])
+    np.testing.assert_allclose(combine_GSEC, read("alg1")[f"{expected}/combine"], atol=2e-6)
+
+
+def test_capacity_equals_lingvos():
     # Lingvo's factor counts both choices (2.0 is the paper's 2S/E); and it gives four seats to a
     # group of fewer tokens, where m4 gives as many as there are tokens.
-    for tokens, experts, factor, seats in golden["lingvo"]["capacity_probe"]:
+    for tokens, experts, factor, most in read("lingvo")["capacity_probe"]:
         got = expert_capacity(int(tokens), int(experts), factor / 2)
-        assert got == min(tokens, seats), (tokens, experts, factor)
+        assert got == min(tokens, most), (tokens, experts, factor)
 
 
 # --- By hand --------------------------------------------------------------------------------------
@@ -106,8 +128,7 @@ def test_capacity_equals_lingvos(golden):
 COINS = [[0.7, 0.5, 0.3, 0.8]]
 
 
-def by_hand(**options) -> Routing:
-    logits = jnp.log(jnp.asarray(PROBS, jnp.float32))
+def by_hand(mask_GS=((True,) * 4,), **options) -> Routing:
     options = {
         "policy": "random",
         "paper_seat": False,
@@ -115,7 +136,8 @@ def by_hand(**options) -> Routing:
         "real_token_means": True,
         **options,
     }
-    return route(logits, jnp.ones((1, 4), bool), jnp.asarray(COINS), 3, 2, **options)
+    logits_GSE = np.log(PROBS).astype(np.float32)
+    return planned(logits_GSE, np.asarray(mask_GS), np.asarray(COINS), 3, 2, **options)
 
 
 def test_by_hand_a_refused_second_expert_frees_its_seat():
@@ -153,19 +175,7 @@ def test_by_hand_normalize_after():
 def test_by_hand_padding():
     # Without t0, expert 0 has a seat for t2. Means are over three tokens: shares (2/3, 1/3, 0),
     # mean probabilities (1.4, .8, .8) / 3: 3 * (2/3 * 1.4/3 + 1/3 * .8/3) = 1.2.
-    mask = jnp.asarray([[False, True, True, True]])
-    logits = jnp.log(jnp.asarray(PROBS, jnp.float32))
-    routing = route(
-        logits,
-        mask,
-        None,
-        3,
-        2,
-        policy="all",
-        paper_seat=False,
-        normalize="before",
-        real_token_means=True,
-    )
+    routing = by_hand([[False, True, True, True]], policy="all")
     assert routing.seat_GSK[0].tolist() == [[-1, -1], [0, 0], [1, 1], [0, 1]]
     np.testing.assert_allclose(routing.aux_loss, 1.2, rtol=1e-6)
     assert routing.weight_GSK[0, 0].tolist() == [0, 0]
@@ -173,28 +183,26 @@ def test_by_hand_padding():
 
 def test_underflown_probabilities_never_choose_an_expert_twice():
     # softmax gives 1, 0, 0 in float32; the second best is still expert 2, by its logit.
-    logits = jnp.asarray([[[0.0, -300.0, -200.0]]])
-    tokens = Tokens(score=lambda name, **_: logits, mask_GS=jnp.ones((1, 1), bool))
-    assert top2_gshard(tokens, 3, lambda choices: 1).expert_GSK.tolist() == [[[0, 2]]]
+    tokens = tokens_of([[[0.0, -300.0, -200.0]]])
+    assert at_once(top2_gshard, tokens, 3, seats(1)).expert_GSK.tolist() == [[[0, 2]]]
 
 
 def test_bad_arguments():
-    tokens = Tokens(score=lambda name, **_: jnp.zeros((1, 1, 2)), mask_GS=jnp.ones((1, 1), bool))
+    tokens = tokens_of(np.zeros((1, 1, 2)))
     with pytest.raises(ValueError, match=r"top2_gshard\.eval_second_policy: 'some'"):
-        top2_gshard(tokens, 2, lambda choices: 1, eval_second_policy="some")
+        top2_gshard(tokens, 2, seats(1), eval_second_policy="some")
     with pytest.raises(ValueError, match="2 is not between 1 and 1, the experts"):
-        top2_gshard(tokens, 1, lambda choices: 1)
+        top2_gshard(tokens, 1, seats(1))
     with pytest.raises(ValueError, match=r"top2_gshard\.normalize: 'never'"):
-        top2_gshard(tokens, 2, lambda choices: 1, normalize="never")
+        top2_gshard(tokens, 2, seats(1), normalize="never")
 
 
 def test_the_policy_is_random_in_training_only():
-    logits = jnp.tile(jnp.asarray([[[1.0, -1.0]]]), (1, 64, 1))  # g2 = 1 / (1 + e^2) = .119
-    mask = jnp.ones((1, 64), bool)
+    logits = np.tile([[[1.0, -1.0]]], (1, 64, 1))  # g2 = 1 / (1 + e^2) = .119
 
     def seconds(**options):
-        tokens = Tokens(score=lambda name, **_: logits, mask_GS=mask, **options)
-        return int(jnp.sum(top2_gshard(tokens, 2, lambda choices: 64).seat_GSK[..., 1] >= 0))
+        routing = at_once(top2_gshard, tokens_of(logits, **options), 2, seats(64))
+        return int(np.sum(np.asarray(routing.seat_GSK)[..., 1] >= 0))
 
     assert seconds(train=False) == 64
     assert seconds(train=True) == 64  # no key: deterministic
@@ -205,10 +213,8 @@ def test_the_policy_is_random_in_training_only():
 def test_balance_scores_one():
     # Every expert is the clear first choice of S/E = 2 tokens: shares 1/E, and by symmetry mean
     # probabilities 1/E, so that E * sum = 1 whatever the logits' size.
-    logits = jnp.broadcast_to(3.0 * jax.nn.one_hot(jnp.arange(8) % 4, 4)[None], (2, 8, 4))
-    tokens = Tokens(score=lambda name, **_: logits, mask_GS=jnp.ones((2, 8), bool))
-    np.testing.assert_allclose(top2_gshard(tokens, 4, lambda choices: 8).aux_loss, 1.0, rtol=1e-6)
+    logits = np.broadcast_to(3.0 * np.eye(4)[np.arange(8) % 4], (2, 8, 4))
+    routing = at_once(top2_gshard, tokens_of(logits), 4, seats(8))
+    np.testing.assert_allclose(routing.aux_loss, 1.0, rtol=1e-6)
     # z-loss by its definition: log(e^3 + 3)^2.
-    np.testing.assert_allclose(
-        top2_gshard(tokens, 4, lambda choices: 8).z_loss, math.log(math.e**3 + 3) ** 2, rtol=1e-6
-    )
+    np.testing.assert_allclose(routing.z_loss, math.log(math.e**3 + 3) ** 2, rtol=1e-6)

@@ -1,5 +1,7 @@
 """Top-k: golden outputs, loops for every order of seats, cases by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from m4.model.gates.topk import topk
 from tests.model.gates.golden import (
     CASES,
     PROBS,
+    all_at_once,
     assert_same_plan,
     at_once,
     balance_by_loops,
@@ -27,12 +30,12 @@ def test_normalised_top_2_is_gshards_without_the_coin(case):
     # As Tutel's: both choices always ask, and the gates are normalised before anything is dropped.
     alg1 = read("alg1")
     tokens, E, C = golden_tokens(read("inputs"), case)
-    routing = at_once(topk, tokens, E, seats(C), normalize=True)
+    normalized, raw = all_at_once(topk, tokens, E, seats(C), [{"normalize": True}, {}])
     combine, dispatch = (alg1[f"{case}/alg1/all/{part}"] for part in ("combine", "dispatch"))
-    assert_same_plan(routing, combine, dispatch)
+    assert_same_plan(normalized, combine, dispatch)
     # Raw: the same seats, and the softmax itself as the weight.
     probs = softmax(np.asarray(tokens.score("router")))
-    assert_same_plan(at_once(topk, tokens, E, seats(C)), probs[..., None] * dispatch, dispatch)
+    assert_same_plan(raw, probs[..., None] * dispatch, dispatch)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -43,36 +46,37 @@ def test_top_1_is_switch(case):
     assert_same_plan(routing, combine, combine != 0, where="weight")
 
 
+VARIANTS: list[dict[str, Any]] = [
+    {"normalize": normalize, "seat_order": order, "batch_priority": priority}
+    for normalize in (False, True)
+    for order in ("choice", "token")
+    for priority in (False, True)
+]
+
+
 @pytest.mark.parametrize("choices", [1, 2, 3, 5])
-@pytest.mark.parametrize("token_major", [False, True])
-@pytest.mark.parametrize("batch_priority", [False, True])
-def test_equals_loops(choices, token_major, batch_priority):
+def test_equals_loops(choices):
     logits, mask = random_case(choices, G=3, S=12, E=5)
     logits[0, 3] = logits[0, 9]  # an equal priority
     mask[0, [3, 9]] = True
     probs, expert = softmax(logits), best(logits, choices)
-    seat = seats_by_loops(
-        expert,
-        mask,
-        3,
-        token_major=token_major,
-        priority=probs.max(axis=-1) if batch_priority else None,
-    )
     chosen = np.take_along_axis(probs, expert, axis=-1)
-    for normalize in (False, True):
-        routing = topk(
-            tokens_of(logits, mask),
-            5,
-            seats(3),
-            choices=choices,
-            normalize=normalize,
-            seat_order="token" if token_major else "choice",
-            batch_priority=batch_priority,
+    variants = [{"choices": choices, **variant} for variant in VARIANTS]
+    plans = all_at_once(topk, tokens_of(logits, mask), 5, seats(3), variants)
+    for routing, variant in zip(plans, VARIANTS, strict=True):
+        seat = seats_by_loops(
+            expert,
+            mask,
+            3,
+            token_major=variant["seat_order"] == "token",
+            priority=probs.max(axis=-1) if variant["batch_priority"] else None,
         )
-        np.testing.assert_array_equal(routing.expert_GSK, expert)
-        np.testing.assert_array_equal(routing.seat_GSK, seat)
-        weight = chosen / chosen.sum(axis=-1, keepdims=True) if normalize else chosen
-        np.testing.assert_allclose(routing.weight_GSK, weight * (seat >= 0), atol=2e-6)
+        np.testing.assert_array_equal(routing.expert_GSK, expert, str(variant))
+        np.testing.assert_array_equal(routing.seat_GSK, seat, str(variant))
+        weight = chosen / chosen.sum(axis=-1, keepdims=True) if variant["normalize"] else chosen
+        np.testing.assert_allclose(
+            routing.weight_GSK, weight * (seat >= 0), atol=2e-6, err_msg=str(variant)
+        )
         np.testing.assert_allclose(
             routing.aux_loss, balance_by_loops(probs, expert, mask), rtol=2e-6
         )
@@ -155,4 +159,5 @@ def test_errors():
     causal = tokens_of_probs(PROBS, causal=True)
     with pytest.raises(ValueError, match=r"topk\.topk\.batch_priority = True looks at later"):
         topk(causal, 3, seats(1), batch_priority=True)
-    np.testing.assert_array_equal(topk(causal, 3, seats(1)).seat_GSK, by_hand(1).seat_GSK)
+    allowed = at_once(topk, causal, 3, seats(1))
+    np.testing.assert_array_equal(allowed.seat_GSK, by_hand(1).seat_GSK)

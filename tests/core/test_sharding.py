@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -200,6 +202,17 @@ def test_a_mesh_of_jax() -> None:
     with jax.set_mesh(mesh):
         y = in_program(lambda x: mesh_split(x, mesh, [0, 1]))(x)
     check(y, array(4, 8), np.arange(8).reshape(2, 4), [0, 1])
+
+
+def test_the_example_of_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, "parallelism.md", "exec"), names)
+    x_BLM, in_MF, out_FM = array(4, 2, 4) / 32, array(4, 8) / 32, array(8, 4) / 32
+    y_BLM = names["feed_forward"](x_BLM, in_MF, out_FM)
+    np.testing.assert_allclose(y_BLM, jnp.maximum(x_BLM @ in_MF, 0) @ out_FM, rtol=1e-6)
+    assert part(y_BLM) == (1, 2, 2)
 
 
 def test_gradients_go_through() -> None:

@@ -1,5 +1,6 @@
 """One whole experiment: `Setup`, which gin fills in, and what every job does with it first."""
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
@@ -106,18 +107,27 @@ def corpus_settings(setup: Setup) -> dict[str, Any]:
 
 
 def corpus(setup: Setup) -> Cache:
-    """The tokenised corpus: opened if it is there, else made."""
+    """The tokenised corpus: opened if it is there, else made; made anew where the text, the
+    settings or m4's format have changed and nothing was trained on it yet."""
     settings = corpus_settings(setup)
-    if (setup.folder / "data" / "manifest.json").is_file():
+    if any((setup.folder / name).exists() for name in ("checkpoints", "compare", "baselines")):
         return setup.corpus(**settings)
-    with Stage("corpus", 100, "%") as stage:
+    with contextlib.ExitStack() as stack:
+        stages: list[Stage] = []  # none while a cache is only opened
 
         def progress(name: str, done: int, total: int) -> None:
-            stage.update(round(100 * done / max(total, 1)), name)
+            if not stages:
+                stages.append(stack.enter_context(Stage("corpus", 100, "%")))
+            stages[0].update(round(100 * done / max(total, 1)), name)
 
-        made = setup.corpus(**settings, report=progress)
+        made = setup.corpus(**settings, rebuild=True, report=progress)
+        if not stages:
+            return made
         pairs = sum(made.size(language, "train") for language in made.languages())
-        stage.update(100, f"{pairs:,} training pairs in {len(made.languages())} languages")
+        text = f"{pairs:,} training pairs in {len(made.languages())} languages"
+        stages[0].update(100, text)
+    if made.replaced is not None:
+        print(f"made anew: {made.replaced}")
     ledger = made.ledger()
     write_report_of_data(setup.folder, ledger)
     for line in ledger.summary():

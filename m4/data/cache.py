@@ -78,6 +78,11 @@ class Cache:
         """SHA-256 of the text, the vocabulary and the settings: everything that decides ids."""
         return self.manifest["fingerprint"]
 
+    @property
+    def replaced(self) -> str | None:
+        """Why it was made anew, in one line; None: it was the first in its folder."""
+        return self.manifest["replaced"]
+
     def languages(self) -> list[str]:
         """The codes, English left out, in the order of the rows."""
         return list(self.manifest["languages"])
@@ -258,8 +263,9 @@ def prepare(
 
     languages default to all of the source's. Training pairs longer than the lengths (in ids, with
     tag and eos) are dropped and counted, as are those that the stages of `cleaning` drop.
-    A folder that was made with other settings or from other text is an error, or with rebuild=True
-    made anew. report(stage, done, total) is called with the stages text, vocabulary, tokens.
+    A folder that was made with other settings, from other text or by another format is an error, or
+    with rebuild=True made anew (`Cache.replaced` says why). report(stage, done, total) is called
+    with the stages text, vocabulary, tokens.
 
     target_vocabulary_size: None: one vocabulary for all text. Else sources have one of
     vocabulary_size pieces and targets one of this size, each made of the text that is source or
@@ -338,22 +344,29 @@ def _open_or_build(
     # Beside the cache: it outlives one that is made anew, and one that is not finished.
     with remembering(folder.with_name(f".{folder.name}.hashes.json")):
         identity = identity_of(source, settings)
-    if (folder / "manifest.json").is_file() and not rebuild:
-        cache = Cache(folder, mixture_name)
-        if different := differences(cache.manifest["identity"], identity):
-            raise ValueError(
-                f"{folder}: this cache was made with {'; '.join(different[:3])}"
-                f"{f' and {len(different) - 3} more' if len(different) > 3 else ''}"
-                " (another folder, or cache.prepare.rebuild = True, makes it anew)"
-            )
-        return cache
-    elif folder.exists() and not (folder / "manifest.json").is_file() and any(folder.iterdir()):
+    replaced = None
+    if (folder / "manifest.json").is_file():
+        try:
+            cache = Cache(folder, mixture_name)
+            if different := differences(cache.manifest["identity"], identity):
+                raise ValueError(
+                    f"{folder}: this cache was made with {'; '.join(different[:3])}"
+                    f"{f' and {len(different) - 3} more' if len(different) > 3 else ''}"
+                    " (another folder, or cache.prepare.rebuild = True, makes it anew)"
+                )
+            return cache
+        except ValueError as error:
+            if not rebuild:
+                raise
+            replaced = str(error).partition(" (")[0]
+    elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder}: neither a cache nor empty; give another folder")
     check(settings, workers)
     with whole_folder(folder) as unfinished:
         manifest = {
             "format": FORMAT,
             "identity": identity,
+            "replaced": replaced,
             **build.build(unfinished, source, settings, cleaning, report, workers),
         }
         text = json.dumps([identity, manifest["corpus"], manifest["vocabularies"]], sort_keys=True)

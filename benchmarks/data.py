@@ -1,93 +1,348 @@
-"""How fast text becomes batches: `python benchmarks/data.py --folder FOLDER [--languages gl,mk]`.
+"""How fast text becomes batches, and what it costs: `python benchmarks/data.py [--folder FOLDER]`.
 
-FOLDER holds <lang>.{train,dev,test}.tsv. One JSON line a measurement: building the token cache and
-opening it again; then, for each shape of a batch, making the stream, its batches in a row (mean and
-the slowest: every --rows / 512th plans a group), seeking, share of places that hold a token, and
-pairs that fitted nowhere. Clock seconds of one process.
+Text of 100 languages, from a folder of <lang>.{train,dev,test}.tsv files or else from the embedded
+corpus, is made a cache; then, each in a process of its own:
+
+  start    from nothing to the first batch: 20 and 200 directions; with Numba's cache and without
+  feed     batches in a row: packed, bucketed, one pair a row; of the text, and of made-up arrays
+           with sentences as long as news; of --gigabytes of them, when that is given
+  seqio    seqio's own mixture of the same cache, packed by its feature converter
+  shares   a million draws against their theory
+  resume   random steps by fresh streams on 1, 2 and 8 hosts against one stream
+
+One JSON line a measurement, and a table at the end. Tokens are ids of sources and targets without
+padding. CPU seconds are of all threads; rates are a CPU second: on one core.
 """
 
 import argparse
 import json
-import resource
-import statistics
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from m4.data.cache import Cache, prepare
-from m4.data.sources.tsv import Tsv
-from m4.data.stream import Stream
+import corpora
 
-SHAPES = ((16, 64), (16, 128), (64, 128), (512, 128))
-
-
-def show(name: str, **values: Any) -> None:
-    """One line of JSON."""
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    rounded = {k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()}
-    print(json.dumps({"name": name, **rounded, "peak_rss_mb": memory}), flush=True)
+PARTS = ("start", "feed", "seqio", "shares", "resume")
+LENGTH = 128
 
 
-def stream(cache: Cache, rows: int, length: int, steps: int) -> None:
-    """Measures batches of rows x length / length."""
-    started = time.perf_counter()
-    made = Stream(cache, batch_rows=rows, source_length=length, target_length=length)
-    opened = time.perf_counter() - started
-    seconds, sources, targets = [], 0, 0
-    for step in range(steps):
-        started = time.perf_counter()
-        batch = made.batch(step)
-        seconds.append(time.perf_counter() - started)
-        sources += int((batch["encoder_segment_ids"] > 0).sum())
-        targets += int((batch["decoder_segment_ids"] > 0).sum())
-    started = time.perf_counter()
-    made.batch(10**9)
-    places = steps * rows * length
-    show(
-        f"stream of {rows} x {length}",
-        directions=len(made.directions),
-        start_seconds=opened,
-        batch_ms=1e3 * statistics.mean(seconds),
-        slowest_batch_ms=1e3 * max(seconds),
-        seek_ms=1e3 * (time.perf_counter() - started),
-        tokens_per_second=round((sources + targets) / sum(seconds)),
-        filled_sources=sources / places,
-        filled_targets=targets / places,
-        dropped=sum(made.dropped(step) for step in range(steps)),
-        pairs=made.group_pairs * steps // made.group_steps,
+def memory() -> dict[str, int]:
+    """Resident megabytes: now, at most, and now without the pages of files, which the system takes
+    back when it needs them."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    # VmHWM and not getrusage: that begins with the parent's memory.
+    names = {"VmRSS": "rss_mb", "VmHWM": "peak_rss_mb", "RssAnon": "rss_anon_mb"}
+    found = {line.split(":")[0]: line.split()[1:2] for line in lines}
+    return {label: int(found[name][0]) // 1024 for name, label in names.items()}
+
+
+def tokens_in(batch: dict[str, Any]) -> list[int]:
+    """Source and target ids."""
+    return [int((batch[f"{side}_segment_ids"] > 0).sum()) for side in ("encoder", "decoder")]
+
+
+def start(folder: str, directions: int, jobs: bool) -> dict[str, Any]:
+    """From the beginning of this process to the first batch."""
+    if jobs:
+        import m4.jobs  # noqa: F401  with JAX, as `m4 train`
+    from m4.data.cache import Cache
+    from m4.data.stream import Stream
+
+    imported = time.process_time()
+    cache = Cache(folder)
+    stream = Stream(cache, cache.directions[:directions], batch_rows=64)
+    stream.batch(0)
+    seconds = time.time() - float(os.environ["STARTED"])
+    cpu = time.process_time()
+    return {
+        "directions": len(stream.directions),
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "import_cpu_seconds": imported,
+        **memory(),
+    }
+
+
+def feed(folder: str, rows: int, layout: str, seconds: float, drop: bool = False) -> dict[str, Any]:
+    """Batches in a row for so many CPU seconds, in whole groups of steps."""
+    import numpy as np
+
+    from m4.data.cache import Cache
+    from m4.data.stream import Stream
+
+    cache = Cache(folder)
+    if drop:  # from the disk, not from the system's copy of the files
+        for path in Path(folder).glob("train.*.npy"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    stream = Stream(
+        cache, batch_rows=rows, source_length=LENGTH, target_length=LENGTH, layout=layout
     )
+    first = stream.group_steps  # a group to warm up
+    for step in range(first):
+        stream.batch(step)
+    spent, clock, seen, places, dropped, step = 0.0, 0.0, np.zeros(2, int), 0, 0, first
+    slowest = 0.0
+    while spent < seconds or step % first:
+        began, since = time.process_time(), time.perf_counter()
+        batch = stream.batch(step)
+        spent += time.process_time() - began
+        clock += time.perf_counter() - since
+        slowest = max(slowest, time.perf_counter() - since)
+        seen += tokens_in(batch)
+        places += batch["encoder_segment_ids"].size
+        dropped += stream.dropped(step)
+        step += 1
+    began = time.process_time()
+    stream.batch(10**9)
+    pairs = sum(stream.examples_seen(step).values()) - sum(stream.examples_seen(first).values())
+    return {
+        "layout": layout,
+        "rows": rows,
+        "tokens_per_cpu_second": round(seen.sum() / spent),
+        "tokens_per_second": round(seen.sum() / clock),
+        "filled_sources": seen[0] / places,
+        "filled_targets": seen[1] / places,
+        "filled": seen.sum() / 2 / places,
+        "tokens": int(seen.sum()),
+        "pairs": pairs,
+        "left_out": dropped,
+        "slowest_batch_ms": 1e3 * slowest,
+        "seek_cpu_ms": 1e3 * (time.process_time() - began),
+        "gigabytes": sum(path.stat().st_size for path in Path(folder).glob("train.*.npy")) / 1e9,
+        **memory(),
+    }
+
+
+def seqio(folder: str, rows: int, seconds: float) -> dict[str, Any]:
+    """The mixture of all directions, tokenized, shuffled and packed as T5X does it."""
+    from m4.data import tasks
+    from m4.data.cache import Cache
+
+    tasks.register_cache(Cache(folder))
+    lengths = {"inputs": LENGTH, "targets": LENGTH}
+    converter: Any = tasks.seqio.EncDecFeatureConverter(pack=True)
+    mixture = tasks.seqio.get_mixture_or_task("m4.any_to_any")
+    dataset = converter(
+        mixture.get_dataset(lengths, split="train", shuffle=True, num_epochs=None, seed=0), lengths
+    )
+    batches = dataset.batch(rows, drop_remainder=True).prefetch(2).as_numpy_iterator()
+    next(batches)
+    first, first_cpu = time.time() - float(os.environ["STARTED"]), time.process_time()
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds / 2:  # buffers fill
+        next(batches)
+    began, cpu, seen, places = time.perf_counter(), time.process_time(), 0, 0
+    while time.perf_counter() - began < seconds:
+        batch = next(batches)
+        seen += sum(tokens_in(batch))
+        places += 2 * batch["encoder_segment_ids"].size
+    clock, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return {
+        "layout": "packed",
+        "rows": rows,
+        "seconds": first,
+        "cpu_seconds": first_cpu,
+        "tokens_per_cpu_second": round(seen / cpu),
+        "tokens_per_second": round(seen / clock),
+        "filled": seen / places,
+        **memory(),
+    }
+
+
+def shares(folder: str) -> dict[str, Any]:
+    """How far from its share each direction is after a million pairs, in binomial sigmas."""
+    import numpy as np
+
+    from m4.data.cache import Cache
+    from m4.data.draws import Draws
+    from m4.data.samplers.temperature import temperature
+
+    sizes = Cache(folder).sizes()
+    rates = np.array(list(temperature(sizes).values()))
+    draws = Draws(list(sizes), list(sizes.values()), rates.tolist(), seed=0)
+    counts, number = np.array(draws.counts(10**6)), 10**6
+    off = np.abs(counts - rates * number) / np.sqrt(rates * (1 - rates) * number)
+    return {"draws": number, "directions": len(sizes), "largest_deviation_sigma": float(off.max())}
+
+
+def resume(folder: str, steps: int) -> dict[str, Any]:
+    """Batches that differ: of one stream, and of a new stream on every step, by several hosts."""
+    import numpy as np
+
+    from m4.data.cache import Cache
+    from m4.data.stream import Stream
+
+    cache, different = Cache(folder), 0
+    whole = Stream(cache, batch_rows=64)
+    for i, step in enumerate(np.random.default_rng(0).integers(0, 10**6, steps).tolist()):
+        hosts = (1, 2, 8)[i % 3]
+        fresh = Stream(cache, batch_rows=64)
+        parts = [fresh.batch(step, (host, hosts)) for host in range(hosts)]
+        different += any(
+            not np.array_equal(np.concatenate([part[key] for part in parts]), array)
+            for key, array in whole.batch(step).items()
+        )
+    return {"steps": steps, "hosts": [1, 2, 8], "different": different}
+
+
+def measured(name: str, **arguments: Any) -> dict[str, Any]:
+    """One measurement in a process of its own; printed as a line of JSON."""
+    environment = os.environ | {"STARTED": str(time.time())}
+    if arguments.pop("uncompiled", False):
+        environment["NUMBA_CACHE_DIR"] = tempfile.mkdtemp()
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure", name, json.dumps(arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    found = {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+    print(json.dumps({"name": name, **found}), flush=True)
+    return found
+
+
+def build(folder: Path, text: str, languages: int) -> None:
+    """The cache of the text; how fast its stages were."""
+    from m4.data.cache import prepare
+
+    source, codes = corpora.text(text, languages)
+    stages: list[tuple[str, float]] = []
+
+    def report(stage: str, done: int, total: int) -> None:
+        if not stages or stages[-1][0] != stage:
+            stages.append((stage, time.perf_counter()))
+
+    started = time.perf_counter()
+    cache = prepare(folder, source, codes, report=report)
+    ended = time.perf_counter()
+    times = [since for _, since in stages] + [ended]
+    seconds = {name: end - since for (name, since), end in zip(stages, times[1:], strict=True)}
+    ids = sum(
+        len(cache.tokens(split, side)[0])
+        for split in ("train", "dev", "test")
+        for side in ("english", "foreign")
+    )
+    line = {
+        "languages": len(codes),
+        "pairs": sum(cache.size(code, "train") for code in codes),
+        "tokens": ids,
+        "seconds": round(ended - started, 2),
+        "stage_seconds": {name: round(value, 2) for name, value in seconds.items()},
+        "tokens_per_second_of_tokenizing": round(ids / seconds["tokens"]),
+    }
+    print(json.dumps({"name": "build", **line}), flush=True)
+
+
+def table(rows: list[tuple[str, dict[str, Any]]]) -> str:
+    """Markdown."""
+    columns = {
+        "start, s": "seconds",
+        "start, CPU-s": "cpu_seconds",
+        "M tokens / CPU-s": "tokens_per_cpu_second",
+        "filled": "filled",
+        "pairs left out": "left_out",
+        "RSS, MB": "peak_rss_mb",
+        "of it not files": "rss_anon_mb",
+    }
+    lines = ["| | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
+    for name, found in rows:
+        cells = []
+        for key in columns.values():
+            value = found.get(key, "")
+            if key == "tokens_per_cpu_second" and value:
+                value = f"{value / 1e6:.2f}"
+            elif key == "left_out" and value != "":
+                value = f"{value} of {found['pairs']}"
+            elif isinstance(value, float):
+                value = f"{value:.3f}" if key == "filled" else f"{value:.1f}"
+            cells.append(str(value))
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Builds a cache in a temporary folder and measures."""
+    """Builds the caches in a temporary folder and measures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", required=True)
-    parser.add_argument("--languages", default="", help="codes, as gl,mk; all by default")
-    parser.add_argument("--rows", type=int, default=8192, help="rows to make of each shape")
+    parser.add_argument("--folder", default="", help="of TSV files; else the embedded corpus")
+    parser.add_argument("--languages", type=int, default=100)
+    parser.add_argument("--parts", default=",".join(PARTS), help="which ones to measure")
+    parser.add_argument(
+        "--gigabytes", type=float, default=0, help="of a larger cache, to feed from"
+    )
+    parser.add_argument("--seconds", type=float, default=5, help="CPU seconds of each feed")
+    parser.add_argument("--seqio_seconds", type=float, default=30)
+    parser.add_argument("--resume_steps", type=int, default=1000)
+    parser.add_argument("--scratch", default=None, help="where the caches are made")
+    parser.add_argument("--measure", nargs=2, help="of the child processes")
     arguments = parser.parse_args()
-    source = Tsv(arguments.folder, on_bad_line="skip")
-    codes = arguments.languages.split(",") if arguments.languages else source.languages()
-    with tempfile.TemporaryDirectory() as folder:
-        stages: dict[str, float] = {}
+    if arguments.measure:
+        name, values = arguments.measure
+        function = {f.__name__: f for f in (start, feed, seqio, shares, resume)}[name]
+        print(json.dumps(function(**json.loads(values))))
+        return
+    rows: list[tuple[str, dict[str, Any]]] = []
+    parts = arguments.parts.split(",")
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
+        folder, news = Path(scratch) / "text", Path(scratch) / "news"
+        build(folder, arguments.folder, arguments.languages)
+        from m4.data.cache import Cache
 
-        def report(stage: str, done: int, total: int) -> None:
-            stages[stage] = time.perf_counter() - started
-
-        for name in ("build", "open"):
-            started = time.perf_counter()
-            cache = prepare(
-                Path(folder) / "cache",
-                source,
-                codes,
-                source_length=64,
-                target_length=64,
-                report=report,
-            )
-            show(name, seconds=time.perf_counter() - started, done_at=dict(stages))
-            stages.clear()
-        for rows, length in SHAPES:
-            stream(cache, rows, length, arguments.rows // rows)
+        corpora.enlarge(Cache(folder), news, 0.1)
+        common: dict[str, Any] = {"folder": str(folder)}
+        if "start" in parts:
+            measured("start", **common, directions=2, jobs=False)  # compiles; fills disk caches
+            for directions, jobs, uncompiled in (
+                (20, False, False),
+                (200, False, False),
+                (200, False, True),
+                (200, True, False),
+            ):
+                found = measured(
+                    "start", **common, directions=directions, jobs=jobs, uncompiled=uncompiled
+                )
+                name = f"start, {found['directions']} directions"
+                name += ", `m4.jobs` imported" * jobs + ", nothing compiled yet" * uncompiled
+                rows.append((name, found))
+        if "feed" in parts:
+            for where, path in (("this text", folder), ("news lengths", news)):
+                for layout, size in (
+                    ("packed", 16),
+                    ("packed", 64),
+                    ("packed", 512),
+                    ("bucketed", 64),
+                    ("single", 64),
+                ):
+                    values = {"rows": size, "layout": layout, "seconds": arguments.seconds}
+                    found = measured("feed", folder=str(path), **values)
+                    rows.append((f"{layout}, {size} rows, {where}", found))
+        if arguments.gigabytes:
+            large = Path(scratch) / "large"
+            corpora.enlarge(Cache(folder), large, arguments.gigabytes)
+            for drop in (True, False):
+                found = measured(
+                    "feed",
+                    folder=str(large),
+                    rows=64,
+                    layout="packed",
+                    seconds=4 * arguments.seconds,
+                    drop=drop,
+                )
+                name = f"packed, 64 rows, {found['gigabytes']:.1f} GB"
+                rows.append((name + (", from the disk" if drop else ", once more"), found))
+        if "seqio" in parts:
+            found = measured("seqio", **common, rows=64, seconds=arguments.seqio_seconds)
+            rows.append(("seqio's mixture, packed, 64 rows, this text", found))
+        if "shares" in parts:
+            measured("shares", **common)
+        if "resume" in parts:
+            measured("resume", **common, steps=arguments.resume_steps)
+    print(table(rows))
 
 
 if __name__ == "__main__":

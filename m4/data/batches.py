@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from mmap import MADV_DONTNEED, mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from m4.data.preprocess import EOS_ID, split_direction
 Batch = dict[str, npt.NDArray[Any]]
 # What a source has besides its text, and what a target has.
 TAG_IDS, EOS_IDS = 1, 1
+# A corpus that is smaller stays in memory.
+_KEPT_BYTES = 1 << 30
 # In the order in which kernels.lay_out takes them.
 ENCODER_KEYS = (
     "encoder_input_tokens",
@@ -59,10 +62,16 @@ class SplitReader:
         # English and foreign sources, English and foreign targets. A mixture to English alone may
         # have no English sources: then their place is taken by what is there.
         arrays = []
+        opened: dict[str, Any] = {}  # one vocabulary: both roles have the same files, mapped once
         for role, codes in zip(("source", "target"), zip(*sides, strict=True), strict=True):
             english = "english" if "en" in codes else "foreign"
             foreign = "foreign" if set(codes) != {"en"} else "english"
-            arrays += [cache.tokens(split, side, role) for side in (english, foreign)]
+            for side in (english, foreign):
+                pair = cache.tokens(split, side, role)
+                assert isinstance(pair[1], np.memmap), "offsets are never an empty file"
+                arrays.append(opened.setdefault(str(pair[1].filename), pair))
+        bases = (array.base for pair in opened.values() for array in pair)
+        self._maps = [base for base in bases if isinstance(base, mmap)]
         self.flats = [_read_only(flat) for flat, _ in arrays]
         self.offsets = [_read_only(offsets) for _, offsets in arrays]
         self.codes = [target if source == "en" else source for source, target in sides]
@@ -86,6 +95,13 @@ class SplitReader:
             directions,
             *kernels.places(directions, entries, self.english_source, *extra, *self.offsets),
         )
+
+    def release(self) -> None:
+        """Lets go of the files' pages that were read: they stay in the system's cache, but are no
+        longer counted as this process's memory, which would grow to the size of the corpus."""
+        if sum(map(len, self._maps)) > _KEPT_BYTES:
+            for mapped in self._maps:
+                mapped.madvise(MADV_DONTNEED)
 
     def _check(self, most_rows: int) -> None:
         """ValueError where compiled code would read beyond an array."""

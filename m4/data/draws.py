@@ -15,8 +15,8 @@ from m4.data import kernels, permutation
 
 Ints = npt.NDArray[np.int64]
 _ONE = 1 << 48
-# Far more than a shuffle buffer holds; of 100 tokens a pair 13 MB.
-WINDOW = 1 << 16
+# More than a shuffle buffer holds; with 70 ids a pair 5 MB.
+WINDOW = 1 << 15
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 20
 
 

@@ -35,6 +35,10 @@ _TRIAL_GROUPS, _TRIAL_TRIES = 4, 2
 _SPARE = {"packed": 0.99, "bucketed": 0.97}
 
 
+# After so many groups the pages that were read are let go: some tens of megabytes a group.
+_RELEASE_GROUPS = 128
+
+
 class Stream:
     """Batches of training pairs; `batch(step)` is a pure function of the arguments and `step`.
 
@@ -116,7 +120,7 @@ class Stream:
         self._groups: OrderedDict[int, _Group] = OrderedDict()
         # A thread may load ahead while the loop asks for counts or begins a phase.
         self._lock = threading.RLock()
-        self._given = -1
+        self._given, self._planned = -1, 0
         self._fingerprint = self._hash()
 
     def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
@@ -264,6 +268,9 @@ class Stream:
             self._groups[number] = self._plan(
                 stretch.draws, number - stretch.first_group, stretch.pairs
             )
+            self._planned += 1
+            if self._planned % _RELEASE_GROUPS == 0:
+                self._split.release()
             while len(self._groups) > 2:
                 self._groups.popitem(last=False)
         return self._groups[number]

@@ -299,6 +299,17 @@ def test_a_mixture_with_vocabularies_of_its_own(made: Made, tmp_path: Path) -> N
         assert {(s, t) for _, s, t in pairs_of(stream.batch(step))} <= known
 
 
+def test_memory_that_is_let_go_is_read_again(
+    made_cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Stream(made_cache, batch_rows=1024)
+    monkeypatch.setattr("m4.data.batches._KEPT_BYTES", 0)
+    monkeypatch.setattr("m4.data.stream._RELEASE_GROUPS", 1)
+    released = Stream(made_cache, batch_rows=1024)
+    for step in range(0, 40, 4):  # each is another group
+        assert same(released.batch(step), kept.batch(step))
+
+
 def test_a_damaged_cache_is_told(made_cache: Cache, tmp_path: Path) -> None:
     """Compiled code would read beyond the arrays."""
     folder = tmp_path / "cache"

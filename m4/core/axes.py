@@ -12,10 +12,10 @@ The GShard paper (arXiv 2006.16668, Algorithm 2) writes H for F; everything else
 # shard and factor every parameter; None is replicated. The first rule that fits wins.
 LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     # Tokens are split over every device, also over those that share an expert.
-    ("batch", ("data", "node", "expert")),
+    ("batch", ("data", "fsdp", "node", "expert")),
     ("expert", ("node", "expert")),
     # Groups at their experts: the part of "batch" that the experts' axes do not take.
-    ("expert_group", "data"),
+    ("expert_group", ("data", "fsdp")),
     ("vocab", "model"),
     ("mlp", "model"),
     ("expert_mlp", "model"),
@@ -32,4 +32,4 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
 
 # Outermost first: neighbours along "model" are the nearest devices. "node" is the slow part of the
 # experts' axis, between machines; "expert" the fast part, inside one.
-MESH_AXES = ("data", "node", "expert", "model")
+MESH_AXES = ("data", "fsdp", "node", "expert", "model")

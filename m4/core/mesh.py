@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +15,15 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
 
 
-def make_mesh(*, data: int = -1, node: int = 1, expert: int = 1, model: int = 1) -> Mesh:
+def make_mesh(
+    *, data: int = -1, fsdp: int = 1, node: int = 1, expert: int = 1, model: int = 1
+) -> Mesh:
     """A mesh with these axes over all devices; -1 takes what is left.
 
     Args:
         data: copies of the whole model, each with rows of its own.
+        fsdp: the same, but every weight lies in parts over these devices and is gathered where a
+            layer uses it.
         node, expert: experts lie apart over node * expert devices, rows too; with `node` the
             transport `hierarchical_all_to_all` tells machines (node) from devices of one (expert).
         model: parts of each matrix.
@@ -27,7 +31,7 @@ def make_mesh(*, data: int = -1, node: int = 1, expert: int = 1, model: int = 1)
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
-    sizes = {"data": data, "node": node, "expert": expert, "model": model}
+    sizes = {"data": data, "fsdp": fsdp, "node": node, "expert": expert, "model": model}
     devices = jax.device_count()
     for name, size in sizes.items():
         if size < 1 and size != -1:
@@ -47,14 +51,13 @@ def make_mesh(*, data: int = -1, node: int = 1, expert: int = 1, model: int = 1)
         sizes[free[0]] = devices // fixed
     # Auto: the partitioner decides what the annotations leave open (jax.make_mesh's own default,
     # Explicit, would refuse products of differently sharded operands).
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 4)
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
     """The mesh axes that a logical axis is split over: those with more than one part."""
     rule = dict(LOGICAL_AXIS_RULES)[logical_axis]
-    names = (rule,) if isinstance(rule, str) else rule or ()
-    return tuple(name for name in names if mesh.shape.get(name, 1) > 1)
+    return tuple(name for name in _names(rule) if mesh.shape.get(name, 1) > 1)
 
 
 def check_divides(
@@ -79,14 +82,57 @@ def logical(mesh: Mesh):
         yield
 
 
-def parameter_shardings(mesh: Mesh, params_axes: Mapping[str, Any]) -> Any:
-    """Shardings in the shape of `params` from the model's collection `params_axes`."""
+def parameter_shardings(
+    mesh: Mesh,
+    params_axes: Mapping[str, Any],
+    params: Mapping[str, Any],
+    zero: Sequence[str] = ("fsdp",),
+) -> Any:
+    """Shardings in the shape of `params` (arrays or shapes) from the collection `params_axes`.
+
+    zero: mesh axes over which a parameter is split further (`split_further`).
+    """
     names = unfreeze(partitioning.get_axis_names(params_axes))
+
+    def sharding(axes: PartitionSpec, leaf: Any) -> NamedSharding:
+        spec = logical_spec(tuple(axes))
+        fixed = [i for i, name in enumerate(axes) if name == "layers"]
+        return NamedSharding(mesh, split_further(mesh, spec, leaf.shape, zero, fixed))
+
     return jax.tree.map(
-        lambda axes: NamedSharding(mesh, logical_spec(tuple(axes))),
-        names,
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
+        sharding, names, unfreeze(params), is_leaf=lambda x: isinstance(x, PartitionSpec)
     )
+
+
+def split_further(
+    mesh: Mesh,
+    spec: PartitionSpec,
+    shape: Sequence[int],
+    over: Sequence[str],
+    fixed: Sequence[int] = (),
+) -> PartitionSpec:
+    """`spec` with one dimension split over those axes of `over` that it does not use yet.
+
+    The largest dimension that they divide, none of `fixed`; where there is none, `spec`: what does
+    not divide is small. Weights that are kept so and used whole are ZeRO's third stage
+    (Rajbhandari et al. 2020, section 5; Xu et al. 2020, "Automatic Cross-Replica Sharding of
+    Weight Update"): the partitioner gathers each where a layer uses it.
+    """
+    axes = [_names(entry) for entry in (*spec, *[None] * (len(shape) - len(spec)))]
+    used = {name for entry in axes for name in entry}
+    free = tuple(name for name in over if mesh.shape[name] > 1 and name not in used)
+    parts = math.prod(mesh.shape[name] for name in free)
+    if parts == 1:
+        return spec
+    for i in sorted(range(len(shape)), key=lambda i: -shape[i]):
+        if i not in fixed and shape[i] % (parts * math.prod(mesh.shape[n] for n in axes[i])) == 0:
+            axes[i] += free
+            return PartitionSpec(*(entry or None for entry in axes))
+    return spec
+
+
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else entry or ()
 
 
 def logical_spec(axes: tuple[str | None, ...]) -> PartitionSpec:

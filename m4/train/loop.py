@@ -87,6 +87,7 @@ def train(
     router_z_loss_factor: float = 0.0,
     checkpoint_period: int = 500,
     keep: int = 3,
+    zero: Sequence[str] = ("fsdp",),
     log_period: int = 25,
     evaluators: Sequence[Evaluator] = (),
     early_stopping: EarlyStopping | None = None,
@@ -108,6 +109,8 @@ def train(
         folder: the model's folder. model, optimizer: what and how; the latter by total steps.
         stream: the batches. mesh: the devices.
         label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor: see `make_train_step`.
+        zero: mesh axes over which weights and their statistics are split, see
+            `m4.core.mesh.split_further`.
         keep: checkpoints that stay. evaluators, early_stopping: see there.
         sampling: learns from evaluations how often directions are drawn.
         groups: resource level -> directions, for the loss that is shown.
@@ -140,7 +143,7 @@ def train(
         saved = {} if latest is None else checkpoints.note(latest)
         if latest is not None:
             _check_same(f"{checkpoints.folder}/{latest}", saved, about)
-        state, shardings = create(mesh, model, tx, seed)
+        state, shardings = create(mesh, model, tx, seed, zero)
         progress = _Progress(early_stopping)
         if latest is not None:
             state = _restore(checkpoints, latest, saved, state, progress)

@@ -1,6 +1,6 @@
 """The training state and how it comes to be: shapes first, then arrays where they belong."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,15 +45,18 @@ def initialize(
 
 
 def state_shardings(
-    mesh: Mesh, model: Transformer, optimizer: optax.GradientTransformation
+    mesh: Mesh,
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    zero: Sequence[str] = ("fsdp",),
 ) -> TrainState:
-    """The sharding of every array of the state.
+    """The sharding of every array of the state; zero: see `parameter_shardings`.
 
     An optimizer statistic with its parameter's shape is sharded like it; a factored one follows
     the leading axes that it shares with its parameter (an expert's statistics stay with it).
     """
     variables = abstract_variables(model)
-    params = parameter_shardings(mesh, variables["params_axes"])
+    params = parameter_shardings(mesh, variables["params_axes"], variables["params"], zero)
     replicated = NamedSharding(mesh, PartitionSpec())
     by_path = {
         _names(path): (leaf.shape, sharding)
@@ -94,10 +97,14 @@ def _names(path) -> tuple[str, ...]:
 
 
 def create(
-    mesh: Mesh, model: Transformer, optimizer: optax.GradientTransformation, seed: int
+    mesh: Mesh,
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    zero: Sequence[str] = ("fsdp",),
 ) -> tuple[TrainState, TrainState]:
     """(new state, its shardings): every array is made where it belongs, in its parts."""
-    shardings = state_shardings(mesh, model, optimizer)
+    shardings = state_shardings(mesh, model, optimizer, zero)
     with logical(mesh):
         make = jax.jit(lambda: initialize(model, optimizer, seed), out_shardings=shardings)
         return make(), shardings

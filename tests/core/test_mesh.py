@@ -8,16 +8,29 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
-from m4.core.mesh import check_divides, logical_spec, make_mesh, split_axes, to_global
+from m4.core.mesh import (
+    check_divides,
+    logical_spec,
+    make_mesh,
+    split_axes,
+    split_further,
+    to_global,
+)
 
 
 def test_minus_one_takes_what_is_left() -> None:
     assert jax.device_count() == 8
-    assert dict(make_mesh().shape) == {"data": 8, "node": 1, "expert": 1, "model": 1}
-    assert tuple(make_mesh(expert=4).shape.values()) == (2, 1, 4, 1)
-    assert tuple(make_mesh(node=2, expert=2).shape.values()) == (2, 2, 2, 1)
-    assert tuple(make_mesh(data=2, expert=-1, model=2).shape.values()) == (2, 1, 2, 2)
-    assert tuple(make_mesh(data=2, expert=2, model=2).shape.values()) == (2, 1, 2, 2)
+    assert dict(make_mesh().shape) == {
+        "data": 8,
+        "fsdp": 1,
+        "node": 1,
+        "expert": 1,
+        "model": 1,
+    }
+    assert tuple(make_mesh(expert=4).shape.values()) == (2, 1, 1, 4, 1)
+    assert tuple(make_mesh(node=2, expert=2).shape.values()) == (2, 1, 2, 2, 1)
+    assert tuple(make_mesh(data=2, expert=-1, model=2).shape.values()) == (2, 1, 1, 2, 2)
+    assert tuple(make_mesh(data=2, expert=2, model=2).shape.values()) == (2, 1, 1, 2, 2)
     assert make_mesh().axis_names == MESH_AXES
 
 
@@ -26,7 +39,7 @@ def test_minus_one_takes_what_is_left() -> None:
     [
         ({"expert": 3}, r"expert 3 .* 8 devices: the sizes must multiply to 8; .* of 1, 2, 4, 8"),
         ({"expert": 16}, r"expert 16 x model 1 over 8 devices"),
-        ({"data": 2, "expert": 2}, r"data 2 x node 1 x expert 2 x model 1 over 8"),
+        ({"data": 2, "expert": 2}, r"data 2 x fsdp 1 x node 1 x expert 2 x model 1 over 8"),
         ({"model": 0}, r"mesh\.make_mesh\.model = 0: a size is at least 1, or -1 once"),
         ({"node": 3}, r"node 3 x expert 1 x model 1 over 8 devices"),
         ({"data": -2}, r"mesh\.make_mesh\.data = -2"),
@@ -80,8 +93,26 @@ def test_every_rule_names_axes_of_the_mesh() -> None:
 def test_logical_axes_become_mesh_axes() -> None:
     apart = ("node", "expert")
     assert logical_spec(("expert", "embed", "expert_mlp")) == PartitionSpec(apart, None, "model")
-    assert logical_spec(("expert", "expert_group")) == PartitionSpec(apart, "data")
-    assert logical_spec(("batch", "length")) == PartitionSpec(("data", *apart), None)
+    assert logical_spec(("expert", "expert_group")) == PartitionSpec(apart, ("data", "fsdp"))
+    assert logical_spec(("batch", "length")) == PartitionSpec(("data", "fsdp", *apart), None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "fixed", "split"),
+    [
+        ((None, "model"), (8, 16), (), (None, ("model", "data", "fsdp"))),  # the largest
+        ((None, "model"), (8, 12), (), (("data", "fsdp"), "model")),  # 12 / 8 parts: no
+        (("layers", None), (8, 4), (0,), ("layers", ("data", "fsdp"))),
+        ((("node", "expert"), None), (4, 8), (), (("node", "expert"), ("data", "fsdp"))),
+        ((), (4,), (), (("data", "fsdp"),)),
+        ((), (6,), (), ()),  # small: it stays whole
+        (("fsdp",), (4, 2), (), (("fsdp", "data"), None)),  # no axis twice
+    ],
+)
+def test_weights_are_split_further(spec: tuple, shape: tuple, fixed: tuple, split: tuple) -> None:
+    mesh = make_mesh(data=2, fsdp=2, model=2)
+    found = split_further(mesh, PartitionSpec(*spec), shape, ("data", "fsdp", "expert"), fixed)
+    assert tuple(found) == split
 
 
 def test_rows_lie_over_all_devices_in_order() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +31,11 @@ MODEL = Transformer(
 )
 
 
-def mesh_of(data: int, expert: int, model: int = 1):
-    devices = jax.devices()[: data * expert * model]
-    return jax.make_mesh(
-        (data, 1, expert, model), MESH_AXES, axis_types=(AxisType.Auto,) * 4, devices=devices
-    )
+def mesh_of(data: int, expert: int, model: int = 1, fsdp: int = 1):
+    sizes = (data, fsdp, 1, expert, model)
+    kinds = (AxisType.Auto,) * len(sizes)
+    devices = jax.devices()[: math.prod(sizes)]
+    return jax.make_mesh(sizes, MESH_AXES, axis_types=kinds, devices=devices)
 
 
 def a_batch(rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
@@ -55,8 +56,8 @@ def a_batch(rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
     }
 
 
-def one_step(mesh, optimizer):
-    state, shardings = create(mesh, MODEL, optimizer, seed=0)
+def one_step(mesh, optimizer, zero=("fsdp",)):
+    state, shardings = create(mesh, MODEL, optimizer, 0, zero)
     step = make_train_step(MODEL, optimizer, directions=2, seed=0)
     with logical(mesh):
         compiled = jax.jit(step, out_shardings=(shardings, None))
@@ -64,18 +65,34 @@ def one_step(mesh, optimizer):
     return jax.device_get(state.params), jax.device_get(metrics), state
 
 
-@pytest.mark.parametrize("layout", [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
-def test_eight_devices_are_one(layout):
+# data, expert, model, fsdp; and over which of them weights are split further.
+LAYOUTS = [
+    ((8, 1, 1, 1), ("fsdp",)),
+    ((2, 4, 1, 1), ("fsdp",)),
+    ((2, 2, 2, 1), ("fsdp",)),
+    ((2, 1, 1, 4), ("fsdp",)),
+    ((1, 2, 2, 2), ("fsdp",)),
+    ((2, 4, 1, 1), ("data", "expert")),
+]
+
+
+@pytest.mark.parametrize(("layout", "zero"), LAYOUTS)
+def test_eight_devices_are_one(layout, zero):
     optimizer = adafactor(10, smallest_factored=8)
     # Evaluation's rule for the second expert: the draws of "random" depend on nothing but the
     # key, and the groups are the same on every mesh, so training is compared as it is.
     one, metrics_one, _ = one_step(mesh_of(1, 1), optimizer)
-    eight, metrics_eight, state = one_step(mesh_of(*layout), optimizer)
+    eight, metrics_eight, state = one_step(mesh_of(*layout), optimizer, zero)
     np.testing.assert_allclose(metrics_eight["loss"], metrics_one["loss"], rtol=1e-5)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(eight), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
     wi = state.params["encoder_1"]["moe"]["experts"]["wi"]["kernel"]
     assert wi.sharding.shard_shape(wi.shape)[0] == 4 // layout[1]
+    # A weight of the attention lies in as many parts as `zero` says, times those of "model".
+    sizes = dict(zip(("data", "expert", "model", "fsdp"), layout, strict=True))
+    parts = layout[2] * math.prod(sizes[name] for name in zero)
+    query = state.params["encoder_0"]["attention"]["query"]["kernel"]
+    assert math.prod(query.sharding.shard_shape(query.shape)) == query.size // parts
 
 
 def test_an_experts_statistics_lie_with_it():

@@ -106,8 +106,12 @@ def audit(setup: Setup, stages: str, list: str | None) -> None:
     if not_run := audits.stages_not_run(ledger):
         screen.print(f"stages not run: {', '.join(not_run)} (clean.Cleaning.stages, --stages=all)")
     if list and not any(why.startswith(list) for why in ledger.reasons("dropped")):
-        known = "; ".join(ledger.reasons("dropped")) or "none"
-        raise ValueError(f"--list={list}: nothing is dropped for that; reasons: {known}")
+        # A clean corpus is no mistake; a reason that cannot be is one.
+        known = [*ledger.stages, "source", "pieces", *ledger.reasons("dropped")]
+        text = f"--list={list}: nothing is dropped for that"
+        if not any(stage.startswith(list) or list.startswith(f"{stage}:") for stage in known):
+            raise ValueError(f"{text}; stages and reasons: {'; '.join(known)}")
+        screen.print(text, markup=False)
     for file in (*written, *([] if list is None else [path])):
         screen.print(str(file), highlight=False, soft_wrap=True)
 

@@ -89,11 +89,35 @@ class Setup:
     about: str = ""
 
     def __post_init__(self) -> None:
+        # At once: a corpus may take minutes to make.
         check_unit(self.sample_by)
+        _check_number("total_steps", self.total_steps, 0, "TRAIN_STEPS")
+        _check_number("batch_size", self.batch_size, 1, "BATCH_SIZE")
+        for name in ("dev_period", "dev_pairs"):
+            _check_number(name, getattr(self, name), 1)
+        for name in ("seed", "high", "low"):
+            _check_number(name, getattr(self, name), 0)
+        if set(self.lengths) != {"inputs", "targets"}:
+            raise ValueError(
+                f"jobs.Setup.lengths = {dict(self.lengths)}: must be {{'inputs': ..., "
+                "'targets': ...} (TASK_FEATURE_LENGTHS)"
+            )
+        for name, length in self.lengths.items():
+            # A tag, a piece, eos.
+            _check_number(f"lengths[{name!r}]", length, 3, "TASK_FEATURE_LENGTHS")
 
     @property
     def folder(self) -> Path:
         return Path(self.model_dir)
+
+
+def _check_number(name: str, value: object, least: int, macro: str = "") -> None:
+    """ValueError: an attribute of Setup that is not a whole number from `least` on."""
+    if type(value) is not int or value < least:
+        told = f" ({macro})" if macro else ""
+        raise ValueError(
+            f"jobs.Setup.{name} = {value!r}: must be a whole number from {least} on{told}"
+        )
 
 
 def corpus_settings(setup: Setup) -> dict[str, Any]:

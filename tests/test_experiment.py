@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +37,32 @@ def test_a_corpus_is_made_anew_until_something_is_trained_on_it(
     with pytest.raises(ValueError, match="vocabulary_size = 400, now 380"):
         prepared(tmp_path, pairs=41, vocabulary_size=380)
     assert Cache(tmp_path / "data").fingerprint == other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            {"total_steps": -3},
+            r"total_steps = -3: must be a whole number from 0 on \(TRAIN",
+        ),
+        ({"total_steps": 1e4}, r"total_steps = 10000\.0: must be a whole number"),
+        ({"batch_size": 0}, r"batch_size = 0: must be a whole number from 1 on \(BATCH_SIZE\)"),
+        ({"batch_size": "x"}, "batch_size = 'x': must be a whole number"),
+        ({"dev_period": 0}, "dev_period = 0: must be a whole number from 1 on"),
+        ({"seed": "a"}, "seed = 'a': must be a whole number from 0 on"),
+        (
+            {"lengths": {"inputs": 64}},
+            r"lengths = {'inputs': 64}: must be {'inputs'",
+        ),
+        (
+            {"lengths": {"inputs": 64, "targets": 2}},
+            r"lengths\['targets'\] = 2: must be a",
+        ),
+    ],
+)
+def test_numbers_that_cannot_be_are_told_before_anything_is_made(
+    tmp_path: Path, wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"jobs\.Setup\.{said}"):
+        Setup(str(tmp_path), **({"total_steps": 1, "corpus": cache.prepare} | wrong))

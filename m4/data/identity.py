@@ -13,6 +13,14 @@ from m4.data.vocabulary import check_size
 
 def check(settings: dict[str, Any], workers: int | None) -> None:
     """ValueError for mistakes that would show only after all text is read."""
+    for name in ("vocabulary_size", "vocabulary_sentences", "segmentations"):
+        _check_whole(name, settings[name])
+    for name, number in (
+        ("target_vocabulary_size", settings["target_vocabulary_size"]),
+        ("workers", workers),
+    ):
+        if number is not None:
+            _check_whole(name, number)
     check_size(settings["vocabulary_size"], 1 + len(settings["languages"]))
     if settings["target_vocabulary_size"] is not None:
         name = "cache.prepare.target_vocabulary_size"
@@ -22,7 +30,11 @@ def check(settings: dict[str, Any], workers: int | None) -> None:
             f"vocabulary_temperature is {settings['vocabulary_temperature']}: must be at least 1 "
             "(cache.prepare.vocabulary_temperature)"
         )
-    for name, number in (("segmentations", settings["segmentations"]), ("workers", workers)):
+    for name, number in (
+        ("vocabulary_sentences", settings["vocabulary_sentences"]),
+        ("segmentations", settings["segmentations"]),
+        ("workers", workers),
+    ):
         if number is not None and number < 1:
             raise ValueError(f"cache.prepare.{name} is {number}: must be at least 1")
     if settings["segmentations"] > 1 and not 0.0 < settings["sampling_alpha"] < 1.0:
@@ -31,11 +43,18 @@ def check(settings: dict[str, Any], workers: int | None) -> None:
         )
 
 
+def _check_whole(name: str, number: object) -> None:
+    if type(number) is not int:
+        raise ValueError(f"cache.prepare.{name} is {number!r}: must be a whole number")
+
+
 def checked_languages(languages: Sequence[str]) -> list[str]:
     """The codes, each once, none English, all fit for a direction's name."""
+    if isinstance(languages, str):
+        raise ValueError(f"cache.prepare.languages is {languages!r}: must be a list of codes")
     codes = list(languages)
     for code in codes:
-        if code == "en" or not re.fullmatch(r"[A-Za-z0-9_]+", code):
+        if not isinstance(code, str) or code == "en" or not re.fullmatch(r"[A-Za-z0-9_]+", code):
             raise ValueError(
                 f"language {code!r}: codes are letters, digits and '_', and English is on the "
                 "other side already (cache.prepare.languages)"

@@ -156,8 +156,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert made == {"data_report.json", "data_report.html", "dropped.jsonl.gz", "run.json",
                     "config.gin", "operative_config.gin"}  # fmt: skip
     assert m4(*arguments, "--list=nothing").mistake.startswith(
-        "m4 data audit: --list=nothing: nothing is dropped for that; reasons: "
+        "m4 data audit: --list=nothing: nothing is dropped for that; stages and reasons: "
     )
+    clean = m4(*arguments, "--list=empty")  # a stage that has nothing to drop is no mistake
+    assert clean.status == 0
+    assert "--list=empty: nothing is dropped for that" in clean.out
 
 
 def test_gin_sets_stages_and_their_options(tmp_path: Path) -> None:

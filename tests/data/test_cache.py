@@ -216,6 +216,12 @@ def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
         prepare(Made({"gl": 9}), ["gl"], vocabulary_size=100)
     with pytest.raises(ValueError, match=r"vocabulary_temperature is 0\.5: must be at least 1"):
         prepare(Made({"gl": 9}), ["gl"], vocabulary_temperature=0.5)
+    with pytest.raises(ValueError, match=r"\.vocabulary_size is 'x': must be a whole number"):
+        prepare(Made({"gl": 9}), ["gl"], vocabulary_size="x")
+    with pytest.raises(ValueError, match=r"\.vocabulary_sentences is 0: must be at least 1"):
+        prepare(Made({"gl": 9}), ["gl"], vocabulary_sentences=0)
+    with pytest.raises(ValueError, match=r"prepare\.languages is 'gl': must be a list of codes"):
+        prepare(Made({"gl": 9}), "gl")  # pyright: ignore[reportArgumentType]
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "precious").touch()

@@ -108,6 +108,13 @@ class Setup:
 
     @property
     def folder(self) -> Path:
+        """MODEL_DIR. ValueError: it is remote."""
+        if "://" in self.model_dir:
+            # A Path would be a local folder of that name, and the run lost with the machine.
+            raise ValueError(
+                f"MODEL_DIR = {self.model_dir}: must be a local folder; a bucket can be mounted as "
+                "one (gcsfuse). Corpora may be remote"
+            )
         return Path(self.model_dir)
 
 

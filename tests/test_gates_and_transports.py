@@ -1,9 +1,14 @@
-"""The demo's model on the demo's text, 50 steps with every gate and with every transport."""
+"""The demo's model on the demo's text, 50 steps with every gate and with every transport.
+
+A run has one gate in the encoder, another in the decoder, and one of the transports.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
+import math
 import pkgutil
 import re
 import warnings
@@ -29,6 +34,7 @@ from tests.command_line import own_gin
 
 CONFIGS = Path(__file__).parents[1] / "gin_configs"
 STEPS = 50
+OPTIMIZED = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": True}
 
 
 def in_folder(package: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -38,7 +44,28 @@ def in_folder(package: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 GATES, TRANSPORTS = in_folder(gates), in_folder(dispatch)
-SETTINGS = [*(("gate", name) for name in GATES), *(("transport", name) for name in TRANSPORTS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """mesh: data x fsdp x node x expert x model."""
+
+    encoder: str
+    decoder: str
+    transport: str
+    mesh: tuple[int, int, int, int, int] = (1, 1, 1, 1, 1)
+
+
+RUNS = [
+    Run("top2_gshard", "switch", "einsum"),
+    Run("topk", "noisy_topk", "gather"),
+    Run("dense_to_sparse", "ktop1", "gather"),
+    Run("expert_choice", "mixtral", "ragged"),  # expert_choice is not for decoders
+    Run("base", "hash", "all_to_all", (2, 1, 1, 2, 1)),
+    Run("sam", "top2_gshard", "hierarchical_all_to_all", (1, 1, 2, 2, 1)),
+]
+# No loss pulls their load apart.
+WITHOUT_BALANCE_LOSS = {"base", "hash", "expert_choice"}
 
 
 def config(name: str, *bindings: str) -> dict[str, str]:
@@ -64,32 +91,42 @@ def corpus(setup: jobs.Setup, tmp_path_factory: pytest.TempPathFactory) -> Cache
     )
 
 
-# data x node x expert x model of the transports that want several devices; tests have eight.
-OVER_DEVICES = {"all_to_all": (2, 1, 4, 1), "hierarchical_all_to_all": (1, 2, 4, 1)}
+def function_of(gate: str) -> Callable[..., Any]:
+    if gate == "dense_to_sparse":  # both of its phases
+        return functools.partial(GATES[gate], anneal_steps=STEPS // 2)
+    return GATES[gate]
 
 
-def mesh(name: str) -> Mesh:
-    shape = OVER_DEVICES.get(name)
-    devices = np.array(jax.devices() if shape else jax.devices()[:1])
+def mesh(shape: tuple[int, ...]) -> Mesh:
+    devices = np.array(jax.devices()[: math.prod(shape)])
     kinds = (AxisType.Auto,) * len(MESH_AXES)
-    return Mesh(devices.reshape(shape or (1,) * len(MESH_AXES)), MESH_AXES, axis_types=kinds)
+    return Mesh(devices.reshape(shape), MESH_AXES, axis_types=kinds)
+
+
+def test_the_runs_have_every_gate_and_transport() -> None:
+    assert {gate for run in RUNS for gate in (run.encoder, run.decoder)} == {*GATES}
+    assert {run.transport for run in RUNS} == {*TRANSPORTS}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("part", "name"), SETTINGS, ids=[" ".join(s) for s in SETTINGS])
+@pytest.mark.parametrize(
+    "run", RUNS, ids=lambda run: f"{run.encoder} {run.decoder} {run.transport}"
+)
 def test_fifty_steps(
-    setup: jobs.Setup, corpus: Cache, tmp_path: Path, part: str, name: str
+    setup: jobs.Setup, corpus: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    chosen: dict[str, Any] = {part: (GATES if part == "gate" else TRANSPORTS)[name]}
-    if name == "dense_to_sparse":  # both of its phases
-        chosen["gate"] = functools.partial(chosen["gate"], anneal_steps=STEPS // 2)
-    if name == "expert_choice":
-        chosen["decoder_gate"] = GATES["top2_gshard"]
-    chosen["group_tokens"] = 32  # eight groups, for eight devices
-    model = jobs.build_model(setup, corpus, **chosen)
-    # Four rows of the demo's 22 (eight for eight devices): two cores do not only run this.
-    rows = 8 if name in OVER_DEVICES else 4
-    stream = Stream(corpus, seed=0, batch_rows=rows, source_length=64, target_length=64)
+    model = jobs.build_model(
+        setup,
+        corpus,
+        gate=function_of(run.encoder),
+        decoder_gate=function_of(run.decoder),
+        transport=TRANSPORTS[run.transport],
+        group_tokens=32,  # eight groups
+    )
+    # Four rows of the demo's 22: two cores do not only run this.
+    stream = Stream(corpus, seed=0, batch_rows=4, source_length=64, target_length=64)
+    # Here the steps take longer than their compilation: unlike in other tests it pays to optimize.
+    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=OPTIMIZED))
     with warnings.catch_warnings():
         # `ragged` says that it is slow on CPUs.
         warnings.filterwarnings("ignore", ".*ragged_dot.*", UserWarning)
@@ -97,18 +134,32 @@ def test_fifty_steps(
             folder=tmp_path,
             model=model,
             stream=stream,
-            mesh=mesh(name),
+            mesh=mesh(run.mesh),
             total_steps=STEPS,
             log_period=10,
             tensorboard=False,
         )
-    losses = [row["loss"] for row in read_metrics(tmp_path) if "loss" in row]
+    rows = [row for row in read_metrics(tmp_path) if "loss" in row]
+    losses = [row["loss"] for row in rows]
     assert len(losses) == STEPS // 10
     assert np.isfinite(losses).all()
     # From about log(3,072) = 8.03 and what smoothing, z-loss and balance add. Batches of four rows
     # differ, so that the last means may not be in order.
     assert losses[0] > losses[1] > losses[2] > max(losses[3:])
     assert losses[-1] < losses[0] - 0.9
+    for row in rows:
+        for layer, gate in (("encoder_1", run.encoder), ("decoder_1", run.decoder)):
+            moe = f"moe/{layer}/"
+            sown = {name[len(moe) :]: x for name, x in row.items() if name.startswith(moe)}
+            assert np.isfinite([*sown.values()]).all(), (layer, sown)
+            # Most tokens have an expert, and no expert has most of them.
+            assert sown["nowhere"] < 0.5, (layer, sown)
+            load = [sown[f"load/{e}"] for e in range(8)]
+            assert max(load) < 0.5, (layer, load)
+            np.testing.assert_allclose(sum(load), 1.0, rtol=1e-4)
+            dense = gate == "dense_to_sparse" and row["step"] <= STEPS // 2
+            without = dense or gate in WITHOUT_BALANCE_LOSS
+            assert (sown["auxiliary_loss"] == 0) == without, (layer, sown)
 
 
 def test_gates_gin_is_the_demo_with_a_line_for_every_gate() -> None:

@@ -57,6 +57,11 @@ def test_missing_sides_and_files_twice(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train\.en-gl\.gl: its English side is missing"):
         Moses(tmp_path).languages()
     write(tmp_path / "train.en-gl.en", "one\n")
+    assert Moses(tmp_path).languages() == ["gl"]
+    write(tmp_path / "dev.en-gl.en", "one\n")
+    with pytest.raises(ValueError, match=r"dev\.en-gl\.en: its gl side is missing"):
+        Moses(tmp_path).languages()
+    (tmp_path / "dev.en-gl.en").unlink()
     write(tmp_path / "train.en-gl.en.gz", "one\n")
     with pytest.raises(ValueError, match=r"train\.en-gl\.en(\.gz)? is there too"):
         Moses(tmp_path).languages()

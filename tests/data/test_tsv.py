@@ -113,3 +113,10 @@ def test_identity_is_the_content(tmp_path: Path) -> None:
     changed = write(tmp_path, [*GOOD[:-1], b"good 8\tbo 9"]).identity()
     assert changed != before
     assert Tsv(tmp_path, "skip").identity() != changed
+
+
+def test_a_folder_called_like_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "gl.train.tsv").mkdir()
+    for read in (Tsv.identity, lambda source: list(source.pairs("gl", "train"))):
+        with pytest.raises(ValueError, match=r"gl\.train\.tsv: cannot be read: Is a directory"):
+            read(Tsv(tmp_path))

@@ -56,9 +56,20 @@ def unpacked_name(path: epath.Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".zst")
 
 
+@contextmanager
+def _opened(path: epath.Path) -> Iterator[Any]:
+    """The file for reading; ValueError for a folder, and for what may not be read."""
+    try:
+        file = path.open("rb")
+    except (IsADirectoryError, PermissionError) as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    with file:
+        yield file
+
+
 def chunks(path: epath.Path) -> Iterator[bytes]:
     """The file's contents, unpacked; ValueError where it is damaged or cut off."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         try:
             if path.name.endswith(".gz"):
                 with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:  # type: ignore
@@ -107,7 +118,7 @@ def lines(path: epath.Path, most_bytes: int) -> Iterator[bytes]:
 @contextmanager
 def seekable(path: epath.Path) -> Iterator[IO[bytes]]:
     """The file as Python's own kind of binary file, for libraries that jump about in it."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         # TensorFlow's files have read, seek and tell alone.
         yield file if isinstance(file, io.IOBase) else io.BufferedReader(_Raw(file), _CHUNK_BYTES)  # type: ignore
 
@@ -185,7 +196,7 @@ def digest(path: epath.Path) -> list:
     else:
         hashed = hashlib.sha256()
         now = time.time()
-        with path.open("rb") as file:
+        with _opened(path) as file:
             for piece in _pieces(file, _CHUNK_BYTES):
                 hashed.update(piece)
         if _stamp(path)[0] != stamp:

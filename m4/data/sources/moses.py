@@ -68,6 +68,12 @@ class Moses(Folder):
         for file in files:
             if not file.english:
                 self._english_of(file)
+        foreign = {(f.language, f.split, f.stars) for f in files if not f.english}
+        for of, file in self._english.items():
+            if file.language and of not in foreign:
+                raise ValueError(
+                    f"{file.path}: its {file.code} side is missing (moses.Moses.files)"
+                )
         return files
 
     def _english_of(self, file: File) -> File:

@@ -14,7 +14,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
@@ -59,11 +59,11 @@ def unpacked_name(path: epath.Path) -> str:
 @contextmanager
 def _opened(path: epath.Path) -> Iterator[Any]:
     """The file for reading; ValueError for a folder, and for what may not be read."""
-    try:
-        file = path.open("rb")
-    except (IsADirectoryError, PermissionError) as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    with file:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("rb"))
+        except (IsADirectoryError, PermissionError) as error:
+            raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
         yield file
 
 

@@ -75,7 +75,7 @@ def test_manifest(made: Made, made_cache: Cache) -> None:
 
 
 def test_token_counts_are_what_a_model_takes_in(made_cache: Cache) -> None:
-    vocabulary = made_cache.vocabulary
+    vocabulary = made_cache.source_vocabulary
     taken_in: list[int] = []
     for code in made_cache.languages():
         pairs = list(made_cache.pairs(code, "train"))
@@ -261,7 +261,7 @@ def test_subset_is_a_small_bilingual_cache(tmp_path: Path, made_cache: Cache) ->
     assert small.directions == ["en-pt", "pt-en"]
     assert small.directions == ["en-pt", "pt-en"]
     assert small.vocabulary.languages == ["en", "pt"]
-    assert small.vocabulary.size <= 350
+    assert small.source_vocabulary.size <= 350
     assert (small.source_length, small.target_length) == (96, 96)
     for split in SPLITS:
         assert list(small.pairs("pt", split)) == list(made_cache.pairs("pt", split))

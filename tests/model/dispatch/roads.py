@@ -5,7 +5,7 @@ import functools
 import importlib
 import pkgutil
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,12 +76,12 @@ def random_plan(seed: int, G: int, S: int, E: int, C: int, K: int) -> Routing:
                     seats.remove(free[0])
                     seat[g, s, k] = free[0][1]
     weight = rng.random((G, S, K)).astype(np.float32) * (seat >= 0)
-    return plan(jnp.asarray(expert), jnp.asarray(seat), jnp.asarray(weight), E, C)
+    return plan(expert, seat, weight, E, C)
 
 
 def plan(expert_GSK, seat_GSK, weight_GSK, E: int, C: int) -> Routing:
     """A plan without losses and metrics."""
-    zero = jnp.zeros(())
+    zero: Any = np.zeros((), np.float32)
     return Routing(expert_GSK, seat_GSK, weight_GSK, zero, zero, {}, E, C)
 
 
@@ -99,7 +99,7 @@ def planned(gate, setting: Setting, seed: int, capacity: int, real: float, mode)
 
     def score(name, **_):
         if name not in logits:
-            logits[name] = jnp.asarray(rng.normal(0, 2, (G, S, E)), jnp.float32)
+            logits[name] = jnp.asarray(rng.normal(0, 2, (G, S, E)).astype(np.float32))
         return logits[name]
 
     train, with_key = mode
@@ -113,12 +113,12 @@ def planned(gate, setting: Setting, seed: int, capacity: int, real: float, mode)
         train=train,
     )
     routing = gate(tokens, E, lambda choices: capacity)
-    arrays = (routing.expert_GSK, routing.seat_GSK, routing.weight_GSK)
+    arrays = jax.device_get((routing.expert_GSK, routing.seat_GSK, routing.weight_GSK))
     missing = K - routing.expert_GSK.shape[-1]
     if missing < 0 or routing.capacity > C:
         return None
     expert_GSK, seat_GSK, weight_GSK = (
-        jnp.pad(x, ((0, 0), (0, 0), (0, missing)), constant_values=value)
+        np.pad(x, ((0, 0), (0, 0), (0, missing)), constant_values=value)
         for x, value in zip(arrays, (0, -1, 0), strict=True)
     )
     return plan(expert_GSK, seat_GSK, weight_GSK, E, C)
@@ -148,9 +148,12 @@ def dense(x_GSM, routing, experts: Experts):
 def numbers(seed: int, setting: Setting):
     """x_GSM, the direction [G, S, M] of the gradient, and experts with dropout's factors."""
     rng = np.random.default_rng(seed)
-    draw = lambda *size: jnp.asarray(rng.normal(size=size), jnp.float32)  # noqa: E731
+
+    def draw(*size: int) -> Any:
+        return rng.normal(size=size).astype(np.float32)
+
     G, S, E = setting.G, setting.S, setting.E
-    keep_EG1F = jnp.asarray(2.0 * rng.integers(0, 2, (E, G, 1, F)), jnp.float32)
+    keep_EG1F: Any = (2.0 * rng.integers(0, 2, (E, G, 1, F))).astype(np.float32)
     experts = OffsetExperts((draw(E, M, F),), draw(E, F, M), keep_EG1F)
     return draw(G, S, M), draw(G, S, M), experts
 
@@ -178,7 +181,7 @@ def check(setting: Setting, routing: Routing, seed: int) -> None:
     with on(setting.mesh), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ragged: on a CPU", UserWarning)
         for name, run in TRANSPORTS.items():
-            (_, y_GSM), gradients = jax.block_until_ready(
+            (_, y_GSM), gradients = jax.device_get(
                 value_and_gradients(run, x_GSM, routing, experts, direction_GSM)
             )
             close(y_GSM, expected, f"{name}: y")

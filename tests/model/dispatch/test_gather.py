@@ -36,12 +36,11 @@ def test_results_are_added_up_at_their_token_by_hand():
     places = Places(jnp.array([[0, 1]]), jnp.array([[0, 1, 2, 2]]))
     done_GPM = jnp.array([[[1.0, 2.0], [10.0, 20.0]]])
     weight_GSK = jnp.array([[[0.5, 0.25], [0.0, 0.0]]])
-    y_GSM = combine(done_GPM, weight_GSK, places)
+    y_GSM = jax.jit(combine)(done_GPM, weight_GSK, places)
     # 0.5 * (1, 2) + 0.25 * (10, 20) = (3, 6); nothing for token 1.
     assert y_GSM.tolist() == [[[3.0, 6.0], [0.0, 0.0]]]
-    d_done_GPM, d_weight_GSK = jax.grad(
-        lambda done, weight: jnp.sum(combine(done, weight, places)), argnums=(0, 1)
-    )(done_GPM, weight_GSK)
+    gradients = jax.grad(lambda done, w: jnp.sum(combine(done, w, places)), argnums=(0, 1))
+    d_done_GPM, d_weight_GSK = jax.jit(gradients)(done_GPM, weight_GSK)
     # A result counts its weight; a weight the sum of its result: 1 + 2 and 10 + 20.
     assert d_done_GPM.tolist() == [[[0.5, 0.5], [0.25, 0.25]]]
     assert d_weight_GSK.tolist() == [[[3.0, 30.0], [0.0, 0.0]]]

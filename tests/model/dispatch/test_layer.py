@@ -32,11 +32,13 @@ def layer(transport, **options) -> MoeLayer:
     )
 
 
+@functools.cache
 def inputs():
     rng = np.random.default_rng(0)
-    x_BLM = jnp.asarray(rng.normal(size=(B, L, M)), jnp.float32)
-    mask_BL = jnp.asarray(np.arange(L)[None] < rng.integers(1, L + 1, (B, 1)))
-    params = layer(gather).init(jax.random.key(0), x_BLM, mask_BL, deterministic=True)["params"]
+    x_BLM = rng.normal(size=(B, L, M)).astype(np.float32)
+    mask_BL = np.arange(L)[None] < rng.integers(1, L + 1, (B, 1))
+    init = jax.jit(functools.partial(layer(gather).init, deterministic=True))
+    params = jax.device_get(init(jax.random.key(0), x_BLM, mask_BL)["params"])
     # A strong router, so that experts overflow.
     params = {**params, "router": jax.tree.map(lambda w: 30.0 * w, params["router"])}
     return params, x_BLM, mask_BL
@@ -74,12 +76,16 @@ def compiled(model, mesh, *, backward: bool):
         return jax.jit(function).lower(*arguments).compile(), arguments
 
 
+@functools.cache
+def on_one_device():
+    one = jax.jit(jax.value_and_grad(functools.partial(run, layer(gather)), (0, 1), has_aux=True))
+    return jax.device_get(one(*inputs()))
+
+
 @pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_eight_devices_are_one(name):
-    params, x_BLM, mask_BL = inputs()
-    one = jax.jit(jax.value_and_grad(functools.partial(run, layer(gather)), (0, 1), has_aux=True))
-    expected = one(params, x_BLM, mask_BL)
+    expected = on_one_device()
     assert expected[0][1][1]["second_dropped"] > 0
     mesh = make_mesh(data=2, node=2, expert=2)
     program, arguments = compiled(layer(TRANSPORTS[name]), mesh, backward=True)

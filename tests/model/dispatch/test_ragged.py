@@ -5,12 +5,14 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 from m4.model.dispatch.ragged import order_by_expert, ragged
 from tests.model.dispatch.roads import Setting, close, numbers, on, random_plan
 
+order = jax.jit(order_by_expert, static_argnums=(2, 3))
 SETTING = Setting(None, 2, 4, 4, 3, 2)
 
 
@@ -21,10 +23,10 @@ def arguments():
 
 def test_order_by_hand():
     # G = 2, S = 2, K = 1, E = 2, C = 2. Choices 0, 1 are the tokens of group 0, 2 and 3 of group 1.
-    expert_GSK = jnp.array([[[1], [0]], [[0], [1]]])
+    expert_GSK = np.array([[[1], [0]], [[0], [1]]])
     # Choice 0: seat 1 of expert 1 (its seat 0 is empty). Choice 2 has no seat.
-    seat_GSK = jnp.array([[[1], [0]], [[-1], [0]]])
-    places, size_E = order_by_expert(expert_GSK, seat_GSK, 2, 2)
+    seat_GSK = np.array([[[1], [0]], [[-1], [0]]])
+    places, size_E = order(expert_GSK, seat_GSK, 2, 2)
     # Expert 0: choice 1. Expert 1: choice 0 (group 0), then 3 (group 1). One of four rows is left.
     assert places.owner_GP.tolist() == [[1, 0, 3, 4]]
     assert places.seat_GJ.tolist() == [[1, 0, 4, 2]]
@@ -35,7 +37,11 @@ def test_rows_are_never_more_than_choices_or_seats():
     # 64 seats an expert for 2 * 4 * 2 = 16 choices; then 2 * 4 * 1 = 8 seats for as many choices.
     for C, rows in ((64, 16), (1, 8)):
         routing = random_plan(0, 2, 4, 4, C, 2)
-        places, _ = order_by_expert(routing.expert_GSK, routing.seat_GSK, 4, C)
+        places, _ = jax.eval_shape(
+            functools.partial(order_by_expert, num_experts=4, capacity=C),
+            routing.expert_GSK,
+            routing.seat_GSK,
+        )
         assert places.owner_GP.shape == (1, rows)
 
 
@@ -56,7 +62,7 @@ def test_warns_once():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(3):
-            ragged(*arguments())
+            jax.make_jaxpr(lambda *given: ragged(*given))(*arguments())  # traced each time
     assert len([w for w in caught if "dense expansion" in str(w.message)]) == 1
 
 
@@ -83,12 +89,16 @@ def test_what_lies_outside_every_expert_is_never_used(monkeypatch):
 
     ragged_dot.defvjp(forward, backward)
     x_GSM, routing, experts = arguments()
-    assert int(jnp.sum(routing.seat_GSK < 0)) > 0  # so some rows are nobody's
+    routing = jax.tree.map(jnp.asarray, routing)  # it is indexed by traced arrays below
+    assert (np.asarray(routing.seat_GSK) < 0).any()  # so some rows are nobody's
 
     def total(x_GSM, experts):
         return jnp.sum(ragged(x_GSM, routing, experts))
 
-    expected = jax.value_and_grad(total, argnums=(0, 1))(x_GSM, experts)
+    def value_and_gradients():
+        return jax.jit(jax.value_and_grad(lambda *x: total(*x), argnums=(0, 1)))(x_GSM, experts)
+
+    expected = value_and_gradients()
     monkeypatch.setattr(lax, "ragged_dot", ragged_dot)
-    got = jax.value_and_grad(total, argnums=(0, 1))(x_GSM, experts)
+    got = value_and_gradients()
     jax.tree.map(functools.partial(close, name="ragged"), got, expected)

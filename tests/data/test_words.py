@@ -32,7 +32,11 @@ def same(ragged: Ragged, wanted: list[list[int]]) -> bool:
 
 
 @settings(deadline=None)
-@given(texts=st.lists(st.lists(st.sampled_from(ODD) | st.characters(), max_size=12).map("".join)))
+@given(
+    texts=st.lists(
+        st.lists(st.sampled_from(ODD) | st.characters(codec="utf-8"), max_size=12).map("".join)
+    )
+)
 def test_words_are_the_text(made_cache: Cache, texts: list[str]) -> None:
     vocabulary = made_cache.source_vocabulary
     assert same(WordEncoder(vocabulary).encode(texts), vocabulary.encode(texts))

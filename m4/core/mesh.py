@@ -100,7 +100,7 @@ def parameter_shardings(
         return NamedSharding(mesh, split_further(mesh, spec, leaf.shape, zero, fixed))
 
     return jax.tree.map(
-        sharding, names, unfreeze(params), is_leaf=lambda x: isinstance(x, PartitionSpec)
+        sharding, names, unfreeze(dict(params)), is_leaf=lambda x: isinstance(x, PartitionSpec)
     )
 
 

@@ -6,7 +6,7 @@ parameters are those of the layers, stacked: `unstack` takes them apart.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -152,7 +152,7 @@ def scanned(
         remat(Block, policy, scanned=True),
         variable_axes={"params": 0, "cache": 0, "intermediates": 0},
         split_rngs={"params": True, "dropout": True},
-        in_axes=(nn.broadcast, nn.broadcast),
+        in_axes=cast(Any, (nn.broadcast, nn.broadcast)),  # flax's stub says int
         length=layers // size,
         axis_name="layers",
     )

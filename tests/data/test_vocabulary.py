@@ -39,13 +39,13 @@ def test_text_comes_back_whatever_it_is(made_cache: Cache) -> None:
 
 
 def test_digits_are_split(made_cache: Cache) -> None:
-    (ids,) = made_cache.vocabulary.encode(["305 12"])
-    pieces = [made_cache.vocabulary._processor.id_to_piece(i) for i in ids]
+    (ids,) = made_cache.source_vocabulary.encode(["305 12"])
+    pieces = [made_cache.source_vocabulary._processor.id_to_piece(i) for i in ids]
     assert [p.strip("▁") for p in pieces if p != "▁"] == ["3", "0", "5", "1", "2"]
 
 
 def test_decode_ends_at_eos_and_takes_ids_beyond_the_table(made_cache: Cache) -> None:
-    v = made_cache.vocabulary
+    v = made_cache.source_vocabulary
     (ids,) = v.encode(["red bird"])
     assert v.decode([[0, *ids, 1, *ids], [*ids, v.size + 3], []]) == ["red bird", "red bird ⁇ ", ""]
 

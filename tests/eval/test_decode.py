@@ -58,7 +58,8 @@ def tiny(seed=0):
         moe_every=1,
         group_tokens=16,
     )
-    return model, jax.tree.map(lambda x: 2.0 * x, init(model, jax.random.key(seed)))
+    params = jax.device_get(init(model, jax.random.key(seed)))
+    return model, jax.tree.map(lambda x: 2.0 * x, params)
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def init(model, seed=0):
 
 def sharp(model, seed=0):
     """Parameters of twice their initial size: attention and routing that really choose."""
-    return jax.tree.map(lambda x: 2.0 * x, init(model, seed)["params"])
+    return jax.tree.map(lambda x: 2.0 * x, jax.device_get(init(model, seed)["params"]))
 
 
 @partial(jax.jit, static_argnames=("model", "dropout"))

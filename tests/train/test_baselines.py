@@ -64,7 +64,7 @@ def trained(
             list(SIZES),
             lambda language: RECIPE,
             decoding=DECODING,
-            workers=2,
+            workers=1,  # several are in tests/test_end_to_end.py; one compiles once
             stage=lambda name, total, unit: Stage(name, total, unit, shown),
         )
         yield folder, found, shown.getvalue()

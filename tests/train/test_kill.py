@@ -18,7 +18,7 @@ from m4.data.stream import Stream
 from m4.train.loop import Evaluator, Trained, train
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made
-from tests.train.test_step import MODEL, mesh_of
+from tests.train.test_step import SHALLOW, mesh_of
 
 
 def run(folder: Path, corpus: Path, killed_at: int = 0) -> Trained:
@@ -37,7 +37,7 @@ def run(folder: Path, corpus: Path, killed_at: int = 0) -> Trained:
 
     return train(
         folder,
-        MODEL.clone(vocab_size=-(-cache.vocabulary.size // 8) * 8, dropout_rate=0.1),
+        SHALLOW.clone(vocab_size=-(-cache.source_vocabulary.size // 8) * 8, dropout_rate=0.1),
         Stream(cache, seed=1, batch_rows=4),
         adamw,
         mesh_of(1, 1),

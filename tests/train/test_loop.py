@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import signal
 
 import jax
@@ -15,7 +16,7 @@ from m4.data.stream import Stream
 from m4.train.loop import EarlyStopping, Evaluator, Interrupted, train
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made
-from tests.train.test_step import MODEL, mesh_of
+from tests.train.test_step import SHALLOW, mesh_of
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +27,11 @@ def corpus(tmp_path_factory):
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(corpus):
     """train() on one device with everything that the tests do not change."""
     stream = Stream(corpus, seed=1, batch_rows=4)
-    model = MODEL.clone(vocab_size=-(-corpus.vocabulary.size // 8) * 8, dropout_rate=0.1)
+    model = SHALLOW.clone(vocab_size=-(-corpus.vocabulary.size // 8) * 8, dropout_rate=0.1)
     return functools.partial(
         train,
         model=model,
@@ -42,6 +43,19 @@ def run(corpus):
         tensorboard=False,
         groups={"low": stream.directions},
     )
+
+
+@pytest.fixture(scope="module")
+def two_steps(run, tmp_path_factory):
+    """The folder of a run of two steps, to look at; `copied` is to go on with."""
+    folder = tmp_path_factory.mktemp("two") / "steps"
+    run(folder, total_steps=2)
+    return folder
+
+
+@pytest.fixture
+def copied(two_steps, tmp_path):
+    return shutil.copytree(two_steps, tmp_path / "copied")
 
 
 def leaves(tree):
@@ -62,9 +76,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, run):
     assert last[0] == last[1]
 
 
-def test_what_a_row_says(tmp_path, run):
-    run(tmp_path, total_steps=2)
-    (row,) = read_metrics(tmp_path)
+def test_what_a_row_says(two_steps):
+    (row,) = read_metrics(two_steps)
     assert row["step"] == 2
     assert {"loss", "nll", "nll/en-gl", "nll/gl-en", "nll/low", "gradient_norm"} <= row.keys()
     assert {"tokens_per_second", "auxiliary_loss", "first_overflow"} <= row.keys()
@@ -73,13 +86,12 @@ def test_what_a_row_says(tmp_path, run):
     np.testing.assert_allclose(sum(row[f"load/{e}"] for e in range(4)), 1.0, rtol=1e-5)
 
 
-def test_rows_of_lost_work_are_taken_back(tmp_path, run):
-    run(tmp_path, total_steps=2)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
+def test_rows_of_lost_work_are_taken_back(copied, run):
+    with (copied / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "nll": 1.0}\n{"step": 6, "nl')  # killed in the middle of a line
-    run(tmp_path, total_steps=4)
-    assert [row["step"] for row in read_metrics(tmp_path)] == [2, 4]
-    assert read_metrics(tmp_path)[-1]["nll"] != 1.0
+    run(copied, total_steps=4)
+    assert [row["step"] for row in read_metrics(copied)] == [2, 4]
+    assert read_metrics(copied)[-1]["nll"] != 1.0
 
 
 def test_early_stopping_keeps_the_best(tmp_path, run):
@@ -130,13 +142,12 @@ def test_ctrl_c_saves_the_step(tmp_path, run):
 
 
 @pytest.mark.parametrize("what", ["vocabulary", "stream"])
-def test_another_vocabulary_or_stream_is_refused(tmp_path, run, corpus, what):
-    run(tmp_path, total_steps=1)
+def test_another_vocabulary_or_stream_is_refused(copied, run, corpus, what):
     changed = (
         {"note": {"vocabulary": "other"}}
         if what == "vocabulary"
         else {"stream": Stream(corpus, seed=2, batch_rows=4)}
     )
     with pytest.raises(ValueError, match=rf"another {what}.*--fresh"):
-        run(tmp_path, total_steps=2, **changed)
-    assert latest_step(tmp_path / "checkpoints") == 1
+        run(copied, total_steps=3, **changed)
+    assert latest_step(copied / "checkpoints") == 2

@@ -13,6 +13,16 @@ from m4.model.moe import MoeLayer
 from m4.train.optimizer import adafactor, adamw, per_matrix, rsqrt
 
 
+def first_updates(optimizer, gradient, params) -> Any:
+    """(updates, state) of the first step, as one program."""
+
+    @jax.jit
+    def update(gradient, params):
+        return optimizer.update(gradient, optimizer.init(params), params)
+
+    return update(gradient, params)
+
+
 def test_defaults_are_gshards_schedule():
     # 1 / sqrt(max(step, 10^4)): 0.01 for the first 10^4 steps, 0.005 at 4 * 10^4.
     schedule = rsqrt(1_000_000)
@@ -31,9 +41,8 @@ def test_warmup_hold_decay_and_cooldown():
 
 @pytest.mark.parametrize("experts", [3, 300])  # fewer and more than the matrices' sides
 def test_a_stack_of_experts_is_as_many_matrices(experts):
-    keys = jax.random.split(jax.random.key(0), 2)
-    stack = jax.random.normal(keys[0], (experts, 8, 16))
-    gradient = jax.random.normal(keys[1], (experts, 8, 16))
+    rng = np.random.default_rng(0)
+    stack, gradient = (rng.normal(size=(experts, 8, 16)).astype(np.float32) for _ in range(2))
     optimizer = adafactor(10, smallest_factored=4)
 
     @jax.jit
@@ -44,7 +53,7 @@ def test_a_stack_of_experts_is_as_many_matrices(experts):
             params = optax.apply_updates(params, updates)
         return params
 
-    together = two_steps({"wi": stack}, {"wi": gradient})["wi"]
+    together = np.asarray(two_steps({"wi": stack}, {"wi": gradient})["wi"])
     for one in (0, experts - 1):
         alone = two_steps({"wi": stack[one]}, {"wi": gradient[one]})["wi"]
         np.testing.assert_allclose(together[one], alone, rtol=1e-5, atol=1e-6)
@@ -64,7 +73,7 @@ def test_first_adafactor_step_by_hand():
     params = {"w": jnp.array([[1.0, 3.0], [-3.0, 1.0]])}
     gradient = {"w": jnp.array([[0.5, -2.0], [1.0, 4.0]])}
     optimizer = adafactor(10)
-    updates: Any = optimizer.update(gradient, optimizer.init(params), params)[0]
+    updates = first_updates(optimizer, gradient, params)[0]
     expected = -0.01 * np.sqrt(5.0) * np.array([[1.0, -1.0], [1.0, 1.0]])
     np.testing.assert_allclose(updates["w"], expected, rtol=1e-5)
 
@@ -73,7 +82,7 @@ def test_adamw_does_not_decay_norm_scales():
     params = {"scale": jnp.ones(3), "kernel": jnp.ones((2, 2))}
     nothing = jax.tree.map(jnp.zeros_like, params)
     optimizer = adamw(10, schedule=lambda total: lambda step: 0.5, weight_decay=0.1)
-    updates: Any = optimizer.update(nothing, optimizer.init(params), params)[0]
+    updates = first_updates(optimizer, nothing, params)[0]
     np.testing.assert_array_equal(updates["scale"], 0.0)
     # -rate * decay * parameter = -0.5 * 0.1 * 1
     np.testing.assert_allclose(updates["kernel"], -0.05, rtol=1e-6)
@@ -86,8 +95,7 @@ def test_first_factored_step_by_hand():
     gradient = {"w": jnp.sqrt(jnp.array([[1.0, 3.0], [2.0, 6.0]])) * jnp.array([[1, -1], [1, 1]])}
     params = {"w": jnp.array([[1.0, 3.0], [-3.0, 1.0]])}
     optimizer = adafactor(10, smallest_factored=2)
-    updates: Any
-    updates, state = optimizer.update(gradient, optimizer.init(params), params)
+    updates, state = first_updates(optimizer, gradient, params)
     expected = -0.01 * np.sqrt(5.0) * np.array([[1.0, -1.0], [1.0, 1.0]])
     np.testing.assert_allclose(updates["w"], expected, rtol=1e-5)
     moments = {leaf.shape for leaf in jax.tree.leaves(state)}
@@ -95,17 +103,14 @@ def test_first_factored_step_by_hand():
 
 
 def test_one_matrix_is_optax_adafactor():
-    keys = jax.random.split(jax.random.key(1), 2)
-    params = {"w": jax.random.normal(keys[0], (8, 16))}
-    gradient = {"w": jax.random.normal(keys[1], (8, 16))}
+    rng = np.random.default_rng(1)
+    params, gradient = ({"w": rng.normal(size=(8, 16)).astype(np.float32)} for _ in range(2))
     ours = adafactor(10, smallest_factored=4, weight_decay=0.1)
     theirs = optax.adafactor(0.01, min_dim_size_to_factor=4, weight_decay_rate=None, momentum=None)
     plain = adafactor(10, smallest_factored=4)
-    updates: Any
-    wanted: Any
     for optimizer, decay in ((plain, 0.0), (ours, 0.01 * 0.1)):
-        updates, _ = optimizer.update(gradient, optimizer.init(params), params)
-        wanted, _ = theirs.update(gradient, theirs.init(params), params)
+        updates, _ = first_updates(optimizer, gradient, params)
+        wanted, _ = first_updates(theirs, gradient, params)
         expected = wanted["w"] - decay * params["w"]
         np.testing.assert_allclose(updates["w"], expected, rtol=1e-5, atol=1e-7)
 
@@ -113,17 +118,15 @@ def test_one_matrix_is_optax_adafactor():
 @pytest.mark.parametrize("make", [adafactor, adamw])
 def test_a_table_stays_as_it_is_to_the_bit(make):
     layer = MoeLayer(num_experts=4, width=5, gate=hash, vocab_size=50, dropout_rate=0.0)
-    x_BLM = jax.random.normal(jax.random.key(0), (2, 8, 6))
-    ids_BL = jax.random.randint(jax.random.key(1), (2, 8), 0, 50)
+    rng = np.random.default_rng(0)
+    x_BLM = rng.normal(size=(2, 8, 6)).astype(np.float32)
+    inputs = x_BLM, np.ones((2, 8), bool), rng.integers(0, 50, (2, 8))
 
     def outputs(params) -> Any:
-        return layer.apply(
-            {"params": params}, x_BLM, jnp.ones((2, 8), bool), ids_BL, deterministic=True
-        )
+        return layer.apply({"params": params}, *inputs, deterministic=True)
 
-    first: Any = layer.init(
-        jax.random.key(2), x_BLM, jnp.ones((2, 8), bool), ids_BL, deterministic=True
-    )["params"]
+    init = jax.jit(lambda key: layer.init(key, *inputs, deterministic=True))
+    first: Any = jax.device_get(init(jax.random.key(2))["params"])
     optimizer = make(10, weight_decay=0.1)
 
     @jax.jit
@@ -134,7 +137,7 @@ def test_a_table_stays_as_it_is_to_the_bit(make):
         updates, state = optimizer.update(noise, state, params)
         return optax.apply_updates(params, updates), state
 
-    params, state = first, optimizer.init(first)
+    params, state = first, jax.jit(optimizer.init)(first)
     for _ in range(3):
         params, state = step(params, state)
     table = first["hash"]["table"]

@@ -16,7 +16,13 @@ from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
 
 
 def make_mesh(
-    *, data: int = -1, fsdp: int = 1, node: int = 1, expert: int = 1, model: int = 1
+    *,
+    data: int = -1,
+    fsdp: int = 1,
+    node: int = 1,
+    expert: int = 1,
+    model: int = 1,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
     """A mesh with these axes over all devices; -1 takes what is left.
 
@@ -27,12 +33,14 @@ def make_mesh(
         node, expert: experts lie apart over node * expert devices, rows too; with `node` the
             transport `hierarchical_all_to_all` tells machines (node) from devices of one (expert).
         model: parts of each matrix.
+        devices: other ones than all that there are, such as those of a topology (`m4.plan`).
 
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
     sizes = {"data": data, "fsdp": fsdp, "node": node, "expert": expert, "model": model}
-    devices = jax.device_count()
+    devices = jax.devices() if devices is None else devices
+    count = len(devices)
     for name, size in sizes.items():
         if size < 1 and size != -1:
             raise ValueError(f"mesh.make_mesh.{name} = {size}: a size is at least 1, or -1 once")
@@ -40,18 +48,19 @@ def make_mesh(
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if len(free) > 1:
         raise ValueError(f"mesh.make_mesh: only one of {free} may be -1")
-    if devices % fixed or (not free and fixed != devices):
-        divisors = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+    if count % fixed or (not free and fixed != count):
+        divisors = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
         raise ValueError(
             f"mesh.make_mesh: {' x '.join(f'{name} {size}' for name, size in sizes.items())} over "
-            f"{devices} devices: the sizes must multiply to {devices}; where one is -1, the others "
+            f"{count} devices: the sizes must multiply to {count}; where one is -1, the others "
             f"to one of {divisors}"
         )
     if free:
-        sizes[free[0]] = devices // fixed
+        sizes[free[0]] = count // fixed
     # Auto: the partitioner decides what the annotations leave open (jax.make_mesh's own default,
     # Explicit, would refuse products of differently sharded operands).
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(sizes))
+    kinds = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=kinds, devices=devices)
 
 
 def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -64,6 +64,14 @@ class Trained:
     note: dict[str, Any]
 
 
+class Program(NamedTuple):
+    """What a step is compiled from: `jit_step` makes the program."""
+
+    step: Callable[..., Any]
+    optimizer: optax.GradientTransformation
+    zero: Sequence[str]
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM during training; `step` is saved."""
 
@@ -96,6 +104,7 @@ def train(
     note: Mapping[str, Any] | None = None,
     tensorboard: bool = True,
     stage: Stage | None = None,
+    instead: Callable[[Program], Any] | None = None,
 ) -> Trained:
     """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
 
@@ -116,6 +125,8 @@ def train(
         groups: resource level -> directions, for the loss that is shown.
         note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
         stage: where progress is shown.
+        instead: called with the program of a step in the place of everything else; its result is
+            this function's.
 
     Raises:
         ValueError: sizes that do not divide over the mesh; a checkpoint of another stream.
@@ -136,6 +147,8 @@ def train(
         aux_loss_factor=aux_loss_factor,
         router_z_loss_factor=router_z_loss_factor,
     )
+    if instead is not None:
+        return instead(Program(step_fn, tx, zero))
     about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
     checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
     try:
@@ -165,7 +178,7 @@ def train(
             Metrics(folder, resume_step=start, tensorboard=tensorboard) as metrics,
             ThreadPoolExecutor(1) as ahead,
         ):
-            compiled = jax.jit(step_fn, donate_argnums=0, out_shardings=(shardings, None))
+            compiled = jit_step(step_fn, shardings)
             window = Window(stream.directions, groups or {})
             coming = ahead.submit(stream.batch, start)
             step = start
@@ -208,6 +221,11 @@ def train(
         return Trained(state.params if progress.best is None else progress.best, written)
     finally:
         checkpoints.close()
+
+
+def jit_step(step: Callable[..., Any], shardings: TrainState) -> Any:
+    """The step as one program: the state takes the place of its argument, in these shardings."""
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
 
 def check_model_divides(mesh: Mesh, model: Transformer) -> None:

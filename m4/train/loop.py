@@ -148,7 +148,8 @@ def train(
         router_z_loss_factor=router_z_loss_factor,
     )
     if instead is not None:
-        return instead(Program(step_fn, tx, zero))
+        with logical(mesh):
+            return instead(Program(step_fn, tx, zero))
     about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
     checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
     try:

@@ -186,8 +186,15 @@ def build_model(setup: Setup, cache: Cache, **overrides: Any) -> Transformer:
     sizes = {"vocab_size": cache.target_vocabulary.size}
     if cache.separate:
         sizes["source_vocab_size"] = cache.source_vocabulary.size
+    return model_of(setup, sizes, len(cache.directions), **overrides)
+
+
+def model_of(
+    setup: Setup, sizes: Mapping[str, int], directions: int, **overrides: Any
+) -> Transformer:
+    """The model for vocabularies of these sizes (vocab_size, source_vocab_size), rounded up."""
     sizes = {name: -(-size // 128) * 128 for name, size in sizes.items()}
-    return setup.model(**sizes, directions=len(cache.directions), **overrides)
+    return setup.model(**sizes, directions=directions, **overrides)
 
 
 def model_folder(setup: Setup, dense: bool = False) -> Path:

@@ -53,7 +53,7 @@ class Run:
     encoder: str
     decoder: str
     transport: str
-    mesh: tuple[int, int, int, int, int] = (1, 1, 1, 1, 1)
+    mesh: tuple[int, ...] = (1, 1, 1, 1, 1, 1)
 
 
 RUNS = [
@@ -61,8 +61,8 @@ RUNS = [
     Run("topk", "noisy_topk", "gather"),
     Run("dense_to_sparse", "ktop1", "gather"),
     Run("expert_choice", "mixtral", "ragged"),  # expert_choice is not for decoders
-    Run("base", "hash", "all_to_all", (2, 1, 1, 2, 1)),
-    Run("sam", "top2_gshard", "hierarchical_all_to_all", (1, 1, 2, 2, 1)),
+    Run("base", "hash", "all_to_all", (1, 2, 1, 1, 2, 1)),
+    Run("sam", "top2_gshard", "hierarchical_all_to_all", (1, 1, 1, 2, 2, 1)),
 ]
 # No loss pulls their load apart.
 WITHOUT_BALANCE_LOSS = {"base", "hash", "expert_choice"}

@@ -21,7 +21,8 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("expert_mlp", "model"),
     ("heads", "model"),
     ("joined_kv", "model"),
-    ("layers", None),
+    # Stacked layers (scanned stacks) lie at the stage of the pipeline that they belong to.
+    ("layers", "stage"),
     ("embed", None),
     ("kv", None),
     ("length", None),
@@ -30,6 +31,7 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("unmodeled", None),
 )
 
-# Outermost first: neighbours along "model" are the nearest devices. "node" is the slow part of the
+# Outermost first: neighbours along "model" are the nearest devices. What stages hand on is little
+# (one activation a microbatch), so they may be the farthest apart. "node" is the slow part of the
 # experts' axis, between machines; "expert" the fast part, inside one.
-MESH_AXES = ("data", "fsdp", "node", "expert", "model")
+MESH_AXES = ("stage", "data", "fsdp", "node", "expert", "model")

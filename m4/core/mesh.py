@@ -14,9 +14,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
 
+# Logical axis -> mesh axis, or several, or None; a logical axis may have more than one rule.
+Rules = Sequence[tuple[str, str | Sequence[str] | None]]
+
 
 def make_mesh(
     *,
+    stage: int = 1,
     data: int = -1,
     fsdp: int = 1,
     node: int = 1,
@@ -27,6 +31,7 @@ def make_mesh(
     """A mesh with these axes over all devices; -1 takes what is left.
 
     Args:
+        stage: parts of each stack, its layers in order, through which a pipeline passes rows.
         data: copies of the whole model, each with rows of its own.
         fsdp: the same, but every weight lies in parts over these devices and is gathered where a
             layer uses it.
@@ -38,7 +43,8 @@ def make_mesh(
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
-    sizes = {"data": data, "fsdp": fsdp, "node": node, "expert": expert, "model": model}
+    sizes: dict[str, int] = {"stage": stage, "data": data, "fsdp": fsdp}
+    sizes |= {"node": node, "expert": expert, "model": model}
     devices = jax.devices() if devices is None else devices
     count = len(devices)
     for name, size in sizes.items():
@@ -64,8 +70,11 @@ def make_mesh(
 
 
 def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
-    """The mesh axes that a logical axis is split over: those with more than one part."""
-    rule = dict(LOGICAL_AXIS_RULES)[logical_axis]
+    """The mesh axes that a logical axis is split over: those with more than one part.
+
+    By its first rule; a second one is for arrays in which the first one's axes are taken.
+    """
+    rule = next(rule for name, rule in _rules() if name == logical_axis)
     return tuple(name for name in _names(rule) if mesh.shape.get(name, 1) > 1)
 
 
@@ -73,9 +82,11 @@ def check_divides(
     mesh: Mesh | AbstractMesh, array: str, size: int, logical_axis: str, gin_name: str
 ) -> None:
     """Raises a ValueError when an axis of an array cannot be split evenly over its mesh axes."""
-    names = split_axes(mesh, logical_axis)
-    parts = math.prod(mesh.shape[name] for name in names)
-    if size % parts:
+    for rule in [rule for name, rule in _rules() if name == logical_axis]:
+        names = [name for name in _names(rule) if mesh.shape.get(name, 1) > 1]
+        parts = math.prod(mesh.shape[name] for name in names)
+        if size % parts == 0:
+            continue
         down, up = size // parts * parts, (size // parts + 1) * parts
         nearest = f"the nearest that do are {down} and {up}" if down else f"the least is {up}"
         raise ValueError(
@@ -85,10 +96,43 @@ def check_divides(
 
 
 @contextlib.contextmanager
-def logical(mesh: Mesh):
-    """Within this, logical axes in the model mean the mesh's axes (core/axes.py has the table)."""
-    with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXIS_RULES):
+def logical(mesh: Mesh, further_rules: Rules = ()):
+    """Within this, logical axes in the model mean the mesh's axes (core/axes.py has the table).
+
+    further_rules: tried for what the table leaves whole; none within another `logical`: its own.
+
+    Raises:
+        ValueError: a rule that names no logical axis or no axis of the mesh.
+    """
+    rules = with_further(further_rules) if further_rules else _rules()
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         yield
+
+
+def with_further(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
+    """The table with `rules` after those that split, before those that leave an axis whole."""
+    whole = {name for name, _ in LOGICAL_AXIS_RULES}
+    further: list[tuple[str, str | tuple[str, ...] | None]] = []
+    for entry in rules:
+        name, rule = entry if len(entry) == 2 else ("", None)
+        axes = (rule,) if isinstance(rule, str) else tuple(rule or ())
+        for kind, known, found in (
+            ("logical axis", whole, {name}),
+            ("axis of the mesh", MESH_AXES, set(axes)),
+        ):
+            if wrong := found - {*known}:
+                raise ValueError(
+                    f"loop.train.rules: {entry!r} is no pair of a logical axis and mesh axes: "
+                    f"{', '.join(map(repr, wrong))} is no {kind} ({', '.join(sorted(known))})"
+                )
+        further.append((name, rule if isinstance(rule, str) else axes or None))
+    split = [rule for rule in LOGICAL_AXIS_RULES if rule[1]]
+    return (*split, *further, *[rule for rule in LOGICAL_AXIS_RULES if not rule[1]])
+
+
+def _rules() -> Sequence[tuple[str, Any]]:
+    """Those of the `logical` that we are in; outside of one the table."""
+    return nn.get_logical_axis_rules() or LOGICAL_AXIS_RULES
 
 
 def parameter_shardings(
@@ -146,7 +190,7 @@ def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 def logical_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
     """The mesh axes of an array with these logical axes."""
-    spec = spmd.logical_to_mesh_axes(axes, LOGICAL_AXIS_RULES)
+    spec = spmd.logical_to_mesh_axes(axes, _rules())
     assert spec is not None
     return spec
 

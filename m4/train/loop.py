@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh
 
 from m4.core.checkpoint import Checkpoints, shapes
-from m4.core.mesh import check_divides, logical, to_global
+from m4.core.mesh import Rules, check_divides, logical, to_global
 from m4.core.report import Metrics, Stage
 from m4.model.transformer import Transformer
 from m4.train.sampling import LearnedSampling
@@ -96,6 +96,7 @@ def train(
     checkpoint_period: int = 500,
     keep: int = 3,
     zero: Sequence[str] = ("fsdp",),
+    rules: Rules = (),
     log_period: int = 25,
     evaluators: Sequence[Evaluator] = (),
     early_stopping: EarlyStopping | None = None,
@@ -120,6 +121,8 @@ def train(
         label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor: see `make_train_step`.
         zero: mesh axes over which weights and their statistics are split, see
             `m4.core.mesh.split_further`.
+        rules: (logical axis, mesh axis or axes), further ones than those of `m4.core.axes`, for
+            what the table leaves whole, such as ("embed", "model") or ("length", "model").
         keep: checkpoints that stay. evaluators, early_stopping: see there.
         sampling: learns from evaluations how often directions are drawn.
         groups: resource level -> directions, for the loss that is shown.
@@ -133,9 +136,12 @@ def train(
         Interrupted: Ctrl-C or SIGTERM; the step is saved first.
     """
     folder = Path(folder)
-    for rows, _, _ in stream.shapes:
-        check_divides(mesh, "batch", rows, "batch", "BATCH_SIZE")
-    check_model_divides(mesh, model)
+    with logical(mesh, rules):
+        for rows, source_length, target_length in stream.shapes:
+            check_divides(mesh, "batch", rows, "batch", "BATCH_SIZE")
+            for length in (source_length, target_length):
+                check_divides(mesh, "batch", length, "length", "TASK_FEATURE_LENGTHS")
+        check_model_divides(mesh, model)
     tx = optimizer(total_steps)
     step_fn = make_train_step(
         model,
@@ -148,7 +154,7 @@ def train(
         router_z_loss_factor=router_z_loss_factor,
     )
     if instead is not None:
-        with logical(mesh):
+        with logical(mesh, rules):
             return instead(Program(step_fn, tx, zero))
     about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
     checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
@@ -157,7 +163,8 @@ def train(
         saved = {} if latest is None else checkpoints.note(latest)
         if latest is not None:
             _check_same(f"{checkpoints.folder}/{latest}", saved, about)
-        state, shardings = create(mesh, model, tx, seed, zero)
+        with logical(mesh, rules):
+            state, shardings = create(mesh, model, tx, seed, zero)
         progress = _Progress(early_stopping)
         if latest is not None:
             state = _restore(checkpoints, latest, saved, state, progress)
@@ -175,7 +182,7 @@ def train(
             return written
 
         with (
-            logical(mesh),
+            logical(mesh, rules),
             Metrics(folder, resume_step=start, tensorboard=tensorboard) as metrics,
             ThreadPoolExecutor(1) as ahead,
         ):
@@ -233,6 +240,7 @@ def check_model_divides(mesh: Mesh, model: Transformer) -> None:
     """Raises a ValueError where the model does not split evenly over the mesh."""
     name = "transformer.Transformer"
     width = model.heads * model.head_width
+    check_divides(mesh, "width", model.width, "embed", f"{name}.width")
     check_divides(mesh, "attention", width, "joined_kv", f"{name}.heads * {name}.head_width")
     check_divides(mesh, "feed-forward", model.mlp_width, "mlp", f"{name}.mlp_width")
     for size in {model.vocab_size, model.source_vocab_size or model.vocab_size}:

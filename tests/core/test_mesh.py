@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
 from m4.core.mesh import (
     check_divides,
+    logical,
     logical_spec,
     make_mesh,
     split_axes,
@@ -21,16 +22,17 @@ from m4.core.mesh import (
 def test_minus_one_takes_what_is_left() -> None:
     assert jax.device_count() == 8
     assert dict(make_mesh().shape) == {
+        "stage": 1,
         "data": 8,
         "fsdp": 1,
         "node": 1,
         "expert": 1,
         "model": 1,
     }
-    assert tuple(make_mesh(expert=4).shape.values()) == (2, 1, 1, 4, 1)
-    assert tuple(make_mesh(node=2, expert=2).shape.values()) == (2, 1, 2, 2, 1)
-    assert tuple(make_mesh(data=2, expert=-1, model=2).shape.values()) == (2, 1, 1, 2, 2)
-    assert tuple(make_mesh(data=2, expert=2, model=2).shape.values()) == (2, 1, 1, 2, 2)
+    assert tuple(make_mesh(expert=4).shape.values()) == (1, 2, 1, 1, 4, 1)
+    assert tuple(make_mesh(node=2, expert=2).shape.values()) == (1, 2, 1, 2, 2, 1)
+    assert tuple(make_mesh(data=2, expert=-1, model=2).shape.values()) == (1, 2, 1, 1, 2, 2)
+    assert tuple(make_mesh(data=2, expert=2, model=2).shape.values()) == (1, 2, 1, 1, 2, 2)
     assert make_mesh().axis_names == MESH_AXES
 
 
@@ -123,3 +125,37 @@ def test_rows_lie_over_all_devices_in_order() -> None:
     assert batch["weights"].dtype == np.float32
     shards = sorted(batch["tokens"].addressable_shards, key=lambda shard: shard.index[0].start)
     assert [shard.data.tolist() for shard in shards] == [[row] for row in rows.tolist()]
+
+
+def test_further_rules_split_what_the_table_leaves_whole() -> None:
+    # The dense Transformer in two dimensions (GSPMD, arXiv 2105.04663, section 5.1): weights over
+    # (width, inner width), activations over (rows, width).
+    with logical(make_mesh(data=4, model=2), [("embed", "data"), ("embed", "model")]):
+        everywhere = ("data", "fsdp", "node", "expert")
+        assert logical_spec(("embed", "mlp")) == PartitionSpec("data", "model")
+        assert logical_spec(("batch", "length", "embed")) == PartitionSpec(
+            everywhere, None, "model"
+        )
+        assert logical_spec(("batch", "length", "mlp")) == PartitionSpec(everywhere, None, "model")
+        with pytest.raises(ValueError, match="width = 6 does not divide over the 4 parts"):
+            check_divides(make_mesh(data=4, model=2), "width", 6, "embed", "width")
+        with pytest.raises(ValueError, match=r"width = 5 .* 2 parts of the mesh axes model"):
+            check_divides(make_mesh(data=1, fsdp=4, model=2), "width", 5, "embed", "width")
+        with logical(make_mesh(data=4, model=2)):  # an evaluation in the middle of training
+            assert logical_spec(("embed", "mlp")) == PartitionSpec("data", "model")
+    assert logical_spec(("embed", "mlp")) == PartitionSpec(None, "model")
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (("embeds", "data"), r"'embeds' is no logical axis \(batch, "),
+        (("embed", "dta"), r"'dta' is no axis of the mesh \(data, "),
+        (("embed", ("data", "x")), r"'x' is no axis of the mesh"),
+        (("embed",), r"is no pair of a logical axis and mesh axes"),
+    ],
+)
+def test_rules_that_name_nothing(rule: tuple, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error, logical(make_mesh(), [rule]):
+        pass
+    assert str(error.value).startswith("loop.train.rules: (")

@@ -35,7 +35,7 @@ SHALLOW = MODEL.clone(encoder_layers=1, decoder_layers=1, moe_every=1)
 
 
 def mesh_of(data: int, expert: int, model: int = 1, fsdp: int = 1):
-    sizes = (data, fsdp, 1, expert, model)
+    sizes = (1, data, fsdp, 1, expert, model)
     kinds = (AxisType.Auto,) * len(sizes)
     devices = jax.devices()[: math.prod(sizes)]
     return jax.make_mesh(sizes, MESH_AXES, axis_types=kinds, devices=devices)

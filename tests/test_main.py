@@ -244,7 +244,8 @@ def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
         (
             ["--gin.mesh.make_mesh.expert=3"],
             "mesh.make_mesh: stage 1 x data -1 x fsdp 1 x node 1 x expert 3 x model 1 over 8 "
-            "devices: the sizes must multiply to 8; where one is -1, the others to one of 1, 2, 4, 8",
+            "devices: the sizes must multiply to 8; where one is -1, the others to one of 1, 2, "
+            "4, 8",
         ),
         (["--gin.mesh.make_mesh.data=4"], "data 4 x fsdp 1 x node 1 x expert 1 x model 1 over 8"),
         (["--gin.mesh.make_mesh.data=0"], "mesh.make_mesh.data = 0: a size is at least 1, or -1"),

@@ -28,8 +28,9 @@ class TrainState:
 def abstract_variables(model: Transformer) -> Mapping[str, Any]:
     """Shapes of `params` and the logical axes `params_axes`, without computing anything."""
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    # The key is made inside: outside it would be an array, on devices that need not be there.
     return jax.eval_shape(
-        lambda key, x: model.init(key, x, x, x, enable_dropout=False), jax.random.key(0), tokens
+        lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens
     )
 
 

@@ -27,8 +27,12 @@ def rows(ragged: Ragged) -> list[list[int]]:
     return [part.tolist() for part in np.split(ragged.ids, np.cumsum(ragged.lengths)[:-1])]
 
 
+# Lone surrogates are no text: SentencePiece refuses them.
+LETTERS = st.sampled_from(ODD) | st.characters(codec="utf-8")
+
+
 @settings(deadline=None)
-@given(texts=st.lists(st.lists(st.sampled_from(ODD) | st.characters(), max_size=12).map("".join)))
+@given(texts=st.lists(st.lists(LETTERS, max_size=12).map("".join)))
 def test_without_dropout_it_is_the_best_segmentation(
     made_cache: Cache, dropout: Dropout, texts: list[str]
 ) -> None:

@@ -16,10 +16,11 @@ from m4.__main__ import gin_arguments, parse_config, parser
 from m4.train.state import abstract_variables
 from tests.command_line import own_gin
 
-CONFIGS = sorted((Path(__file__).parents[1] / "gin_configs").glob("**/*.gin"))
+FOLDER = Path(__file__).parents[1] / "gin_configs"
+CONFIGS = sorted(FOLDER.glob("**/*.gin"))
 
 
-@pytest.fixture(params=CONFIGS, ids=lambda path: path.stem)
+@pytest.fixture(params=CONFIGS, ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))
 def path(request: pytest.FixtureRequest) -> Path:
     return request.param
 
@@ -40,7 +41,7 @@ def test_it_is_short_complete_and_says_how_to_run_it(path: Path) -> None:
     assert max(map(len, lines)) <= 100
     assert not [line for line in lines if line.startswith("include")]
     head = "\n".join(line for line in lines[: lines.index("")] if line.startswith("#"))
-    assert f"--gin_file=gin_configs/{path.name}" in head
+    assert f"--gin_file=gin_configs/{path.relative_to(FOLDER)}" in head
     assert "Hardware:" in head
     for name in (
         "MODEL_DIR",

@@ -1,0 +1,141 @@
+"""The demo's model trained under every strategy of gin_configs/strategies: losses, and a picture.
+
+    python benchmarks/strategies.py --folder runs/strategies --output strategies.json \
+        --picture docs/images/strategies.png
+
+Each config runs as `m4 train` on 8 fake CPU devices, then the models that differ on one device
+(same config; one device, nothing split). JSON: what each lost at every step that it logged, the
+largest difference to its one device, tokens a second. A run that is there is not made
+again. All runs share one corpus. Tokens a second of fake devices compare nothing: eight take
+turns on the machine's cores.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from m4.core.files import write_text
+from m4.core.report import read_metrics
+
+CONFIGS = Path(__file__).parents[1] / "gin_configs" / "strategies"
+DEVICES = 8
+
+# What makes a config one device's.
+ALONE = [
+    *(
+        f"--gin.mesh.make_mesh.{axis}=1"
+        for axis in ("stage", "data", "fsdp", "node", "expert", "model")
+    ),
+    "--gin.loop.train.zero=()",
+    "--gin.loop.train.rules=()",
+    "--gin.loop.train.accumulate=1",
+    "--gin.transformer.Transformer.microbatches=0",
+    "--gin.transformer.Transformer.remat='none'",
+]
+# Configs whose model on one device is another's.
+SAME_AS = {
+    "accumulation": "data_parallel",
+    "expert_data_model": "data_parallel",
+    "expert_parallel": "data_parallel",
+    "hybrid": "data_parallel",
+    "rematerialisation": "data_parallel",
+    "sequence": "data_parallel",
+    "tensor_parallel": "data_parallel",
+    "zero": "data_parallel",
+    "two_dimensional": "pipeline",
+}
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    names = arguments.only or sorted(path.stem for path in CONFIGS.glob("*.gin"))
+    rows = []
+    for name in names:
+        one = SAME_AS.get(name, name)
+        there = run(arguments.folder, name, DEVICES, arguments.steps)
+        here = run(arguments.folder, one, 1, arguments.steps)
+        off = max(abs(a - b) / abs(b) for a, b in zip(there["losses"], here["losses"], strict=True))
+        rows.append({"strategy": name, "one_device": one, "largest_difference": off, **there})
+        rows[-1]["losses_of_one_device"] = here["losses"]
+        print(json.dumps({k: v for k, v in rows[-1].items() if "loss" not in k}), flush=True)
+    if arguments.output:
+        write_text(arguments.output, json.dumps(rows, indent=1) + "\n")
+    if arguments.picture:
+        draw(rows, arguments.picture)
+
+
+def run(folder: Path, name: str, devices: int, steps: int) -> dict:
+    """`m4 train` of a config: what is in its metrics."""
+    at = folder / f"{name}.{devices}"
+    if not (at / "checkpoints" / str(steps)).is_dir():
+        shared = folder / "data"
+        if shared.is_dir() and not at.exists():
+            shutil.copytree(shared, at / "data")
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        command = [sys.executable, "-m", "m4", "train", f"--gin_file={CONFIGS / name}.gin"]
+        command += [f"--model_dir={at}", f"--gin.TRAIN_STEPS={steps}"]
+        command += ALONE if devices == 1 else []
+        print(" ".join(command), file=sys.stderr, flush=True)
+        environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "32"}
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        if not shared.is_dir():
+            shutil.copytree(at / "data", shared)
+    logged = [row for row in read_metrics(at) if "loss" in row]
+    # The first window has the compilation in it.
+    speeds = [row["tokens_per_second"] for row in logged[1:] if "tokens_per_second" in row]
+    return {
+        "steps": [row["step"] for row in logged],
+        "losses": [row["loss"] for row in logged],
+        "tokens_per_second": round(statistics.median(speeds)) if speeds else None,
+    }
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """Losses one over the other, and below how far each is from its one device."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(8, 8), height_ratios=[3, 2], sharex=True, layout="constrained"
+    )
+    colors = plt.get_cmap("tab20").colors  # pyright: ignore[reportAttributeAccessIssue]
+    for i, row in enumerate(rows):
+        name, steps = row["strategy"].replace("_", " "), row["steps"]
+        # Each a little thinner than the one below it: curves that are the same stay visible.
+        width = 1.0 + 7.0 * (len(rows) - 1 - i) / max(1, len(rows) - 1)
+        top.plot(steps, row["losses"], color=colors[i], linewidth=width, label=name)
+        pairs = zip(row["losses"], row["losses_of_one_device"], strict=True)
+        off = [max(abs(a - b) / abs(b), 1e-9) for a, b in pairs]
+        bottom.plot(steps, off, color=colors[i], label=name)
+    top.set_ylabel("training loss")
+    top.set_title("The demo's model on eight devices, by strategy")
+    top.legend(fontsize=8, ncols=2)
+    bottom.set_yscale("log")
+    bottom.set_ylabel("relative difference\nto one device")
+    bottom.set_xlabel("step")
+    bottom.grid(alpha=0.3)
+    top.grid(alpha=0.3)
+    partial = path.with_name(f".{path.name}.part.png")
+    figure.savefig(partial, dpi=110)
+    partial.replace(path)
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    result.add_argument("--folder", type=Path, required=True, help="of the runs")
+    result.add_argument("--steps", type=int, default=100)
+    result.add_argument("--only", nargs="*", help="names of configs")
+    result.add_argument("--output", type=Path, help="JSON")
+    result.add_argument("--picture", type=Path, help="PNG")
+    return result
+
+
+if __name__ == "__main__":
+    main()

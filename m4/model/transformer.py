@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from m4.model import pipeline
 from m4.model.attention import Attention, RelativeBias
 from m4.model.blocks import DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
 from m4.model.dispatch import Transport
@@ -53,6 +54,8 @@ class Transformer(nn.Module):
             alone, which short runs on little data do not learn in time (docs/model.md).
         scan_layers: the stacks are scans over blocks of `moe_every` layers (m4.model.blocks): they
             compile in the time of one block; parameters are stacked.
+        microbatches: with a mesh of several stages, the parts of a device's rows that pass through
+            them as a pipeline (m4.model.pipeline); elsewhere it changes nothing.
         remat: what the backward pass computes again, a name of `m4.model.blocks.REMAT`.
         tied_logits: the output projection is the embedding; False gives it a matrix of its own.
         dtype: of the activations; parameters, routing, softmax and logits are float32.
@@ -83,6 +86,7 @@ class Transformer(nn.Module):
     directions: int = 0
     source_vocab_size: int | None = None
     scan_layers: bool = False
+    microbatches: int = 0
     remat: str = "none"
     dtype: jnp.dtype = jnp.float32
 
@@ -125,11 +129,32 @@ class Transformer(nn.Module):
         return [make_layer(self, kind, index, f"{name}_{index}") for index in range(layers)]
 
     def _run(self, stack: list[nn.Module], x_BLM: Array, inputs: Inputs, mode: Mode) -> Array:
+        if self._pipelined(mode.decode):
+            pipeline.check(jax.sharding.get_abstract_mesh(), self, x_BLM.shape[0])
+            (layers,) = stack
+            return pipeline.pipelined(
+                layers,
+                x_BLM,
+                inputs,
+                mode,
+                microbatches=self.microbatches,
+                policy=self.remat,
+                dropout_key=None if mode.deterministic else self.make_rng("dropout"),
+            )
         for layer in stack:
             x_BLM = layer(x_BLM, inputs, mode)
             if self.scan_layers:
                 x_BLM, _ = x_BLM
         return x_BLM
+
+    def _pipelined(self, decode: bool = False) -> bool:
+        """Whether the stacks run over the stages of the mesh; else one device has all layers."""
+        if not self.microbatches or decode or self.is_initializing():
+            return False
+        return pipeline.stages(jax.sharding.get_abstract_mesh()) > 1
+
+    def _constrain(self, x: Array, axes: Sequence[str], decode: bool = False) -> Array:
+        return (pipeline.spread if self._pipelined(decode) else constrain)(x, tuple(axes))
 
     def encode(
         self,
@@ -155,7 +180,7 @@ class Transformer(nn.Module):
         if self.absolute_positions:
             position_BLM = self.encoder_positions(tokens_BL.shape[1], encoder_positions)
             x_BLM += position_BLM.astype(self.dtype)
-        x_BLM = constrain(x_BLM, ("batch", "length", "embed"))
+        x_BLM = self._constrain(x_BLM, ("batch", "length", "embed"))
         x_BLM = self.drop(x_BLM, deterministic=deterministic)
         bias = self.encoder_bias(tokens_BL.shape[1])
         about = {
@@ -206,7 +231,7 @@ class Transformer(nn.Module):
         if self.absolute_positions:
             position_BTM = self.decoder_positions(length, decoder_positions, decode=decode)
             x_BTM += position_BTM.astype(self.dtype)
-        x_BTM = constrain(x_BTM, ("batch", "length", "embed"))
+        x_BTM = self._constrain(x_BTM, ("batch", "length", "embed"), decode)
         x_BTM = self.drop(x_BTM, deterministic=deterministic)
         about = {
             "mask_BL": real_BT,
@@ -222,7 +247,7 @@ class Transformer(nn.Module):
             logits_BTV = self.token_embedder.attend(x_BTM)
         else:
             logits_BTV = self.logits_dense(x_BTM.astype(jnp.float32))
-        return constrain(logits_BTV.astype(jnp.float32), ("batch", "length", "vocab"))
+        return self._constrain(logits_BTV.astype(jnp.float32), ("batch", "length", "vocab"), decode)
 
     def __call__(
         self,

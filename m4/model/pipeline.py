@@ -1,0 +1,267 @@
+"""A stack as a pipeline (GPipe, Huang et al. 2019, arXiv 1811.06965; GShard's T(96L), arXiv
+2006.16668, section 4.1): its layers lie in order over the stages, and rows pass through in parts.
+
+A stage is the devices at one place of the mesh axis "stage", with layers / stages consecutive
+layers. The rows of each of its devices are cut in m microbatches. At tick t, stage s works on
+microbatch t - s and hands it on to stage s + 1 (a collective-permute): after m + stages - 1 ticks
+all are through. At stages - 1 ticks a stage has none: it computes on what lies there, which never
+arrives anywhere.
+
+Parameters are those of the scanned stack (`m4.model.blocks.scanned`): the axis "layers" is split
+over "stage".
+"""
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from m4.core.mesh import split_axes
+from m4.model.blocks import REMAT, Block, Inputs, Mode
+from m4.model.layers import Array, constrain
+
+STAGE = "stage"
+
+
+class Stacks(Protocol):
+    """What a pipeline asks of a model (`m4.model.transformer.Transformer`)."""
+
+    encoder_layers: int
+    decoder_layers: int
+    num_experts: int
+    scan_layers: bool
+    microbatches: int
+
+
+def stages(mesh: Mesh | AbstractMesh) -> int:
+    """Parts of each stack over a mesh; 1: no pipeline."""
+    return mesh.shape.get(STAGE, 1)
+
+
+def bubble(stages: int, microbatches: int) -> float:
+    """The share of its ticks at which a stage has nothing to do, (G - 1) / (m + G - 1)."""
+    return (stages - 1) / (microbatches + stages - 1)
+
+
+def check(mesh: Mesh | AbstractMesh, model: Stacks, rows: int, of: str = "BATCH_SIZE") -> None:
+    """Refuses what cannot run as a pipeline over this mesh.
+
+    Args:
+        rows: of a batch, on all devices. of: the gin name that says how many.
+
+    Raises:
+        ValueError: layers, microbatches or rows that do not divide; experts; stacks that are no
+            scans.
+    """
+    G, m = stages(mesh), model.microbatches
+    if G == 1:
+        return
+    name = "transformer.Transformer"
+    if model.num_experts:
+        raise ValueError(
+            f"mesh.make_mesh.stage = {G}: a pipeline has no experts ({name}.num_experts = "
+            f"{model.num_experts}); 0 is the dense model, mesh.make_mesh.expert spreads experts"
+        )
+    if not model.scan_layers:
+        raise ValueError(f"mesh.make_mesh.stage = {G}: needs {name}.scan_layers = True")
+    for stack in ("encoder_layers", "decoder_layers"):
+        if (layers := getattr(model, stack)) % G:
+            raise ValueError(
+                f"{name}.{stack} = {layers} does not divide by mesh.make_mesh.stage = {G}"
+            )
+    if m < 1 or m % G:
+        raise ValueError(
+            f"{name}.microbatches = {m} is no multiple of mesh.make_mesh.stage = {G}; "
+            f"{4 * G} leave a fifth of the time empty"
+        )
+    copies = math.prod(mesh.shape[axis] for axis in _rows_over(mesh))
+    if rows % (copies * m):
+        raise ValueError(
+            f"{of} = {rows} rows do not divide by {copies * m}: "
+            f"{name}.microbatches = {m} on each of {copies} parts of the mesh's other axes"
+        )
+
+
+def _rows_over(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """The axes that rows lie over, apart from the stages."""
+    return tuple(axis for axis in split_axes(mesh, "batch") if axis != STAGE)
+
+
+def spread(x: Array, axes: tuple[str | None, ...]) -> Array:
+    """`constrain`, with rows over the stages too: what is no part of a stack is shared by all.
+
+    Without it each stage would compute all embeddings and logits.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    rows = ("batch", (*_rows_over(mesh), STAGE))
+    with nn.logical_axis_rules((rows, *nn.get_logical_axis_rules())):
+        return constrain(x, axes)
+
+
+class Sides(NamedTuple):
+    """What the layers are given beside x, sorted by how it comes to the stages.
+
+    Attributes:
+        shared: the same for all rows (relative biases).
+        here: [rows, ...] without a gradient (masks). Every stage has them whole and takes those of
+            its microbatch: they are made of token ids, which lie at every stage, so nothing is
+            sent.
+        moving: [rows, ...] with a gradient (the encoder's output, for the decoder). They move along
+            with their microbatch, beside work. To gather them at every stage would send half the
+            bytes, but all before the first tick, where nothing else can go on, and sum their
+            gradients over the stages after the last one.
+    """
+
+    shared: dict[str, Array]
+    here: dict[str, Array]
+    moving: dict[str, Array]
+
+
+def _sides(inputs: Inputs) -> Sides:
+    sides = Sides({}, {}, {})
+    for name, value in inputs.items():
+        if name == "about" or value is None:  # only experts ask what tokens are
+            continue
+        if value.shape[0] == 1:
+            sides.shared[name] = value
+        elif jnp.issubdtype(value.dtype, jnp.floating):
+            sides.moving[name] = value
+        else:
+            sides.here[name] = value
+    return sides
+
+
+def pipelined(
+    stack: Any,
+    x_BLM: Array,
+    inputs: Inputs,
+    mode: Mode,
+    *,
+    microbatches: int,
+    policy: str,
+    dropout_key: Array | None,
+) -> Array:
+    """The same as `stack(x_BLM, inputs, mode)`, over the stages of the mesh; rows stay in order.
+
+    Args:
+        stack: a bound scan of dense layers (`m4.model.blocks.scanned`). policy: of `REMAT`.
+        dropout_key: of this stack; every layer and microbatch, on every part of the mesh that has
+            other rows, draws with a key of its own.
+
+    All axes of the mesh but "model" are manual here, for weights too: a weight's gradient is summed
+    over the copies of its stage once a step, where the partitioner would do it at every tick; and
+    weights in parts (`loop.train.zero`) are gathered once a step, those of one stage at a time.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    copies, m = _rows_over(mesh), microbatches
+    manual = (*copies, STAGE)
+    run_stage = _stage(stack, mode, policy)
+
+    def on_a_device(params, x_RLM: Array, shared, here, moving, key: Array | None) -> Array:
+        # Devices may differ in them from here on: so their gradient is summed here, once.
+        params = lax.pcast(params, copies, to="varying")
+        shared = lax.pcast(shared, manual, to="varying")
+        if key is not None and copies:
+            key = jax.random.fold_in(key, lax.axis_index(copies))
+        here = jax.tree.map(lambda a: a.reshape(m, -1, *a.shape[1:]), here)
+        G = lax.axis_size(STAGE)
+        moving = {"x": x_RLM, **moving}
+        moving = jax.tree.map(lambda a: a.reshape(m // G, -1, *a.shape[1:]), moving)
+
+        def work(microbatch: Array, held: dict[str, Array]) -> dict[str, Array]:
+            given = {
+                name: lax.dynamic_index_in_dim(a, microbatch, 0, False) for name, a in here.items()
+            }
+            x_BLM, given = held["x"], {**shared, **given, **held, "about": {}}
+            return {**held, "x": run_stage(params, x_BLM, given, microbatch, key)}
+
+        return schedule(work, moving, m)["x"].reshape(x_RLM.shape)
+
+    rules = [
+        (name, to) for name, to in nn.get_logical_axis_rules() if not {*_names(to)} & {*manual}
+    ]
+    whole, by_rows = PartitionSpec(), PartitionSpec(copies)
+    by_both = PartitionSpec((*copies, STAGE))
+    with nn.logical_axis_rules(rules):
+        return jax.shard_map(
+            on_a_device,
+            in_specs=(PartitionSpec(STAGE), by_both, whole, by_rows, by_both, whole),
+            out_specs=by_both,
+            axis_names={*manual},
+        )(stack.variables["params"], x_BLM, *_sides(inputs), dropout_key)
+
+
+def schedule(work, rows, m: int):
+    """All ticks, as one of the stages sees them.
+
+    Args:
+        work: (microbatch, what moves) -> what moves on, this stage's layers.
+        rows: a tree of arrays [m / stages, ...]: the microbatches that start at this stage; stage s
+            has the numbers from s m / stages on. m: microbatches.
+
+    Returns:
+        What came out of the last stage, placed as `rows` is.
+
+    Microbatches that have not begun move towards stage 0, those that are through from the last
+    stage back, in the same places: at tick t place t mod m/stages of every stage moves on by one.
+    So nothing but permutations between neighbours is sent.
+    """
+    G, stage = lax.axis_size(STAGE), lax.axis_index(STAGE)
+    k = m // G
+    up, down = [(i, i + 1) for i in range(G - 1)], [(i + 1, i) for i in range(G - 1)]
+
+    def tick(carry, t: Array):
+        waiting, held = carry
+        place = t % k
+        first = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, place, 0, False), waiting)
+        held = jax.tree.map(lambda a, b: jnp.where(stage == 0, a, b), first, held)
+        done = work(jnp.clip(t - stage, 0, m - 1), held)
+        back = lax.ppermute(first, STAGE, down)
+        back = jax.tree.map(lambda a, b: jnp.where(stage == G - 1, a, b), done, back)
+        waiting = jax.tree.map(
+            lambda a, b: lax.dynamic_update_index_in_dim(a, b, place, 0), waiting, back
+        )
+        return (waiting, lax.ppermute(done, STAGE, up)), None
+
+    # Idle stages work on rows of their own: real ones, so that nothing there divides by zero, whose
+    # gradient would be 0 times infinity.
+    held = jax.tree.map(lambda a: a[0], rows)
+    (waiting, _), _ = lax.scan(tick, (rows, held), jnp.arange(m + G - 1))
+    # Microbatch s k + i came out at tick s k + i + G - 1, into place (i + G - 1) mod k, which has
+    # moved on G - 1 - s times since: it lies at stage s.
+    return jax.tree.map(lambda a: jnp.roll(a, -(G - 1), axis=0), waiting)
+
+
+def _stage(stack: Any, mode: Mode, policy: str):
+    """(its layers' parameters, x, inputs, microbatch, key) -> x after the layers of a stage."""
+    block = Block(stack.make, 1, parent=None)
+
+    def layer(params, x_BLM: Array, inputs: Inputs, key: Array | None) -> Array:
+        rngs = None if key is None else {"dropout": key}
+        return block.apply({"params": params}, x_BLM, inputs, mode, rngs=rngs)[0]
+
+    if policy != "none":
+        layer = jax.checkpoint(layer, policy=REMAT[policy], prevent_cse=False)
+
+    def run(params, x_BLM: Array, inputs: Inputs, microbatch: Array, key: Array | None) -> Array:
+        layers = jax.tree.leaves(params)[0].shape[0]
+        first = lax.axis_index(STAGE) * layers
+
+        def step(x_BLM: Array, numbered):
+            params, index = numbered
+            own = key
+            if own is not None:
+                own = jax.random.fold_in(jax.random.fold_in(own, first + index), microbatch)
+            return layer(params, x_BLM, inputs, own), None
+
+        return lax.scan(step, x_BLM, (params, jnp.arange(layers)))[0]
+
+    return run
+
+
+def _names(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else axes or ()

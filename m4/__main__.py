@@ -1,6 +1,7 @@
 """The command line, and the only importer of gin: `m4 train|decode|eval|report|atlas|...`."""
 
 import argparse
+import contextlib
 import difflib
 import inspect
 import os
@@ -11,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m4.arguments import DATA_JOBS, gin_arguments, parser
+from m4.arguments import DATA_JOBS, gin_arguments, joining_of, parser
 from m4.arguments import JOBS as JOBS
 from m4.core.huge_pages import restart_with_huge_pages
+from m4.core.joining import Joining
+from m4.core.supervise import LOST_STATUS, supervise
 
 if TYPE_CHECKING:
     from m4.experiment import Setup
@@ -185,14 +188,56 @@ def one_line(error: BaseException) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one job; returns the exit status: 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    """Runs one job; returns the exit status.
+
+    0; 1 where another process of the job was lost; 2 for a mistake of the user's; 130 for Ctrl-C.
+    """
     others, bindings = gin_arguments(sys.argv[1:] if arguments is None else arguments)
     parsed = parser().parse_args(others)
+    try:
+        joining = joining_of(parsed, os.environ)
+    except ValueError as error:
+        print(f"m4 {_name(parsed)}: {one_line(error)}", file=sys.stderr)
+        return 2
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if arguments is None:  # the program itself, not a call from another one
         restart_with_huge_pages()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        if joining is not None:
+            status = supervise(f"m4 {_name(parsed)}")
+            return together(parsed, bindings, joining) if status is None else status
+    return alone(parsed, bindings)
+
+
+def together(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining) -> int:
+    """Runs one job as one of several processes; ends the process where it fails."""
+    from m4.core import processes
+
+    status = LOST_STATUS
     try:
-        run(parsed, bindings)
+        status = alone(parsed, bindings, joining)
+        if status in (0, 130):
+            processes.leave()
+    except processes.LOST_ERRORS as error:
+        status = LOST_STATUS
+        said = processes.lost(error)
+        if said is None:
+            raise
+        print(f"m4 {_name(parsed)}: {said}", file=sys.stderr)
+    finally:
+        if status not in (0, 130):
+            if sys.exception() is not None:
+                traceback.print_exc()
+            # The interpreter's own end would wait for the others.
+            processes.give_up(status)
+    return status
+
+
+def alone(
+    parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining | None = None
+) -> int:
+    """Runs one job; returns the exit status. Errors that are nobody's mistake are raised."""
+    try:
+        run(parsed, bindings, joining)
     except (UserError, ValueError) as error:
         if parsed.debug or not is_ours(error):
             raise
@@ -211,8 +256,10 @@ def _name(parsed: argparse.Namespace) -> str:
     return " ".join([parsed.job, *([parsed.look] if parsed.job == "data" else [])])
 
 
-def run(parsed: argparse.Namespace, bindings: Sequence[str]) -> None:
-    """Configures and runs the job."""
+def run(
+    parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining | None = None
+) -> None:
+    """Configures and runs the job, after joining other processes where there are any."""
     if parsed.job == "atlas":
         draw_atlas(parsed.model_dir, parsed.split, bindings)
         return
@@ -220,6 +267,12 @@ def run(parsed: argparse.Namespace, bindings: Sequence[str]) -> None:
         show_collectives(parsed.devices, parsed.output, bindings)
         return
     config = parse_config(parsed, bindings)
+    if joining is not None:
+        from m4.core import processes
+        from m4.core.agreement import check_agreement
+
+        processes.join(joining)
+        check_agreement(config)
     try:
         work(parsed, config)
     except TypeError as error:
@@ -264,7 +317,7 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
     import gin
 
     from m4 import jobs
-    from m4.core import run_folder
+    from m4.core import processes, run_folder
 
     setup = gin.get_configurable(jobs.Setup)()
     if parsed.job == "data":
@@ -282,27 +335,37 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
         return
     dense = parsed.compare == "dense"
     setup.mesh()  # one that is not possible is told before the folder is claimed
-    with run_folder.locked(setup.folder):
-        text = gin.config_str()
-        run_folder.claim(setup.folder, config, text, fresh=getattr(parsed, "fresh", False))
+    processes.check_joined()
+    if parsed.job == "demo" and processes.several():
+        raise UserError("one process does all of the demo; several can share `m4 train`")
+    with contextlib.ExitStack() as stack:
+
+        def claim() -> str:
+            stack.enter_context(run_folder.locked(setup.folder))
+            text = gin.config_str()
+            run_folder.claim(setup.folder, config, text, fresh=getattr(parsed, "fresh", False))
+            return run_folder.digest(setup.folder)
+
+        run_folder.check_shared(setup.folder, processes.by_first("MODEL_DIR", claim))
         jobs.prepare_process(setup)
 
         def save_config() -> None:
-            run_folder.write_operative(setup.folder, gin.operative_config_str())
+            if processes.is_first():
+                run_folder.write_operative(setup.folder, gin.operative_config_str())
 
+        do = {
+            "train": lambda: jobs.train(setup, dense=dense),
+            "baselines": lambda: jobs.baselines(setup),
+            "decode": lambda: jobs.decode_test(setup, dense=dense),
+            "eval": lambda: jobs.evaluate(setup, dense=dense),
+            "report": lambda: jobs.report(setup, dense=dense, save_config=save_config),
+            "demo": lambda: jobs.demo(setup, dense=dense, save_config=save_config),
+        }[parsed.job]
         try:
             if parsed.job == "train":
-                jobs.train(setup, dense=dense)
-            elif parsed.job == "baselines":
-                jobs.baselines(setup)
-            elif parsed.job == "decode":
-                jobs.decode_test(setup, dense=dense)
-            elif parsed.job == "eval":
-                jobs.evaluate(setup, dense=dense)
-            elif parsed.job == "report":
-                jobs.report(setup, dense=dense, save_config=save_config)
+                do()
             else:
-                jobs.demo(setup, dense=dense, save_config=save_config)
+                processes.by_first(parsed.job, lambda: (do(), None)[1])
         finally:
             save_config()
 

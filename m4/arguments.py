@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from m4.core.joining import Joining, joining
+
 
 class DataJob(NamedTuple):
     """What `m4 data <name>` does, and its own options: argparse's arguments by name."""
@@ -72,6 +74,10 @@ JOBS = {
 }
 
 
+# The jobs that several processes can be started with; all but train are the first one's work.
+TOGETHER = ("train", "baselines", "decode", "eval", "report", "demo")
+
+
 def parser() -> argparse.ArgumentParser:
     """The arguments of every job."""
     top = argparse.ArgumentParser(
@@ -107,6 +113,8 @@ def parser() -> argparse.ArgumentParser:
             )
             continue
         _add_common(job)
+        if name in TOGETHER:
+            _add_processes(job)
         if name in ("train", "demo"):
             job.add_argument("--fresh", action="store_true", help="remove MODEL_DIR and start over")
         if name != "translate":
@@ -126,6 +134,43 @@ def _add_common(job: argparse.ArgumentParser) -> None:
     job.add_argument("--gin_search_paths", default=".", help="comma-separated folders")
     job.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
     job.add_argument("--model_dir", help="MODEL_DIR; alone: with the config that is there")
+
+
+def _add_processes(job: argparse.ArgumentParser) -> None:
+    """How one of several processes finds the others; T5X's names where it has some."""
+    group = job.add_argument_group("several processes", "one a host, all with the same command")
+    group.add_argument(
+        "--multiprocess",
+        action="store_true",
+        help="join the processes that the cluster (TPU, GKE, Slurm, Open MPI) tells of; TPU hosts "
+        "do it unasked where JAX_PLATFORMS begins with tpu",
+    )
+    group.add_argument(
+        "--coordinator_address", metavar="HOST:PORT", help="where the first process answers"
+    )
+    group.add_argument("--process_count", type=int, metavar="N", help="how many there are")
+    group.add_argument("--process_index", type=int, metavar="I", help="which this one is, from 0")
+    group.add_argument(
+        "--heartbeat_seconds",
+        type=int,
+        default=30,
+        metavar="S",
+        help="a process that is silent for so long is dead and ends the others (%(default)s)",
+    )
+
+
+def joining_of(parsed: argparse.Namespace, environment: Mapping[str, str]) -> Joining | None:
+    """How this process joins others; None: it is alone. ValueError: see `joining`."""
+    if parsed.job not in TOGETHER:
+        return None
+    return joining(
+        environment,
+        multiprocess=parsed.multiprocess,
+        coordinator_address=parsed.coordinator_address,
+        process_count=parsed.process_count,
+        process_index=parsed.process_index,
+        heartbeat_seconds=parsed.heartbeat_seconds,
+    )
 
 
 def _add_debug(job: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from m4.core import processes
 from m4.core.jax_setup import set_up
 from m4.core.mesh import make_mesh
 from m4.core.report import Stage
@@ -139,7 +140,24 @@ def corpus_settings(setup: Setup) -> dict[str, Any]:
 
 def corpus(setup: Setup) -> Cache:
     """The tokenised corpus: opened if it is there, else made; made anew where the text, the
-    settings or m4's format have changed and nothing was trained on it yet."""
+    settings or m4's format have changed and nothing was trained on it yet.
+
+    Of several processes the first one does that, and the others open what it left.
+    """
+    made: list[Cache] = []
+
+    def make() -> str:
+        made.append(_corpus(setup))
+        return made[0].fingerprint
+
+    fingerprint = processes.by_first("the corpus", make)
+    if not made:
+        made.append(Cache(setup.folder / "data", setup.mixture))
+        assert made[0].fingerprint == fingerprint, "MODEL_DIR is shared"
+    return made[0]
+
+
+def _corpus(setup: Setup) -> Cache:
     settings = corpus_settings(setup)
     if any((setup.folder / name).exists() for name in ("checkpoints", "compare", "baselines")):
         return setup.corpus(**settings)

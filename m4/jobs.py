@@ -19,13 +19,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from m4.core import run_folder
+from m4.core import processes, run_folder
 from m4.core.checkpoint import Checkpoints, latest_step
 from m4.core.files import write_text
 from m4.core.report import Stage, read_metrics
 from m4.data import mixing
 from m4.data.cache import Cache
-from m4.data.preprocess import language_of
+from m4.data.preprocess import language_of, split_direction
 from m4.data.samplers.learned import Learned
 from m4.data.stream import Stream
 from m4.eval.decode import decode_to_files
@@ -59,7 +59,8 @@ def train(setup: Setup, *, dense: bool = False) -> None:
         pairs = cache.size(language_of(direction), "train")
         groups[level(pairs, setup.high, setup.low)].append(direction)
     folder = model_folder(setup, dense)
-    if latest_step(folder / "checkpoints") == setup.total_steps:
+    latest = processes.by_first("checkpoints", lambda: latest_step(folder / "checkpoints"))
+    if latest == setup.total_steps:
         return
     with Stage("train dense" if dense else "train", setup.total_steps) as stage:
         setup.train(
@@ -232,7 +233,11 @@ def translator(setup: Setup) -> Translator:
     model = build_model(setup, cache)
     params, _ = _restored(model, setup.folder, cache)
     return Translator(
-        model, params, cache.vocabulary, **{**dataclasses.asdict(setup.decoding), "batch_rows": 8}
+        model,
+        params,
+        cache.vocabulary,
+        **{**dataclasses.asdict(setup.decoding), "batch_rows": 8},
+        languages=list(dict.fromkeys(split_direction(d)[1] for d in cache.directions)),
     )
 
 

@@ -14,6 +14,9 @@ class Checkpoints:
 
     `best` are the parameters of the best evaluation so far, where there is early stopping.
 
+    With several processes all of them open, save and restore together; read_only it is each for
+    itself.
+
     Saving is asynchronous (call `wait` or `close` before reading) and atomic: a step's folder
     appears, complete, by a rename, so that a killed job leaves the last complete step.
     """
@@ -29,6 +32,7 @@ class Checkpoints:
                 cleanup_tmp_directories=not read_only,
                 read_only=read_only,
                 create=not read_only,
+                multiprocessing_options=_processes(alone=read_only),
             ),
         )
 
@@ -68,7 +72,8 @@ class Checkpoints:
 
         To be called before `restore`, which says so in thousands of lines.
         """
-        with ocp.StandardCheckpointer() as reader:
+        alone = _processes(alone=True)
+        with ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
             saved = _by_path(reader.metadata(self.folder / str(step) / name).item_metadata)
         wanted = _by_path(tree)
         for path in sorted(saved.keys() | wanted.keys()):
@@ -86,6 +91,16 @@ class Checkpoints:
     def close(self) -> None:
         """Waits and lets go of threads."""
         self._manager.close()
+
+
+def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
+    """Which processes wait for each other: all of them, or this one for nobody."""
+    if jax.process_count() == 1 or not alone:
+        return ocp.options.MultiprocessingOptions()
+    here = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process{here}"
+    )
 
 
 def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:

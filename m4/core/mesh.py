@@ -1,4 +1,4 @@
-"""The mesh, the shardings that follow from logical axes, and host arrays made global."""
+"""The mesh, and the shardings that follow from logical axes."""
 
 import contextlib
 import math
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from flax import linen as nn
 from flax.core import unfreeze
 from flax.linen import partitioning, spmd
@@ -193,12 +192,3 @@ def logical_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
     spec = spmd.logical_to_mesh_axes(axes, _rules())
     assert spec is not None
     return spec
-
-
-def to_global(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Host arrays [B, ...] -> arrays sharded by rows over the mesh. Every host has its own rows."""
-    sharding = NamedSharding(mesh, logical_spec(("batch",)))
-    return {
-        name: jax.make_array_from_process_local_data(sharding, value)
-        for name, value in batch.items()
-    }

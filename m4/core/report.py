@@ -103,15 +103,18 @@ class Metrics:
     """Rows {"step": ..., name: number} to `metrics.jsonl` and to `tensorboard/`.
 
     Opened again at `resume_step`, rows of later steps (of work that was lost) are removed first,
-    so that a resumed run leaves the file that an uninterrupted one would have left.
+    so that a resumed run leaves the file that an uninterrupted one would have left. A folder None:
+    nothing is written (another process does it).
     """
 
-    def __init__(self, folder: Path, *, resume_step: int = 0, tensorboard: bool = True):
+    def __init__(self, folder: Path | None, *, resume_step: int = 0, tensorboard: bool = True):
+        self._file = self._board = None
+        if folder is None:
+            return
         self._path = Path(folder) / "metrics.jsonl"
         kept = [row for row in read_metrics(folder) if row["step"] <= resume_step]
         write_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = self._path.open("a", encoding="utf-8")
-        self._board = None
         if tensorboard:
             self._board = SummaryWriter(
                 str(Path(folder) / "tensorboard"), purge_step=resume_step + 1
@@ -119,6 +122,8 @@ class Metrics:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One row; NaN and infinity are written as null, which JSON knows."""
+        if self._file is None:
+            return
         row: dict[str, Any] = {"step": step}
         for name, value in values.items():
             number = float(value)
@@ -129,7 +134,8 @@ class Metrics:
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

@@ -1,13 +1,16 @@
 """A model's folder: whose it is, what made it, and that one job at a time works in it."""
 
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import re
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,6 +105,26 @@ def check(folder: Path, config: Mapping[str, str]) -> None:
             f"MODEL_DIR = {folder} belongs to another config: {'; '.join(differences[:3])}"
             f"{more}; choose another MODEL_DIR, or start over with --fresh"
         )
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of what `claim` wrote: other processes tell by it that they see the same folder."""
+    return hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()
+
+
+def check_shared(folder: Path, written: str, seconds: float = 30.0) -> None:
+    """ValueError: this process does not see in the folder what another one has written there.
+
+    written: `digest` in that process. seconds: for how long a file server may be behind.
+    """
+    until = time.monotonic() + seconds
+    while not (folder / "run.json").is_file() or digest(folder) != written:
+        if time.monotonic() >= until:
+            raise ValueError(
+                f"MODEL_DIR = {folder}: {socket.gethostname()} does not see there what the first "
+                "process wrote; it must be one folder that all processes share"
+            )
+        time.sleep(0.5)
 
 
 def write_operative(folder: Path, text: str) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from m4.core.mesh import logical, to_global
+from m4.core.mesh import logical
+from m4.core.rows import own_rows, to_global
 from m4.data.cache import Cache
 from m4.data.preprocess import language_of, split_direction, tag
 from m4.data.stream import Stream, evaluation_batches
@@ -27,7 +28,10 @@ def dev_loss(
     directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
     # A gate may know directions by number: here they are those of training.
     number = np.array([stream.directions.index(d) for d in directions], np.int32)
-    compiled = jax.jit(make_eval_step(model, directions=len(stream.directions)))
+    compiled = jax.jit(
+        make_eval_step(model, directions=len(stream.directions)),
+        out_shardings=NamedSharding(mesh, PartitionSpec()),  # every process reads the sums
+    )
 
     def run(params: Any) -> dict[str, float]:
         if not directions:
@@ -46,7 +50,7 @@ def dev_loss(
             ):
                 for name in ("direction_ids", "encoder_direction_ids"):
                     batch[name] = number[batch[name]]
-                sums = jax.device_get(compiled(params, to_global(mesh, batch)))
+                sums = jax.device_get(compiled(params, to_global(mesh, own_rows(mesh, batch))))
                 nll_D, tokens_D = nll_D + sums["nll_sum_D"], tokens_D + sums["tokens_D"]
         result = {"dev/nll": float(nll_D.sum() / max(tokens_D.sum(), 1))}
         for direction, i in zip(directions, number, strict=True):

@@ -1,11 +1,8 @@
 """The training loop: batches by number, metrics, evaluations, checkpoints, resume."""
 
-import contextlib
 import dataclasses
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,13 +12,16 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from m4.core import processes
 from m4.core.checkpoint import Checkpoints, shapes
-from m4.core.mesh import Rules, check_divides, logical, to_global
+from m4.core.mesh import Rules, check_divides, logical
 from m4.core.report import Metrics, Stage
+from m4.core.rows import own_batch, own_parts, to_global
 from m4.model.transformer import Transformer
 from m4.train.sampling import LearnedSampling
 from m4.train.state import TrainState, create
 from m4.train.step import make_train_step
+from m4.train.stopping import ASKED, flags, signals, with_flags
 from m4.train.tally import Seated, Seen
 from m4.train.window import Window
 
@@ -115,6 +115,9 @@ def train(
     killed and started again makes the same steps as one that was not: batches, dropout and routing
     are functions of (seed, step).
 
+    With several processes each gives its own rows and saves its own parts; the first one writes the
+    other files.
+
     Args:
         folder: the model's folder. model, optimizer: what and how; the latter by total steps.
         stream: the batches. mesh: the devices.
@@ -133,7 +136,7 @@ def train(
 
     Raises:
         ValueError: sizes that do not divide over the mesh; a checkpoint of another stream.
-        Interrupted: Ctrl-C or SIGTERM; the step is saved first.
+        Interrupted: Ctrl-C or SIGTERM, in any process; the step is saved first.
     """
     folder = Path(folder)
     with logical(mesh, rules):
@@ -159,7 +162,7 @@ def train(
     about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
     checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
     try:
-        latest = checkpoints.latest
+        latest = processes.by_first("latest checkpoint", lambda: checkpoints.latest)
         saved = {} if latest is None else checkpoints.note(latest)
         if latest is not None:
             _check_same(f"{checkpoints.folder}/{latest}", saved, about)
@@ -178,26 +181,36 @@ def train(
             counted = {**seated.note(), **seen.note()}
             learned = {} if sampling is None else sampling.note()
             written = _save(checkpoints, state, progress, {**about, **more, **counted, **learned})
-            seated.write(folder, written)
+            if processes.is_first():
+                seated.write(folder, written)
             return written
 
         with (
             logical(mesh, rules),
-            Metrics(folder, resume_step=start, tensorboard=tensorboard) as metrics,
+            Metrics(
+                folder if processes.is_first() else None,
+                resume_step=start,
+                tensorboard=tensorboard,
+            ) as metrics,
             ThreadPoolExecutor(1) as ahead,
         ):
-            compiled = jit_step(step_fn, shardings)
+            together = processes.several()
+            compiled = jit_step(with_flags(step_fn) if together else step_fn, shardings)
             window = Window(stream.directions, groups or {})
-            coming = ahead.submit(stream.batch, start)
+            parts = own_parts(mesh)
+            coming = ahead.submit(own_batch, stream.batch, start, parts)
             step = start
-            with _signals() as asked:
+            with signals() as asked:
                 while step < total_steps and not progress.stopped:
                     batch = to_global(mesh, coming.result())
-                    coming = ahead.submit(stream.batch, step + 1)
+                    coming = ahead.submit(own_batch, stream.batch, step + 1, parts)
+                    if together:
+                        batch[ASKED] = flags(mesh, bool(asked))
                     state, step_metrics = compiled(state, batch)
                     # One step at a time: on few cores, more than two steps with collectives in
                     # flight deadlock in XLA's thread pool.
                     step_metrics = jax.block_until_ready(step_metrics)
+                    stop = int(step_metrics.pop(ASKED)) if together else asked
                     seated.add(step_metrics.pop("seated"))
                     seen.add(step_metrics.pop("seen"))
                     window.add(step_metrics)
@@ -218,7 +231,7 @@ def train(
                             measured |= values if due else {}
                     if sampling is not None and measured:
                         metrics.write(step, sampling.evaluated(step, measured))
-                    if asked:
+                    if stop:
                         save()
                         checkpoints.wait()
                         raise Interrupted(step)
@@ -232,8 +245,11 @@ def train(
 
 
 def jit_step(step: Callable[..., Any], shardings: TrainState) -> Any:
-    """The step as one program: the state takes the place of its argument, in these shardings."""
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    """The step as one program: the state takes the place of its argument, in these shardings.
+
+    Metrics come whole, so that every process can read them.
+    """
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
 
 
 def check_model_divides(mesh: Mesh, model: Transformer) -> None:
@@ -247,31 +263,6 @@ def check_model_divides(mesh: Mesh, model: Transformer) -> None:
         check_divides(mesh, "embedding", size, "vocab", "vocabulary size")
     if model.num_experts:
         check_divides(mesh, "experts", model.num_experts, "expert", f"{name}.num_experts")
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects Ctrl-C and SIGTERM (a preempted machine's notice) until the step is done.
-
-    An exception in the middle of a step would leave no state to save: its memory is reused. A
-    second Ctrl-C interrupts at once. Other threads than the main one cannot have handlers.
-    """
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def note(number: int, _frame: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    kept = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
 
 
 class _Progress:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -15,7 +14,6 @@ from m4.core.mesh import (
     make_mesh,
     split_axes,
     split_further,
-    to_global,
 )
 
 
@@ -115,16 +113,6 @@ def test_weights_are_split_further(spec: tuple, shape: tuple, fixed: tuple, spli
     mesh = make_mesh(data=2, fsdp=2, model=2)
     found = split_further(mesh, PartitionSpec(*spec), shape, ("data", "fsdp", "expert"), fixed)
     assert tuple(found) == split
-
-
-def test_rows_lie_over_all_devices_in_order() -> None:
-    mesh = make_mesh(expert=2)
-    rows = np.arange(16, dtype=np.int32).reshape(8, 2)
-    batch = to_global(mesh, {"tokens": rows, "weights": rows.astype(np.float32)})
-    np.testing.assert_array_equal(batch["tokens"], rows)
-    assert batch["weights"].dtype == np.float32
-    shards = sorted(batch["tokens"].addressable_shards, key=lambda shard: shard.index[0].start)
-    assert [shard.data.tolist() for shard in shards] == [[row] for row in rows.tolist()]
 
 
 def test_further_rules_split_what_the_table_leaves_whole() -> None:

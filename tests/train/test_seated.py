@@ -12,8 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from m4.core.mesh import logical, to_global
+from m4.core.mesh import logical
 from m4.core.report import read_metrics
+from m4.core.rows import to_global
 from m4.data import cache as caches
 from m4.data.stream import Stream
 from m4.model.gates.top2_gshard import top2_gshard

@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from m4.core.axes import MESH_AXES
-from m4.core.mesh import logical, to_global
+from m4.core.mesh import logical
+from m4.core.rows import to_global
 from m4.model.transformer import Transformer
 from m4.train.optimizer import adafactor, adamw
 from m4.train.state import create, state_shardings

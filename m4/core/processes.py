@@ -1,0 +1,191 @@
+"""One job in several processes: joining, what only the first one does, leaving.
+
+Every process runs the same program on its own devices, one process a host; JAX joins them
+(`jax.distributed`). Files are the first one's alone, but for the parts of checkpoints.
+"""
+
+import io
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+# JAX gives no public name to the service that joins processes; orbax and others use this one.
+from jax._src import distributed
+
+from m4.core.joining import Joining
+from m4.core.supervise import LOST
+
+# How long the first process waits for the others when the job starts.
+START_SECONDS = 300
+# How long the first one stays after an error, so that the others, whose join ends with it, come to
+# tell the same error.
+_LINGER_SECONDS = 5.0
+_POLL_SECONDS = 10.0
+_LOST_WORDS = re.compile(r"Gloo|coordination|heartbeat|Connection (closed|reset)|preempted", re.I)
+
+
+class Lost(Exception):
+    """Another process of the job is gone."""
+
+
+# What `lost` may know to be of that kind.
+LOST_ERRORS = (Lost, jax.errors.JaxRuntimeError)
+
+
+class _Order:
+    """How often `by_first` was called: the same in all processes. `alone`: only here."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.alone = False
+
+
+_order = _Order()
+
+
+def join(joining: Joining) -> None:
+    """Joins the other processes of the job; to be called before JAX is used.
+
+    Standard output is the first one's from here on; errors are told by all.
+
+    Raises:
+        ValueError: nothing tells which processes there are; the others do not come.
+    """
+    # JAX's own handler would swallow SIGTERM, also where nobody asks it. The training loop has one,
+    # whose processes agree on the step (`m4.train.loop`).
+    jax.config.update("jax_enable_preemption_service", False)
+    given: dict[str, Any] = {}
+    where = "the cluster's own settings"
+    if joining.address is not None:
+        where = joining.address
+        given = {
+            "coordinator_address": joining.address,
+            "num_processes": joining.count,
+            "process_id": joining.index,
+            "cluster_detection_method": "deactivate",
+        }
+    try:
+        jax.distributed.initialize(
+            **given,
+            initialization_timeout=START_SECONDS,
+            heartbeat_timeout_seconds=joining.heartbeat_seconds,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(
+            f"the processes did not find each other at {where}: {first_line(error)}"
+        ) from error
+    except (ValueError, OSError, RuntimeError) as error:
+        raise ValueError(
+            f"nothing tells of the job's processes ({first_line(error)}): give "
+            "--coordinator_address=HOST:PORT --process_count=N --process_index=I, or "
+            "--process_count=1 for this one alone"
+        ) from error
+    if not is_first():
+        sys.stdout = io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8")
+
+
+def check_joined() -> None:
+    """ValueError: JAX sees several processes, and this one has not joined them."""
+    if several() and distributed.global_state.client is None:
+        raise ValueError(
+            f"this is one of {jax.process_count()} processes of a slice: --multiprocess joins them"
+        )
+
+
+def several() -> bool:
+    """Whether the job has more than one process."""
+    return jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes files and speaks."""
+    return jax.process_index() == 0
+
+
+def by_first(what: str, work: Callable[[], Any]) -> Any:
+    """Has the first process do something while the others wait; its result, in all of them.
+
+    Waiting has no limit: a process that dies meanwhile ends the others. With one process it is
+    work().
+
+    Args:
+        what: what the others wait for, for their message.
+        work: its result must be JSON.
+
+    Raises:
+        ValueError: raised by work, in all processes.
+        Lost: in the others, where work raised anything else.
+    """
+    client = distributed.global_state.client
+    if not several() or _order.alone:
+        return work()
+    assert client is not None
+    _order.calls += 1
+    key = f"m4/{_order.calls}/{what}"
+    if is_first():
+        _order.alone = True
+        try:
+            said: dict[str, Any] = {"result": work()}
+        except BaseException as error:
+            name = "mistake" if isinstance(error, ValueError) else "failure"
+            client.key_value_set(key, json.dumps({name: first_line(error)}))
+            raise
+        finally:
+            _order.alone = False
+        client.key_value_set(key, json.dumps(said))
+        return said["result"]
+    said = json.loads(_wait(client, key, what))
+    if "mistake" in said:
+        raise ValueError(said["mistake"])
+    if "failure" in said:
+        raise Lost(f"the first process failed: {said['failure']}")
+    return said["result"]
+
+
+def _wait(client: Any, key: str, what: str) -> str:
+    told = False
+    while True:
+        try:
+            return client.blocking_key_value_get(key, int(1000 * _POLL_SECONDS))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+        if not told:
+            told = True
+            print(f"process {jax.process_index()} waits for the first one: {what}", file=sys.stderr)
+
+
+def lost(error: BaseException) -> str | None:
+    """What to say of an error that comes of another process's end; None: it is another error."""
+    if isinstance(error, Lost):
+        return str(error)
+    if isinstance(error, jax.errors.JaxRuntimeError) and _LOST_WORDS.search(str(error)):
+        return f"{LOST} ({first_line(error)})"
+    return None
+
+
+def leave() -> None:
+    """At the end of the work, which all processes come to: waits for them, and parts."""
+    sys.stdout.flush()
+    jax.distributed.shutdown()
+
+
+def give_up(status: int) -> None:
+    """Ends this process after an error, without waiting for those that do not know of it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if distributed.global_state.service is not None:
+        time.sleep(_LINGER_SECONDS)
+    os._exit(status)
+
+
+def first_line(error: BaseException) -> str:
+    """An error's message in one line: the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

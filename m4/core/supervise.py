@@ -1,0 +1,59 @@
+"""The process that waits beside one of several: it says in one line why that one ended.
+
+Where another process of a job dies, JAX ends this one by abort(), from a thread of its own, without
+any Python. So the work is done in a child, and who started it tells what became of it.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+# Lines of JAX that name the process that was lost stand above this one.
+LOST = (
+    "another process of the job has ended or cannot be reached, so this one ends too; started "
+    "again, all of them go on from the latest checkpoint"
+)
+# Not 2, which is a mistake of the user's: a job that lost a process can be started again.
+LOST_STATUS = 1
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
+
+
+def supervise(name: str) -> int | None:
+    """Forks: None in the child, which does the work; its exit status in the one that waits.
+
+    To be called before anything starts threads. Signals that ask the waiting process to end go to
+    the child; the child does not outlive it (on Linux).
+
+    Args:
+        name: what messages begin with.
+    """
+    waiting = os.getpid()
+    child = os.fork()
+    if child == 0:
+        # A group of its own: what is typed reaches it once, through the process that waits.
+        os.setpgid(0, 0)
+        if sys.platform == "linux":
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != waiting:  # it died before this was asked for
+                os._exit(LOST_STATUS)
+        return None
+    for number in _FORWARDED:
+        signal.signal(number, lambda number, _frame: _send(child, number))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    if -code == signal.SIGABRT:
+        print(f"{name}: {LOST}", file=sys.stderr)
+        return LOST_STATUS
+    more = " (out of memory?)" if -code == signal.SIGKILL else ""
+    print(f"{name}: ended by {signal.Signals(-code).name}{more}", file=sys.stderr)
+    return 128 - code
+
+
+def _send(child: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.kill(child, number)

@@ -98,7 +98,7 @@ class Transformer(nn.Module):
         super().__post_init__()
 
     def setup(self) -> None:
-        for name, least in (("num_experts", 0), ("moe_every", 1)):
+        for name, least in (("num_experts", 0), ("moe_every", 1), ("microbatches", 0)):
             if getattr(self, name) < least:
                 raise ValueError(
                     f"transformer.Transformer.{name}: {getattr(self, name)} is less than {least}"
@@ -149,7 +149,7 @@ class Transformer(nn.Module):
 
     def _pipelined(self, decode: bool = False) -> bool:
         """Whether the stacks run over the stages of the mesh; else one device has all layers."""
-        if not self.microbatches or decode or self.is_initializing():
+        if not self.scan_layers or not self.microbatches or decode or self.is_initializing():
             return False
         return pipeline.stages(jax.sharding.get_abstract_mesh()) > 1
 

@@ -68,6 +68,7 @@ JOBS = {
     "report": "scores, ΔBLEU table, plot and report.html from what is decoded",
     "atlas": "which language goes to which expert: tables, atlas.png",
     "collectives": "what partitioned operators send: Table 4 of GShard, compiled here",
+    "plan": "compile for a TPU pod that is not there: memory, traffic, time, cost",
     "demo": "all of it, in turn: train, baselines, decode, report",
     "data": "look at the corpus, without training: " + ", ".join(DATA_JOBS),
     "translate": "translate the arguments, or standard input line by line",
@@ -113,6 +114,9 @@ def parser() -> argparse.ArgumentParser:
             )
             continue
         _add_common(job)
+        if name == "plan":
+            _add_plan(job)
+            continue
         if name in TOGETHER:
             _add_processes(job)
         if name in ("train", "demo"):
@@ -171,6 +175,23 @@ def joining_of(parsed: argparse.Namespace, environment: Mapping[str, str]) -> Jo
         process_index=parsed.process_index,
         heartbeat_seconds=parsed.heartbeat_seconds,
     )
+
+
+def _add_plan(job: argparse.ArgumentParser) -> None:
+    """What is planned, and for which machine."""
+    job.add_argument("--topology", default="v3:8x8", help="chip and grid, v4:4x4x4 (%(default)s)")
+    job.add_argument("--job", dest="planned", choices=["train", "decode"], default="train")
+    job.add_argument(
+        "--languages",
+        type=int,
+        default=100,
+        help="how many, where the config does not name them (%(default)s)",
+    )
+    job.add_argument(
+        "--output", type=Path, default=Path("runs/plans"), help="folder of the reports (%(default)s)"
+    )
+    # For the process that compiles: the file that it writes.
+    job.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
 
 
 def _add_debug(job: argparse.ArgumentParser) -> None:

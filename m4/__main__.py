@@ -237,7 +237,7 @@ def alone(
 ) -> int:
     """Runs one job; returns the exit status. Errors that are nobody's mistake are raised."""
     try:
-        run(parsed, bindings, joining)
+        status = run(parsed, bindings, joining)
     except (UserError, ValueError) as error:
         if parsed.debug or not is_ours(error):
             raise
@@ -249,7 +249,7 @@ def alone(
         return 130
     except BrokenPipeError:
         return 0  # `m4 translate | head`
-    return 0
+    return status
 
 
 def _name(parsed: argparse.Namespace) -> str:
@@ -258,14 +258,18 @@ def _name(parsed: argparse.Namespace) -> str:
 
 def run(
     parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining | None = None
-) -> None:
+) -> int:
     """Configures and runs the job, after joining other processes where there are any."""
     if parsed.job == "atlas":
         draw_atlas(parsed.model_dir, parsed.split, bindings)
-        return
+        return 0
     if parsed.job == "collectives":
         show_collectives(parsed.devices, parsed.output, bindings)
-        return
+        return 0
+    if parsed.job == "plan" and parsed.facts is None:
+        from m4.plan.job import plan
+
+        return plan(parsed, bindings)
     config = parse_config(parsed, bindings)
     if joining is not None:
         from m4.core import processes
@@ -279,6 +283,7 @@ def run(
         if said := missing_argument(error, config):
             raise UserError(said) from error
         raise
+    return 0
 
 
 def draw_atlas(model_dir: str | None, split: str, bindings: Sequence[str]) -> None:
@@ -322,6 +327,11 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
     setup = gin.get_configurable(jobs.Setup)()
     if parsed.job == "data":
         look(setup, parsed, config)
+        return
+    if parsed.job == "plan":
+        from m4.plan.job import write_facts
+
+        write_facts(setup, parsed)
         return
     if parsed.job == "translate":
         run_folder.check(setup.folder, config)

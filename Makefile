@@ -12,7 +12,7 @@ FLAGS := $(if $(FRESH),--fresh) $(if $(COMPARE),--compare=$(COMPARE))
 demo: setup
 	.venv/bin/m4 demo --gin_file=gin_configs/demo.gin --model_dir="$(MODEL_DIR)" $(FLAGS)
 test: setup
-	.venv/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile \
+	.venv/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --durations=25 --dist=loadfile \
 	  --no-loadscope-reorder
 lint: setup
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .

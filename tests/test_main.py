@@ -12,7 +12,9 @@ import jax
 import pytest
 
 from m4.core import run_folder
+from m4.core.checkpoint import Checkpoints
 from m4.data import vocabulary
+from m4.data.cache import Cache
 from tests.command_line import TINY, Said, contents, m4
 
 COMPILES: list[str] = []
@@ -80,6 +82,11 @@ def trained_from(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     # Counted, and told.
     assert "1 of 121 training pairs left out: source: no tab: 1\n" in said.out
     assert "120 training pairs in 2 languages" in said.out
+    # A checkpoint knows what it was trained on.
+    checkpoints = Checkpoints(folder / "model" / "checkpoints", read_only=True)
+    note = checkpoints.note(1)
+    checkpoints.close()
+    assert note["manifest"] == Cache(folder / "model" / "data").summary()
     COMPILES.clear()
     return text, folder / "model"
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from m4.core.files import whole, write_text
 from m4.data import clean
 from m4.data.audit_page import page
-from m4.data.cache import Cache, Corpus
+from m4.data.cache import Cache, Corpus, OtherFormat
 from m4.data.clean import Cleaner, Cleaning, OnDrop
 from m4.data.cleaning.chunk import Chunk
 from m4.data.identity import differences, identity_of
@@ -74,7 +74,10 @@ def _cache_of(corpus: Corpus, cleaning: Cleaning) -> tuple[Cache | None, str]:
     """The corpus's cache, or why there is none to count pieces with."""
     if not (corpus.folder / "manifest.json").is_file():
         return None, "not tokenized yet"
-    cache = Cache(corpus.folder)
+    try:
+        cache = Cache(corpus.folder)
+    except OtherFormat:
+        return None, "tokenized by another version of m4"
     identity = identity_of(corpus.source, {**corpus.settings, "cleaning": cleaning.identity()})
     if differences(cache.manifest["identity"], identity):
         return None, "tokenized with other settings"

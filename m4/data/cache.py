@@ -47,6 +47,10 @@ class Corpus(NamedTuple):
     cleaning: clean.Cleaning
 
 
+class OtherFormat(ValueError):
+    """A cache of another version of m4."""
+
+
 class Cache:
     """A ready cache, opened for reading. Also a Source: pairs(), subsets(), identity()."""
 
@@ -61,7 +65,7 @@ class Cache:
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}: damaged, delete the folder: {error}") from error
         if self.manifest.get("format") != FORMAT:
-            raise ValueError(
+            raise OtherFormat(
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
                 " (rebuild it: cache.prepare.rebuild = True)"
             )

@@ -57,9 +57,7 @@ def restore_params(
             )
         tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
         shapes = jax.eval_shape(
-            lambda key, x: model.init(key, x, x, x, enable_dropout=False),
-            jax.random.key(0),
-            tokens,
+            lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens
         )["params"]
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         wanted = jax.tree.map(
@@ -104,6 +102,7 @@ class Translator:
     """A model ready to translate; the settings are those of `m4.eval.decode.decode`.
 
     batch_rows is the number of lines that are translated together when so many are waiting.
+    languages: those that it was trained to translate into; None: all that have a tag.
     """
 
     model: nn.Module
@@ -114,6 +113,11 @@ class Translator:
     max_source_length: int = 256
     max_target_length: int = 256
     batch_rows: int = 8
+    languages: Sequence[str] | None = None
+
+    @property
+    def _languages(self) -> Sequence[str]:
+        return self.vocabulary.languages if self.languages is None else self.languages
 
     def translate(
         self, lines: Sequence[str], to: str, *, first_line: int = 1, warnings: TextIO | None = None
@@ -126,7 +130,7 @@ class Translator:
         Raises:
           ValueError: the model has no language `to`.
         """
-        check_language(to, self.vocabulary.languages)
+        check_language(to, self._languages)
         full = [number for number, line in enumerate(lines) if line.strip()]
 
         def warn(index: int, pieces: int, limit: int) -> None:
@@ -167,7 +171,7 @@ class Translator:
           ValueError: the model has no language `to`; a line is not UTF-8 (lines before it are
             answered).
         """
-        check_language(to, self.vocabulary.languages)
+        check_language(to, self._languages)
         number, most = 0, _BATCHES_AT_ONCE * self.batch_rows
         for waiting in waiting_lines(source):
             for start in range(0, len(waiting), most):

@@ -53,6 +53,12 @@ def test_audit_counts_as_the_build_does(tmp_path: Path) -> None:
             why = "pieces: not tokenized yet"
             assert count.not_checked[why] == count.kept
             assert count.kept >= built.count(code, split).kept
+    manifest = tmp_path / "c" / "manifest.json"
+    ours = manifest.read_text(encoding="utf-8")
+    manifest.write_text(json.dumps({**json.loads(ours), "format": 0}), encoding="utf-8")
+    older = audit.audit(corpus(tmp_path / "c")).count("gl", "train")
+    assert older.not_checked == {"pieces: tokenized by another version of m4": older.kept}
+    manifest.write_text(ours, encoding="utf-8")
     told = []
     after = audit.audit(corpus(tmp_path / "c"), on_drop=lambda *of: told.append(of))
     assert after.as_json(examples=False) == built.as_json(examples=False)

@@ -92,6 +92,15 @@ def test_without_a_near_language_there_is_no_hint(translator):
     check_language("gl", ["en", "gl"])
 
 
+def test_a_tag_is_not_yet_a_target(pieces, louder):
+    # A model that was trained into English alone has the other languages' tags all the same.
+    model = Transformer(vocab_size=pieces.size)
+    translator = Translator(model, {}, pieces, batch_rows=2, languages=["en"])
+    assert translator.translate(["ola"], "en") == ["OLA"]
+    with pytest.raises(ValueError, match=r"--to=gl: .* It knows: en$"):
+        translator.translate(["hello"], "gl")
+
+
 class Answers(io.StringIO):
     """An output whose lines can be waited for, once they are flushed."""
 

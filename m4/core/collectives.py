@@ -112,6 +112,30 @@ def collectives(hlo: str | Iterable[str]) -> list[Collective]:
         ValueError: it is no HLO module, or one that writes replica groups or types in an unknown
             way.
     """
+    return measure(hlo).collectives
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a compiled program does in one run, on one device.
+
+    Attributes:
+        collectives: as `collectives` gives them.
+        cycles: of the device's clock, by the TPU compiler's own estimate of each operation, loops
+            multiplied out; 0 where it writes none (CPU, GPU). It estimates neither collectives
+            nor custom calls.
+        custom_calls: how many kernels of others are called, whose cycles nobody has estimated.
+        loops_unknown: something is in a loop whose length the text does not tell.
+    """
+
+    collectives: list[Collective]
+    cycles: int
+    custom_calls: int
+    loops_unknown: bool
+
+
+def measure(hlo: str | Iterable[str]) -> Measured:
+    """`collectives` and the cycles of everything else; the same arguments and errors."""
     module = _read(_lines(hlo) if isinstance(hlo, str) else hlo)
     # A computation stands before those that call it: backwards, all callers are done before it.
     times: dict[str, int] = defaultdict(int, {module.entry: 1})
@@ -121,12 +145,17 @@ def collectives(hlo: str | Iterable[str]) -> list[Collective]:
             times[callee] += times[name] * (1 if runs is None else runs)
             if runs is None or name in unknown:
                 unknown.add(callee)
-    return [
-        Collective(**vars(found), times=times[name], loop_unknown=name in unknown)
-        for name, computation in module.computations.items()
-        for found in computation.collectives
-        if times[name]
-    ]
+    used = {name: each for name, each in module.computations.items() if times[name]}
+    return Measured(
+        [
+            Collective(**vars(found), times=times[name], loop_unknown=name in unknown)
+            for name, computation in used.items()
+            for found in computation.collectives
+        ],
+        sum(times[name] * computation.cycles for name, computation in used.items()),
+        sum(times[name] * computation.custom_calls for name, computation in used.items()),
+        any(name in unknown for name in used),
+    )
 
 
 @dataclass
@@ -145,6 +174,8 @@ class _Found:
 @dataclass
 class _Computation:
     collectives: list[_Found] = field(default_factory=list)
+    cycles: int = 0
+    custom_calls: int = 0
     calls: list[tuple[str, int | None]] = field(default_factory=list)  # None: unknown how often
     # Name -> (opcode, what is in its parentheses, line); of scalars and tuples alone, for the
     # counters of loops.
@@ -165,6 +196,7 @@ _NAME = re.compile(r"%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=([^,]+))")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _SOURCE = re.compile(r'metadata=\{[^}]*?op_name="((?:[^"\\]|\\.)*)"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 
 
@@ -192,6 +224,10 @@ def _read(lines: Iterable[str]) -> _Module:
                 computations[name] = current
                 entry = name if found[1] else entry
             continue
+        if '"estimated_cycles"' in line and (cycles := _CYCLES.search(line)):
+            current.cycles += int(cycles[1])
+        if '"tpu_custom_call"' in line:
+            current.custom_calls += 1
         # Cheap looks before the regular expressions: nearly every line is none of these.
         seems = " all-" in line or " collective-" in line or "reduce-s" in line or "-all-" in line
         calls = "calls=" in line or "to_apply=" in line
@@ -259,7 +295,12 @@ def _named(line: str, attribute: str) -> str:
 
 
 def _matters(computation: _Computation | None) -> bool:
-    return computation is not None and bool(computation.collectives or computation.calls)
+    return computation is not None and bool(
+        computation.collectives
+        or computation.calls
+        or computation.cycles
+        or computation.custom_calls
+    )
 
 
 def _scalar(line: str, computation: _Computation) -> None:

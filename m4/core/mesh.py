@@ -25,7 +25,7 @@ def make_mesh(
     node: int = 1,
     expert: int = 1,
     model: int = 1,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Mesh:
     """A mesh with these axes over all devices; -1 takes what is left.
 

@@ -1,0 +1,161 @@
+"""Compiles a program for a topology and says what it found: runs in a process of its own.
+
+The process's environment is `m4.plan.launch`'s. No accelerator is asked for or touched.
+"""
+
+import importlib.metadata
+import resource
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from m4.core.collectives import measure, summary
+from m4.experiment import Setup
+from m4.model.dispatch.einsum import einsum
+from m4.plan import flops, memory
+from m4.plan.machines import Topology
+from m4.plan.oom import out_of_memory
+from m4.plan.program import Program, decode_program, train_program
+from m4.plan.step_time import step_time
+
+# Raised with every change of what `facts` gives.
+FORMAT = 1
+JOBS = {"train": train_program, "decode": decode_program}
+
+
+def devices_of(machine: Topology) -> Sequence[Any]:
+    """The topology's devices, which can be compiled for and nothing else.
+
+    Raises:
+        ValueError: libtpu knows no such topology.
+    """
+    chip = machine.chip
+    setting = {"chip_config_name": chip.core_setting} if chip.core_setting else {}
+    try:
+        found = topologies.get_topology_desc(machine.name, platform="tpu", **setting)
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        said = str(error).splitlines()[0]
+        raise ValueError(f"--topology={machine.name}: libtpu makes none: {said}") from error
+    devices = found.devices
+    assert len(devices) == machine.devices, (len(devices), machine)
+    return devices
+
+
+def facts(setup: Setup, machine: Topology, job: str, languages: int) -> dict[str, Any]:
+    """Everything that one compilation tells, as JSON; "refused" where it does not fit.
+
+    Raises:
+        ValueError: mistakes in the config, before anything is compiled.
+    """
+    clock = time.monotonic()
+    devices = devices_of(machine)
+    program = JOBS[job](setup, devices, languages)
+    traced = time.monotonic()
+    given = memory.given(program)
+    found: dict[str, Any] = {
+        "format": FORMAT,
+        "job": job,
+        "topology": machine.name,
+        "devices": machine.devices,
+        "device_kind": devices[0].device_kind,
+        "versions": _versions(),
+        **_sizes(program),
+        "parameters": memory.counts(program),
+        "given_bytes": given,
+        "device_bytes": machine.chip.device_bytes,
+        "flops": _flops(program, machine.devices),
+    }
+    try:
+        compiled = program.lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        refused = out_of_memory(str(error), program.model, given)
+        if refused is None:
+            raise
+        return {**found, "refused": refused, "compiler": _cost(clock, traced)}
+    done = _cost(clock, traced)
+    found["memory_bytes"] = memory.by_kind(given, compiled.memory_analysis())
+    found["compiler"] = done
+    return {**found, **_text(compiled, machine)}
+
+
+def _text(compiled: Any, machine: Topology) -> dict[str, Any]:
+    """What the program's text tells; why, where it cannot be had."""
+    try:
+        text = compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        # libtpu's printer lacks a case (a check of asynchronous operations, on v5p and v6e).
+        return {"no_text": str(error).splitlines()[0][:300]}
+    measured = measure(text)
+    time_model = step_time(measured.cycles, measured.collectives, machine)
+    return {
+        "collectives": {kind: vars(total) for kind, total in summary(measured.collectives).items()},
+        "loops_unknown": measured.loops_unknown,
+        "cycles": measured.cycles,
+        "custom_calls": measured.custom_calls,
+        "step_seconds": {
+            "compute": time_model.compute,
+            "communication": time_model.by_kind,
+            "total": time_model.total,
+        },
+    }
+
+
+def _sizes(program: Program) -> dict[str, Any]:
+    model = program.model
+    return {
+        "batch": {
+            "rows": program.rows,
+            "source_length": program.source_length,
+            "target_length": program.target_length,
+            "beams": program.beams,
+        },
+        "model": {
+            "encoder_layers": model.encoder_layers,
+            "decoder_layers": model.decoder_layers,
+            "experts": model.num_experts,
+            "vocab_size": model.vocab_size,
+            "source_vocab_size": model.source_vocab_size,
+            "directions": program.directions,
+            "remat": model.remat,
+            "dtype": str(jax.numpy.dtype(model.dtype)),
+        },
+    }
+
+
+def _flops(program: Program, devices: int) -> dict[str, Any]:
+    """A device's, of a step; a search has no fixed number of steps."""
+    if program.optimizer is None:
+        return {}
+    model = program.model
+    forward = flops.forward_flops(model, program.rows, program.source_length, program.target_length)
+    one_hot = model.transport is einsum or "einsum" in getattr(model.transport, "__name__", "")
+    return {
+        "forward": {kind: count / devices for kind, count in forward.items()},
+        "model": flops.model_flops(forward) / devices,
+        "executed": flops.executed_flops(model, forward, one_hot=one_hot) / devices,
+        "traced": flops.traced_flops(program.jaxpr, devices),
+    }
+
+
+def _cost(start: float, traced: float) -> dict[str, float]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "trace_seconds": traced - start,
+        "compile_seconds": time.monotonic() - traced,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "host_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+def _versions() -> dict[str, str]:
+    names = ("jax", "jaxlib", "libtpu", "m4")
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found

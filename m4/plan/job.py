@@ -1,0 +1,74 @@
+"""The job `m4 plan`: has a program compiled apart, shows what was found, writes it down."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from m4.core.files import write_text
+from m4.plan import launch, report
+from m4.plan.machines import topology
+
+if TYPE_CHECKING:
+    from m4.experiment import Setup
+
+DOES_NOT_FIT = 3
+
+
+def plan(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """Plans a config for a topology; returns the exit status: 0, or 3 where it does not fit.
+
+    Writes <config>.<topology>.json, .md and .html in `parsed.output`.
+
+    Raises:
+        ValueError: a mistake in the arguments or the config, or no TPU compiler.
+    """
+    if len(parsed.gin_file) != 1:
+        raise ValueError("give one config: --gin_file=gin_configs/moe_128e_12l.gin")
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    config, machine, job = Path(parsed.gin_file[0]).stem, parsed.topology, parsed.planned
+    facts = compiled(config, config_arguments(parsed, bindings), machine, job, console)
+    report.show(facts, console)
+    for path in report.write(facts, parsed.output / file_name(facts)):
+        console.print(str(path), highlight=False, soft_wrap=True)
+    return DOES_NOT_FIT if "refused" in facts else 0
+
+
+def file_name(facts: Mapping[str, Any]) -> str:
+    """moe_128e_12l.v3-8x8, and for decoding moe_128e_12l.v3-8x8.decode."""
+    name = f"{facts['config']}.{facts['topology'].replace(':', '-')}"
+    return name if facts["job"] == "train" else f"{name}.{facts['job']}"
+
+
+def config_arguments(parsed: argparse.Namespace, bindings: Sequence[str]) -> list[str]:
+    """The arguments that make the compiling process read the same config."""
+    found = [f"--gin_file={name}" for name in parsed.gin_file]
+    found += [f"--gin_search_paths={parsed.gin_search_paths}", f"--languages={parsed.languages}"]
+    found += [f"--gin_bindings={binding}" for binding in [*parsed.gin_bindings, *bindings]]
+    return found + (["--debug"] if parsed.debug else [])
+
+
+def compiled(
+    config: str, arguments: Sequence[str], machine: str, job: str, console: Console
+) -> dict[str, Any]:
+    """The facts of one compilation, with the config's name."""
+    topology(machine)
+    launch.check_libtpu()
+    with console.status(f"compiling {config} for {machine}: minutes"):
+        try:
+            found = launch.compile_apart([*arguments, f"--topology={machine}", f"--job={job}"])
+        except launch.ChildError as error:
+            raise ValueError(str(error)) from error
+    return {"config": config, **found}
+
+
+def write_facts(setup: "Setup", parsed: argparse.Namespace) -> None:
+    """In the compiling process: compiles, and writes what it found to `parsed.facts`."""
+    from m4.plan.compile import facts
+
+    found = facts(setup, topology(parsed.topology), parsed.planned, parsed.languages)
+    write_text(parsed.facts, json.dumps(found, ensure_ascii=False))

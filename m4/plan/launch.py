@@ -1,0 +1,94 @@
+"""A compilation in a process of its own: its environment, and one at a time on a machine.
+
+libtpu reads its environment once and takes gigabytes; nothing of that should stay in a process that
+does something else. This file needs neither JAX nor gin.
+"""
+
+import fcntl
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# No device is wanted, so libtpu need not look for one, ask the cloud who it is, or keep others from
+# a TPU that is not there. Where there is one, it is left alone.
+ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v3-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "JAX_PLATFORMS": "cpu",
+    # Programs for devices that are not there cannot be loaded again.
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+}
+
+
+class ChildError(Exception):
+    """The compiling process ended with a mistake of the user's; its line is the message."""
+
+
+def check_libtpu() -> None:
+    """Raises a ValueError where the TPU compiler is not installed."""
+    path = os.environ.get("TPU_LIBRARY_PATH")
+    if path is not None:
+        if not Path(path).is_file():
+            raise ValueError(f"TPU_LIBRARY_PATH={path}: no such file")
+    elif importlib.util.find_spec("libtpu") is None:
+        raise ValueError(
+            "the TPU compiler is not installed: `make pod`, or `pip install 'm4[pod]'` (libtpu, "
+            "205 MB; no TPU is needed)"
+        )
+
+
+@contextmanager
+def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
+    """Waits until no other plan of this user compiles on this machine.
+
+    Two at once would take twice the memory and as long as one after the other. The file stays: a
+    lock is held by a process, not by a file's being there, and ends with it, however it ends.
+    """
+    folder = Path(tempfile.gettempdir()) if folder is None else folder
+    with (folder / f"m4-plan.{os.getuid()}.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another plan is being made on this machine: waiting for it", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def compile_apart(arguments: Sequence[str]) -> dict[str, Any]:
+    """The facts that `m4 plan ARGUMENTS --facts=...` writes, from a process of its own.
+
+    Raises:
+        ChildError: a mistake in config or arguments.
+        RuntimeError: anything else; with all that the process said.
+    """
+    with one_at_a_time(), tempfile.TemporaryDirectory(prefix="m4-plan-") as folder:
+        path = Path(folder) / "facts.json"
+        command = [sys.executable, "-m", "m4", "plan", *arguments, f"--facts={path}"]
+        ended = subprocess.run(
+            command,
+            env={**os.environ, **ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        said = ended.stderr.strip()
+        if ended.returncode == 2:
+            raise ChildError(said.splitlines()[-1].removeprefix("m4 plan: "))
+        if ended.returncode or not path.is_file():
+            raise RuntimeError(
+                f"the compiling process ended with status {ended.returncode}:\n{said}"
+            )
+        return json.loads(path.read_text(encoding="utf-8"))

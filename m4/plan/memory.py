@@ -1,0 +1,77 @@
+"""Bytes of a device by kind: what a program is given, and what it needs besides."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax.core import unfreeze
+from flax.linen import partitioning
+from jax.sharding import PartitionSpec
+
+from m4.plan.program import Program
+
+KINDS = ("replicated weights", "expert weights", "optimizer state", "batch", "temporaries", "code")
+
+
+def counts(program: Program) -> dict[str, int]:
+    """Parameters over all devices by kind: experts, embeddings, routers, attention, the rest."""
+    found: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(program.params)[0]:
+        names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+        kind = _kind(names)
+        found[kind] = found.get(kind, 0) + math.prod(leaf.shape)
+    return found
+
+
+def _kind(names: list[str]) -> str:
+    if "experts" in names:
+        return "experts"
+    if any("embedder" in name for name in names) or "logits_dense" in names:
+        return "embeddings and logits"
+    if any("attention" in name and "norm" not in name for name in names):
+        return "attention"
+    if "mlp" in names:
+        return "dense feed-forward"
+    return "routers, norms, biases"
+
+
+def given(program: Program) -> dict[str, int]:
+    """Bytes a device of what the program is given, as the shardings say (without padding).
+
+    "replicated weights" are all that are no expert's, also where `loop.train.zero` or the mesh axis
+    fsdp lays them in parts; "batch" is what is left.
+    """
+    axes = unfreeze(partitioning.get_axis_names(program.params_axes))
+    leaves = jax.tree.leaves(program.params)
+    names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    assert len(leaves) == len(names)
+    weights = {True: 0, False: 0}
+    for leaf, spec in zip(leaves, names, strict=True):
+        weights["expert" in tuple(spec)] += shard_bytes(leaf)
+    state = jax.tree.leaves(program.optimizer)
+    return {
+        "replicated weights": weights[False],
+        "expert weights": weights[True],
+        "optimizer state": sum(map(shard_bytes, state)),
+    }
+
+
+def shard_bytes(leaf: Any) -> int:
+    """Bytes of one device's part of an array or shape."""
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def by_kind(given: Mapping[str, int], stats: Any) -> dict[str, int]:
+    """`KINDS` -> bytes a device, of a compiled program's `memory_analysis()`.
+
+    The result of a training step takes the place of its arguments; what does not is a temporary
+    here. "batch" has the padding of all arguments in it.
+    """
+    kept = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return {
+        **given,
+        "batch": max(0, stats.argument_size_in_bytes - sum(given.values())),
+        "temporaries": stats.temp_size_in_bytes + max(0, kept),
+        "code": stats.generated_code_size_in_bytes,
+    }

@@ -1,0 +1,276 @@
+"""A plan as people read it: the same tables on the terminal, in Markdown and in HTML."""
+
+import json
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from m4.core.files import write_text
+from m4.plan import table3
+from m4.plan.machines import CHIPS, GIB
+
+TEMPLATE = Path(__file__).with_name("plan.html.j2")
+_MODEL = (
+    "A MODEL, not a measurement: the compiler's own estimate of cycles at the chip's clock, and "
+    "collectives at the links' stated speed; nothing overlaps, no latency."
+)
+
+
+class Section(NamedTuple):
+    """A table with a title and notes; its first row is the header. picture: a PNG in base64."""
+
+    title: str
+    notes: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    picture: str = ""
+
+
+def sections(facts: Mapping[str, Any]) -> list[Section]:
+    """Everything that a plan knows."""
+    found = [_memory(facts)]
+    if "refused" in facts:
+        return found
+    found += [_collectives(facts), _flops(facts), _time(facts), _parameters(facts), _made(facts)]
+    return [section for section in found if section.notes or section.rows]
+
+
+def title(facts: Mapping[str, Any]) -> str:
+    what = {"train": "a training step", "decode": "a beam search"}[facts["job"]]
+    return f"{facts['config']} on {facts['topology']}: {what} on {facts['devices']:,} devices"
+
+
+def verdict(facts: Mapping[str, Any]) -> str:
+    """One line: whether it fits."""
+    if "refused" in facts:
+        return f"does not fit: {facts['refused']['message']}"
+    used, there = sum(facts["memory_bytes"].values()), facts["device_bytes"]
+    return f"fits: {used / GIB:.2f} of {there / GIB:.0f} GiB a device at the most"
+
+
+def _memory(facts: Mapping[str, Any]) -> Section:
+    given = facts["given_bytes"]
+    if "refused" in facts:
+        refused = facts["refused"]
+        rows = [("kind", "GiB a device"), *[(k, _gib(n)) for k, n in given.items()]]
+        if refused["needed_bytes"] is not None:
+            rows.append(("needed, as the compiler says", _gib(refused["needed_bytes"])))
+            rows.append(("there", _gib(refused["available_bytes"])))
+        helps = [f"would help: {line}" for line in refused["advice"]]
+        return Section("Memory", [verdict(facts), *helps], rows)
+    by_kind = facts["memory_bytes"]
+    total = sum(by_kind.values())
+    rows = [("kind", "GiB a device"), *[(kind, _gib(n)) for kind, n in by_kind.items()]]
+    rows += [("together", _gib(total)), ("a device has", _gib(facts["device_bytes"]))]
+    notes = [
+        "Replicated weights are all but the experts'; temporaries are activations, gradients and "
+        "the buffers of collectives, by XLA's analysis of the program."
+    ]
+    return Section("Memory", notes, rows)
+
+
+def _collectives(facts: Mapping[str, Any]) -> Section:
+    if "no_text" in facts:
+        return Section(
+            "Collectives",
+            [
+                "libtpu compiles the program and cannot print it for this chip, so neither "
+                f"collectives nor cycles are known: {facts['no_text']}"
+            ],
+        )
+    rows = [("kind", "a step", "payload, GiB a device", "sent, GiB a device")]
+    for kind, total in facts["collectives"].items():
+        rows.append(
+            (
+                kind,
+                f"{total['count']:,}",
+                f"{total['payload_bytes'] / GIB:.3f}",
+                f"{total['sent_bytes'] / GIB:.3f}",
+            )
+        )
+    notes = ["As in the compiled program, loops multiplied out."]
+    if facts["loops_unknown"]:
+        notes.append("A loop's length is not in the program: what is in it counts once.")
+    return Section("Collectives", notes, rows)
+
+
+def _flops(facts: Mapping[str, Any]) -> Section:
+    flops = facts["flops"]
+    if not flops:
+        return Section("FLOPs")
+    rows = [("operations", "10^12 a device and step")]
+    rows += [(f"forward: {_KINDS.get(k, k)}", _tera(n)) for k, n in flops["forward"].items() if n]
+    rows += [
+        ("model FLOPs (forward and backward, two experts a token)", _tera(flops["model"])),
+        ("executed, by arithmetic", _tera(flops["executed"])),
+        ("executed, by the traced program", _tera(flops["traced"])),
+    ]
+    notes = [
+        "Executed are more than the model's: empty seats of experts, one-hot products of dispatch, "
+        "and what the backward pass computes again "
+        f"(transformer.Transformer.remat = '{facts['model']['remat']}'). The traced program also "
+        "has the gate's small products. XLA's own count takes a loop's body once and is not shown."
+    ]
+    return Section("FLOPs", notes, rows)
+
+
+_KINDS = {
+    "attention": "projections of attention",
+    "attention_logits": "attention itself",
+    "dense": "dense feed-forward layers",
+    "experts": "experts, all seats",
+    "experts_used": "experts, two a token (model FLOPs)",
+    "dispatch": "one-hot dispatch and combine",
+    "logits": "logits",
+}
+
+
+def _time(facts: Mapping[str, Any]) -> Section:
+    if facts["job"] != "train" or "step_seconds" not in facts:
+        return Section("Time")
+    seconds = facts["step_seconds"]
+    if seconds["total"] is None:
+        return Section("Time", ["No model of the time: the clock of this chip is not published."])
+    rows = [("part of a step", "seconds"), ("compute", f"{seconds['compute']:.3f}")]
+    rows += [(kind, f"{s:.3f}") for kind, s in seconds["communication"].items()]
+    rows.append(("step", f"{seconds['total']:.3f}"))
+    cost = costs(facts)
+    assert cost is not None
+    rows += [
+        ("tokens a second (of the source)", f"{cost['tokens_per_second']:,.0f}"),
+        ("days to 10^12 tokens", f"{cost['days']:.1f}"),
+        ("core-years", f"{cost['core_years']:.1f}"),
+        ("model FLOPs, of the peak", f"{cost['utilisation']:.0%}"),
+    ]
+    notes = [_MODEL]
+    if facts["custom_calls"]:
+        notes.append(f"{facts['custom_calls']:,} kernels of others are not in it.")
+    row = table3.row_of(facts["config"])
+    if row is not None and row.cores == facts["devices"] and row.steps_per_second is not None:
+        paper = 1 / float(row.steps_per_second)
+        rows.append(("the paper's step (table 3)", f"{paper:.3f}"))
+        rows.append(("model / paper", f"{seconds['total'] / paper:.2f}"))
+        notes.append(
+            f"The paper: {row.steps_per_second} steps/s, {row.days} days, {row.core_years} "
+            "core-years, with another compiler and model code."
+        )
+    return Section("Time of a step: a model", notes, rows)
+
+
+def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
+    """What the time model comes to: tokens a second, days and core-years to 10^12 source tokens."""
+    if facts["job"] != "train" or facts.get("step_seconds", {}).get("total") is None:
+        return None
+    batch, seconds = facts["batch"], facts["step_seconds"]["total"]
+    tokens = batch["rows"] * batch["source_length"]
+    days = table3.days(table3.TOKENS, tokens, 1 / Fraction(seconds))
+    chip = CHIPS[facts["topology"].split(":")[0]]
+    return {
+        "tokens_per_second": tokens / seconds,
+        "days": float(days),
+        "core_years": float(table3.core_years(days, facts["devices"])),
+        "utilisation": facts["flops"]["model"] / seconds / chip.device_flops,
+    }
+
+
+def _parameters(facts: Mapping[str, Any]) -> Section:
+    counts = facts["parameters"]
+    rows = [("kind", "parameters"), *[(kind, f"{n:,}") for kind, n in counts.items()]]
+    rows.append(("together", f"{sum(counts.values()):,}"))
+    notes = []
+    if (row := table3.row_of(facts["config"])) is not None:
+        ratio = sum(counts.values()) / row.parameters
+        notes = [f"The paper (table 1): {row.parameters / 1e9:,g} billion; {ratio - 1:+.1%}."]
+    return Section("Parameters", notes, rows)
+
+
+def _made(facts: Mapping[str, Any]) -> Section:
+    cost, batch = facts["compiler"], facts["batch"]
+    model = facts["model"]
+    rows = [
+        ("what", "value"),
+        ("rows, over all devices", f"{batch['rows']:,}"),
+        ("pieces a row", f"{batch['source_length']} + {batch['target_length']}"),
+        ("vocabulary", f"{model['source_vocab_size'] or 'shared'} / {model['vocab_size']}"),
+        ("directions", str(model["directions"])),
+        ("activations", model["dtype"]),
+        ("seconds to trace", f"{cost['trace_seconds']:.0f}"),
+        ("seconds to compile", f"{cost['compile_seconds']:.0f}"),
+        ("CPU seconds, all", f"{cost['cpu_seconds']:.0f}"),
+        ("host memory, GiB", f"{cost['host_bytes'] / GIB:.1f}"),
+        *[(name, version) for name, version in facts["versions"].items()],
+    ]
+    return Section("How it was made", (), rows)
+
+
+def show(facts: Mapping[str, Any], console: Console) -> None:
+    """The plan on the terminal."""
+    console.print(title(facts), style="bold", highlight=False)
+    console.print(verdict(facts), highlight=False)
+    for section in sections(facts):
+        if section.rows:
+            console.print(_table(section))
+        for note in section.notes:
+            console.print(note, style="dim", highlight=False)
+
+
+def _table(section: Section) -> Table:
+    table = Table(title=section.title, title_justify="left", box=box.SIMPLE_HEAD)
+    for index, name in enumerate(section.rows[0]):
+        table.add_column(name, justify="right" if index else "left")
+    for row in section.rows[1:]:
+        table.add_row(*row)
+    return table
+
+
+def write(facts: Mapping[str, Any], stem: Path) -> list[Path]:
+    """stem.json, .md and .html; returns them."""
+    text = json.dumps(facts, ensure_ascii=False, indent=1) + "\n"
+    return write_pages(stem, title(facts), verdict(facts), sections(facts), text)
+
+
+def write_pages(
+    stem: Path, title: str, verdict: str, parts: Sequence[Section], json_text: str
+) -> list[Path]:
+    """The three files of a report."""
+    paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".json", ".md", ".html")]
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    html = page.render(title=title, verdict=verdict, sections=parts)
+    for path, text in zip(paths, (json_text, markdown(title, verdict, parts), html), strict=True):
+        write_text(path, text)
+    return paths
+
+
+def markdown(title: str, verdict: str, parts: Sequence[Section]) -> str:
+    """The sections as Markdown tables."""
+    lines = [f"# {_cell(title)}", "", _cell(verdict), ""]
+    for section in parts:
+        lines += [f"## {_cell(section.title)}", ""]
+        for note in section.notes:
+            lines += [_cell(note), ""]
+        if section.rows:
+            head, *rest = section.rows
+            lines.append("| " + " | ".join(map(_cell, head)) + " |")
+            lines.append("| --- |" + " ---: |" * (len(head) - 1))
+            lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rest]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Text that ends neither a cell nor a line, and is no HTML."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.3f}"
+
+
+def _tera(count: float) -> str:
+    return f"{count / 1e12:.3f}"

@@ -1,0 +1,56 @@
+"""The arithmetic of the GShard paper's Table 3 (arXiv 2006.16668): steps to days, core-years."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+# What the paper counts training by: source-side pieces (footnote 7).
+TOKENS = 10**12
+_DAY_SECONDS = 24 * 60 * 60
+_YEAR_DAYS = 365
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model of Table 3, as printed, and its size of Table 1.
+
+    steps_per_second: None where the paper gives none. batch_tokens: of one side, rounded as there.
+    """
+
+    model: str
+    config: str
+    cores: int
+    parameters: float
+    steps_per_second: str | None
+    batch_tokens: int
+    core_years: str | None
+    days: str | None
+
+
+TABLE3 = (
+    Row("(1) MoE(2048E, 36L)", "moe_2048e_36l", 2048, 600e9, "0.72", 4_000_000, "22.4", "4.0"),
+    Row("(2) MoE(2048E, 12L)", "moe_2048e_12l", 2048, 200e9, "2.15", 4_000_000, "7.5", "1.4"),
+    Row("(3) MoE(512E, 36L)", "moe_512e_36l", 512, 150e9, "1.05", 1_000_000, "15.5", "11.0"),
+    Row("(4) MoE(512E, 12L)", "moe_512e_12l", 512, 50e9, "3.28", 1_000_000, "4.9", "3.5"),
+    Row("(5) MoE(128E, 36L)", "moe_128e_36l", 128, 37e9, "0.67", 1_000_000, "6.1", "17.3"),
+    Row("(6) MoE(128E, 12L)", "moe_128e_12l", 128, 12.5e9, "2.16", 1_000_000, "1.9", "5.4"),
+    Row("* MoE(2048E, 60L)", "moe_2048e_60l", 2048, 1e12, None, 4_000_000, None, None),
+    Row("T(96L)", "t_96l", 2048, 2.3e9, None, 4_000_000, "235.5", "42"),
+)
+
+
+def days(tokens: int, batch_tokens: int, steps_per_second: Fraction) -> Fraction:
+    """tokens / (batch x steps a second), in days; exact.
+
+    (1): 10^12 / (4 * 10^6 * 0.72) seconds are 4.02 days.
+    """
+    return Fraction(tokens, batch_tokens) / steps_per_second / _DAY_SECONDS
+
+
+def core_years(days: Fraction, cores: int) -> Fraction:
+    """Days of so many cores, in years of 365 days of one; exact."""
+    return days * cores / _YEAR_DAYS
+
+
+def row_of(config: str) -> Row | None:
+    """The row whose model a config of that name (a file's stem) has."""
+    return next((row for row in TABLE3 if row.config == config), None)

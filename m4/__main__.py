@@ -256,15 +256,13 @@ def _name(parsed: argparse.Namespace) -> str:
     return " ".join([parsed.job, *([parsed.look] if parsed.job == "data" else [])])
 
 
-def run(
-    parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining | None = None
-) -> int:
+def run(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining | None = None) -> int:
     """Configures and runs the job, after joining other processes where there are any."""
     if parsed.job == "atlas":
         draw_atlas(parsed.model_dir, parsed.split, bindings)
         return 0
     if parsed.job == "collectives":
-        show_collectives(parsed.devices, parsed.output, bindings)
+        show_collectives(parsed, bindings)
         return 0
     if parsed.job == "plan" and parsed.facts is None:
         from m4.plan.job import plan
@@ -300,21 +298,35 @@ def draw_atlas(model_dir: str | None, split: str, bindings: Sequence[str]) -> No
     atlas.show(Path(model_dir), split, Console(width=width))
 
 
-def show_collectives(devices: str, output: Path | None, bindings: Sequence[str]) -> None:
-    """`m4 collectives`: without a config, on fake CPU devices."""
+def show_collectives(parsed: argparse.Namespace, bindings: Sequence[str]) -> None:
+    """`m4 collectives`: of operators, or of a config's training step; on fake CPU devices."""
     from rich.console import Console
 
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    of_config = bool(parsed.gin_file or parsed.model_dir or bindings)
+    devices = parsed.devices or ("8" if of_config else "2,4,8,16,32,64")
+    if not re.fullmatch(r"\d+" if of_config else r"\d+(,\d+)*", devices):
+        one = "one number, as 8" if of_config else "numbers with commas between them, as 2,8,64"
+        raise UserError(f"--devices={devices}: {one}")
+    if of_config:
+        from m4.core.jax_setup import use_fake_devices
+
+        use_fake_devices(int(devices))
+        parse_config(parsed, bindings)
+        import gin
+
+        from m4 import jobs
+        from m4.plan import here
+
+        here.show(gin.get_configurable(jobs.Setup)(), parsed.languages, parsed.output, console)
+        return
     from m4.core import table4
 
-    if bindings:
-        raise UserError(f"'{bindings[0]}': collectives reads no config")
-    if not re.fullmatch(r"\d+(,\d+)*", devices):
-        raise UserError(f"--devices={devices}: numbers with commas between them, as 2,8,64")
     rows = table4.table([int(count) for count in devices.split(",")])
-    table4.show(rows, Console(width=None if sys.stdout.isatty() else 200))
-    if output:
-        table4.save(rows, output)
-        print(f"wrote {output}")
+    table4.show(rows, console)
+    if parsed.output:
+        table4.save(rows, parsed.output)
+        print(f"wrote {parsed.output}")
 
 
 def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:

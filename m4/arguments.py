@@ -67,7 +67,8 @@ JOBS = {
     "eval": "score the translations (they are made first where they are missing)",
     "report": "scores, ΔBLEU table, plot and report.html from what is decoded",
     "atlas": "which language goes to which expert: tables, atlas.png",
-    "collectives": "what partitioned operators send: Table 4 of GShard, compiled here",
+    "collectives": "what partitioned operators send: Table 4 of GShard, compiled here; or, with a "
+    "config, what its training step sends and holds",
     "plan": "compile for a TPU pod that is not there: memory, traffic, time, cost",
     "demo": "all of it, in turn: train, baselines, decode, report",
     "data": "look at the corpus, without training: " + ", ".join(DATA_JOBS),
@@ -98,9 +99,19 @@ def parser() -> argparse.ArgumentParser:
                 for option, settings in about.options.items():
                     part.add_argument(f"--{option}", **settings)
             continue
-        if name == "collectives":  # compiles operators, and reads no config
-            _add_debug(job)
-            job.add_argument("--devices", default="2,4,8,16,32,64", help="(%(default)s)")
+        if name == "collectives":  # compiles operators, or one step of a config
+            _add_common(job)
+            job.add_argument(
+                "--devices",
+                help="fake CPU devices, several numbers of them for the table "
+                "(2,4,8,16,32,64), one with a config (8)",
+            )
+            job.add_argument(
+                "--languages",
+                type=int,
+                default=10,
+                help="that the config's corpus has, where it does not name them (%(default)s)",
+            )
             job.add_argument("--output", type=Path, help="a file of JSON to write as well")
             continue
         if name == "atlas":  # reads counts and no config
@@ -188,7 +199,10 @@ def _add_plan(job: argparse.ArgumentParser) -> None:
         help="how many, where the config does not name them (%(default)s)",
     )
     job.add_argument(
-        "--output", type=Path, default=Path("runs/plans"), help="folder of the reports (%(default)s)"
+        "--output",
+        type=Path,
+        default=Path("runs/plans"),
+        help="folder of the reports (%(default)s)",
     )
     # For the process that compiles: the file that it writes.
     job.add_argument("--facts", type=Path, help=argparse.SUPPRESS)

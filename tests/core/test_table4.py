@@ -118,7 +118,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["--devices=8,2"], "--devices=8,2: growth"),
         (["--devices=2;4"], "--devices=2;4: numbers with commas between them"),
         (["--devices=2,64"], "64 devices are wanted, JAX runs already with 8"),
-        (["--gin.BATCH_SIZE=2"], "collectives reads no config"),
+        (["--gin.BATCH_SIZE=2"], "--gin_file"),
     ],
 )
 def test_mistakes(arguments: list[str], said: str) -> None:

@@ -4,10 +4,10 @@
         --picture docs/images/strategies.png
 
 Each config runs as `m4 train` on 8 fake CPU devices, then the models that differ on one device
-(same config; one device, nothing split). JSON: what each lost at every step that it logged, the
-largest difference to its one device, tokens a second. A run that is there is not made
-again. All runs share one corpus. Tokens a second of fake devices compare nothing: eight take
-turns on the machine's cores.
+(same config; one device, nothing split). JSON: losses at every step that was logged, the largest
+difference to the one device, tokens a second, and what `m4 collectives` says of the step; a table
+of the latter. A run that is there is not made again. All runs share one corpus. Tokens a second of
+fake devices compare nothing: eight take turns on the machine's cores.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from m4.core.report import read_metrics
 
 CONFIGS = Path(__file__).parents[1] / "gin_configs" / "strategies"
 DEVICES = 8
+HERE = "losses_of_one_device"
 
 # What makes a config one device's.
 ALONE = [
@@ -61,8 +62,11 @@ def main() -> None:
         here = run(arguments.folder, one, 1, arguments.steps)
         off = max(abs(a - b) / abs(b) for a, b in zip(there["losses"], here["losses"], strict=True))
         rows.append({"strategy": name, "one_device": one, "largest_difference": off, **there})
-        rows[-1]["losses_of_one_device"] = here["losses"]
-        print(json.dumps({k: v for k, v in rows[-1].items() if "loss" not in k}), flush=True)
+        rows[-1][HERE] = here["losses"]
+        rows[-1] |= measured(arguments.folder, name)
+        shown = {k: v for k, v in rows[-1].items() if k not in ("losses", "steps", HERE)}
+        print(json.dumps(shown), flush=True)
+    print(markdown(rows))
     if arguments.output:
         write_text(arguments.output, json.dumps(rows, indent=1) + "\n")
     if arguments.picture:
@@ -95,6 +99,30 @@ def run(folder: Path, name: str, devices: int, steps: int) -> dict:
     }
 
 
+def measured(folder: Path, name: str) -> dict:
+    """`m4 collectives` of a config: collectives and memory of one device."""
+    at = folder / f"{name}.json"
+    command = [sys.executable, "-m", "m4", "collectives", f"--gin_file={CONFIGS / name}.gin"]
+    command += [f"--devices={DEVICES}", f"--output={at}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return json.loads(at.read_text(encoding="utf-8"))
+
+
+def markdown(rows: list[dict]) -> str:
+    """The table of docs/parallelism.md: MiB of one device."""
+    lines = ["| strategy | collectives of a step | MiB sent | weights | optimizer | temporaries |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: |"]
+    for row in rows:
+        kinds = ", ".join(f"{c['count']} {kind}" for kind, c in row["collectives"].items())
+        sent = sum(c["sent_bytes"] for c in row["collectives"].values())
+        held = row["memory_bytes"]
+        weights = held["replicated weights"] + held["expert weights"]
+        sizes = (sent, weights, held["optimizer state"], held["temporaries"])
+        numbers = " | ".join(f"{size / 2**20:.1f}" for size in sizes)
+        lines.append(f"| `{row['strategy']}` | {kinds} | {numbers} |")
+    return "\n".join(lines)
+
+
 def draw(rows: list[dict], path: Path) -> None:
     """Losses one over the other, and below how far each is from its one device."""
     import matplotlib
@@ -111,7 +139,7 @@ def draw(rows: list[dict], path: Path) -> None:
         # Each a little thinner than the one below it: curves that are the same stay visible.
         width = 1.0 + 7.0 * (len(rows) - 1 - i) / max(1, len(rows) - 1)
         top.plot(steps, row["losses"], color=colors[i], linewidth=width, label=name)
-        pairs = zip(row["losses"], row["losses_of_one_device"], strict=True)
+        pairs = zip(row["losses"], row[HERE], strict=True)
         off = [max(abs(a - b) / abs(b), 1e-9) for a, b in pairs]
         bottom.plot(steps, off, color=colors[i], label=name)
     top.set_ylabel("training loss")

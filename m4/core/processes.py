@@ -4,6 +4,7 @@ Every process runs the same program on its own devices, one process a host; JAX 
 (`jax.distributed`). Files are the first one's alone, but for the parts of checkpoints.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -23,9 +24,9 @@ from m4.core.supervise import LOST
 
 # How long the first process waits for the others when the job starts.
 START_SECONDS = 300
-# How long the first one stays after an error, so that the others, whose join ends with it, come to
-# tell the same error.
+# How long the first one stays at most after an error of its own.
 _LINGER_SECONDS = 5.0
+_ENDED = "m4/ended/"
 _POLL_SECONDS = 10.0
 _LOST_WORDS = re.compile(r"Gloo|coordination|heartbeat|Connection (closed|reset)|preempted", re.I)
 
@@ -39,11 +40,15 @@ LOST_ERRORS = (Lost, jax.errors.JaxRuntimeError)
 
 
 class _Order:
-    """How often `by_first` was called: the same in all processes. `alone`: only here."""
+    """What this process knows of the job.
+
+    calls: of `by_first`, the same number in all processes. alone: the others wait for this one.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
         self.alone = False
+        self.linger_seconds = _LINGER_SECONDS
 
 
 _order = _Order()
@@ -57,6 +62,8 @@ def join(joining: Joining) -> None:
     Raises:
         ValueError: nothing tells which processes there are; the others do not come.
     """
+    # Those that have ended must not count as dead meanwhile.
+    _order.linger_seconds = min(_LINGER_SECONDS, joining.heartbeat_seconds / 2)
     # JAX's own handler would swallow SIGTERM, also where nobody asks it. The training loop has one,
     # whose processes agree on the step (`m4.train.loop`).
     jax.config.update("jax_enable_preemption_service", False)
@@ -177,11 +184,22 @@ def leave() -> None:
 
 
 def give_up(status: int) -> None:
-    """Ends this process after an error, without waiting for those that do not know of it."""
+    """Ends this process after an error, without waiting for those that do not know of it.
+
+    With the first process ends what joins the others, so that they could only tell that it is gone:
+    it leaves them the time to tell what is wrong with them.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    if distributed.global_state.service is not None:
-        time.sleep(_LINGER_SECONDS)
+    client = distributed.global_state.client
+    if client is not None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            client.key_value_set(f"{_ENDED}{jax.process_index()}", str(status))
+            until = time.monotonic() + _order.linger_seconds
+            while is_first() and time.monotonic() < until:
+                if len(client.key_value_dir_get(_ENDED)) == jax.process_count():
+                    break
+                time.sleep(0.1)
     os._exit(status)
 
 

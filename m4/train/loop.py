@@ -257,6 +257,7 @@ def check_model_divides(mesh: Mesh, model: Transformer) -> None:
     name = "transformer.Transformer"
     width = model.heads * model.head_width
     check_divides(mesh, "width", model.width, "embed", f"{name}.width")
+    check_divides(mesh, "attention", model.heads, "heads", f"{name}.heads")
     check_divides(mesh, "attention", width, "joined_kv", f"{name}.heads * {name}.head_width")
     check_divides(mesh, "feed-forward", model.mlp_width, "mlp", f"{name}.mlp_width")
     for size in {model.vocab_size, model.source_vocab_size or model.vocab_size}:

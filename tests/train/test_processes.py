@@ -1,0 +1,175 @@
+"""`m4 train` as several processes: the losses of one process, and what becomes of the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from m4.core.checkpoint import latest_step
+from m4.core.report import read_metrics
+from m4.core.supervise import LOST
+from tests.command_line import TINY, m4
+
+# Metrics at every step. Four heads go on four devices.
+COMMON = [
+    f"--gin_file={TINY}",
+    "--gin.loop.train.log_period=1",
+    "--gin.loop.train.checkpoint_period=2",
+    "--gin.jobs.Setup.dev_period=1000",
+    "--gin.transformer.Transformer.heads=4",
+    "--gin.transformer.Transformer.head_width=4",
+]
+FOR_EVER = "--gin.TRAIN_STEPS=100000"
+HEARTBEAT_SECONDS = 5
+
+
+class Job:
+    """`m4 train` in `count` processes of `devices` devices each."""
+
+    def __init__(
+        self, log: Path, count: int, devices: int, *arguments: str, each: Sequence[str] = ()
+    ):
+        """each: a further argument for each process."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment = {
+            **os.environ,
+            "JAX_NUM_CPU_DEVICES": str(devices),
+            # XLA's threads: with fewer than there are devices, collectives can wait for each other.
+            "NPROC": "32",
+        }
+        self.logs = [log.with_name(f"{log.name}.{index}") for index in range(count)]
+        self.processes = []
+        for index, path in enumerate(self.logs):
+            command = [
+                *(
+                    sys.executable,
+                    "-m",
+                    "m4",
+                    "train",
+                    *COMMON,
+                    *arguments,
+                    *each[index : index + 1],
+                ),
+                f"--coordinator_address=127.0.0.1:{port}",
+                f"--process_count={count}",
+                f"--process_index={index}",
+                f"--heartbeat_seconds={HEARTBEAT_SECONDS}",
+            ]
+            with path.open("w") as out:
+                self.processes.append(
+                    subprocess.Popen(
+                        command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment
+                    )
+                )
+
+    def statuses(self, seconds: float) -> list[int]:
+        """Exit statuses, when all have ended."""
+        until = time.monotonic() + seconds
+        return [one.wait(max(until - time.monotonic(), 0.1)) for one in self.processes]
+
+    def said(self) -> list[str]:
+        return [path.read_text(encoding="utf-8") for path in self.logs]
+
+    def wait_for(self, done: Callable[[], bool], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not done():
+            ended = [one.poll() for one in self.processes if one.poll() is not None]
+            assert not ended, (ended, self.said())
+            assert time.monotonic() < until, self.said()
+            time.sleep(0.1)
+
+
+@contextmanager
+def started(job: Job) -> Iterator[Job]:
+    """None of its processes is left behind; a waiting one takes the one at work with it."""
+    try:
+        yield job
+    finally:
+        for one in job.processes:
+            one.kill()
+            one.wait()
+
+
+def steps(folder: Path) -> int:
+    """The last step of which there are metrics."""
+    rows = read_metrics(folder)
+    return rows[-1]["step"] if rows else 0
+
+
+def losses(folder: Path) -> dict[int, dict[str, float]]:
+    wanted = ("loss", "nll", "auxiliary_loss", "gradient_norm", "target_tokens", "nll/en-gl")
+    rows = [row for row in read_metrics(folder) if "loss" in row]
+    return {row["step"]: {name: row.get(name, 0.0) for name in wanted} for row in rows}
+
+
+@pytest.mark.slow
+def test_processes_train_as_one_does_and_go_on_with_another_number(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    here = f"--model_dir={folder}"
+
+    # Two processes of two devices, each with rows of its own; one of them is asked to stop.
+    with started(Job(tmp_path / "two", 2, 2, here, FOR_EVER)) as job:
+        job.wait_for(lambda: steps(folder) >= 3, 120)
+        job.processes[1].send_signal(signal.SIGTERM)
+        assert job.statuses(60) == [130, 130], job.said()
+        stopped = latest_step(folder / "checkpoints")
+        assert stopped is not None
+        assert stopped >= 3
+        for said in job.said():
+            line = f"m4 train: interrupted at step {stopped}, which is saved"
+            assert line in said, said
+        # Only the first one speaks.
+        assert "corpus: 100/100 %" in job.said()[0]
+        assert "corpus" not in job.said()[1]
+    assert steps(folder) == stopped
+
+    # Four go on from its checkpoint, with matrices in parts: processes 0 and 1 have the same rows,
+    # 2 and 3 too. One is killed.
+    mesh = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.model=4"]
+    with started(Job(tmp_path / "four", 4, 2, here, FOR_EVER, *mesh)) as job:
+        job.wait_for(lambda: steps(folder) >= stopped + 3, 120)
+        job.processes[3].kill()
+        killed = time.monotonic()
+        assert job.statuses(60) == [1, 1, 1, -signal.SIGKILL], job.said()
+        assert time.monotonic() - killed < 60
+        for said in job.said()[:3]:
+            assert said.splitlines()[-1].startswith(f"m4 train: {LOST}"), said
+    last = steps(folder)
+    assert last >= stopped + 3
+
+    # One process that was never interrupted.
+    alone = tmp_path / "alone"
+    said = m4("train", *COMMON, f"--model_dir={alone}", f"--gin.TRAIN_STEPS={last}")
+    assert said.status == 0, said.err
+    found, expected = losses(folder), losses(alone)
+    assert found.keys() == expected.keys() == set(range(1, last + 1))
+    for step, row in found.items():
+        assert row == pytest.approx(expected[step], rel=1e-5, abs=1e-5), step
+
+
+@pytest.mark.slow
+def test_processes_with_another_config_do_not_start(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    job = Job(
+        tmp_path / "job",
+        *(2, 1, f"--model_dir={folder}"),
+        each=["--gin.jobs.Setup.seed=0", "--gin.jobs.Setup.seed=1"],
+    )
+    with started(job):
+        assert job.statuses(120) == [2, 2], job.said()
+        for said in job.said():
+            *_, line = said.splitlines()
+            assert "m4 train: the 2 processes do not agree, so nothing is started" in line
+            assert ": config " in line
+    assert not folder.exists()

@@ -215,7 +215,7 @@ def together(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joini
     status = LOST_STATUS
     try:
         status = alone(parsed, bindings, joining)
-        if status in (0, 130):
+        if status == 0:
             processes.leave()
     except processes.LOST_ERRORS as error:
         status = LOST_STATUS
@@ -224,7 +224,7 @@ def together(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joini
             raise
         print(f"m4 {_name(parsed)}: {said}", file=sys.stderr)
     finally:
-        if status not in (0, 130):
+        if status != 0:
             if sys.exception() is not None:
                 traceback.print_exc()
             # The interpreter's own end would wait for the others.

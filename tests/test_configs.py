@@ -13,6 +13,9 @@ import pytest
 
 from m4 import jobs
 from m4.__main__ import gin_arguments, parse_config, parser
+from m4.model.transformer import count_parameters
+from m4.plan.program import planned_model
+from m4.plan.table3 import TABLE3, row_of
 from m4.train.state import abstract_variables
 from tests.command_line import own_gin
 
@@ -69,6 +72,28 @@ def test_its_model_and_optimizer_can_be_built(setup: jobs.Setup) -> None:
         optimizer = reference.scoped_configurable_fn(setup.total_steps)
         state = jax.eval_shape(optimizer.init, variables["params"])
         assert len(jax.tree.leaves(state)) >= len(sizes)
+
+
+def test_the_papers_models_have_the_papers_sizes(path: Path, setup: jobs.Setup) -> None:
+    if (row := row_of(path.stem)) is None:
+        pytest.skip("no model of the paper's table 1")
+    model, directions = planned_model(setup, 100)
+    assert len(directions) == 100
+    assert (model.source_vocab_size, model.vocab_size) == (64_000, 32_000)
+    assert model.encoder_layers == model.decoder_layers
+    # MoE(128E, 12L): 6 layers of 128 experts of 2 * 1024 * 8192 and 6 dense ones; 6 + 12 times
+    # attention of 4 * 1024 * 2048 ... 4 to 7% above what table 1 prints, which rounds down.
+    count = count_parameters(abstract_variables(model)["params"])
+    assert count == pytest.approx(row.parameters, rel=0.07)
+    cores = re.search(r"^# Hardware: (\d+) TPU v3 cores", path.read_text("utf-8"), re.MULTILINE)
+    assert cores is not None
+    assert int(cores[1]) == row.cores
+    rows = setup.batch_size * setup.lengths["inputs"]
+    assert rows == pytest.approx(row.batch_tokens, rel=0.05)
+
+
+def test_every_model_of_the_papers_tables_has_a_config() -> None:
+    assert {row.config for row in TABLE3} <= {path.stem for path in CONFIGS}
 
 
 def test_its_baselines_have_a_recipe_for_every_level(setup: jobs.Setup) -> None:

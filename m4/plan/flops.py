@@ -69,13 +69,18 @@ def model_flops(forward: Mapping[str, int]) -> int:
 def executed_flops(model: Transformer, forward: Mapping[str, int], *, one_hot: bool) -> int:
     """Of a step, with all seats, the one-hot products of `einsum`, and what `remat` repeats.
 
-    remat "full" runs every layer's forward pass twice; "products" repeats no product with weights,
-    which is counted as nothing.
+    remat "full" runs a forward pass again of every layer, or scanned block, but for the product
+    that ends it: nothing in the backward pass asks for its result. "products" repeats no product
+    with weights, which is counted as nothing.
     """
     kinds = {kind: n for kind, n in forward.items() if kind != "experts_used"}
     if not one_hot:
-        kinds.pop("dispatch")
-    again = sum(n for kind, n in kinds.items() if kind != "logits") if model.remat == "full" else 0
+        kinds["dispatch"] = 0
+    again = 0
+    if model.remat == "full":
+        again = sum(n for kind, n in kinds.items() if kind != "logits") - kinds["dispatch"] // 2
+        if not (model.scan_layers and model.num_experts):  # there a block ends with experts
+            again -= kinds["dense"] // (len(part_names(model.activations)) + 1)
     return (1 + BACKWARD) * sum(kinds.values()) + again
 
 
@@ -102,7 +107,7 @@ def _count(jaxpr: Any, share: float, devices: int) -> float:
         times = parameters["length"] if name == "scan" else 1
         inner = share
         if name == "shard_map":
-            mesh, manual = parameters["mesh"], parameters["manual_axes"]
+            mesh, manual = parameters["mesh"], parameters["newly_manual_axes"]
             inner = share * math.prod(mesh.shape[axis] for axis in manual)
         for value in parameters.values():
             for each in value if isinstance(value, tuple | list) else (value,):

@@ -62,7 +62,7 @@ def _memory(facts: Mapping[str, Any]) -> Section:
             rows.append(("needed, as the compiler says", _gib(refused["needed_bytes"])))
             rows.append(("there", _gib(refused["available_bytes"])))
         helps = [f"would help: {line}" for line in refused["advice"]]
-        return Section("Memory", [verdict(facts), *helps], rows)
+        return Section("Memory", helps, rows)
     by_kind = facts["memory_bytes"]
     total = sum(by_kind.values())
     rows = [("kind", "GiB a device"), *[(kind, _gib(n)) for kind, n in by_kind.items()]]

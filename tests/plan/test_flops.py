@@ -1,0 +1,120 @@
+"""Operations by arithmetic against those of traced programs."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from m4.model.dispatch.gather import gather
+from m4.model.transformer import Transformer
+from m4.plan.flops import executed_flops, forward_flops, model_flops, traced_flops
+from m4.train.state import abstract_variables
+
+ROWS, SOURCE, TARGET = 4, 8, 6
+SIZES = {
+    "vocab_size": 64,
+    "width": 16,
+    "heads": 2,
+    "head_width": 8,
+    "mlp_width": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "dropout_rate": 0.0,
+}
+
+
+def traced(model: Transformer, *, gradient: bool = False) -> float:
+    def loss(params, tokens_BL, tokens_BT):
+        logits_BTV, _ = model.apply(
+            {"params": params},
+            tokens_BL,
+            tokens_BT,
+            tokens_BT,
+            enable_dropout=True,
+            rngs={"dropout": jax.random.key(0)},
+            mutable=["intermediates"],
+        )
+        return logits_BTV.sum()
+
+    params = abstract_variables(model)["params"]
+    tokens = [jax.ShapeDtypeStruct((ROWS, n), jnp.int32) for n in (SOURCE, TARGET)]
+    function = jax.grad(loss) if gradient else loss
+    return traced_flops(jax.make_jaxpr(function)(params, *tokens), 1)
+
+
+def arithmetic(model: Transformer) -> dict[str, int]:
+    return forward_flops(model, ROWS, SOURCE, TARGET)
+
+
+def test_a_layer_by_hand() -> None:
+    found = arithmetic(Transformer(**{**SIZES, "encoder_layers": 1, "decoder_layers": 0}))
+    # 32 source pieces, 24 target pieces; M = 16, N D = 16, F = 32, V = 64.
+    assert found["attention"] == 4 * 2 * 32 * 16 * 16
+    assert found["attention_logits"] == 2 * 2 * 32 * 8 * 16
+    assert found["dense"] == 2 * 2 * 32 * 16 * 32
+    assert found["logits"] == 2 * 24 * 16 * 64
+    assert found["experts"] == found["router"] == found["dispatch"] == 0
+
+
+@pytest.mark.parametrize("activations", [("relu",), ("gelu", "linear")])
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_a_dense_model_does_what_arithmetic_says(scan_layers: bool, activations) -> None:
+    model = Transformer(**SIZES, scan_layers=scan_layers, activations=activations)
+    assert traced(model) == sum(arithmetic(model).values())
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_a_step_is_three_passes_and_what_is_done_again(remat: str) -> None:
+    model = Transformer(**SIZES, scan_layers=True, remat=remat)
+    forward = arithmetic(model)
+    executed = executed_flops(model, forward, one_hot=False)
+    assert traced(model, gradient=True) == executed
+    assert model_flops(forward) == 3 * sum(forward.values())
+    # Every layer again but for the second product of its feed-forward part.
+    again = sum(forward.values()) - forward["logits"] - forward["dense"] // 2
+    assert executed - model_flops(forward) == (again if remat == "full" else 0)
+
+
+def test_experts_work_on_all_seats() -> None:
+    # 32 + 24 tokens, groups of 8, four experts with 2 * 8 / 4 = 4 seats: 4 * 4 = 16 seats a group,
+    # two a token, so that all seats are as many as two choices a token.
+    model = functools.partial(
+        Transformer,
+        **SIZES,
+        num_experts=4,
+        group_tokens=8,
+        capacity_rule="paper",
+        transport=gather,
+    )
+    found = arithmetic(model(train_capacity_factor=1.0))
+    assert found["experts"] == found["experts_used"] == 2 * 2 * (2 * 56) * 16 * 32
+    assert found["router"] == 2 * 56 * 16 * 4
+    twice = arithmetic(model(train_capacity_factor=2.0))
+    assert (twice["experts"], twice["experts_used"]) == (2 * found["experts"], found["experts"])
+    assert model_flops(twice) == model_flops(found)
+    # Traced, combining adds the weighted sum of two results a token: 2 * 2 * 56 * 16.
+    used = {k: n for k, n in found.items() if k not in ("experts_used", "dispatch")}
+    assert traced(model(train_capacity_factor=1.0)) == sum(used.values()) + 2 * 2 * 56 * 16
+
+
+def test_one_hot_dispatch_costs_as_much_as_groups_are_long() -> None:
+    model = functools.partial(Transformer, **SIZES, num_experts=4, capacity_rule="paper")
+    small = arithmetic(model(group_tokens=4, train_capacity_factor=1.0))
+    large = arithmetic(model(group_tokens=8, train_capacity_factor=1.0))
+    # Tokens * E * C = tokens * 2 S: there and back, 2 operations, two layers' tokens.
+    assert small["dispatch"] == 2 * 2 * 56 * 2 * 4 * 16
+    assert large["dispatch"] == 2 * small["dispatch"]
+
+
+def test_a_manual_region_counts_on_every_device() -> None:
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
+
+    def product(x, y):
+        return x @ y
+
+    manual = jax.shard_map(product, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 3), (3, 5))]
+    for function in (product, manual):
+        assert traced_flops(jax.make_jaxpr(function)(*shapes), 4) == 2 * 8 * 3 * 5 / 4

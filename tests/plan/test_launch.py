@@ -1,0 +1,109 @@
+"""Compilations in processes of their own: one at a time, and what they say when they fail."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from m4.plan import launch
+from tests.command_line import m4
+
+CONFIG = Path(__file__).parents[2] / "gin_configs" / "moe_128e_12l.gin"
+
+
+def test_the_second_waits_for_the_first(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    order: list[str] = []
+    inside, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with launch.one_at_a_time(tmp_path):
+            inside.set()
+            leave.wait(10)
+            order.append("first ends")
+
+    def second() -> None:
+        with launch.one_at_a_time(tmp_path):
+            order.append("second begins")
+
+    threads = [threading.Thread(target=work) for work in (first, second)]
+    threads[0].start()
+    assert inside.wait(10)
+    threads[1].start()
+    threads[1].join(0.2)
+    assert threads[1].is_alive()
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+    assert order == ["first ends", "second begins"]
+    assert "waiting" in capsys.readouterr().err
+
+
+def test_a_lock_whose_process_is_gone_holds_nobody_up(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys; from m4.plan import launch\n"
+        "with launch.one_at_a_time(pathlib.Path(sys.argv[1])): os._exit(9)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)])
+    assert ended.returncode == 9
+    (left,) = tmp_path.iterdir()
+    with launch.one_at_a_time(tmp_path):
+        assert left.exists()
+    assert left.exists()  # a lock that another one waits for is never deleted
+
+
+def test_the_environment_is_the_childs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def run(command, env, **_):
+        seen.update(env=env, command=command)
+        path = Path(command[-1].removeprefix("--facts="))
+        path.write_text('{"devices": 128}', encoding="utf-8")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(launch.subprocess, "run", run)
+    assert launch.compile_apart(["--topology=v3:8x8"]) == {"devices": 128}
+    assert seen["command"][1:4] == ["-m", "m4", "plan"]
+    assert {name: seen["env"][name] for name in launch.ENVIRONMENT} == launch.ENVIRONMENT
+    assert "ALLOW_MULTIPLE_LIBTPU_LOAD" not in launch.os.environ
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (2, launch.ChildError, "^config: no such thing$"),
+        (1, RuntimeError, "status 1"),
+        (0, RuntimeError, "status 0"),  # it ended well and wrote nothing
+    ],
+)
+def test_a_childs_mistake_is_one_line_and_a_crash_all_of_it(
+    status: int, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command, **_):
+        text = "a warning\nm4 plan: config: no such thing\n"
+        return subprocess.CompletedProcess(command, status, "", text)
+
+    monkeypatch.setattr(launch.subprocess, "run", run)
+    with pytest.raises(error, match=said):
+        launch.compile_apart([])
+
+
+def test_without_the_compiler_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
+    said = m4("plan", f"--gin_file={CONFIG}", f"--output={tmp_path}")
+    assert said.mistake.startswith("m4 plan: the TPU compiler is not installed: `make pod`")
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(tmp_path / "libtpu.so"))
+    said = m4("plan", f"--gin_file={CONFIG}", f"--output={tmp_path}")
+    assert said.mistake.endswith("libtpu.so: no such file")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_topology_that_there_is_not_is_told_first(tmp_path: Path) -> None:
+    said = m4("plan", f"--gin_file={CONFIG}", "--topology=v3:8", f"--output={tmp_path}")
+    assert said.mistake.startswith("m4 plan: --topology=v3:8: ")
+    said = m4("plan", "--topology=v3:8x8")
+    assert said.mistake == "m4 plan: give one config: --gin_file=gin_configs/moe_128e_12l.gin"

@@ -1,0 +1,50 @@
+"""What is made of the compiler's messages when a program does not fit."""
+
+import pytest
+
+from m4.model.transformer import Transformer
+from m4.plan.machines import GIB
+from m4.plan.oom import advice, out_of_memory
+
+TEMPORARIES = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
+    "(20.31G) exceeds available HBM (15.48G)."
+)
+USED = (
+    "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 24.00G of 15.48G hbm. "
+    "Exceeded hbm capacity by 8.52G.\n\nTotal hbm usage >= 24.52G:\n"
+)
+LITTLE = {"replicated weights": 0, "expert weights": 0, "optimizer state": 0}
+
+
+@pytest.mark.parametrize(("message", "needed"), [(TEMPORARIES, 20.31), (USED, 24.0)])
+def test_the_message_is_one_line_with_its_numbers(message: str, needed: float) -> None:
+    found = out_of_memory(message, Transformer(vocab_size=8), LITTLE)
+    assert found is not None
+    assert found["message"].startswith("Ran out of memory")
+    assert "\n" not in found["message"]
+    assert found["needed_bytes"] / GIB == pytest.approx(needed)
+    assert found["available_bytes"] / GIB == pytest.approx(15.48)
+
+
+def test_numbers_that_cannot_be_read_are_not_made_up() -> None:
+    found = out_of_memory("RESOURCE_EXHAUSTED: no", Transformer(vocab_size=8), LITTLE)
+    assert found is not None
+    assert found["needed_bytes"] is found["available_bytes"] is None
+
+
+def test_another_error_is_none() -> None:
+    assert out_of_memory("INVALID_ARGUMENT: shapes", Transformer(vocab_size=8), LITTLE) is None
+
+
+def test_advice_names_what_the_config_does_not_do_yet() -> None:
+    weights = {**LITTLE, "replicated weights": 3 * GIB}
+    helps = advice(Transformer(vocab_size=8, num_experts=4), weights)
+    # Weights and their gradients are what is saved: twice 3 GiB.
+    assert "loop.train.zero" in helps[0]
+    assert "6.0 GiB" in helps[0]
+    for name in ("remat", "BATCH_SIZE", "group_tokens", "bfloat16", "scan_layers"):
+        assert sum(name in line for line in helps) == 1, name
+    done = Transformer(vocab_size=8, remat="full", scan_layers=True, dtype="bfloat16")
+    (only,) = advice(done, LITTLE)
+    assert "BATCH_SIZE" in only

@@ -1,0 +1,126 @@
+"""A plan's pages: what they say, whatever the names in it are."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from m4.plan import report
+from m4.plan.job import file_name
+from m4.plan.machines import GIB
+
+FACTS: dict[str, Any] = {
+    "config": "moe_2048e_36l",
+    "job": "train",
+    "topology": "v3:32x32",
+    "devices": 2048,
+    "device_bytes": 16 * GIB,
+    "versions": {"jax": "1", "libtpu": "2"},
+    "batch": {"rows": 32_768, "source_length": 128, "target_length": 128, "beams": 1},
+    "model": {
+        "vocab_size": 32_000,
+        "source_vocab_size": 64_000,
+        "directions": 100,
+        "remat": "full",
+        "dtype": "float32",
+    },
+    "parameters": {"experts": 600_000_000_000, "attention": 19_000_000_000},
+    "given_bytes": {"replicated weights": GIB, "expert weights": 2 * GIB, "optimizer state": 0},
+    "memory_bytes": {"replicated weights": GIB, "expert weights": 2 * GIB, "temporaries": 6 * GIB},
+    "collectives": {"all-to-all": {"count": 108, "payload_bytes": GIB, "sent_bytes": GIB / 2}},
+    "loops_unknown": False,
+    "cycles": 752_000_000,
+    "custom_calls": 0,
+    "step_seconds": {"compute": 0.8, "communication": {"all-to-all": 0.2}, "total": 1.0},
+    "flops": {"forward": {"dense": 1e12}, "model": 3e12, "executed": 4e12, "traced": 4.1e12},
+    "compiler": {
+        "trace_seconds": 1.0,
+        "compile_seconds": 2.0,
+        "cpu_seconds": 3.0,
+        "host_bytes": 4 * GIB,
+    },
+}
+REFUSED = {
+    **{key: FACTS[key] for key in ("config", "job", "topology", "devices", "device_bytes")},
+    "given_bytes": FACTS["given_bytes"],
+    "refused": {
+        "message": "Ran out of memory",
+        "needed_bytes": 20 * GIB,
+        "available_bytes": 15 * GIB,
+        "advice": ["a smaller batch"],
+    },
+}
+
+
+def test_costs_follow_from_the_time_of_a_step() -> None:
+    found = report.costs(FACTS)
+    assert found is not None
+    # 32,768 rows of 128 source pieces in a second: 4,194,304; 10^12 of them 238,419 s = 2.76 days;
+    # times 2048 cores / 365 days = 15.48 years. 3 * 10^12 of 61.5 * 10^12 operations are 4.9%.
+    assert found["tokens_per_second"] == 4_194_304
+    assert found["days"] == pytest.approx(2.7595, abs=1e-4)
+    assert found["core_years"] == pytest.approx(15.483, abs=1e-3)
+    assert found["utilisation"] == pytest.approx(0.0488, abs=1e-4)
+    assert report.costs({**FACTS, "job": "decode"}) is None
+    unknown = {**FACTS["step_seconds"], "compute": None, "total": None}
+    assert report.costs({**FACTS, "step_seconds": unknown}) is None
+
+
+def said(facts: dict[str, Any]) -> str:
+    stream = io.StringIO()
+    report.show(facts, Console(file=stream, width=160))
+    return stream.getvalue()
+
+
+def test_the_model_of_the_time_stands_beside_the_paper() -> None:
+    text = said(FACTS)
+    assert "fits: 9.00 of 16 GiB" in text
+    assert "A MODEL, not a measurement" in text
+    rows = {row[0]: row[1] for part in report.sections(FACTS) for row in part.rows}
+    # 1 / 0.72 steps a second; 1.0 s / 1.389 s = 0.72.
+    assert (rows["the paper's step (table 3)"], rows["model / paper"]) == ("1.389", "0.72")
+    assert rows["together"] == "619,000,000,000"
+    # On other devices, or as another model, it has nothing to be compared with.
+    for other in ({"devices": 1024}, {"config": "mine"}):
+        names = [row[0] for part in report.sections({**FACTS, **other}) for row in part.rows]
+        assert "model / paper" not in names
+
+
+def test_what_does_not_fit_says_what_would_help() -> None:
+    text = said(REFUSED)
+    assert "does not fit: Ran out of memory" in text
+    assert "would help: a smaller batch" in text
+    assert "20.000" in text
+
+
+def test_a_program_that_cannot_be_printed_is_said_to_be_one() -> None:
+    known = {k: v for k, v in FACTS.items() if k not in ("collectives", "step_seconds", "cycles")}
+    text = said({**known, "no_text": "INTERNAL: RET_CHECK"})
+    assert "cannot print it for this chip" in text
+    assert "RET_CHECK" in text
+    assert "temporaries" in text
+
+
+def test_files_are_whole_escaped_and_load_nothing(tmp_path: Path) -> None:
+    facts = {**FACTS, "config": "<script>a|b</script>", "versions": {"jax": "<img src=x>"}}
+    paths = report.write(facts, tmp_path / "plan")
+    assert [path.name for path in paths] == ["plan.json", "plan.md", "plan.html"]
+    assert set(tmp_path.iterdir()) == set(paths)
+    assert json.loads(paths[0].read_text("utf-8")) == facts
+    html = paths[2].read_text("utf-8")
+    assert "<script" not in html
+    assert "<img src=x" not in html
+    assert "&lt;script&gt;" in html
+    assert "default-src 'none'" in html
+    assert "http" not in html.replace("http-equiv", "")
+    markdown = paths[1].read_text("utf-8")
+    assert "<script" not in markdown
+    assert "a\\|b" in markdown
+
+
+def test_files_are_named_after_what_was_planned() -> None:
+    assert file_name(FACTS) == "moe_2048e_36l.v3-32x32"
+    assert file_name({**FACTS, "job": "decode"}) == "moe_2048e_36l.v3-32x32.decode"

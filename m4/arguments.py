@@ -204,6 +204,17 @@ def _add_plan(job: argparse.ArgumentParser) -> None:
         default=Path("runs/plans"),
         help="folder of the reports (%(default)s)",
     )
+    job.add_argument(
+        "--sweep", action="store_true", help="the GShard paper's whole family, in one table"
+    )
+    job.add_argument(
+        "--configs", default="gin_configs", help="with --sweep: folder of its configs (%(default)s)"
+    )
+    job.add_argument(
+        "--keep",
+        action="store_true",
+        help="with --sweep: plans that other code of m4 made are kept too",
+    )
     # For the process that compiles: the file that it writes.
     job.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
 

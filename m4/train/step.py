@@ -13,6 +13,8 @@ from m4.train.state import TrainState
 
 Array = jax.Array
 Batch = Mapping[str, Array]
+# What random numbers of training are made by.
+RNGS = ("unsafe_rbg", "threefry2x32")
 
 
 def apply_model(
@@ -52,6 +54,7 @@ def make_train_step(
     z_loss: float = 1e-4,
     aux_loss_factor: float = 0.01,
     router_z_loss_factor: float = 0.0,
+    rng: str = "unsafe_rbg",
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
     """The step function (pure, to be jitted).
 
@@ -60,12 +63,19 @@ def make_train_step(
     router_z_loss_factor * the same of the router's z-loss. Random numbers depend on (seed, step)
     alone, so a resumed run draws what the uninterrupted one would have drawn.
 
+    rng: JAX's generator (`RNGS`). "unsafe_rbg" is counter-based and far cheaper a number for
+    dropout's many bits, but on TPU every device makes those of all devices: 128 GiB of them for the
+    masks of 2,048 experts. "threefry2x32" is made in parts, the same numbers on any mesh.
+
     Metrics: loss, nll (nats a token, neither smoothed nor with anything added),
     gradient_norm, target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the
     MoE layers sow: means over layers (load_E), in `layers` the same by layer, and in `seated`
     seated_DE by layer where the model counts directions, and in `seen` the pairs and tokens by
     direction.
     """
+
+    if rng not in RNGS:
+        raise ValueError(f"loop.train.rng = {rng!r}: must be one of {', '.join(RNGS)}")
 
     def loss_fn(params, batch: Batch, key: Array, step: Array):
         logits_BTV, sown = apply_model(model, params, batch, key, step)
@@ -92,8 +102,7 @@ def make_train_step(
         return total, metrics
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        # rbg: counter-based and far cheaper than threefry for dropout's many bits.
-        key = jax.random.fold_in(jax.random.key(seed, impl="unsafe_rbg"), state.step)
+        key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
         gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, key, state.step)
         updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)

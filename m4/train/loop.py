@@ -93,6 +93,7 @@ def train(
     z_loss: float = 1e-4,
     aux_loss_factor: float = 0.01,
     router_z_loss_factor: float = 0.0,
+    rng: str = "unsafe_rbg",
     checkpoint_period: int = 500,
     keep: int = 3,
     zero: Sequence[str] = ("fsdp",),
@@ -155,6 +156,7 @@ def train(
         z_loss=z_loss,
         aux_loss_factor=aux_loss_factor,
         router_z_loss_factor=router_z_loss_factor,
+        rng=rng,
     )
     if instead is not None:
         with logical(mesh, rules):

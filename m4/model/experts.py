@@ -9,6 +9,7 @@ from flax import struct
 from flax.linen import partitioning
 
 from m4.model.ffn import activate, part_names
+from m4.model.layers import constrain
 from m4.model.product import expert_product
 
 Array = jax.Array
@@ -84,6 +85,8 @@ class ExpertParameters(nn.Module):
         if self.dropout_rate and not deterministic:
             ones = jnp.ones((self.num_experts, groups, 1, self.width), self.dtype)
             keep_EG1F = nn.Dropout(self.dropout_rate)(ones, deterministic=False)
+            # In whole it is larger than all else: E * G * F numbers, with one group a device E * E * F.
+            keep_EG1F = constrain(keep_EG1F, ("expert", "expert_group", None, "expert_mlp"))
         return Experts(
             tuple(kernel.astype(self.dtype) for kernel in kernels),
             wo_EFM.astype(self.dtype),

@@ -85,7 +85,7 @@ class ExpertParameters(nn.Module):
         if self.dropout_rate and not deterministic:
             ones = jnp.ones((self.num_experts, groups, 1, self.width), self.dtype)
             keep_EG1F = nn.Dropout(self.dropout_rate)(ones, deterministic=False)
-            # In whole it is larger than all else: E * G * F numbers, with one group a device E * E * F.
+            # In parts: as a whole, E * G * F numbers, it can be larger than all else.
             keep_EG1F = constrain(keep_EG1F, ("expert", "expert_group", None, "expert_mlp"))
         return Experts(
             tuple(kernel.astype(self.dtype) for kernel in kernels),

@@ -27,6 +27,8 @@ START_SECONDS = 300
 # How long the first one stays at most after an error of its own.
 _LINGER_SECONDS = 5.0
 _ENDED = "m4/ended/"
+# A barrier must have a limit; nothing takes a week.
+_LONGEST_SECONDS = 7 * 24 * 3600
 _POLL_SECONDS = 10.0
 _LOST_WORDS = re.compile(r"Gloo|coordination|heartbeat|Connection (closed|reset)|preempted", re.I)
 
@@ -93,6 +95,8 @@ def join(joining: Joining) -> None:
             "--coordinator_address=HOST:PORT --process_count=N --process_index=I, or "
             "--process_count=1 for this one alone"
         ) from error
+    # The first exchange of all has that limit too (`Program`).
+    wait_for_all("each other")
     if not is_first():
         sys.stdout = io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8")
 
@@ -166,6 +170,37 @@ def _wait(client: Any, key: str, what: str) -> str:
         if not told:
             told = True
             print(f"process {jax.process_index()} waits for the first one: {what}", file=sys.stderr)
+
+
+class Program:
+    """A jitted function that all processes call together: a program for each shape of a batch, its
+    last argument.
+
+    Where one compiles for longer than another, the others wait here and not in the program's first
+    exchange: on CPU that one has a limit of 30 seconds.
+    """
+
+    def __init__(self, jitted: Any, what: str) -> None:
+        self._jitted, self._what = jitted, what
+        self._programs: dict[Any, Any] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not several():
+            return self._jitted(*arguments)
+        batch: dict[str, jax.Array] = arguments[-1]
+        key = tuple((name, value.shape) for name, value in sorted(batch.items()))
+        if key not in self._programs:
+            self._programs[key] = self._jitted.lower(*arguments).compile()
+            wait_for_all(self._what)
+        return self._programs[key](*arguments)
+
+
+def wait_for_all(what: str) -> None:
+    """Returns when all processes are here; a process that dies meanwhile ends the others."""
+    if several():
+        _order.calls += 1
+        client: Any = distributed.global_state.client
+        client.wait_at_barrier(f"m4/{_order.calls}/{what}", 1000 * _LONGEST_SECONDS)
 
 
 def lost(error: BaseException) -> str | None:

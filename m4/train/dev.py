@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.core.mesh import logical
+from m4.core.processes import Program
 from m4.core.rows import own_rows, to_global
 from m4.data.cache import Cache
 from m4.data.preprocess import language_of, split_direction, tag
@@ -28,10 +29,11 @@ def dev_loss(
     directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
     # A gate may know directions by number: here they are those of training.
     number = np.array([stream.directions.index(d) for d in directions], np.int32)
-    compiled = jax.jit(
+    jitted = jax.jit(
         make_eval_step(model, directions=len(stream.directions)),
         out_shardings=NamedSharding(mesh, PartitionSpec()),  # every process reads the sums
     )
+    compiled = Program(jitted, "the program of dev losses")
 
     def run(params: Any) -> dict[str, float]:
         if not directions:

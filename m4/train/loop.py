@@ -197,7 +197,8 @@ def train(
             ThreadPoolExecutor(1) as ahead,
         ):
             together = processes.several()
-            compiled = jit_step(with_flags(step_fn) if together else step_fn, shardings)
+            jitted = jit_step(with_flags(step_fn) if together else step_fn, shardings)
+            compiled = processes.Program(jitted, "the step's program")
             window = Window(stream.directions, groups or {})
             parts = own_parts(mesh)
             coming = ahead.submit(own_batch, stream.batch, start, parts)

@@ -120,7 +120,7 @@ def test_processes_train_as_one_does_and_go_on_with_another_number(tmp_path: Pat
 
     # Two processes of two devices, each with rows of its own; one of them is asked to stop.
     with started(Job(tmp_path / "two", 2, 2, here, FOR_EVER)) as job:
-        job.wait_for(lambda: steps(folder) >= 3, 120)
+        job.wait_for(lambda: steps(folder) >= 3, 300)
         job.processes[1].send_signal(signal.SIGTERM)
         assert job.statuses(60) == [130, 130], job.said()
         stopped = latest_step(folder / "checkpoints")
@@ -138,7 +138,7 @@ def test_processes_train_as_one_does_and_go_on_with_another_number(tmp_path: Pat
     # 2 and 3 too. One is killed.
     mesh = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.model=4"]
     with started(Job(tmp_path / "four", 4, 2, here, FOR_EVER, *mesh)) as job:
-        job.wait_for(lambda: steps(folder) >= stopped + 3, 120)
+        job.wait_for(lambda: steps(folder) >= stopped + 3, 300)
         job.processes[3].kill()
         killed = time.monotonic()
         assert job.statuses(60) == [1, 1, 1, -signal.SIGKILL], job.said()

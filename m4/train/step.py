@@ -1,11 +1,15 @@
 """One training step and one evaluation step: (state, batch) -> (state, metrics)."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AbstractMesh, Mesh
 
+from m4.core.mesh import split_axes
+from m4.model.layers import constrain
 from m4.model.moe import layer_metrics, mean_metrics, sown_choices
 from m4.model.transformer import Transformer
 from m4.train.loss import cross_entropy
@@ -54,6 +58,7 @@ def make_train_step(
     z_loss: float = 1e-4,
     aux_loss_factor: float = 0.01,
     router_z_loss_factor: float = 0.0,
+    accumulate: int = 1,
     rng: str = "unsafe_rbg",
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
     """The step function (pure, to be jitted).
@@ -67,6 +72,11 @@ def make_train_step(
     dropout's many bits, but on TPU every device makes those of all devices: 128 GiB of them for the
     masks of 2,048 experts. "threefry2x32" is made in parts, the same numbers on any mesh.
 
+    With accumulate = n the rows go through the model in n parts, one after the other, and the sum
+    of the parts' gradients makes one step: the same loss and gradients in the memory of a part's
+    activations (T5X: num_microbatches). Not the same are random numbers, which every part draws for
+    itself, and MoE layers where a part is no whole number of groups (`m4.model.moe`).
+
     Metrics: loss, nll (nats a token, neither smoothed nor with anything added),
     gradient_norm, target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the
     MoE layers sow: means over layers (load_E), in `layers` the same by layer, and in `seated`
@@ -77,13 +87,16 @@ def make_train_step(
     if rng not in RNGS:
         raise ValueError(f"loop.train.rng = {rng!r}: must be one of {', '.join(RNGS)}")
 
-    def loss_fn(params, batch: Batch, key: Array, step: Array):
+    def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array):
+        """The part of the loss that these rows make; tokens: real target tokens of all parts."""
         logits_BTV, sown = apply_model(model, params, batch, key, step)
         targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
         loss = cross_entropy(logits_BTV, targets_BT, label_smoothing, z_loss)
-        tokens = jnp.maximum(jnp.sum(weights_BT), 1.0)
         total = jnp.sum(loss.training_BT * weights_BT) / tokens
-        moe = mean_metrics(sown)
+        # Means over layers: of each part they are the n-th part of the whole's.
+        moe, layers = jax.tree.map(
+            lambda x: x / accumulate, (mean_metrics(sown), layer_metrics(sown))
+        )
         if moe:
             total = total + aux_loss_factor * moe["auxiliary_loss"]
             total = total + router_z_loss_factor * moe["router_z_loss"]
@@ -95,21 +108,72 @@ def make_train_step(
             "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0),
             **by_direction(nll_BT, weights_BT, batch["direction_ids"], directions),
             **moe,
-            "layers": layer_metrics(sown),
+            "layers": layers,
             "seated": sown_choices(sown, "seated_DE"),
             "seen": seen_by_direction(batch, directions),
         }
         return total, metrics
 
+    def gradients_of(params, batch: Batch, key: Array, step: Array):
+        tokens = jnp.maximum(jnp.sum(batch["decoder_loss_weights"]), 1.0)
+        part = jax.grad(loss_fn, has_aux=True)
+        if accumulate == 1:
+            return part(params, batch, key, step, tokens)
+
+        def add(sums, numbered):
+            rows, number = numbered
+            gradients, metrics = part(params, rows, jax.random.fold_in(key, number), step, tokens)
+            return jax.tree.map(jnp.add, sums, (gradients, metrics)), None
+
+        parts = in_parts(batch, accumulate)
+        first = jax.tree.map(lambda x: x[0], parts)
+        shapes = jax.eval_shape(part, params, first, key, step, tokens)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.scan(add, zeros, (parts, jnp.arange(accumulate)))[0]
+
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
-        gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, key, state.step)
+        gradients, metrics = gradients_of(state.params, batch, key, state.step)
         updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics["gradient_norm"] = optax.tree.norm(gradients)
         return TrainState(state.step + 1, params, new_optimizer), metrics
 
     return train_step
+
+
+def check_parts(mesh: Mesh | AbstractMesh, rows: int, accumulate: int) -> None:
+    """Raises a ValueError where a batch's rows are not that many equal parts on every device."""
+    if accumulate < 1:
+        raise ValueError(f"loop.train.accumulate = {accumulate} is less than 1")
+    devices = _rows_over(mesh)
+    if rows % (devices * accumulate):
+        raise ValueError(
+            f"BATCH_SIZE = {rows} rows do not divide by {devices * accumulate}: "
+            f"loop.train.accumulate = {accumulate} parts on each of {devices} parts of the mesh"
+        )
+
+
+def in_parts(batch: Batch, n: int) -> dict[str, Array]:
+    """Rows [B, ...] -> n parts [n, B / n, ...], each with rows of every device.
+
+    A device's rows are cut where they lie: nothing is sent.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    devices = _rows_over(mesh)
+
+    def cut(x: Array) -> Array:
+        check_parts(mesh, x.shape[0], n)
+        x = constrain(x.reshape(devices, n, -1, *x.shape[1:]), ("batch",))
+        x = constrain(jnp.swapaxes(x, 0, 1), (None, "batch"))
+        return constrain(x.reshape(n, -1, *x.shape[3:]), (None, "batch"))
+
+    return {name: cut(x) for name, x in batch.items()}
+
+
+def _rows_over(mesh: Mesh | AbstractMesh) -> int:
+    """Parts of the mesh that have rows of their own."""
+    return math.prod(mesh.shape[axis] for axis in split_axes(mesh, "batch"))
 
 
 def by_direction(

@@ -1,0 +1,120 @@
+"""A step in parts is the step at once: same loss, gradients and counts, in less memory."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from m4.core.collectives import collectives, summary
+from m4.core.mesh import logical
+from m4.core.rows import to_global
+from m4.model.gates.switch import switch
+from m4.train.state import initialize, state_shardings
+from m4.train.step import check_parts, in_parts, make_train_step
+from tests.train.test_step import SHALLOW, a_batch, mesh_of
+
+# One layer a stack; with experts a row is a group and nothing is drawn at random.
+DENSE = SHALLOW.clone(num_experts=0)
+EXPERTS = SHALLOW.clone(gate=functools.partial(switch, jitter=0.0), directions=2)
+MODELS = {"dense": DENSE, "experts": EXPERTS}
+ROWS = 64
+GRADIENT = optax.sgd(1.0)  # the new weights are the old ones less the gradients
+
+
+def uneven(rows: int) -> dict[str, np.ndarray]:
+    """Of every row another number of target tokens, so that parts have unequal numbers too."""
+    batch = a_batch(rows)
+    short = np.arange(8)[None] < 1 + np.arange(rows)[:, None] % 6
+    for name in ("decoder_target_tokens", "decoder_segment_ids", "decoder_loss_weights"):
+        batch[name] = np.where(short, batch[name], 0).astype(batch[name].dtype)
+    return batch
+
+
+@functools.cache
+def one_step(name: str, mesh, accumulate: int):
+    """The program, the new weights, the metrics."""
+    model = MODELS[name]
+    step = make_train_step(model, GRADIENT, directions=2, seed=0, accumulate=accumulate)
+    with logical(mesh):
+        shardings = state_shardings(mesh, model, GRADIENT)
+        state = jax.jit(lambda: initialize(model, GRADIENT, 0), out_shardings=shardings)()
+        given = state, to_global(mesh, uneven(ROWS))
+        program: Any = jax.jit(step, out_shardings=(shardings, None)).lower(*given).compile()
+        state, metrics = jax.device_get(program(*given))
+    return program, state.params, metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "accumulate"),
+    [("dense", (1, 1), 4), ("dense", (4, 1), 2), ("experts", (2, 2), 4)],
+)
+def test_parts_make_the_same_step(name, sizes, accumulate):
+    _, params, metrics = one_step(name, mesh_of(1, 1), 1)
+    _, found, its = one_step(name, mesh_of(*sizes), accumulate)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, params)
+    assert set(its) == set(metrics)
+    assert bool(metrics["layers"]) == bool(metrics["seated"]) == (name == "experts")
+    # What else the experts say are means of the parts' values: of "dead_experts" another number.
+    same = {"loss", "nll", "gradient_norm", "nll_sum_D", "auxiliary_loss"}
+    for entry in same & set(metrics):
+        np.testing.assert_allclose(its[entry], metrics[entry], rtol=1e-5)
+    for entry in ("seated", "seen", "tokens_D", "target_tokens", "source_tokens"):
+        jax.tree.map(np.testing.assert_array_equal, its[entry], metrics[entry])
+
+
+def test_rows_are_cut_where_they_lie():
+    """Of 4 devices with 4 rows each, a part of 2 has two rows of each."""
+    mesh = mesh_of(4, 1)
+    rows = np.arange(16, dtype=np.int32)[:, None]
+    with logical(mesh):
+        program = jax.jit(lambda x: in_parts(x, 2)).lower(to_global(mesh, {"x": rows})).compile()
+        parts = program(to_global(mesh, {"x": rows}))["x"]
+    assert not collectives(program.as_text() or "")
+    np.testing.assert_array_equal(
+        parts[..., 0], [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]]
+    )
+    assert parts.sharding == NamedSharding(mesh, PartitionSpec(None, "data"))
+
+
+def test_only_sums_are_sent():
+    program, *_ = one_step("dense", mesh_of(4, 1), 2)
+    assert set(summary(collectives(program.as_text() or ""))) == {"all-reduce"}
+
+
+def test_a_part_needs_less_memory():
+    """What is temporary is mostly activations here: in 4 parts less than half is left."""
+    whole, part = (one_step("dense", mesh_of(1, 1), n)[0].memory_analysis() for n in (1, 4))
+    assert part.temp_size_in_bytes < whole.temp_size_in_bytes / 2
+
+
+def test_parts_draw_for_themselves():
+    """The same rows in both parts, another direction in each: with dropout losses differ."""
+    batch = a_batch(8)
+    batch = {name: np.tile(value[:4], (2, 1)) for name, value in batch.items()}
+    for name in ("direction_ids", "encoder_direction_ids"):
+        batch[name] = np.repeat(np.arange(2, dtype=np.int32), 4)[:, None] + np.zeros_like(
+            batch[name]
+        )
+
+    model = DENSE.clone(dropout_rate=0.5)
+    step = make_train_step(model, GRADIENT, directions=2, seed=0, accumulate=2)
+    metrics = jax.jit(lambda batch: step(initialize(model, GRADIENT, 0), batch)[1])(batch)
+    first, second = np.asarray(metrics["nll_sum_D"])
+    assert abs(first - second) > 1e-3 * first
+
+
+@pytest.mark.parametrize(
+    ("rows", "accumulate", "message"),
+    [
+        (16, 3, "BATCH_SIZE = 16 rows do not divide by 12: loop.train.accumulate = 3 parts on eac"),
+        (16, 8, "do not divide by 32"),
+        (16, 0, "loop.train.accumulate = 0 is less than 1"),
+    ],
+)
+def test_refusals(rows, accumulate, message):
+    with pytest.raises(ValueError, match=message):
+        check_parts(mesh_of(4, 1), rows, accumulate)

@@ -3,7 +3,6 @@
 The process's environment is `m4.plan.launch`'s. No accelerator is asked for or touched.
 """
 
-import importlib.metadata
 import resource
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from jax.experimental import topologies
 from m4.core.collectives import measure, summary
 from m4.experiment import Setup
 from m4.model.dispatch.einsum import einsum
-from m4.plan import flops, memory
+from m4.plan import flops, launch, memory
 from m4.plan.machines import Topology
 from m4.plan.oom import out_of_memory
 from m4.plan.program import Program, decode_program, train_program
@@ -61,7 +60,7 @@ def facts(setup: Setup, machine: Topology, job: str, languages: int) -> dict[str
         "topology": machine.name,
         "devices": machine.devices,
         "device_kind": devices[0].device_kind,
-        "versions": _versions(),
+        "versions": launch.versions(),
         **_sizes(program),
         "parameters": memory.counts(program),
         "given_bytes": given,
@@ -148,14 +147,3 @@ def _cost(start: float, traced: float) -> dict[str, float]:
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "host_bytes": usage.ru_maxrss * 1024,
     }
-
-
-def _versions() -> dict[str, str]:
-    names = ("jax", "jaxlib", "libtpu", "m4")
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found

@@ -12,6 +12,7 @@ from rich.console import Console
 from m4.core.files import write_text
 from m4.plan import launch, report
 from m4.plan.machines import topology
+from m4.plan.sweep import sweep
 
 if TYPE_CHECKING:
     from m4.experiment import Setup
@@ -27,9 +28,13 @@ def plan(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
     Raises:
         ValueError: a mistake in the arguments or the config, or no TPU compiler.
     """
-    if len(parsed.gin_file) != 1:
-        raise ValueError("give one config: --gin_file=gin_configs/moe_128e_12l.gin")
     console = Console(width=None if sys.stdout.isatty() else 120)
+    if parsed.sweep:
+        if parsed.gin_file:
+            raise ValueError("--sweep has configs of its own: leave --gin_file out (--configs=...)")
+        return sweep(parsed, bindings, console)
+    if len(parsed.gin_file) != 1:
+        raise ValueError("give one config: --gin_file=gin_configs/moe_128e_12l.gin; or --sweep")
     config, machine, job = Path(parsed.gin_file[0]).stem, parsed.topology, parsed.planned
     facts = compiled(config, config_arguments(parsed, bindings), machine, job, console)
     report.show(facts, console)

@@ -5,6 +5,7 @@ does something else. This file needs neither JAX nor gin.
 """
 
 import fcntl
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -47,6 +48,17 @@ def check_libtpu() -> None:
             "the TPU compiler is not installed: `make pod`, or `pip install 'm4[pod]'` (libtpu, "
             "205 MB; no TPU is needed)"
         )
+
+
+def versions() -> dict[str, str]:
+    """The packages that decide what a compilation gives; "": not installed as a package."""
+    found = {}
+    for name in ("jax", "jaxlib", "libtpu", "m4"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from m4.plan import table3
 from m4.plan.machines import CHIPS, GIB
 
 TEMPLATE = Path(__file__).with_name("plan.html.j2")
-_MODEL = (
+MODEL_NOTE = (
     "A MODEL, not a measurement: the compiler's own estimate of cycles at the chip's clock, and "
     "collectives at the links' stated speed; nothing overlaps, no latency."
 )
@@ -147,7 +147,7 @@ def _time(facts: Mapping[str, Any]) -> Section:
         ("core-years", f"{cost['core_years']:.1f}"),
         ("model FLOPs, of the peak", f"{cost['utilisation']:.0%}"),
     ]
-    notes = [_MODEL]
+    notes = [MODEL_NOTE]
     if facts["custom_calls"]:
         notes.append(f"{facts['custom_calls']:,} kernels of others are not in it.")
     row = table3.row_of(facts["config"])

@@ -106,4 +106,4 @@ def test_a_topology_that_there_is_not_is_told_first(tmp_path: Path) -> None:
     said = m4("plan", f"--gin_file={CONFIG}", "--topology=v3:8", f"--output={tmp_path}")
     assert said.mistake.startswith("m4 plan: --topology=v3:8: ")
     said = m4("plan", "--topology=v3:8x8")
-    assert said.mistake == "m4 plan: give one config: --gin_file=gin_configs/moe_128e_12l.gin"
+    assert said.mistake.startswith("m4 plan: give one config: --gin_file=gin_configs/")

@@ -1,5 +1,6 @@
 """What is made of the compiler's messages when a program does not fit."""
 
+import jax.numpy as jnp
 import pytest
 
 from m4.model.transformer import Transformer
@@ -45,6 +46,6 @@ def test_advice_names_what_the_config_does_not_do_yet() -> None:
     assert "6.0 GiB" in helps[0]
     for name in ("remat", "BATCH_SIZE", "group_tokens", "bfloat16", "scan_layers"):
         assert sum(name in line for line in helps) == 1, name
-    done = Transformer(vocab_size=8, remat="full", scan_layers=True, dtype="bfloat16")
+    done = Transformer(vocab_size=8, remat="full", scan_layers=True, dtype=jnp.dtype("bfloat16"))
     (only,) = advice(done, LITTLE)
     assert "BATCH_SIZE" in only

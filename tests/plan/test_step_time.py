@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections import Counter
+from collections import defaultdict
 
 import pytest
 
@@ -20,7 +20,7 @@ def collective(kind: str, operand: int, devices: int, times: int = 1, result: in
 def busiest_link(machine: Topology, payload: float) -> float:
     """Bytes over the busiest link when every device sends its payload to all, evenly, along one
     dimension after the other the shortest way; both ways where they are equally long."""
-    loads: Counter = Counter()
+    loads: dict[tuple, float] = defaultdict(float)
     chips = list(itertools.product(*map(range, machine.sizes)))
     each = payload / machine.devices * machine.chip.cores**2  # between two chips
     for source, target in itertools.product(chips, chips):

@@ -1,0 +1,136 @@
+"""The pictures of a family of plans: memory, compilation and traffic against devices and depth."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from m4.core.files import whole
+from m4.eval.plot import LIGHT, METADATA
+from m4.plan.machines import GIB
+
+NOTES = (
+    "Top left: memory a device at equal tokens a core (2,048 of each side), as experts and devices "
+    "grow together (the paper's figure 7). Top right: memory against depth, 2,048 experts; 60 "
+    "layers with all weights in parts. Bottom left: CPU seconds of a plan. Bottom right: bytes of "
+    "all-to-all and all-reduce a device and step at equal tokens a core.",
+)
+_TOKENS_A_CORE = 2048
+_STACKED = ("replicated weights", "expert weights", "temporaries")
+
+
+def draw(rows: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
+    """stem.png and .pdf: the same rows give the same bytes."""
+    drawn = figure(rows)
+    paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".png", ".pdf")]
+    for path in paths:
+        with whole(path) as unfinished:
+            drawn.savefig(unfinished, dpi=150, metadata=METADATA[path.suffix])
+    return paths
+
+
+def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The picture as a PNG in base64."""
+    buffer = io.BytesIO()
+    figure(rows).savefig(buffer, format="png", dpi=110, metadata=METADATA[".png"])
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Four panels; a panel without a plan for it stays empty."""
+    drawn = Figure(figsize=(11, 8), layout="constrained")
+    FigureCanvasAgg(drawn)
+    panels = drawn.subplots(2, 2)
+    fits = [row for row in rows if "refused" not in row and row["model"]["experts"]]
+    equal = [row for row in fits if _tokens(row) == _TOKENS_A_CORE and not _other(row)]
+    _memory_by_devices(panels[0][0], equal)
+    _memory_by_depth(panels[0][1], equal)
+    _lines(
+        panels[1][0],
+        equal,
+        {"{} layers": lambda row: row["compiler"]["cpu_seconds"]},
+        "CPU seconds of a plan",
+    )
+    printed = [row for row in equal if "collectives" in row]
+    _lines(
+        panels[1][1],
+        printed,
+        {
+            "all-to-all, {} layers": lambda row: _sent(row, "all-to-all"),
+            "all-reduce, {} layers": lambda row: _sent(row, "all-reduce"),
+        },
+        "GiB a device and step",
+    )
+    return drawn
+
+
+def _tokens(row: Mapping[str, Any]) -> int:
+    return row["batch"]["rows"] * row["batch"]["source_length"] // row["devices"]
+
+
+def _other(row: Mapping[str, Any]) -> bool:
+    return row.get("label", "") not in ("", "quarter batch")
+
+
+def _layers(row: Mapping[str, Any]) -> int:
+    return row["model"]["encoder_layers"] + row["model"]["decoder_layers"]
+
+
+def _sent(row: Mapping[str, Any], kind: str) -> float:
+    return row["collectives"].get(kind, {"payload_bytes": 0})["payload_bytes"] / GIB
+
+
+def _memory_by_devices(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    rows = sorted(rows, key=lambda row: (_layers(row), row["devices"]))
+    rows = [row for row in rows if _layers(row) in (12, 36)]
+    names = [f"{row['devices']}\n{_layers(row)}L" for row in rows]
+    _bars(axes, rows, names, "cores = experts a layer, layers")
+
+
+def _memory_by_depth(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    rows = sorted((row for row in rows if row["model"]["experts"] == 2048), key=_layers)
+    _bars(axes, rows, [f"{_layers(row)}L" for row in rows], "layers, 2,048 experts")
+
+
+def _bars(axes: Axes, rows: Sequence[Mapping[str, Any]], names: list[str], label: str) -> None:
+    bottoms = [0.0] * len(rows)
+    places = range(len(rows))
+    for kind, colour in zip(_STACKED, LIGHT.series, strict=False):
+        heights = [row["memory_bytes"][kind] / GIB for row in rows]
+        axes.bar(places, heights, bottom=bottoms, color=colour, label=kind)
+        bottoms = [a + b for a, b in zip(bottoms, heights, strict=True)]
+    axes.set_xticks(list(places), names)
+    axes.set_xlabel(label)
+    axes.set_ylabel("GiB a device (of 16)")
+    if rows:
+        axes.legend(frameon=False, fontsize="small")
+
+
+def _lines(axes: Axes, rows: Sequence[Mapping[str, Any]], series: Mapping, label: str) -> None:
+    colours = iter(LIGHT.series)
+    for name, value in series.items():
+        for layers in (12, 36):
+            chosen = sorted(
+                (row for row in rows if _layers(row) == layers), key=lambda row: row["devices"]
+            )
+            if not chosen:
+                continue
+            axes.plot(
+                [row["devices"] for row in chosen],
+                [value(row) for row in chosen],
+                marker="o",
+                color=next(colours),
+                label=name.format(layers),
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("cores")
+    axes.set_ylabel(label)
+    if axes.lines:
+        axes.set_xticks([128, 512, 2048], ["128", "512", "2048"])
+        axes.legend(frameon=False, fontsize="small")

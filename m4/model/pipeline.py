@@ -86,6 +86,15 @@ def check(mesh: Mesh | AbstractMesh, model: Stacks, rows: int, of: str = "BATCH_
         )
 
 
+def about(mesh: Mesh | AbstractMesh, model: Stacks) -> dict[str, float]:
+    """What a run notes of its pipeline; nothing without one. The bubble is each stack's own.
+
+    The decoder begins when the encoder is through, so both have one.
+    """
+    G, m = stages(mesh), model.microbatches
+    return {} if G == 1 else {"stages": G, "microbatches": m, "bubble": bubble(G, m)}
+
+
 def _rows_over(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """The axes that rows lie over, apart from the stages."""
     return tuple(axis for axis in split_axes(mesh, "batch") if axis != STAGE)

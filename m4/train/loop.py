@@ -17,10 +17,11 @@ from m4.core.checkpoint import Checkpoints, shapes
 from m4.core.mesh import Rules, check_divides, logical
 from m4.core.report import Metrics, Stage
 from m4.core.rows import own_batch, own_parts, to_global
+from m4.model import pipeline
 from m4.model.transformer import Transformer
 from m4.train.sampling import LearnedSampling
 from m4.train.state import TrainState, create
-from m4.train.step import make_train_step
+from m4.train.step import check_parts, make_train_step
 from m4.train.stopping import ASKED, flags, signals, with_flags
 from m4.train.tally import Seated, Seen
 from m4.train.window import Window
@@ -94,6 +95,7 @@ def train(
     aux_loss_factor: float = 0.01,
     router_z_loss_factor: float = 0.0,
     rng: str = "unsafe_rbg",
+    accumulate: int = 1,
     checkpoint_period: int = 500,
     keep: int = 3,
     zero: Sequence[str] = ("fsdp",),
@@ -122,7 +124,8 @@ def train(
     Args:
         folder: the model's folder. model, optimizer: what and how; the latter by total steps.
         stream: the batches. mesh: the devices.
-        label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor: see `make_train_step`.
+        label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor, rng, accumulate: see
+            `make_train_step`.
         zero: mesh axes over which weights and their statistics are split, see
             `m4.core.mesh.split_further`.
         rules: (logical axis, mesh axis or axes), further ones than those of `m4.core.axes`, for
@@ -145,6 +148,9 @@ def train(
             check_divides(mesh, "batch", rows, "batch", "BATCH_SIZE")
             for length in (source_length, target_length):
                 check_divides(mesh, "batch", length, "length", "TASK_FEATURE_LENGTHS")
+            check_parts(mesh, rows, accumulate)
+            of = "BATCH_SIZE / loop.train.accumulate" if accumulate > 1 else "BATCH_SIZE"
+            pipeline.check(mesh, model, rows // accumulate, of)
         check_model_divides(mesh, model)
     tx = optimizer(total_steps)
     step_fn = make_train_step(
@@ -157,11 +163,19 @@ def train(
         aux_loss_factor=aux_loss_factor,
         router_z_loss_factor=router_z_loss_factor,
         rng=rng,
+        accumulate=accumulate,
     )
     if instead is not None:
         with logical(mesh, rules):
             return instead(Program(step_fn, tx, zero))
     about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
+    if stages := pipeline.about(mesh, model):
+        about["pipeline"] = stages
+        if processes.is_first():
+            print(
+                f"pipeline: {stages['stages']} stages, {stages['microbatches']} microbatches; "
+                f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
+            )
     checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
     try:
         latest = processes.by_first("latest checkpoint", lambda: checkpoints.latest)

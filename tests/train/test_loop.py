@@ -151,3 +151,30 @@ def test_another_vocabulary_or_stream_is_refused(copied, run, corpus, what):
     with pytest.raises(ValueError, match=rf"another {what}.*--fresh"):
         run(copied, total_steps=3, **changed)
     assert latest_step(copied / "checkpoints") == 2
+
+
+def test_a_pipeline_in_parts_says_what_it_is(tmp_path, run, capsys):
+    """4 rows in 2 parts of 2 microbatches, over 2 stages: 1 of 2 + 2 - 1 ticks is idle."""
+    mesh = mesh_of(1, 1, stage=2)
+    model = run.keywords["model"].clone(
+        num_experts=0, encoder_layers=2, decoder_layers=2, scan_layers=True, microbatches=2
+    )
+    trained = run(tmp_path, total_steps=1, mesh=mesh, model=model, accumulate=2)
+    assert trained.note["pipeline"] == {"stages": 2, "microbatches": 2, "bubble": 1 / 3}
+    assert (
+        "2 stages, 2 microbatches; each stack's stages are idle for 33.3%"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"accumulate": 3}, "loop.train.accumulate = 3 parts on each of 1 parts"),
+        ({"mesh": mesh_of(1, 1, stage=2)}, "mesh.make_mesh.stage = 2: a pipeline has no experts"),
+    ],
+)
+def test_what_does_not_divide_is_refused_before_anything_is_made(tmp_path, run, change, message):
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "none", total_steps=1, **change)
+    assert not (tmp_path / "none").exists()

@@ -35,8 +35,8 @@ MODEL = Transformer(
 SHALLOW = MODEL.clone(encoder_layers=1, decoder_layers=1, moe_every=1)
 
 
-def mesh_of(data: int, expert: int, model: int = 1, fsdp: int = 1):
-    sizes = (1, data, fsdp, 1, expert, model)
+def mesh_of(data: int, expert: int, model: int = 1, fsdp: int = 1, stage: int = 1):
+    sizes = (stage, data, fsdp, 1, expert, model)
     kinds = (AxisType.Auto,) * len(sizes)
     devices = jax.devices()[: math.prod(sizes)]
     return jax.make_mesh(sizes, MESH_AXES, axis_types=kinds, devices=devices)

@@ -50,11 +50,20 @@ def parse_config(arguments: argparse.Namespace, bindings: Sequence[str]) -> dict
     return values
 
 
+def model_folder(model_dir: str) -> Path:
+    """Where a model's files are to be read: of one in an object store the working copy."""
+    from m4.core import remote
+
+    folder = remote.local(model_dir)
+    remote.fetch(folder)
+    return folder
+
+
 def config_files(arguments: argparse.Namespace, folders: Sequence[str]) -> list[str]:
     """The files of --gin_file, or the one in --model_dir. UserError: there is none."""
     files = list(arguments.gin_file)
     if not files and arguments.model_dir:
-        files = [str(Path(arguments.model_dir) / "config.gin")]
+        files = [str(model_folder(arguments.model_dir) / "config.gin")]
         if not Path(files[0]).is_file():
             raise UserError(f"--model_dir={arguments.model_dir}: no config.gin there; train first")
     if not files:
@@ -295,7 +304,7 @@ def draw_atlas(model_dir: str | None, split: str, bindings: Sequence[str]) -> No
     if bindings:
         raise UserError(f"'{bindings[0]}': atlas reads no config, only --model_dir")
     width = None if sys.stdout.isatty() else 120
-    atlas.show(Path(model_dir), split, Console(width=width))
+    atlas.show(model_folder(model_dir), split, Console(width=width))
 
 
 def show_collectives(parsed: argparse.Namespace, bindings: Sequence[str]) -> None:
@@ -346,7 +355,7 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
         write_facts(setup, parsed)
         return
     if parsed.job == "translate":
-        run_folder.check(setup.folder, config)
+        run_folder.check(model_folder(setup.model_dir), config)
         jobs.prepare_process(setup)
         translator = jobs.translator(setup)
         if parsed.text:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from m4.core import processes
+from m4.core import processes, remote
 from m4.core.jax_setup import set_up
 from m4.core.mesh import make_mesh
 from m4.core.report import Stage
@@ -109,14 +109,8 @@ class Setup:
 
     @property
     def folder(self) -> Path:
-        """MODEL_DIR. ValueError: it is remote."""
-        if "://" in self.model_dir:
-            # A Path would be a local folder of that name, and the run lost with the machine.
-            raise ValueError(
-                f"MODEL_DIR = {self.model_dir}: must be a local folder; a bucket can be mounted as "
-                "one (gcsfuse). Corpora may be remote"
-            )
-        return Path(self.model_dir)
+        """MODEL_DIR; of one in an object store the working copy (`m4.core.remote`)."""
+        return remote.local(self.model_dir)
 
 
 def _check_number(name: str, value: object, least: int, macro: str = "") -> None:
@@ -148,18 +142,21 @@ def corpus(setup: Setup) -> Cache:
 
     def make() -> str:
         made.append(_corpus(setup))
+        remote.push(setup.folder)
         return made[0].fingerprint
 
     fingerprint = processes.by_first("the corpus", make)
     if not made:
+        remote.fetch(setup.folder)
         made.append(Cache(setup.folder / "data", setup.mixture))
-        assert made[0].fingerprint == fingerprint, "MODEL_DIR is shared"
+        assert made[0].fingerprint == fingerprint, "MODEL_DIR is one for all"
     return made[0]
 
 
 def _corpus(setup: Setup) -> Cache:
     settings = corpus_settings(setup)
-    if any((setup.folder / name).exists() for name in ("checkpoints", "compare", "baselines")):
+    begun = [setup.folder / name for name in ("compare", "baselines")]
+    if any(path.exists() for path in (remote.place(setup.folder / "checkpoints"), *begun)):
         return setup.corpus(**settings)
     with contextlib.ExitStack() as stack:
         stages: list[Stage] = []  # none while a cache is only opened

@@ -20,12 +20,6 @@ def prepared(folder: Path, pairs: int = 40, vocabulary_size: int = 400) -> Cache
     return corpus(Setup(str(folder), total_steps=1, corpus=made))
 
 
-def test_a_remote_model_folder_is_refused(tmp_path: Path) -> None:
-    setup = Setup("gs://bucket/run", total_steps=1, corpus=cache.prepare)
-    with pytest.raises(ValueError, match="MODEL_DIR = gs://bucket/run: must be a local folder"):
-        corpus(setup)
-
-
 def test_a_corpus_is_made_anew_until_something_is_trained_on_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from m4.core import remote
+
 
 class Checkpoints:
     """The folder `checkpoints/<step>/` of a model: items params, optimizer, best, note.
@@ -23,7 +25,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path | str, *, keep: int = 3, read_only: bool = False):
         logging.getLogger("absl").setLevel(logging.ERROR)  # orbax narrates every save
-        self.folder = Path(folder).absolute()
+        self._here = Path(folder).absolute()
+        self.folder = remote.place(self._here)
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_names=("params", "optimizer", "best", "note"),
@@ -48,6 +51,8 @@ class Checkpoints:
         """
         if step in self._manager.all_steps():
             return
+        # What is written beside it must not be older than a checkpoint that a run goes on from.
+        remote.push(self._here)
         saves = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         self._manager.save(
             step, args=ocp.args.Composite(**saves, note=ocp.args.JsonSave(dict(note)))
@@ -113,9 +118,10 @@ def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
 
 def latest_step(folder: Path) -> int | None:
     """The last complete step in a folder of checkpoints, or None; without reading any."""
-    if not folder.is_dir():
+    there = remote.place(folder)
+    if not there.is_dir():
         return None
-    steps = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+    steps = [int(path.name) for path in there.iterdir() if path.name.isdecimal()]
     return max(steps, default=None)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from m4.core import remote
 from m4.core.files import write_text
 
 # What may change between two runs in one folder: how long, how often, and what comes after
@@ -54,10 +55,13 @@ _PACKAGES = [
 ]
 
 
+# Of this machine, not of the run (`m4.core.remote`).
+_HERE = {".lock", ".remote", ".remote.json"}
+
 # A folder with nothing else in it has made nothing that another config could spoil: a corpus
 # (data/) checks for itself whether it is the config's.
 _OWN = {".lock", "run.json", "config.gin", "operative_config.gin", "compilation_cache", "data"}
-_OWN |= {".data.hashes.json"}
+_OWN |= {".data.hashes.json"} | _HERE
 _OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabulary_report")
          for ending in ("json", "html", "png", "pdf")}  # fmt: skip
 
@@ -74,7 +78,9 @@ def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = F
     """
     record = folder / "run.json"
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if there - {".lock"}:
+    if remote.place(folder / "checkpoints").exists():
+        there.add("checkpoints")
+    if there - _HERE:
         if not record.is_file():
             raise ValueError(
                 f"MODEL_DIR = {folder}: not empty and not a model's folder (it has no run.json)"
@@ -82,8 +88,9 @@ def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = F
         if fresh:
             # The record last: killed in the middle, it is still a model's folder.
             for path in sorted(folder.iterdir(), key=lambda path: path == record):
-                if path.name != ".lock":
+                if path.name not in _HERE:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+            remote.start_over(folder)
         elif there - _OWN:
             check(folder, config)
     versions = {name: _version(name) for name in _PACKAGES}
@@ -95,6 +102,7 @@ def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = F
     }
     write_text(record, json.dumps(about, indent=1, ensure_ascii=False))
     write_text(folder / "config.gin", text)
+    remote.push(folder)
 
 
 def check(folder: Path, config: Mapping[str, str]) -> None:
@@ -118,6 +126,7 @@ def check_shared(folder: Path, written: str, seconds: float = 30.0) -> None:
     written: `digest` in that process. seconds: for how long a file server may be behind.
     """
     until = time.monotonic() + seconds
+    remote.fetch(folder)
     while not (folder / "run.json").is_file() or digest(folder) != written:
         if time.monotonic() >= until:
             raise ValueError(
@@ -163,7 +172,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"MODEL_DIR = {folder}: another m4 job is at work there") from None
-        yield
+        with remote.kept(folder):
+            yield
 
 
 def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

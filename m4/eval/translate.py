@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from m4.core import remote
 from m4.core.checkpoint import Checkpoints
 from m4.data.languages import Language, describe
 from m4.data.preprocess import tag
@@ -41,10 +42,10 @@ def restore_params(
     Raises:
       ValueError: there is no such checkpoint, or it was trained with another vocabulary.
     """
-    folder = Path(checkpoints)
+    folder = remote.place(Path(checkpoints))
     if not folder.is_dir():
         raise ValueError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
-    store = Checkpoints(folder, read_only=True)
+    store = Checkpoints(checkpoints, read_only=True)
     try:
         found = store.latest if step is None else step
         if found is None or not (folder / str(found)).is_dir():

@@ -1,0 +1,79 @@
+"""Programs compiled for TPU pods that are not there. These tests need libtpu (`make pod`)."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from m4.plan.machines import GIB
+from tests.command_line import Said, m4
+
+CONFIGS = Path(__file__).parents[2] / "gin_configs"
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ,
+    reason="needs libtpu: make pod",
+)
+
+
+@pytest.fixture(autouse=True)
+def _the_programs_as_they_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the settings by which tests compile quickly for CPUs."""
+    for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUMPY_RANK_PROMOTION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def plan(config: str, folder: Path, *arguments: str) -> Said:
+    return m4("plan", f"--gin_file={CONFIGS / config}.gin", f"--output={folder}", *arguments)
+
+
+@pytest.mark.slow
+def test_a_model_whose_weights_are_everywhere_does_not_fit(tmp_path: Path) -> None:
+    # 2.35 billion float32 weights on every core, and as many gradients: 2 * 8.7 of 15.5 GiB.
+    copies = ("--gin.mesh.make_mesh.data=-1", "--gin.mesh.make_mesh.fsdp=1")
+    said = plan("t_96l", tmp_path, "--topology=v3:32x32", *copies)
+    assert said.status == 3, said.err
+    assert "does not fit: Ran out of memory" in said.out
+    assert "mesh.make_mesh.fsdp = -1" in said.out
+    facts = json.loads((tmp_path / "t_96l.v3-32x32.json").read_text("utf-8"))
+    assert facts["refused"]["available_bytes"] / GIB == pytest.approx(15.48, abs=0.1)
+    assert facts["refused"]["needed_bytes"] > facts["given_bytes"]["replicated weights"] > 8 * GIB
+    assert not said.err  # the compiler's own log stays quiet
+
+
+@pytest.mark.slow
+def test_mistakes_of_config_and_machine_are_one_line(tmp_path: Path) -> None:
+    said = plan("moe_128e_12l", tmp_path, "--gin.transformer.Transformer.num_experts=100")
+    assert said.mistake.startswith("m4 plan: experts: transformer.Transformer.num_experts = 100 ")
+    said = plan("moe_128e_12l", tmp_path, "--topology=v3:3x5")
+    assert said.mistake.startswith("m4 plan: --topology=v3:3x5: ")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_the_papers_smallest_model_on_its_128_cores(tmp_path: Path) -> None:
+    said = plan("moe_128e_12l", tmp_path, "--topology=v3:8x8")
+    assert said.status == 0, said.err
+    assert not said.err
+    facts = json.loads((tmp_path / "moe_128e_12l.v3-8x8.json").read_text("utf-8"))
+    assert facts["devices"] == 128
+    # An expert a core in six layers: 6 * 2 * 1024 * 8192 float32.
+    assert facts["memory_bytes"]["expert weights"] == 6 * 2 * 1024 * 8192 * 4
+    assert sum(facts["memory_bytes"].values()) < facts["device_bytes"] == 16 * GIB
+    # A layer exchanges there and back, forward, again (remat) and backward: 6 * 6 times. Each
+    # sends two copies of 8,192 tokens of 1,024 numbers, in bfloat16: TPU products round to it.
+    exchange = facts["collectives"]["all-to-all"]
+    assert exchange["count"] == 36
+    assert exchange["payload_bytes"] == 36 * 2 * 8192 * 1024 * 2
+    # Nothing is gathered: what Shardy does where an annotation is missing.
+    assert set(facts["collectives"]) <= {"all-to-all", "all-reduce"}
+    # The gradients of all weights that are everywhere are summed, once.
+    replicated = facts["given_bytes"]["replicated weights"]
+    assert facts["collectives"]["all-reduce"]["payload_bytes"] == pytest.approx(replicated, rel=0.1)
+    assert not facts["loops_unknown"]
+    assert facts["flops"]["traced"] == pytest.approx(facts["flops"]["executed"], rel=0.05)
+    # At least as long as its operations take at the peak.
+    least = facts["flops"]["model"] / (123e12 / 2)
+    assert least < facts["step_seconds"]["compute"] < 5 * least

@@ -8,7 +8,7 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 MODEL_DIR ?= runs/demo
 FLAGS := $(if $(FRESH),--fresh) $(if $(COMPARE),--compare=$(COMPARE))
 
-.PHONY: demo test setup lint lock
+.PHONY: demo test setup lint lock pod plan-paper
 demo: setup
 	.venv/bin/m4 demo --gin_file=gin_configs/demo.gin --model_dir="$(MODEL_DIR)" $(FLAGS)
 test: setup
@@ -17,6 +17,11 @@ test: setup
 lint: setup
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/basedpyright && .venv/bin/lint-imports
+# The TPU compiler, which needs no TPU: for `m4 plan` and its tests. Its lock is the others' and libtpu.
+pod: setup
+	$(UV) pip install --quiet --python .venv --no-deps --require-hashes -r requirements-tpu.lock
+plan-paper: pod
+	.venv/bin/m4 plan --sweep
 setup: .venv/.locked
 .venv/.locked: requirements.lock pyproject.toml | $(UV)
 	$(UV) venv --quiet --allow-existing --python "$(PYTHON)" .venv

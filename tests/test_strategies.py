@@ -1,0 +1,133 @@
+"""Every strategy of gin_configs/strategies on 8 devices is one device: loss and gradients."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gin
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+from m4 import jobs
+from m4.__main__ import gin_arguments, parse_config, parser
+from m4.core.axes import MESH_AXES
+from m4.core.mesh import make_mesh
+from m4.core.rows import to_global
+from m4.data.batches import DECODER_KEYS, ENCODER_KEYS
+from m4.model.transformer import Transformer
+from m4.train import loop
+from m4.train.state import create
+from tests.command_line import own_gin
+
+FOLDER = Path(__file__).parents[1] / "gin_configs" / "strategies"
+CONFIGS = sorted(FOLDER.glob("*.gin"))
+VOCABULARY, DIRECTIONS, ROWS, LENGTH = 64, ["en-gl", "gl-en"], 24, 8
+
+# The config's own model, small; what it says of devices, rows and layers stays.
+SMALL = [
+    "--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}",
+    "--gin.transformer.Transformer.width=16",
+    "--gin.transformer.Transformer.head_width=2",
+    "--gin.transformer.Transformer.mlp_width=16",
+    "--gin.transformer.Transformer.group_tokens=8",
+]
+
+
+class Rows:
+    """The one batch: real tokens, padding and two packed pairs in some of its rows."""
+
+    directions = DIRECTIONS
+    shapes = ((ROWS, LENGTH, LENGTH),)
+
+    def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Mapping[str, np.ndarray]:
+        random = np.random.default_rng(step)
+        shape = (ROWS, LENGTH)
+        real = np.arange(LENGTH) < random.integers(2, LENGTH + 1, (ROWS, 1))
+        second = (np.arange(LENGTH) >= 4).astype(np.int32)
+        segment = np.where(real, 1 + second * (np.arange(ROWS)[:, None] % 2), 0).astype(np.int32)
+        found: dict[str, np.ndarray] = {}
+        for keys in (ENCODER_KEYS, DECODER_KEYS):
+            for key in keys:
+                if key.endswith("tokens"):
+                    value = np.where(real, random.integers(2, VOCABULARY, shape), 0)
+                elif key.endswith("weights"):
+                    value = real.astype(np.float32)
+                elif key.endswith("segment_ids"):
+                    value = segment
+                elif key.endswith("positions"):
+                    value = np.where(segment == 2, np.arange(LENGTH) - 4, np.arange(LENGTH))
+                else:
+                    value = np.broadcast_to(np.arange(ROWS)[:, None] % 2, shape)
+                found[key] = value.astype(np.float32 if key.endswith("weights") else np.int32)
+        return found
+
+    def fingerprint(self) -> str:
+        return ""
+
+
+@functools.cache
+def gradients(name: str, alone: bool) -> tuple[Transformer, float, Any]:
+    """(model, loss, gradients) of a step of the config; alone: on one device, in one piece."""
+    others, bindings = gin_arguments(["train", f"--gin_file={FOLDER / name}.gin", *SMALL])
+    with own_gin():
+        parse_config(parser().parse_args(others), bindings)
+        setup = gin.get_configurable(jobs.Setup)()
+        model = setup.model(vocab_size=VOCABULARY, directions=len(DIRECTIONS))
+        if model.num_experts:  # half as much to compile; a pipeline needs two layers
+            model = model.clone(encoder_layers=1, decoder_layers=1, moe_every=1)
+        options: dict[str, Any] = {}
+        mesh = setup.mesh()
+        if alone:
+            model = model.clone(remat="none", microbatches=0)
+            mesh = make_mesh(**dict.fromkeys(MESH_AXES, 1), devices=jax.devices()[:1])
+            options = {"zero": (), "rules": (), "accumulate": 1}
+        return model, *setup.train(
+            folder=setup.folder,
+            model=model,
+            stream=Rows(),
+            mesh=mesh,
+            total_steps=1,
+            seed=setup.seed,
+            instead=functools.partial(one_step, mesh, model),
+            # The parameters lose exactly their gradients.
+            optimizer=lambda steps: optax.sgd(1.0),
+            **options,
+        )
+
+
+def one_step(mesh: Mesh, model: Transformer, program: loop.Program) -> tuple[float, Any]:
+    state, shardings = create(mesh, model, program.optimizer, 0, program.zero)
+    before = jax.device_get(state.params)
+    step = loop.jit_step(program.step, shardings)
+    state, metrics = jax.block_until_ready(step(state, to_global(mesh, Rows().batch(0))))
+    after = jax.device_get(state.params)
+    return float(metrics["loss"]), jax.tree.map(lambda a, b: a - b, before, after)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in CONFIGS])
+def test_eight_devices_are_one(name: str) -> None:
+    model, loss, found = gradients(name, False)
+    one = next((n for n, kind in ALONE if kind(model)), name)
+    _, loss_alone, wanted = gradients(one, True)
+    np.testing.assert_allclose(loss, loss_alone, rtol=1e-5)
+    assert loss > math.log(VOCABULARY) / 2
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(found), strict=True
+    ):
+        name = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5 * np.abs(a).max(), err_msg=name)
+        assert np.abs(a).max() > 0, name
+
+
+# Models that are the same on one device are run there once.
+ALONE: list[tuple[str, Callable[[Transformer], bool]]] = [
+    ("data_parallel", lambda model: model.num_experts == 8),
+    ("two_dimensional", lambda model: model.num_experts == 0),
+]

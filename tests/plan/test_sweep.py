@@ -60,8 +60,8 @@ def test_files_are_the_same_for_the_same_plans(tmp_path: Path) -> None:
 
 
 def test_pictures_show_plans_of_equal_tokens_a_core() -> None:
-    drawn = pictures.figure(rows())
-    by_devices, by_depth, seconds, sent = drawn.axes
+    panels: Any = pictures.figure(rows()).axes
+    by_devices, by_depth, seconds, sent = panels
     assert [label.get_text() for label in by_devices.get_xticklabels()] == [
         "128\n12L",
         "512\n12L",

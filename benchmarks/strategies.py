@@ -80,6 +80,8 @@ def run(folder: Path, name: str, devices: int, steps: int) -> dict:
         shared = folder / "data"
         if shared.is_dir() and not at.exists():
             shutil.copytree(shared, at / "data")
+            # A model's folder is one that has this; the job writes its own.
+            shutil.copy(folder / "run.json", at)
         flags = f"--xla_force_host_platform_device_count={devices}"
         command = [sys.executable, "-m", "m4", "train", f"--gin_file={CONFIGS / name}.gin"]
         command += [f"--model_dir={at}", f"--gin.TRAIN_STEPS={steps}"]
@@ -89,6 +91,7 @@ def run(folder: Path, name: str, devices: int, steps: int) -> dict:
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         if not shared.is_dir():
             shutil.copytree(at / "data", shared)
+            shutil.copy(at / "run.json", folder)
     logged = [row for row in read_metrics(at) if "loss" in row]
     # The first window has the compilation in it.
     speeds = [row["tokens_per_second"] for row in logged[1:] if "tokens_per_second" in row]

@@ -122,15 +122,15 @@ class Measured:
     Attributes:
         collectives: as `collectives` gives them.
         cycles: of the device's clock, by the TPU compiler's own estimate of each operation, loops
-            multiplied out; 0 where it writes none (CPU, GPU). It estimates neither collectives
-            nor custom calls.
-        custom_calls: how many kernels of others are called, whose cycles nobody has estimated.
+            multiplied out; 0 where it writes none (CPU, GPU). It estimates no collectives.
+        uncosted: how many operations run that the compiler has no estimate of: kernels of others,
+            and where it writes the largest number there is.
         loops_unknown: something is in a loop whose length the text does not tell.
     """
 
     collectives: list[Collective]
     cycles: int
-    custom_calls: int
+    uncosted: int
     loops_unknown: bool
 
 
@@ -153,7 +153,7 @@ def measure(hlo: str | Iterable[str]) -> Measured:
             for found in computation.collectives
         ],
         sum(times[name] * computation.cycles for name, computation in used.items()),
-        sum(times[name] * computation.custom_calls for name, computation in used.items()),
+        sum(times[name] * computation.uncosted for name, computation in used.items()),
         any(name in unknown for name in used),
     )
 
@@ -175,7 +175,7 @@ class _Found:
 class _Computation:
     collectives: list[_Found] = field(default_factory=list)
     cycles: int = 0
-    custom_calls: int = 0
+    uncosted: int = 0
     calls: list[tuple[str, int | None]] = field(default_factory=list)  # None: unknown how often
     # Name -> (opcode, what is in its parentheses, line); of scalars and tuples alone, for the
     # counters of loops.
@@ -197,6 +197,8 @@ _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_compu
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _SOURCE = re.compile(r'metadata=\{[^}]*?op_name="((?:[^"\\]|\\.)*)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+# 2^63 - 1 in the text; no operation takes a century.
+_NO_ESTIMATE = 2**62
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 
 
@@ -225,9 +227,10 @@ def _read(lines: Iterable[str]) -> _Module:
                 entry = name if found[1] else entry
             continue
         if '"estimated_cycles"' in line and (cycles := _CYCLES.search(line)):
-            current.cycles += int(cycles[1])
-        if '"tpu_custom_call"' in line:
-            current.custom_calls += 1
+            known = int(cycles[1]) < _NO_ESTIMATE
+            current.cycles += int(cycles[1]) if known else 0
+            current.uncosted += not known
+        current.uncosted += '"tpu_custom_call"' in line
         # Cheap looks before the regular expressions: nearly every line is none of these.
         seems = " all-" in line or " collective-" in line or "reduce-s" in line or "-all-" in line
         calls = "calls=" in line or "to_apply=" in line
@@ -295,12 +298,10 @@ def _named(line: str, attribute: str) -> str:
 
 
 def _matters(computation: _Computation | None) -> bool:
-    return computation is not None and bool(
-        computation.collectives
-        or computation.calls
-        or computation.cycles
-        or computation.custom_calls
-    )
+    if computation is None:
+        return False
+    counted = computation.cycles or computation.uncosted
+    return bool(computation.collectives or computation.calls or counted)
 
 
 def _scalar(line: str, computation: _Computation) -> None:

@@ -93,7 +93,7 @@ def _text(compiled: Any, machine: Topology) -> dict[str, Any]:
         "collectives": {kind: vars(total) for kind, total in summary(measured.collectives).items()},
         "loops_unknown": measured.loops_unknown,
         "cycles": measured.cycles,
-        "custom_calls": measured.custom_calls,
+        "uncosted": measured.uncosted,
         "step_seconds": {
             "compute": time_model.compute,
             "communication": time_model.by_kind,

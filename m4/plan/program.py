@@ -6,6 +6,7 @@ from the config: the vocabularies have the sizes that it asks for.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from m4.core.mesh import logical, logical_spec, parameter_shardings
+from m4.core.mesh import logical, logical_spec, parameter_shardings, split_axes
 from m4.data.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.data.cache import directions_of
 from m4.data.languages import LANGUAGES
@@ -156,8 +157,11 @@ def train_program(setup: Setup, devices: Sequence[Any], languages: int) -> Progr
 def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Program:
     """The beam search of `m4 decode` for a batch of the longest sources, over the config's mesh.
 
+    Sentences are as many as `jobs.Decoding.batch_rows`, made up to a multiple of the devices that
+    rows lie over.
+
     Raises:
-        ValueError: as `train_program`; sentences that do not divide over the devices.
+        ValueError: as `train_program`.
     """
     mesh: Mesh = setup.mesh(devices=devices)
     model, directions = planned_model(setup, languages)
@@ -170,7 +174,9 @@ def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Prog
         variables = abstract_variables(model)
         shardings = parameter_shardings(mesh, variables["params_axes"], variables["params"])
         params = _placed(dict(variables["params"]), shardings)
-        rows, source_length = settings.batch_rows, settings.max_source_length
+        parts = math.prod(mesh.shape[axis] for axis in split_axes(mesh, "batch"))
+        rows = -(-settings.batch_rows // parts) * parts
+        source_length = settings.max_source_length
         tokens_BL = _rows(mesh, (rows, source_length), jnp.int32)
         traced = search.trace(
             model, params, tokens_BL, settings.max_target_length, settings.beams, settings.alpha

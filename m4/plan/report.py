@@ -148,8 +148,8 @@ def _time(facts: Mapping[str, Any]) -> Section:
         ("model FLOPs, of the peak", f"{cost['utilisation']:.0%}"),
     ]
     notes = [MODEL_NOTE]
-    if facts["custom_calls"]:
-        notes.append(f"{facts['custom_calls']:,} kernels of others are not in it.")
+    if facts["uncosted"]:
+        notes.append(f"{facts['uncosted']:,} operations without an estimate are not in it.")
     row = table3.row_of(facts["config"])
     if row is not None and row.cores == facts["devices"] and row.steps_per_second is not None:
         paper = 1 / float(row.steps_per_second)

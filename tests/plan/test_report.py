@@ -40,7 +40,7 @@ FACTS: dict[str, Any] = {
     "collectives": {"all-to-all": {"count": 108, "payload_bytes": GIB, "sent_bytes": GIB / 2}},
     "loops_unknown": False,
     "cycles": 752_000_000,
-    "custom_calls": 0,
+    "uncosted": 0,
     "step_seconds": {"compute": 0.8, "communication": {"all-to-all": 0.2}, "total": 1.0},
     "flops": {"forward": {"dense": 1e12}, "model": 3e12, "executed": 4e12, "traced": 4.1e12},
     "compiler": {

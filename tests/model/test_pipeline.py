@@ -133,6 +133,14 @@ def test_nothing_but_permutations_crosses_stages():
     assert all(each.times == 1 for each in found if each.kind == "all-reduce")
 
 
+def test_weights_in_parts_are_gathered_once():
+    program, given = compiled(mesh_of(stage=2, fsdp=2), "full")
+    assert_same(program(*given))
+    gathers = [c for c in collectives(program.as_text() or "") if c.kind == "all-gather"]
+    assert gathers
+    assert all(each.times == 1 and len(each.groups[0]) == 2 for each in gathers)
+
+
 def test_every_layer_microbatch_and_device_draws_for_itself():
     """Each of 4 layers writes a random number into its own place of x."""
 

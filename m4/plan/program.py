@@ -167,9 +167,6 @@ def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Prog
     model, directions = planned_model(setup, languages)
     settings = setup.decoding
     with logical(mesh):
-        loop.check_divides(
-            mesh, "decoding", settings.batch_rows, "batch", "jobs.Decoding.batch_rows"
-        )
         loop.check_model_divides(mesh, model)
         variables = abstract_variables(model)
         shardings = parameter_shardings(mesh, variables["params_axes"], variables["params"])

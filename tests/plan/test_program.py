@@ -1,0 +1,81 @@
+"""A plan compiles what training compiles, from shapes alone."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import gin
+import jax
+import pytest
+
+from m4 import jobs
+from m4.__main__ import gin_arguments, parse_config, parser
+from m4.plan import memory
+from m4.plan.program import decode_program, planned_model, train_program
+from m4.train import loop
+from tests.command_line import TINY, m4, own_gin
+
+
+def setup_of(folder: Path, *bindings: str) -> jobs.Setup:
+    arguments = [f"--gin_file={TINY}", f"--model_dir={folder}", *bindings]
+    others, found = gin_arguments(["train", *arguments])
+    parse_config(parser().parse_args(others), found)
+    return gin.get_configurable(jobs.Setup)()
+
+
+class _Seen(Exception):
+    """The training loop got as far as its first step."""
+
+
+@pytest.mark.slow
+def test_the_planned_step_is_the_trained_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    real = loop.jit_step
+
+    def jit_step(step, shardings) -> Any:
+        def first_call(state, batch):
+            texts.append(real(step, shardings).lower(state, batch).as_text())
+            raise _Seen
+
+        return first_call
+
+    monkeypatch.setattr(loop, "jit_step", jit_step)
+    mesh = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.expert=4"]
+    with pytest.raises(_Seen):
+        m4("train", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'trained'}", *mesh)
+    monkeypatch.setattr(loop, "jit_step", real)
+    with own_gin():
+        # As many languages as the corpus of that config has.
+        planned = train_program(setup_of(tmp_path / "planned", *mesh), jax.devices(), 3)
+    assert not (tmp_path / "planned").exists()
+    assert planned.lowered.as_text() == texts[0]
+    # Experts lie over four devices, all other weights are everywhere.
+    given = memory.given(planned)
+    counts = memory.counts(planned)
+    assert given["expert weights"] == counts.pop("experts") * 4 // 4
+    assert given["replicated weights"] == sum(counts.values()) * 4
+
+
+def test_sizes_come_from_the_config(tmp_path: Path) -> None:
+    with own_gin():
+        setup = setup_of(tmp_path, "--gin.cache.prepare.target_vocabulary_size=300")
+        model, directions = planned_model(setup, 5)
+        # Rounded up to whole tiles of 128.
+        assert (model.source_vocab_size, model.vocab_size) == (512, 384)
+        assert len(directions) == 10  # five languages, from English and into it
+        with pytest.raises(ValueError, match=r"^--languages=0: must be from 1 to 137$"):
+            planned_model(setup, 0)
+    with own_gin():
+        setup = setup_of(tmp_path, "--gin.cache.prepare.languages=['es', 'gl']")
+        assert len(planned_model(setup, 5)[1]) == 4  # the config's own
+
+
+def test_a_search_has_rows_for_every_device(tmp_path: Path) -> None:
+    with own_gin():
+        # 24 sentences a batch; on five devices 25.
+        program = decode_program(setup_of(tmp_path), jax.devices()[:5], 3)
+    assert (program.rows, program.source_length, program.target_length) == (25, 32, 16)
+    assert program.optimizer is None
+    assert re.search(r"num_partitions = 5", program.lowered.as_text())

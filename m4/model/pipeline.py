@@ -1,5 +1,5 @@
-"""A stack as a pipeline (GPipe, Huang et al. 2019, arXiv 1811.06965; GShard's T(96L), arXiv
-2006.16668, section 4.1): its layers lie in order over the stages, and rows pass through in parts.
+"""A stack as a pipeline (GPipe, Huang et al. 2019, arXiv 1811.06965): its layers lie in order over
+the stages, and rows pass through in parts.
 
 A stage is the devices at one place of the mesh axis "stage", with layers / stages consecutive
 layers. The rows of each of its devices are cut in m microbatches. At tick t, stage s works on

@@ -108,3 +108,12 @@ def test_tensorboard_gets_the_same(tmp_path: Path) -> None:
         metrics.write(1, {"nll/en-gl": 2.5})
     (events,) = (tmp_path / "tensorboard").iterdir()
     assert b"nll/en-gl" in events.read_bytes()
+
+
+def test_without_a_folder_metrics_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Metrics(None, resume_step=3) as metrics:
+        metrics.write(4, {"nll": 1.0})
+    assert not list(tmp_path.iterdir())

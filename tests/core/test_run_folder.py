@@ -147,3 +147,11 @@ def test_the_operative_config_of_a_later_job_forgets_nothing(tmp_path: Path) -> 
     run_folder.write_operative(tmp_path, "\n".join([imports, macros.format(9), decode]))
     text = (tmp_path / "operative_config.gin").read_text()
     assert text == "\n".join([imports, macros.format(9), train, decode])
+
+
+def test_other_processes_must_see_the_same_folder(tmp_path: Path) -> None:
+    here, elsewhere = claimed(tmp_path / "here"), claimed(tmp_path / "elsewhere", {"A": "1"})
+    run_folder.check_shared(here, run_folder.digest(here), seconds=0)
+    for folder in (elsewhere, tmp_path / "empty"):
+        with pytest.raises(ValueError, match="one folder that all processes share"):
+            run_folder.check_shared(folder, run_folder.digest(here), seconds=0)

@@ -26,7 +26,8 @@ from rich.table import Table
 from m4.core.files import whole
 from m4.data.preprocess import split_direction
 from m4.eval import counts
-from m4.eval.plot import DARK, LIGHT, Theme, png
+from m4.eval.plot import png
+from m4.eval.theme import DARK, LIGHT, Theme
 
 # The sides, in the order of the picture's blocks.
 SIDES = ("xx → en", "en → xx")

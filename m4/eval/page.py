@@ -16,7 +16,6 @@ from m4.data.preprocess import split_direction
 from m4.eval import curve
 from m4.eval.delta import LEVELS, METRIC_NAMES, SIDES, Average, Delta, level
 from m4.eval.metrics import bootstrap
-from m4.eval.plot import DARK, LIGHT
 from m4.eval.score import (
     COPY,
     ENGLISH,
@@ -27,6 +26,7 @@ from m4.eval.score import (
     untagged,
     with_complements,
 )
+from m4.eval.theme import DARK, LIGHT
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 # Whose versions the page names, where they are installed.

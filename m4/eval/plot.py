@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from m4.core.files import whole
 from m4.eval.delta import LEVELS, METRIC_NAMES, SIDES, Delta, level
+from m4.eval.theme import LIGHT, Theme
 
 _POINTS = 72  # an inch
 _DPI = 200
@@ -26,24 +26,6 @@ METADATA: Mapping[str, dict[str, None]] = {
 }
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours. The series' are from Okabe and Ito's palette, told apart by the colour-blind; every
-    series has a marker of its own as well."""
-
-    paper: str
-    ink: str
-    faint: str
-    bar: str
-    series: tuple[str, ...]
-
-
-LIGHT = Theme(
-    "#ffffff", "#222222", "#d8d8d8", "#9a9a9a", ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-)
-DARK = Theme(
-    "#16181c", "#e4e4e4", "#3a3d44", "#85888f", ("#56B4E9", "#E69F00", "#2fc79a", "#e39ac3")
-)
 _MARKERS = ("o", "s", "^", "D")
 
 

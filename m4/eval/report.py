@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from m4.core.files import whole, write_jsonl
-from m4.eval import atlas
 from m4.eval.delta import BILINGUAL, Average, Delta, averages, deltas, plain
 from m4.eval.metrics import Metric
 from m4.eval.page import Background, page
-from m4.eval.plot import DARK, figure, plot, png
 from m4.eval.score import METRICS, Subsets, System, measure, score_rows, write_scores
+from m4.eval.theme import DARK
 
 
 class Report(NamedTuple):
@@ -46,6 +45,9 @@ def report(
     The first metric is the one of the differences and the plot. high, low: the resource levels in
     training pairs; window: of the trend line, languages; samples: sentences shown a direction.
     """
+    # Not before there is something to draw: every job imports this file, and matplotlib takes long.
+    from m4.eval.plot import figure, plot, png
+
     folder = Path(folder)
     measured = measure(systems, split, metrics)
     metric = next(iter(measured.statistics))[2]
@@ -85,6 +87,9 @@ def report(
 
 def _experts(folder: Path, split: str) -> list[dict[str, Any]]:
     """The atlas of training and that of the test sets, for the page; where there are counts."""
+    from m4.eval import atlas
+    from m4.eval.plot import png
+
     found = []
     for name, title in (("train", "In training"), (split, f"On the {split} sets")):
         path = atlas.path_of(folder, name)

@@ -11,7 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from m4.core.files import whole
-from m4.eval.plot import LIGHT, METADATA
+from m4.eval.plot import METADATA
+from m4.eval.theme import LIGHT
 from m4.plan.machines import GIB
 
 NOTES = (

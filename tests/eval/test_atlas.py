@@ -16,7 +16,8 @@ from rich.console import Console
 
 from m4.data.languages import LANGUAGES
 from m4.eval import atlas, counts
-from m4.eval.plot import DARK, png
+from m4.eval.plot import png
+from m4.eval.theme import DARK
 from tests.command_line import m4
 
 # Two languages, both directions, eight experts: an even share is 12.5%, twice that 25%.

@@ -11,7 +11,7 @@ import pytest
 from m4.data.languages import LANGUAGES
 from m4.data.preview import Column, Drawn, Preview
 from m4.eval import preview as page
-from m4.eval.plot import DARK
+from m4.eval.theme import DARK
 from tests.data.test_preview import example
 
 

@@ -55,8 +55,9 @@ def advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
     # Weights that are whole on every device have gradients of the same size.
     if whole > GIB / 8:
         found.append(
-            f"weights in parts (ZeRO): loop.train.zero = ('expert',), or mesh.make_mesh.fsdp = -1 "
-            f"without experts: up to {2 * whole / GIB:.1f} GiB a device less, weights and gradients"
+            "weights in parts (ZeRO): loop.train.zero = ('expert',), or without experts "
+            "mesh.make_mesh.fsdp, a number that divides the widths: up to "
+            f"{2 * whole / GIB:.1f} GiB a device less, weights and gradients"
         )
     if model.remat != "full":
         found.append(

@@ -36,7 +36,7 @@ def test_a_model_whose_weights_are_everywhere_does_not_fit(tmp_path: Path) -> No
     said = plan("t_96l", tmp_path, "--topology=v3:32x32", *copies)
     assert said.status == 3, said.err
     assert "does not fit: Ran out of memory" in said.out
-    assert "mesh.make_mesh.fsdp = -1" in said.out
+    assert "mesh.make_mesh.fsdp, a number" in said.out.replace("\n", " ")
     facts = json.loads((tmp_path / "t_96l.v3-32x32.json").read_text("utf-8"))
     assert facts["refused"]["available_bytes"] / GIB == pytest.approx(15.48, abs=0.1)
     assert facts["refused"]["needed_bytes"] > facts["given_bytes"]["replicated weights"] > 8 * GIB

@@ -18,16 +18,8 @@ from m4.core.files import whole, write_text
 from m4.data.languages import describe
 from m4.data.preview import Column, Preview, repeated_more_than, short, times
 from m4.eval.page import data_uris
-from m4.eval.plot import (
-    DARK,
-    LIGHT,
-    METADATA,
-    Theme,
-    label_letters,
-    png,
-    size_bars,
-    style_panel,
-)
+from m4.eval.plot import METADATA, label_letters, png, size_bars, style_panel
+from m4.eval.theme import DARK, LIGHT, Theme
 
 TEMPLATE = Path(__file__).with_name("preview.html.j2")
 _POINTS = 72  # an inch

@@ -30,11 +30,11 @@ def tree(factor: float = 1.0) -> dict:
 
 def test_what_was_saved_comes_back(checkpoints: Checkpoints) -> None:
     assert checkpoints.latest is None
-    assert latest_step(checkpoints.folder) is None
+    assert latest_step(Path(checkpoints.folder)) is None
     note = {"step": 3, "vocabulary": "abc", "train_pairs": {"gl": 250}, "best": None}
     checkpoints.save(3, {"params": tree(), "optimizer": tree(2.0), "best": tree(3.0)}, note)
     checkpoints.wait()
-    assert checkpoints.latest == latest_step(checkpoints.folder) == 3
+    assert checkpoints.latest == latest_step(Path(checkpoints.folder)) == 3
     assert checkpoints.note(3) == note
     found = checkpoints.restore(3, {"params": shapes(tree()), "best": shapes(tree())})
     assert set(found) == {"params", "best"}
@@ -79,9 +79,9 @@ def test_a_half_written_step_is_none(checkpoints: Checkpoints) -> None:
     checkpoints.wait()
     # The name under which orbax writes, which a killed job leaves behind.
     (checkpoints.folder / "2.orbax-checkpoint-tmp-7" / "params").mkdir(parents=True)
-    again = Checkpoints(checkpoints.folder)
+    again = Checkpoints(Path(checkpoints.folder))
     try:
-        assert again.latest == latest_step(checkpoints.folder) == 1
+        assert again.latest == latest_step(Path(checkpoints.folder)) == 1
     finally:
         again.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import pytest
 from jax.sharding import PartitionSpec
@@ -46,7 +48,7 @@ def test_minus_one_takes_what_is_left() -> None:
         ({"expert": -1}, r"only one of \['data', 'expert'\] may be -1"),
     ],
 )
-def test_sizes_that_do_not_fit(sizes: dict[str, int], said: str) -> None:
+def test_sizes_that_do_not_fit(sizes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said) as error:
         make_mesh(**sizes)
     assert "\n" not in str(error.value)

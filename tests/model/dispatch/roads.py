@@ -5,6 +5,7 @@ import functools
 import importlib
 import pkgutil
 import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -54,7 +55,7 @@ SETTINGS = {
 }
 
 
-def on(sizes: dict[str, int] | None):
+def on(sizes: Mapping[str, Any] | None):
     """The context of a mesh; without sizes: none."""
     return contextlib.nullcontext() if sizes is None else logical(make_mesh(**sizes))
 

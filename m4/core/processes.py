@@ -103,20 +103,21 @@ def join(joining: Joining) -> None:
 
 def check_joined() -> None:
     """ValueError: JAX sees several processes, and this one has not joined them."""
-    if several() and distributed.global_state.client is None:
+    if jax.process_count() > 1 and distributed.global_state.client is None:
         raise ValueError(
             f"this is one of {jax.process_count()} processes of a slice: --multiprocess joins them"
         )
 
 
 def several() -> bool:
-    """Whether the job has more than one process."""
-    return jax.process_count() > 1
+    """Whether the job has more than one process; no accelerator is touched for the answer."""
+    state = distributed.global_state
+    return state.client is not None and (state.num_processes or 1) > 1
 
 
 def is_first() -> bool:
     """Whether this is the process that writes files and speaks."""
-    return jax.process_index() == 0
+    return not several() or jax.process_index() == 0
 
 
 def by_first(what: str, work: Callable[[], Any]) -> Any:

@@ -33,6 +33,7 @@ class Service:
 def service(monkeypatch: pytest.MonkeyPatch) -> Service:
     shared = Service()
     monkeypatch.setattr(processes.distributed.global_state, "client", shared)
+    monkeypatch.setattr(processes.distributed.global_state, "num_processes", 2)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     become(monkeypatch, 0)
     return shared

@@ -29,6 +29,11 @@ def plan(config: str, folder: Path, *arguments: str) -> Said:
     return m4("plan", f"--gin_file={CONFIGS / config}.gin", f"--output={folder}", *arguments)
 
 
+def is_quiet(said: Said) -> bool:
+    """Whether the compiler's own log stayed away; that another plan is waited for may be said."""
+    return all("another plan" in line for line in said.err.splitlines())
+
+
 @pytest.mark.slow
 def test_a_model_whose_weights_are_everywhere_does_not_fit(tmp_path: Path) -> None:
     # 2.35 billion float32 weights on every core, and as many gradients: 2 * 8.7 of 15.5 GiB.
@@ -40,15 +45,19 @@ def test_a_model_whose_weights_are_everywhere_does_not_fit(tmp_path: Path) -> No
     facts = json.loads((tmp_path / "t_96l.v3-32x32.json").read_text("utf-8"))
     assert facts["refused"]["available_bytes"] / GIB == pytest.approx(15.48, abs=0.1)
     assert facts["refused"]["needed_bytes"] > facts["given_bytes"]["replicated weights"] > 8 * GIB
-    assert not said.err  # the compiler's own log stays quiet
+    assert is_quiet(said)
 
 
 @pytest.mark.slow
 def test_mistakes_of_config_and_machine_are_one_line(tmp_path: Path) -> None:
-    said = plan("moe_128e_12l", tmp_path, "--gin.transformer.Transformer.num_experts=100")
-    assert said.mistake.startswith("m4 plan: experts: transformer.Transformer.num_experts = 100 ")
-    said = plan("moe_128e_12l", tmp_path, "--topology=v3:3x5")
-    assert said.mistake.startswith("m4 plan: --topology=v3:3x5: ")
+    experts = "--gin.transformer.Transformer.num_experts=100"
+    for argument, start in (
+        (experts, "m4 plan: experts: transformer.Transformer.num_experts = 100 "),
+        ("--topology=v3:3x5", "m4 plan: --topology=v3:3x5: "),
+    ):
+        said = plan("moe_128e_12l", tmp_path, argument)
+        assert said.status == 2, said.err
+        assert said.err.splitlines()[-1].startswith(start)
     assert not [*tmp_path.iterdir()]
 
 
@@ -56,7 +65,7 @@ def test_mistakes_of_config_and_machine_are_one_line(tmp_path: Path) -> None:
 def test_the_papers_smallest_model_on_its_128_cores(tmp_path: Path) -> None:
     said = plan("moe_128e_12l", tmp_path, "--topology=v3:8x8")
     assert said.status == 0, said.err
-    assert not said.err
+    assert is_quiet(said)
     facts = json.loads((tmp_path / "moe_128e_12l.v3-8x8.json").read_text("utf-8"))
     assert facts["devices"] == 128
     # An expert a core in six layers: 6 * 2 * 1024 * 8192 float32.

@@ -134,4 +134,6 @@ def _lines(axes: Axes, rows: Sequence[Mapping[str, Any]], series: Mapping, label
     axes.set_ylabel(label)
     if axes.lines:
         axes.set_xticks([128, 512, 2048], ["128", "512", "2048"])
-        axes.legend(frameon=False, fontsize="small")
+        # Room above for the names of the lines.
+        axes.set_ylim(top=1.45 * axes.get_ylim()[1])
+        axes.legend(frameon=False, fontsize="small", loc="upper left")

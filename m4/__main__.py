@@ -211,7 +211,8 @@ def run(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining | 
         from m4.core.agreement import check_agreement
 
         processes.join(joining)
-        check_agreement(config)
+        asked = {name: str(getattr(parsed, name, None)) for name in ("job", "compare", "fresh")}
+        check_agreement({**config, **asked})
     try:
         work(parsed, config)
     except TypeError as error:

@@ -92,6 +92,11 @@ class Setup:
     def __post_init__(self) -> None:
         # At once: a corpus may take minutes to make.
         check_unit(self.sample_by)
+        if self.baselines_dir is not None and "://" in self.baselines_dir:
+            raise ValueError(
+                f"jobs.Setup.baselines_dir = {self.baselines_dir}: must be a local folder; "
+                "with None they are in MODEL_DIR, wherever that is"
+            )
         _check_number("total_steps", self.total_steps, 0, "TRAIN_STEPS")
         _check_number("batch_size", self.batch_size, 1, "BATCH_SIZE")
         for name in ("dev_period", "dev_pairs"):
@@ -148,6 +153,9 @@ def corpus(setup: Setup) -> Cache:
     fingerprint = processes.by_first("the corpus", make)
     if not made:
         remote.fetch(setup.folder)
+    # A copy may take longer than what comes next waits for a process.
+    processes.wait_for_all("the corpus")
+    if not made:
         made.append(Cache(setup.folder / "data", setup.mixture))
         assert made[0].fingerprint == fingerprint, "MODEL_DIR is one for all"
     return made[0]

@@ -1,12 +1,14 @@
 """Checkpoints: parameters, optimizer and a JSON note, atomically, by orbax (its only importer)."""
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
 from m4.core import remote
 
@@ -121,8 +123,15 @@ def latest_step(folder: Path) -> int | None:
     there = remote.place(folder)
     if not there.is_dir():
         return None
-    steps = [int(path.name) for path in there.iterdir() if path.name.isdecimal()]
+    steps = [
+        int(path.name) for path in there.iterdir() if path.name.isdecimal() and _is_whole(path)
+    ]
     return max(steps, default=None)
+
+
+def _is_whole(step: epath.Path) -> bool:
+    """A disk's folder has its name when it is; in a store, which cannot rename, orbax marks it."""
+    return "://" not in os.fspath(step) or (step / "commit_success.txt").exists()
 
 
 def shapes(tree: Any, shardings: Any | None = None) -> Any:

@@ -62,7 +62,8 @@ def join(joining: Joining) -> None:
     Standard output is the first one's from here on; errors are told by all.
 
     Raises:
-        ValueError: nothing tells which processes there are; the others do not come.
+        ValueError: nothing tells which processes there are.
+        Lost: the others do not come.
     """
     # Those that have ended must not count as dead meanwhile.
     _order.linger_seconds = min(_LINGER_SECONDS, joining.heartbeat_seconds / 2)
@@ -86,7 +87,8 @@ def join(joining: Joining) -> None:
             heartbeat_timeout_seconds=joining.heartbeat_seconds,
         )
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(
+        # Not a mistake: machines may come late, and the job be started again.
+        raise Lost(
             f"the processes did not find each other at {where}: {first_line(error)}"
         ) from error
     except (ValueError, OSError, RuntimeError) as error:
@@ -198,7 +200,7 @@ class Program:
 
 def wait_for_all(what: str) -> None:
     """Returns when all processes are here; a process that dies meanwhile ends the others."""
-    if several():
+    if several() and not _order.alone:
         _order.calls += 1
         client: Any = distributed.global_state.client
         client.wait_at_barrier(f"m4/{_order.calls}/{what}", 1000 * _LONGEST_SECONDS)

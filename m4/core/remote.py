@@ -9,6 +9,7 @@ A working copy has a file `.remote` with the address that it is a copy of.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -70,8 +71,18 @@ def place(folder: Path) -> epath.Path:
 
 
 def fetch(folder: Path) -> None:
-    """Brings a working copy up to date, for reading; nothing where `folder` is none."""
-    if (folder / MARK).is_file() and folder not in _at_work:
+    """Brings a working copy up to date, for reading; nothing where `folder` is none.
+
+    Nor where a job of this machine is at work in it: that one keeps it up to date, and has files
+    open that must not be replaced.
+    """
+    if not (folder / MARK).is_file() or folder in _at_work:
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
         _Copy(folder).pull()
 
 
@@ -93,17 +104,15 @@ def kept(folder: Path) -> Iterator[None]:
     """Within it the store follows the working copy, if `folder` is one.
 
     Raises:
-        ValueError: another job is at work there; the store cannot be reached.
+        ValueError: another job is at work there. Where the store cannot be reached: its client's
+            error, which is nobody's mistake and may be over when the job is started again.
     """
     if not (folder / MARK).is_file():
         yield
         return
     copy = _Copy(folder)
-    try:
-        copy.take()
-        copy.pull()
-    except OSError as error:
-        raise ValueError(f"MODEL_DIR = {copy.there}: {error}") from error
+    copy.take()
+    copy.pull()
     ended = threading.Event()
     thread = threading.Thread(target=copy.follow, args=(ended,), daemon=True)
     _at_work[folder] = copy
@@ -142,6 +151,11 @@ class _Copy:
             for name, size, changed in self._listed(self.there, ""):
                 target = self.here / name
                 known = record.get(name)
+                if known is not None and known[2:] == [size, changed] and target.exists():
+                    # The same there as when it was copied. If it is another one here, a job was
+                    # killed before it could take it there: the newer one stays.
+                    found[name] = known
+                    continue
                 if known is None or known != [*(_state(target) or ()), size, changed]:
                     with (
                         whole(target) as part,
@@ -177,7 +191,8 @@ class _Copy:
     def clear(self) -> None:
         """Removes everything in the store, but that this process is at work."""
         with self._busy:
-            for path in self.there.iterdir():
+            # The record of whose folder it is goes last: killed in the middle, it is still known.
+            for path in sorted(self.there.iterdir(), key=lambda path: path.name == "run.json"):
                 if path.name != _RUNNING:
                     path.rmtree() if path.is_dir() else path.unlink()
             self._write({})
@@ -244,8 +259,9 @@ class _Copy:
         self._say()
 
     def leave(self) -> None:
-        """Takes that back."""
-        (self.there / _RUNNING).unlink(missing_ok=True)
+        """Takes that back, if it is still so."""
+        if self._running() is None:
+            (self.there / _RUNNING).unlink(missing_ok=True)
 
     def follow(self, ended: threading.Event) -> None:
         """Pushes and says that this process is at work, every PERIOD_SECONDS until `ended`."""
@@ -253,7 +269,7 @@ class _Copy:
             try:
                 self._say()
                 self.push()
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 (TensorFlow's for gs:// are no OSError)
                 # The job goes on; the end, or a later round, takes everything.
                 print(f"MODEL_DIR = {self.there}: not up to date ({error})", file=sys.stderr)
 

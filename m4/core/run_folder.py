@@ -126,13 +126,13 @@ def check_shared(folder: Path, written: str, seconds: float = 30.0) -> None:
     written: `digest` in that process. seconds: for how long a file server may be behind.
     """
     until = time.monotonic() + seconds
-    remote.fetch(folder)
     while not (folder / "run.json").is_file() or digest(folder) != written:
         if time.monotonic() >= until:
             raise ValueError(
                 f"MODEL_DIR = {folder}: {socket.gethostname()} does not see there what the first "
                 "process wrote; it must be one folder that all processes share"
             )
+        remote.fetch(folder)
         time.sleep(0.5)
 
 

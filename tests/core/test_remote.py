@@ -80,6 +80,31 @@ def test_it_follows_while_the_job_works(store: Path, here: Path) -> None:
         assert (store / "metrics.jsonl").exists()
 
 
+def test_a_reader_leaves_a_job_of_this_machine_alone(store: Path, here: Path) -> None:
+    with run_folder.locked(here):
+        metrics = (here / "metrics.jsonl").open("a", encoding="utf-8")
+        metrics.write("1\n")
+        metrics.flush()
+        remote.push(here)
+        (store / "metrics.jsonl").write_text("of another machine\n", encoding="utf-8")
+        # As another process would: the lock, not what this one remembers, says that a job works.
+        copy = remote._at_work.pop(here)
+        remote.fetch(here)
+        remote._at_work[here] = copy
+        with metrics:
+            metrics.write("2\n")
+        assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
+
+
+def test_what_a_killed_job_could_not_take_there_stays(store: Path, here: Path) -> None:
+    with run_folder.locked(here):
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+    (here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
+    with run_folder.locked(here):
+        assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
+    assert (store / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
+
+
 def test_one_job_at_a_time_over_all_machines(
     store: Path,
     here: Path,

@@ -148,8 +148,10 @@ def test_a_cache_of_something_else(tmp_path: Path, change: dict[str, Any], says:
 
 
 def test_other_languages_of_the_source_do_not_matter(tmp_path: Path) -> None:
-    cache.prepare(tmp_path / "c", Made({"gl": 50}), ["gl"], **SMALL)
-    cache.prepare(tmp_path / "c", Made({"gl": 50, "pt": 9}), ["gl"], **SMALL)
+    first = cache.prepare(tmp_path / "c", Made({"gl": 50}), ["gl"], **SMALL)
+    again = cache.prepare(tmp_path / "c", Made({"gl": 50, "pt": 9}), ["gl"], **SMALL)
+    assert again.fingerprint == first.fingerprint
+    assert again.languages() == ["gl"]
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:

@@ -69,12 +69,21 @@ def test_what_does_not_divide_is_named_with_what_would(size: int, nearest: str) 
     )
 
 
-def test_what_divides_is_fine() -> None:
+@pytest.mark.parametrize(
+    ("size", "axis", "refused"),
+    [
+        (16, "batch", 12),
+        (4, "expert", 6),
+        (7, "mlp", None),  # one part
+        (7, "embed", None),  # not split at all
+    ],
+)
+def test_what_divides_is_fine(size: int, axis: str, refused: int | None) -> None:
     mesh = make_mesh(data=2, expert=4)
-    check_divides(mesh, "batch", 16, "batch", "BATCH_SIZE")
-    check_divides(mesh, "experts", 4, "expert", "num_experts")
-    check_divides(mesh, "feed-forward", 7, "mlp", "mlp_width")  # one part
-    check_divides(mesh, "width", 7, "embed", "width")  # not split at all
+    assert check_divides(mesh, "an array", size, axis, "SIZE") is None
+    if refused is not None:
+        with pytest.raises(ValueError, match=f"SIZE = {refused} does not divide"):
+            check_divides(mesh, "an array", refused, axis, "SIZE")
 
 
 def test_axes_that_split() -> None:

@@ -28,8 +28,8 @@ from m4.data.cache import Cache
 from m4.data.preprocess import language_of, split_direction
 from m4.data.samplers.learned import Learned
 from m4.data.stream import Stream
-from m4.eval.decode import decode_to_files
 from m4.eval.delta import level, tables
+from m4.eval.hypotheses import decode_to_files
 from m4.eval.page import Background
 from m4.eval.report import Report
 from m4.eval.score import System, measure, score_rows, score_table, write_scores

@@ -20,7 +20,7 @@ from m4.data.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.data.cache import directions_of
 from m4.data.languages import LANGUAGES
 from m4.data.sources import Pair
-from m4.eval.decode import search
+from m4.eval.search import search
 from m4.experiment import Setup, corpus_settings, model_of
 from m4.model.transformer import Transformer
 from m4.train import loop

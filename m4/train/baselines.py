@@ -222,7 +222,8 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
     from m4.core.mesh import make_mesh
     from m4.data import cache as caches
     from m4.data.stream import Stream
-    from m4.eval.decode import decode, decode_to_files
+    from m4.eval.decode import decode
+    from m4.eval.hypotheses import decode_to_files
     from m4.eval.testsets import split_pairs
     from m4.model.transformer import Transformer
     from m4.train.dev import dev_chrf

@@ -16,7 +16,7 @@ from m4.core.axes import MESH_AXES
 from m4.core.collectives import collectives, summary
 from m4.core.mesh import logical, parameter_shardings
 from m4.core.rows import to_global
-from m4.eval.decode import search
+from m4.eval.search import search
 from m4.model import pipeline
 from m4.model.blocks import Mode, unstack
 from m4.model.transformer import Transformer

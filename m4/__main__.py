@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m4.arguments import DATA_JOBS, gin_arguments, joining_of, parser
+from m4.arguments import DATA_JOBS, SHARED, gin_arguments, joining_of, parser
 from m4.arguments import JOBS as JOBS
 from m4.core.huge_pages import restart_with_huge_pages
 from m4.core.joining import Joining
@@ -322,7 +322,7 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
             "demo": lambda: jobs.demo(setup, dense=dense, save_config=save_config),
         }[parsed.job]
         try:
-            if parsed.job == "train":
+            if parsed.job in SHARED:
                 do()
             else:
                 processes.by_first(parsed.job, lambda: (do(), None)[1])

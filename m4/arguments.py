@@ -76,8 +76,10 @@ JOBS = {
 }
 
 
-# The jobs that several processes can be started with; all but train are the first one's work.
+# The jobs that several processes can be started with, and those whose work they share; the others
+# are the first one's.
 TOGETHER = ("train", "baselines", "decode", "eval", "report", "demo")
+SHARED = ("train", "decode", "eval")
 
 
 def parser() -> argparse.ArgumentParser:

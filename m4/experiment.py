@@ -3,14 +3,16 @@
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from m4.core import processes, remote
 from m4.core.jax_setup import set_up
+from m4.core.layout import Layout
 from m4.core.mesh import make_mesh
 from m4.core.report import Stage
 from m4.data.audit import write_report as write_report_of_data
@@ -218,6 +220,54 @@ def model_of(
     """The model for vocabularies of these sizes (vocab_size, source_vocab_size), rounded up."""
     sizes = {name: -(-size // 128) * 128 for name, size in sizes.items()}
     return setup.model(**sizes, directions=directions, **overrides)
+
+
+class _NoBatches(NamedTuple):
+    """A stream of directions alone."""
+
+    directions: list[str]
+    shapes: Sequence[tuple[int, int, int]] = ()
+
+    def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Mapping[str, np.ndarray]:
+        raise AssertionError("nothing is trained")
+
+    def fingerprint(self) -> str:
+        raise AssertionError("nothing is trained")
+
+
+def translation_layout(
+    setup: Setup,
+    model: Transformer,
+    directions: Sequence[str],
+    devices: Sequence[Any] | None = None,
+) -> Layout | None:
+    """Where the model lies when it translates: over the config's mesh, as in training.
+
+    None: the mesh is one device. Lengths are never in parts (rules for "length" are left out): a
+    step of decoding has one position.
+
+    Raises:
+        ValueError: a mesh that is not possible here, a model that does not divide over it.
+    """
+    mesh = setup.mesh() if devices is None else setup.mesh(devices=devices)
+    if mesh.size == 1:
+        return None
+
+    def layout(program: loop.Program) -> Layout:
+        rules = [rule for rule in program.rules if rule[0] != "length"]
+        return Layout(mesh, program.zero, rules)
+
+    found = setup.train(
+        folder=setup.model_dir,
+        model=model,
+        stream=_NoBatches(list(directions)),
+        mesh=mesh,
+        total_steps=setup.total_steps,
+        seed=setup.seed,
+        instead=layout,
+    )
+    assert isinstance(found, Layout)
+    return found
 
 
 def model_folder(setup: Setup, dense: bool = False) -> Path:

@@ -15,9 +15,9 @@ Each takes a `Setup`, which gin fills in. Jobs speak to each other through files
 import dataclasses
 import datetime
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from m4.core import processes, run_folder
 from m4.core.checkpoint import Checkpoints, latest_step
@@ -35,13 +35,13 @@ from m4.eval.report import Report
 from m4.eval.score import System, measure, score_rows, score_table, write_scores
 from m4.eval.testsets import Showing, check_held_out, counting_of, split_pairs
 from m4.eval.testsets import train_pairs as train_pairs_of
-from m4.eval.translate import Translator, restore_params
+from m4.eval.trained import restore_params, trained_step
+from m4.eval.translate import Translator
 from m4.experiment import Decoding as Decoding
 from m4.experiment import Setup as Setup
 from m4.experiment import build_model as build_model
-from m4.experiment import console, corpus, model_folder, training_stream
+from m4.experiment import console, corpus, model_folder, training_stream, translation_layout
 from m4.experiment import prepare_process as prepare_process
-from m4.model.transformer import Transformer
 from m4.train import loop
 from m4.train.baselines import Finished, Recipe, train_baselines
 from m4.train.dev import dev_loss
@@ -126,11 +126,18 @@ def _recipes(setup: Setup) -> Mapping[str, Recipe]:
 
 
 def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Path:
-    """Translates the test sets of all directions; returns the folder of the hypotheses."""
+    """Translates the test sets of all directions; returns the folder of the hypotheses.
+
+    Several processes search together; the first one writes.
+    """
     cache = corpus(setup)
     model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
     folder = model_folder(setup, dense)
-    params, step = _restored(model, folder, cache)
+    layout = translation_layout(setup, model, cache.directions)
+    latest = processes.by_first("checkpoints", lambda: latest_step(folder / "checkpoints"))
+    params, step, _ = restore_params(
+        model, folder / "checkpoints", latest, cache.vocabulary, layout
+    )
     directions = [d for d in cache.directions if cache.size(language_of(d), split)]
     pairs = split_pairs(cache, directions, split)
     settings = dataclasses.asdict(setup.decoding)
@@ -138,7 +145,7 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     counting = counting_of(cache, directions, model, folder / "decodes", split, made_by)
     name = "decode dense" if dense else "decode test"
     with Stage(name, sum(map(len, pairs.values())), "sentences") as stage:
-        translate = Showing(stage, model, params, cache.vocabulary, settings, counting)
+        translate = Showing(stage, model, params, cache.vocabulary, settings, counting, layout)
         decode_to_files(
             translate, folder / "decodes", split, pairs, made_by, starting=translate.starting
         )
@@ -228,33 +235,47 @@ def demo(
 
 
 def translator(setup: Setup) -> Translator:
-    """The trained model, ready to translate; reads the vocabulary and parameters only."""
+    """The trained model, ready to translate; reads the vocabulary and parameters only.
+
+    It lies over the config's mesh. Where these devices cannot have that mesh, it is on the first
+    one, and a line on stderr says so and why.
+    """
     cache = Cache(setup.folder / "data", setup.mixture)
     model = build_model(setup, cache)
-    params, _ = _restored(model, setup.folder, cache)
+    try:
+        layout = translation_layout(setup, model, cache.directions)
+    except ValueError as error:
+        print(f"m4 translate: on the first device alone: {error}", file=sys.stderr)
+        layout = None
+    params, _, _ = restore_params(
+        model, setup.folder / "checkpoints", None, cache.vocabulary, layout
+    )
     return Translator(
         model,
         params,
         cache.vocabulary,
         **{**dataclasses.asdict(setup.decoding), "batch_rows": 8},
         languages=list(dict.fromkeys(split_direction(d)[1] for d in cache.directions)),
+        layout=layout,
     )
-
-
-def _restored(model: Transformer, folder: Path, cache: Cache) -> tuple[Any, int]:
-    params, step, _ = restore_params(model, folder / "checkpoints", vocabulary=cache.vocabulary)
-    return params, step
 
 
 def evaluate(setup: Setup, *, dense: bool = False) -> Path:
     """Scores the translations of the test sets (made first where they are missing).
 
     Writes scores.jsonl with every system that is decoded: the model, the dense one when asked
-    for, bilingual baselines where they are finished, and the copy baseline.
+    for, bilingual baselines where they are finished, and the copy baseline. Several processes
+    translate together; scores are the first one's work.
     """
     decode_test(setup)
     if dense:
         decode_test(setup, dense=True)
+    path = setup.folder / "scores.jsonl"
+    processes.by_first("scores", lambda: _scored(setup, path, dense))
+    return path
+
+
+def _scored(setup: Setup, path: Path, dense: bool) -> None:
     cache = corpus(setup)
     systems = [_system(setup, cache, False)] + ([_system(setup, cache, True)] if dense else [])
     gathered = setup.folder / "decodes" / "bilingual"
@@ -265,18 +286,16 @@ def evaluate(setup: Setup, *, dense: bool = False) -> Path:
         train_pairs_of(cache),
         {name: cache.subsets(name, "test") for name in cache.languages()},
     )
-    path = setup.folder / "scores.jsonl"
     write_scores(path, rows)
     terminal = console()
     terminal.print(score_table(rows))
     terminal.print(str(path), highlight=False, soft_wrap=True)
-    return path
 
 
 def _system(setup: Setup, cache: Cache, dense: bool) -> System:
     model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
     folder = model_folder(setup, dense)
-    _, step = _restored(model, folder, cache)
+    step = trained_step(model, folder / "checkpoints", cache.vocabulary)
     return System(
         "moe" if model.num_experts else "dense",
         folder / "decodes",

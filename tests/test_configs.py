@@ -13,10 +13,9 @@ import pytest
 
 from m4 import jobs
 from m4.__main__ import gin_arguments, parse_config, parser
-from m4.model.transformer import count_parameters
+from m4.model.transformer import abstract_variables, count_parameters
 from m4.plan.program import planned_model
 from m4.plan.table3 import TABLE3, row_of
-from m4.train.state import abstract_variables
 from tests.command_line import own_gin
 
 FOLDER = Path(__file__).parents[1] / "gin_configs"

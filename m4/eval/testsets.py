@@ -10,6 +10,8 @@ from typing import Any
 import flax.linen as nn
 import numpy as np
 
+from m4.core import processes
+from m4.core.layout import Layout
 from m4.core.report import Stage
 from m4.data.cache import Cache
 from m4.data.preprocess import language_of
@@ -106,7 +108,10 @@ def counting_of(
 
 class Showing:
     """`decode` for `decode_to_files`, call by call: progress in a stage, and a count of the sources
-    that were too long (`cut`); with `counting`, who went where."""
+    that were too long (`cut`); with `counting`, who went where.
+
+    Of several processes, which all call it, the first one writes the counts and warns.
+    """
 
     def __init__(
         self,
@@ -116,7 +121,9 @@ class Showing:
         vocabulary: Vocabulary | SourceAndTarget,
         settings: Mapping[str, Any],
         counting: Counting | None = None,
+        layout: Layout | None = None,
     ) -> None:
+        """layout: where the parameters lie; None: on one device."""
         self.cut = 0
         self._longest = settings.get("max_source_length")
         self._counting = counting
@@ -124,7 +131,7 @@ class Showing:
             settings = {**settings, "on_routed": counting}
         self._stage, self._start = stage, time.monotonic()
         self._decode = lambda sources, **more: decode(
-            model, params, vocabulary, sources, **settings, **more
+            model, params, vocabulary, sources, layout=layout, **settings, **more
         )
         self._sentences = self._tokens = 0
 
@@ -146,14 +153,14 @@ class Showing:
             self.cut += 1
 
         hypotheses = self._decode(sources, progress=progress, on_cut=on_cut)
-        if self._counting is not None:
+        if self._counting is not None and processes.is_first():
             self._counting.save()
         self._sentences, self._tokens = self._sentences + len(sources), self._tokens + tokens
         return hypotheses
 
     def warn_of_cut(self, name: str) -> None:
         """A line on stderr, if there were sources that were too long."""
-        if self.cut:
+        if self.cut and processes.is_first():
             print(
                 f"{name}: {self.cut} sources were cut to jobs.Decoding.max_source_length = "
                 f"{self._longest} pieces",

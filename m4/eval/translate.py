@@ -7,15 +7,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 
-from m4.core import remote
-from m4.core.checkpoint import Checkpoints
+from m4.core.layout import Layout
 from m4.data.languages import Language, describe
 from m4.data.preprocess import tag
 from m4.data.vocabulary import SourceAndTarget, Vocabulary
@@ -24,50 +20,6 @@ from m4.eval.decode import decode
 _PIPE_BYTES = 1 << 16  # what a pipe holds on Linux
 # Waiting lines are taken this many batches at a time: sorted by length, they fill batches better.
 _BATCHES_AT_ONCE = 4
-
-
-def restore_params(
-    model: nn.Module,
-    checkpoints: Path | str,
-    step: int | None = None,
-    vocabulary: Vocabulary | SourceAndTarget | None = None,
-) -> tuple[Any, int, dict[str, Any]]:
-    """Parameters of a step (default: the latest) on the first device, the step, and its note.
-
-    Args:
-      model: the module that was trained; decides the shapes.
-      checkpoints: a folder of `m4.core.checkpoint.Checkpoints`.
-      vocabulary: the one that the model must have been trained with.
-
-    Raises:
-      ValueError: there is no such checkpoint, or it was trained with another vocabulary.
-    """
-    folder = remote.place(Path(checkpoints))
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
-    store = Checkpoints(checkpoints, read_only=True)
-    try:
-        found = store.latest if step is None else step
-        if found is None or not (folder / str(found)).is_dir():
-            raise ValueError(f"{folder}: no checkpoint {'' if step is None else step}".rstrip())
-        note = store.note(found)
-        if vocabulary is not None and note.get("vocabulary") != vocabulary.fingerprint:
-            raise ValueError(
-                f"{folder}/{found} was trained with another vocabulary than {vocabulary.path} "
-                f"({str(note.get('vocabulary'))[:12]} there, {vocabulary.fingerprint[:12]} here)"
-            )
-        tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-        shapes = jax.eval_shape(
-            lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens
-        )["params"]
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        wanted = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
-        )
-        store.check_shapes(found, "params", wanted)
-        return store.restore(found, {"params": wanted})["params"], found, note
-    finally:
-        store.close()
 
 
 # The table of languages is of those that are translated to and from English.
@@ -104,6 +56,7 @@ class Translator:
 
     batch_rows is the number of lines that are translated together when so many are waiting.
     languages: those that it was trained to translate into; None: all that have a tag.
+    layout: where the parameters lie; None: on one device.
     """
 
     model: nn.Module
@@ -115,6 +68,7 @@ class Translator:
     max_target_length: int = 256
     batch_rows: int = 8
     languages: Sequence[str] | None = None
+    layout: Layout | None = None
 
     @property
     def _languages(self) -> Sequence[str]:
@@ -153,6 +107,7 @@ class Translator:
             max_target_length=self.max_target_length,
             batch_rows=self.batch_rows,
             on_cut=warn,
+            layout=self.layout,
         )
         result = [""] * len(lines)
         for number, text in zip(full, texts, strict=True):

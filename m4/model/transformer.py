@@ -6,7 +6,8 @@ train, decode and score it (docs/model.md).
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -340,6 +341,15 @@ def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:
     if query_BQ is None or key_BR is None:
         return jnp.ones((1, 1, 1), bool)
     return query_BQ[:, :, None] == key_BR[:, None, :]
+
+
+def abstract_variables(model: Transformer) -> Mapping[str, Any]:
+    """Shapes of `params` and the logical axes `params_axes`, without computing anything."""
+    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    # The key is made inside: outside it would be an array, on devices that need not be there.
+    return jax.eval_shape(
+        lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens
+    )
 
 
 def count_parameters(params) -> int:

@@ -6,25 +6,25 @@ from the config: the vocabularies have the sizes that it asks for.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from m4.core.mesh import logical, logical_spec, parameter_shardings, split_axes
+from m4.core.mesh import logical_spec
 from m4.data.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.data.cache import directions_of
 from m4.data.languages import LANGUAGES
 from m4.data.sources import Pair
-from m4.eval.search import search
-from m4.experiment import Setup, corpus_settings, model_of
-from m4.model.transformer import Transformer
+from m4.eval.decode import target_limit
+from m4.eval.search import jit_search, search
+from m4.experiment import Setup, corpus_settings, model_of, translation_layout
+from m4.model.transformer import Transformer, abstract_variables
 from m4.train import loop
-from m4.train.state import TrainState, abstract_variables, initialize, state_shardings
+from m4.train.state import TrainState, initialize, state_shardings
 
 # Where a job would write; a plan writes nothing there.
 _NOWHERE = "nowhere"
@@ -155,30 +155,41 @@ def train_program(setup: Setup, devices: Sequence[Any], languages: int) -> Progr
 
 
 def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Program:
-    """The beam search of `m4 decode` for a batch of the longest sources, over the config's mesh.
+    """The beam search of `m4 decode` for a batch of the longest sources, over the config's mesh:
+    the function that it compiles, with its shardings.
 
     Sentences are as many as `jobs.Decoding.batch_rows`, made up to a multiple of the devices that
-    rows lie over.
+    rows lie over. Who went where is recorded, as `m4 decode` does of a model with experts.
 
     Raises:
         ValueError: as `train_program`.
     """
-    mesh: Mesh = setup.mesh(devices=devices)
     model, directions = planned_model(setup, languages)
     settings = setup.decoding
-    with logical(mesh):
-        loop.check_model_divides(mesh, model)
-        variables = abstract_variables(model)
-        shardings = parameter_shardings(mesh, variables["params_axes"], variables["params"])
-        params = _placed(dict(variables["params"]), shardings)
-        parts = math.prod(mesh.shape[axis] for axis in split_axes(mesh, "batch"))
-        rows = -(-settings.batch_rows // parts) * parts
-        source_length = settings.max_source_length
-        tokens_BL = _rows(mesh, (rows, source_length), jnp.int32)
-        traced = search.trace(
-            model, params, tokens_BL, settings.max_target_length, settings.beams, settings.alpha
-        )
+    source_length, rows = settings.max_source_length, settings.batch_rows
+    asked = (
+        target_limit(source_length, settings.max_target_length),
+        settings.beams,
+        settings.alpha,
+        bool(model.num_experts),
+    )
+    variables = abstract_variables(model)
+    params = dict(variables["params"])
+    layout = translation_layout(setup, model, directions, devices)
+    if layout is None:
+        here = SingleDeviceSharding(devices[0])
+        params = _placed(params, jax.tree.map(lambda _: here, params))
+        tokens_BL = jax.ShapeDtypeStruct((rows, source_length), jnp.int32, sharding=here)
+        traced = search.trace(model, params, tokens_BL, *asked)
         lowered = traced.lower()
+    else:
+        rows = layout.rows(rows)
+        params = _placed(params, layout.shardings(variables["params_axes"], params))
+        with layout.logical():
+            tokens_BL = _rows(layout.mesh, (rows, source_length), jnp.int32)
+            batch = {"encoder_input_tokens": tokens_BL}
+            traced = jit_search(layout, model, *asked).trace(params, batch)
+            lowered = traced.lower()
     return Program(
         lowered,
         traced.jaxpr,
@@ -188,7 +199,7 @@ def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Prog
         None,
         rows,
         source_length,
-        settings.max_target_length,
+        asked[0],
         settings.beams,
         len(directions),
     )

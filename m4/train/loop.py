@@ -71,6 +71,7 @@ class Program(NamedTuple):
     step: Callable[..., Any]
     optimizer: optax.GradientTransformation
     zero: Sequence[str]
+    rules: Rules
 
 
 class Interrupted(KeyboardInterrupt):
@@ -167,7 +168,7 @@ def train(
     )
     if instead is not None:
         with logical(mesh, rules):
-            return instead(Program(step_fn, tx, zero))
+            return instead(Program(step_fn, tx, zero, rules))
     about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
     if stages := pipeline.about(mesh, model):
         about["pipeline"] = stages

@@ -1,6 +1,6 @@
 """The training state and how it comes to be: shapes first, then arrays where they belong."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.core.mesh import logical, parameter_shardings
-from m4.model.transformer import Transformer
+from m4.model.transformer import Transformer, abstract_variables
 
 
 @struct.dataclass
@@ -23,15 +23,6 @@ class TrainState:
     step: Any
     params: Any
     optimizer: Any
-
-
-def abstract_variables(model: Transformer) -> Mapping[str, Any]:
-    """Shapes of `params` and the logical axes `params_axes`, without computing anything."""
-    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-    # The key is made inside: outside it would be an array, on devices that need not be there.
-    return jax.eval_shape(
-        lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens
-    )
 
 
 def initialize(

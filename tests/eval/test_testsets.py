@@ -63,7 +63,7 @@ def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None
 def test_progress_runs_through_all_calls_and_cuts_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def decode(*_: Any, progress: Any, on_cut: Any, beams: int) -> list[str]:
+    def decode(*_: Any, progress: Any, on_cut: Any, beams: int, layout: Any) -> list[str]:
         sources = _[-1]
         on_cut(0, 70, 64)
         for done in range(1, len(sources) + 1):

@@ -15,7 +15,8 @@ from m4.core.checkpoint import Checkpoints
 from m4.data import vocabulary
 from m4.data.vocabulary import Vocabulary
 from m4.eval import translate as translation
-from m4.eval.translate import Translator, check_language, restore_params, waiting_lines
+from m4.eval.trained import restore_params
+from m4.eval.translate import Translator, check_language, waiting_lines
 from m4.model.transformer import Transformer
 
 

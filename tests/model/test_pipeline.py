@@ -19,8 +19,7 @@ from m4.core.rows import to_global
 from m4.eval.search import search
 from m4.model import pipeline
 from m4.model.blocks import Mode, unstack
-from m4.model.transformer import Transformer
-from m4.train.state import abstract_variables
+from m4.model.transformer import Transformer, abstract_variables
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32,

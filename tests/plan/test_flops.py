@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from m4.model.dispatch.gather import gather
-from m4.model.transformer import Transformer
+from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.flops import executed_flops, forward_flops, model_flops, traced_flops
-from m4.train.state import abstract_variables
 
 ROWS, SOURCE, TARGET = 4, 8, 6
 SIZES = {

@@ -1,0 +1,65 @@
+"""A model of random weights, its vocabulary of words, and sentences for it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from m4.model.transformer import Transformer
+
+VOCAB, WORDS = 24, 20
+# One set of shapes for nearly all tests: a compile takes seconds.
+SETTINGS: dict[str, Any] = {"beams": 2, "batch_rows": 4, "max_target_length": 10}
+
+
+class Words:
+    """A vocabulary of w0 ... w19 (ids 4 ...) and <2xx> (id 3)."""
+
+    def encode(self, texts):
+        return [
+            [3 if word.startswith("<") else 4 + int(word[1:]) for word in text.split()]
+            for text in texts
+        ]
+
+    def decode(self, ids):
+        texts = []
+        for row in ids:
+            row = row[: row.index(1)] if 1 in row else row
+            texts.append(" ".join(f"w{i - 4}" for i in row if i))
+        return texts
+
+
+@partial(jax.jit, static_argnames="model")
+def init(model, key):
+    ones = jnp.ones((1, 4), jnp.int32)
+    return model.init(key, ones, ones, ones, enable_dropout=False)["params"]
+
+
+def tiny(seed=0, **changes):
+    """A model with experts; wide random weights, so that its translations differ and end."""
+    model = Transformer(
+        vocab_size=VOCAB,
+        width=16,
+        heads=2,
+        head_width=8,
+        mlp_width=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        num_experts=4,
+        moe_every=1,
+        group_tokens=16,
+    ).clone(**changes)
+    params = jax.device_get(init(model, jax.random.key(seed)))
+    return model, jax.tree.map(lambda x: 2.0 * x, params)
+
+
+def sentences(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        "<2xx> " + " ".join(f"w{i}" for i in rng.integers(0, WORDS, rng.integers(1, 14)))
+        for _ in range(count)
+    ]

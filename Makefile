@@ -8,7 +8,7 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 MODEL_DIR ?= runs/demo
 FLAGS := $(if $(FRESH),--fresh) $(if $(COMPARE),--compare=$(COMPARE))
 
-.PHONY: demo test setup lint lock pod plan-paper
+.PHONY: demo test setup lint lock pod pod-gpu plan-paper
 demo: setup
 	.venv/bin/m4 demo --gin_file=gin_configs/demo.gin --model_dir="$(MODEL_DIR)" $(FLAGS)
 test: setup
@@ -20,6 +20,10 @@ lint: setup
 # The TPU compiler, which needs no TPU: for `m4 plan` and its tests. Its lock is the others' and libtpu.
 pod: setup
 	$(UV) pip install --quiet --python .venv --no-deps --require-hashes -r requirements-tpu.lock
+# The same for GPUs, in a folder of its own: without a GPU it would complain at every start of JAX.
+pod-gpu: setup
+	$(UV) pip install --quiet --python .venv --target .venv/share/m4/cuda_compiler --no-deps \
+	  --require-hashes -r requirements-cuda.lock
 plan-paper: pod
 	.venv/bin/m4 plan --sweep
 setup: .venv/.locked
@@ -36,3 +40,6 @@ lock: | $(UV)
 	  --no-emit-index-url --quiet -o requirements.lock
 	$(UV) pip compile pyproject.toml --extra tpu --constraint requirements.lock --universal \
 	  --generate-hashes --no-header --no-emit-index-url --quiet -o requirements-tpu.lock
+	sed -n 's/^jax==\([0-9.]*\).*/jax-cuda12-plugin==\1\njax-cuda12-pjrt==\1/p' requirements.lock \
+	  | $(UV) pip compile - --no-deps --universal --generate-hashes --no-header --no-emit-index-url \
+	  --quiet -o requirements-cuda.lock

@@ -192,7 +192,16 @@ def joining_of(parsed: argparse.Namespace, environment: Mapping[str, str]) -> Jo
 
 def _add_plan(job: argparse.ArgumentParser) -> None:
     """What is planned, and for which machine."""
-    job.add_argument("--topology", default="v3:8x8", help="chip and grid, v4:4x4x4 (%(default)s)")
+    job.add_argument(
+        "--topology",
+        default="v3:8x8",
+        help="chip and grid, v4:4x4x4, or GPU, nodes and GPUs a node, h100:16x8 (%(default)s)",
+    )
+    job.add_argument(
+        "--price_per_chip_hour",
+        type=float,
+        help="what an hour of a chip, or a GPU, costs: the plan multiplies it out",
+    )
     job.add_argument("--job", dest="planned", choices=["train", "decode"], default="train")
     job.add_argument(
         "--languages",

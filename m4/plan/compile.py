@@ -5,7 +5,7 @@ The process's environment is `m4.plan.launch`'s. No accelerator is asked for or 
 
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,9 @@ from m4.core.collectives import measure, summary
 from m4.experiment import Setup
 from m4.model.dispatch.einsum import einsum
 from m4.plan import flops, launch, memory
-from m4.plan.machines import Topology
-from m4.plan.oom import out_of_memory
+from m4.plan.clusters import Cluster
+from m4.plan.machines import Machine
+from m4.plan.oom import out_of_memory, too_much
 from m4.plan.program import Program, decode_program, train_program
 from m4.plan.step_time import step_time
 
@@ -25,12 +26,14 @@ FORMAT = 1
 JOBS = {"train": train_program, "decode": decode_program}
 
 
-def devices_of(machine: Topology) -> Sequence[Any]:
+def devices_of(machine: Machine) -> Sequence[Any]:
     """The topology's devices, which can be compiled for and nothing else.
 
     Raises:
-        ValueError: libtpu knows no such topology.
+        ValueError: the compiler knows no such topology.
     """
+    if isinstance(machine, Cluster):
+        return _gpus(machine)
     chip = machine.chip
     setting = {"chip_config_name": chip.core_setting} if chip.core_setting else {}
     try:
@@ -43,7 +46,19 @@ def devices_of(machine: Topology) -> Sequence[Any]:
     return devices
 
 
-def facts(setup: Setup, machine: Topology, job: str, languages: int) -> dict[str, Any]:
+def _gpus(machine: Cluster) -> Sequence[Any]:
+    # Slices are what NVLink joins: nodes. All hosts' devices are in one process here.
+    found = topologies.get_topology_desc(
+        machine.chip.name,
+        platform="cuda",
+        target_config=machine.chip.target_config,
+        topology=f"{machine.nodes}x1x{machine.gpus}",
+    )
+    assert len(found.devices) == machine.devices, (len(found.devices), machine)
+    return found.devices
+
+
+def facts(setup: Setup, machine: Machine, job: str, languages: int) -> dict[str, Any]:
     """Everything that one compilation tells, as JSON; "refused" where it does not fit.
 
     Raises:
@@ -60,11 +75,11 @@ def facts(setup: Setup, machine: Topology, job: str, languages: int) -> dict[str
         "topology": machine.name,
         "devices": machine.devices,
         "device_kind": devices[0].device_kind,
-        "versions": launch.versions(),
+        "versions": launch.versions(machine.platform),
         **_sizes(program),
         "parameters": memory.counts(program),
         "given_bytes": given,
-        "device_bytes": machine.chip.device_bytes,
+        "device_bytes": machine.device_bytes,
         "flops": _flops(program, machine.devices),
     }
     try:
@@ -74,21 +89,26 @@ def facts(setup: Setup, machine: Topology, job: str, languages: int) -> dict[str
         if refused is None:
             raise
         return {**found, "refused": refused, "compiler": _cost(clock, traced)}
-    done = _cost(clock, traced)
-    found["memory_bytes"] = memory.by_kind(given, compiled.memory_analysis())
-    found["compiler"] = done
-    return {**found, **_text(compiled, machine)}
+    found["compiler"] = _cost(clock, traced)
+    by_kind = memory.by_kind(given, compiled.memory_analysis())
+    if isinstance(machine, Cluster) and sum(by_kind.values()) > machine.device_bytes:
+        # XLA compiles for a GPU what does not fit.
+        refused = too_much(by_kind, machine.device_bytes, program.model, given)
+        return {**found, "refused": refused}
+    found["memory_bytes"] = by_kind
+    return {**found, **_text(compiled, machine, found)}
 
 
-def _text(compiled: Any, machine: Topology) -> dict[str, Any]:
-    """What the program's text tells; why, where it cannot be had."""
+def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the program's text tells; why, where it cannot be had. found: what is known already."""
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
         # libtpu's printer lacks a case (a check of asynchronous operations, on v5p and v6e).
         return {"no_text": str(error).splitlines()[0][:300]}
     measured = measure(text)
-    time_model = step_time(measured.cycles, measured.collectives, machine)
+    executed, dtype = found["flops"].get("traced", 0.0), found["model"]["dtype"]
+    time_model = step_time(measured.cycles, executed, dtype, measured.collectives, machine)
     return {
         "collectives": {kind: vars(total) for kind, total in summary(measured.collectives).items()},
         "loops_unknown": measured.loops_unknown,

@@ -35,8 +35,11 @@ def plan(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
         return sweep(parsed, bindings, console)
     if len(parsed.gin_file) != 1:
         raise ValueError("give one config: --gin_file=gin_configs/moe_128e_12l.gin; or --sweep")
+    if parsed.price_per_chip_hour is not None and not parsed.price_per_chip_hour >= 0:
+        raise ValueError(f"--price_per_chip_hour={parsed.price_per_chip_hour}: less than 0")
     config, machine, job = Path(parsed.gin_file[0]).stem, parsed.topology, parsed.planned
     facts = compiled(config, config_arguments(parsed, bindings), machine, job, console)
+    facts["price_per_chip_hour"] = parsed.price_per_chip_hour
     report.show(facts, console)
     for path in report.write(facts, parsed.output / file_name(facts)):
         console.print(str(path), highlight=False, soft_wrap=True)
@@ -61,11 +64,12 @@ def compiled(
     config: str, arguments: Sequence[str], machine: str, job: str, console: Console
 ) -> dict[str, Any]:
     """The facts of one compilation, with the config's name."""
-    topology(machine)
-    launch.check_libtpu()
+    platform = topology(machine).platform
+    launch.check_compiler(platform)
+    asked = [*arguments, f"--topology={machine}", f"--job={job}"]
     with console.status(f"compiling {config} for {machine}: minutes"):
         try:
-            found = launch.compile_apart([*arguments, f"--topology={machine}", f"--job={job}"])
+            found = launch.compile_apart(asked, platform)
         except launch.ChildError as error:
             raise ValueError(str(error)) from error
     return {"config": config, **found}

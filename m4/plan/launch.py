@@ -1,5 +1,9 @@
 """A compilation in a process of its own: its environment, and one at a time on a machine.
 
+The compilers are packages: libtpu, and for GPUs JAX's CUDA plugin, which works without CUDA and
+without a GPU. Where there is no GPU the plugin complains at every start of JAX; so `make pod-gpu`
+puts it in a folder beside the environment's packages, which compiling processes alone look into.
+
 libtpu reads its environment once and takes gigabytes; nothing of that should stay in a process that
 does something else. This file needs neither JAX nor gin.
 """
@@ -20,25 +24,37 @@ from typing import Any
 # No device is wanted, so libtpu need not look for one, ask the cloud who it is, or keep others from
 # a TPU that is not there. Where there is one, it is left alone.
 ENVIRONMENT = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "JAX_PLATFORMS": "cpu",
+    # Programs for devices that are not there cannot be loaded again.
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_ACCELERATOR_TYPE": "v3-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "JAX_PLATFORMS": "cpu",
-    # Programs for devices that are not there cannot be loaded again.
-    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    # CUDA is not there either.
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
+# Where `make pod-gpu` puts the compiler for GPUs.
+CUDA_COMPILER = Path(sys.prefix) / "share" / "m4" / "cuda_compiler"
+_CUDA = "jax_cuda12_plugin"
 
 
 class ChildError(Exception):
     """The compiling process ended with a mistake of the user's; its line is the message."""
 
 
-def check_libtpu() -> None:
-    """Raises a ValueError where the TPU compiler is not installed."""
+def check_compiler(platform: str) -> None:
+    """Raises a ValueError where the compiler for "tpu" or "cuda" is not installed."""
+    if platform == "cuda":
+        if not (CUDA_COMPILER / _CUDA).is_dir() and importlib.util.find_spec(_CUDA) is None:
+            raise ValueError(
+                "the compiler for GPUs is not installed: `make pod-gpu` (JAX's CUDA plugin, "
+                "182 MB; neither a GPU nor CUDA is needed)"
+            )
+        return
     path = os.environ.get("TPU_LIBRARY_PATH")
     if path is not None:
         if not Path(path).is_file():
@@ -50,10 +66,10 @@ def check_libtpu() -> None:
         )
 
 
-def versions() -> dict[str, str]:
+def versions(platform: str = "tpu") -> dict[str, str]:
     """The packages that decide what a compilation gives; "": not installed as a package."""
     found = {}
-    for name in ("jax", "jaxlib", "libtpu", "m4"):
+    for name in ("jax", "jaxlib", "jax-cuda12-pjrt" if platform == "cuda" else "libtpu", "m4"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -78,7 +94,7 @@ def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
         yield
 
 
-def compile_apart(arguments: Sequence[str]) -> dict[str, Any]:
+def compile_apart(arguments: Sequence[str], platform: str = "tpu") -> dict[str, Any]:
     """The facts that `m4 plan ARGUMENTS --facts=...` writes, from a process of its own.
 
     Raises:
@@ -88,9 +104,13 @@ def compile_apart(arguments: Sequence[str]) -> dict[str, Any]:
     with one_at_a_time(), tempfile.TemporaryDirectory(prefix="m4-plan-") as folder:
         path = Path(folder) / "facts.json"
         command = [sys.executable, "-m", "m4", "plan", *arguments, f"--facts={path}"]
+        environment = {**os.environ, **ENVIRONMENT}
+        if platform == "cuda" and CUDA_COMPILER.is_dir():
+            folders = [str(CUDA_COMPILER), os.environ.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
         ended = subprocess.run(
             command,
-            env={**os.environ, **ENVIRONMENT},
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,5 +1,7 @@
 """The machines that a plan can be made for: what a chip has, and how chips are linked.
 
+TPUs are here, in grids; clusters of GPUs are in `m4.plan.clusters`.
+
 Sources: v2, v3: Jouppi et al. 2020 (CACM 63.7) and, for the links of v3 and v4, Jouppi et al. 2023
 (arXiv 2304.01433, table 4); v4 to tpu7x: docs.cloud.google.com/tpu/docs, a page each, at the end of
 2025. A link's speed is that of one direction: a quarter or a sixth of half of what those pages call
@@ -11,7 +13,7 @@ import math
 import re
 from dataclasses import dataclass
 
-GIB = 2**30
+from m4.plan.clusters import GIB, GPUS, Cluster
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ class Chip:
         """The memory of a JAX device, all of it; a program can have a little less."""
         return int(self.gib * GIB / self.cores)
 
-    @property
-    def device_flops(self) -> float:
+    def device_flops(self, dtype: str = "bfloat16") -> float:
+        """The peak of products; of any type, because TPUs round to bfloat16."""
+        del dtype
         return self.peak_flops / self.cores
 
 
@@ -64,10 +67,12 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class Topology:
-    """Chips in a grid or torus: v3:32x32 is 1,024 chips and 2,048 devices."""
+    """TPUs in a grid or torus: v3:32x32 is 1,024 chips and 2,048 devices."""
 
     chip: Chip
     sizes: tuple[int, ...]
+
+    platform = "tpu"
 
     @property
     def name(self) -> str:
@@ -82,24 +87,41 @@ class Topology:
         return self.chips * self.chip.cores
 
     @property
+    def device_bytes(self) -> int:
+        return self.chip.device_bytes
+
+    @property
     def is_torus(self) -> bool:
         """Whether the ends of the longest dimension are joined."""
         return max(self.sizes) >= self.chip.full
 
 
-def topology(name: str) -> Topology:
-    """The topology of that name.
+Machine = Topology | Cluster
+
+
+def topology(name: str) -> Machine:
+    """The machine of that name.
 
     Raises:
         ValueError: none has it; the line says what is allowed.
     """
     found = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
-    if found is None or found[1] not in CHIPS:
+    if found is None or found[1] not in {**CHIPS, **GPUS}:
         raise ValueError(
-            f"--topology={name}: a chip and its grid, such as v3:8x8 or v4:4x4x4; the chips are "
-            f"{', '.join(CHIPS)}"
+            f"--topology={name}: a chip and its grid, such as v3:8x8 or v4:4x4x4, or a GPU, nodes "
+            f"and GPUs a node, such as h100:16x8; chips: {', '.join(CHIPS)}; GPUs: "
+            f"{', '.join(GPUS)}"
         )
-    chip, sizes = CHIPS[found[1]], tuple(int(size) for size in found[2].split("x"))
+    sizes = tuple(int(size) for size in found[2].split("x"))
+    if found[1] in GPUS:
+        gpu = GPUS[found[1]]
+        if len(sizes) != 2 or 0 in sizes or sizes[1] > gpu.node:
+            raise ValueError(
+                f"--topology={name}: nodes and GPUs a node, two sizes; of {gpu.name} a node has 1 "
+                f"to {gpu.node}"
+            )
+        return Cluster(gpu, *sizes)
+    chip = CHIPS[found[1]]
     if len(sizes) != chip.links // 2 or 0 in sizes:
         raise ValueError(
             f"--topology={name}: a grid of {chip.name} has {chip.links // 2} sizes of at least 1"

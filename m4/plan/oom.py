@@ -48,6 +48,23 @@ def out_of_memory(
     }
 
 
+def too_much(
+    by_kind: Mapping[str, int], available: int, model: Transformer, given: Mapping[str, int]
+) -> dict[str, Any]:
+    """The same, of a compiled program whose bytes by kind are more than a device has."""
+    needed = sum(by_kind.values())
+    most = max(by_kind, key=lambda kind: by_kind[kind])
+    return {
+        "message": (
+            f"{needed / GIB:.2f} GiB, most of them {most} ({by_kind[most] / GIB:.2f}), exceed the "
+            f"memory ({available / GIB:.2f} GiB)"
+        ),
+        "needed_bytes": needed,
+        "available_bytes": available,
+        "advice": advice(model, given),
+    }
+
+
 def advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
     """Changes of a config that need less memory a device; weights first, then activations."""
     found = []

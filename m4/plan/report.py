@@ -13,12 +13,18 @@ from rich.table import Table
 
 from m4.core.files import write_text
 from m4.plan import table3
-from m4.plan.machines import CHIPS, GIB
+from m4.plan.clusters import Cluster
+from m4.plan.machines import GIB, topology
 
 TEMPLATE = Path(__file__).with_name("plan.html.j2")
 MODEL_NOTE = (
     "A MODEL, not a measurement: the compiler's own estimate of cycles at the chip's clock, and "
     "collectives at the links' stated speed; nothing overlaps, no latency."
+)
+PEAK_NOTE = (
+    "A MODEL, not a measurement: executed FLOPs at the GPU's peak, which no program reaches, and "
+    "collectives at the links' stated speed; nothing overlaps, no latency. XLA estimates no cycles "
+    "for GPUs."
 )
 
 
@@ -141,16 +147,23 @@ def _time(facts: Mapping[str, Any]) -> Section:
     rows.append(("step", f"{seconds['total']:.3f}"))
     cost = costs(facts)
     assert cost is not None
+    on_gpus = isinstance(topology(facts["topology"]), Cluster)
     rows += [
         ("tokens a second (of the source)", f"{cost['tokens_per_second']:,.0f}"),
         ("days to 10^12 tokens", f"{cost['days']:.1f}"),
-        ("core-years", f"{cost['core_years']:.1f}"),
-        ("model FLOPs, of the peak", f"{cost['utilisation']:.0%}"),
+        ("GPU-years" if on_gpus else "core-years", f"{cost['core_years']:.1f}"),
+        ("GPU-hours" if on_gpus else "chip-hours", f"{cost['chip_hours']:,.0f}"),
     ]
-    notes = [MODEL_NOTE]
+    if (price := facts.get("price_per_chip_hour")) is not None:
+        each = "GPU" if on_gpus else "chip"
+        rows.append(
+            (f"price, at {price:g} a {each} and hour", f"{cost['chip_hours'] * price:,.0f}")
+        )
+    rows.append(("model FLOPs, of the peak", f"{cost['utilisation']:.0%}"))
+    notes = [PEAK_NOTE if on_gpus else MODEL_NOTE]
     if facts["uncosted"]:
         notes.append(f"{facts['uncosted']:,} operations without an estimate are not in it.")
-    row = table3.row_of(facts["config"])
+    row = table3.row_of(facts["config"]) if facts["topology"].startswith("v3:") else None
     if row is not None and row.cores == facts["devices"] and row.steps_per_second is not None:
         paper = 1 / float(row.steps_per_second)
         rows.append(("the paper's step (table 3)", f"{paper:.3f}"))
@@ -163,18 +176,22 @@ def _time(facts: Mapping[str, Any]) -> Section:
 
 
 def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
-    """What the time model comes to: tokens a second, days and core-years to 10^12 source tokens."""
+    """What the time model comes to: tokens a second; days, core-years (of JAX devices) and
+    chip-hours to 10^12 source tokens; model FLOPs over the peak."""
     if facts["job"] != "train" or facts.get("step_seconds", {}).get("total") is None:
         return None
     batch, seconds = facts["batch"], facts["step_seconds"]["total"]
     tokens = batch["rows"] * batch["source_length"]
     days = table3.days(table3.TOKENS, tokens, 1 / Fraction(seconds))
-    chip = CHIPS[facts["topology"].split(":")[0]]
+    machine = topology(facts["topology"])
     return {
         "tokens_per_second": tokens / seconds,
         "days": float(days),
         "core_years": float(table3.core_years(days, facts["devices"])),
-        "utilisation": facts["flops"]["model"] / seconds / chip.device_flops,
+        "chip_hours": float(days) * 24 * machine.chips,
+        "utilisation": facts["flops"]["model"]
+        / seconds
+        / machine.chip.device_flops(facts["model"]["dtype"]),
     }
 
 

@@ -1,8 +1,9 @@
 """A MODEL of the time of a step: arithmetic on a compiled program. Nothing here was measured.
 
-Compute: the TPU compiler's own estimate of cycles, loops multiplied out, at the chip's clock; it
-leaves out kernels written by others. Communication: what each collective must move over the links
-of the slowest part of a torus, at their stated speed, no latency, nothing overlapped.
+Compute on a TPU: the compiler's own estimate of cycles, loops multiplied out, at the chip's clock;
+it leaves out kernels written by others. On a GPU, for which XLA estimates nothing: the executed
+FLOPs at the peak, which no program reaches. Communication: what each collective must move over the
+slowest links that it needs, at their stated speed, no latency, nothing overlapped.
 """
 
 import math
@@ -10,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from m4.core.collectives import Collective
-from m4.plan.machines import Topology
+from m4.plan.clusters import Cluster
+from m4.plan.machines import Machine, Topology
 
 
 @dataclass(frozen=True)
@@ -29,18 +31,29 @@ class StepTime:
         return None if self.compute is None else self.compute + self.communication
 
 
-def step_time(cycles: int, found: Iterable[Collective], machine: Topology) -> StepTime:
-    """The model, of a program's cycles and collectives on a machine."""
+def step_time(
+    cycles: int, flops: float, dtype: str, found: Iterable[Collective], machine: Machine
+) -> StepTime:
+    """The model of a step.
+
+    Args:
+        cycles: by the TPU compiler. flops: executed on a device; dtype: of activations.
+        found: the program's collectives.
+    """
     by_kind: dict[str, float] = {}
     for each in found:
         seconds = each.times * seconds_of(each, machine)
         by_kind[each.kind] = by_kind.get(each.kind, 0.0) + seconds
+    if isinstance(machine, Cluster):
+        return StepTime(flops / machine.chip.device_flops(dtype) if flops else None, by_kind)
     clock = machine.chip.clock_hz
     return StepTime(cycles / clock if clock and cycles else None, by_kind)
 
 
-def seconds_of(each: Collective, machine: Topology) -> float:
+def seconds_of(each: Collective, machine: Machine) -> float:
     """One run of a collective."""
+    if isinstance(machine, Cluster):
+        return _cluster_seconds(each, machine)
     chip, devices = machine.chip, len(each.groups[0])
     if each.kind in ("collective-permute", "collective-broadcast"):
         return each.operand_bytes / chip.link_bytes  # to a neighbour, over one link
@@ -77,3 +90,26 @@ def all_to_all_seconds(payload_bytes: float, devices: int, machine: Topology) ->
     both = 2 if side >= chip.full else 1
     crossing = devices * payload_bytes / 4
     return crossing / (both * math.ceil(chips / side) * chip.link_bytes)
+
+
+def _cluster_seconds(each: Collective, machine: Cluster) -> float:
+    """One run of a collective between GPUs: devices are counted node by node.
+
+    Within a node everything goes over NVLink at its speed. Beyond, every GPU has an adapter of its
+    own: of an all-to-all what is for other nodes goes through it; in a ring a node's GPUs share the
+    work, so that the ring is as fast as the adapters of all GPUs that a node has in it, but no
+    faster than NVLink.
+    """
+    gpu = machine.chip
+    if each.kind in ("collective-permute", "collective-broadcast"):
+        apart = any(a // machine.gpus != b // machine.gpus for a, b in each.groups)
+        return each.operand_bytes / (gpu.network_bytes if apart else gpu.nvlink_bytes)
+    group = each.groups[0]
+    nodes = len({device // machine.gpus for device in group})
+    together = len(group) / nodes  # GPUs of one node
+    if each.kind in ("all-to-all", "ragged-all-to-all"):
+        beyond = each.operand_bytes * (1 - together / len(group)) / gpu.network_bytes
+        within = each.operand_bytes * (together - 1) / len(group) / gpu.nvlink_bytes
+        return max(beyond, within)  # at the same time, over different links
+    speed = gpu.nvlink_bytes if nodes == 1 else min(gpu.nvlink_bytes, together * gpu.network_bytes)
+    return each.sent_bytes / speed

@@ -2,16 +2,17 @@
 
 import pytest
 
-from m4.plan.machines import CHIPS, GIB, topology
+from m4.plan.machines import CHIPS, GIB, Topology, topology
 
 
 def test_the_papers_machine() -> None:
     machine = topology("v3:32x32")
     assert (machine.chips, machine.devices) == (1024, 2048)  # two cores a chip
-    assert machine.chip.device_bytes == 16 * GIB
-    assert machine.chip.device_flops == pytest.approx(61.5e12)
+    assert machine.device_bytes == 16 * GIB
+    assert machine.chip.device_flops() == pytest.approx(61.5e12)
+    assert isinstance(machine, Topology)
     assert machine.is_torus
-    assert not topology("v3:8x8").is_torus
+    assert not Topology(CHIPS["v3"], (8, 8)).is_torus
     assert machine.name == "v3:32x32"
 
 

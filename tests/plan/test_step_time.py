@@ -53,7 +53,7 @@ def test_an_exchange_takes_as_long_as_its_busiest_link(sizes: tuple[int, ...], f
 
 def test_an_exchange_grows_with_the_square_root_of_the_devices() -> None:
     # GShard, section 5.3. c * X * payload / (8 * speed): 2 * 32 * 2^28 / (8 * 70e9) = 30.7 ms.
-    full = topology("v3:32x32")
+    full = Topology(CHIPS["v3"], (32, 32))
     assert all_to_all_seconds(2**28, 2048, full) == pytest.approx(2 * 32 * 2**28 / 8 / 70e9)
     torus = dataclasses.replace(CHIPS["v3"], full=1)
     times = [
@@ -85,7 +85,7 @@ def test_a_step_is_cycles_and_collectives_one_after_the_other() -> None:
     machine = topology("v3:8x8")
     permute = collective("collective-permute", 7_000_000, 2, times=10)
     alone = dataclasses.replace(collective("all-reduce", 2**30, 1))
-    found = step_time(940_000_000, [permute, alone], machine)
+    found = step_time(940_000_000, 1e12, "float32", [permute, alone], machine)
     assert found.compute == pytest.approx(1.0)  # 0.94 GHz
     # Ten times 7 MB at 70 GB/s are 1 ms; one device has nobody to add up with.
     assert found.by_kind == pytest.approx({"collective-permute": 0.001, "all-reduce": 0.0})
@@ -93,7 +93,9 @@ def test_a_step_is_cycles_and_collectives_one_after_the_other() -> None:
 
 
 def test_without_a_clock_there_is_no_time() -> None:
-    found = step_time(10**9, [collective("all-reduce", 2**30, 64)], topology("v6e:8x8"))
+    found = step_time(
+        10**9, 1e12, "float32", [collective("all-reduce", 2**30, 64)], topology("v6e:8x8")
+    )
     assert found.compute is None
     assert found.total is None
     assert found.communication > 0

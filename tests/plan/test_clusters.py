@@ -1,0 +1,135 @@
+"""Clusters of GPUs: what they have, how long exchanges take, and a program compiled for one."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from m4.core.collectives import Collective
+from m4.plan import launch
+from m4.plan.clusters import GIB, GPUS, Cluster
+from m4.plan.machines import topology
+from m4.plan.oom import too_much
+from m4.plan.step_time import seconds_of, step_time
+from tests.command_line import m4
+
+ROOT = Path(__file__).parents[2]
+
+
+def collective(kind: str, operand: int, groups: tuple[tuple[int, ...], ...]) -> Collective:
+    return Collective(kind, "x", "main", operand, operand, groups, 1, False, "")
+
+
+def test_nodes_and_gpus() -> None:
+    machine = topology("h100:16x8")
+    assert isinstance(machine, Cluster)
+    assert (machine.devices, machine.chips, machine.name) == (128, 128, "h100:16x8")
+    assert machine.device_bytes == int(79.1 * GIB)
+    # TF32 is half of bfloat16 on tensor cores.
+    assert machine.chip.device_flops("bfloat16") / machine.chip.device_flops("float32") == (
+        pytest.approx(2, rel=0.01)
+    )
+
+
+@pytest.mark.parametrize("name", ["h100:16", "h100:16x9", "h100:0x8", "h100:2x2x2", "a100:2x8"])
+def test_a_cluster_that_there_is_not_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^--topology=") as error:
+        topology(name)
+    assert "\n" not in str(error.value)
+
+
+def test_exchanges_take_the_links_that_they_need() -> None:
+    machine = topology("h100:2x4")  # devices 0 to 3 and 4 to 7
+    gpu = GPUS["h100"]
+    whole, node, across = (tuple(range(8)),), ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5))
+    size = 8_000_000
+
+    def seconds(kind: str, groups: tuple[tuple[int, ...], ...]) -> float:
+        return seconds_of(collective(kind, size, groups), machine)
+
+    # Half of what each of 8 has is for the other node, over its own adapter.
+    assert seconds("all-to-all", whole) == pytest.approx(size / 2 / gpu.network_bytes)
+    assert seconds("all-to-all", node) == pytest.approx(size * 3 / 4 / gpu.nvlink_bytes)
+    # A ring of 8 sends 2 * 7/8 of it: over the 4 adapters of a node together.
+    assert seconds("all-reduce", whole) == pytest.approx(2 * size * 7 / 8 / 4 / gpu.network_bytes)
+    assert seconds("all-reduce", node) == pytest.approx(2 * size * 3 / 4 / gpu.nvlink_bytes)
+    # A ring of 2 sends all of it once there and once back: one GPU of each node.
+    assert seconds("all-reduce", across) == pytest.approx(size / gpu.network_bytes)
+    assert seconds("collective-permute", ((0, 1), (1, 2))) == size / gpu.nvlink_bytes
+    assert seconds("collective-permute", ((0, 1), (3, 4))) == size / gpu.network_bytes
+
+
+def test_a_step_takes_its_flops_at_the_peak_and_its_exchanges() -> None:
+    machine = topology("h100:1x8")
+    found = [collective("all-to-all", 450_000_000, (tuple(range(8)),))]
+    # 989e12 operations: one second in bfloat16. 7/8 of 0.45 GB at 450 GB/s: 0.875 ms.
+    time = step_time(0, 989e12, "bfloat16", found, machine)
+    assert time.compute == pytest.approx(1.0)
+    assert time.total == pytest.approx(1.000875)
+
+
+def test_what_is_too_much_is_said_with_what_would_help() -> None:
+    from m4.model.transformer import Transformer
+
+    by_kind = {"replicated weights": 8 * GIB, "temporaries": 90 * GIB}
+    refused = too_much(
+        by_kind, 80 * GIB, Transformer(vocab_size=8), {"replicated weights": 8 * GIB}
+    )
+    assert refused["message"] == (
+        "98.00 GiB, most of them temporaries (90.00), exceed the memory (80.00 GiB)"
+    )
+    assert refused["needed_bytes"] == 98 * GIB
+    assert any("loop.train.zero" in line for line in refused["advice"])
+
+
+def test_the_locked_compiler_is_jaxs_own() -> None:
+    """XLA's plugin and JAX must be of one version."""
+    locks = [
+        (ROOT / name).read_text("utf-8") for name in ("requirements.lock", "requirements-cuda.lock")
+    ]
+    (ours,) = re.findall(r"^jax==([\d.]+)", locks[0], re.MULTILINE)
+    assert re.findall(r"^jax-cuda12-(?:plugin|pjrt)==([\d.]+)", locks[1], re.MULTILINE) == [
+        ours,
+        ours,
+    ]
+
+
+def test_without_the_compiler_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "CUDA_COMPILER", tmp_path / "nothing")
+    if launch.importlib.util.find_spec(launch._CUDA) is not None:
+        pytest.skip("it is installed among the packages")
+    with pytest.raises(
+        ValueError, match=r"^the compiler for GPUs is not installed: `make pod-gpu`"
+    ):
+        launch.check_compiler("cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not launch.CUDA_COMPILER.is_dir(), reason="needs `make pod-gpu`")
+def test_a_step_compiled_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUMPY_RANK_PROMOTION"):
+        monkeypatch.delenv(name, raising=False)
+    config = ROOT / "gin_configs" / "moe_128e_12l.gin"
+    small = [
+        "--gin.transformer.Transformer.encoder_layers=2",
+        "--gin.transformer.Transformer.decoder_layers=2",
+        "--gin.transformer.Transformer.num_experts=16",
+        "--gin.BATCH_SIZE=256",
+        "--gin.DROPOUT_RATE=0.0",
+    ]
+    said = m4(
+        *("plan", f"--gin_file={config}", "--topology=h100:2x8", "--price_per_chip_hour=2"),
+        *(f"--output={tmp_path}", *small),
+    )
+    assert said.status == 0, said.err
+    assert all("another plan" in line for line in said.err.splitlines())
+    facts = json.loads((tmp_path / "moe_128e_12l.h100-2x8.json").read_text("utf-8"))
+    # An expert a GPU in two layers: 2 * 2 * 1024 * 8192 float32.
+    assert facts["memory_bytes"]["expert weights"] == 2 * 2 * 1024 * 8192 * 4
+    # Two layers, there and back, forward, again (remat) and backward.
+    assert facts["collectives"]["all-to-all"]["count"] == 12
+    assert facts["step_seconds"]["compute"] == pytest.approx(facts["flops"]["traced"] / 495e12)
+    assert "price, at 2 a GPU and hour" in said.out

@@ -7,12 +7,12 @@ seed (measured with 0.2.3): a cache that is made twice would not be the same.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from m4.data.compiled import compiled
+from m4.data.ragged import Ragged
 from m4.data.vocabulary import SPACE, Vocabulary
-from m4.data.words import Ragged
 
 Ids = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ class Dropout:
         return Ragged(ids, lengths)
 
 
-@numba.njit(cache=True)
+@compiled
 def _place(keys: Keys, key: int | np.int64) -> int:
     """Where a key is in the table, or would be: the next free place from its own on."""
     mask = len(keys) - 1
@@ -68,7 +68,7 @@ def _place(keys: Keys, key: int | np.int64) -> int:
     return int(index)
 
 
-@numba.njit(cache=True)
+@compiled
 def _table(keys: Keys, values: Ids) -> tuple[Keys, Ids]:
     """A hash table with open addressing, at most half full; free places have the key -1."""
     size = 2
@@ -81,14 +81,14 @@ def _table(keys: Keys, values: Ids) -> tuple[Keys, Ids]:
     return places, found
 
 
-@numba.njit(cache=True)
+@compiled
 def _merged(table: tuple[Keys, Ids, int], left: int, right: int) -> int:
     """The piece that two pieces make, or -1."""
     keys, values, size = table
-    return values[_place(keys, np.int64(left) * size + right)]
+    return int(values[_place(keys, np.int64(left) * size + right)])
 
 
-@numba.njit(cache=True)
+@compiled
 def _sample(
     characters: Ids,
     ends: Keys,

@@ -1,32 +1,20 @@
 """The stream's loops over pairs, compiled by numba: drawing, packing, laying out.
 
-All of them in one file: numba's cache on disk looks at a function's own file only, and a change of
-what a compiled function calls in another file would go unnoticed. Constants of other files come as
-arguments for the same reason. tests/data/stream_reference.py says the same in plain numpy.
+All of them in one file, and constants of other files come as arguments: compiled.py says why.
+tests/data/stream_reference.py says the same in plain numpy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numba
 import numpy as np
+
+from m4.data.compiled import compiled
 
 # Gaps of a step are filled from so many times as many pairs as it has.
 AHEAD = 1
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled when first called, and kept beside the file or in the user's cache folder."""
-    # nogil: meanwhile other threads go on, training among them.
-    try:
-        return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # nowhere to write, as in a container without a home: compiled every time
-        return numba.njit(nogil=True)(function)
-
-
-@_compiled
+@compiled
 def mix(x):
     """64 bits -> 64 bits: permutation.mix of one number."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
@@ -35,7 +23,7 @@ def mix(x):
     return x ^ (x >> np.uint64(31))
 
 
-@_compiled
+@compiled
 def permute(index, size, key):
     """permutation.permute of one number."""
     bits, last = np.uint64(0), size - np.uint64(1)
@@ -56,7 +44,7 @@ def permute(index, size, key):
             return x
 
 
-@_compiled
+@compiled
 def permute_in_windows(index, size, window, key):
     """A permutation of range(size) under `key` in which nearby places are nearby numbers.
 
@@ -74,7 +62,7 @@ def permute_in_windows(index, size, window, key):
     return (number * window + inside + mix(~key) % size) % size
 
 
-@_compiled
+@compiled
 def occurrences(directions, before):
     """[K] directions in the order of their draws, [D] draws of each before -> [K] draws of a pair's
     own direction before it."""
@@ -87,7 +75,7 @@ def occurrences(directions, before):
     return result
 
 
-@_compiled
+@compiled
 def examples(directions, occurrence, sizes, keys, window):
     """[K] draws -> [K] pairs within their directions, [K] epochs. sizes, keys [D]: uint64."""
     found = np.empty(len(directions), np.int64)
@@ -102,7 +90,7 @@ def examples(directions, occurrence, sizes, keys, window):
     return found, epochs
 
 
-@_compiled
+@compiled
 def places(
     directions, entries, english_source, source_extra, target_extra,
     source_english, source_foreign, target_english, target_foreign,
@@ -127,7 +115,7 @@ def places(
     return source_starts, source_lengths, target_starts, target_lengths
 
 
-@_compiled
+@compiled
 def shares(source_lengths, target_lengths, source_length, target_length):
     """[K] the larger share of a row that each pair takes, as a whole number of equal parts."""
     divisor, rest = source_length, target_length
@@ -140,7 +128,7 @@ def shares(source_lengths, target_lengths, source_length, target_length):
     return result
 
 
-@_compiled
+@compiled
 def decreasing(members, share):
     """members by share[member], the largest first, equal ones in their order."""
     # A radix sort, digit by digit from the lowest. Shares have few different values: mostly one
@@ -166,7 +154,7 @@ def decreasing(members, share):
     return before
 
 
-@_compiled
+@compiled
 def first_row(source, target, source_room, target_room):
     """The first row with room for both sides, which is taken; -1 where there is none."""
     for row in range(len(source_room)):
@@ -177,7 +165,7 @@ def first_row(source, target, source_room, target_room):
     return -1
 
 
-@_compiled
+@compiled
 def first_fit(order, stop, source_lengths, target_lengths, source_room, target_room, row_of):
     """Pairs in `order` before pair `stop`, each into the first row with room for both sides.
 
@@ -192,7 +180,7 @@ def first_fit(order, stop, source_lengths, target_lengths, source_room, target_r
     return left
 
 
-@_compiled
+@compiled
 def plan(
     source_lengths, target_lengths, directions, epochs, epoch_of, steps,
     source_length, target_length, source_room, target_room, hurry, step_of, row_of,
@@ -274,7 +262,7 @@ def plan(
     )
 
 
-@_compiled
+@compiled
 def fill(array, at, length, value):
     """array[at : at + length] = value"""
     # Unsigned indices: signed ones may count from the end, which the compiler cannot vectorize.
@@ -283,7 +271,7 @@ def fill(array, at, length, value):
         array[first + j] = value
 
 
-@_compiled
+@compiled
 def count_up(array, at, length):
     """array[at : at + length] = 0, 1, 2 ..."""
     first = np.uint64(at)
@@ -291,7 +279,7 @@ def count_up(array, at, length):
         array[first + j] = np.int32(j)
 
 
-@_compiled
+@compiled
 def copy(array, at, length, values, start):
     """array[at : at + length] = values[start : start + length]"""
     first, begin = np.uint64(at), np.uint64(start)
@@ -299,7 +287,7 @@ def copy(array, at, length, values, start):
         array[first + j] = values[begin + j]
 
 
-@_compiled
+@compiled
 def lay_out(
     chosen, row_of, rows, first_row, source_width, target_width, directions, english_source,
     tags, eos, source_starts, source_lengths, target_starts, target_lengths,

@@ -22,6 +22,7 @@ from m4.core.files import write_text
 from m4.data.cache import Cache
 from m4.data.chunks import SIDES
 from m4.data.languages import describe
+from m4.data.ragged import Texts
 from m4.data.tokens import ROLES, SIDES_OF
 from m4.data.vocabulary import UNK_ID
 from m4.data.words import WordEncoder
@@ -118,7 +119,7 @@ def measure_texts(
 ) -> Row:
     """The row of some sentences."""
     normal = [unicodedata.normalize("NFKC", text).split() for text in texts]
-    ids = encoder.encode(texts).ids
+    ids = encoder.encode(Texts.of(texts)).ids
     bytes_ = encoder.vocabulary.byte_ids
     values = ids[(ids >= bytes_.start) & (ids < bytes_.stop)] - bytes_.start
     return Row(

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from m4.data.cache import Cache
 from m4.data.dropout import Dropout
+from m4.data.ragged import Ragged, Texts
 from m4.data.sources.tsv import Tsv
-from m4.data.words import Ragged, WordEncoder
+from m4.data.words import WordEncoder
 from tests.data.test_words import ODD, same
 
 
@@ -36,14 +37,15 @@ LETTERS = st.sampled_from(ODD) | st.characters(codec="utf-8")
 def test_without_dropout_it_is_the_best_segmentation(
     made_cache: Cache, dropout: Dropout, texts: list[str]
 ) -> None:
-    best = WordEncoder(made_cache.source_vocabulary).encode(texts)
+    best = WordEncoder(made_cache.source_vocabulary).encode(Texts.of(texts))
     assert same(best, rows(dropout.sample(best, 0.0, 3))[: len(texts)])
 
 
 def test_real_text(tatoeba: Path, made_cache: Cache, dropout: Dropout) -> None:
     encoder, source = WordEncoder(made_cache.source_vocabulary), Tsv(tatoeba)
     for code in source.languages():
-        best = encoder.encode([side for pair in source.pairs(code, "dev") for side in pair])
+        texts = [side for pair in source.pairs(code, "dev") for side in pair]
+        best = encoder.encode(Texts.of(texts))
         again = dropout.sample(best, 0.0, 0)
         assert np.array_equal(best.ids, again.ids), code
         assert np.array_equal(best.lengths, again.lengths), code
@@ -87,7 +89,7 @@ def test_it_is_the_same_in_every_process(made_cache: Cache, dropout: Dropout) ->
     code = (
         "from m4.data.cache import Cache\n"
         "from m4.data.dropout import Dropout\n"
-        "from m4.data.words import Ragged\n"
+        "from m4.data.ragged import Ragged\n"
         f"made = Cache({str(made_cache.folder)!r})\n"
         "texts = [pair.english for pair in made.pairs('pt', 'train')]\n"
         "best = Ragged.of(made.source_vocabulary.encode(texts))\n"

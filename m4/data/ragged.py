@@ -1,0 +1,56 @@
+"""Many texts, and many rows of ids, each in one flat array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Texts(NamedTuple):
+    """Texts in one buffer of UTF-8: the n-th one is raw[starts[n] : ends[n]]."""
+
+    raw: bytes
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(texts: Sequence[str]) -> Texts:
+        parts = [text.encode() for text in texts]
+        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+        ends = np.cumsum(lengths)
+        return Texts(b"".join(parts), ends - lengths, ends)
+
+    def strings(self) -> list[str]:
+        spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        return [self.raw[start:end].decode() for start, end in spans]
+
+
+class Ragged(NamedTuple):
+    """Rows of different lengths: all ids one after another, and the number of each row's."""
+
+    ids: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int64]
+
+    def take(self, rows: npt.NDArray[np.integer]) -> Ragged:
+        """The rows of these numbers, in that order."""
+        lengths = self.lengths[rows]
+        ends = np.cumsum(lengths)
+        starts = (np.cumsum(self.lengths) - self.lengths)[rows]
+        # Of every id: its place in the row, counted from where the row is in self.ids.
+        index = np.arange(lengths.sum()) + np.repeat(starts - ends + lengths, lengths)
+        return Ragged(self.ids[index], lengths)
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[int]]) -> Ragged:
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        ids = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
+        return Ragged(ids, lengths)
+
+    @staticmethod
+    def joined(parts: Sequence[Ragged]) -> Ragged:
+        ids, lengths = zip(*parts, strict=True)
+        return Ragged(np.concatenate(ids), np.concatenate(lengths))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from etils import epath
 
@@ -39,6 +39,30 @@ def m4_code(code: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", code)
 
 
+class Codes:
+    """Language codes in names and in data -> m4's. ValueError: two of them would be one language.
+
+    owner: the source's gin name. given: m4's code -> the code in the data. folder: of the data.
+    """
+
+    def __init__(self, owner: str, given: Mapping[str, str], folder: epath.Path) -> None:
+        self._owner, self._folder = owner, folder
+        self._by_code = {code: language for language, code in given.items()}
+        self._seen: dict[str, tuple[str, epath.Path | None]] = {}
+
+    def __call__(self, code: str, path: epath.Path | None = None) -> str:
+        """path: the file of this language; None: the language of a record."""
+        language = self._by_code.get(code) or m4_code(code)
+        other, place = self._seen.setdefault(language, (code, path))
+        if code != other:
+            raise ValueError(
+                f"{path or self._folder}: language code {code!r} beside {other!r}"
+                f"{f' of {place}' if place else ''}: both would be {language!r}; write them alike, "
+                f"or give one another name: {self._owner}.codes = {{'{language}_2': {code!r}}}"
+            )
+        return language
+
+
 class Layout:
     """A pattern such as '{split}.{pair}.{side}' or '{lang}/*.po' and what it finds in a folder.
 
@@ -64,10 +88,10 @@ class Layout:
         self.splits = dict(splits or {split: split for split in SPLITS})
         self.codes = dict(codes or {})
         self._by_word = {word: split for split, word in self.splits.items()}
-        self._by_code = {code: own for own, code in self.codes.items()}
+        self.language = Codes(owner, self.codes, folder)
         for name, given, inverse in (
             ("splits", self.splits, self._by_word),
-            ("codes", self.codes, self._by_code),
+            ("codes", self.codes, set(self.codes.values())),
         ):
             if len(inverse) < len(given):
                 raise ValueError(f"{owner}.{name} = {given}: names one thing twice")
@@ -114,7 +138,8 @@ class Layout:
         return expression + re.escape(pattern[position:])
 
     def find(self) -> list[File]:
-        """The files that fit, sorted by name. ValueError: one is there packed and unpacked."""
+        """The files that fit, sorted by name. ValueError: one is there packed and unpacked; two
+        codes in names are one language."""
         found: dict[str, File] = {}
         for name, path in self._candidates(self.folder, "", 0):
             plain = name[: len(name) - len(path.name)] + unpacked_name(path)
@@ -125,7 +150,10 @@ class Layout:
             if plain in found:
                 raise ValueError(f"{path}: {found[plain].path} is there too; remove one of them")
             found[plain] = file
-        return [found[name] for name in sorted(found)]
+        return [
+            replace(file, language=self.language(file.code, file.path)) if file.code else file
+            for _, file in sorted(found.items())
+        ]
 
     def _candidates(
         self, folder: epath.Path, name: str, level: int
@@ -149,22 +177,17 @@ class Layout:
         if len(codes) > 1 or field.get("lang") == self.english:
             return None  # 'en-gl.pt': the side is neither
         named = set(match.re.groupindex.values())
-        code = codes.pop() if codes else None
         return File(
             path=path,
             name=name,
-            language=self.language(code) if code else None,
-            code=code,
+            language=None,
+            code=codes.pop() if codes else None,
             split=self._by_word[field["split"]] if field.get("split") else None,
             english=None if side is None else side == self.english,
             stars=tuple(
                 match[group] for group in range(1, match.re.groups + 1) if group not in named
             ),
         )
-
-    def language(self, code: str) -> str:
-        """m4's code of a code in a name."""
-        return self._by_code.get(code, m4_code(code))
 
     @property
     def tells_language(self) -> bool:

@@ -12,7 +12,7 @@ from etils import epath
 
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.files import digest, folder_at
-from m4.data.sources.layout import m4_code
+from m4.data.sources.layout import Codes
 from m4.data.sources.lines import MAX_LINE_BYTES, Reading, Reason
 from m4.data.sources.splits import HashSplit
 from m4.data.sources.spool import Spool
@@ -64,6 +64,7 @@ class Tfds:
         self.english, self.codes = english, dict(codes or {})
         default = os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
         self.data_dir = folder_at(data_dir or default, f"{OWNER}.data_dir")
+        self._m4 = Codes(OWNER, self.codes, self.data_dir)
         names = [datasets] if isinstance(datasets, str) else list(datasets)
         if not names:
             raise ValueError(f"{OWNER}.datasets is empty")
@@ -81,7 +82,11 @@ class Tfds:
 
     def languages(self) -> list[str]:
         """The codes of all datasets, sorted. Imports TensorFlow Datasets (seconds)."""
-        found = {self._m4(code) for dataset in self._datasets for code in dataset.codes or ()}
+        found = {
+            self._m4(code, dataset.folder)
+            for dataset in self._datasets
+            for code in dataset.codes or ()
+        }
         return sorted(found.union(self._spool.languages()))
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
@@ -188,10 +193,6 @@ class Tfds:
 
     def _names(self, dataset: _Dataset, split: str) -> tuple[str, str]:
         return f"{dataset.name} {self.splits[split]}", f"{dataset.folder} {self.splits[split]}"
-
-    def _m4(self, code: str) -> str:
-        own = {code_: language for language, code_ in self.codes.items()}
-        return own.get(code, m4_code(code))
 
 
 class _Dataset:

@@ -15,6 +15,7 @@ from m4.arguments import DATA_JOBS, SHARED, gin_arguments, joining_of, parser
 from m4.arguments import JOBS as JOBS
 from m4.core.huge_pages import restart_with_huge_pages
 from m4.core.joining import Joining
+from m4.core.lease import Taken, Unsaved
 from m4.core.supervise import LOST_STATUS, supervise
 from m4.mistakes import UserError, check_values, is_ours, missing_argument, near, one_line
 
@@ -127,7 +128,9 @@ def _mistake(error: Exception, known: Iterable[str]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one job; returns the exit status.
 
-    0; 1 where another process of the job was lost; 2 for a mistake of the user's; 130 for Ctrl-C.
+    0; 1 where another process of the job was lost, or the last files did not get to MODEL_DIR's
+    store; 2 for a mistake of the user's; 3 where another job has taken MODEL_DIR over; 130 for
+    Ctrl-C.
     """
     others, bindings = gin_arguments(sys.argv[1:] if arguments is None else arguments)
     parsed = parser().parse_args(others)
@@ -142,7 +145,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if joining is not None:
             status = supervise(f"m4 {_name(parsed)}")
             return together(parsed, bindings, joining) if status is None else status
-    return alone(parsed, bindings)
+    status = alone(parsed, bindings)
+    if arguments is None and status == Taken.status:
+        sys.stdout.flush()
+        os._exit(status)  # the interpreter's own end would wait for a checkpoint being written
+    return status
 
 
 def together(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining) -> int:
@@ -180,6 +187,9 @@ def alone(
             raise
         print(f"m4 {_name(parsed)}: {one_line(error)}", file=sys.stderr)
         return 2
+    except (Taken, Unsaved) as error:
+        print(f"m4 {_name(parsed)}: {one_line(error)}", file=sys.stderr)
+        return error.status
     except KeyboardInterrupt as error:
         said = one_line(error) if str(error) else "interrupted; the same command goes on"
         print(f"m4 {_name(parsed)}: {said}", file=sys.stderr)

@@ -143,9 +143,10 @@ stop() { on_all "$(on_host stop "$job")"; }
 
 logs() { on_worker "$worker" "$(on_host follow "$job")"; }
 
-# What every host says of the job. A host without the environment says: m4-job HOST bare.
+# What every host says of the job, where ARGUMENTS are given of the one that was started with them.
+# A host without the environment says: m4-job HOST bare.
 ask_hosts() {
-  on_all "if test -e m4-env/.ready; then $(on_host status "$job"); else echo m4-job \$(hostname) bare; fi"
+  on_all "if test -e m4-env/.ready; then $(on_host status "$job" "${arguments[@]}"); else echo m4-job \$(hostname) bare; fi"
 }
 
 status() {
@@ -153,8 +154,8 @@ status() {
   ask_hosts
 }
 
-# One word for the job on all hosts, from what they say: unreachable, bare, mistake, interrupted,
-# crashed, running, finished, none.
+# One word for the job on all hosts, from what they say: unreachable, other, bare, mistake,
+# interrupted, crashed, running, finished, none.
 job_state() {
   local said states
   said=$(ask_hosts 2>/dev/null) || {
@@ -166,6 +167,7 @@ job_state() {
     sort -u | paste -sd, | sed 's/,/ , /g') "
   case $states in
     "  ") echo unreachable ;;
+    *" other "*) echo other ;;
     *" bare "*) echo bare ;;
     *" failed 2 "*) echo mistake ;; # m4's exit status for what the user must change
     *" failed "* | *" lost "*) echo crashed ;;
@@ -200,6 +202,10 @@ supervise() {
         recreate || fail "the slice could not be asked for"
         ;;
       "ACTIVE, job finished") return ;;
+      "ACTIVE, job other")
+        mistake "$name has a job '$job' with other arguments (~/m4-jobs/$job/arguments on its" \
+          "hosts): give this one another name, --job=NAME"
+        ;;
       "ACTIVE, job mistake")
         stop
         mistake "m4 refused to start: see logs"
@@ -242,6 +248,7 @@ show_supervise() {
   when "where a host has no environment (a new slice):"
   setup
   start
+  when "where a host has a job $job with other arguments: refuses, --job=NAME gives another name"
   when "where the job has ended on a host without being finished:"
   stop
   start

@@ -5,6 +5,8 @@
 #   tpu_host.sh setup                  the environment in ~/m4-env, from requirements-tpu.lock
 #   tpu_host.sh start JOB ARGUMENTS    starts `m4 ARGUMENTS`; files in ~/m4-jobs/JOB
 #   tpu_host.sh status JOB             prints: m4-job HOST none|running|finished|failed N|lost
+#   tpu_host.sh status JOB ARGUMENTS   the same of the job that was started with these; "other"
+#                                      where one of that name was started with others
 #   tpu_host.sh stop JOB [SECONDS]     SIGTERM, so that m4 saves its step; after a while SIGKILL
 #   tpu_host.sh follow JOB             the log, as it grows
 set -euo pipefail
@@ -45,12 +47,25 @@ state() {
   fi
 }
 
+# The state of a job that was started with these arguments; "other" is one that was not, but for
+# what m4 refused: that is nobody's work.
+state_of() {
+  local said kept="" file=$jobs/$1/arguments
+  said=$(state "$1")
+  if [[ -f $file ]]; then kept=$(<"$file"); fi
+  if (($# > 1)) && [[ $said != none && $kept != "$(quoted "${@:2}")" ]]; then
+    if [[ $said == "failed 2" ]]; then said=none; else said=other; fi
+  fi
+  echo "$said"
+}
+
 start() {
   local job=$1 folder=$jobs/$1
   shift
   [[ $(state "$job") != running ]] || mistake "$job is running already; stop it first"
   mkdir -p "$folder"
   rm -f "$folder/status" "$folder/pid"
+  quoted "$@" >"$folder/arguments"
   cd "$code"
   # Listed platforms must be there: a host whose TPU cannot be used is an error, not a slow CPU.
   export JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu}
@@ -96,7 +111,7 @@ shift 2
 case $command in
   start) start "$job" "$@" ;;
   work) work "$job" "$@" ;;
-  status) echo "m4-job $(hostname) $(state "$job")" ;;
+  status) echo "m4-job $(hostname) $(state_of "$job" "$@")" ;;
   stop) stop "$job" "$@" ;;
   follow) exec tail -n 200 -F "$jobs/$job/log" ;;
 esac

@@ -463,6 +463,30 @@ def test_supervise_does_not_repeat_a_mistake(tmp_path: Path, fakes: Path) -> Non
     assert run.did == ["stop"]
 
 
+def test_supervise_takes_no_other_job_of_that_name_for_its_own(tmp_path: Path, fakes: Path) -> None:
+    run = Supervised(tmp_path, fakes, ["ACTIVE: none none", "ACTIVE: running other"])
+    assert run.said.returncode == 2
+    *_, line = run.said.stderr.splitlines()
+    assert "big has a job 'train' with other arguments" in line
+    assert "--job=NAME" in line
+    assert run.did == ["stop", "start"], "it leaves the other one alone"
+
+
+def test_supervise_asks_for_the_job_with_its_arguments() -> None:
+    asked = [
+        remote(words)
+        for words in dry("cloud_tpu.sh", "supervise", *slice_options(), *TRAIN)
+        if "tpu_host.sh status" in " ".join(words)
+    ]
+    assert len(asked) == 1
+    assert f"tpu_host.sh status train {shlex.join(TRAIN[1:])};" in asked[0]
+    # `status` tells of any job of that name.
+    (_, words) = dry("cloud_tpu.sh", "status", *slice_options())
+    assert "tpu_host.sh status train;" in remote(words)
+    said = call("cloud_tpu.sh", "supervise", "--dry_run", *slice_options(), *TRAIN)
+    assert "# where a host has a job train with other arguments: refuses, --job=NAME" in said.stdout
+
+
 def test_setup_refuses_what_is_not_committed(tmp_path: Path, fakes: Path) -> None:
     make_program(fakes / "git", 'if [[ $* == *status* ]]; then echo " M m4/jobs.py"; fi')
     said = call("cloud_tpu.sh", "setup", "--name=big", "--zone=us-central2-b")
@@ -496,8 +520,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def host_state(job: str = "train") -> str:
-    said = call("tpu_host.sh", "status", job)
+def host_state(job: str = "train", *arguments: str) -> str:
+    said = call("tpu_host.sh", "status", job, *arguments)
     assert said.returncode == 0, said.stderr
     found = re.fullmatch(r"m4-job \S+ (.+)\n", said.stdout)
     assert found, said.stdout
@@ -531,6 +555,28 @@ def test_a_jobs_end_is_told(host: Path) -> None:
     for status, state in (("0", "finished"), ("2", "failed 2"), ("1", "failed 1")):
         assert call("tpu_host.sh", "start", "train", status).returncode == 0
         assert settled(state)
+
+
+def test_a_job_is_known_by_its_arguments(host: Path) -> None:
+    mine, other = ("wait", "a b", "it's"), ("wait", "a", "b", "it's")
+    assert host_state("train", *mine) == "none"
+    assert call("tpu_host.sh", "start", "train", *mine).returncode == 0
+    assert (host_state("train", *mine), host_state("train", *other)) == ("running", "other")
+    assert call("tpu_host.sh", "stop", "train").returncode == 0
+    assert settled("failed 130")
+    assert (host_state("train", *mine), host_state("train", *other)) == ("failed 130", "other")
+    assert call("tpu_host.sh", "start", "train", "0").returncode == 0
+    assert settled("finished")
+    assert (host_state("train", "0"), host_state("train", "1")) == ("finished", "other")
+    # What m4 refused is nobody's work: with the mistake put right it is started.
+    assert call("tpu_host.sh", "start", "train", "2").returncode == 0
+    assert settled("failed 2")
+    assert (host_state("train", "2"), host_state("train", "0")) == ("failed 2", "none")
+    # Started by another version of the script, which kept no arguments.
+    assert call("tpu_host.sh", "start", "train", "0").returncode == 0
+    assert settled("finished")
+    (host / "m4-jobs" / "train" / "arguments").unlink()
+    assert host_state("train", "0") == "other"
 
 
 def test_a_job_that_does_not_stop_is_killed_and_one_without_a_word_is_lost(host: Path) -> None:

@@ -10,7 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from m4.core import remote
+from m4.core import processes, remote
 
 
 class Checkpoints:
@@ -53,8 +53,9 @@ class Checkpoints:
         """
         if step in self._manager.all_steps():
             return
-        # What is written beside it must not be older than a checkpoint that a run goes on from.
-        remote.push(self._here)
+        # What is written beside it must not be older than a checkpoint that a run goes on from. And
+        # no process writes any part where the folder is another job's by now.
+        processes.by_first("to save a checkpoint", lambda: remote.push(self._here))
         saves = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         self._manager.save(
             step, args=ocp.args.Composite(**saves, note=ocp.args.JsonSave(dict(note)))
@@ -96,8 +97,9 @@ class Checkpoints:
         self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits and lets go of threads."""
-        self._manager.close()
+        """Waits and lets go of threads; where the folder is another job's by now, does neither."""
+        if not remote.lost(self._here):
+            self._manager.close()
 
 
 def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:

@@ -5,7 +5,9 @@ work in a local folder; the job's first process brings it up to date when it sta
 has changed to the store: before each checkpoint, every half minute and at the end. Checkpoints,
 which are large and in parts over all processes, go straight to the store (orbax).
 
-A working copy has a file `.remote` with the address that it is a copy of.
+A working copy has a file `.remote` with the address that it is a copy of, and a name of its own.
+One job at a time keeps a folder in the store (`m4.core.lease`); before it writes there, it looks
+whether it still does.
 """
 
 import contextlib
@@ -14,26 +16,24 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from etils import epath
 
+from m4.core import lease
 from m4.core.files import whole, write_text
 
 MARK = ".remote"
 _RECORD = ".remote.json"
-_RUNNING = ".running.json"
 # Of this machine, or of the store alone.
-_NOT_COPIED = {".lock", MARK, _RECORD, _RUNNING, "checkpoints", "compilation_cache"}
-PERIOD_SECONDS = 30.0
-# A job that has not said for so long that it runs is dead.
-_SILENT_PERIODS = 3
+_NOT_COPIED = {".lock", MARK, _RECORD, lease.RUNNING, "checkpoints", "compilation_cache"}
+# For so long a store that cannot be reached is waited for where the job needs it.
+_PATIENT_PERIODS = 10
 
 # Relative path -> [bytes, time here in ns, bytes there, time there].
 _Record = dict[str, list[int]]
@@ -58,7 +58,7 @@ def local(model_dir: str) -> Path:
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
     folder = base / f"{address.rsplit('/', 1)[-1]}.{digest}"
     if not (folder / MARK).is_file():
-        write_text(folder / MARK, address + "\n")
+        write_text(folder / MARK, f"{address}\n{uuid.uuid4().hex}\n")
     return folder
 
 
@@ -87,10 +87,20 @@ def fetch(folder: Path) -> None:
 
 
 def push(folder: Path) -> None:
-    """Takes to the store what has changed in or around `folder`, if this process keeps it."""
-    for parent in (folder, *folder.parents):
-        if parent in _at_work:
-            _at_work[parent].push()
+    """Takes to the store what has changed in or around `folder`, if this process keeps it.
+
+    Raises:
+        lease.Taken: another job keeps it now. Where the store cannot be reached for minutes: its
+            client's error.
+    """
+    if copy := _around(folder):
+        copy.push_patiently()
+
+
+def lost(folder: Path) -> bool:
+    """Whether this process kept what `folder` is in, and another job has taken it over."""
+    copy = _around(folder)
+    return copy is not None and copy.lease is not None and copy.lease.taken is not None
 
 
 def start_over(folder: Path) -> None:
@@ -106,42 +116,79 @@ def kept(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: another job is at work there. Where the store cannot be reached: its client's
             error, which is nobody's mistake and may be over when the job is started again.
+        lease.Taken: another job has taken it over meanwhile; from a signal, at any moment.
+        lease.Unsaved: the last files could not be taken there.
     """
     if not (folder / MARK).is_file():
         yield
         return
-    copy = _Copy(folder)
-    copy.take()
-    copy.pull()
+    mine = lease.Lease(_there(folder), _name(folder), folder)
+    copy = _Copy(folder, mine)
+    with lease.interrupting(mine):
+        mine.take()
+        try:
+            copy.pull()
+            with _followed(copy):
+                yield
+        except BaseException as error:
+            if mine.taken is not None:
+                copy.give_up()
+                if error is not mine.taken:
+                    raise mine.taken from error
+            raise
+        finally:
+            mine.leave()
+
+
+@contextlib.contextmanager
+def _followed(copy: "_Copy") -> Iterator[None]:
+    """Within it changes are taken to the store every PERIOD_SECONDS, and in the end."""
     ended = threading.Event()
     thread = threading.Thread(target=copy.follow, args=(ended,), daemon=True)
-    _at_work[folder] = copy
+    _at_work[copy.here] = copy
     thread.start()
     try:
-        yield
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+    except BaseException:
+        try:
+            copy.push_patiently()
+        except Exception as error:  # noqa: BLE001 (TensorFlow's for gs:// are no OSError)
+            print(copy.unsaved(error), file=sys.stderr)  # the job's own error is the one to raise
+        raise
+    else:
+        try:
+            copy.push_patiently()
+        except Exception as error:
+            raise lease.Unsaved(copy.unsaved(error)) from error
     finally:
-        ended.set()
-        thread.join()
-        del _at_work[folder]
-        copy.push()
-        copy.leave()
+        del _at_work[copy.here]
+
+
+def _around(folder: Path) -> "_Copy | None":
+    return next((_at_work[p] for p in (folder, *folder.parents) if p in _at_work), None)
 
 
 def _there(folder: Path) -> epath.Path:
-    address = (folder / MARK).read_text(encoding="utf-8").strip()
+    address = (folder / MARK).read_text(encoding="utf-8").splitlines()[0]
     # epath knows no file://; a disk that others see is as good a store.
     return epath.Path(address.removeprefix("file://"))
+
+
+def _name(folder: Path) -> str:
+    """The working copy's own name."""
+    return (folder / MARK).read_text(encoding="utf-8").splitlines()[1]
 
 
 class _Copy:
     """A working copy and what it is a copy of."""
 
-    def __init__(self, folder: Path) -> None:
-        self.here, self.there = folder, _there(folder)
+    def __init__(self, folder: Path, kept_by: lease.Lease | None = None) -> None:
+        self.here, self.there, self.lease = folder, _there(folder), kept_by
         self._busy = threading.Lock()
-        self._me = {"host": socket.gethostname(), "pid": os.getpid()}
-
-    # ---------------------------------------------------------------------------- files
 
     def pull(self) -> None:
         """Makes the copy what the store has; files that both have alike stay."""
@@ -169,8 +216,9 @@ class _Copy:
             self._write(found)
 
     def push(self) -> None:
-        """Makes the store what the copy has."""
+        """Makes the store what the copy has, if it is this job's to write to."""
         with self._busy:
+            self._check()
             record = self._record()
             found: _Record = {}
             for name in self._names():
@@ -179,6 +227,7 @@ class _Copy:
                 if state is None:
                     continue  # gone meanwhile
                 if known is None or known[:2] != state:
+                    self._check(lease.PERIOD_SECONDS)  # files before it may have taken long
                     self._put(name)
                     at = (self.there / name).stat()
                     known = [*state, int(at.length), int(at.mtime)]
@@ -189,24 +238,67 @@ class _Copy:
                 self._write(found)
 
     def clear(self) -> None:
-        """Removes everything in the store, but that this process is at work."""
+        """Removes everything in the store, but who is at work."""
         with self._busy:
+            self._check()
             # The record of whose folder it is goes last: killed in the middle, it is still known.
             for path in sorted(self.there.iterdir(), key=lambda path: path.name == "run.json"):
-                if path.name != _RUNNING:
+                if path.name != lease.RUNNING:
                     path.rmtree() if path.is_dir() else path.unlink()
             self._write({})
 
     def _put(self, name: str) -> None:
         source, target = self.here / name, self.there / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        # A store shows an object when it is whole; a disk needs a name of its own meanwhile.
-        on_disk = "://" not in os.fspath(target)
-        part = target.with_name(f".{target.name}.{os.getpid()}") if on_disk else target
-        with source.open("rb") as file, part.open("wb") as out:
+        with source.open("rb") as file, lease.appearing(target) as part, part.open("wb") as out:
             shutil.copyfileobj(file, out, 1 << 20)
-        if on_disk:
-            part.replace(target)
+
+    def push_patiently(self) -> None:
+        """`push`, again and again for minutes where the store cannot be reached."""
+        until = time.monotonic() + _PATIENT_PERIODS * lease.PERIOD_SECONDS
+        while True:
+            try:
+                self.push()
+            except Exception as error:
+                if time.monotonic() >= until:
+                    raise
+                self._tell(error)
+            else:
+                return
+            time.sleep(lease.PERIOD_SECONDS)
+
+    def follow(self, ended: threading.Event) -> None:
+        """Pushes every PERIOD_SECONDS until `ended`, or until another job has the folder."""
+        while not ended.wait(lease.PERIOD_SECONDS):
+            try:
+                self.push()
+            except lease.Taken:
+                return  # the job's own thread is told by its lease
+            except Exception as error:  # noqa: BLE001 (TensorFlow's for gs:// are no OSError)
+                # The job goes on; the end, or a later round, takes everything.
+                self._tell(error)
+
+    def unsaved(self, error: Exception) -> str:
+        """What to do where the last files did not get there."""
+        return (
+            f"MODEL_DIR = {self.there}: the job's last files could not be taken there "
+            f"({_line(error)}); they are in {self.here}, and the same command on this machine "
+            "takes them there"
+        )
+
+    def give_up(self) -> None:
+        """The store is another job's: what it says goes, whatever there is here."""
+        self._write({name: [0, 0, 0, 0] for name in self._names()})
+
+    def _check(self, older_than_seconds: float = 0.0) -> None:
+        assert self.lease is not None, "only who keeps a folder writes there"
+        self.lease.check(older_than_seconds)
+
+    def _tell(self, error: Exception) -> None:
+        print(
+            f"MODEL_DIR = {self.there}: not up to date, it is tried again ({_line(error)})",
+            file=sys.stderr,
+        )
 
     def _names(self) -> list[str]:
         found = []
@@ -236,55 +328,6 @@ class _Copy:
     def _write(self, record: _Record) -> None:
         write_text(self.here / _RECORD, json.dumps(record))
 
-    # ------------------------------------------------------------------- one job at a time
-
-    def take(self) -> None:
-        """Says in the store that this process is at work; waits for one that may be dead."""
-        other = self._running()
-        until = time.monotonic() + _SILENT_PERIODS * PERIOD_SECONDS
-        while other is not None and time.monotonic() < until:
-            print(
-                f"MODEL_DIR = {self.there}: {other['host']} was at work there; waiting whether it "
-                "still is",
-                file=sys.stderr,
-            )
-            time.sleep(PERIOD_SECONDS)
-            again = self._running()
-            if again is not None and again != other:
-                raise ValueError(
-                    f"MODEL_DIR = {self.there}: another m4 job is at work there ({again['host']}, "
-                    f"process {again['pid']})"
-                )
-            other = again
-        self._say()
-
-    def leave(self) -> None:
-        """Takes that back, if it is still so."""
-        if self._running() is None:
-            (self.there / _RUNNING).unlink(missing_ok=True)
-
-    def follow(self, ended: threading.Event) -> None:
-        """Pushes and says that this process is at work, every PERIOD_SECONDS until `ended`."""
-        while not ended.wait(PERIOD_SECONDS):
-            try:
-                self._say()
-                self.push()
-            except Exception as error:  # noqa: BLE001 (TensorFlow's for gs:// are no OSError)
-                # The job goes on; the end, or a later round, takes everything.
-                print(f"MODEL_DIR = {self.there}: not up to date ({error})", file=sys.stderr)
-
-    def _running(self) -> Mapping[str, Any] | None:
-        path = self.there / _RUNNING
-        if not path.exists():
-            return None
-        said = json.loads(path.read_text())
-        mine = {name: said[name] for name in self._me} == self._me
-        return None if mine else said
-
-    def _say(self) -> None:
-        self.there.mkdir(parents=True, exist_ok=True)
-        (self.there / _RUNNING).write_text(json.dumps({**self._me, "time": time.time()}))
-
 
 def _copied(name: str) -> bool:
     return name not in _NOT_COPIED and (not name.startswith(".") or name == ".data.hashes.json")
@@ -296,3 +339,8 @@ def _state(path: Path) -> list[int] | None:
     except FileNotFoundError:
         return None
     return [found.st_size, found.st_mtime_ns]
+
+
+def _line(error: Exception) -> str:
+    """An error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from m4.core import lease
+
 ASKED = "asked"
 
 
@@ -23,7 +25,9 @@ def signals() -> Iterator[list[int]]:
     """Collects Ctrl-C and SIGTERM (a preempted machine's notice) until the step is done.
 
     An exception in the middle of a step would leave no state to save: its memory is reused. A
-    second Ctrl-C interrupts at once. Other threads than the main one cannot have handlers.
+    second Ctrl-C interrupts at once. Other threads than the main one cannot have handlers. The loss
+    of MODEL_DIR to another job is taken in the same way: nothing is saved then, but all processes
+    hear of it (`m4.core.checkpoint`).
     """
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -35,7 +39,8 @@ def signals() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    kept = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, lease.SIGNAL)
+    kept = {number: signal.signal(number, note) for number in numbers}
     try:
         yield asked
     finally:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from etils import epath
 
-from m4.core import remote, run_folder
+from m4.core import lease, remote, run_folder
 from m4.core.checkpoint import latest_step
 from m4.core.report import read_metrics
 from tests.command_line import TINY, m4
@@ -17,7 +21,7 @@ from tests.command_line import TINY, m4
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(remote, "PERIOD_SECONDS", 0.05)
+    monkeypatch.setattr(lease, "PERIOD_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -33,6 +37,30 @@ def here(store: Path) -> Path:
 def another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     return remote.local(f"file://{store}")
+
+
+def marks(store: Path) -> list[Path]:
+    """Of jobs that say that they are at work."""
+    return sorted((store / lease.RUNNING).glob("[!.]*.json"))
+
+
+def take_over(store: Path) -> None:
+    """What a job of another machine does that takes the one at work for dead."""
+    (mine,) = marks(store)
+    number = json.loads(mine.read_text(encoding="utf-8"))["number"] + 1
+    said = {"host": "elsewhere", "pid": 7, "copy": None, "working": True, "number": number}
+    with lease.appearing(epath.Path(mine.with_name("other.json"))) as part:
+        part.write_text(json.dumps({**said, "renewed": 0}))
+    mine.unlink(missing_ok=True)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What is in a store, but who is at work."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and lease.RUNNING not in path.parts
+    }
 
 
 def test_where_a_folder_is(store: Path, here: Path, tmp_path: Path) -> None:
@@ -55,7 +83,7 @@ def test_the_store_has_what_the_copy_has_and_another_copy_gets_it(
         (here / ".unfinished.12").write_text("no", encoding="utf-8")
         remote.push(here / "checkpoints")
         assert (store / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
-        assert json.loads((store / ".running.json").read_text(encoding="utf-8"))["pid"]
+        assert len(marks(store)) == 1
         with (here / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write("2\n")
         (here / "decodes" / "a.jsonl").unlink()
@@ -106,41 +134,144 @@ def test_what_a_killed_job_could_not_take_there_stays(store: Path, here: Path) -
 
 
 def test_one_job_at_a_time_over_all_machines(
+    store: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_folder.locked(here):
+        other = another_machine(monkeypatch, tmp_path, store)
+        with pytest.raises(ValueError, match="another m4 job is at work there"):
+            run_folder.locked(other).__enter__()
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+    assert not marks(store)
+    with run_folder.locked(other):
+        assert (other / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
+
+
+def test_who_has_lost_the_folder_ends_and_writes_nothing_more(store: Path, here: Path) -> None:
+    there: dict[str, bytes] = {}
+
+    def work() -> None:
+        with run_folder.locked(here):
+            (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+            remote.push(here)
+            take_over(store)
+            (store / "metrics.jsonl").write_text("1\n2 of the other\n", encoding="utf-8")
+            there.update(files(store))
+            (here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
+            (here / "atlas.train.json").write_text("{}", encoding="utf-8")
+            time.sleep(60)  # its signal wakes it
+            raise AssertionError("nobody told it")
+
+    with pytest.raises(lease.Taken, match="taken it over"):
+        work()
+    assert files(store) == there
+    assert [path.name for path in marks(store)] == ["other.json"]
+    # What the other one left is what a job here goes on with.
+    marks(store)[0].unlink()
+    with run_folder.locked(here):
+        assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2 of the other\n"
+        assert not (here / "atlas.train.json").exists()
+    assert files(store) == there
+
+
+def test_a_push_looks_first_whose_the_folder_is(
+    store: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "PERIOD_SECONDS", 1000.0)
+
+    def work() -> None:
+        with run_folder.locked(here):
+            take_over(store)
+            (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+            with pytest.raises(lease.Taken):
+                remote.push(here / "checkpoints")
+            assert remote.lost(here / "checkpoints")
+            with pytest.raises(lease.Taken):
+                remote.start_over(here)
+
+    with pytest.raises(lease.Taken):
+        work()
+    assert files(store) == {}
+    assert not remote.lost(here)
+
+
+def out_of_reach(monkeypatch: pytest.MonkeyPatch, what: str, times: int) -> list[str]:
+    """So many calls of a method of working copies fail, of which a list is kept."""
+    work = getattr(remote._Copy, what)
+    failed: list[str] = []
+
+    def fails(self: Any, *arguments: Any) -> Any:
+        if len(failed) < times:
+            failed.append(what)
+            raise OSError("no network")
+        return work(self, *arguments)
+
+    monkeypatch.setattr(remote._Copy, what, fails)
+    return failed
+
+
+def test_what_could_not_be_copied_here_is_nobodys(
+    store: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out_of_reach(monkeypatch, "pull", 1)
+    with pytest.raises(OSError, match="no network"):
+        run_folder.locked(here).__enter__()
+    assert not marks(store)
+
+
+def test_a_store_is_waited_for_where_it_is_needed(
+    store: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with run_folder.locked(here):
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+        failed = out_of_reach(monkeypatch, "_put", 3)
+        remote.push(here)
+        assert (store / "metrics.jsonl").exists()
+    assert len(failed) == 3
+    assert "not up to date, it is tried again (no network)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_last_files_that_do_not_get_there_are_kept_and_told(
     store: Path,
     here: Path,
-    tmp_path: Path,
+    failing: bool,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    store.mkdir(parents=True)
-    running = store / ".running.json"
-    # One that died says nothing more: after three periods its place is taken.
-    running.write_text(json.dumps({"host": "gone", "pid": 1, "time": 0.0}), encoding="utf-8")
+    def work() -> None:
+        with run_folder.locked(here):
+            (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+            out_of_reach(monkeypatch, "_put", 10**6)
+            if failing:
+                raise KeyError("a bug")
+
+    line = rf"last files could not be taken there \(no network\); they are in {here}, and the same"
+    if failing:  # that is what the job ends with
+        with pytest.raises(KeyError, match="a bug"):
+            work()
+        (said,) = [text for text in capsys.readouterr().err.splitlines() if "last files" in text]
+        assert re.search(line, said)
+    else:
+        with pytest.raises(lease.Unsaved, match=line):
+            work()
+    assert not marks(store), "nobody is at work there"
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here.parents[1]))
     with run_folder.locked(here):
-        assert json.loads(running.read_text(encoding="utf-8"))["host"] != "gone"
-    assert "gone was at work there; waiting" in capfd.readouterr().err
-    assert not running.exists()
-    # One that lives goes on saying so.
-    ended = threading.Event()
+        pass
+    assert (store / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
 
-    def alive() -> None:
-        time = 0
-        while not ended.wait(0.01):
-            time += 1
-            part = store.parent / "part"
-            part.write_text(json.dumps({"host": "alive", "pid": 7, "time": time}), encoding="utf-8")
-            part.replace(running)
 
-    thread = threading.Thread(target=alive)
-    thread.start()
-    try:
-        while not running.exists():
-            ended.wait(0.01)
-        with pytest.raises(ValueError, match=r"another m4 job is at work there \(alive, process 7"):
-            run_folder.locked(here).__enter__()
-    finally:
-        ended.set()
-        thread.join()
+def taken_over_in_training(store: Path) -> None:
+    """When training goes on: the latest checkpoint is then the other job's."""
+    before = latest_step(store / "checkpoints")
+    until = time.monotonic() + 120
+    while latest_step(store / "checkpoints") == before and time.monotonic() < until:
+        time.sleep(0.05)
+    take_over(store)
+    time.sleep(1)  # what was being saved is
+    left = sorted(path.name for path in (store / "checkpoints").iterdir())
+    (store.parent / "left.json").write_text(json.dumps(left), encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -153,7 +284,7 @@ def test_a_model_in_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert last == 2
     there = {path.name for path in store.iterdir()}
     assert {"checkpoints", "config.gin", "data", "metrics.jsonl", "run.json"} <= there
-    assert ".running.json" not in there
+    assert not marks(store)
     folder = another_machine(monkeypatch, tmp_path, store)
     said = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=3")
     assert said.status == 0, said.err
@@ -165,6 +296,17 @@ def test_a_model_in_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert not (folder / "checkpoints").exists(), "they are in the store alone"
     said = m4("train", f"--model_dir={address}", "--gin.optimizer.rsqrt.peak=0.5")
     assert "belongs to another config" in said.mistake
+    # Taken over by another machine: nothing that it saved since is changed.
+    thread = threading.Thread(target=taken_over_in_training, args=(store,))
+    thread.start()
+    said = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=100000")
+    thread.join()
+    assert said.status == 3, said.err
+    assert "m4 train: MODEL_DIR = " in said.err.splitlines()[-1]
+    assert "another job has taken it over (elsewhere, process 7)" in said.err.splitlines()[-1]
+    left = json.loads((store.parent / "left.json").read_text(encoding="utf-8"))
+    assert sorted(path.name for path in (store / "checkpoints").iterdir()) == left
+    marks(store)[0].unlink()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
     said = m4("translate", f"--model_dir={address}", "--to=en", "a")
     assert said.status == 0, said.err

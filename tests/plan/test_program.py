@@ -1,8 +1,10 @@
 """A plan compiles what training compiles, from shapes alone."""
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gin
 import jax
@@ -10,6 +12,8 @@ import pytest
 
 from m4 import jobs
 from m4.__main__ import gin_arguments, parse_config, parser
+from m4.eval import search, trained
+from m4.model.transformer import abstract_variables
 from m4.plan import memory
 from m4.plan.program import decode_program, planned_model, train_program
 from m4.train import loop
@@ -56,6 +60,44 @@ def test_the_planned_step_is_the_trained_one(
     counts = memory.counts(planned)
     assert given["expert weights"] == counts.pop("experts") * 4 // 4
     assert given["replicated weights"] == sum(counts.values()) * 4
+
+
+@pytest.mark.slow
+def test_the_planned_search_is_the_one_that_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unread:
+        """A checkpoint that gives the shapes that it is asked for."""
+
+        def restore(self, step: int, items: Any) -> Any:
+            return items
+
+    @contextlib.contextmanager
+    def opened(model: Any, *_: Any) -> Iterator[Any]:
+        yield trained._Found(cast(Any, Unread()), 1, {}, abstract_variables(model))
+
+    texts: list[str] = []
+    real = search.jit_search
+
+    def jit_search(*arguments: Any) -> Any:
+        def first_call(params: Any, batch: Any) -> None:
+            texts.append(real(*arguments).lower(params, batch).as_text())
+            raise _Seen
+
+        return first_call
+
+    monkeypatch.setattr(trained, "_opened", opened)
+    monkeypatch.setattr(search, "jit_search", jit_search)
+    search._program.cache_clear()
+    bindings = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.expert=4"]
+    # Of longer sources the corpus may have none; the plan is of the longest.
+    bindings.append("--gin.jobs.Decoding.max_source_length=16")
+    with pytest.raises(_Seen):
+        m4("decode", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'trained'}", *bindings)
+    search._program.cache_clear()
+    with own_gin():
+        planned = decode_program(setup_of(tmp_path / "planned", *bindings), jax.devices(), 3)
+    assert planned.lowered.as_text() == texts[0]
 
 
 def test_sizes_come_from_the_config(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""`m4 eval` as two processes: the translations and scores of one, written by the first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import TINY, contents, m4
+
+SECONDS = 400
+
+
+def together(log: Path, *arguments: str) -> list[str]:
+    """What each of two processes of two devices says of `m4 ARGUMENTS`; both must succeed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "JAX_NUM_CPU_DEVICES": "2",
+        # XLA's threads: with fewer than there are devices, collectives can wait for each other.
+        "NPROC": "32",
+    }
+    logs, processes = [log.with_name(f"{log.name}.{index}") for index in range(2)], []
+    try:
+        for index, path in enumerate(logs):
+            command = [sys.executable, "-m", "m4", *arguments, "--process_count=2"]
+            command += [f"--coordinator_address=127.0.0.1:{port}", f"--process_index={index}"]
+            with path.open("w") as out:
+                processes.append(
+                    subprocess.Popen(
+                        command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment
+                    )
+                )
+        statuses = [one.wait(SECONDS) for one in processes]
+    finally:
+        for one in processes:
+            one.kill()
+            one.wait()
+    said = [path.read_text(encoding="utf-8") for path in logs]
+    assert statuses == [0, 0], said
+    return said
+
+
+@pytest.mark.slow
+def test_two_processes_translate_as_one_does(tmp_path: Path) -> None:
+    alone, two = tmp_path / "alone", tmp_path / "two"
+    trained = m4("train", f"--gin_file={TINY}", f"--model_dir={alone}", "--gin.TRAIN_STEPS=2")
+    assert trained.status == 0, trained.err
+    shutil.copytree(alone, two)
+    # Over the eight devices of the test's own process.
+    said = m4("eval", f"--model_dir={alone}")
+    assert said.status == 0, said.err
+    # One direction is there already: all processes must know, and it stays as it is.
+    done = two / "decodes" / "test.en-gl.jsonl"
+    done.parent.mkdir()
+    for path in (done, done.with_suffix(".json")):
+        shutil.copy2(alone / "decodes" / path.name, path)
+    before = done.stat().st_mtime_ns
+
+    # Experts on the two devices of each process, rows over both.
+    mesh = ("--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.expert=2")
+    first, second = together(tmp_path / "log", "eval", f"--model_dir={two}", *mesh)
+    assert "decode test: 72/72 sentences" in first
+    assert "scores.jsonl" in first
+    assert "decode" not in second
+    assert "scores" not in second
+    assert done.stat().st_mtime_ns == before
+    expected, found = contents(alone / "decodes"), contents(two / "decodes")
+    # Who went where is counted of what is translated, so not of that direction.
+    assert expected.pop("atlas.test.json") != found.pop("atlas.test.json")
+    assert found == expected
+    assert len(found) == 12  # a file and its note a direction

@@ -216,6 +216,21 @@ def test_translate_answers_arguments(first: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
+def test_translate_has_an_answer_where_the_mesh_cannot_be(first: tuple[Path, str]) -> None:
+    def say(*bindings: str) -> tuple[str, str]:
+        said = m4("translate", f"--model_dir={first[0]}", "--to=gl", "two days", *bindings)
+        assert said.status == 0, said.err
+        return said.out, said.err
+
+    over_eight, nothing = say()
+    assert nothing == ""
+    alone, told = say("--gin.mesh.make_mesh.data=3")
+    assert alone == over_eight
+    (line,) = told.splitlines()
+    assert line.startswith("m4 translate: on the first device alone: mesh.make_mesh: stage 1 x data 3")
+
+
+@pytest.mark.slow
 def test_translate_answers_each_line_of_a_pipe_before_the_next(first: tuple[Path, str]) -> None:
     command = [sys.executable, "-m", "m4", "translate", f"--model_dir={first[0]}", "--to=en"]
     with subprocess.Popen(

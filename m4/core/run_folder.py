@@ -35,7 +35,9 @@ FREE = (
     "loop.train.checkpoint_period",
     "loop.train.keep",
     "loop.train.log_period",
+    "loop.train.rules",
     "loop.train.tensorboard",
+    "loop.train.zero",
     "report.",
     "mesh.",
 )

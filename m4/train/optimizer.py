@@ -1,13 +1,16 @@
-"""Adafactor and AdamW (optax), and the learning-rate schedules.
+"""Adafactor, matrix by matrix, AdamW (optax), and the learning-rate schedules.
 
 An optimizer here is a function of the total number of steps -> optax.GradientTransformation.
 """
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
+Array = jax.Array
 Schedule = optax.Schedule
 
 
@@ -53,39 +56,97 @@ def is_stacked(path) -> bool:
     )
 
 
-def per_matrix(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Applies `inner` to the last two axes of each parameter alone; leading axes are mapped over,
-    and so is the axis of layers of a scanned stack.
+class Moments(NamedTuple):
+    """Second moments of matrices [..., R, C], factored: rows [..., R], columns [..., C]."""
 
-    optax.adafactor factors the two LARGEST axes: with more experts than hidden units it would
-    share statistics between experts. Mapped, a stack [E, M, F] behaves as E separate matrices.
+    rows: Array
+    columns: Array
+
+
+class FactoredState(NamedTuple):
+    """count: int32 scalar, steps done. moments: for each parameter `Moments`, or an array of its
+    shape where its matrices are too small to be factored."""
+
+    count: Array
+    moments: Any
+
+
+def scale_by_matrix(
+    decay_rate: float, smallest_factored: int, clipping_threshold: float, parameter_scale: bool
+) -> optax.GradientTransformation:
+    """Adafactor's update (Shazeer and Stern 2018, algorithms 4 to 6) without the learning rate, of
+    each matrix by itself: the last two axes of a parameter.
+
+    g -> g / sqrt(moment), divided by its root mean square where that is above the threshold, times
+    the matrix' own root mean square (1e-3 at least). The moment decays by 1 - t^-decay_rate;
+    factored it is rows * columns / mean(rows). A parameter of one axis (of a layer, in a scanned
+    stack) is one block, not factored.
+
+    optax.adafactor is the same on one matrix. It factors the two LARGEST axes, so that more experts
+    than hidden units would share statistics between experts; and on CPUs it takes 1.5 times as long
+    over large matrices, because XLA computes factors of rows and columns anew for every element:
+    hence the barriers (docs/performance.md).
     """
 
-    def mapped(function, path, leaf):
-        for _ in range(max(leaf.ndim - 2, int(is_stacked(path)))):
-            function = jax.vmap(function)
-        return function
-
     def init(params):
-        return jax.tree_util.tree_map_with_path(
-            lambda path, p: mapped(inner.init, path, p)(p), params
+        def moments(path, p):
+            if _is_factored(path, p, smallest_factored):
+                return Moments(jnp.zeros(p.shape[:-1]), jnp.zeros(p.shape[:-2] + p.shape[-1:]))
+            return jnp.zeros(p.shape)
+
+        return FactoredState(
+            jnp.zeros((), jnp.int32), jax.tree_util.tree_map_with_path(moments, params)
         )
 
     def update(updates, state, params=None):
         assert params is not None
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
-        states = treedef.flatten_up_to(state)
-        values = treedef.flatten_up_to(params)
-        results = [
-            mapped(lambda g, s, p: inner.update(g, s, p), path, leaf)(leaf, s, p)
-            for (path, leaf), s, p in zip(leaves, states, values, strict=True)
-        ]
-        return (
-            treedef.unflatten([r[0] for r in results]),
-            treedef.unflatten([r[1] for r in results]),
-        )
+        kept = 1 - (state.count + 1).astype(jnp.float32) ** -decay_rate
+
+        def one(path, g, moment, p):
+            axes = tuple(range(-_block_axes(path, p), 0))
+            squares = jnp.square(g) + 1e-30  # as optax and T5X: no division by 0
+            if isinstance(moment, Moments):
+                rows, columns = (
+                    kept * old + (1 - kept) * jnp.mean(squares, axis)
+                    for old, axis in zip(moment, (-1, -2), strict=True)
+                )
+                factors = jax.lax.optimization_barrier(
+                    (
+                        jax.lax.rsqrt(rows / jnp.mean(rows, -1, keepdims=True)),
+                        jax.lax.rsqrt(columns),
+                    )
+                )
+                scaled = g * factors[0][..., :, None] * factors[1][..., None, :]
+                moment = Moments(rows, columns)
+            else:
+                moment = kept * moment + (1 - kept) * squares
+                scaled = g * jax.lax.rsqrt(moment)
+            scale = 1 / jnp.maximum(1.0, _rms(scaled, axes) / clipping_threshold)
+            if parameter_scale:
+                scale = scale * jnp.maximum(_rms(p, axes), 1e-3)
+            return scaled * jax.lax.optimization_barrier(scale), moment
+
+        found = jax.tree_util.tree_map_with_path(one, updates, state.moments, params)
+        treedef = jax.tree.structure(params)
+        pairs = treedef.flatten_up_to(found)
+        scaled, moments = (treedef.unflatten(each) for each in zip(*pairs, strict=True))
+        return scaled, FactoredState(state.count + 1, moments)
 
     return optax.GradientTransformation(init, update)
+
+
+def _rms(x: Array, axes: tuple[int, ...]) -> Array:
+    """Root mean square of each block; its axes stay, of size 1."""
+    return jnp.sqrt(jnp.mean(jnp.square(x), axes, keepdims=True))
+
+
+def _block_axes(path, leaf) -> int:
+    """How many of a parameter's last axes are a matrix, or a vector that has no other."""
+    return min(leaf.ndim - is_stacked(path), 2)
+
+
+def _is_factored(path, leaf, smallest: int) -> bool:
+    return _block_axes(path, leaf) == 2 and min(leaf.shape[-2:]) >= smallest
 
 
 def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -103,7 +164,7 @@ def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransforma
 
 def _still(path, leaf):
     is_table = isinstance(path[-1], jax.tree_util.DictKey) and path[-1].key == "table"
-    return jax.numpy.zeros_like(leaf) if is_table else leaf
+    return jnp.zeros_like(leaf) if is_table else leaf
 
 
 def adafactor(
@@ -125,18 +186,11 @@ def adafactor(
         multiply_by_parameter_scale: rates are relative to the parameter's root mean square.
         weight_decay: per step, times the rate.
     """
-    # The order of optax.adafactor, every part on one matrix at a time.
-    parts = [
-        optax.scale_by_factored_rms(
-            decay_rate=decay_rate, min_dim_size_to_factor=smallest_factored
-        ),
-        optax.clip_by_block_rms(clipping_threshold),
-    ]
-    if multiply_by_parameter_scale:
-        parts.append(optax.scale_by_param_block_rms())
     return keep_tables(
         optax.chain(
-            per_matrix(optax.chain(*parts)),
+            scale_by_matrix(
+                decay_rate, smallest_factored, clipping_threshold, multiply_by_parameter_scale
+            ),
             optax.add_decayed_weights(weight_decay),
             optax.scale_by_learning_rate(schedule(total_steps)),
         )

@@ -10,7 +10,7 @@ import pytest
 
 from m4.model.gates.hash import hash
 from m4.model.moe import MoeLayer
-from m4.train.optimizer import adafactor, adamw, per_matrix, rsqrt
+from m4.train.optimizer import Moments, adafactor, adamw, rsqrt
 
 
 def first_updates(optimizer, gradient, params) -> Any:
@@ -60,10 +60,44 @@ def test_a_stack_of_experts_is_as_many_matrices(experts):
 
 
 def test_statistics_are_rows_and_columns_of_each_expert():
-    optimizer = per_matrix(optax.scale_by_factored_rms(min_dim_size_to_factor=4))
-    state: Any = optimizer.init({"wi": jnp.ones((300, 8, 16))})
-    assert state["wi"].v_row.shape == (300, 8)
-    assert state["wi"].v_col.shape == (300, 16)
+    state: Any = adafactor(10, smallest_factored=4).init(
+        {"wi": jnp.ones((300, 8, 16)), "small": jnp.ones((3, 5)), "scale": jnp.ones(7)}
+    )
+    moments = state[0].moments
+    assert isinstance(moments["wi"], Moments)
+    assert moments["wi"].rows.shape == (300, 8)
+    assert moments["wi"].columns.shape == (300, 16)
+    assert moments["scale"].shape == (7,)
+    # 3 is below the size that is factored.
+    assert moments["small"].shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [((3, 8, 16), "wi"), ((2, 3, 8, 16), "blocks"), ((2, 16), "layer_blocks"), ((3, 2, 8), "wo")],
+)
+def test_each_matrix_is_optax_adafactors(shape, name):
+    """Four steps; each matrix of a stack against optax on it alone. In `layer_blocks` the first
+    axis counts layers, so that its blocks are vectors."""
+    rng = np.random.default_rng(2)
+    start = (rng.normal(size=shape) * 0.1).astype(np.float32)
+    gradients = [rng.normal(size=shape, scale=10.0**k).astype(np.float32) for k in (0, -2, 1, 0)]
+    theirs = optax.adafactor(0.01, min_dim_size_to_factor=4, weight_decay_rate=None, momentum=None)
+
+    def run(optimizer, params, gradients) -> Any:
+        state = optimizer.init(params)
+        update = jax.jit(optimizer.update)
+        for gradient in gradients:
+            updates, state = update(gradient, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    ours = adafactor(10, smallest_factored=4)
+    found = run(ours, {name: start}, [{name: g} for g in gradients])[name]
+    block = shape[-1:] if name.endswith("_blocks") else shape[-2:]
+    for at in np.ndindex(shape[: -len(block)]):
+        wanted = run(theirs, start[at], [g[at] for g in gradients])
+        np.testing.assert_allclose(found[at], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_first_adafactor_step_by_hand():

@@ -107,7 +107,7 @@ def test_an_experts_statistics_lie_with_it():
     found = [
         sharding.spec
         for path, sharding in jax.tree_util.tree_flatten_with_path(shardings.optimizer)[0]
-        if "experts" in jax.tree_util.keystr(path) and "v_row" in jax.tree_util.keystr(path)
+        if "experts" in jax.tree_util.keystr(path) and "rows" in jax.tree_util.keystr(path)
     ]
     assert found
     assert all(tuple(spec)[:1] == (("node", "expert"),) for spec in found)

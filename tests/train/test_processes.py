@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from m4.core import lease, remote
 from m4.core.checkpoint import latest_step
 from m4.core.report import read_metrics
 from m4.core.supervise import LOST
@@ -36,9 +38,15 @@ class Job:
     """`m4 train` in `count` processes of `devices` devices each."""
 
     def __init__(
-        self, log: Path, count: int, devices: int, *arguments: str, each: Sequence[str] = ()
+        self,
+        log: Path,
+        count: int,
+        devices: int,
+        *arguments: str,
+        each: Sequence[str] = (),
+        homes: Sequence[Path] = (),
     ):
-        """each: a further argument for each process."""
+        """each: a further argument for each process; homes: where each keeps working copies."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -66,6 +74,8 @@ class Job:
                 f"--process_index={index}",
                 f"--heartbeat_seconds={HEARTBEAT_SECONDS}",
             ]
+            if homes:
+                environment["XDG_CACHE_HOME"] = str(homes[index])
             with path.open("w") as out:
                 self.processes.append(
                     subprocess.Popen(
@@ -154,6 +164,66 @@ def test_processes_train_as_one_does_and_go_on_with_another_number(tmp_path: Pat
     assert said.status == 0, said.err
     found, expected = losses(folder), losses(alone)
     assert found.keys() == expected.keys() == set(range(1, last + 1))
+    for step, row in found.items():
+        assert row == pytest.approx(expected[step], rel=1e-5, abs=1e-5), step
+
+
+@pytest.mark.slow
+def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline across two machines that share a store only; both end, and another one goes on
+    without a pipeline."""
+    store = tmp_path / "store" / "run"
+    address = f"--model_dir=file://{store}"
+    model = [
+        "--gin.transformer.Transformer.num_experts=0",
+        "--gin.transformer.Transformer.encoder_layers=2",
+        "--gin.transformer.Transformer.decoder_layers=2",
+        "--gin.transformer.Transformer.scan_layers=True",
+        "--gin.transformer.Transformer.microbatches=2",
+        # A pipeline draws other numbers.
+        "--gin.transformer.Transformer.dropout_rate=0.0",
+    ]
+    mesh = ["--gin.mesh.make_mesh.stage=2", "--gin.mesh.make_mesh.data=2"]
+    homes = [tmp_path / "first", tmp_path / "second"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(homes[0]))
+    here = remote.local(f"file://{store}")
+    job = Job(tmp_path / "two", 2, 2, address, FOR_EVER, *model, *mesh, homes=homes)
+    with started(job):
+        job.wait_for(lambda: (latest_step(store / "checkpoints") or 0) >= 4, 300)
+        job.processes[0].kill()
+        assert job.statuses(60) == [-signal.SIGKILL, 1], job.said()
+        assert job.said()[1].splitlines()[-1].startswith(f"m4 train: {LOST}"), job.said()
+    assert steps(here) >= 4
+    stopped = latest_step(store / "checkpoints")
+    assert stopped is not None
+    checkpoint = store / "checkpoints" / str(stopped)
+    note = json.loads((checkpoint / "note" / "metadata").read_text(encoding="utf-8"))
+    assert note["pipeline"]["stages"] == 2
+    # Of a checkpoint each has written its parts, and the second one has read the corpus there.
+    parts = {path.name for path in (checkpoint / "params").iterdir()}
+    assert {"ocdbt.process_0", "ocdbt.process_1"} <= parts
+    (copy,) = (homes[1] / "m4").iterdir()
+    assert (copy / "data" / "manifest.json").is_file()
+    assert not list(copy.glob("metrics.jsonl")), "only the first one writes"
+    # The first one could not say that it has left.
+    assert list((store / lease.RUNNING).glob("[!.]*.json"))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+    monkeypatch.setattr(lease, "PERIOD_SECONDS", 0.05)
+    end = f"--gin.TRAIN_STEPS={stopped + 1}"
+    said = m4("train", *COMMON, *model, address, end)
+    assert said.status == 0, said.err
+    assert "was at work there; waiting whether it still is" in said.err
+    assert not list((store / lease.RUNNING).glob("[!.]*.json"))
+
+    # One process that was never interrupted.
+    alone = tmp_path / "alone"
+    said = m4("train", *COMMON, *model, f"--model_dir={alone}", end)
+    assert said.status == 0, said.err
+    found, expected = losses(store), losses(alone)
+    assert found.keys() == expected.keys() == set(range(1, stopped + 2))
     for step, row in found.items():
         assert row == pytest.approx(expected[step], rel=1e-5, abs=1e-5), step
 

@@ -174,6 +174,13 @@ def _add_processes(job: argparse.ArgumentParser) -> None:
         metavar="S",
         help="a process that is silent for so long is dead and ends the others (%(default)s)",
     )
+    group.add_argument(
+        "--start_seconds",
+        type=int,
+        metavar="S",
+        help="so long the processes wait for each other in the beginning (45; 300 where the "
+        "cluster tells of them)",
+    )
 
 
 def joining_of(parsed: argparse.Namespace, environment: Mapping[str, str]) -> Joining | None:
@@ -187,6 +194,7 @@ def joining_of(parsed: argparse.Namespace, environment: Mapping[str, str]) -> Jo
         process_count=parsed.process_count,
         process_index=parsed.process_index,
         heartbeat_seconds=parsed.heartbeat_seconds,
+        start_seconds=parsed.start_seconds,
     )
 
 

@@ -9,9 +9,11 @@ import io
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,10 +22,8 @@ import jax
 from jax._src import distributed
 
 from m4.core.joining import Joining
-from m4.core.supervise import LOST
+from m4.core.supervise import LOST, meaning
 
-# How long the first process waits for the others when the job starts.
-START_SECONDS = 300
 # How long the first one stays at most after an error of its own.
 _LINGER_SECONDS = 5.0
 _ENDED = "m4/ended/"
@@ -80,23 +80,39 @@ def join(joining: Joining) -> None:
             "process_id": joining.index,
             "cluster_detection_method": "deactivate",
         }
+    who = "this process" if joining.index is None else f"process {joining.index}"
+    said = f"{who} waits for the others at {where}, for {joining.start_seconds} s"
+    told = threading.Timer(_POLL_SECONDS, print, (said,), {"file": sys.stderr, "flush": True})
+    told.daemon = True
+    told.start()
+    apart = (
+        f"the processes did not find each other at {where} within {joining.start_seconds} s "
+        "(--start_seconds)"
+    )
     try:
-        jax.distributed.initialize(
-            **given,
-            initialization_timeout=START_SECONDS,
-            heartbeat_timeout_seconds=joining.heartbeat_seconds,
-        )
+        # Nearly always JAX ends the process itself.
+        with _ended_by_ctrl_c(), meaning(f"{apart}: {who} was left without the others"):
+            jax.distributed.initialize(
+                **given,
+                initialization_timeout=joining.start_seconds,
+                heartbeat_timeout_seconds=joining.heartbeat_seconds,
+            )
     except jax.errors.JaxRuntimeError as error:
         # Not a mistake: machines may come late, and the job be started again.
-        raise Lost(
-            f"the processes did not find each other at {where}: {first_line(error)}"
-        ) from error
+        if "start RPC server" in str(error):
+            raise Lost(
+                f"the first process cannot answer at {where}: is the port taken? "
+                f"(--coordinator_address; {first_line(error)})"
+            ) from error
+        raise Lost(f"{apart}: {first_line(error)}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise ValueError(
             f"nothing tells of the job's processes ({first_line(error)}): give "
             "--coordinator_address=HOST:PORT --process_count=N --process_index=I, or "
             "--process_count=1 for this one alone"
         ) from error
+    finally:
+        told.cancel()
     # The first exchange of all has that limit too (`Program`).
     wait_for_all("each other")
     if not is_first():
@@ -203,7 +219,25 @@ def wait_for_all(what: str) -> None:
     if several() and not _order.alone:
         _order.calls += 1
         client: Any = distributed.global_state.client
-        client.wait_at_barrier(f"m4/{_order.calls}/{what}", 1000 * _LONGEST_SECONDS)
+        with _ended_by_ctrl_c():
+            client.wait_at_barrier(f"m4/{_order.calls}/{what}", 1000 * _LONGEST_SECONDS)
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Within it Ctrl-C ends the process, where it would otherwise raise KeyboardInterrupt.
+
+    Python's handler would wait until JAX's C++ returns. A training loop's own handler stays.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def lost(error: BaseException) -> str | None:

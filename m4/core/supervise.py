@@ -6,9 +6,11 @@ any Python. So the work is done in a child, and who started it tells what became
 
 import contextlib
 import ctypes
+import mmap
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 # Lines of JAX that name the process that was lost stand above this one.
 LOST = (
@@ -19,6 +21,23 @@ LOST = (
 LOST_STATUS = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
+# What an abort of this process would mean, as its waiting one reads it; empty: LOST.
+_meaning = mmap.mmap(-1, 4096)
+
+
+@contextlib.contextmanager
+def meaning(text: str) -> Iterator[None]:
+    """Within it an abort of this process means what the text says, in one line."""
+    _mean(text)
+    try:
+        yield
+    finally:
+        _mean("")
+
+
+def _mean(text: str) -> None:
+    content = text.encode()[: len(_meaning) - 1]
+    _meaning[: len(content) + 1] = content + b"\0"
 
 
 def supervise(name: str) -> int | None:
@@ -47,7 +66,8 @@ def supervise(name: str) -> int | None:
     if code >= 0:
         return code
     if -code == signal.SIGABRT:
-        print(f"{name}: {LOST}", file=sys.stderr)
+        said = _meaning[:].partition(b"\0")[0].decode(errors="replace")
+        print(f"{name}: {said or LOST}", file=sys.stderr)
         return LOST_STATUS
     more = " (out of memory?)" if -code == signal.SIGKILL else ""
     print(f"{name}: ended by {signal.Signals(-code).name}{more}", file=sys.stderr)

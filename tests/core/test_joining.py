@@ -24,12 +24,13 @@ def test_a_process_is_alone_unless_told() -> None:
 
 
 def test_told_where_the_first_one_is() -> None:
-    assert joined(*WHOLE) == Joining("host:1234", 4, 3, 30)
-    assert joined(*WHOLE, "--heartbeat_seconds=7", platforms="tpu") == Joining("host:1234", 4, 3, 7)
+    assert joined(*WHOLE) == Joining("host:1234", 4, 3, 30, 45)
+    more = ["--heartbeat_seconds=7", "--start_seconds=8"]
+    assert joined(*WHOLE, *more, platforms="tpu") == Joining("host:1234", 4, 3, 7, 8)
 
 
 def test_the_cluster_is_asked_on_tpu_hosts_and_on_request() -> None:
-    asked = Joining(None, None, None, 30)
+    asked = Joining(None, None, None, 30, 300)
     assert joined(platforms="tpu,cpu") == asked
     assert joined("--multiprocess") == asked
     # A machine with TPUs that belongs to nobody.
@@ -48,6 +49,7 @@ def test_the_cluster_is_asked_on_tpu_hosts_and_on_request() -> None:
         ([*WHOLE, "--coordinator_address=host"], "--coordinator_address=host: must be host:port"),
         ([*WHOLE, "--coordinator_address=:1"], "must be host:port"),
         ([*WHOLE, "--heartbeat_seconds=0"], "--heartbeat_seconds=0: must be at least 1"),
+        ([*WHOLE, "--start_seconds=0"], "--start_seconds=0: must be at least 1"),
     ],
 )
 def test_what_does_not_fit_is_told(arguments: list[str], said: str) -> None:

@@ -44,6 +44,15 @@ def test_an_abort_is_told_as_the_loss_of_another_process() -> None:
     assert (said.returncode, said.stderr) == (1, f"m4 train: {LOST}\n")
 
 
+def test_an_abort_is_told_as_what_it_means_at_that_moment() -> None:
+    within = "from m4.core.supervise import meaning\nwith meaning('ü' * 9000):\n    "
+    said = run(f"{within}os.abort()")
+    assert said.returncode == 1
+    assert said.stderr.startswith("m4 train: üü")
+    said = run(f"{within}pass\nos.abort()")
+    assert said.stderr == f"m4 train: {LOST}\n"
+
+
 def test_a_kill_is_told() -> None:
     said = run("os.kill(os.getpid(), signal.SIGKILL)")
     # 128 + 9, as shells have it.

@@ -66,13 +66,13 @@ class Job:
                     "m4",
                     "train",
                     *COMMON,
-                    *arguments,
-                    *each[index : index + 1],
                 ),
                 f"--coordinator_address=127.0.0.1:{port}",
                 f"--process_count={count}",
                 f"--process_index={index}",
                 f"--heartbeat_seconds={HEARTBEAT_SECONDS}",
+                *arguments,
+                *each[index : index + 1],
             ]
             if homes:
                 environment["XDG_CACHE_HOME"] = str(homes[index])
@@ -226,6 +226,34 @@ def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
     assert found.keys() == expected.keys() == set(range(1, stopped + 2))
     for step, row in found.items():
         assert row == pytest.approx(expected[step], rel=1e-5, abs=1e-5), step
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_come_together_say_so(tmp_path: Path) -> None:
+    """Nobody answers; the port is another's; and Ctrl-C while a process waits."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        # What listens there is no job of m4's, so that the second process finds nobody either.
+        address = f"--coordinator_address=127.0.0.1:{taken.getsockname()[1]}"
+        model = f"--model_dir={tmp_path / 'model'}"
+        with (
+            started(Job(tmp_path / "soon", 2, 1, address, "--start_seconds=1", model)) as soon,
+            started(Job(tmp_path / "late", 2, 1, address, "--start_seconds=500", model)) as late,
+        ):
+            assert soon.statuses(300) == [1, 1], soon.said()
+            first, second = (said.splitlines()[-1] for said in soon.said())
+            assert "m4 train: the first process cannot answer at 127.0.0.1" in first
+            assert "is the port taken? (--coordinator_address; " in first
+            assert "m4 train: the processes did not find each other at 127.0.0.1" in second
+            assert "within 1 s (--start_seconds)" in second
+            until = time.monotonic() + 300
+            while "process 1 waits for the others" not in late.said()[1]:
+                assert time.monotonic() < until, late.said()
+                time.sleep(0.1)
+            late.processes[1].send_signal(signal.SIGINT)
+            assert late.processes[1].wait(60) == 130
+            assert late.said()[1].splitlines()[-1] == "m4 train: ended by SIGINT"
 
 
 @pytest.mark.slow

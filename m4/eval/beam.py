@@ -5,13 +5,18 @@ candidates. Live beams are the hypotheses that have not ended, finished beams th
 Both sets are kept in ascending order, so that the best of each is at [:, -1].
 """
 
+import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
+
+from m4.core.mesh import split_axes
 
 NEG_INF = -1.0e7  # "minus infinity" that survives float32 sums; part of T5X's contract
 
@@ -101,9 +106,24 @@ def _pick(index_BK: Array, *arrays: Array) -> tuple[Array, ...]:
     )
 
 
+def _top_k(x_BN: Array, k: int) -> tuple[Array, Array]:
+    """`lax.top_k`; over a mesh each device looks at its own rows.
+
+    Where the partitioner decides, it may bring all rows, B * K * V numbers, to every device at
+    every step (it does on CPU, jax 0.10.2).
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    over = split_axes(mesh, "batch")
+    if not over or x_BN.shape[0] % math.prod(mesh.shape[axis] for axis in over):
+        return lax.top_k(x_BN, k)
+    rows = PartitionSpec(over)
+    own = functools.partial(lax.top_k, k=k)
+    return jax.shard_map(own, in_specs=rows, out_specs=rows, axis_names={*over})(x_BN)
+
+
 def _best(score_BN: Array, beams: int) -> Array:
     """Indices of the `beams` highest scores, ascending by score; ties: the lower index is best."""
-    return jnp.flip(lax.top_k(score_BN, beams)[1], axis=1)
+    return jnp.flip(_top_k(score_BN, beams)[1], axis=1)
 
 
 def beam_search(
@@ -195,7 +215,7 @@ def beam_search(
         logp_BKV = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(batch, beams, vocab)
         logp_BKV = logp_BKV + search.live_logp_BK[:, :, None]
         # 2K, because K of them may end here and K must live on.
-        logp_B2K, flat_B2K = lax.top_k(logp_BKV.reshape(batch, -1), 2 * beams)
+        logp_B2K, flat_B2K = _top_k(logp_BKV.reshape(batch, -1), 2 * beams)
         parent_B2K, token_B2K = flat_B2K // vocab, flat_B2K % vocab
 
         # Inside a forced prefix one candidate of a row is alive: equal beams would stay equal.

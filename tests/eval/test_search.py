@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from m4.core.checkpoint import Checkpoints
+from m4.core.checkpoint import Checkpoints, shapes
+from m4.core.collectives import collectives
 from m4.core.layout import Layout
 from m4.core.mesh import make_mesh
 from m4.eval import search as searching
@@ -90,6 +91,23 @@ def test_a_mesh_translates_as_one_device_does(
     # Another size of the batches: the same translations.
     if beams == 1:
         assert run(model, there, layout, beams, 9)[0] == texts
+
+
+@pytest.mark.slow
+def test_where_only_rows_are_in_parts_a_step_sends_one_flag() -> None:
+    model, params = tiny(num_experts=0)
+    layout = Layout(make_mesh(data=8))
+    given = shapes(params, layout.shardings(abstract_variables(model)["params_axes"], params))
+    batch = layout.batch({"encoder_input_tokens": np.zeros((8, 16), np.int32)})
+    with layout.logical():
+        program = searching.jit_search(layout, model, 10, 4, 0.6).lower(given, batch).compile()
+    found = collectives(program.as_text())
+    # The loop: is every row done? After it: 8 rows of 10 tokens, 8 scores, of 4 bytes each.
+    assert [one.kind for one in found if one.loop_unknown] == ["all-reduce"]
+    assert sorted((one.kind, one.result_bytes) for one in found if not one.loop_unknown) == [
+        ("all-gather", 32),
+        ("all-gather", 320),
+    ]
 
 
 def test_rows_are_made_up() -> None:

@@ -16,6 +16,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from m4.core import processes
+
 # What is gathered has one shape everywhere: so many bytes a fact.
 _BYTES = 64
 
@@ -39,6 +41,7 @@ def facts(config: Mapping[str, str]) -> dict[str, str]:
     return {
         "code": code_digest(),
         "config": config_digest(config),
+        "--process_count": str(processes.stated_count()),
         "number of devices": str(jax.device_count()),
         "devices of its own": str(jax.local_device_count()),
         "kind of devices": jax.devices()[0].device_kind,

@@ -89,9 +89,10 @@ def join(joining: Joining) -> None:
         f"the processes did not find each other at {where} within {joining.start_seconds} s "
         "(--start_seconds)"
     )
+    missing = f"{who} is alone; was each started, with a --process_index of its own?"
     try:
         # Nearly always JAX ends the process itself.
-        with _ended_by_ctrl_c(), meaning(f"{apart}: {who} was left without the others"):
+        with _ended_by_ctrl_c(), meaning(f"{apart}: {missing}"):
             jax.distributed.initialize(
                 **given,
                 initialization_timeout=joining.start_seconds,
@@ -131,6 +132,11 @@ def several() -> bool:
     """Whether the job has more than one process; no accelerator is touched for the answer."""
     state = distributed.global_state
     return state.client is not None and (state.num_processes or 1) > 1
+
+
+def stated_count() -> int:
+    """How many processes there are, as this one was told; the first one's word is what counts."""
+    return distributed.global_state.num_processes or 1
 
 
 def is_first() -> bool:

@@ -275,6 +275,27 @@ def taken_over_in_training(store: Path) -> None:
 
 
 @pytest.mark.slow
+def test_looking_at_the_corpus_of_a_model_in_a_store(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look on another machine: the corpus is made once, what they write comes together."""
+    address = f"--model_dir=file://{store}"
+    preview = ("preview", "--temperatures=", f"--gin_file={TINY}")
+    for number, look in enumerate([preview, ("vocabulary",), ("audit",)]):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine{number}"))
+        said = m4("data", *look, address)
+        assert said.status == 0, said.err
+        assert ("training pairs in 3 languages" in said.out) == (number == 0)
+        assert not marks(store)
+    names = files(store)
+    wanted = {"data_preview.json", "data_preview.html", "vocabulary_report.json"}
+    wanted |= {"data_report.json", "data/manifest.json", "run.json", "config.gin"}
+    assert wanted <= names.keys()
+    here = remote.local(f"file://{store}")
+    assert {name: (here / name).read_bytes() for name in names} == names
+
+
+@pytest.mark.slow
 def test_a_model_in_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained on one machine, longer on another one, scored there, read on a third."""
     address = f"file://{store}"

@@ -257,17 +257,19 @@ def test_processes_that_do_not_come_together_say_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_with_another_config_do_not_start(tmp_path: Path) -> None:
+def test_processes_that_were_told_other_things_do_not_start(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    job = Job(
-        tmp_path / "job",
-        *(2, 1, f"--model_dir={folder}"),
-        each=["--gin.jobs.Setup.seed=0", "--gin.jobs.Setup.seed=1"],
-    )
-    with started(job):
-        assert job.statuses(120) == [2, 2], job.said()
-        for said in job.said():
-            *_, line = said.splitlines()
-            assert "m4 train: the 2 processes do not agree, so nothing is started" in line
-            assert ": config " in line
+    here = f"--model_dir={folder}"
+    seeds = ["--gin.jobs.Setup.seed=0", "--gin.jobs.Setup.seed=1"]
+    counts = ["--process_count=2", "--process_count=3"]
+    with (
+        started(Job(tmp_path / "config", 2, 1, here, each=seeds)) as config,
+        started(Job(tmp_path / "count", 2, 1, here, each=counts)) as count,
+    ):
+        for job, what in ((config, ": config "), (count, "--process_count 3, the other 1: 2")):
+            assert job.statuses(200) == [2, 2], job.said()
+            for said in job.said():
+                *_, line = said.splitlines()
+                assert "m4 train: the 2 processes do not agree, so nothing is started" in line
+                assert what in line
     assert not folder.exists()

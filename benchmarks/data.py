@@ -3,6 +3,8 @@
 Text of 100 languages, from a folder of <lang>.{train,dev,test}.tsv files or else from the embedded
 corpus, is made a cache; then, each in a process of its own:
 
+  tokenize text to ids by one process: each megabyte for the first time, and once more when all of
+           its words are known, against SentencePiece alone; medians of --repeats
   start    from nothing to the first batch: 20 and 200 directions; with Numba's cache and without
   feed     batches in a row: packed, bucketed, one pair a row; of the text, and of made-up arrays
            with sentences as long as news; of --gigabytes of them, when that is given
@@ -25,24 +27,22 @@ from pathlib import Path
 from typing import Any
 
 import corpora
+from process import Meter, memory
 
-PARTS = ("start", "feed", "seqio", "shares", "resume")
+PARTS = ("tokenize", "start", "feed", "seqio", "shares", "resume")
 LENGTH = 128
-
-
-def memory() -> dict[str, int]:
-    """Resident megabytes: now, at most, and now without the pages of files, which the system takes
-    back when it needs them."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    # VmHWM and not getrusage: that begins with the parent's memory.
-    names = {"VmRSS": "rss_mb", "VmHWM": "peak_rss_mb", "RssAnon": "rss_anon_mb"}
-    found = {line.split(":")[0]: line.split()[1:2] for line in lines}
-    return {label: int(found[name][0]) // 1024 for name, label in names.items()}
 
 
 def tokens_in(batch: dict[str, Any]) -> list[int]:
     """Source and target ids."""
     return [int((batch[f"{side}_segment_ids"] > 0).sum()) for side in ("encoder", "decoder")]
+
+
+def tokenize(folder: str, repeats: int) -> dict[str, Any]:
+    """See tokenizing.py."""
+    import tokenizing
+
+    return tokenizing.tokenize(folder, repeats)
 
 
 def start(folder: str, directions: int, jobs: bool) -> dict[str, Any]:
@@ -85,26 +85,28 @@ def feed(folder: str, rows: int, layout: str, seconds: float, drop: bool = False
     first = stream.group_steps  # a group to warm up
     for step in range(first):
         stream.batch(step)
-    spent, clock, seen, places, dropped, step = 0.0, 0.0, np.zeros(2, int), 0, 0, first
-    slowest = 0.0
-    while spent < seconds or step % first:
-        began, since = time.process_time(), time.perf_counter()
+    meter, slowest = Meter(), 0.0
+    seen, places, dropped, step = np.zeros(2, int), 0, 0, first
+    while meter.spent["cpu_seconds"] < seconds or step % first:
+        meter.begin()
         batch = stream.batch(step)
-        spent += time.process_time() - began
-        clock += time.perf_counter() - since
-        slowest = max(slowest, time.perf_counter() - since)
+        slowest = max(slowest, meter.end()["seconds"])
         seen += tokens_in(batch)
         places += batch["encoder_segment_ids"].size
         dropped += stream.dropped(step)
         step += 1
+    spent = meter.report()
     began = time.process_time()
     stream.batch(10**9)
     pairs = sum(stream.examples_seen(step).values()) - sum(stream.examples_seen(first).values())
     return {
         "layout": layout,
         "rows": rows,
-        "tokens_per_cpu_second": round(seen.sum() / spent),
-        "tokens_per_second": round(seen.sum() / clock),
+        "tokens_per_cpu_second": round(seen.sum() / spent["cpu_seconds"]),
+        "tokens_per_second": round(seen.sum() / spent["seconds"]),
+        # As if no other work had the cores.
+        "tokens_per_own_second": round(seen.sum() / (spent["seconds"] - spent["queued_seconds"])),
+        **spent,
         "filled_sources": seen[0] / places,
         "filled_targets": seen[1] / places,
         "filled": seen.sum() / 2 / places,
@@ -208,7 +210,7 @@ def measured(name: str, **arguments: Any) -> dict[str, Any]:
     return found
 
 
-def build(folder: Path, text: str, languages: int) -> None:
+def build(folder: Path, text: str, languages: int, pieces: int) -> None:
     """The cache of the text; how fast its stages were."""
     from m4.data.cache import prepare
 
@@ -220,7 +222,7 @@ def build(folder: Path, text: str, languages: int) -> None:
             stages.append((stage, time.perf_counter()))
 
     started = time.perf_counter()
-    cache = prepare(folder, source, codes, report=report)
+    cache = prepare(folder, source, codes, vocabulary_size=pieces, report=report)
     ended = time.perf_counter()
     times = [since for _, since in stages] + [ended]
     seconds = {name: end - since for (name, since), end in zip(stages, times[1:], strict=True)}
@@ -272,6 +274,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", default="", help="of TSV files; else the embedded corpus")
     parser.add_argument("--languages", type=int, default=100)
+    parser.add_argument("--pieces", type=int, default=8000, help="of the vocabulary")
+    parser.add_argument("--repeats", type=int, default=3, help="of tokenizing")
     parser.add_argument("--parts", default=",".join(PARTS), help="which ones to measure")
     parser.add_argument(
         "--gigabytes", type=float, default=0, help="of a larger cache, to feed from"
@@ -284,18 +288,20 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.measure:
         name, values = arguments.measure
-        function = {f.__name__: f for f in (start, feed, seqio, shares, resume)}[name]
+        function = {f.__name__: f for f in (tokenize, start, feed, seqio, shares, resume)}[name]
         print(json.dumps(function(**json.loads(values))))
         return
     rows: list[tuple[str, dict[str, Any]]] = []
     parts = arguments.parts.split(",")
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         folder, news = Path(scratch) / "text", Path(scratch) / "news"
-        build(folder, arguments.folder, arguments.languages)
+        build(folder, arguments.folder, arguments.languages, arguments.pieces)
         from m4.data.cache import Cache
 
         corpora.enlarge(Cache(folder), news, 0.1)
         common: dict[str, Any] = {"folder": str(folder)}
+        if "tokenize" in parts:
+            measured("tokenize", **common, repeats=arguments.repeats)
         if "start" in parts:
             measured("start", **common, directions=2, jobs=False)  # compiles; fills disk caches
             for directions, jobs, uncompiled in (

@@ -1,14 +1,18 @@
 """Much text -> ids: a word that was seen before is looked up and not tokenized again.
 
-Words are found, hashed and compared as bytes, compiled by numba.
+Words are found, hashed and compared as bytes, compiled by numba. New ones are spelled (spelling.py)
+or, where that is not enough, asked of SentencePiece.
 """
 
 from __future__ import annotations
+
+from itertools import compress
 
 import numpy as np
 
 from m4.data.compiled import compiled
 from m4.data.ragged import Ragged, Texts
+from m4.data.spelling import Spelling
 from m4.data.vocabulary import SPACE, Vocabulary
 
 # About 15 MB, and the processor's caches still help. Beyond it everything is forgotten: the common
@@ -28,7 +32,7 @@ class WordEncoder:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
+        self.vocabulary, self._spelling = vocabulary, Spelling(vocabulary)
         self._forget()
 
     def _forget(self) -> None:
@@ -65,8 +69,12 @@ class WordEncoder:
     def _learn(self, known: int) -> None:
         """The ids of the words from number `known` on."""
         first, last = self._entries[known, _LETTERS], self._entries[self.words, _LETTERS]
-        new = self._letters[first:last].tobytes().decode().split(" ")[:-1]
-        found = Ragged.of(self.vocabulary.encode(new))
+        new = self._letters[first : last - 1].tobytes().decode()
+        found, plain = self._spelling.encode(" " + new)
+        others = list(compress(new.split(" "), ~plain))
+        of_others = Ragged.of(self.vocabulary.encode(others))
+        order = np.where(plain, np.cumsum(plain), len(found.lengths) + np.cumsum(~plain)) - 1
+        found = Ragged.joined([found, of_others]).take(order)
         start = self._entries[known, _IDS]
         self._ids = _with_room(self._ids, start, start + len(found.ids))
         self._ids[start : start + len(found.ids)] = found.ids

@@ -1,0 +1,56 @@
+"""What a process has used so far, from Linux' /proc: for the benchmarks."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+_OWN = Path("/proc/self")
+
+
+def memory() -> dict[str, int]:
+    """Resident megabytes: now, at most, and now without the pages of files, which the system takes
+    back when it needs them."""
+    lines = (_OWN / "status").read_text().splitlines()
+    # VmHWM and not getrusage: that begins with the parent's memory.
+    names = {"VmRSS": "rss_mb", "VmHWM": "peak_rss_mb", "RssAnon": "rss_anon_mb"}
+    found = {line.split(":")[0]: line.split()[1:2] for line in lines}
+    return {label: int(found[name][0]) // 1024 for name, label in names.items()}
+
+
+class Meter:
+    """Where the time of this process' first thread goes between begin and end, added up.
+
+    seconds: by the clock. cpu_seconds: of all threads. queued_seconds: ready to go on, but other
+    work had the cores. The rest of the seconds is waiting for the disk, where nothing else is to
+    wait for. read_gigabytes: from the disk, with what the system read ahead.
+    """
+
+    def __init__(self) -> None:
+        names = ("seconds", "cpu_seconds", "queued_seconds", "read_gigabytes")
+        self.spent: dict[str, float] = dict.fromkeys(names, 0.0)
+
+    def begin(self) -> None:
+        self._began = _now()
+
+    def end(self) -> dict[str, float]:
+        """What this stretch took."""
+        took = {name: value - self._began[name] for name, value in _now().items()}
+        for name, value in took.items():
+            self.spent[name] += value
+        return took
+
+    def report(self) -> dict[str, Any]:
+        """The sums, with disk_seconds: the rest."""
+        busy = self.spent["cpu_seconds"] + self.spent["queued_seconds"]
+        return {**self.spent, "disk_seconds": self.spent["seconds"] - busy}
+
+
+def _now() -> dict[str, float]:
+    queued = (_OWN / "schedstat").read_text().split()[1]
+    io = dict(line.split(": ") for line in (_OWN / "io").read_text().splitlines())
+    return {
+        "seconds": time.perf_counter(),
+        "cpu_seconds": time.process_time(),
+        "queued_seconds": int(queued) / 1e9,
+        "read_gigabytes": int(io["read_bytes"]) / 1e9,
+    }

@@ -245,7 +245,8 @@ def translator(setup: Setup) -> Translator:
     try:
         layout = translation_layout(setup, model, cache.directions)
     except ValueError as error:
-        print(f"m4 translate: on the first device alone: {error}", file=sys.stderr)
+        why = processes.first_line(error)  # gin adds where it was called
+        print(f"m4 translate: on the first device alone: {why}", file=sys.stderr)
         layout = None
     params, _, _ = restore_params(
         model, setup.folder / "checkpoints", None, cache.vocabulary, layout

@@ -249,7 +249,7 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 def lost(error: BaseException) -> str | None:
     """What to say of an error that comes of another process's end; None: it is another error."""
     if isinstance(error, Lost):
-        return str(error)
+        return first_line(error)  # gin adds lines of its own
     if isinstance(error, jax.errors.JaxRuntimeError) and _LOST_WORDS.search(str(error)):
         return f"{LOST} ({first_line(error)})"
     return None

@@ -229,6 +229,25 @@ def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
 
 
 @pytest.mark.slow
+def test_processes_whose_folder_is_taken_over_end(tmp_path: Path) -> None:
+    store = tmp_path / "store" / "run"
+    homes = [tmp_path / "first", tmp_path / "second"]
+    job = Job(tmp_path / "job", 2, 1, f"--model_dir=file://{store}", FOR_EVER, homes=homes)
+    with started(job):
+        job.wait_for(lambda: latest_step(store / "checkpoints") is not None, 300)
+        (mine,) = (store / lease.RUNNING).glob("[!.]*.json")
+        said = json.loads(mine.read_text(encoding="utf-8"))
+        other = {**said, "host": "elsewhere", "number": said["number"] + 1}
+        (mine.parent / "other.json").write_text(json.dumps(other), encoding="utf-8")
+        # Long before it would renew: the next checkpoint is where it looks.
+        assert job.statuses(60) == [3, 1], job.said()
+        first, second = (said.splitlines()[-1] for said in job.said())
+        assert first.startswith(f"m4 train: MODEL_DIR = {store}: another job has taken it over")
+        assert second.startswith("m4 train: the first process failed: MODEL_DIR")
+    assert [path.name for path in mine.parent.iterdir()] == ["other.json"]
+
+
+@pytest.mark.slow
 def test_processes_that_do_not_come_together_say_so(tmp_path: Path) -> None:
     """Nobody answers; the port is another's; and Ctrl-C while a process waits."""
     with socket.socket() as taken:

@@ -71,7 +71,7 @@ def run(
     ],
 )
 def test_a_mesh_translates_as_one_device_does(
-    mesh: dict[str, int], changes: dict[str, Any], beams: int
+    mesh: dict[str, Any], changes: dict[str, Any], beams: int
 ) -> None:
     stages = "stage" in mesh
     texts, routes, scores = translated(beams, stages)
@@ -121,9 +121,10 @@ def test_rows_are_made_up() -> None:
 def test_layouts_that_say_the_same_share_programs() -> None:
     # gin gives lists where Python has tuples.
     mesh = make_mesh(**TWICE)
-    here = Layout(mesh, ["expert"], [["embed", ["data", "model"]], ["kv", None]])
+    as_lists: Any = [["embed", ["data", "model"]], ["kv", None]]
+    here = Layout(mesh, ["expert"], as_lists)
     assert here == Layout(mesh, ("expert",), (("embed", ("data", "model")), ("kv", None)))
-    asked = (tiny()[0], 10, 2, 0.6)
+    asked: Any = (tiny()[0], 10, 2, 0.6)
     assert searching._program(here, *asked) is searching._program(
         Layout(*vars(here).values()), *asked
     )

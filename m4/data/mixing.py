@@ -9,7 +9,7 @@ with tag and eos: what a packed row holds.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from m4.data.batches import EOS_IDS, TAG_IDS
@@ -87,7 +87,10 @@ def make_stream(
     pairs a step holds is found to about 1%).
     """
     if not tells_drawn(sampler):
-        return stream(cache, phases=phases(cache, sampler, sample_by), **options)
+        planned = phases(cache, sampler, sample_by)
+        made = stream(cache, phases=planned, **options)
+        _check_they_begin(planned, made.group_steps, total_steps)
+        return made
     unit = units(cache, sample_by)
     made = stream(cache, phases=phases(cache, proportional, sample_by), **options)
     told = 0.0
@@ -100,6 +103,17 @@ def make_stream(
         f"no rates after {_ROUNDS} tries: the rates of jobs.Setup.sampler change how many pairs "
         f"{total_steps} steps hold, and that changes the rates; give it a budget (in gin)"
     )
+
+
+def _check_they_begin(planned: Sequence[Phase], group_steps: int, total_steps: int) -> None:
+    """Raises a ValueError where a phase is due in training and its first group of steps is not."""
+    for phase in planned:
+        start = -(-phase.first_step // group_steps) * group_steps
+        if phase.first_step < total_steps <= start:
+            raise ValueError(
+                f"jobs.Setup.sampler: a phase from step {phase.first_step} on never begins: phases "
+                f"change at multiples of {group_steps} steps, and TRAIN_STEPS = {total_steps}"
+            )
 
 
 # The number of pairs a step changes little with the rates: two rounds suffice for most corpora.

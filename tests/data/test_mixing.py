@@ -57,6 +57,23 @@ def test_by_tokens_the_rates_are_shares_of_the_tokens(made_cache: Cache) -> None
     assert phase.rates == pytest.approx(temperature(made_cache.sizes()))
 
 
+def test_a_phase_that_training_never_reaches_is_refused(made_cache: Cache) -> None:
+    def made(first_step: int, total_steps: int) -> Stream:
+        two = Schedule(((0, uniform, None), (first_step, temperature, None)))
+        return mixing.make_stream(made_cache, two, total_steps=total_steps, batch_rows=8)
+
+    groups = made(600, 1).group_steps  # 2,048 rows of 8
+    assert groups == 256
+    with pytest.raises(ValueError) as error:
+        made(257, 512)
+    assert str(error.value) == (
+        "jobs.Setup.sampler: a phase from step 257 on never begins: phases change at multiples of "
+        "256 steps, and TRAIN_STEPS = 512"
+    )
+    # One more step and it has one; a phase of after the training is for a longer one.
+    assert len(made(257, 513).phases) == len(made(600, 512).phases) == 2
+
+
 def test_what_the_stream_then_holds(made_cache: Cache) -> None:
     stream = mixing.make_stream(made_cache, uniform, "tokens", seed=3, batch_rows=8)
     tokens = np.zeros(6)

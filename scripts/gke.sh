@@ -169,6 +169,9 @@ apply() {
 xpk() {
   need name "$name" image "$image" slice "$slice" cluster "$cluster" zone "$zone"
   describe_slice "$slice"
+  if $spot || [[ -n $service_account ]]; then
+    mistake "--spot and --service_account are of pool and manifest: XPK's cluster decides them"
+  fi
   # XPK starts a job again at signals only (42 and 127 to 255); 1 is a crash of Python's.
   run xpk workload create "--workload=$name" "--cluster=$cluster" "--zone=$zone" \
     ${project:+"--project=$project"} "--tpu-type=$SLICE_TYPE" --num-slices=1 \

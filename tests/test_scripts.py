@@ -322,6 +322,14 @@ def test_xpk_runs_the_same_job() -> None:
     assert shlex.split(remote(words)) == ["m4", "train", "a b"]
 
 
+@pytest.mark.parametrize("option", ["--spot", "--service_account=reader"])
+def test_what_xpk_has_not_is_refused(option: str) -> None:
+    said = call("gke.sh", "xpk", *slice_options(), option, "--cluster=c", "--image=m4:1", *TRAIN)
+    assert said.returncode == 2
+    assert "XPK's cluster decides them" in said.stderr
+    assert not said.stdout
+
+
 # -------------------------------------------------------------- supervise, with a made-up cloud
 
 CLOUD_OF_FILES = """

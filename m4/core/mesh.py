@@ -143,7 +143,15 @@ def parameter_shardings(
     """Shardings in the shape of `params` (arrays or shapes) from the collection `params_axes`.
 
     zero: mesh axes over which a parameter is split further (`split_further`).
+
+    Raises:
+        ValueError: zero names no axis of the mesh.
     """
+    if isinstance(zero, str) or not set(zero) <= set(mesh.shape):
+        raise ValueError(
+            f"loop.train.zero = {zero!r}: must be a tuple of mesh axes, such as ('fsdp',); the axes "
+            f"are {', '.join(mesh.shape)}"
+        )
     names = unfreeze(partitioning.get_axis_names(params_axes))
 
     def sharding(axes: PartitionSpec, leaf: Any) -> NamedSharding:

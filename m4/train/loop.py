@@ -279,7 +279,7 @@ def check_model_divides(mesh: Mesh, model: Transformer) -> None:
     check_divides(mesh, "attention", width, "joined_kv", f"{name}.heads * {name}.head_width")
     check_divides(mesh, "feed-forward", model.mlp_width, "mlp", f"{name}.mlp_width")
     for size in {model.vocab_size, model.source_vocab_size or model.vocab_size}:
-        check_divides(mesh, "embedding", size, "vocab", "vocabulary size")
+        check_divides(mesh, "embedding", size, "vocab", "cache.prepare.vocabulary_size, rounded,")
     if model.num_experts:
         check_divides(mesh, "experts", model.num_experts, "expert", f"{name}.num_experts")
 

@@ -14,6 +14,7 @@ from m4.core.mesh import (
     logical,
     logical_spec,
     make_mesh,
+    parameter_shardings,
     split_axes,
     split_further,
 )
@@ -34,6 +35,16 @@ def test_minus_one_takes_what_is_left() -> None:
     assert tuple(make_mesh(data=2, expert=-1, model=2).shape.values()) == (1, 2, 1, 1, 2, 2)
     assert tuple(make_mesh(data=2, expert=2, model=2).shape.values()) == (1, 2, 1, 1, 2, 2)
     assert make_mesh().axis_names == MESH_AXES
+
+
+@pytest.mark.parametrize("zero", [("exprt",), "expert", ("fsdp", "rows")])
+def test_zero_names_axes_of_the_mesh(zero: Any) -> None:
+    with pytest.raises(ValueError) as error:
+        parameter_shardings(make_mesh(), {}, {}, zero)
+    assert str(error.value) == (
+        f"loop.train.zero = {zero!r}: must be a tuple of mesh axes, such as ('fsdp',); the axes are "
+        "stage, data, fsdp, node, expert, model"
+    )
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,7 @@ def parameter_shardings(
     """
     if isinstance(zero, str) or not set(zero) <= set(mesh.shape):
         raise ValueError(
-            f"loop.train.zero = {zero!r}: must be a tuple of mesh axes, such as ('fsdp',); the axes "
-            f"are {', '.join(mesh.shape)}"
+@@
         )
     names = unfreeze(partitioning.get_axis_names(params_axes))
 

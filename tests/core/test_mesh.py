@@ -42,8 +42,8 @@ def test_zero_names_axes_of_the_mesh(zero: Any) -> None:
     with pytest.raises(ValueError) as error:
         parameter_shardings(make_mesh(), {}, {}, zero)
     assert str(error.value) == (
-        f"loop.train.zero = {zero!r}: must be a tuple of mesh axes, such as ('fsdp',); the axes are "
-        "stage, data, fsdp, node, expert, model"
+        f"loop.train.zero = {zero!r}: must be a tuple of axes of the mesh, such as ('fsdp',); they "
+        "are stage, data, fsdp, node, expert, model"
     )
 
 

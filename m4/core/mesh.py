@@ -149,7 +149,8 @@ def parameter_shardings(
     """
     if isinstance(zero, str) or not set(zero) <= set(mesh.shape):
         raise ValueError(
-@@
+            f"loop.train.zero = {zero!r}: must be a tuple of axes of the mesh, such as ('fsdp',); "
+            f"they are {', '.join(mesh.shape)}"
         )
     names = unfreeze(partitioning.get_axis_names(params_axes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -210,6 +211,14 @@ def describe(code: str) -> Language:
     """
     known = LANGUAGES.get(code) or _ISO.get(code)
     return known or Language(code, code, code, "", "", False)
+
+
+def split_code(code: str) -> tuple[str, str]:
+    """(language, ISO 15924 script or ''): 'zh_Hant_TW' -> ('zh', 'Hant'), 'zh_TW' -> ('zh', '').
+    Only the part after the language is a script, if it is written as one: the others are a
+    territory or a user's own."""
+    language, _, rest = code.partition("_")
+    return language, rest[:4] if re.match(r"[A-Z][a-z]{3}(_|$)", rest) else ""
 
 
 def near_clones(code: str, among: Iterable[str]) -> list[str]:

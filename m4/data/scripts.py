@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 from fontTools.unicodedata import Scripts
 
 from m4.data.cldr.likely import likely_script
-from m4.data.languages import describe
+from m4.data.languages import describe, split_code
 
 # ISO 15924's names for several scripts together, and what else texts in a script are written with.
 _TOGETHER = {
@@ -42,14 +41,23 @@ def scripts_of(code: str) -> frozenset[str] | None:
 
     The code's own script counts before m4's table of languages.
     """
-    own = re.fullmatch(r"[A-Za-z]+_([A-Z][a-z]{3})(?:_.*)?", code)
-    return _letters_of(own[1] if own else "Latn" if code == "en" else describe(code).script)
+    _, own = split_code(code)
+    return _letters_of(own or ("Latn" if code == "en" else describe(code).script))
 
 
 def likely_scripts_of(code: str) -> frozenset[str] | None:
-    """The same of a language of which CLDR gives the likely script, which need not be a text's:
-    Ladino is written in Hebrew letters and in Latin ones."""
-    return _letters_of(likely_script(code) or "")
+    """The same of a code of which only the likely script is known, which need not be a text's.
+
+    Ladino is written in Hebrew letters and in Latin ones. And in a code with a territory or a
+    user's own addition ('zh_TW', 'pt_BR_2') nothing says the script: CLDR may know one of the
+    territory ('pa_PK' is Arab, 'pa' Guru), or else it is the language's.
+    """
+    parts = code.split("_")
+    for end in range(len(parts), 0, -1):
+        known = "_".join(parts[:end])
+        if script := likely_script(known) or describe(known).script:
+            return _letters_of(script)
+    return None
 
 
 def _letters_of(script: str) -> frozenset[str] | None:

@@ -247,6 +247,32 @@ def test_scripts_of_languages() -> None:
     assert likely_scripts_of("qqq") is None
 
 
+@pytest.mark.parametrize(
+    ("scripts", "codes"),
+    [
+        ("Hani Bopo", "zh_CN zh_TW zh_HK zh_cn zh_tw zh_2 cmn_2 yue_HK"),
+        ("Latn", "pt_BR pt_br pt_BR_2 az_AZ glg_2"),
+        # CLDR: in Pakistan Punjabi is Arab, in Iran Azerbaijani too, in China Mongolian is Mong.
+        ("Arab", "pa_PK pa_PK_2 az_IR"),
+        ("Mong", "mn_CN"),
+        ("Guru", "pa_IN pa_2"),
+        ("Hani Hira Kana", "ja_JP jpn_2"),
+    ],
+)
+def test_a_territory_does_not_hide_the_language(scripts: str, codes: str) -> None:
+    for code in codes.split():
+        assert scripts_of(code) is None, f"{code} names no script, so it is only likely"
+        assert likely_scripts_of(code) == set(scripts.split()), code
+    # A script does decide, whatever comes after it.
+    assert scripts_of("zh_Hant_TW") == scripts_of("zh_Hans_2") == {"Hani", "Bopo"}
+    assert scripts_of("pt_Cyrl_BR") == {"Cyrl"}
+
+
+def test_the_script_of_a_code_with_a_territory_is_checked(tmp_path: Path) -> None:
+    right, wrong = ("Hello", "olá"), ("Hello", "привет")
+    assert list(dropped(Script(), [right] * 3 + [wrong], tmp_path, code="pt_BR")) == [3]
+
+
 def test_a_likely_script_counts_where_most_of_the_text_has_it(tmp_path: Path) -> None:
     cyrillic, latin = ("Hello", "привет"), ("Hello", "privet")
     assert list(dropped(Script(), [cyrillic] * 3 + [latin], tmp_path, code="xal")) == [3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from babel import core
@@ -9,11 +10,12 @@ from babel import core
 
 @lru_cache(maxsize=1)
 def _scripts() -> dict[str, str]:
-    """Language -> script, for the languages of CLDR and for ISO 639-3 codes of the same ones."""
+    """Code -> script, for the languages of CLDR, also in a territory ('zh_TW'), and for ISO 639-3
+    codes of the same languages."""
     scripts = {}
-    for language, full in core.get_global("likely_subtags").items():
-        if language.isalpha() and language.islower() and len(parts := full.split("_")) > 1:
-            scripts[language] = parts[1]
+    for code, full in core.get_global("likely_subtags").items():
+        if re.fullmatch(r"[a-z]+(_[A-Z]{2})?", code) and len(parts := full.split("_")) > 1:
+            scripts[code] = parts[1]
     for alias, language in core.get_global("language_aliases").items():
         if language in scripts:
             scripts.setdefault(alias, scripts[language])
@@ -21,5 +23,6 @@ def _scripts() -> dict[str, str]:
 
 
 def likely_script(code: str) -> str | None:
-    """'kab' -> 'Latn', 'xal' -> 'Cyrl'; None where CLDR does not know the language."""
+    """'kab' -> 'Latn', 'xal' -> 'Cyrl', 'zh_TW' -> 'Hant'; None where CLDR does not know the code,
+    or knows nothing else of the territory than of the language ('zh_CN')."""
     return _scripts().get(code)

@@ -27,8 +27,9 @@ class Script:
     Beside Chinese characters a Latin letter counts a third.
 
     scripts: language -> ISO 15924 scripts, where a corpus is written in others than
-    `m4.data.scripts.scripts_of` says. Of a language that is not in m4's table CLDR's likely script
-    counts, if most of its text is written so. A language of which nothing is known is not checked.
+    `m4.data.scripts.scripts_of` says. Of a language that is not in m4's table, and of a code with a
+    territory ('pt_BR'), the likely script counts, if most of its text is written so. A language of
+    which nothing is known is not checked.
     """
 
     most_latin: float = 0.5

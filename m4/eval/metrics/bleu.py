@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU, MAX_NGRAM_ORDER
 
-from m4.data.languages import describe
+from m4.data.languages import describe, split_code
 from m4.eval.metrics import Statistics
 
 DEFAULT_TOKENIZER = "13a"
@@ -30,11 +30,12 @@ _OF_LANGUAGE = {
 
 def tokenizer(language: str) -> str:
     """sacreBLEU's name of the tokenizer for a target language: CLDR id or ISO 639-3, either with
-    a script if wanted ('zh', 'zh_Hant', 'cmn_Hans', 'yue'). A script in the code decides."""
-    base, _, script = language.partition("_")
+    a script, a territory or anything else if wanted ('zh', 'zh_Hant', 'zh_TW', 'cmn_Hans', 'yue').
+    A script in the code decides; what else follows the language does not."""
+    base, script = split_code(language)
     if script:
         return _OF_SCRIPT.get(script, DEFAULT_TOKENIZER)
-    known = _OF_LANGUAGE.get(base) or _OF_SCRIPT.get(describe(language).script)
+    known = _OF_LANGUAGE.get(base) or _OF_SCRIPT.get(describe(base).script)
     return known or DEFAULT_TOKENIZER
 
 

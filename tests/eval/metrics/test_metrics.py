@@ -127,10 +127,13 @@ def test_chrf_by_hand():
     ("name", "languages"),
     [
         ("zh", "zh zh_Hant yue wuu cmn cmn_Hans cmn_Hant yue_Hant lzh zho"),
-        ("ja-mecab", "ja jpn"),
-        ("ko-mecab", "ko kor"),
-        ("char", "th tha lo lao km khm my mya bo"),
+        # OPUS names Chinese by territory, in either case; '_2' is what a user may make of it.
+        ("zh", "zh_CN zh_TW zh_HK zh_cn zh_tw zh_Hans_CN zh_Hant_TW zh_2 zh_TW_2 zh_Hant_2 yue_HK"),
+        ("ja-mecab", "ja jpn ja_JP jpn_2 jpn_Jpan_2"),
+        ("ko-mecab", "ko kor ko_KR ko_KR_2"),
+        ("char", "th tha lo lao km khm my mya bo th_TH jv_Java"),
         ("13a", "en gl glg de ar he hi ta am vi sr_Latn srp_Cyrl uzb_Cyrl ja_Latn toki xx"),
+        ("13a", "pt_BR pt_BR_2 ja_Latn_2 zh_Latn_CN xx_JP xx_Xyz"),
     ],
 )
 def test_tokenizer_of_the_target_language(name, languages):

@@ -17,7 +17,7 @@ from m4.model.dispatch.einsum import einsum
 from m4.plan import flops, launch, memory
 from m4.plan.clusters import Cluster
 from m4.plan.machines import Machine
-from m4.plan.oom import out_of_memory, too_much
+from m4.plan.oom import decoding_advice, out_of_memory, too_much, training_advice
 from m4.plan.program import Program, decode_program, train_program
 from m4.plan.step_time import step_time
 
@@ -85,7 +85,7 @@ def facts(setup: Setup, machine: Machine, job: str, languages: int) -> dict[str,
     try:
         compiled = program.lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        refused = out_of_memory(str(error), program.model, given)
+        refused = out_of_memory(str(error), _advice(program, given))
         if refused is None:
             raise
         return {**found, "refused": refused, "compiler": _cost(clock, traced)}
@@ -93,7 +93,7 @@ def facts(setup: Setup, machine: Machine, job: str, languages: int) -> dict[str,
     by_kind = memory.by_kind(given, compiled.memory_analysis())
     if isinstance(machine, Cluster) and sum(by_kind.values()) > machine.device_bytes:
         # XLA compiles for a GPU what does not fit.
-        refused = too_much(by_kind, machine.device_bytes, program.model, given)
+        refused = too_much(by_kind, machine.device_bytes, _advice(program, given))
         return {**found, "refused": refused}
     found["memory_bytes"] = by_kind
     return {**found, **_text(compiled, machine, found)}
@@ -120,6 +120,12 @@ def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str
             "total": time_model.total,
         },
     }
+
+
+def _advice(program: Program, given: Mapping[str, int]) -> list[str]:
+    if program.optimizer is not None:
+        return training_advice(program.model, given)
+    return decoding_advice(program.model, given, program.rows, program.beams)
 
 
 def _sizes(program: Program) -> dict[str, Any]:

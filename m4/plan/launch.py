@@ -61,8 +61,8 @@ def check_compiler(platform: str) -> None:
             raise ValueError(f"TPU_LIBRARY_PATH={path}: no such file")
     elif importlib.util.find_spec("libtpu") is None:
         raise ValueError(
-            "the TPU compiler is not installed: `make pod`, or `pip install 'm4[pod]'` (libtpu, "
-            "205 MB; no TPU is needed)"
+            "the TPU compiler is not installed: `make pod`, or `pip install '.[pod]'` in a "
+            "clone (libtpu, 205 MB; no TPU is needed)"
         )
 
 

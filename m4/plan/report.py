@@ -41,7 +41,7 @@ def sections(facts: Mapping[str, Any]) -> list[Section]:
     """Everything that a plan knows."""
     found = [_memory(facts)]
     if "refused" in facts:
-        return found
+        return [*found, _parameters(facts), _made(facts)]
     found += [_collectives(facts), _flops(facts), _time(facts), _parameters(facts), _made(facts)]
     return [section for section in found if section.notes or section.rows]
 
@@ -65,7 +65,8 @@ def _memory(facts: Mapping[str, Any]) -> Section:
         refused = facts["refused"]
         rows = [("kind", "GiB a device"), *[(k, _gib(n)) for k, n in given.items()]]
         if refused["needed_bytes"] is not None:
-            rows.append(("needed, as the compiler says", _gib(refused["needed_bytes"])))
+            told = "added up" if _on_gpus(facts) else "as the compiler says"
+            rows.append((f"needed, {told}", _gib(refused["needed_bytes"])))
             rows.append(("there", _gib(refused["available_bytes"])))
         helps = [f"would help: {line}" for line in refused["advice"]]
         return Section("Memory", helps, rows)
@@ -85,8 +86,8 @@ def _collectives(facts: Mapping[str, Any]) -> Section:
         return Section(
             "Collectives",
             [
-                "libtpu compiles the program and cannot print it for this chip, so neither "
-                f"collectives nor cycles are known: {facts['no_text']}"
+                "the compiler cannot print the program that it made for this machine, so neither "
+                f"collectives nor the time of a step are known: {facts['no_text']}"
             ],
         )
     rows = [("kind", "a step", "payload, GiB a device", "sent, GiB a device")]
@@ -147,7 +148,7 @@ def _time(facts: Mapping[str, Any]) -> Section:
     rows.append(("step", f"{seconds['total']:.3f}"))
     cost = costs(facts)
     assert cost is not None
-    on_gpus = isinstance(topology(facts["topology"]), Cluster)
+    on_gpus = _on_gpus(facts)
     rows += [
         ("tokens a second (of the source)", f"{cost['tokens_per_second']:,.0f}"),
         ("days to 10^12 tokens", f"{cost['days']:.1f}"),
@@ -163,8 +164,7 @@ def _time(facts: Mapping[str, Any]) -> Section:
     notes = [PEAK_NOTE if on_gpus else MODEL_NOTE]
     if facts["uncosted"]:
         notes.append(f"{facts['uncosted']:,} operations without an estimate are not in it.")
-    row = table3.row_of(facts["config"]) if facts["topology"].startswith("v3:") else None
-    if row is not None and row.cores == facts["devices"] and row.steps_per_second is not None:
+    if (row := paper_step(facts)) is not None and row.steps_per_second is not None:
         paper = 1 / float(row.steps_per_second)
         rows.append(("the paper's step (table 3)", f"{paper:.3f}"))
         rows.append(("model / paper", f"{seconds['total'] / paper:.2f}"))
@@ -173,6 +173,32 @@ def _time(facts: Mapping[str, Any]) -> Section:
             "core-years, with another compiler and model code."
         )
     return Section("Time of a step: a model", notes, rows)
+
+
+def paper_model(facts: Mapping[str, Any]) -> table3.Row | None:
+    """The paper's row of this model; None: there is none, or the sizes were changed.
+
+    The paper leaves out embeddings and softmax, up to 7%; 10% more or less is another model.
+    """
+    row = table3.row_of(facts["config"])
+    if row is None:
+        return None
+    ratio = sum(facts["parameters"].values()) / row.parameters
+    return row if abs(ratio - 1) <= _OTHER_MODEL else None
+
+
+def paper_step(facts: Mapping[str, Any]) -> table3.Row | None:
+    """The row whose step this is: the paper's model, cores and batch, with no change."""
+    row, batch = paper_model(facts), facts["batch"]
+    if row is None or facts.get("label") or not facts["topology"].startswith("v3:"):
+        return None
+    # The paper rounds: its 4M are 4 * 2^20 here, 4.9% more.
+    ratio = batch["rows"] * batch["source_length"] / row.batch_tokens
+    same = row.cores == facts["devices"] and abs(ratio - 1) <= _OTHER_BATCH
+    return row if same else None
+
+
+_OTHER_MODEL, _OTHER_BATCH = 0.1, 0.05
 
 
 def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
@@ -200,7 +226,7 @@ def _parameters(facts: Mapping[str, Any]) -> Section:
     rows = [("kind", "parameters"), *[(kind, f"{n:,}") for kind, n in counts.items()]]
     rows.append(("together", f"{sum(counts.values()):,}"))
     notes = []
-    if (row := table3.row_of(facts["config"])) is not None:
+    if (row := paper_model(facts)) is not None:
         ratio = sum(counts.values()) / row.parameters
         notes = [f"The paper (table 1): {row.parameters / 1e9:,g} billion; {ratio - 1:+.1%}."]
     return Section("Parameters", notes, rows)
@@ -283,6 +309,10 @@ def markdown(title: str, verdict: str, parts: Sequence[Section]) -> str:
 def _cell(text: str) -> str:
     """Text that ends neither a cell nor a line, and is no HTML."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _on_gpus(facts: Mapping[str, Any]) -> bool:
+    return isinstance(topology(facts["topology"]), Cluster)
 
 
 def _gib(count: float) -> str:

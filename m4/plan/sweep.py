@@ -135,8 +135,8 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
     for facts in rows:
         name = label(facts)
         size = f"{sum(facts['parameters'].values()) / 1e9:,.1f}"
-        printed = table3.row_of(facts["config"])
-        paper = f"{printed.parameters / 1e9:,g}" if printed else ""
+        model = report.paper_model(facts)
+        paper = f"{model.parameters / 1e9:,g}" if model else ""
         head = (name, f"{facts['devices']:,}", size, paper)
         cost = facts["compiler"]
         made.append(
@@ -157,7 +157,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         memory.append((*head, *cells, f"{sum(by_kind.values()) / GIB:.2f}"))
         if "collectives" in facts:
             sent.append((name, *[_traffic(facts, kind) for kind in _SENT[1:]]))
-            time.append((name, *_seconds(facts, printed)))
+            time.append((name, *_seconds(facts)))
     return [
         Section("Memory, GiB a device", ["Of 16 GiB a core of TPU v3."], memory),
         Section("Collectives a step: number x, GiB a device", (), sent),
@@ -214,7 +214,7 @@ def _traffic(facts: Mapping[str, Any], kind: str) -> str:
     return "" if total is None else f"{total['count']:,} x, {total['payload_bytes'] / GIB:.2f}"
 
 
-def _seconds(facts: Mapping[str, Any], printed: table3.Row | None) -> list[str]:
+def _seconds(facts: Mapping[str, Any]) -> list[str]:
     seconds, cost = facts["step_seconds"], report.costs(facts)
     if cost is None:
         return [""] * (len(_TIME) - 1)
@@ -224,8 +224,7 @@ def _seconds(facts: Mapping[str, Any], printed: table3.Row | None) -> list[str]:
         f"{facts['flops']['traced'] / 1e12:.1f}",
         *(f"{n:.3f}" for n in (seconds["compute"], exchange, other, seconds["total"])),
     ]
-    # The paper's own batch alone can be compared.
-    compare = printed if not facts.get("label") else None
+    compare = report.paper_step(facts)
     paper = compare.steps_per_second if compare else None
     if paper:
         found += [f"{1 / float(paper):.3f}", f"{seconds['total'] * float(paper):.2f}"]

@@ -5,7 +5,7 @@ import pytest
 
 from m4.model.transformer import Transformer
 from m4.plan.machines import GIB
-from m4.plan.oom import advice, out_of_memory
+from m4.plan.oom import decoding_advice, out_of_memory, training_advice
 
 TEMPORARIES = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
@@ -20,32 +20,49 @@ LITTLE = {"replicated weights": 0, "expert weights": 0, "optimizer state": 0}
 
 @pytest.mark.parametrize(("message", "needed"), [(TEMPORARIES, 20.31), (USED, 24.0)])
 def test_the_message_is_one_line_with_its_numbers(message: str, needed: float) -> None:
-    found = out_of_memory(message, Transformer(vocab_size=8), LITTLE)
+    found = out_of_memory(message, ["a smaller batch"])
     assert found is not None
     assert found["message"].startswith("Ran out of memory")
     assert "\n" not in found["message"]
+    assert found["advice"] == ["a smaller batch"]
     assert found["needed_bytes"] / GIB == pytest.approx(needed)
     assert found["available_bytes"] / GIB == pytest.approx(15.48)
 
 
 def test_numbers_that_cannot_be_read_are_not_made_up() -> None:
-    found = out_of_memory("RESOURCE_EXHAUSTED: no", Transformer(vocab_size=8), LITTLE)
+    found = out_of_memory("RESOURCE_EXHAUSTED: no", [])
     assert found is not None
     assert found["needed_bytes"] is found["available_bytes"] is None
 
 
 def test_another_error_is_none() -> None:
-    assert out_of_memory("INVALID_ARGUMENT: shapes", Transformer(vocab_size=8), LITTLE) is None
+    assert out_of_memory("INVALID_ARGUMENT: shapes", []) is None
 
 
 def test_advice_names_what_the_config_does_not_do_yet() -> None:
     weights = {**LITTLE, "replicated weights": 3 * GIB}
-    helps = advice(Transformer(vocab_size=8, num_experts=4), weights)
+    helps = training_advice(Transformer(vocab_size=8, num_experts=4), weights)
     # Weights and their gradients are what is saved: twice 3 GiB.
     assert "loop.train.zero" in helps[0]
     assert "6.0 GiB" in helps[0]
     for name in ("remat", "BATCH_SIZE", "group_tokens", "bfloat16", "scan_layers"):
         assert sum(name in line for line in helps) == 1, name
     done = Transformer(vocab_size=8, remat="full", scan_layers=True, dtype=jnp.dtype("bfloat16"))
-    (only,) = advice(done, LITTLE)
+    (only,) = training_advice(done, LITTLE)
     assert "BATCH_SIZE" in only
+
+
+def test_advice_for_decoding_names_what_decoding_has() -> None:
+    weights = {**LITTLE, "replicated weights": 3 * GIB}
+    helps = decoding_advice(Transformer(vocab_size=8, num_experts=4), weights, 2048, 4)
+    # There are no gradients: once 3 GiB.
+    assert "loop.train.zero" in helps[0]
+    assert "3.0 GiB" in helps[0]
+    names = ("batch_rows; 2048", "max_source_length", "eval_capacity", "decode_capacity")
+    for name in (*names, "jobs.Decoding.beams, 4", "bfloat16"):
+        assert sum(name in line for line in helps) == 1, name
+    # What only training has: a search computes nothing again and has a batch of its own.
+    for name in ("remat", "BATCH_SIZE", "gradients", "scan_layers"):
+        assert not any(name in line for line in helps), name
+    done = Transformer(vocab_size=8, dtype=jnp.dtype("bfloat16"))
+    assert len(decoding_advice(done, LITTLE, 64, 1)) == 2  # rows and their length are always there

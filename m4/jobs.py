@@ -50,7 +50,9 @@ from m4.train.sampling import LearnedSampling
 
 def train(setup: Setup, *, dense: bool = False) -> None:
     """Trains the model (or, `dense`, the same without experts) from its latest checkpoint."""
-    mesh = setup.mesh()  # first: a mesh that is not possible is told before the corpus is made
+    # First: what is not possible is told before the corpus is made.
+    _check_learning(setup)
+    mesh = setup.mesh()
     cache = corpus(setup)
     model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
     stream = training_stream(setup, cache)
@@ -84,6 +86,15 @@ def train(setup: Setup, *, dense: bool = False) -> None:
                 "manifest": cache.summary(),
             },
             stage=stage,
+        )
+
+
+def _check_learning(setup: Setup) -> None:
+    """ValueError: a sampler that learns from evaluations, of which training makes none in time."""
+    if isinstance(setup.sampler, Learned) and setup.dev_period >= setup.total_steps:
+        raise ValueError(
+            f"jobs.Setup.sampler = @learned.Learned() never learns: jobs.Setup.dev_period = "
+            f"{setup.dev_period} must be less than TRAIN_STEPS = {setup.total_steps}"
         )
 
 

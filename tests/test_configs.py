@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 from m4 import jobs
 from m4.__main__ import gin_arguments, parse_config, parser
+from m4.data import samplers
+from m4.data.mixing import tells_drawn
 from m4.model.transformer import abstract_variables, count_parameters
 from m4.plan.program import planned_model
 from m4.plan.table3 import TABLE3, row_of
@@ -116,3 +119,30 @@ def test_every_configurable_that_is_bound_is_referred_to(path: Path) -> None:
     assert bound - {"jobs.Setup"} <= referred
     scopes = set(re.findall(r"^(\w+)/", text, re.MULTILINE))
     assert scopes == set(re.findall(r"@(\w+)/", text))
+
+
+def test_samplers_gin_has_a_line_for_every_sampler() -> None:
+    text = (FOLDER / "samplers.gin").read_text(encoding="utf-8")
+    lines = re.findall(r"^(?:# )?jobs\.Setup\.sampler = (@(\w+)\.(\w+)\S*)", text, re.MULTILINE)
+    there = [module.name for module in pkgutil.iter_modules(samplers.__path__)]
+    assert sorted(name for _, name, _ in lines) == sorted(there)
+    for line, _, function in lines:
+        with own_gin():
+            others, bindings = gin_arguments(
+                [
+                    "train",
+                    f"--gin_file={FOLDER / 'samplers.gin'}",
+                    f"--gin.jobs.Setup.sampler={line}",
+                ]
+            )
+            parse_config(parser().parse_args(others), bindings)
+            setup = gin.get_configurable(jobs.Setup)()
+            corpus = gin.query_parameter("cldr.Cldr.sizes")
+            sizes = {f"en-{code}": size for code, size in corpus.items()}
+            told = {"drawn": 9e4} if tells_drawn(setup.sampler) else {}
+            rates = setup.sampler(sizes, **told)
+        made = getattr(setup.sampler, "__name__", type(setup.sampler).__name__)
+        assert made == function
+        assert sum(rates.values()) == pytest.approx(1), line
+        # Else `Learned` has nothing to learn from (jobs.train refuses it).
+        assert 2 * setup.dev_period < setup.total_steps, "it compares two evaluations"

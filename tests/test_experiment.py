@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from m4 import jobs
 from m4.data import cache
 from m4.data.cache import Cache
+from m4.data.samplers.learned import Learned
+from m4.data.samplers.uniform import uniform
 from m4.experiment import Setup, corpus
 from tests.data.corpus import Made
 
@@ -66,3 +70,20 @@ def test_numbers_that_cannot_be_are_told_before_anything_is_made(
 ) -> None:
     with pytest.raises(ValueError, match=rf"jobs\.Setup\.{said}"):
         Setup(str(tmp_path), **({"total_steps": 1, "corpus": cache.prepare} | wrong))
+
+
+def test_a_sampler_that_never_learns_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    def made(**_: Any) -> Cache:
+        raise AssertionError("the corpus is made")
+
+    setup = Setup(str(tmp_path), total_steps=4, dev_period=4, corpus=made, sampler=Learned())
+    with pytest.raises(ValueError) as error:
+        jobs.train(setup)
+    assert str(error.value) == (
+        "jobs.Setup.sampler = @learned.Learned() never learns: jobs.Setup.dev_period = 4 must be "
+        "less than TRAIN_STEPS = 4"
+    )
+    # One evaluation within the training is enough; and who does not learn needs none.
+    for other in ({"dev_period": 3}, {"sampler": uniform}):
+        with pytest.raises(AssertionError, match="the corpus is made"):
+            jobs.train(dataclasses.replace(setup, **other))

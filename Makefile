@@ -8,12 +8,16 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 MODEL_DIR ?= runs/demo
 FLAGS := $(if $(FRESH),--fresh) $(if $(COMPARE),--compare=$(COMPARE))
 
-.PHONY: demo test setup lint lock pod pod-gpu plan-paper
+.PHONY: demo test test-thorough setup lint lock pod pod-gpu plan-paper
 demo: setup
 	.venv/bin/m4 demo --gin_file=gin_configs/demo.gin --model_dir="$(MODEL_DIR)" $(FLAGS)
+PYTEST = .venv/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --durations=25 \
+  --dist=loadfile --no-loadscope-reorder
 test: setup
-	.venv/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --durations=25 --dist=loadfile \
-	  --no-loadscope-reorder
+	$(PYTEST) -m "not thorough"
+# What CI runs besides: more of the same, several processes, programs for pods (`make pod pod-gpu`).
+test-thorough: setup
+	$(PYTEST) -m thorough
 lint: setup
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/basedpyright && .venv/bin/lint-imports

@@ -111,7 +111,17 @@ def one_step(mesh: Mesh, model: Transformer, program: loop.Program) -> tuple[flo
     return float(metrics["loss"]), jax.tree.map(lambda a, b: a - b, before, after)
 
 
-@pytest.mark.parametrize("name", [path.stem for path in CONFIGS])
+# One of each kind at once; the others in CI.
+FIRST = ("data_parallel", "zero", "tensor_parallel", "expert_parallel", "pipeline")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.stem, marks=[] if path.stem in FIRST else [pytest.mark.thorough])
+        for path in CONFIGS
+    ],
+)
 def test_eight_devices_are_one(name: str) -> None:
     model, loss, found = gradients(name, False)
     one = next((n for n, kind in ALONE if kind(model)), name)

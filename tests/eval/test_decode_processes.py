@@ -49,6 +49,7 @@ def together(log: Path, *arguments: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_translate_as_one_does(tmp_path: Path) -> None:
     alone, two = tmp_path / "alone", tmp_path / "two"
     trained = m4("train", f"--gin_file={TINY}", f"--model_dir={alone}", "--gin.TRAIN_STEPS=2")

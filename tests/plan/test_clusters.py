@@ -105,6 +105,7 @@ def test_without_the_compiler_one_line_says_what_to_install(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not launch.CUDA_COMPILER.is_dir(), reason="needs `make pod-gpu`")
+@pytest.mark.thorough
 def test_a_step_compiled_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUMPY_RANK_PROMOTION"):
         monkeypatch.delenv(name, raising=False)

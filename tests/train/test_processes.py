@@ -169,6 +169,7 @@ def test_processes_train_as_one_does_and_go_on_with_another_number(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_processes_whose_folder_is_taken_over_end(tmp_path: Path) -> None:
     store = tmp_path / "store" / "run"
     homes = [tmp_path / "first", tmp_path / "second"]
@@ -248,6 +250,7 @@ def test_processes_whose_folder_is_taken_over_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_processes_that_do_not_come_together_say_so(tmp_path: Path) -> None:
     """Nobody answers; the port is another's; and Ctrl-C while a process waits."""
     with socket.socket() as taken:

@@ -251,7 +251,7 @@ def show_collectives(parsed: argparse.Namespace, bindings: Sequence[str]) -> Non
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 200)
-    of_config = bool(parsed.gin_file or parsed.model_dir or bindings)
+    of_config = bool(parsed.gin_file or parsed.model_dir or parsed.gin_bindings or bindings)
     devices = parsed.devices or ("8" if of_config else "2,4,8,16,32,64")
     if not re.fullmatch(r"\d+" if of_config else r"\d+(,\d+)*", devices):
         one = "one number, as 8" if of_config else "numbers with commas between them, as 2,8,64"

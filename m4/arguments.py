@@ -202,8 +202,7 @@ def _add_plan(job: argparse.ArgumentParser) -> None:
     """What is planned, and for which machine."""
     job.add_argument(
         "--topology",
-        default="v3:8x8",
-        help="chip and grid, v4:4x4x4, or GPU, nodes and GPUs a node, h100:16x8 (%(default)s)",
+        help="chip and grid, v4:4x4x4, or GPU, nodes and GPUs a node, h100:16x8 (v3:8x8)",
     )
     job.add_argument(
         "--price_per_chip_hour",

@@ -10,10 +10,12 @@ number beside the loop on CPU and GPU; on TPU it follows from start, step and li
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from m4.core.hlo_products import MARKS, product_flops
+from m4.core.hlo_types import elements, type_bytes
 from m4.core.replica_groups import Groups, read_groups, read_pairs
 
 # https://openxla.org/xla/operation_semantics; each also with "-start" where it is asynchronous.
@@ -125,12 +127,16 @@ class Measured:
             multiplied out; 0 where it writes none (CPU, GPU). It estimates no collectives.
         uncosted: how many operations run that the compiler has no estimate of: kernels of others,
             and where it writes the largest number there is.
+        flops: operations of matrix products (`m4.core.hlo_products`), loops multiplied out.
+        unread: what runs and may multiply too, but cannot be counted: kind -> how often.
         loops_unknown: something is in a loop whose length the text does not tell.
     """
 
     collectives: list[Collective]
     cycles: int
     uncosted: int
+    flops: int
+    unread: dict[str, int]
     loops_unknown: bool
 
 
@@ -146,6 +152,9 @@ def measure(hlo: str | Iterable[str]) -> Measured:
             if runs is None or name in unknown:
                 unknown.add(callee)
     used = {name: each for name, each in module.computations.items() if times[name]}
+    unread = Counter[str]()
+    for name, computation in used.items():
+        unread.update({kind: times[name] * n for kind, n in computation.unread.items()})
     return Measured(
         [
             Collective(**vars(found), times=times[name], loop_unknown=name in unknown)
@@ -154,6 +163,8 @@ def measure(hlo: str | Iterable[str]) -> Measured:
         ],
         sum(times[name] * computation.cycles for name, computation in used.items()),
         sum(times[name] * computation.uncosted for name, computation in used.items()),
+        sum(times[name] * computation.flops for name, computation in used.items()),
+        dict(unread),
         any(name in unknown for name in used),
     )
 
@@ -176,6 +187,8 @@ class _Computation:
     collectives: list[_Found] = field(default_factory=list)
     cycles: int = 0
     uncosted: int = 0
+    flops: int = 0
+    unread: Counter[str] = field(default_factory=Counter)
     calls: list[tuple[str, int | None]] = field(default_factory=list)  # None: unknown how often
     # Name -> (opcode, what is in its parentheses, line); of scalars and tuples alone, for the
     # counters of loops.
@@ -216,16 +229,24 @@ def _read(lines: Iterable[str]) -> _Module:
     devices, entry, name = 1, "", ""
     current = _Computation()
     computations: dict[str, _Computation] = {}
+    own: list[str] = []  # the lines of the current one, and those that can be products
+    products: list[str] = []
     for line in lines:
         line = line.rstrip("\n")
         if not line.startswith(" "):
             if line.startswith("HloModule"):
                 devices = math.prod(int(n) for n in _DEVICES.findall(line))
             elif found := _HEADER.match(line):
-                name, current = found[2], _Computation()
+                name, current, own, products = found[2], _Computation(), [], []
                 computations[name] = current
                 entry = name if found[1] else entry
+            elif products:  # the computation ends
+                current.flops, current.unread = product_flops(products, own)
+                products = []
             continue
+        own.append(line)
+        if any(mark in line for mark in MARKS):
+            products.append(line)
         if '"estimated_cycles"' in line and (cycles := _CYCLES.search(line)):
             known = int(cycles[1]) < _NO_ESTIMATE
             current.cycles += int(cycles[1]) if known else 0
@@ -255,7 +276,7 @@ def _collective(line: str, computation: str, devices: int) -> _Found | None:
     name, kind = instruction[1], opcode[1]
     groups = read_pairs(line) if kind == "collective-permute" else read_groups(line, devices)
     # The start of an asynchronous one gives (operand, result, ...); an all-reduce's the result.
-    parts = _elements(instruction[2])
+    parts = elements(instruction[2])
     if opcode[2] and kind != "all-reduce" and len(parts) > 1:
         operand, result = type_bytes(parts[0]), type_bytes(parts[1])
     else:
@@ -300,7 +321,7 @@ def _named(line: str, attribute: str) -> str:
 def _matters(computation: _Computation | None) -> bool:
     if computation is None:
         return False
-    counted = computation.cycles or computation.uncosted
+    counted = computation.cycles or computation.uncosted or computation.flops or computation.unread
     return bool(computation.collectives or computation.calls or counted)
 
 
@@ -357,43 +378,3 @@ def _element(computation: _Computation, name: str) -> int | None:
         return _element(computation, _operands(inside)[-1])
     found = re.search(r"\bindex=(\d+)", line)
     return int(found[1]) if opcode == "get-tuple-element" and found else None
-
-
-_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
-_BITS = {"pred": 8, "token": 0, "opaque": 0}
-
-
-def type_bytes(text: str) -> int:
-    """Bytes of an HLO type, "f32[2,8]{1,0:T(8,128)}" or a tuple; types of 4 bits are packed.
-
-    Raises:
-        ValueError: an element type without a size in its name.
-    """
-    total = 0
-    for element, sizes in _ARRAY.findall(text):
-        bits = _BITS.get(element)
-        if bits is None:
-            digits = re.match(r"(?:bf|[suf]|c)(\d+)", element)
-            if digits is None:
-                raise ValueError(f"HLO type '{text}': the size of {element} is not known")
-            bits = int(digits[1])
-        total += math.ceil(math.prod(int(n.lstrip("<=")) for n in sizes.split(",") if n) * bits / 8)
-    return total
-
-
-def _elements(text: str) -> list[str]:
-    """The elements of a tuple's type; of any other type, itself."""
-    if not text.startswith("("):
-        return [text]
-    depth, start, parts = 0, 1, []
-    for place, letter in enumerate(text):
-        if letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        if (letter == "," and depth == 1) or depth == 0:
-            parts.append(text[start:place].strip())
-            start = place + 1
-        if depth == 0:
-            break
-    return parts

@@ -54,10 +54,7 @@ def supervise(name: str) -> int | None:
     if child == 0:
         # A group of its own: what is typed reaches it once, through the process that waits.
         os.setpgid(0, 0)
-        if sys.platform == "linux":
-            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != waiting:  # it died before this was asked for
-                os._exit(LOST_STATUS)
+        end_with(waiting)
         return None
     for number in _FORWARDED:
         signal.signal(number, lambda number, _frame: _send(child, number))
@@ -72,6 +69,15 @@ def supervise(name: str) -> int | None:
     more = " (out of memory?)" if -code == signal.SIGKILL else ""
     print(f"{name}: ended by {signal.Signals(-code).name}{more}", file=sys.stderr)
     return 128 - code
+
+
+def end_with(parent: int) -> None:
+    """Has this process killed when its parent, process `parent`, ends, however that ends; only
+    Linux can. It ends at once where the parent has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before this was asked for
+            os._exit(LOST_STATUS)
 
 
 def _send(child: int, number: int) -> None:

@@ -21,8 +21,6 @@ from m4.plan.oom import decoding_advice, out_of_memory, too_much, training_advic
 from m4.plan.program import Program, decode_program, train_program
 from m4.plan.step_time import step_time
 
-# Raised with every change of what `facts` gives.
-FORMAT = 1
 JOBS = {"train": train_program, "decode": decode_program}
 
 
@@ -70,7 +68,7 @@ def facts(setup: Setup, machine: Machine, job: str, languages: int) -> dict[str,
     traced = time.monotonic()
     given = memory.given(program)
     found: dict[str, Any] = {
-        "format": FORMAT,
+        "format": launch.FORMAT,
         "job": job,
         "topology": machine.name,
         "devices": machine.devices,
@@ -109,7 +107,10 @@ def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str
     measured = measure(text)
     executed, dtype = found["flops"].get("traced", 0.0), found["model"]["dtype"]
     time_model = step_time(measured.cycles, executed, dtype, measured.collectives, machine)
+    # Of the whole step; a search has no fixed number of steps.
+    told = {"compiled": float(measured.flops), "unread": measured.unread}
     return {
+        "flops": {**found["flops"], **told} if found["flops"] else {},
         "collectives": {kind: vars(total) for kind, total in summary(measured.collectives).items()},
         "loops_unknown": measured.loops_unknown,
         "cycles": measured.cycles,

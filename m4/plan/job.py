@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from m4.experiment import Setup
 
 DOES_NOT_FIT = 3
+# What is planned for where --topology does not say.
+TOPOLOGY = "v3:8x8"
 
 
 def plan(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
@@ -30,20 +32,39 @@ def plan(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
     """
     console = Console(width=None if sys.stdout.isatty() else 120)
     if parsed.sweep:
-        if parsed.gin_file:
-            raise ValueError("--sweep has configs of its own: leave --gin_file out (--configs=...)")
+        _check_sweep(parsed)
         return sweep(parsed, bindings, console)
     if len(parsed.gin_file) != 1:
         raise ValueError("give one config: --gin_file=gin_configs/moe_128e_12l.gin; or --sweep")
     if parsed.price_per_chip_hour is not None and not parsed.price_per_chip_hour >= 0:
         raise ValueError(f"--price_per_chip_hour={parsed.price_per_chip_hour}: less than 0")
-    config, machine, job = Path(parsed.gin_file[0]).stem, parsed.topology, parsed.planned
+    config, job = Path(parsed.gin_file[0]).stem, parsed.planned
+    machine = parsed.topology or TOPOLOGY
     facts = compiled(config, config_arguments(parsed, bindings), machine, job, console)
     facts["price_per_chip_hour"] = parsed.price_per_chip_hour
     report.show(facts, console)
     for path in report.write(facts, parsed.output / file_name(facts)):
         console.print(str(path), highlight=False, soft_wrap=True)
     return DOES_NOT_FIT if "refused" in facts else 0
+
+
+def _check_sweep(parsed: argparse.Namespace) -> None:
+    """Raises a ValueError for what `--sweep` would not heed."""
+    if parsed.gin_file or parsed.model_dir:
+        name = "--gin_file" if parsed.gin_file else "--model_dir"
+        raise ValueError(f"--sweep has configs of its own: leave {name} out (--configs=...)")
+    unheeded = {
+        f"--topology={parsed.topology}": parsed.topology is not None,
+        f"--job={parsed.planned}": parsed.planned != "train",
+        f"--price_per_chip_hour={parsed.price_per_chip_hour}": (
+            parsed.price_per_chip_hour is not None
+        ),
+    }
+    if name := next((name for name, given in unheeded.items() if given), None):
+        raise ValueError(
+            f"{name}: --sweep plans training steps on machines of its own, with no price: leave it "
+            "out"
+        )
 
 
 def file_name(facts: Mapping[str, Any]) -> str:
@@ -77,7 +98,8 @@ def compiled(
 
 def write_facts(setup: "Setup", parsed: argparse.Namespace) -> None:
     """In the compiling process: compiles, and writes what it found to `parsed.facts`."""
+    launch.end_with_parent()
     from m4.plan.compile import facts
 
-    found = facts(setup, topology(parsed.topology), parsed.planned, parsed.languages)
+    found = facts(setup, topology(parsed.topology or TOPOLOGY), parsed.planned, parsed.languages)
     write_text(parsed.facts, json.dumps(found, ensure_ascii=False))

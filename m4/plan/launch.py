@@ -21,6 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from m4.core.supervise import end_with
+
+# Raised with every change of the facts that a compiling process writes (`m4.plan.compile.facts`).
+FORMAT = 2
 # No device is wanted, so libtpu need not look for one, ask the cloud who it is, or keep others from
 # a TPU that is not there. Where there is one, it is left alone.
 ENVIRONMENT = {
@@ -40,6 +44,8 @@ ENVIRONMENT = {
 # Where `make pod-gpu` puts the compiler for GPUs.
 CUDA_COMPILER = Path(sys.prefix) / "share" / "m4" / "cuda_compiler"
 _CUDA = "jax_cuda12_plugin"
+# Tells the compiling process who waits for it.
+_PARENT = "M4_PLAN_PARENT"
 
 
 class ChildError(Exception):
@@ -97,6 +103,9 @@ def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
 def compile_apart(arguments: Sequence[str], platform: str = "tpu") -> dict[str, Any]:
     """The facts that `m4 plan ARGUMENTS --facts=...` writes, from a process of its own.
 
+    What that process says on its standard error, though its compilers are asked to be quiet, is
+    passed on.
+
     Raises:
         ChildError: a mistake in config or arguments.
         RuntimeError: anything else; with all that the process said.
@@ -104,7 +113,7 @@ def compile_apart(arguments: Sequence[str], platform: str = "tpu") -> dict[str, 
     with one_at_a_time(), tempfile.TemporaryDirectory(prefix="m4-plan-") as folder:
         path = Path(folder) / "facts.json"
         command = [sys.executable, "-m", "m4", "plan", *arguments, f"--facts={path}"]
-        environment = {**os.environ, **ENVIRONMENT}
+        environment = {**os.environ, **ENVIRONMENT, _PARENT: str(os.getpid())}
         if platform == "cuda" and CUDA_COMPILER.is_dir():
             folders = [str(CUDA_COMPILER), os.environ.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
@@ -123,4 +132,13 @@ def compile_apart(arguments: Sequence[str], platform: str = "tpu") -> dict[str, 
             raise RuntimeError(
                 f"the compiling process ended with status {ended.returncode}:\n{said}"
             )
+        if said:
+            print(said, file=sys.stderr)
         return json.loads(path.read_text(encoding="utf-8"))
+
+
+def end_with_parent() -> None:
+    """In the compiling process: it ends when the one that waits for it does, so that none goes on
+    while the lock is free."""
+    if parent := os.environ.get(_PARENT):
+        end_with(int(parent))

@@ -123,7 +123,41 @@ def _flops(facts: Mapping[str, Any]) -> Section:
         f"(transformer.Transformer.remat = '{facts['model']['remat']}'). The traced program also "
         "has the gate's small products. XLA's own count takes a loop's body once and is not shown."
     ]
+    if "compiled" in flops:
+        rows.append(("executed, in the compiled program", _tera(flops["compiled"])))
+        notes.append(_compiled(flops))
+        if facts["loops_unknown"]:
+            notes.append("In it a loop whose length is not in the program counts once.")
     return Section("FLOPs", notes, rows)
+
+
+def _compiled(flops: Mapping[str, Any]) -> str:
+    """What the count of the compiled program takes in, and why it differs from the traced one."""
+    more = flops["compiled"] / flops["traced"] - 1
+    said = (
+        "In the compiled program matrix products are counted as they stand in its text, dots, "
+        f"convolutions and GEMMs, loops multiplied out: {more:+.1%} of the traced one's. "
+    )
+    if more > _SAME_FLOPS:
+        said += (
+            "More: the compiler repeats on several devices what it does not split, and computes "
+            "again. "
+        )
+    elif more < -_SAME_FLOPS:
+        said += (
+            "Less: the compiler leaves out what is computed twice or used by nobody, and writes "
+            "small products as multiplications and sums, which are not counted. "
+        )
+    if unread := flops["unread"]:
+        kinds = ", ".join(sorted(unread))
+        said += (
+            f"{sum(unread.values()):,} operations of a step cannot be counted and may multiply "
+            f"too: {kinds}."
+        )
+    return said.strip()
+
+
+_SAME_FLOPS = 0.01
 
 
 _KINDS = {

@@ -67,7 +67,7 @@ def sweep(parsed: argparse.Namespace, bindings: Sequence[str], console: Console)
     """
     from m4.plan.job import compiled  # it starts this one
 
-    folder = Path(parsed.configs)
+    folder, given = Path(parsed.configs), [*parsed.gin_bindings, *bindings]
     for case in CASES:
         if not (folder / f"{case.config}.gin").is_file():
             raise ValueError(f"--configs={folder}: it has no {case.config}.gin")
@@ -78,7 +78,7 @@ def sweep(parsed: argparse.Namespace, bindings: Sequence[str], console: Console)
             f"--gin_file={folder / f'{case.config}.gin'}",
             f"--gin_search_paths={parsed.gin_search_paths}",
             f"--languages={parsed.languages}",
-            *(f"--gin_bindings={binding}" for binding in [*case.bindings, *bindings]),
+            *(f"--gin_bindings={binding}" for binding in [*case.bindings, *given]),
         ]
         identity = made_of(arguments, case, folder)
         facts = kept(path, identity, parsed.keep)
@@ -112,7 +112,7 @@ def kept(path: Path, identity: Mapping[str, Any], other_code: bool) -> dict[str,
     if not path.is_file():
         return None
     facts = json.loads(path.read_text(encoding="utf-8"))
-    same = facts.get("identity") == identity
+    same = facts.get("identity") == identity and facts.get("format") == launch.FORMAT
     return facts if same and (other_code or facts.get("code") == code_digest()) else None
 
 

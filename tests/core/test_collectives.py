@@ -13,7 +13,8 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from m4.core.collectives import Collective, collectives, summary, type_bytes
+from m4.core.collectives import Collective, collectives, summary
+from m4.core.hlo_types import type_bytes
 from m4.core.replica_groups import read_groups, read_pairs
 
 

@@ -12,10 +12,13 @@ from tests.command_line import Said, m4
 
 CONFIGS = Path(__file__).parents[2] / "gin_configs"
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ,
-    reason="needs libtpu: make pod",
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ,
+        reason="needs libtpu: make pod",
+    ),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +33,10 @@ def plan(config: str, folder: Path, *arguments: str) -> Said:
 
 
 def is_quiet(said: Said) -> bool:
-    """Whether the compiler's own log stayed away; that another plan is waited for may be said."""
+    """Whether the compiler's own log stayed away; that another plan is waited for may be said.
+
+    What the compiling process writes to its standard error is passed on.
+    """
     return all("another plan" in line for line in said.err.splitlines())
 
 
@@ -83,6 +89,9 @@ def test_the_papers_smallest_model_on_its_128_cores(tmp_path: Path) -> None:
     replicated = facts["given_bytes"]["replicated weights"]
     assert facts["collectives"]["all-reduce"]["payload_bytes"] == pytest.approx(replicated, rel=0.1)
     assert not facts["loops_unknown"]
+    # Every product of the traced program is in the compiled one, as a convolution, once.
+    assert facts["flops"]["compiled"] == pytest.approx(facts["flops"]["traced"], rel=1e-3)
+    assert not facts["flops"]["unread"]
     assert facts["flops"]["traced"] == pytest.approx(facts["flops"]["executed"], rel=0.05)
     # At least as long as its operations take at the peak.
     least = facts["flops"]["model"] / (123e12 / 2)

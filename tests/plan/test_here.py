@@ -54,6 +54,11 @@ def test_weights_in_parts_are_gathered_and_weigh_an_eighth(measured: dict[str, A
         assert "all-reduce" in m["said"]
 
 
+def test_settings_without_a_config_are_no_table() -> None:
+    for alone in ("--gin_bindings=BATCH_SIZE = 16", "--gin.BATCH_SIZE=16"):
+        assert "give a config: --gin_file=" in m4("collectives", alone).mistake
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

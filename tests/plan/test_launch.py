@@ -1,5 +1,6 @@
 """Compilations in processes of their own: one at a time, and what they say when they fail."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -53,20 +54,63 @@ def test_a_lock_whose_process_is_gone_holds_nobody_up(tmp_path: Path) -> None:
     assert left.exists()  # a lock that another one waits for is never deleted
 
 
-def test_the_environment_is_the_childs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_the_childs_alone_and_what_it_says_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     seen = {}
 
     def run(command, env, **_):
         seen.update(env=env, command=command)
         path = Path(command[-1].removeprefix("--facts="))
         path.write_text('{"devices": 128}', encoding="utf-8")
-        return subprocess.CompletedProcess(command, 0, "", "")
+        return subprocess.CompletedProcess(command, 0, "", "libtpu: a warning\n")
 
     monkeypatch.setattr(launch.subprocess, "run", run)
     assert launch.compile_apart(["--topology=v3:8x8"]) == {"devices": 128}
+    assert capsys.readouterr().err == "libtpu: a warning\n"
+    assert seen["env"]["M4_PLAN_PARENT"] == str(os.getpid())
     assert seen["command"][1:4] == ["-m", "m4", "plan"]
     assert {name: seen["env"][name] for name in launch.ENVIRONMENT} == launch.ENVIRONMENT
     assert "ALLOW_MULTIPLE_LIBTPU_LOAD" not in launch.os.environ
+
+
+WAITS = """
+import time
+from m4.plan import launch
+launch.end_with_parent()
+print("there", flush=True)
+time.sleep(120)
+"""
+DIES = """
+import os, signal, subprocess, sys
+environment = {**os.environ, "M4_PLAN_PARENT": str(os.getpid())}
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=environment)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
+def test_a_compilation_ends_with_the_process_that_waits_for_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DIES, WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"there\n"
+        # Its end is reached when nobody has the pipe open any more: when the child is gone too.
+        left, _ = first.communicate(b"\n", timeout=60)
+    assert left == b""
+    assert first.returncode < 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
+def test_a_compilation_whose_parent_is_gone_does_not_begin() -> None:
+    environment = {**os.environ, "M4_PLAN_PARENT": "1"}
+    if os.getpid() == 1:
+        pytest.skip("this is process 1")
+    ended = subprocess.run([sys.executable, "-c", WAITS], env=environment, capture_output=True)
+    assert (ended.returncode, ended.stdout) == (1, b"")
 
 
 @pytest.mark.parametrize(

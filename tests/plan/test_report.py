@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from m4.plan import report
+from m4.plan import launch, report
 from m4.plan.job import file_name
 from m4.plan.machines import GIB
 
 FACTS: dict[str, Any] = {
+    "format": launch.FORMAT,
     "config": "moe_2048e_36l",
     "job": "train",
     "topology": "v3:32x32",
@@ -114,6 +115,29 @@ def test_parameters_stand_beside_the_papers_where_the_model_is_its() -> None:
     for experts, shown in ((535e9, True), (500e9, False)):
         parameters = {**FACTS["parameters"], "experts": int(experts)}
         assert ("The paper (table 1)" in said({**FACTS, "parameters": parameters})) == shown
+
+
+def test_the_compiled_programs_products_stand_beside_the_traced_ones() -> None:
+    name = "executed, in the compiled program"
+    assert name not in said(FACTS)  # its text could not be had
+    for compiled, why in ((4.1e12, "+0.0%"), (5.125e12, "+25.0%"), (2.05e12, "-50.0%")):
+        flops = {**FACTS["flops"], "compiled": compiled, "unread": {}}
+        parts = report.sections({**FACTS, "flops": flops})
+        (part,) = [part for part in parts if part.title == "FLOPs"]
+        assert {row[0]: row[1] for row in part.rows}[name] == f"{compiled / 1e12:.3f}"
+        note = part.notes[-1]
+        assert why in note
+        assert [reason in note for reason in ("More: ", "Less: ")] == [
+            compiled > 5e12,
+            compiled < 4e12,
+        ]
+        assert "cannot be counted" not in note
+    flops = {**FACTS["flops"], "compiled": 4e12, "unread": {"tpu_custom_call": 1200}}
+    (part,) = [p for p in report.sections({**FACTS, "flops": flops}) if p.title == "FLOPs"]
+    assert "1,200 operations of a step cannot be counted" in part.notes[-1]
+    assert part.notes[-1].endswith("too: tpu_custom_call.")
+    looped = report.sections({**FACTS, "flops": flops, "loops_unknown": True})
+    assert any("counts once" in note for p in looped if p.title == "FLOPs" for note in p.notes)
 
 
 def test_what_does_not_fit_says_what_would_help() -> None:

@@ -88,13 +88,17 @@ def test_pictures_show_plans_of_equal_tokens_a_core() -> None:
 def test_a_plan_is_kept_where_the_same_made_it(tmp_path: Path) -> None:
     path, identity = tmp_path / "plan.json", {"arguments": ["a"]}
     assert sweep.kept(path, identity, True) is None
-    facts = {"identity": identity, "code": "another"}
+    facts = {"identity": identity, "code": "another", "format": sweep.launch.FORMAT}
     path.write_text(json.dumps(facts), encoding="utf-8")
     assert sweep.kept(path, identity, True) == facts
     assert sweep.kept(path, identity, False) is None
     assert sweep.kept(path, {"arguments": ["b"]}, True) is None
     path.write_text(json.dumps({**facts, "code": sweep.code_digest()}), encoding="utf-8")
     assert sweep.kept(path, identity, False) is not None
+    # What another m4 wrote may lack what this one shows.
+    for other in ({"format": sweep.launch.FORMAT - 1}, {"format": None}):
+        path.write_text(json.dumps({**facts, **other}), encoding="utf-8")
+        assert sweep.kept(path, identity, True) is None
 
 
 def test_all_of_a_family_is_planned_without_compiling_what_is_there(
@@ -118,6 +122,36 @@ def test_all_of_a_family_is_planned_without_compiling_what_is_there(
     assert len(asked) == len(sweep.CASES)  # all are kept
     said = m4("plan", "--sweep", f"--configs={tmp_path}", f"--output={tmp_path}")
     assert "it has no moe_128e_12l.gin" in said.mistake
+
+
+def test_what_is_given_to_a_family_is_passed_on_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def compiled(config, arguments, machine, job, console):
+        asked.append(arguments)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("m4.plan.job.compiled", compiled)
+    folder = Path(__file__).parents[2] / "gin_configs"
+    both = ("--gin_bindings=DROPOUT_RATE = 0.0", "--gin.BATCH_SIZE=512")
+    said = m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}", *both)
+    assert said.mistake == "m4 plan: enough"
+    assert asked[0][-2:] == [
+        "--gin_bindings=DROPOUT_RATE = 0.0",
+        "--gin_bindings=BATCH_SIZE = 512",
+    ]
+    for argument in (
+        "--gin_file=mine.gin",
+        "--model_dir=runs/mine",
+        "--topology=v4:4x4x4",
+        "--job=decode",
+        "--price_per_chip_hour=2.0",
+    ):
+        said = m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}", argument)
+        assert argument.split("=")[0] in said.mistake
+    assert len(asked) == 1
 
 
 def test_the_family_is_the_papers() -> None:

@@ -124,7 +124,9 @@ class Setting:
         settings = {name: value for name, value in vars(self.args).items() if name != "vs"}
         args = self.args
         products = (4 if args.forward else 12) * args.tokens * args.width * args.mlp_width
-        choices = {"switch": 1, "hash": 1, "base": 1}.get(args.gate, 2)
+        # Timed is step 0: there dense_to_sparse has every expert work on every token.
+        one = dict.fromkeys(("switch", "hash", "base"), 1)
+        choices = {**one, "dense_to_sparse": args.experts}.get(args.gate, 2)
         return {
             **settings,
             "seconds": round(seconds, 4),

@@ -106,14 +106,18 @@ def make_stream(
 
 
 def _check_they_begin(planned: Sequence[Phase], group_steps: int, total_steps: int) -> None:
-    """Raises a ValueError where a phase is due in training and its first group of steps is not."""
-    for phase in planned:
-        start = -(-phase.first_step // group_steps) * group_steps
-        if phase.first_step < total_steps <= start:
-            raise ValueError(
-                f"jobs.Setup.sampler: a phase from step {phase.first_step} on never begins: phases "
-                f"change at multiples of {group_steps} steps, and TRAIN_STEPS = {total_steps}"
-            )
+    """Raises a ValueError where a phase is due in training and no group of steps is drawn by it:
+    its first one lies after the training, or is the first one of the next phase too."""
+    starts = [-(-phase.first_step // group_steps) * group_steps for phase in planned]
+    why = f"phases change at multiples of {group_steps} steps"
+    for phase, start, after in zip(planned, starts, [*starts[1:], None], strict=True):
+        if phase.first_step >= total_steps:
+            continue
+        never = f"jobs.Setup.sampler: a phase from step {phase.first_step} on never begins: {why}"
+        if start >= total_steps:
+            raise ValueError(f"{never}, and TRAIN_STEPS = {total_steps}")
+        if start == after:
+            raise ValueError(f"{never}, and the next one begins at {after} too")
 
 
 # The number of pairs a step changes little with the rates: two rounds suffice for most corpora.

@@ -74,6 +74,21 @@ def test_a_phase_that_training_never_reaches_is_refused(made_cache: Cache) -> No
     assert len(made(257, 513).phases) == len(made(600, 512).phases) == 2
 
 
+def test_a_phase_that_begins_with_the_next_one_is_refused(made_cache: Cache) -> None:
+    def made(*first_steps: int) -> Stream:
+        phases = Schedule(tuple((step, uniform, None) for step in first_steps))
+        return mixing.make_stream(made_cache, phases, total_steps=2000, batch_rows=8)
+
+    # Groups of 256 steps: 300 and 400 both wait for step 512.
+    with pytest.raises(ValueError) as error:
+        made(0, 300, 400)
+    assert str(error.value) == (
+        "jobs.Setup.sampler: a phase from step 300 on never begins: phases change at multiples of "
+        "256 steps, and the next one begins at 512 too"
+    )
+    assert len(made(0, 300, 512 + 1).phases) == 3  # 512 and 768
+
+
 def test_what_the_stream_then_holds(made_cache: Cache) -> None:
     stream = mixing.make_stream(made_cache, uniform, "tokens", seed=3, batch_rows=8)
     tokens = np.zeros(6)

@@ -1,7 +1,9 @@
 """The mixture-of-experts layer: groups -> gate -> transport -> experts (GShard, section 2.2)."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import flax.linen as nn
@@ -205,14 +207,31 @@ class Table(nn.Module):
             # Not asked for again: flax would run `make` to compare shapes.
             table = self.get_variable("params", "table")
         else:
-            # Arrays of numpy: making it is no part of the compiled program.
             table = partitioning.param_with_axes(
-                "table",
-                lambda key: jnp.asarray(np.asarray(self.make(self.size)), jnp.float32),
-                axes=("unmodeled",),
-                module=self,
+                "table", lambda key: self._made(), axes=("unmodeled",), module=self
             )
         return jax.lax.stop_gradient(table).astype(jnp.int32)
+
+    def _made(self) -> Array:
+        if _SHAPES_ONLY.get():
+            return jnp.zeros(self.size, jnp.float32)
+        # Arrays of numpy: making it is no part of the compiled program.
+        return jnp.asarray(np.asarray(self.make(self.size)), jnp.float32)
+
+
+# A table is made while a program is traced, which does not tell what it is traced for.
+_SHAPES_ONLY = ContextVar("shapes_only", default=False)
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Within, `init` is traced for its shapes: no `Table` is made, so that a trained model needs
+    none of the files that its tables were made from."""
+    before = _SHAPES_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _SHAPES_ONLY.reset(before)
 
 
 class RouterKernel(nn.Module):

@@ -29,7 +29,7 @@ from m4.model.layers import (
     constrain,
     dropout,
 )
-from m4.model.moe import MoeLayer
+from m4.model.moe import MoeLayer, shapes_only
 from m4.model.routing import Gate
 
 
@@ -347,9 +347,10 @@ def abstract_variables(model: Transformer) -> Mapping[str, Any]:
     """Shapes of `params` and the logical axes `params_axes`, without computing anything."""
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     # The key is made inside: outside it would be an array, on devices that need not be there.
-    return jax.eval_shape(
-        lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens
-    )
+    with shapes_only():
+        return jax.eval_shape(
+            lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens
+        )
 
 
 def count_parameters(params) -> int:

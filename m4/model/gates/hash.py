@@ -32,7 +32,7 @@ def hash(
 
     The id is that of the layer's input: in a decoder of the token before the one to be predicted.
     The table is a parameter that no optimizer changes, `hash/table`: a trained model takes it from
-    its checkpoint, whatever the options and files say by then (the files must still be there).
+    its checkpoint, whatever the options and files say by then; `m4 train` alone reads the files.
     Tokens beyond the capacity get nothing.
 
     Args:

@@ -1,16 +1,25 @@
 """Hash layers: the three tables, a case by hand, a table that comes from the checkpoint."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy.cluster.vq import ClusterError
 
+from m4.core.checkpoint import Checkpoints
+from m4.core.mesh import make_mesh
+from m4.eval.decode import decode
+from m4.eval.trained import restore_params
 from m4.model.gates.hash import hash, make_table
 from m4.model.moe import MoeLayer
 from m4.model.routing import Tokens
+from m4.model.transformer import Transformer, abstract_variables
+from m4.train.state import create, initialize
+from tests.eval.small_model import SETTINGS, VOCAB, Words
 from tests.model.gates.golden import seats
 
 
@@ -169,3 +178,44 @@ def test_the_table_comes_from_the_checkpoint(tmp_path):
         h_BLF = np.maximum(np.einsum("BLM,BLMF->BLF", x_BLM, wi_EMF[chosen_BL]), 0)
         expected = np.einsum("BLF,BLFM->BLM", h_BLF, wo_EFM[chosen_BL])
         np.testing.assert_allclose(y_BLM, expected, atol=1e-5)
+
+
+def model_of(gate) -> Transformer:
+    # A scan's body is traced by itself, and again where it is computed again.
+    return Transformer(
+        vocab_size=VOCAB, width=16, heads=2, head_width=8, mlp_width=8, encoder_layers=2,
+        decoder_layers=1, num_experts=4, moe_every=1, gate=gate, scan_layers=True, remat="full",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"table": "balanced", "counts": "none.npy"}, {"table": "clustered", "embeddings": "none.npy"}],
+)
+def test_shapes_need_no_file_and_tables_do(options):
+    model = model_of(functools.partial(hash, **options))
+    shapes = abstract_variables(model)["params"]
+    shape = shapes["encoder_blocks"]["layer_0"]["moe"]["hash"]["table"].shape
+    assert shape == (2, VOCAB), "of both blocks"
+    with pytest.raises(ValueError, match=r"^hash\.hash\.\w+: no file none\.npy"):
+        jax.eval_shape(lambda: initialize(model, optax.sgd(0.1), seed=0))
+
+
+def test_a_trained_model_needs_its_file_no_more(tmp_path):
+    path = tmp_path / "counts.npy"
+    np.save(path, np.arange(VOCAB))
+    model = model_of(functools.partial(hash, table="balanced", counts=str(path)))
+    # It asks for the shapes first: what they are made with does not stay.
+    state, _ = create(make_mesh(devices=jax.devices()[:1]), model, optax.sgd(0.1), seed=0)
+    made = make_table(4, VOCAB, table="balanced", seed=0, counts=str(path))
+    table = state.params["encoder_blocks"]["layer_0"]["moe"]["hash"]["table"]
+    np.testing.assert_array_equal(table, [made, made])
+    store = Checkpoints(tmp_path / "checkpoints")
+    store.save(1, {"params": state.params}, {})
+    store.close()
+    path.unlink()
+    make_table.cache_clear()
+    restored, _, _ = restore_params(model, tmp_path / "checkpoints")
+    jax.tree.map(np.testing.assert_array_equal, restored, state.params)
+    hypotheses = decode(model, restored, Words(), ["<2xx> w1 w2"], **SETTINGS)
+    assert len(hypotheses) == 1

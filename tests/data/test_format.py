@@ -13,7 +13,7 @@ from m4.data.clean import Cleaning
 from m4.data.cleaning.script import Script
 from tests.data.corpus import Made
 
-# What `digest` gives with this format and this version of SentencePiece, which trains the vocabulary.
+# Format, version of SentencePiece, which trains the vocabulary, and what `digest` then gives.
 PINNED = (6, "0.2.3", "d3c1eb691572039cd0efaa52a6fce718a22fe80fabb06ee7f8d01d27b71a5a9d")
 
 

@@ -44,6 +44,8 @@ ENVIRONMENT = {
 # Where `make pod-gpu` puts the compiler for GPUs.
 CUDA_COMPILER = Path(sys.prefix) / "share" / "m4" / "cuda_compiler"
 _CUDA = "jax_cuda12_plugin"
+# What the compiler for GPUs says where there is no GPU, before it can be asked to be quiet.
+_NOISE = ("before absl::InitializeLog() is called", "Could not find cuda drivers")
 # Tells the compiling process who waits for it.
 _PARENT = "M4_PLAN_PARENT"
 
@@ -132,8 +134,9 @@ def compile_apart(arguments: Sequence[str], platform: str = "tpu") -> dict[str, 
             raise RuntimeError(
                 f"the compiling process ended with status {ended.returncode}:\n{said}"
             )
-        if said:
-            print(said, file=sys.stderr)
+        for line in said.splitlines():
+            if not any(noise in line for noise in _NOISE):
+                print(line, file=sys.stderr)
         return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -57,17 +57,19 @@ def test_a_lock_whose_process_is_gone_holds_nobody_up(tmp_path: Path) -> None:
 def test_the_environment_is_the_childs_alone_and_what_it_says_is_passed_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    seen = {}
+    seen, said = {}, "libtpu: a warning\n"
 
     def run(command, env, **_):
         seen.update(env=env, command=command)
         path = Path(command[-1].removeprefix("--facts="))
         path.write_text('{"devices": 128}', encoding="utf-8")
-        return subprocess.CompletedProcess(command, 0, "", "libtpu: a warning\n")
+        return subprocess.CompletedProcess(
+            command, 0, "", f"I0 x] Could not find cuda drivers on it\n{said}"
+        )
 
     monkeypatch.setattr(launch.subprocess, "run", run)
     assert launch.compile_apart(["--topology=v3:8x8"]) == {"devices": 128}
-    assert capsys.readouterr().err == "libtpu: a warning\n"
+    assert capsys.readouterr().err == said
     assert seen["env"]["M4_PLAN_PARENT"] == str(os.getpid())
     assert seen["command"][1:4] == ["-m", "m4", "plan"]
     assert {name: seen["env"][name] for name in launch.ENVIRONMENT} == launch.ENVIRONMENT

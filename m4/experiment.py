@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 
 from m4.core import processes, remote
@@ -223,7 +224,7 @@ def model_of(
 
 
 class _NoBatches(NamedTuple):
-    """A stream of directions alone."""
+    """A stream that has directions and shapes, and no batches."""
 
     directions: list[str]
     shapes: Sequence[tuple[int, int, int]] = ()
@@ -233,6 +234,31 @@ class _NoBatches(NamedTuple):
 
     def fingerprint(self) -> str:
         raise AssertionError("nothing is trained")
+
+
+def instead_of_training(
+    setup: Setup,
+    model: Transformer,
+    mesh: Mesh,
+    directions: Sequence[str],
+    instead: Callable[[loop.Program], Any],
+    shapes: Sequence[tuple[int, int, int]] = (),
+) -> Any:
+    """What `instead` makes of the program that training with this config would run; nothing is
+    trained, read or written. shapes: (rows, source length, target length) of its batches.
+
+    Raises:
+        ValueError: sizes that do not divide over the mesh.
+    """
+    return setup.train(
+        folder=setup.model_dir,
+        model=model,
+        stream=_NoBatches(list(directions), shapes),
+        mesh=mesh,
+        total_steps=setup.total_steps,
+        seed=setup.seed,
+        instead=instead,
+    )
 
 
 def translation_layout(
@@ -257,15 +283,7 @@ def translation_layout(
         rules = [rule for rule in program.rules if rule[0] != "length"]
         return Layout(mesh, program.zero, rules)
 
-    found = setup.train(
-        folder=setup.model_dir,
-        model=model,
-        stream=_NoBatches(list(directions)),
-        mesh=mesh,
-        total_steps=setup.total_steps,
-        seed=setup.seed,
-        instead=layout,
-    )
+    found = instead_of_training(setup, model, mesh, directions, layout)
     assert isinstance(found, Layout)
     return found
 

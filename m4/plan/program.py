@@ -6,12 +6,11 @@ from the config: the vocabularies have the sizes that it asks for.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from m4.core.mesh import logical_spec
@@ -21,7 +20,14 @@ from m4.data.languages import LANGUAGES
 from m4.data.sources import Pair
 from m4.eval.decode import target_limit
 from m4.eval.search import jit_search, search
-from m4.experiment import Setup, corpus_settings, model_of, translation_layout
+from m4.experiment import (
+    Setup,
+    corpus_settings,
+    instead_of_training,
+    model_of,
+    translation_layout,
+)
+from m4.model.moe import shapes_only
 from m4.model.transformer import Transformer, abstract_variables
 from m4.train import loop
 from m4.train.state import TrainState, initialize, state_shardings
@@ -70,19 +76,6 @@ class _Unread:
         raise AssertionError("a plan reads no corpus")
 
 
-class _Rows(NamedTuple):
-    """A stream that has shapes and no batches."""
-
-    directions: list[str]
-    shapes: Sequence[tuple[int, int, int]]
-
-    def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Mapping[str, np.ndarray]:
-        raise AssertionError("a plan makes no batch")
-
-    def fingerprint(self) -> str:
-        raise AssertionError("a plan makes no batch")
-
-
 def planned_model(setup: Setup, languages: int) -> tuple[Transformer, list[str]]:
     """The model and the directions; so many languages where the config names none.
 
@@ -123,7 +116,8 @@ def train_program(setup: Setup, devices: Sequence[Any], languages: int) -> Progr
     def lower(step: loop.Program) -> Program:
         tx = step.optimizer
         shardings = state_shardings(mesh, model, tx, step.zero)
-        abstract = jax.eval_shape(functools.partial(initialize, model, tx, setup.seed))
+        with shapes_only():
+            abstract = jax.eval_shape(functools.partial(initialize, model, tx, setup.seed))
         state: TrainState = _placed(abstract, shardings)
         batch = _batch(mesh, rows, source_length, target_length)
         traced = loop.jit_step(step.step, shardings).trace(state, batch)
@@ -141,15 +135,8 @@ def train_program(setup: Setup, devices: Sequence[Any], languages: int) -> Progr
             len(directions),
         )
 
-    program = setup.train(
-        folder=_NOWHERE,
-        model=model,
-        stream=_Rows(directions, [(rows, source_length, target_length)]),
-        mesh=mesh,
-        total_steps=setup.total_steps,
-        seed=setup.seed,
-        instead=lower,
-    )
+    shapes = [(rows, source_length, target_length)]
+    program = instead_of_training(setup, model, mesh, directions, lower, shapes)
     assert isinstance(program, Program)
     return program
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -90,6 +91,8 @@ def join(joining: Joining) -> None:
         "(--start_seconds)"
     )
     missing = f"{who} is alone; was each started, with a --process_index of its own?"
+    if joining.address is not None and joining.index == 0:
+        _check_port(joining.address)
     try:
         # Nearly always JAX ends the process itself.
         with _ended_by_ctrl_c(), meaning(f"{apart}: {missing}"):
@@ -100,11 +103,6 @@ def join(joining: Joining) -> None:
             )
     except jax.errors.JaxRuntimeError as error:
         # Not a mistake: machines may come late, and the job be started again.
-        if "start RPC server" in str(error):
-            raise Lost(
-                f"the first process cannot answer at {where}: is the port taken? "
-                f"(--coordinator_address; {first_line(error)})"
-            ) from error
         raise Lost(f"{apart}: {first_line(error)}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise ValueError(
@@ -118,6 +116,27 @@ def join(joining: Joining) -> None:
     wait_for_all("each other")
     if not is_first():
         sys.stdout = io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8")
+
+
+def _check_port(address: str) -> None:
+    """Lost: another program has the port where the first process is to answer.
+
+    JAX's own service sometimes ends the process there (a segmentation fault), and shares the port
+    with another one of its kind, so that two jobs would meet.
+    """
+    both = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as probe:
+        # Connections of a job that has ended are no hindrance.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if both:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            probe.bind(("", int(address.rpartition(":")[2])))
+        except OSError as error:
+            raise Lost(
+                f"the first process cannot answer at {address}: is the port taken? "
+                f"(--coordinator_address; {error.strerror})"
+            ) from error
 
 
 def check_joined() -> None:

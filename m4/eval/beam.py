@@ -126,6 +126,57 @@ def _best(score_BN: Array, beams: int) -> Array:
     return jnp.flip(_top_k(score_BN, beams)[1], axis=1)
 
 
+def _continuations(
+    logits: Array, live_logp_BK: Array, forced_B1: Array
+) -> tuple[Array, Array, Array]:
+    """The 2K best ways to go on, best first, of logits [B*K, V]: [B, 2K] each.
+
+    Their log-probabilities, next tokens and parents (which beam each continues). 2K, because K of
+    them may end here and K must live on. Where a row's next token is forced (not 0) all have it.
+    """
+    (batch, beams), vocab = live_logp_BK.shape, logits.shape[-1]
+    logp_BKV = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(batch, beams, vocab)
+    logp_BKV = logp_BKV + live_logp_BK[:, :, None]
+    logp_B2K, flat_B2K = _top_k(logp_BKV.reshape(batch, -1), 2 * beams)
+    parent_B2K, token_B2K = flat_B2K // vocab, flat_B2K % vocab
+    # Inside a forced prefix one candidate of a row is alive: equal beams would stay equal.
+    only_first_B2K = jnp.where(jnp.arange(2 * beams) == 0, 0.0, NEG_INF)[None]
+    logp_B2K = jnp.where(forced_B1 == 0, logp_B2K, only_first_B2K)
+    token_B2K = jnp.where(forced_B1 == 0, token_B2K, forced_B1)
+    return logp_B2K, token_B2K, parent_B2K
+
+
+def _beginning(start_B: Array, beams: int, length: int, cache: Any) -> _Search:
+    """One live beam a row, of its start token alone; the others are dead, none is finished."""
+    batch = start_B.shape[0]
+    zeros_BKT = jnp.zeros((batch, beams, length + 1), jnp.int32)
+    first_K = jnp.where(jnp.arange(beams) == 0, 0.0, NEG_INF).astype(jnp.float32)
+    return _Search(
+        step=jnp.zeros((), jnp.int32),
+        live_logp_BK=jnp.broadcast_to(first_K, (batch, beams)),
+        live_BKT=zeros_BKT.at[:, :, 0].set(start_B[:, None]),
+        finished_score_BK=jnp.full((batch, beams), NEG_INF, jnp.float32),
+        finished_BKT=zeros_BKT,
+        is_finished_BK=jnp.zeros((batch, beams), bool),
+        cache=cache,
+    )
+
+
+def _best_finished(
+    search: _Search, seq_B2KT: Array, score_B2K: Array, ends_B2K: Array
+) -> tuple[Array, Array, Array]:
+    """The K best of the finished and of the candidates that end: sequences, scores, which are."""
+    score_B2K = score_B2K + jnp.where(ends_B2K, 0.0, NEG_INF)
+    score_B3K = jnp.concatenate([search.finished_score_BK, score_B2K], axis=1)
+    finished_BKT, score_BK, is_finished_BK = _pick(
+        _best(score_B3K, search.live_logp_BK.shape[1]),
+        jnp.concatenate([search.finished_BKT, seq_B2KT], axis=1),
+        score_B3K,
+        jnp.concatenate([search.is_finished_BK, ends_B2K], axis=1),
+    )
+    return finished_BKT, score_BK, is_finished_BK
+
+
 def beam_search(
     inputs: ArrayLike,
     cache: Mapping[str, Any],
@@ -211,19 +262,8 @@ def beam_search(
                 cache=search.cache,
             )
         )
-        vocab = logits.shape[-1]
-        logp_BKV = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(batch, beams, vocab)
-        logp_BKV = logp_BKV + search.live_logp_BK[:, :, None]
-        # 2K, because K of them may end here and K must live on.
-        logp_B2K, flat_B2K = _top_k(logp_BKV.reshape(batch, -1), 2 * beams)
-        parent_B2K, token_B2K = flat_B2K // vocab, flat_B2K % vocab
-
-        # Inside a forced prefix one candidate of a row is alive: equal beams would stay equal.
         forced_B1 = lax.dynamic_slice_in_dim(forced_BT, step + 1, 1, axis=1)
-        only_first_B2K = jnp.where(jnp.arange(2 * beams) == 0, 0.0, NEG_INF)[None]
-        logp_B2K = jnp.where(forced_B1 == 0, logp_B2K, only_first_B2K)
-        token_B2K = jnp.where(forced_B1 == 0, token_B2K, forced_B1)
-
+        logp_B2K, token_B2K, parent_B2K = _continuations(logits, search.live_logp_BK, forced_B1)
         (seq_B2KT,) = _pick(parent_B2K, search.live_BKT)
         seq_B2KT = lax.dynamic_update_slice_in_dim(seq_B2KT, token_B2K[:, :, None], step + 1, 2)
         ends_B2K = token_B2K == eos_id
@@ -233,13 +273,8 @@ def beam_search(
         live_BKT, live_logp_BK, beam_BK = _pick(best_BK, seq_B2KT, live_logp_B2K, parent_B2K)
 
         score_B2K = logp_B2K / length_penalty(alpha, offset_B + step + 1)[:, None]
-        score_B2K = score_B2K + jnp.where(ends_B2K, 0.0, NEG_INF)
-        score_B3K = jnp.concatenate([search.finished_score_BK, score_B2K], axis=1)
-        finished_BKT, finished_score_BK, is_finished_BK = _pick(
-            _best(score_B3K, beams),
-            jnp.concatenate([search.finished_BKT, seq_B2KT], axis=1),
-            score_B3K,
-            jnp.concatenate([search.is_finished_BK, ends_B2K], axis=1),
+        finished_BKT, finished_score_BK, is_finished_BK = _best_finished(
+            search, seq_B2KT, score_B2K, ends_B2K
         )
         return _Search(
             step=step + 1,
@@ -251,21 +286,8 @@ def beam_search(
             cache=reorder_cache(new_cache, beam_BK, axis, prefilled),
         )
 
-    zeros_BKT = jnp.zeros((batch, beams, length + 1), jnp.int32)
-    first_K = jnp.where(jnp.arange(beams) == 0, 0.0, NEG_INF).astype(jnp.float32)
-    end = lax.while_loop(
-        goes_on,
-        advance,
-        _Search(
-            step=jnp.zeros((), jnp.int32),
-            live_logp_BK=jnp.broadcast_to(first_K, (batch, beams)),
-            live_BKT=zeros_BKT.at[:, :, 0].set(start_B[:, None]),
-            finished_score_BK=jnp.full((batch, beams), NEG_INF, jnp.float32),
-            finished_BKT=zeros_BKT,
-            is_finished_BK=jnp.zeros((batch, beams), bool),
-            cache=expand_cache(cache, beams, axis, prefilled),
-        ),
-    )
+    cache = expand_cache(cache, beams, axis, prefilled)
+    end = lax.while_loop(goes_on, advance, _beginning(start_B, beams, length, cache))
     any_B1 = jnp.any(end.is_finished_BK, axis=1, keepdims=True)
     score_BK = jnp.where(any_B1, end.finished_score_BK, end.live_logp_BK)
     seq_BKT = jnp.where(any_B1[:, :, None], end.finished_BKT, end.live_BKT)[:, :, 1:]

@@ -1,8 +1,10 @@
 """The training loop: batches by number, metrics, evaluations, checkpoints, resume."""
 
+import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -145,14 +147,7 @@ def train(
     """
     folder = Path(folder)
     with logical(mesh, rules):
-        for rows, source_length, target_length in stream.shapes:
-            check_divides(mesh, "batch", rows, "batch", "BATCH_SIZE")
-            for length in (source_length, target_length):
-                check_divides(mesh, "batch", length, "length", "TASK_FEATURE_LENGTHS")
-            check_parts(mesh, rows, accumulate)
-            of = "BATCH_SIZE / loop.train.accumulate" if accumulate > 1 else "BATCH_SIZE"
-            pipeline.check(mesh, model, rows // accumulate, of)
-        check_model_divides(mesh, model)
+        _check_divides(mesh, model, stream, accumulate)
     tx = optimizer(total_steps)
     step_fn = make_train_step(
         model,
@@ -172,11 +167,7 @@ def train(
     about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
     if stages := pipeline.about(mesh, model):
         about["pipeline"] = stages
-        if processes.is_first():
-            print(
-                f"pipeline: {stages['stages']} stages, {stages['microbatches']} microbatches; "
-                f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
-            )
+        _tell_of_stages(stages)
     checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
     try:
         latest = processes.by_first("latest checkpoint", lambda: checkpoints.latest)
@@ -202,6 +193,11 @@ def train(
                 seated.write(folder, written)
             return written
 
+        together = processes.several()
+        jitted = jit_step(with_flags(step_fn) if together else step_fn, shardings)
+        compiled = processes.Program(jitted, "the step's program")
+        window = Window(stream.directions, groups or {})
+        step = start
         with (
             logical(mesh, rules),
             Metrics(
@@ -209,52 +205,37 @@ def train(
                 resume_step=start,
                 tensorboard=tensorboard,
             ) as metrics,
-            ThreadPoolExecutor(1) as ahead,
+            contextlib.closing(_batches(mesh, stream, start)) as batches,
+            signals() as asked,
         ):
-            together = processes.several()
-            jitted = jit_step(with_flags(step_fn) if together else step_fn, shardings)
-            compiled = processes.Program(jitted, "the step's program")
-            window = Window(stream.directions, groups or {})
-            parts = own_parts(mesh)
-            coming = ahead.submit(own_batch, stream.batch, start, parts)
-            step = start
-            with signals() as asked:
-                while step < total_steps and not progress.stopped:
-                    batch = to_global(mesh, coming.result())
-                    coming = ahead.submit(own_batch, stream.batch, step + 1, parts)
-                    if together:
-                        batch[ASKED] = flags(mesh, bool(asked))
-                    state, step_metrics = compiled(state, batch)
-                    # One step at a time: on few cores, more than two steps with collectives in
-                    # flight deadlock in XLA's thread pool.
-                    step_metrics = jax.block_until_ready(step_metrics)
-                    stop = int(step_metrics.pop(ASKED)) if together else asked
-                    seated.add(step_metrics.pop("seated"))
-                    seen.add(step_metrics.pop("seen"))
-                    window.add(step_metrics)
-                    step += 1
-                    if step % log_period == 0 or step == total_steps:
-                        metrics.write(step, {**window.flush(), **seen.flush()})
-                        seated.flush()
-                    if stage is not None:
-                        stage.update(step, window.text)
-                    measured: dict[str, float] = {}
-                    for evaluator in evaluators:
-                        due = step % evaluator.period == 0
-                        if due or step == total_steps:
-                            values = evaluator.run(state.params)
-                            metrics.write(step, values)
-                            progress.evaluated(step, values, state.params)
-                            # A run that is made longer afterwards learns from the same steps.
-                            measured |= values if due else {}
-                    if sampling is not None and measured:
-                        metrics.write(step, sampling.evaluated(step, measured))
-                    if stop:
-                        save()
-                        checkpoints.wait()
-                        raise Interrupted(step)
-                    if step % checkpoint_period == 0 and step < total_steps:
-                        save()
+            while step < total_steps and not progress.stopped:
+                batch = next(batches)
+                if together:
+                    batch[ASKED] = flags(mesh, bool(asked))
+                state, step_metrics = compiled(state, batch)
+                # One step at a time: on few cores, more than two steps with collectives in
+                # flight deadlock in XLA's thread pool.
+                step_metrics = jax.block_until_ready(step_metrics)
+                stop = int(step_metrics.pop(ASKED)) if together else asked
+                seated.add(step_metrics.pop("seated"))
+                seen.add(step_metrics.pop("seen"))
+                window.add(step_metrics)
+                step += 1
+                last = step == total_steps
+                if step % log_period == 0 or last:
+                    metrics.write(step, {**window.flush(), **seen.flush()})
+                    seated.flush()
+                if stage is not None:
+                    stage.update(step, window.text)
+                measured = _evaluate(evaluators, step, last, state.params, metrics, progress)
+                if sampling is not None and measured:
+                    metrics.write(step, sampling.evaluated(step, measured))
+                if stop:
+                    save()
+                    checkpoints.wait()
+                    raise Interrupted(step)
+                if step % checkpoint_period == 0 and not last:
+                    save()
         written = save(finished=True)
         checkpoints.wait()
         return Trained(state.params if progress.best is None else progress.best, written)
@@ -282,6 +263,39 @@ def check_model_divides(mesh: Mesh, model: Transformer) -> None:
         check_divides(mesh, "embedding", size, "vocab", "cache.prepare.vocabulary_size, rounded,")
     if model.num_experts:
         check_divides(mesh, "experts", model.num_experts, "expert", f"{name}.num_experts")
+
+
+def _check_divides(mesh: Mesh, model: Transformer, stream: BatchStream, accumulate: int) -> None:
+    """ValueError: batches or the model do not split evenly over the mesh, or into parts."""
+    for rows, source_length, target_length in stream.shapes:
+        check_divides(mesh, "batch", rows, "batch", "BATCH_SIZE")
+        for length in (source_length, target_length):
+            check_divides(mesh, "batch", length, "length", "TASK_FEATURE_LENGTHS")
+        check_parts(mesh, rows, accumulate)
+        of = "BATCH_SIZE / loop.train.accumulate" if accumulate > 1 else "BATCH_SIZE"
+        pipeline.check(mesh, model, rows // accumulate, of)
+    check_model_divides(mesh, model)
+
+
+def _tell_of_stages(stages: Mapping[str, Any]) -> None:
+    if processes.is_first():
+        print(
+            f"pipeline: {stages['stages']} stages, {stages['microbatches']} microbatches; "
+            f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
+        )
+
+
+def _batches(
+    mesh: Mesh, stream: BatchStream, start: int
+) -> Generator[dict[str, jax.Array], None, None]:
+    """The batches from step `start` on, over the mesh; the next one is made meanwhile."""
+    parts = own_parts(mesh)
+    with ThreadPoolExecutor(1) as ahead:
+        coming = ahead.submit(own_batch, stream.batch, start, parts)
+        for step in itertools.count(start + 1):
+            batch = to_global(mesh, coming.result())
+            coming = ahead.submit(own_batch, stream.batch, step, parts)
+            yield batch
 
 
 class _Progress:
@@ -313,6 +327,29 @@ class _Progress:
         if self.best is None:
             return {}
         return {"best_step": self.best_step, "best": self.best_value, "since_best": self.since}
+
+
+def _evaluate(
+    evaluators: Sequence[Evaluator],
+    step: int,
+    last: bool,
+    params: Any,
+    metrics: Metrics,
+    progress: _Progress,
+) -> dict[str, float]:
+    """Runs those whose turn it is, at the last step all; what was measured in its turn.
+
+    For a learned sampler: a run that is made longer afterwards learns from the same steps.
+    """
+    measured: dict[str, float] = {}
+    for evaluator in evaluators:
+        due = step % evaluator.period == 0
+        if due or last:
+            values = evaluator.run(params)
+            metrics.write(step, values)
+            progress.evaluated(step, values, params)
+            measured |= values if due else {}
+    return measured
 
 
 def _save(checkpoints: Checkpoints, state: TrainState, progress: _Progress, note) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,18 +41,55 @@ def is_quiet(said: Said) -> bool:
     return all("another plan" in line for line in said.err.splitlines())
 
 
-@pytest.mark.slow
-def test_a_model_whose_weights_are_everywhere_does_not_fit(tmp_path: Path) -> None:
-    # 2.35 billion float32 weights on every core, and as many gradients: 2 * 8.7 of 15.5 GiB.
-    copies = ("--gin.mesh.make_mesh.data=-1", "--gin.mesh.make_mesh.fsdp=1")
-    said = plan("t_96l", tmp_path, "--topology=v3:32x32", *copies)
+# T(96L)'s widths with all weights on every core, in one layer a stack and without loops: the
+# compiler refuses it within seconds, where it first tries to do with less memory for all 96.
+SHALLOW = (
+    "--topology=v3:2x2",
+    "--gin.mesh.make_mesh.fsdp=1",
+    *(f"--gin.transformer.Transformer.{stack}_layers=1" for stack in ("encoder", "decoder")),
+    "--gin.transformer.Transformer.scan_layers=False",
+)
+
+
+def refused(said: Said, path: Path) -> dict[str, Any]:
+    """The facts of a plan that does not fit, which it says in one line."""
     assert said.status == 3, said.err
-    assert "does not fit: Ran out of memory" in said.out
-    assert "mesh.make_mesh.fsdp, a number" in said.out.replace("\n", " ")
-    facts = json.loads((tmp_path / "t_96l.v3-32x32.json").read_text("utf-8"))
-    assert facts["refused"]["available_bytes"] / GIB == pytest.approx(15.48, abs=0.1)
-    assert facts["refused"]["needed_bytes"] > facts["given_bytes"]["replicated weights"] > 8 * GIB
     assert is_quiet(said)
+    (line,) = (line for line in said.out.splitlines() if "does not fit" in line)
+    assert line.startswith("does not fit: Ran out of memory")
+    facts = json.loads(path.read_text("utf-8"))
+    assert facts["refused"]["available_bytes"] / GIB == pytest.approx(15.48, abs=0.1)
+    assert facts["refused"]["needed_bytes"] > facts["refused"]["available_bytes"]
+    assert "memory_bytes" not in facts
+    return facts
+
+
+@pytest.mark.slow
+def test_a_batch_that_does_not_fit(tmp_path: Path) -> None:
+    # 8,192 rows a core. The hidden layer of 128 pieces each in one feed-forward layer is
+    # 8192 * 128 * 8192 float32 = 32 GiB already.
+    rows = ("--gin.BATCH_SIZE=65536", "--gin.transformer.Transformer.remat='none'")
+    said = plan("t_96l", tmp_path, *SHALLOW, *rows, "--gin.DROPOUT_RATE=0.0")
+    facts = refused(said, tmp_path / "t_96l.v3-2x2.json")
+    assert facts["refused"]["needed_bytes"] > 32 * GIB
+    for name in ("mesh.make_mesh.fsdp", "remat = 'full'", "BATCH_SIZE", "dtype = 'bfloat16'"):
+        assert any(name in line for line in facts["refused"]["advice"]), name
+        assert name in " ".join(said.out.split()), name
+
+
+@pytest.mark.slow
+def test_decoding_with_weights_that_do_not_fit(tmp_path: Path) -> None:
+    # Embeddings of 8 million pieces and as many logits: 2 * 8e6 * 1024 float32 on each core.
+    pieces = "--gin.cache.prepare.target_vocabulary_size=8000000"
+    said = plan("t_96l", tmp_path, "--job=decode", *SHALLOW, pieces)
+    facts = refused(said, tmp_path / "t_96l.v3-2x2.decode.json")
+    assert facts["given_bytes"]["replicated weights"] > 2 * 8_000_000 * 1024 * 4
+    for name in ("mesh.make_mesh.fsdp", "jobs.Decoding.batch_rows", "jobs.Decoding.beams"):
+        assert any(name in line for line in facts["refused"]["advice"]), name
+        assert name in " ".join(said.out.split()), name
+    # What only training has.
+    assert "BATCH_SIZE" not in said.out
+    assert "remat" not in said.out
 
 
 @pytest.mark.slow

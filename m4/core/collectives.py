@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from m4.core.hlo_products import MARKS, product_flops
-from m4.core.hlo_types import elements, type_bytes
+from m4.core.hlo_types import INSTRUCTION, elements, type_bytes
 from m4.core.replica_groups import Groups, read_groups, read_pairs
 
 # https://openxla.org/xla/operation_semantics; each also with "-start" where it is asynchronous.
@@ -203,7 +203,6 @@ class _Module:
 
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\(([^)]*)")
 _KIND = re.compile(rf"({'|'.join(KINDS)})(-start)?")
 _NAME = re.compile(r"%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=([^,]+))")
@@ -268,7 +267,7 @@ def _read(lines: Iterable[str]) -> _Module:
 
 def _collective(line: str, computation: str, devices: int) -> _Found | None:
     """What the line says; None where it is another operation, or only calls one."""
-    instruction = _INSTRUCTION.match(line)
+    instruction = INSTRUCTION.match(line)
     if instruction is None or (opcode := _KIND.fullmatch(instruction[3])) is None:
         return None
     if "calls=" in line:  # an asynchronous wrapper; the operation itself is in what it calls
@@ -296,7 +295,7 @@ def _calls(
     line: str, caller: _Computation, known: Mapping[str, _Computation]
 ) -> list[tuple[str, int | None]]:
     """(computation, how often the line runs it): those in which a collective can be."""
-    instruction = _INSTRUCTION.match(line) if " while(" in line else None
+    instruction = INSTRUCTION.match(line) if " while(" in line else None
     if instruction and instruction[3] == "while":
         body, condition = _named(line, "body="), _named(line, "condition=")
         if not any(_matters(known.get(name)) for name in (body, condition)):
@@ -326,7 +325,7 @@ def _matters(computation: _Computation | None) -> bool:
 
 
 def _scalar(line: str, computation: _Computation) -> None:
-    found = _INSTRUCTION.match(line)
+    found = INSTRUCTION.match(line)
     if found and found[3] in ("constant", "copy", "add", "get-tuple-element", "compare", "tuple"):
         computation.scalars[found[1]] = (found[3], found[4], line)
         if line.lstrip().startswith("ROOT "):

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from m4.core.hlo_types import dimensions
+from m4.core.hlo_types import INSTRUCTION, dimensions
 
 # Cheap looks for lines that can be products.
 MARKS = (" dot(", " convolution(", " custom-call(", "-dot(")
@@ -26,7 +26,6 @@ _NO_PRODUCTS = {
     "X64SplitHigh",
     "X64SplitLow",
 }
-_LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\(([^)]*)\)")
 _TYPE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\S+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
@@ -49,7 +48,7 @@ def product_flops(products: Sequence[str], lines: Sequence[str]) -> tuple[int, C
     types = {found[1]: found[2] for line in lines if (found := _TYPE.match(line))}
     total, unread = 0, Counter[str]()
     for line in products:
-        found = _LINE.match(line)
+        found = INSTRUCTION.match(line)
         if found is None or not (found[3] in _COUNTS or found[3].endswith(("-dot", "custom-call"))):
             continue
         target = _TARGET.search(line) if found[3] == "custom-call" else None

@@ -1,8 +1,13 @@
-"""Types as an HLO text writes them: "f32[2,8]{1,0:T(8,128)}", or a tuple of such."""
+"""Instructions and types as an HLO text writes them.
+
+A type is "f32[2,8]{1,0:T(8,128)}", or a tuple of such.
+"""
 
 import math
 import re
 
+# "  ROOT %name = type opcode(operands": those four, operands up to the first closing parenthesis.
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\(([^)]*)")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 

@@ -8,6 +8,12 @@ on with a higher number. Should it live after all, it finds its file gone, or a 
 before it writes anything again, and ends.
 
 What an object store cannot give: a write that is on its way at that very moment still arrives.
+
+Where a store is asked, here and in `m4.core.remote`, `Exception` is caught and nothing narrower.
+What its client raises has no other base: TensorFlow's OpError, with which etils.epath reaches
+gs://, is no OSError, nor are gcsfs's HttpError, aiohttp's ClientError, google.auth's
+GoogleAuthError and botocore's BotoCoreError, which come through fsspec; which of them there are
+depends on what is installed.
 """
 
 import contextlib
@@ -90,7 +96,7 @@ class Lease:
                 if other["working"]:
                     raise self._refused(other)
         except BaseException:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # a store's; the first error is the one to tell
                 self._withdraw()
             raise
         self._looked = time.monotonic()
@@ -126,7 +132,7 @@ class Lease:
             self._thread.join()
         try:
             self._withdraw()
-        except Exception as error:  # noqa: BLE001 (TensorFlow's for gs:// are no OSError)
+        except Exception as error:  # noqa: BLE001 (a store's: see the module)
             print(f"MODEL_DIR = {self._folder}: {self._marks} stays ({error})", file=sys.stderr)
 
     def _outlast(self) -> int:
@@ -178,7 +184,7 @@ class Lease:
             f"MODEL_DIR = {self._folder}: another job has taken it over ({to}); this one ends, and "
             f"what it did since is in {self._here} alone, until a job on this machine replaces it"
         )
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # a store's; who comes later waits it out
             self._withdraw()
 
     def _follow(self) -> None:
@@ -189,7 +195,7 @@ class Lease:
             except Taken:
                 signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
                 return
-            except Exception as error:  # noqa: BLE001 (TensorFlow's for gs:// are no OSError)
+            except Exception as error:  # noqa: BLE001 (a store's: see the module)
                 # The job goes on: it may be over in a moment, and before every write it looks.
                 print(f"MODEL_DIR = {self._folder}: not reached ({error})", file=sys.stderr)
 
@@ -216,7 +222,7 @@ class Lease:
                 continue  # unfinished, or a store's sign for a folder
             try:
                 found[path.name] = json.loads(path.read_text())
-            except Exception:
+            except Exception:  # a store's: see the module
                 if path.exists():  # else it was withdrawn meanwhile
                     raise
         return found

@@ -156,7 +156,7 @@ def _followed(copy: "_Copy") -> Iterator[None]:
     except BaseException:
         try:
             copy.push_patiently()
-        except Exception as error:  # noqa: BLE001 (TensorFlow's for gs:// are no OSError)
+        except Exception as error:  # noqa: BLE001 (a store's: see `m4.core.lease`)
             print(copy.unsaved(error), file=sys.stderr)  # the job's own error is the one to raise
         raise
     else:
@@ -274,7 +274,7 @@ class _Copy:
                 self.push()
             except lease.Taken:
                 return  # the job's own thread is told by its lease
-            except Exception as error:  # noqa: BLE001 (TensorFlow's for gs:// are no OSError)
+            except Exception as error:  # noqa: BLE001 (a store's: see `m4.core.lease`)
                 # The job goes on; the end, or a later round, takes everything.
                 self._tell(error)
 

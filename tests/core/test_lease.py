@@ -49,6 +49,15 @@ def silence(one: Lease) -> None:
     one._thread.join()
 
 
+def taken_over(job: Callable[..., Lease]) -> tuple[Lease, Lease]:
+    """One that has fallen silent, and the other that has outlasted it."""
+    one, other = job(), job()
+    one.take()
+    silence(one)
+    other.take()
+    return one, other
+
+
 def test_who_works_says_so_and_takes_it_back(job: Callable[..., Lease], tmp_path: Path) -> None:
     one = job()
     one.take()
@@ -121,10 +130,7 @@ def test_the_dead_are_outlasted_and_find_out(job: Callable[..., Lease], tmp_path
 
 def test_one_that_renews_too_late_does_not_win(job: Callable[..., Lease], tmp_path: Path) -> None:
     # Between its look and its write the other one came: so its file is there again.
-    one, other = job(), job()
-    one.take()
-    silence(one)
-    other.take()
+    one, other = taken_over(job)
     one._say()
     other.check()
     with pytest.raises(Taken):
@@ -135,10 +141,7 @@ def test_one_that_renews_too_late_does_not_win(job: Callable[..., Lease], tmp_pa
 
 def test_its_file_gone_is_its_folder_gone(job: Callable[..., Lease], tmp_path: Path) -> None:
     # Another one may have come, changed things and left.
-    one, other = job(), job()
-    one.take()
-    silence(one)
-    other.take()
+    one, other = taken_over(job)
     other.leave()
     with pytest.raises(Taken, match="is gone"):
         one.check()

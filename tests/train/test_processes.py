@@ -123,6 +123,17 @@ def losses(folder: Path) -> dict[int, dict[str, float]]:
     return {row["step"]: {name: row.get(name, 0.0) for name in wanted} for row in rows}
 
 
+def assert_as_never_interrupted(folder: Path, last: int, alone: Path, *arguments: str) -> None:
+    """The losses in `folder` up to step `last` are those of one process that trains in `alone`."""
+    end = f"--gin.TRAIN_STEPS={last}"
+    said = m4("train", *COMMON, *arguments, f"--model_dir={alone}", end)
+    assert said.status == 0, said.err
+    found, expected = losses(folder), losses(alone)
+    assert found.keys() == expected.keys() == set(range(1, last + 1))
+    for step, row in found.items():
+        assert row == pytest.approx(expected[step], rel=1e-5, abs=1e-5), step
+
+
 @pytest.mark.slow
 def test_processes_train_as_one_does_and_go_on_with_another_number(tmp_path: Path) -> None:
     folder = tmp_path / "model"
@@ -158,14 +169,7 @@ def test_processes_train_as_one_does_and_go_on_with_another_number(tmp_path: Pat
     last = steps(folder)
     assert last >= stopped + 3
 
-    # One process that was never interrupted.
-    alone = tmp_path / "alone"
-    said = m4("train", *COMMON, f"--model_dir={alone}", f"--gin.TRAIN_STEPS={last}")
-    assert said.status == 0, said.err
-    found, expected = losses(folder), losses(alone)
-    assert found.keys() == expected.keys() == set(range(1, last + 1))
-    for step, row in found.items():
-        assert row == pytest.approx(expected[step], rel=1e-5, abs=1e-5), step
+    assert_as_never_interrupted(folder, last, tmp_path / "alone")
 
 
 @pytest.mark.slow
@@ -219,14 +223,7 @@ def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
     assert "was at work there; waiting whether it still is" in said.err
     assert not list((store / lease.RUNNING).glob("[!.]*.json"))
 
-    # One process that was never interrupted.
-    alone = tmp_path / "alone"
-    said = m4("train", *COMMON, *model, f"--model_dir={alone}", end)
-    assert said.status == 0, said.err
-    found, expected = losses(store), losses(alone)
-    assert found.keys() == expected.keys() == set(range(1, stopped + 2))
-    for step, row in found.items():
-        assert row == pytest.approx(expected[step], rel=1e-5, abs=1e-5), step
+    assert_as_never_interrupted(store, stopped + 1, tmp_path / "alone", *model)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from tests.command_line import own_gin
 
 FOLDER = Path(__file__).parents[1] / "gin_configs"
 CONFIGS = sorted(FOLDER.glob("**/*.gin"))
+PAPERS = [path for path in CONFIGS if row_of(path.stem)]
 
 
 @pytest.fixture(params=CONFIGS, ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))
@@ -76,9 +77,10 @@ def test_its_model_and_optimizer_can_be_built(setup: jobs.Setup) -> None:
         assert len(jax.tree.leaves(state)) >= len(sizes)
 
 
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem, indirect=True)
 def test_the_papers_models_have_the_papers_sizes(path: Path, setup: jobs.Setup) -> None:
-    if (row := row_of(path.stem)) is None:
-        pytest.skip("no model of the paper's table 1")
+    row = row_of(path.stem)
+    assert row is not None
     model, directions = planned_model(setup, 100)
     assert len(directions) == 100
     assert (model.source_vocab_size, model.vocab_size) == (64_000, 32_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from m4.data import cache
 from tests.data.corpus import Made
 
-TATOEBA = Path(__file__).parents[3] / "shared" / "data" / "tatoeba"
+# A folder of real sentences, <language>.{train,dev,test}.tsv. They are no part of the repository.
+TATOEBA = Path(
+    os.environ.get("M4_TATOEBA") or Path(__file__).parents[3] / "shared" / "data" / "tatoeba"
+)
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +32,7 @@ def made_cache(made: Made, tmp_path_factory: pytest.TempPathFactory) -> cache.Ca
 
 @pytest.fixture(scope="session")
 def tatoeba() -> Path:
-    """Real sentences; they are no part of the repository."""
+    """Real sentences; tests of them say more of what those of made-up text say."""
     if not TATOEBA.is_dir():
-        pytest.skip("no ../shared/data/tatoeba beside the repository")
+        pytest.skip(f"no sentences in {TATOEBA}; M4_TATOEBA names another folder")
     return TATOEBA

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -41,7 +42,15 @@ def test_the_format_is_raised_with_every_change_of_the_files(tmp_path: Path) -> 
     )
     number, trainer, pinned = PINNED
     if version("sentencepiece") != trainer:
-        pytest.skip("another SentencePiece may train another vocabulary")
+        pytest.skip(f"needs sentencepiece {trainer}: another one may train another vocabulary")
     assert (cache.FORMAT, digest(made.folder)) == (number, pinned), (
         "the same settings give other files: raise FORMAT in m4/data/cache.py and pin anew"
     )
+
+
+def test_it_is_pinned_for_the_sentencepiece_of_the_lock() -> None:
+    lock = Path(__file__).parents[2] / "requirements.lock"
+    # Else the test above would be skipped everywhere.
+    found = re.search(r"^sentencepiece==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    assert found[1] == PINNED[1], "the lock has another SentencePiece: pin anew with it"

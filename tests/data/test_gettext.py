@@ -206,7 +206,7 @@ def test_msgfmt_agrees_that_the_test_is_a_catalogue(tmp_path: Path) -> None:
     try:
         subprocess.run(["msgfmt", "--version"], check=True, capture_output=True)
     except FileNotFoundError:
-        pytest.skip("no msgfmt on this machine")
+        pytest.skip("needs msgfmt, of the system's package gettext")
     write(tmp_path / "gl.po", FILLED_IN)
     subprocess.run(["msgfmt", "-o", tmp_path / "gl.mo", tmp_path / "gl.po"], check=True)
     compiled = Gettext(tmp_path, files="{lang}.mo")

@@ -180,13 +180,14 @@ job_state() {
 }
 
 # Looks at the slice and the job and does what is next, again and again. It keeps nothing in mind
-# but the number of failures: it can be ended and started at any time, on any machine.
+# but the number of failures and whether it has seen the job: it can be ended and started at any time,
+# on any machine.
 supervise() {
   if $DRY_RUN; then
     show_supervise
     return
   fi
-  local failures=0 state before=""
+  local failures=0 state before="" seen=false
   while true; do
     state=$(queue_state)
     if [[ $state == ACTIVE ]]; then state="ACTIVE, job $(job_state)"; fi
@@ -207,8 +208,14 @@ supervise() {
           "hosts): give this one another name, --job=NAME"
         ;;
       "ACTIVE, job mistake")
-        stop
-        mistake "m4 refused to start: see logs"
+        if $seen; then
+          stop
+          mistake "m4 refused to start: see logs; with the mistake put right start this again"
+        fi
+        # Refused before this was started: the user has put it right, in a file of the commit perhaps.
+        say "m4 refused to start; it is tried once more, with this commit"
+        { stop && setup && start; } || fail "the hosts could not be set up"
+        before=""
         ;;
       "ACTIVE, job bare")
         # The slice can go away at any moment; the next look tells.
@@ -222,6 +229,7 @@ supervise() {
         before=""
         ;;
     esac
+    if [[ $state == "ACTIVE, job "* && $state != *unreachable ]]; then seen=true; fi
     sleep "$poll_seconds"
   done
 }
@@ -249,6 +257,10 @@ show_supervise() {
   setup
   start
   when "where a host has a job $job with other arguments: refuses, --job=NAME gives another name"
+  when "where m4 had refused the job before this was started; later it ends:"
+  stop
+  setup
+  start
   when "where the job has ended on a host without being finished:"
   stop
   start

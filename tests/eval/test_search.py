@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -108,6 +109,39 @@ def test_where_only_rows_are_in_parts_a_step_sends_one_flag() -> None:
         ("all-gather", 32),
         ("all-gather", 320),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_bfloat16_model_over_two_devices_is_that_of_one() -> None:
+    # No sum is split, and XLA may not keep more digits than bfloat16 has where it likes to, which
+    # is in other places in the other program: so not even rounding differs.
+    model, params = tiny(dtype=jnp.bfloat16)
+    layout = Layout(make_mesh(data=1, expert=2, devices=jax.devices()[:2]))
+    axes = abstract_variables(model)["params_axes"]
+    there = jax.device_put(params, layout.shardings(axes, params))
+    (rows,) = batches([[*pieces, 1] for pieces in Words().encode(TEXTS[:4])], [16], 4)
+    exactly = {"xla_allow_excess_precision": False}
+    alone = search.lower(model, params, rows.tokens_BL, 10, 2, 0.6).compile(exactly)
+    expected = alone(params, rows.tokens_BL)
+    batch = layout.batch({"encoder_input_tokens": rows.tokens_BL})
+    with layout.logical():
+        lowered = searching.jit_search(layout, model, 10, 2, 0.6).lower(there, batch)
+        found = lowered.compile(exactly)(there, batch)
+    assert len(np.unique(expected[0], axis=0)) > 2  # the law would be empty otherwise
+    for here, alone in zip(found[:2], expected[:2], strict=True):
+        np.testing.assert_array_equal(here, alone)
+
+
+def test_groups_that_do_not_divide_are_decodings_own() -> None:
+    # Four rows of two hypotheses, a position each: one group of 8 tokens for two devices.
+    model, params = tiny(transport=all_to_all, decode_capacity_factor=2.0)
+    layout = Layout(make_mesh(data=1, expert=2, devices=jax.devices()[:2]))
+    given = shapes(params, layout.shardings(abstract_variables(model)["params_axes"], params))
+    batch = layout.batch({"encoder_input_tokens": np.zeros((4, 16), np.int32)})
+    said = r"jobs.Decoding.batch_rows .*= 1 does not divide over the 2 parts"
+    with layout.logical(), pytest.raises(ValueError, match=said):
+        searching.jit_search(layout, model, 10, 2, 0.6).lower(given, batch)
 
 
 def test_rows_are_made_up() -> None:

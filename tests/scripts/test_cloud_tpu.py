@@ -180,10 +180,22 @@ def test_supervise_tries_again_what_gcloud_refuses(tmp_path: Path, fakes: Path) 
 
 
 def test_supervise_does_not_repeat_a_mistake(tmp_path: Path, fakes: Path) -> None:
-    run = Supervised(tmp_path, fakes, ["ACTIVE: running failed_2"])
+    run = Supervised(tmp_path, fakes, ["ACTIVE: running running", "ACTIVE: running failed_2"])
     assert run.said.returncode == 2
     assert "m4 refused to start" in run.said.stderr
     assert run.did == ["stop"]
+
+
+def test_supervise_started_again_after_a_mistake_tries_once(tmp_path: Path, fakes: Path) -> None:
+    # Put right in a file of the repository, which the hosts need anew.
+    rounds = ["ACTIVE: unreachable", "ACTIVE: running failed_2", "ACTIVE: running running"]
+    run = Supervised(tmp_path / "right", fakes, [*rounds, "ACTIVE: finished finished"])
+    assert run.said.returncode == 0, run.said.stderr
+    assert run.did == ["stop", *SET_UP]
+    (fakes / "calls").unlink()
+    run = Supervised(tmp_path / "wrong", fakes, ["ACTIVE: none failed_2", "ACTIVE: failed_2 none"])
+    assert run.said.returncode == 2
+    assert run.did == ["stop", *SET_UP, "stop"]
 
 
 def test_supervise_takes_no_other_job_of_that_name_for_its_own(tmp_path: Path, fakes: Path) -> None:

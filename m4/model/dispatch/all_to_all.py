@@ -68,7 +68,9 @@ def by_exchange(
         name,
         x_GSM.shape[0],
         "batch",
-        "number of groups (tokens of BATCH_SIZE / transformer.Transformer.group_tokens)",
+        # A transport does not know what it is asked for.
+        "number of groups (tokens / transformer.Transformer.group_tokens; tokens of BATCH_SIZE in "
+        "training, of jobs.Decoding.batch_rows in translation)",
     )
 
     def on_a_device(x_GSM, expert_GSK, seat_GSK, weight_GSK, experts):

@@ -31,9 +31,9 @@ def test_where_experts_do_not_lie_apart_there_is_nothing_to_exchange(run, mesh):
 def test_groups_that_do_not_divide(run, G):
     setting = Setting({"data": 2, "expert": 4}, G, 4, 4, 2, 2)
     said = (
-        rf"^{run.__name__}: number of groups \(tokens of BATCH_SIZE / "
-        rf"transformer.Transformer.group_tokens\) = {G} does not divide over the 8 parts of the "
-        "mesh axes data x expert; the "
+        rf"^{run.__name__}: number of groups \(tokens / transformer.Transformer.group_tokens; "
+        r"tokens of BATCH_SIZE in training, of jobs.Decoding.batch_rows in translation\) = "
+        rf"{G} does not divide over the 8 parts of the mesh axes data x expert; the "
     )
     with on(setting.mesh), pytest.raises(ValueError, match=said):
         jax.eval_shape(run, *arguments(setting))

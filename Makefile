@@ -8,7 +8,7 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 MODEL_DIR ?= runs/demo
 FLAGS := $(if $(FRESH),--fresh) $(if $(COMPARE),--compare=$(COMPARE))
 
-.PHONY: demo test test-thorough setup lint lock pod pod-gpu plan-paper
+.PHONY: demo test test-thorough setup lint lock pod pod-gpu langid plan-paper
 demo: setup
 	.venv/bin/m4 demo --gin_file=gin_configs/demo.gin --model_dir="$(MODEL_DIR)" $(FLAGS)
 PYTEST = .venv/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --durations=25 \
@@ -28,6 +28,10 @@ pod: setup
 pod-gpu: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/cuda_compiler --no-deps \
 	  --require-hashes -r requirements-cuda.lock
+# The optional language identifier, where its test alone looks: cleaning uses it wherever it finds it.
+langid: setup
+	$(UV) pip install --quiet --python .venv --target .venv/share/m4/langid --no-deps \
+	  --require-hashes -r requirements-langid.lock
 plan-paper: pod
 	.venv/bin/m4 plan --sweep
 setup: .venv/.locked
@@ -47,3 +51,5 @@ lock: | $(UV)
 	sed -n 's/^jax==\([0-9.]*\).*/jax-cuda12-plugin==\1\njax-cuda12-pjrt==\1/p' requirements.lock \
 	  | $(UV) pip compile - --no-deps --universal --generate-hashes --no-header --no-emit-index-url \
 	  --quiet -o requirements-cuda.lock
+	echo 'py3langid>=0.4' | $(UV) pip compile - --no-deps --universal --generate-hashes \
+	  --no-header --no-emit-index-url --quiet -o requirements-langid.lock

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from m4.data.cleaning.language_id import LanguageId, installed
+from m4.data.cleaning.language_id import PACKAGE, LanguageId, installed
 from m4.data.cleaning.overlap import Overlap
 from tests.data.cleaning import Listed, dropped, run
+
+# Of `make langid`.
+PY3LANGID = Path(sys.prefix) / "share" / "m4" / "langid"
 
 
 def test_overlap_of_both_sides_with_every_test_set(tmp_path: Path) -> None:
@@ -131,7 +136,18 @@ def test_language_id_that_is_not_installed_says_so(
     assert LanguageId().identity()["identifier"] is None
 
 
-@pytest.mark.skipif(not installed(), reason="the extra langid is not installed")
+@pytest.fixture
+def py3langid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Within the test alone: a cache is another one where it is installed."""
+    monkeypatch.syspath_prepend(str(PY3LANGID))
+    if not installed():
+        pytest.skip("py3langid is not installed: `make langid`")
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("py3langid")
 def test_py3langid(tmp_path: Path) -> None:
     german = "Das ist ein ganz gewöhnlicher deutscher Satz über das Wetter."
     english = "This is quite an ordinary sentence about the weather."

@@ -51,7 +51,7 @@ class LanguageId:
     not held against a pair, because identifiers mistake relatives for each other, small languages
     for large ones above all.
 
-    identifier: () -> Identifier. None: py3langid, the extra `langid` (about 100 languages, its
+    identifier: () -> Identifier. None: py3langid, the extra `langid` (140 languages, its
     model in the package). Where it is not installed the stage does not run, and the report says so.
     """
 
@@ -123,7 +123,7 @@ class Py3langid:
     """
 
     def __init__(self) -> None:
-        langid = importlib.import_module(f"{PACKAGE}.langid")  # optional: not in the main lock
+        langid = importlib.import_module(f"{PACKAGE}.langid")  # optional: the extra `langid`
         model = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
         self._model = model
 

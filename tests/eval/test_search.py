@@ -121,7 +121,7 @@ def test_a_bfloat16_model_over_two_devices_is_that_of_one() -> None:
     axes = abstract_variables(model)["params_axes"]
     there = jax.device_put(params, layout.shardings(axes, params))
     (rows,) = batches([[*pieces, 1] for pieces in Words().encode(TEXTS[:4])], [16], 4)
-    exactly = {"xla_allow_excess_precision": False}
+    exactly: dict[str, str | bool] = {"xla_allow_excess_precision": False}
     alone = search.lower(model, params, rows.tokens_BL, 10, 2, 0.6).compile(exactly)
     expected = alone(params, rows.tokens_BL)
     batch = layout.batch({"encoder_input_tokens": rows.tokens_BL})

@@ -145,8 +145,10 @@ def _compiled(flops: Mapping[str, Any]) -> str:
         )
     elif more < -_SAME_FLOPS:
         said += (
-            "Less: the compiler leaves out what is computed twice or used by nobody, and writes "
-            "small products as multiplications and sums, which are not counted. "
+            "Less: the compiler leaves out what is computed twice (in a stack of one block, whose "
+            "loop is none, the keys and values of the encoder's output, which remat repeats) or "
+            "used by nobody, and writes products of vectors as multiplications and sums, which are "
+            "not counted. "
         )
     if unread := flops["unread"]:
         kinds = ", ".join(sorted(unread))

@@ -24,7 +24,7 @@ from m4.core.files import write_text
 from m4.core.report import Stage, read_metrics
 
 # Raise when a change of code changes what a baseline becomes.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Recipe:
         batch_rows: packed rows a step.
         peak, warmup_steps, cooldown_steps: of the learning rate, which falls with the inverse
             square root and, over the last steps, linearly to 0.
+        matrix_rate: rate of the matrices within layers over that of all else (`optimizer.muon`).
         max_steps: the most steps.
         eval_period, patience: dev chrF (greedy) is measured every `eval_period` steps; training
             ends when it has not risen for `patience` times, and the best parameters are kept.
@@ -52,10 +53,11 @@ class Recipe:
     dropout_rate: float = 0.0
     label_smoothing: float = 0.1
     batch_rows: int = 8
-    peak: float = 6e-3
+    peak: float = 1.2e-2
+    matrix_rate: float = 5 / 3
     warmup_steps: int = 200
-    cooldown_steps: int = 3500
-    max_steps: int = 6000
+    cooldown_steps: int = 1500
+    max_steps: int = 2500
     eval_period: int = 500
     patience: int = 4
 
@@ -228,7 +230,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
     from m4.model.transformer import Transformer
     from m4.train.dev import dev_chrf
     from m4.train.loop import EarlyStopping, Evaluator, train
-    from m4.train.optimizer import adamw, rsqrt
+    from m4.train.optimizer import muon, rsqrt
 
     folder, language = Path(plan["folder"]), plan["language"]
     set_up(folder.parent / "compilation_cache")
@@ -269,7 +271,8 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
         model,
         stream,
         functools.partial(
-            adamw,
+            muon,
+            matrix_rate=recipe.matrix_rate,
             schedule=functools.partial(
                 rsqrt,
                 peak=recipe.peak,

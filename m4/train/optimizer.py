@@ -1,4 +1,4 @@
-"""Adafactor, matrix by matrix, AdamW (optax), and the learning-rate schedules.
+"""Adafactor, matrix by matrix, AdamW and Muon (optax), and the learning-rate schedules.
 
 An optimizer here is a function of the total number of steps -> optax.GradientTransformation.
 """
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 Array = jax.Array
 Schedule = optax.Schedule
@@ -227,3 +228,55 @@ def adamw(
             ),
         )
     )
+
+
+def muon(
+    total_steps: int,
+    *,
+    schedule: Callable[..., Schedule] = rsqrt,
+    matrix_rate: float = 1.0,
+    beta: float = 0.95,
+    b1: float = 0.9,
+    b2: float = 0.98,
+    eps: float = 1e-9,
+) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024; optax's) for matrices within layers, Adam for all else.
+
+    A matrix' update is its momentum with all singular values near 1 (five Newton-Schulz steps),
+    times sqrt(max(1, columns / rows)): every direction moves alike, so that fewer steps are needed
+    (docs/evaluation.md) and each costs more. Every expert's and layer's matrix is one by itself.
+    Embeddings, logits, relative positions, routers and norm scales have Adam (Nesterov's momentum).
+
+    Args:
+        total_steps: for the schedule. schedule: (total_steps) -> step -> rate of Adam.
+        matrix_rate: the matrices' rate over that one. beta: of their momentum.
+        b1, b2, eps: Adam's.
+    """
+    rate = schedule(total_steps)
+
+    def matrices(params):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, p: _MATRIX if _is_within_a_layer(path, p) else None, params
+        )
+
+    return keep_tables(
+        contrib.muon(
+            lambda step: matrix_rate * rate(step),
+            beta=beta,
+            adam_b1=b1,
+            adam_b2=b2,
+            eps=eps,
+            adam_learning_rate=rate,
+            muon_weight_dimension_numbers=matrices,
+        )
+    )
+
+
+# The last two axes; those before them count matrices.
+_MATRIX = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+
+
+def _is_within_a_layer(path, leaf) -> bool:
+    names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+    outside = {"router", "logits_dense"}.intersection(names)
+    return names[-1] == "kernel" and not outside and _block_axes(path, leaf) == 2

@@ -9,6 +9,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from m4.core.draws import draw_together, unoptimized
 from m4.core.mesh import logical, parameter_shardings
 from m4.model.transformer import Transformer, abstract_variables
 
@@ -98,5 +99,10 @@ def create(
     """(new state, its shardings): every array is made where it belongs, in its parts."""
     shardings = state_shardings(mesh, model, optimizer, zero)
     with logical(mesh):
-        make = jax.jit(lambda: initialize(model, optimizer, seed), out_shardings=shardings)
+        make = jax.jit(
+            draw_together(lambda: initialize(model, optimizer, seed)),
+            out_shardings=shardings,
+            # It runs once: on CPUs optimizing it takes several times as long as running it.
+            compiler_options=unoptimized(mesh),
+        )
         return make(), shardings

@@ -1,5 +1,6 @@
 """Schedules at points worked out by hand; Adafactor's second moments are each matrix's own."""
 
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 
 from m4.model.gates.hash import hash
 from m4.model.moe import MoeLayer
-from m4.train.optimizer import Moments, adafactor, adamw, rsqrt
+from m4.train.optimizer import Moments, adafactor, adamw, muon, rsqrt
 
 
 def first_updates(optimizer, gradient, params) -> Any:
@@ -149,7 +150,49 @@ def test_one_matrix_is_optax_adafactor():
         np.testing.assert_allclose(updates["w"], expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("make", [adafactor, adamw])
+def test_first_muon_step_is_a_near_orthogonal_matrix_for_each_expert():
+    rng = np.random.default_rng(0)
+    shapes = {
+        "experts": (3, 4, 16),
+        "encoder_blocks": (2, 16, 4),
+        "router": (4, 3),
+        "logits_dense": (4, 9),
+    }
+    params = {
+        name: {"kernel": rng.normal(size=shape).astype(np.float32)}
+        for name, shape in shapes.items()
+    }
+    params["token_embedder"] = {"embedding": rng.normal(size=(9, 4)).astype(np.float32)}
+    gradient = jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), params)
+    rate, matrix_rate = 0.01, 2.0
+    schedule = functools.partial(rsqrt, peak=rate)
+    updates, _ = first_updates(
+        muon(10, schedule=schedule, matrix_rate=matrix_rate), gradient, params
+    )
+    for name in ("experts", "encoder_blocks"):
+        *_, rows, columns = shapes[name]
+        unit = rate * matrix_rate * max(1, columns / rows) ** 0.5
+        for update, slope in zip(updates[name]["kernel"], gradient[name]["kernel"], strict=True):
+            # Five steps of that polynomial bring singular values of (0.1, 1] into (0.68, 1.14); of
+            # random matrices four times as long as wide the smallest is above 0.1 of the norm.
+            singular = np.linalg.svd(update, compute_uv=False) / unit
+            assert (singular > 0.65).all()
+            assert (singular < 1.2).all()
+            # Downhill: along -U V^T of the gradient, whose product with it is its singular values.
+            u, values, v = np.linalg.svd(slope, full_matrices=False)
+            np.testing.assert_allclose(np.sum(-update / unit * (u @ v)), len(values), rtol=0.35)
+    # Adam's first step moves every entry by the rate, against its gradient's sign: with Nesterov's
+    # momentum by (b1 m / (1 - b1^2) + (1 - b1) g / (1 - b1)) / |g|, m = (1 - b1) g: 1 + 9 / 19.
+    for name, inner in (
+        ("router", "kernel"),
+        ("logits_dense", "kernel"),
+        ("token_embedder", "embedding"),
+    ):
+        wanted = -rate * (1 + 0.9 / 1.9) * np.sign(gradient[name][inner])
+        np.testing.assert_allclose(updates[name][inner], wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("make", [adafactor, adamw, muon])
 def test_a_table_stays_as_it_is_to_the_bit(make):
     layer = MoeLayer(num_experts=4, width=5, gate=hash, vocab_size=50, dropout_rate=0.0)
     rng = np.random.default_rng(0)
@@ -161,7 +204,7 @@ def test_a_table_stays_as_it_is_to_the_bit(make):
 
     init = jax.jit(lambda key: layer.init(key, *inputs, deterministic=True))
     first: Any = jax.device_get(init(jax.random.key(2))["params"])
-    optimizer = make(10, weight_decay=0.1)
+    optimizer = make(10) if make is muon else make(10, weight_decay=0.1)
 
     @jax.jit
     def step(params, state):

@@ -1,0 +1,90 @@
+"""Programs that draw a new model's weights: what makes them compile quickly."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.sharding import Mesh
+
+# Larger arrays are drawn one by one: together they would be there twice, for a moment.
+_LARGEST = 2**20
+
+
+def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with draws that are alike made as one batched draw; the same values, to rounding.
+
+    Each draw from a random key is a program of its own to XLA, some hundred instructions long:
+    those of a new model's weights take longer to compile than a training step. Draws are alike
+    where they are the same operation on arguments of the same shapes, and none needs another's
+    result.
+
+    Args:
+        function: of arrays, to a tree of arrays; traced, so it is to be called within jax.jit.
+    """
+
+    def together(*args: Any) -> Any:
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+        values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        values |= zip(closed.jaxpr.invars, jax.tree.leaves(args), strict=True)
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+        for alike in _in_order(closed.jaxpr):
+            inputs = [[read(atom) for atom in equation.invars] for equation in alike]
+            if len(alike) == 1:
+                outputs = [_call(alike[0], *inputs[0])]
+            else:
+                stacked = [jnp.stack(each) for each in zip(*inputs, strict=True)]
+                drawn = jax.vmap(lambda *xs, one=alike[0]: _call(one, *xs))(*stacked)
+                # Else XLA makes the whole batch anew for each of its parts.
+                drawn = jax.lax.optimization_barrier(drawn)
+                outputs = [[each[i] for each in drawn] for i in range(len(alike))]
+            for equation, results in zip(alike, outputs, strict=True):
+                values |= zip(equation.outvars, results, strict=True)
+        leaves = [read(atom) for atom in closed.jaxpr.outvars]
+        return jax.tree.unflatten(jax.tree.structure(shape), leaves)
+
+    return together
+
+
+def _in_order(jaxpr: Any) -> list[list[Any]]:
+    """The equations in an order in which they can be evaluated, those that are alike together."""
+    level: dict[Any, int] = defaultdict(int)
+    groups: dict[Any, list[Any]] = defaultdict(list)
+    for number, equation in enumerate(jaxpr.eqns):
+        atoms = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
+        mine = 1 + max((level[atom] for atom in atoms), default=0)
+        for var in equation.outvars:
+            level[var] = mine
+        what: Any = number
+        if _is_draw(equation):
+            parameters = tuple((name, id(value)) for name, value in equation.params.items())
+            shapes = tuple(atom.aval for atom in equation.invars)
+            what = (equation.primitive, parameters, shapes)
+        groups[mine, what].append(equation)
+    return [alike for _, alike in sorted(groups.items(), key=lambda item: item[0][0])]
+
+
+def _is_draw(equation: Any) -> bool:
+    """Whether it is an operation on a random key and its results are small."""
+    key = any(jnp.issubdtype(atom.aval.dtype, jax.dtypes.prng_key) for atom in equation.invars)
+    small = all(var.aval.size <= _LARGEST for var in equation.outvars)
+    name = equation.primitive.name
+    return key and small and (name == "jit" or name.startswith("random_"))
+
+
+def unoptimized(mesh: Mesh) -> dict[str, Any]:
+    """Options of XLA for a program that runs once, on these devices: for jax.jit, `lower`."""
+    if mesh.devices.flat[0].platform != "cpu":
+        return {}
+    return {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+
+def _call(equation: Any, *inputs: Any) -> list[Any]:
+    parameters = equation.primitive.get_bind_params(equation.params)
+    outputs = equation.primitive.bind(*inputs, **parameters)
+    return list(outputs) if equation.primitive.multiple_results else [outputs]

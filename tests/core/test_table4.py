@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -49,6 +51,25 @@ def test_kinds_and_bytes() -> None:
         for count, cost in row.costs.items():
             assert cost.collectives == kinds, row
             assert cost.payload_bytes == payload(count), row
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_kinds_and_bytes_up_to_64_devices(tmp_path: Path) -> None:
+    # A process of its own: JAX here has eight devices, and keeps them.
+    path = tmp_path / "table4.json"
+    command = [sys.executable, "-m", "m4", "collectives", f"--output={path}"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    found = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert {(row["operator"], row["split"]) for row in found} == set(KINDS)
+    for row in found:
+        kinds, payload = KINDS[row["operator"], row["split"]]
+        assert [*row["costs"]] == ["2", "4", "8", "16", "32", "64"]
+        for count, cost in row["costs"].items():
+            assert cost["collectives"] == kinds, (row, count)
+            assert cost["payload_bytes"] == payload(int(count)), (row, count)
+        assert row["agrees"], row
 
 
 def test_flops_of_one_device() -> None:

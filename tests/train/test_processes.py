@@ -177,8 +177,8 @@ def test_processes_train_as_one_does_and_go_on_with_another_number(tmp_path: Pat
 def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipeline across two machines that share a store only; both end, and another one goes on
-    without a pipeline."""
+    """A pipeline across two machines of four devices that share a store only; both end, and another
+    one goes on without a pipeline."""
     store = tmp_path / "store" / "run"
     address = f"--model_dir=file://{store}"
     model = [
@@ -190,11 +190,11 @@ def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
         # A pipeline draws other numbers.
         "--gin.transformer.Transformer.dropout_rate=0.0",
     ]
-    mesh = ["--gin.mesh.make_mesh.stage=2", "--gin.mesh.make_mesh.data=2"]
+    mesh = ["--gin.mesh.make_mesh.stage=2", "--gin.mesh.make_mesh.data=4"]
     homes = [tmp_path / "first", tmp_path / "second"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(homes[0]))
     here = remote.local(f"file://{store}")
-    job = Job(tmp_path / "two", 2, 2, address, FOR_EVER, *model, *mesh, homes=homes)
+    job = Job(tmp_path / "two", 2, 4, address, FOR_EVER, *model, *mesh, homes=homes)
     with started(job):
         job.wait_for(lambda: (latest_step(store / "checkpoints") or 0) >= 4, 300)
         job.processes[0].kill()

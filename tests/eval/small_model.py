@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from m4.core.draws import draw_together
 from m4.model.transformer import Transformer
 
 VOCAB, WORDS = 24, 20
@@ -36,7 +37,8 @@ class Words:
 @partial(jax.jit, static_argnames="model")
 def init(model, key):
     ones = jnp.ones((1, 4), jnp.int32)
-    return model.init(key, ones, ones, ones, enable_dropout=False)["params"]
+    make = partial(model.init, enable_dropout=False)
+    return draw_together(make)(key, ones, ones, ones)["params"]
 
 
 def tiny(seed=0, **changes):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from m4.core.draws import draw_together
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer, group_size, mean_metrics
@@ -42,7 +43,8 @@ def apply(model, params, x_BLM, mask_BL, train=False):
 
 @partial(jax.jit, static_argnames="model")
 def init(model, x_BLM, mask_BL):
-    return model.init(jax.random.key(0), x_BLM, mask_BL, deterministic=True)["params"]
+    make = draw_together(partial(model.init, deterministic=True))
+    return make(jax.random.key(0), x_BLM, mask_BL)["params"]
 
 
 def test_layer_without_drops_is_a_mixture_of_its_two_best_experts():

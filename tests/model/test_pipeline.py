@@ -14,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from m4.core.axes import MESH_AXES
 from m4.core.collectives import collectives, summary
+from m4.core.draws import draw_together
 from m4.core.mesh import logical, parameter_shardings
 from m4.core.rows import to_global
 from m4.eval.search import search
@@ -63,8 +64,11 @@ def packed() -> dict[str, np.ndarray]:
 @functools.cache
 def params():
     x = jnp.ones((1, LENGTH), jnp.int32)
-    made = jax.jit(lambda: MODEL.init(jax.random.key(0), x, x, x, enable_dropout=False)["params"])
-    return jax.device_get(made())
+
+    def make(key):
+        return MODEL.init(key, x, x, x, enable_dropout=False)["params"]
+
+    return jax.device_get(jax.jit(draw_together(make))(jax.random.key(0)))
 
 
 def loss(model: Transformer, params, batch):

@@ -10,6 +10,7 @@ import pytest
 from flax.core import unfreeze
 from flax.linen import partitioning
 
+from m4.core.draws import draw_together
 from m4.model.transformer import Transformer, count_parameters
 
 V, L, T = 19, 7, 6
@@ -61,11 +62,8 @@ SHALLOW = tiny(encoder_layers=1, decoder_layers=1, moe_every=1, absolute_positio
 @partial(jax.jit, static_argnames="model")
 def init(model, seed=0):
     # Call 1 of the contract, with its float32 token arguments and a single key.
-    return model.init(
-        jax.random.key(seed),
-        jnp.ones((2, L)),
-        jnp.ones((2, T)),
-        jnp.ones((2, T)),
+    make = partial(
+        model.init,
         encoder_positions=None,
         decoder_positions=None,
         encoder_segment_ids=None,
@@ -73,6 +71,8 @@ def init(model, seed=0):
         decode=False,
         enable_dropout=False,
     )
+    tokens = jnp.ones((2, L)), jnp.ones((2, T)), jnp.ones((2, T))
+    return draw_together(make)(jax.random.key(seed), *tokens)
 
 
 def sharp(model, seed=0):

@@ -13,7 +13,7 @@ from m4.core.collectives import collectives, summary
 from m4.core.mesh import logical
 from m4.core.rows import to_global
 from m4.model.gates.switch import switch
-from m4.train.state import initialize, state_shardings
+from m4.train.state import create, initialize
 from m4.train.step import check_parts, in_parts, make_train_step
 from tests.train.test_step import SHALLOW, a_batch, mesh_of
 
@@ -40,8 +40,7 @@ def one_step(name: str, mesh, accumulate: int):
     model = MODELS[name]
     step = make_train_step(model, GRADIENT, directions=2, seed=0, accumulate=accumulate)
     with logical(mesh):
-        shardings = state_shardings(mesh, model, GRADIENT)
-        state = jax.jit(lambda: initialize(model, GRADIENT, 0), out_shardings=shardings)()
+        state, shardings = create(mesh, model, GRADIENT, 0)
         given = state, to_global(mesh, uneven(ROWS))
         program: Any = jax.jit(step, out_shardings=(shardings, None)).lower(*given).compile()
         state, metrics = jax.device_get(program(*given))

@@ -23,12 +23,12 @@ from m4.core.huge_pages import restart_with_huge_pages
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
 from m4.model.transformer import Transformer, count_parameters
-from m4.train.optimizer import adafactor, adamw
+from m4.train.optimizer import adafactor, adamw, muon
 from m4.train.state import initialize
 from m4.train.step import make_train_step
 
 TRANSPORTS = {"einsum": einsum, "gather": gather}
-OPTIMIZERS = {"adamw": adamw, "adafactor": adafactor}
+OPTIMIZERS = {"adamw": adamw, "adafactor": adafactor, "muon": muon}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 An optimizer here is a function of the total number of steps -> optax.GradientTransformation.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -254,26 +255,56 @@ def muon(
     """
     rate = schedule(total_steps)
 
-    def matrices(params):
+    def kinds(params):
         return jax.tree_util.tree_map_with_path(
-            lambda path, p: _MATRIX if _is_within_a_layer(path, p) else None, params
+            lambda path, p: "matrix" if _is_within_a_layer(path, p) else "other", params
         )
 
-    return keep_tables(
-        contrib.muon(
-            lambda step: matrix_rate * rate(step),
-            beta=beta,
-            adam_b1=b1,
-            adam_b2=b2,
-            eps=eps,
-            adam_learning_rate=rate,
-            muon_weight_dimension_numbers=matrices,
-        )
+    matrices = optax.chain(
+        optax.trace(beta, nesterov=True),
+        orthogonalize(),
+        optax.scale_by_learning_rate(lambda step: matrix_rate * rate(step)),
     )
+    others = optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=0.0, nesterov=True)
+    return keep_tables(optax.partition({"matrix": matrices, "other": others}, kinds))
 
 
-# The last two axes; those before them count matrices.
-_MATRIX = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+def orthogonalize() -> optax.GradientTransformation:
+    """Each matrix (the last two axes) -> one with singular values near 1, times
+    sqrt(max(1, columns / rows)): optax's Muon without momentum.
+
+    Small matrices of one shape are one batched product: 32 of a bilingual model one by one take
+    twice as long on a CPU core, 480 products of some microseconds each.
+    """
+    # Of momentum 0: what comes in is orthogonalized as it is.
+    inner = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=_all_matrices)
+
+    def update(updates, state, params=None):
+        del params
+        leaves, treedef = jax.tree.flatten(updates)
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for i, leaf in enumerate(leaves):
+            # Larger ones, and experts, may be in parts on several devices.
+            small = leaf.ndim == 2 and leaf.size <= _LARGEST_TOGETHER
+            groups[leaf.shape if small else i].append(i)
+        stacks = [jnp.stack([leaves[i] for i in group]) for group in groups.values()]
+        turned: Any = inner.update(stacks, inner.init(stacks))[0]
+        for group, stack in zip(groups.values(), turned, strict=True):
+            *_, rows, columns = stack.shape
+            for i, leaf in zip(group, stack, strict=True):
+                leaves[i] = max(1.0, columns / rows) ** 0.5 * leaf
+        return jax.tree.unflatten(treedef, leaves), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+_LARGEST_TOGETHER = 2**16
+
+
+def _all_matrices(params):
+    """For optax: the last two axes are the matrix, those before them count matrices."""
+    numbers = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+    return jax.tree.map(lambda _: numbers, params)
 
 
 def _is_within_a_layer(path, leaf) -> bool:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optax import contrib
 
 from m4.model.gates.hash import hash
 from m4.model.moe import MoeLayer
@@ -190,6 +191,37 @@ def test_first_muon_step_is_a_near_orthogonal_matrix_for_each_expert():
     ):
         wanted = -rate * (1 + 0.9 / 1.9) * np.sign(gradient[name][inner])
         np.testing.assert_allclose(updates[name][inner], wanted, rtol=1e-4)
+
+
+def test_first_muon_step_is_optax_muons():
+    """Of matrices one by one, where ours takes those of one shape together; of Adam too."""
+    rng = np.random.default_rng(0)
+    shapes = {"query": (8, 8), "key": (8, 8), "wi": (8, 24), "wo": (24, 8), "experts": (2, 8, 8)}
+    params: Any = {
+        name: {"kernel": rng.normal(size=shape).astype(np.float32)}
+        for name, shape in shapes.items()
+    }
+    params["norm"] = {"scale": np.ones(8, np.float32)}
+    gradient = jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), params)
+    ours = muon(10, schedule=functools.partial(rsqrt, peak=0.01), matrix_rate=3.0)
+
+    def numbers(params):
+        matrix = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+        return jax.tree.map(lambda p: matrix if p.ndim > 1 else None, params)
+
+    theirs = contrib.muon(
+        0.03,
+        adam_learning_rate=0.01,
+        adam_b2=0.98,
+        adam_eps_root=0.0,
+        eps=1e-9,
+        muon_weight_dimension_numbers=numbers,
+    )
+    updates, _ = first_updates(ours, gradient, params)
+    wanted, _ = first_updates(theirs, gradient, params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), updates, wanted
+    )
 
 
 @pytest.mark.parametrize("make", [adafactor, adamw, muon])

@@ -168,7 +168,8 @@ def shares(folder: str) -> dict[str, Any]:
     sizes = Cache(folder).sizes()
     rates = np.array(list(temperature(sizes).values()))
     draws = Draws(list(sizes), list(sizes.values()), rates.tolist(), seed=0)
-    counts, number = np.array(draws.counts(10**6)), 10**6
+    number = 10**6
+    counts = np.bincount(draws.draw(0, number).directions, minlength=len(sizes))
     off = np.abs(counts - rates * number) / np.sqrt(rates * (1 - rates) * number)
     return {"draws": number, "directions": len(sizes), "largest_deviation_sigma": float(off.max())}
 

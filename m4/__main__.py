@@ -41,10 +41,24 @@ def parse_config(arguments: argparse.Namespace, bindings: Sequence[str]) -> dict
     for binding in bindings:
         text = "\n".join([*imports, binding])
         _parsed(lambda text=text: gin.parse_config(text), f"'{binding}': ")
-    text = gin.config_str(max_line_length=1_000_000)
-    values = dict(re.findall(r"^([\w./]+) = (.*)$", text, re.MULTILINE))
+    values = _values()
+    if _DECODING not in values and any(name.startswith("jobs.Decoding.") for name in values):
+        # Else a config that leaves decoding at its defaults would not hear of them.
+        gin.parse_config("\n".join([*imports, f"{_DECODING} = @jobs.Decoding()"]))
+        values = _values()
     check_values(values, [path for name in files for path in _found(name, folders)[:1]])
     return values
+
+
+_DECODING = "jobs.Setup.decoding"
+
+
+def _values() -> dict[str, str]:
+    """All bindings of the config as text."""
+    import gin
+
+    text = gin.config_str(max_line_length=1_000_000)
+    return dict(re.findall(r"^([\w./]+) = (.*)$", text, re.MULTILINE))
 
 
 def model_folder(model_dir: str) -> Path:

@@ -66,6 +66,16 @@ def test_its_imports_are_used(path: Path) -> None:
         assert re.search(rf"^(\w+/)*{name}\.|@(\w+/)*{name}\.", text, re.MULTILINE), name
 
 
+def test_decoding_can_be_set_on_the_command_line(path: Path) -> None:
+    """Also where the config leaves it at its defaults."""
+    others, bindings = gin_arguments(
+        ["decode", f"--gin_file={path}", "--gin.jobs.Decoding.batch_rows=3"]
+    )
+    with own_gin():
+        parse_config(parser().parse_args(others), bindings)
+        assert gin.get_configurable(jobs.Setup)().decoding.batch_rows == 3
+
+
 def test_its_model_and_optimizer_can_be_built(setup: jobs.Setup) -> None:
     for overrides in ({}, {"num_experts": 0}):
         variables = abstract_variables(setup.model(vocab_size=32_000, **overrides))

@@ -67,6 +67,10 @@ def test_everything_is_there(first: tuple[Path, str]) -> None:
     for name in ("report.html", "delta_bleu.png", "delta_bleu.pdf", "scores.jsonl"):
         assert str(folder / name) in said
     assert str(folder / "operative_config.gin") in said
+    # The last line of training: losses by resource group, how fast it was.
+    (trained,) = re.findall(r"^train: 4/4 steps .*$", said.replace("\r", "\n"), re.MULTILINE)[-1:]
+    for word in (" high ", " low ", " tokens/s"):
+        assert word in trained
     for direction in DIRECTIONS:
         rows = read_jsonl(folder / "decodes" / f"test.{direction}.jsonl")
         assert len(rows) == 12
@@ -146,6 +150,19 @@ def test_a_second_run_makes_nothing_again(first: tuple[Path, str]) -> None:
     after = {k: v for k, v in contents(folder).items() if k.startswith(kept)}
     assert after == before
     assert (folder / "operative_config.gin").read_text(encoding="utf-8") == operative
+
+
+@pytest.mark.slow
+def test_scores_and_report_are_made_again_from_the_translations(first: tuple[Path, str]) -> None:
+    folder, _ = first
+    names = ("scores.jsonl", "deltas.jsonl", "report.html", "delta_bleu.png")
+    scores = {name: (folder / name).read_text(encoding="utf-8") for name in names[:2]}
+    for name in names:
+        (folder / name).unlink()
+    said = m4("report", f"--gin_file={TINY}", f"--model_dir={folder}")
+    assert said.status == 0, said.err
+    assert all((folder / name).is_file() for name in names)
+    assert {name: (folder / name).read_text(encoding="utf-8") for name in scores} == scores
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ FREE = (
     "jobs.Decoding.",
     "jobs.Setup.about",
     "jobs.Setup.baselines",
+    "jobs.Setup.decoding",
     "jobs.Setup.dev_",
     "jobs.Setup.high",
     "jobs.Setup.low",

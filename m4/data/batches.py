@@ -110,12 +110,12 @@ class SplitReader:
             if entries != self._entries * self.ways or self._entries < most_rows:
                 raise ValueError(
                     f"{self.folder}: damaged, {entries} sentences for {most_rows} pairs in "
-                    f"{self.ways} ways (rebuild it: cache.prepare.rebuild = True)"
+                    f"{self.ways} ways (delete the folder, it is made anew)"
                 )
             if len(flat) != offsets[-1]:
                 raise ValueError(
                     f"{self.folder}: damaged, {len(flat)} ids where {offsets[-1]} are expected "
-                    "(rebuild it: cache.prepare.rebuild = True)"
+                    "(delete the folder, it is made anew)"
                 )
 
 
@@ -163,7 +163,7 @@ def lay_out(
     if wrong >= 0:
         raise ValueError(
             f"{data.folder}: damaged, a pair of {data.codes[examples.directions[wrong]]!r} is "
-            "longer than the manifest says (rebuild it: cache.prepare.rebuild = True)"
+            "longer than the manifest says (delete the folder, it is made anew)"
         )
     return batch
 

@@ -1,9 +1,10 @@
 """Bilingual baselines: one small model a pair, by the same trainer, until dev stops rising.
 
 Many small models train best side by side, one a core: a pool of processes, each on a core of its
-own, takes one language after the other and keeps its compiled step. (One vmapped program of n
-models is slower than n single ones: docs/performance.md.) Finished models are kept under the hash
-of everything that decides them, so another multilingual run on the same text reuses them.
+own, takes one language after the other; compiled steps are kept on disk for all. (One vmapped
+program of n models is slower than n single ones: docs/performance.md.) Finished models are kept
+under the hash of everything that decides them, so another multilingual run on the same text reuses
+them.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ class Recipe:
     cooldown_steps: int = 1000
     max_steps: int = 1600
     eval_period: int = 400
-    patience: int = 4
+    patience: int = 2
 
 
 @dataclasses.dataclass(frozen=True)

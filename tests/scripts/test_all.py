@@ -156,6 +156,11 @@ def test_the_commands_of_the_documentation_are_possible() -> None:
         if line.startswith("scripts/")
     ]
     assert len(commands) >= 10
+    # Jobs of one folder have one config, also what it is told beside the file.
+    jobs = [command for command in commands if any("--model_dir=" in word for word in command)]
+    assert len(jobs) >= 8
+    for job in jobs:
+        assert "--gin.DATA_DIR='gs://BUCKET/corpus'" in job, job
     for script, command, *rest in commands:
         if command == "manifest":
             said = call(script.removeprefix("scripts/"), command, *rest)

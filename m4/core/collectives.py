@@ -4,8 +4,8 @@ Reads the text of an optimised HLO module (`compiled.as_text()`), of any backend
 large model is hundreds of megabytes: it is read once, line by line, and only what matters is taken
 apart.
 
-Loops: a collective in the body of a `while` counts as often as the loop goes round. XLA writes the
-number beside the loop on CPU and GPU; on TPU it follows from start, step and limit of the counter.
+Loops: a collective in the body of a `while` counts as often as the loop goes round
+(`m4.core.hlo_loops`).
 """
 
 import math
@@ -13,7 +13,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from m4.core.hlo_loops import Scalars, trip_count
 from m4.core.hlo_products import MARKS, product_flops
 from m4.core.hlo_types import INSTRUCTION, elements, type_bytes
 from m4.core.replica_groups import Groups, read_groups, read_pairs
@@ -143,30 +145,29 @@ class Measured:
 def measure(hlo: str | Iterable[str]) -> Measured:
     """`collectives` and the cycles of everything else; the same arguments and errors."""
     module = _read(_lines(hlo) if isinstance(hlo, str) else hlo)
-    # A computation stands before those that call it: backwards, all callers are done before it.
-    times: dict[str, int] = defaultdict(int, {module.entry: 1})
-    unknown: set[str] = set()
-    for name, computation in reversed(module.computations.items()):
-        for callee, runs in computation.calls:
-            times[callee] += times[name] * (1 if runs is None else runs)
-            if runs is None or name in unknown:
-                unknown.add(callee)
-    used = {name: each for name, each in module.computations.items() if times[name]}
-    unread = Counter[str]()
-    for name, computation in used.items():
-        unread.update({kind: times[name] * n for kind, n in computation.unread.items()})
-    return Measured(
-        [
-            Collective(**vars(found), times=times[name], loop_unknown=name in unknown)
-            for name, computation in used.items()
-            for found in computation.collectives
-        ],
-        sum(times[name] * computation.cycles for name, computation in used.items()),
-        sum(times[name] * computation.uncosted for name, computation in used.items()),
-        sum(times[name] * computation.flops for name, computation in used.items()),
-        dict(unread),
-        any(name in unknown for name in used),
-    )
+    times = _times(module)
+    return _measured(module, (times.once, False), (times.turn, True))
+
+
+class Apart(NamedTuple):
+    """A program with a loop whose length the data decide, such as a search.
+
+    Attributes:
+        once: what is outside of such loops. turn: what is in them, each going round once.
+        loops: how many there are, those in one another counted too.
+    """
+
+    once: Measured
+    turn: Measured
+    loops: int
+
+
+def measure_apart(hlo: str | Iterable[str]) -> Apart:
+    """`measure`, of what runs once and of what is in loops of unknown length."""
+    module = _read(_lines(hlo) if isinstance(hlo, str) else hlo)
+    times = _times(module)
+    once, turn = _measured(module, (times.once, False)), _measured(module, (times.turn, True))
+    return Apart(once, turn, times.loops)
 
 
 @dataclass
@@ -190,10 +191,7 @@ class _Computation:
     flops: int = 0
     unread: Counter[str] = field(default_factory=Counter)
     calls: list[tuple[str, int | None]] = field(default_factory=list)  # None: unknown how often
-    # Name -> (opcode, what is in its parentheses, line); of scalars and tuples alone, for the
-    # counters of loops.
-    scalars: dict[str, tuple[str, str, str]] = field(default_factory=dict)
-    root: str = ""
+    scalars: Scalars = field(default_factory=Scalars)
 
 
 @dataclass
@@ -202,11 +200,57 @@ class _Module:
     entry: str
 
 
+class _Times(NamedTuple):
+    """How often each computation runs, outside and inside of loops of unknown length."""
+
+    once: Mapping[str, int]
+    turn: Mapping[str, int]
+    loops: int
+
+
+def _times(module: _Module) -> _Times:
+    # A computation stands before those that call it: backwards, all callers are done before it.
+    once: dict[str, int] = defaultdict(int, {module.entry: 1})
+    turn: dict[str, int] = defaultdict(int)
+    loops = 0
+    for name, computation in reversed(module.computations.items()):
+        runs_at_all = once[name] + turn[name] > 0
+        for callee, runs in computation.calls:
+            if runs is None:
+                turn[callee] += once[name] + turn[name]
+                loops += runs_at_all
+            else:
+                once[callee] += once[name] * runs
+                turn[callee] += turn[name] * runs
+    return _Times(once, turn, loops // 2)  # a loop calls its body and its condition
+
+
+def _measured(module: _Module, *counted: tuple[Mapping[str, int], bool]) -> Measured:
+    """The sums over what runs so often; with whether that is in loops of unknown length."""
+    collectives: list[Collective] = []
+    unread = Counter[str]()
+    cycles = uncosted = flops = 0
+    unknown = False
+    for name, computation in module.computations.items():
+        for times, in_unknown in ((of[name], in_unknown) for of, in_unknown in counted):
+            if not times:
+                continue
+            unknown |= in_unknown
+            collectives += [
+                Collective(**vars(found), times=times, loop_unknown=in_unknown)
+                for found in computation.collectives
+            ]
+            unread.update({kind: times * n for kind, n in computation.unread.items()})
+            cycles += times * computation.cycles
+            uncosted += times * computation.uncosted
+            flops += times * computation.flops
+    return Measured(collectives, cycles, uncosted, flops, dict(unread), unknown)
+
+
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
 _KIND = re.compile(rf"({'|'.join(KINDS)})(-start)?")
 _NAME = re.compile(r"%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=([^,]+))")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _SOURCE = re.compile(r'metadata=\{[^}]*?op_name="((?:[^"\\]|\\.)*)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # 2^63 - 1 in the text; no operation takes a century.
@@ -259,7 +303,7 @@ def _read(lines: Iterable[str]) -> _Module:
         elif calls or " while(" in line or " conditional(" in line:
             current.calls += _calls(line, current, computations)
         elif "= s32[]" in line or "= s64[]" in line or "= pred[]" in line or ") tuple(" in line:
-            _scalar(line, current)
+            current.scalars.read(line)
     if not entry:
         raise ValueError("not the text of an HLO module: there is no line that begins with ENTRY")
     return _Module(computations, entry)
@@ -300,7 +344,8 @@ def _calls(
         body, condition = _named(line, "body="), _named(line, "condition=")
         if not any(_matters(known.get(name)) for name in (body, condition)):
             return []
-        trips = _trip_count(line, instruction[4], caller, known[condition], known[body])
+        scalars = (each.scalars for each in (caller, known[condition], known[body]))
+        trips = trip_count(line, instruction[4], *scalars)
         # The condition is asked once more than the body runs.
         return [(body, trips), (condition, None if trips is None else trips + 1)]
     names = [_named(line, "calls="), _named(line, "to_apply=")]
@@ -322,58 +367,3 @@ def _matters(computation: _Computation | None) -> bool:
         return False
     counted = computation.cycles or computation.uncosted or computation.flops or computation.unread
     return bool(computation.collectives or computation.calls or counted)
-
-
-def _scalar(line: str, computation: _Computation) -> None:
-    found = INSTRUCTION.match(line)
-    if found and found[3] in ("constant", "copy", "add", "get-tuple-element", "compare", "tuple"):
-        computation.scalars[found[1]] = (found[3], found[4], line)
-        if line.lstrip().startswith("ROOT "):
-            computation.root = found[1]
-
-
-def _trip_count(
-    line: str, operand: str, caller: _Computation, condition: _Computation, body: _Computation
-) -> int | None:
-    """How often the body runs: as XLA says, or for (i = start; i < limit; i += step); or None."""
-    if told := _TRIPS.search(line):
-        return int(told[1])
-    opcode, compared, text = condition.scalars.get(condition.root, ("", "", ""))
-    if opcode != "compare" or "direction=LT" not in text:
-        return None
-    counter, limit = _operands(compared)
-    index = _element(condition, counter)
-    first = caller.scalars.get(_operands(operand)[-1], ("", "", ""))
-    last = body.scalars.get(body.root, ("", "", ""))
-    if index is None or first[0] != "tuple" or last[0] != "tuple":
-        return None
-    start, end = _constant(caller, _operands(first[1])[index]), _constant(condition, limit)
-    opcode, added, _ = body.scalars.get(_operands(last[1])[index], ("", "", ""))
-    if start is None or end is None or opcode != "add":
-        return None
-    steps = [_constant(body, name) for name in _operands(added)]
-    step = next((step for step in steps if step is not None), 0)
-    if step < 1 or index not in [_element(body, name) for name in _operands(added)]:
-        return None
-    return max(0, -((start - end) // step))
-
-
-def _operands(text: str) -> list[str]:
-    """Names of operands, where each may have its type before it."""
-    return re.findall(r"%([\w.\-]+)", text) or [name.strip() for name in text.split(",")]
-
-
-def _constant(computation: _Computation, name: str) -> int | None:
-    opcode, inside, _ = computation.scalars.get(name, ("", "", ""))
-    if opcode == "copy":
-        return _constant(computation, _operands(inside)[-1])
-    return int(inside) if opcode == "constant" and re.fullmatch(r"-?\d+", inside) else None
-
-
-def _element(computation: _Computation, name: str) -> int | None:
-    """Which element of the computation's parameter it is."""
-    opcode, inside, line = computation.scalars.get(name, ("", "", ""))
-    if opcode == "copy":
-        return _element(computation, _operands(inside)[-1])
-    found = re.search(r"\bindex=(\d+)", line)
-    return int(found[1]) if opcode == "get-tuple-element" and found else None

@@ -105,7 +105,11 @@ def _learned(setup: Setup, cache: Cache, stream: Stream) -> LearnedSampling | No
     start = setup.sampler(mixing.sizes(cache, setup.sample_by))
     unit = mixing.units(cache, setup.sample_by)
     return LearnedSampling(
-        setup.sampler, start, lambda rates: mixing.pair_rates(rates, unit), stream
+        setup.sampler,
+        start,
+        lambda rates: mixing.pair_rates(rates, unit),
+        stream,
+        {f"jobs.Setup.{name}": getattr(setup, name) for name in ("dev_period", "dev_pairs")},
     )
 
 

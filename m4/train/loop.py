@@ -174,14 +174,14 @@ def train(
         saved = {} if latest is None else checkpoints.note(latest)
         if latest is not None:
             _check_same(f"{checkpoints.folder}/{latest}", saved, about)
+        if sampling is not None:
+            sampling.resume(saved.get("sampling"))
         with logical(mesh, rules):
             state, shardings = create(mesh, model, tx, seed, zero)
         progress = _Progress(early_stopping)
         if latest is not None:
             state = _restore(checkpoints, latest, saved, state, progress)
         start = int(state.step)
-        if sampling is not None:
-            sampling.resume(saved.get("sampling"))
         seated = Seated(stream.directions, saved.get("seated"), start)
         seen = Seen(stream.directions, saved.get("seen"), start)
 

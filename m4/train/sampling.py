@@ -25,18 +25,30 @@ class LearnedSampling:
         start: Mapping[str, float],
         pair_rates: Callable[[Mapping[str, float]], dict[str, float]],
         stream: PhasedStream,
+        measured: Mapping[str, Any],
     ):
         """start: the rates at the beginning, in the sampler's unit (pairs or tokens).
-        pair_rates: rates in that unit -> shares of the pairs, which the stream wants."""
+        pair_rates: rates in that unit -> shares of the pairs, which the stream wants.
+        measured: gin name -> value of what decides when and on what the sampler learns."""
         self._sampler, self._start, self._pair_rates = sampler, dict(start), pair_rates
-        self._stream = stream
+        self._stream, self._measured = stream, dict(measured)
         self._state = sampler.begin()
         self._phases: list[tuple[int, dict[str, float]]] = []
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
-        """Goes on from a checkpoint's note; None: it has none, from the beginning."""
+        """Goes on from a checkpoint's note; None: it has none, from the beginning.
+
+        ValueError: it learned from other measurements. Of another sampler these may change.
+        """
         if saved is None:
             return
+        for name, here in self._measured.items():
+            there = saved.get("measured", {}).get(name)
+            if there != here:
+                raise ValueError(
+                    f"{name} = {here}: learned sampling began with {there}, and its rates depend on "
+                    "it; set it back, choose another MODEL_DIR, or start over with --fresh"
+                )
         self._state = saved["state"]
         for first_step, rates in saved["phases"]:
             # A phase starts after the step that is named, at the next group of steps.
@@ -66,4 +78,5 @@ class LearnedSampling:
     def note(self) -> dict[str, Any]:
         """What `resume` needs."""
         phases = [[first_step, rates] for first_step, rates in self._phases]
-        return {"sampling": {"state": self._state, "phases": phases}}
+        about = {"state": self._state, "phases": phases, "measured": self._measured}
+        return {"sampling": about}

@@ -85,7 +85,9 @@ def test_counts_go_on_from_a_note() -> None:
     assert Seen(["en-gl"], None, 7).note()["seen"]["from_step"] == 7
 
 
-def run(folder: Path, corpus: caches.Cache, evaluators: list[Evaluator]) -> Trained:
+def run(
+    folder: Path, corpus: caches.Cache, evaluators: list[Evaluator], dev_period: int = 2
+) -> Trained:
     """Eight steps, evaluated every second; every step is a group, so new rates start at once."""
 
     def measure(params: Any) -> dict[str, float]:
@@ -104,6 +106,7 @@ def run(folder: Path, corpus: caches.Cache, evaluators: list[Evaluator]) -> Trai
         LEARNED(mixing.sizes(corpus, "tokens")),
         lambda rates: mixing.pair_rates(rates, unit),
         stream,
+        {"jobs.Setup.dev_period": dev_period},
     )
     return train(
         folder,
@@ -119,7 +122,7 @@ def run(folder: Path, corpus: caches.Cache, evaluators: list[Evaluator]) -> Trai
         total_steps=8,
         checkpoint_period=100,
         log_period=1,
-        evaluators=[Evaluator(2, measure), *evaluators],
+        evaluators=[Evaluator(dev_period, measure), *evaluators],
         sampling=sampling,
         tensorboard=False,
     )
@@ -137,6 +140,8 @@ def test_a_resumed_run_learns_and_draws_as_one_that_was_not_stopped(
     # At step 5, where two updates have been made and the rates of the second are in force.
     with pytest.raises(Interrupted):
         run(tmp_path / "parts", corpus, [Evaluator(5, interrupt)])
+    with pytest.raises(ValueError, match=r"^jobs\.Setup\.dev_period = 4: .* began with 2, .* set"):
+        run(tmp_path / "parts", corpus, [], dev_period=4)
     parts = run(tmp_path / "parts", corpus, [])
     for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -46,8 +46,8 @@ class LearnedSampling:
             there = saved.get("measured", {}).get(name)
             if there != here:
                 raise ValueError(
-                    f"{name} = {here}: learned sampling began with {there}, and its rates depend on "
-                    "it; set it back, choose another MODEL_DIR, or start over with --fresh"
+                    f"{name} = {here}: learned sampling began with {there}, and its rates depend "
+                    "on it; set it back, choose another MODEL_DIR, or start over with --fresh"
                 )
         self._state = saved["state"]
         for first_step, rates in saved["phases"]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from m4.core.collectives import measure, summary
+from m4.core.collectives import Measured, measure, measure_apart, summary
 from m4.experiment import Setup
 from m4.model.dispatch.einsum import einsum
 from m4.plan import flops, launch, memory
@@ -104,22 +104,61 @@ def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str
     except jax.errors.JaxRuntimeError as error:
         # libtpu's printer lacks a case (a check of asynchronous operations, on v5p and v6e).
         return {"no_text": str(error).splitlines()[0][:300]}
+    if found["job"] == "decode":
+        return _search(text, machine, found)
     measured = measure(text)
-    executed, dtype = found["flops"].get("traced", 0.0), found["model"]["dtype"]
-    time_model = step_time(measured.cycles, executed, dtype, measured.collectives, machine)
-    # Of the whole step; a search has no fixed number of steps.
     told = {"compiled": float(measured.flops), "unread": measured.unread}
     return {
-        "flops": {**found["flops"], **told} if found["flops"] else {},
-        "collectives": {kind: vars(total) for kind, total in summary(measured.collectives).items()},
+        "flops": {**found["flops"], **told},
+        "collectives": _kinds(measured),
         "loops_unknown": measured.loops_unknown,
         "cycles": measured.cycles,
         "uncosted": measured.uncosted,
-        "step_seconds": {
-            "compute": time_model.compute,
-            "communication": time_model.by_kind,
-            "total": time_model.total,
+        "step_seconds": _seconds(measured, found["flops"]["traced"], machine, found),
+    }
+
+
+def _search(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a beam search, whose loop goes round as often as the text wants: what is done
+    once a batch, and one turn."""
+    apart = measure_apart(text)
+    told = {"encoding": apart.once, "turn": apart.turn}
+    parts: dict[str, Any] = {
+        "flops": {
+            name: {
+                **found["flops"][name],
+                "compiled": float(measured.flops),
+                "unread": measured.unread,
+            }
+            for name, measured in told.items()
         },
+        "collectives": _kinds(apart.once, apart.turn),
+        "loops_unknown": apart.turn.loops_unknown,
+        "search_loops": apart.loops,
+        "cycles": {name: measured.cycles for name, measured in told.items()},
+        "uncosted": {name: measured.uncosted for name, measured in told.items()},
+    }
+    if isinstance(machine, Cluster):
+        # A turn reads all weights for a few pieces: FLOPs at the peak would say next to nothing.
+        return parts
+    seconds = {name: _seconds(each, 0.0, machine, found) for name, each in told.items()}
+    return {**parts, "search_seconds": seconds}
+
+
+def _kinds(*measured: Measured) -> dict[str, Any]:
+    together = [each for one in measured for each in one.collectives]
+    return {kind: vars(total) for kind, total in summary(together).items()}
+
+
+def _seconds(
+    measured: Measured, executed: float, machine: Machine, found: Mapping[str, Any]
+) -> dict[str, Any]:
+    dtype = found["model"]["dtype"]
+    time_model = step_time(measured.cycles, executed, dtype, measured.collectives, machine)
+    return {
+        "compute": time_model.compute,
+        "communication": time_model.by_kind,
+        "total": time_model.total,
     }
 
 
@@ -152,12 +191,21 @@ def _sizes(program: Program) -> dict[str, Any]:
 
 
 def _flops(program: Program, devices: int) -> dict[str, Any]:
-    """A device's, of a step; a search has no fixed number of steps."""
-    if program.optimizer is None:
-        return {}
+    """A device's, of a step; of a search, by its parts."""
     model = program.model
-    forward = flops.forward_flops(model, program.rows, program.source_length, program.target_length)
     one_hot = model.transport is einsum or "einsum" in getattr(model.transport, "__name__", "")
+    lengths = program.rows, program.source_length, program.target_length
+    if program.optimizer is None:
+        parts = flops.search_flops(model, *lengths, program.beams)
+        return {
+            name: {
+                "forward": {kind: count / devices for kind, count in forward.items()},
+                "model": flops.own_flops(forward) / devices,
+                "executed": flops.all_flops(forward, one_hot=one_hot) / devices,
+            }
+            for name, forward in zip(("encoding", "turn"), parts, strict=True)
+        }
+    forward = flops.forward_flops(model, *lengths)
     return {
         "forward": {kind: count / devices for kind, count in forward.items()},
         "model": flops.model_flops(forward) / devices,

@@ -1,9 +1,11 @@
-"""Floating-point operations of a step: by arithmetic from the model's sizes, and from its program.
+"""Floating-point operations of a step, or a search: by arithmetic from the model's sizes, and from
+its program.
 
 A product of [a, b] and [b, c] is 2abc operations; nothing but products is counted.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,9 @@ from m4.model.transformer import Transformer
 BACKWARD = 2
 
 
+KINDS = ("attention", "attention_logits", "dense", "router", "experts", "experts_used", "dispatch")
+
+
 def forward_flops(
     model: Transformer, rows: int, source_length: int, target_length: int
 ) -> dict[str, int]:
@@ -30,40 +35,88 @@ def forward_flops(
     """
     source, target = rows * source_length, rows * target_length
     M, ND = model.width, model.heads * model.head_width
-    inward = len(part_names(model.activations))
-    inward_experts = len(part_names(model.expert_activations or model.activations))
-    kinds = ("attention", "attention_logits", "dense", "router", "experts", "experts_used")
-    found: dict[str, int] = dict.fromkeys((*kinds, "dispatch"), 0)
+    found = Counter[str](dict.fromkeys(KINDS, 0))
     for layers, tokens, length in (
         (model.encoder_layers, source, source_length),
         (model.decoder_layers, target, target_length),
     ):
         found["attention"] += layers * 4 * 2 * tokens * M * ND
         found["attention_logits"] += layers * 2 * 2 * tokens * length * ND
-        expert_layers = layers // model.moe_every if model.num_experts else 0
-        ffn = 2 * M * model.mlp_width
-        found["dense"] += (layers - expert_layers) * (inward + 1) * tokens * ffn
-        if expert_layers:
-            E, S = model.num_experts, group_size(tokens, model.group_tokens)
-            C = expert_capacity(S, E, model.train_capacity_factor, 2, model.capacity_rule)
-            seats = tokens // S * E * C
-            found["router"] += expert_layers * 2 * tokens * M * E
-            found["experts"] += expert_layers * (inward_experts + 1) * seats * ffn
-            found["experts_used"] += expert_layers * (inward_experts + 1) * 2 * tokens * ffn
-            found["dispatch"] += expert_layers * 2 * 2 * tokens * E * C * M
+        group = group_size(tokens, model.group_tokens)
+        found.update(_feed_forward(model, layers, tokens, group, model.train_capacity_factor))
     # Attention over the encoder's output: queries and result of the target, keys and values of the
     # source.
     found["attention"] += model.decoder_layers * 2 * 2 * (source + target) * M * ND
     found["attention_logits"] += model.decoder_layers * 2 * 2 * target * source_length * ND
     found["logits"] = 2 * target * M * model.vocab_size
+    return dict(found)
+
+
+def search_flops(
+    model: Transformer, rows: int, source_length: int, target_length: int, beams: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The same of a beam search: of what is done once a batch, and of one turn of its loop.
+
+    Once: the encoder, and the keys and values of its output for all layers of the decoder. A turn:
+    one piece of every hypothesis through the decoder, over all places of the cache. A layer of
+    experts that drops no token (a capacity factor of None) has for each expert a seat for every
+    token.
+    """
+    source, pieces = rows * source_length, rows * beams
+    M, ND = model.width, model.heads * model.head_width
+    encoding = Counter[str](dict.fromkeys(KINDS, 0))
+    projections = model.encoder_layers * 4 + model.decoder_layers * 2
+    encoding["attention"] = projections * 2 * source * M * ND
+    encoding["attention_logits"] = model.encoder_layers * 2 * 2 * source * source_length * ND
+    turn = Counter[str](dict.fromkeys(KINDS, 0))
+    turn["attention"] = model.decoder_layers * 6 * 2 * pieces * M * ND
+    reach = target_length + source_length
+    turn["attention_logits"] = model.decoder_layers * 2 * 2 * pieces * reach * ND
+    turn["logits"] = 2 * pieces * M * model.vocab_size
+    for found, layers, tokens, length, factor in (
+        (encoding, model.encoder_layers, source, source_length, model.eval_capacity_factor),
+        (turn, model.decoder_layers, pieces, 1, model.decode_capacity_factor),
+    ):
+        group = length if factor is None else group_size(tokens, model.group_tokens)
+        found.update(_feed_forward(model, layers, tokens, group, factor))
+    return dict(encoding), dict(turn)
+
+
+def _feed_forward(
+    model: Transformer, layers: int, tokens: int, group: int, factor: float | None
+) -> dict[str, int]:
+    """Of the feed-forward layers of a stack, with experts or without."""
+    inward = len(part_names(model.activations))
+    inward_experts = len(part_names(model.expert_activations or model.activations))
+    expert_layers = layers // model.moe_every if model.num_experts else 0
+    ffn = 2 * model.width * model.mlp_width
+    found = {"dense": (layers - expert_layers) * (inward + 1) * tokens * ffn}
+    if expert_layers:
+        E, rule = model.num_experts, model.capacity_rule
+        C = group if factor is None else expert_capacity(group, E, factor, 2, rule)
+        seats = tokens // group * E * C
+        found["router"] = expert_layers * 2 * tokens * model.width * E
+        found["experts"] = expert_layers * (inward_experts + 1) * seats * ffn
+        found["experts_used"] = expert_layers * (inward_experts + 1) * 2 * tokens * ffn
+        found["dispatch"] = expert_layers * 2 * 2 * tokens * E * C * model.width
     return found
 
 
 def model_flops(forward: Mapping[str, int]) -> int:
     """Of a step, forward and backward, as a model's FLOPs are counted: tokens' own work alone, no
     empty seats, no one-hot products, nothing computed twice."""
-    left_out = ("experts", "dispatch")
-    return (1 + BACKWARD) * sum(n for kind, n in forward.items() if kind not in left_out)
+    return (1 + BACKWARD) * own_flops(forward)
+
+
+def own_flops(forward: Mapping[str, int]) -> int:
+    """Of a forward pass: tokens' own work alone."""
+    return sum(n for kind, n in forward.items() if kind not in ("experts", "dispatch"))
+
+
+def all_flops(forward: Mapping[str, int], *, one_hot: bool) -> int:
+    """Of a forward pass with all seats; one_hot: with the products of `einsum`'s dispatch too."""
+    left_out = {"experts_used"} if one_hot else {"experts_used", "dispatch"}
+    return sum(n for kind, n in forward.items() if kind not in left_out)
 
 
 def executed_flops(model: Transformer, forward: Mapping[str, int], *, one_hot: bool) -> int:

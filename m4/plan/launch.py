@@ -24,7 +24,7 @@ from typing import Any
 from m4.core.supervise import end_with
 
 # Raised with every change of the facts that a compiling process writes (`m4.plan.compile.facts`).
-FORMAT = 2
+FORMAT = 3
 # No device is wanted, so libtpu need not look for one, ask the cloud who it is, or keep others from
 # a TPU that is not there. Where there is one, it is left alone.
 ENVIRONMENT = {

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 from rich import box
@@ -12,15 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from m4.core.files import write_text
-from m4.plan import table3
+from m4.plan import decoding, table3
 from m4.plan.clusters import Cluster
 from m4.plan.machines import GIB, topology
+from m4.plan.section import MODEL_NOTE, OPERATIONS, Section, gib, tera, uncounted
 
 TEMPLATE = Path(__file__).with_name("plan.html.j2")
-MODEL_NOTE = (
-    "A MODEL, not a measurement: the compiler's own estimate of cycles at the chip's clock, and "
-    "collectives at the links' stated speed; nothing overlaps, no latency."
-)
 PEAK_NOTE = (
     "A MODEL, not a measurement: executed FLOPs at the GPU's peak, which no program reaches, and "
     "collectives at the links' stated speed; nothing overlaps, no latency. XLA estimates no cycles "
@@ -28,21 +25,14 @@ PEAK_NOTE = (
 )
 
 
-class Section(NamedTuple):
-    """A table with a title and notes; its first row is the header. picture: a PNG in base64."""
-
-    title: str
-    notes: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    picture: str = ""
-
-
 def sections(facts: Mapping[str, Any]) -> list[Section]:
     """Everything that a plan knows."""
     found = [_memory(facts)]
     if "refused" in facts:
         return [*found, _parameters(facts), _made(facts)]
-    found += [_collectives(facts), _flops(facts), _time(facts), _parameters(facts), _made(facts)]
+    found.append(_collectives(facts))
+    found += decoding.sections(facts) if facts["job"] == "decode" else [_flops(facts), _time(facts)]
+    found += [_parameters(facts), _made(facts)]
     return [section for section in found if section.notes or section.rows]
 
 
@@ -63,17 +53,17 @@ def _memory(facts: Mapping[str, Any]) -> Section:
     given = facts["given_bytes"]
     if "refused" in facts:
         refused = facts["refused"]
-        rows = [("kind", "GiB a device"), *[(k, _gib(n)) for k, n in given.items()]]
+        rows = [("kind", "GiB a device"), *[(k, gib(n)) for k, n in given.items()]]
         if refused["needed_bytes"] is not None:
             told = "added up" if _on_gpus(facts) else "as the compiler says"
-            rows.append((f"needed, {told}", _gib(refused["needed_bytes"])))
-            rows.append(("there", _gib(refused["available_bytes"])))
+            rows.append((f"needed, {told}", gib(refused["needed_bytes"])))
+            rows.append(("there", gib(refused["available_bytes"])))
         helps = [f"would help: {line}" for line in refused["advice"]]
         return Section("Memory", helps, rows)
     by_kind = facts["memory_bytes"]
     total = sum(by_kind.values())
-    rows = [("kind", "GiB a device"), *[(kind, _gib(n)) for kind, n in by_kind.items()]]
-    rows += [("together", _gib(total)), ("a device has", _gib(facts["device_bytes"]))]
+    rows = [("kind", "GiB a device"), *[(kind, gib(n)) for kind, n in by_kind.items()]]
+    rows += [("together", gib(total)), ("a device has", gib(facts["device_bytes"]))]
     notes = [
         "Replicated weights are all but the experts'; temporaries are activations, gradients and "
         "the buffers of collectives, by XLA's analysis of the program."
@@ -101,21 +91,23 @@ def _collectives(facts: Mapping[str, Any]) -> Section:
             )
         )
     notes = ["As in the compiled program, loops multiplied out."]
-    if facts["loops_unknown"]:
+    if facts["job"] == "decode":
+        notes.append("Of the search's loop one turn: the text decides how often it goes round.")
+    elif facts["loops_unknown"]:
         notes.append("A loop's length is not in the program: what is in it counts once.")
     return Section("Collectives", notes, rows)
 
 
 def _flops(facts: Mapping[str, Any]) -> Section:
     flops = facts["flops"]
-    if not flops:
-        return Section("FLOPs")
     rows = [("operations", "10^12 a device and step")]
-    rows += [(f"forward: {_KINDS.get(k, k)}", _tera(n)) for k, n in flops["forward"].items() if n]
     rows += [
-        ("model FLOPs (forward and backward, two experts a token)", _tera(flops["model"])),
-        ("executed, by arithmetic", _tera(flops["executed"])),
-        ("executed, by the traced program", _tera(flops["traced"])),
+        (f"forward: {OPERATIONS.get(k, k)}", tera(n)) for k, n in flops["forward"].items() if n
+    ]
+    rows += [
+        ("model FLOPs (forward and backward, two experts a token)", tera(flops["model"])),
+        ("executed, by arithmetic", tera(flops["executed"])),
+        ("executed, by the traced program", tera(flops["traced"])),
     ]
     notes = [
         "Executed are more than the model's: empty seats of experts, one-hot products of dispatch, "
@@ -124,7 +116,7 @@ def _flops(facts: Mapping[str, Any]) -> Section:
         "has the gate's small products. XLA's own count takes a loop's body once and is not shown."
     ]
     if "compiled" in flops:
-        rows.append(("executed, in the compiled program", _tera(flops["compiled"])))
+        rows.append(("executed, in the compiled program", tera(flops["compiled"])))
         notes.append(_compiled(flops))
         if facts["loops_unknown"]:
             notes.append("In it a loop whose length is not in the program counts once.")
@@ -151,30 +143,15 @@ def _compiled(flops: Mapping[str, Any]) -> str:
             "not counted. "
         )
     if unread := flops["unread"]:
-        kinds = ", ".join(sorted(unread))
-        said += (
-            f"{sum(unread.values()):,} operations of a step cannot be counted and may multiply "
-            f"too: {kinds}."
-        )
+        said += uncounted(unread, "a step")
     return said.strip()
 
 
 _SAME_FLOPS = 0.01
 
 
-_KINDS = {
-    "attention": "projections of attention",
-    "attention_logits": "attention itself",
-    "dense": "dense feed-forward layers",
-    "experts": "experts, all seats",
-    "experts_used": "experts, two a token (model FLOPs)",
-    "dispatch": "one-hot dispatch and combine",
-    "logits": "logits",
-}
-
-
 def _time(facts: Mapping[str, Any]) -> Section:
-    if facts["job"] != "train" or "step_seconds" not in facts:
+    if "step_seconds" not in facts:
         return Section("Time")
     seconds = facts["step_seconds"]
     if seconds["total"] is None:
@@ -349,11 +326,3 @@ def _cell(text: str) -> str:
 
 def _on_gpus(facts: Mapping[str, Any]) -> bool:
     return isinstance(topology(facts["topology"]), Cluster)
-
-
-def _gib(count: float) -> str:
-    return f"{count / GIB:.3f}"
-
-
-def _tera(count: float) -> str:
-    return f"{count / 1e12:.3f}"

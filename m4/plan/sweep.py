@@ -11,7 +11,7 @@ from rich.console import Console
 from m4.core.agreement import code_digest
 from m4.plan import launch, pictures, report, table3
 from m4.plan.machines import GIB
-from m4.plan.report import Section
+from m4.plan.section import MODEL_NOTE, Section
 
 Row = tuple[str, ...]
 
@@ -161,7 +161,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
     return [
         Section("Memory, GiB a device", ["Of 16 GiB a core of TPU v3."], memory),
         Section("Collectives a step: number x, GiB a device", (), sent),
-        Section("Time of a step: a model", [report.MODEL_NOTE], time),
+        Section("Time of a step: a model", [MODEL_NOTE], time),
         Section("Compiling", ["Two cores; seconds by the clock depend on what else runs."], made),
     ]
 

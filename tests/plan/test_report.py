@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from m4.plan import launch, report
+from m4.plan import decoding, launch, report
 from m4.plan.job import file_name
 from m4.plan.machines import GIB
 
@@ -163,6 +163,82 @@ def test_a_program_that_cannot_be_printed_is_said_to_be_one() -> None:
     assert "cannot print the program" in text
     assert "RET_CHECK" in text
     assert "temporaries" in text
+
+
+PART = {"forward": {"dense": 1e12}, "model": 2e12, "executed": 3e12, "compiled": 3.5e12}
+DECODING: dict[str, Any] = {
+    **{key: value for key, value in FACTS.items() if key != "step_seconds"},
+    "job": "decode",
+    "batch": {"rows": 2048, "source_length": 128, "target_length": 100, "beams": 4},
+    "flops": {
+        "encoding": {**PART, "unread": {}},
+        "turn": {**PART, "forward": {"dense": 5e11, "logits": 1e9}, "unread": {"Kernel": 3}},
+    },
+    "loops_unknown": True,
+    "search_loops": 1,
+    "uncosted": {"encoding": 0, "turn": 7},
+    "search_seconds": {
+        "encoding": {"compute": 2.0, "communication": {"all-to-all": 1.0}, "total": 3.0},
+        "turn": {"compute": 0.04, "communication": {"all-reduce": 0.01}, "total": 0.05},
+    },
+    "price_per_chip_hour": 2.0,
+}
+
+
+def test_a_plan_of_decoding_tells_a_batch_with_all_its_turns() -> None:
+    found = decoding.costs(DECODING)
+    assert found is not None
+    # 3 s and a hundred turns of 0.05 s are 8 s for 2,048 sentences, 256 a second; 10^6 of them take
+    # 3,906.25 s, with 1,024 chips 1,111.1 hours of a chip.
+    assert found["batch_seconds"] == pytest.approx(8.0)
+    assert found["sentences_per_second"] == pytest.approx(256.0)
+    assert found["chip_hours"] == pytest.approx(1111.11, abs=0.01)
+    parts = {part.title: part for part in report.sections(DECODING)}
+    time = parts["Time of decoding: a model"]
+    rows = {row[0]: row[1] for row in time.rows}
+    assert rows["encoding a batch"] == "3.0000"
+    assert (rows["a turn"], rows["turns, at most"]) == ("0.0500", "100")
+    assert rows["a batch of 2,048 sentences, all turns"] == "8.00"
+    assert rows["price for 1,000,000 sentences, all turns, at 2 a chip and hour"] == "2,222.22"
+    notes = " ".join(time.notes)
+    for said_so in ("A MODEL, not a measurement", "upper bound on the turns", "7 operations of a"):
+        assert said_so in notes, said_so
+    flops = parts["FLOPs"]
+    assert ("dense feed-forward layers", "1.000", "0.500") in flops.rows
+    assert ("executed, in the compiled program", "3.500", "3.500") in flops.rows
+    assert "3 operations of a turn cannot be counted and may multiply too: Kernel." in flops.notes
+    assert not any("loops whose length" in note for note in flops.notes)
+    two = report.sections({**DECODING, "search_loops": 2})
+    assert any("has 2 loops whose length" in note for part in two for note in part.notes)
+    # Without a price there is none, and a training step's time is not told.
+    names = [
+        row[0]
+        for part in report.sections({**DECODING, "price_per_chip_hour": None})
+        for row in part.rows
+    ]
+    assert not any("price" in name for name in names)
+    assert "days to 10^12 tokens" not in names
+
+
+def test_decoding_without_a_clock_or_a_text_has_no_time() -> None:
+    unknown = {"compute": None, "communication": {}, "total": None}
+    seconds = {"encoding": unknown, "turn": unknown}
+    v6e = {**DECODING, "topology": "v6e:16x16", "search_seconds": seconds}
+    without = {k: v for k, v in DECODING.items() if k not in ("collectives", "search_seconds")}
+    bare = {key: PART[key] for key in ("forward", "model", "executed")}
+    unread = {**without, "no_text": "RET_CHECK", "flops": {"encoding": bare, "turn": bare}}
+    gpus = {**DECODING, "topology": "h100:16x8"}
+    del gpus["search_seconds"]
+    for facts, why in (
+        (v6e, "clock of this chip is not published"),
+        (unread, "neither collectives nor the time"),
+        (gpus, "XLA estimates no cycles for GPUs"),
+    ):
+        assert decoding.costs(facts) is None
+        text = " ".join(said(facts).split())
+        assert why in text
+        assert "executed, by arithmetic" in text
+        assert "sentences a second" not in text
 
 
 def test_files_are_whole_escaped_and_load_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""What a plan's pages are made of, and how they write numbers."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from m4.plan.machines import GIB
+
+MODEL_NOTE = (
+    "A MODEL, not a measurement: the compiler's own estimate of cycles at the chip's clock, and "
+    "collectives at the links' stated speed; nothing overlaps, no latency."
+)
+# Kinds of operations (`m4.plan.flops`), as a plan calls them.
+OPERATIONS = {
+    "attention": "projections of attention",
+    "attention_logits": "attention itself",
+    "dense": "dense feed-forward layers",
+    "experts": "experts, all seats",
+    "experts_used": "experts, two a token (model FLOPs)",
+    "dispatch": "one-hot dispatch and combine",
+    "logits": "logits",
+}
+
+
+class Section(NamedTuple):
+    """A table with a title and notes; its first row is the header. picture: a PNG in base64."""
+
+    title: str
+    notes: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    picture: str = ""
+
+
+def gib(count: float) -> str:
+    """Bytes in GiB."""
+    return f"{count / GIB:.3f}"
+
+
+def tera(count: float) -> str:
+    """Operations in 10^12."""
+    return f"{count / 1e12:.3f}"
+
+
+def uncounted(unread: dict[str, int], where: str) -> str:
+    """The note on operations that may multiply and are not counted; where: "a step"."""
+    kinds = ", ".join(sorted(unread))
+    return (
+        f"{sum(unread.values()):,} operations of {where} cannot be counted and may multiply too: "
+        f"{kinds}."
+    )

@@ -86,12 +86,7 @@ def check_divides(
         parts = math.prod(mesh.shape[name] for name in names)
         if size % parts == 0:
             continue
-        down, up = size // parts * parts, (size // parts + 1) * parts
-        nearest = f"the nearest that do are {down} and {up}" if down else f"the least is {up}"
-        raise ValueError(
-            f"{array}: {gin_name} = {size} does not divide over the {parts} parts of the mesh axes "
-            f"{' x '.join(names)}; {nearest}"
-        )
+        raise ValueError(f"{array}: {gin_name} = {size} {_does_not_divide(size, names, parts)}")
 
 
 @contextlib.contextmanager
@@ -145,7 +140,7 @@ def parameter_shardings(
     zero: mesh axes over which a parameter is split further (`split_further`).
 
     Raises:
-        ValueError: zero names no axis of the mesh.
+        ValueError: zero names no axis of the mesh; a dimension does not divide over its mesh axes.
     """
     if isinstance(zero, str) or not set(zero) <= set(mesh.shape):
         raise ValueError(
@@ -154,14 +149,37 @@ def parameter_shardings(
         )
     names = unfreeze(partitioning.get_axis_names(params_axes))
 
-    def sharding(axes: PartitionSpec, leaf: Any) -> NamedSharding:
+    def sharding(path: Any, axes: PartitionSpec, leaf: Any) -> NamedSharding:
         spec = logical_spec(tuple(axes))
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        _check_parameter(mesh, name, tuple(axes), leaf.shape)
         fixed = [i for i, name in enumerate(axes) if name == "layers"]
         return NamedSharding(mesh, split_further(mesh, spec, leaf.shape, zero, fixed))
 
-    return jax.tree.map(
+    return jax.tree_util.tree_map_with_path(
         sharding, names, unfreeze(dict(params)), is_leaf=lambda x: isinstance(x, PartitionSpec)
     )
+
+
+def _check_parameter(
+    mesh: Mesh, name: str, axes: tuple[str | None, ...], shape: Sequence[int]
+) -> None:
+    """ValueError: a dimension of a parameter does not divide over its mesh axes."""
+    for logical_axis, entry, size in zip(axes, logical_spec(axes), shape, strict=True):
+        over = [axis for axis in _names(entry) if mesh.shape[axis] > 1]
+        parts = math.prod(mesh.shape[axis] for axis in over)
+        if size % parts:
+            raise ValueError(
+                f"parameter {name} {list(shape)}: its axis {logical_axis} = {size} "
+                f"{_does_not_divide(size, over, parts)}; loop.train.rules and mesh.make_mesh say "
+                "what lies over which"
+            )
+
+
+def _does_not_divide(size: int, over: Sequence[str], parts: int) -> str:
+    down, up = size // parts * parts, (size // parts + 1) * parts
+    nearest = f"the nearest that do are {down} and {up}" if down else f"the least is {up}"
+    return f"does not divide over the {parts} parts of the mesh axes {' x '.join(over)}; {nearest}"
 
 
 def split_further(

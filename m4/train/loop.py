@@ -258,11 +258,17 @@ def check_model_divides(mesh: Mesh, model: Transformer) -> None:
     check_divides(mesh, "width", model.width, "embed", f"{name}.width")
     check_divides(mesh, "attention", model.heads, "heads", f"{name}.heads")
     check_divides(mesh, "attention", width, "joined_kv", f"{name}.heads * {name}.head_width")
+    check_divides(mesh, "attention", model.head_width, "kv", f"{name}.head_width")
     check_divides(mesh, "feed-forward", model.mlp_width, "mlp", f"{name}.mlp_width")
-    for size in {model.vocab_size, model.source_vocab_size or model.vocab_size}:
-        check_divides(mesh, "embedding", size, "vocab", "cache.prepare.vocabulary_size, rounded,")
+    shared = model.source_vocab_size is None
+    vocabularies = {("" if shared else "target_") + "vocabulary_size": model.vocab_size}
+    if model.source_vocab_size is not None:
+        vocabularies["vocabulary_size"] = model.source_vocab_size
+    for setting, size in vocabularies.items():
+        check_divides(mesh, "embedding", size, "vocab", f"cache.prepare.{setting}, rounded,")
     if model.num_experts:
         check_divides(mesh, "experts", model.num_experts, "expert", f"{name}.num_experts")
+        check_divides(mesh, "experts", model.mlp_width, "expert_mlp", f"{name}.mlp_width")
 
 
 def _check_divides(mesh: Mesh, model: Transformer, stream: BatchStream, accumulate: int) -> None:

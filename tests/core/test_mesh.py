@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import pytest
+from flax.linen.partitioning import AxisMetadata
 from jax.sharding import PartitionSpec
 
 from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
@@ -45,6 +46,48 @@ def test_zero_names_axes_of_the_mesh(zero: Any) -> None:
         f"loop.train.zero = {zero!r}: must be a tuple of axes of the mesh, such as ('fsdp',); they "
         "are stage, data, fsdp, node, expert, model"
     )
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "said"),
+    [
+        # 32 buckets, as many as T5 has, over 3 parts; 8 experts of a router over 3 and over 6.
+        (
+            ("relpos_buckets", "data"),
+            {"rel_embedding": ((4, 32), ("heads", "relpos_buckets"))},
+            "parameter encoder_bias/rel_embedding [4, 32]: its axis relpos_buckets = 32 does not "
+            "divide over the 3 parts of the mesh axes data; the nearest that do are 30 and 33; "
+            "loop.train.rules and mesh.make_mesh say what lies over which",
+        ),
+        (
+            ("unmodeled", ("data", "model")),
+            {"kernel": ((16, 8), ("embed", "unmodeled"))},
+            "kernel [16, 8]: its axis unmodeled = 8 does not divide over the 6 parts of the mesh "
+            "axes data x model; the nearest that do are 6 and 12; ",
+        ),
+        (
+            ("unmodeled", ("data", "model")),
+            {"kernel": ((16, 4), ("embed", "unmodeled"))},
+            "axes data x model; the least is 6; ",
+        ),
+        # Those of the table as well: experts [E, M, F] over model, where F is 32.
+        (
+            ("kv", "data"),
+            {"kernel": ((4, 16, 33), ("expert", "embed", "expert_mlp"))},
+            "its axis expert_mlp = 33 does not divide over the 2 parts of the mesh axes model; the "
+            "nearest that do are 32 and 34; ",
+        ),
+    ],
+)
+def test_parameters_that_do_not_divide(rule: tuple, shape: dict[str, Any], said: str) -> None:
+    params = {name: jax.ShapeDtypeStruct(size, float) for name, (size, _) in shape.items()}
+    axes = {f"{name}_axes": AxisMetadata(names) for name, (_, names) in shape.items()}
+    mesh = make_mesh(data=3, model=2, devices=jax.devices()[:6])
+    with logical(mesh, [rule]), pytest.raises(ValueError) as error:
+        parameter_shardings(mesh, {"encoder_bias": axes}, {"encoder_bias": params})
+    assert said in str(error.value)
+    assert str(error.value).startswith("parameter encoder_bias/")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +197,17 @@ def test_further_rules_split_what_the_table_leaves_whole() -> None:
         with logical(make_mesh(data=4, model=2)):  # an evaluation in the middle of training
             assert logical_spec(("embed", "mlp")) == PartitionSpec("data", "model")
     assert logical_spec(("embed", "mlp")) == PartitionSpec(None, "model")
+
+
+def test_axes_that_the_table_leaves_whole_can_be_split() -> None:
+    mesh = make_mesh(stage=2, data=2, model=2)
+    with logical(mesh, [("kv", "stage"), ("relpos_buckets", "data"), ("unmodeled", "data")]):
+        # A cache of keys in decoding: rows and heads have their axes already.
+        assert logical_spec(("batch", "heads", None, "kv")) == PartitionSpec(
+            ("data", "fsdp", "node", "expert"), "model", None, "stage"
+        )
+        assert logical_spec(("heads", "relpos_buckets")) == PartitionSpec("model", "data")
+        assert logical_spec(("embed", "unmodeled")) == PartitionSpec(None, "data")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from m4.core.checkpoint import latest_step
+from m4.core.mesh import logical
 from m4.core.report import read_metrics
 from m4.data import cache as caches
 from m4.data.stream import Stream
-from m4.train.loop import EarlyStopping, Evaluator, Interrupted, train
+from m4.train.loop import EarlyStopping, Evaluator, Interrupted, check_model_divides, train
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
@@ -178,3 +179,38 @@ def test_what_does_not_divide_is_refused_before_anything_is_made(tmp_path, run, 
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "none", total_steps=1, **change)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "rules", "message"),
+    [
+        # 130 over 4: 32 * 4 = 128 and 33 * 4 = 132.
+        ({"vocab_size": 130}, [], "embedding: cache.prepare.vocabulary_size, rounded, = 130 "),
+        (
+            {"vocab_size": 130, "source_vocab_size": 128},
+            [],
+            "embedding: cache.prepare.target_vocabulary_size, rounded, = 130 ",
+        ),
+        (
+            {"vocab_size": 128, "source_vocab_size": 130},
+            [],
+            "embedding: cache.prepare.vocabulary_size, rounded, = 130 ",
+        ),
+        (
+            {"vocab_size": 128, "heads": 4, "head_width": 130},
+            [("kv", "model")],
+            "attention: transformer.Transformer.head_width = 130 ",
+        ),
+        (
+            {"vocab_size": 128, "mlp_width": 130},
+            [],
+            "feed-forward: transformer.Transformer.mlp_width = 130 ",
+        ),
+    ],
+)
+def test_sizes_of_the_model_that_do_not_divide(model, rules, message):
+    mesh = mesh_of(1, 1, model=4)
+    with logical(mesh, rules), pytest.raises(ValueError) as error:
+        check_model_divides(mesh, SHALLOW.clone(**{"heads": 4, **model}))
+    said = "does not divide over the 4 parts of the mesh axes model; the nearest that do are"
+    assert str(error.value) == f"{message}{said} 128 and 132"

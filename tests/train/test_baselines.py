@@ -33,9 +33,8 @@ SIZES = {"gl": 60, "de": 90}
 DECODING = {"beams": 2, "max_source_length": 128, "max_target_length": 8, "batch_rows": 40}
 
 
-# baselines.FORMAT, and what the four steps had on average: loss and norm of the gradients, to three
-# digits, which are the same on any CPU.
-PINNED = (3, [(5.684, 0.826)])
+# baselines.FORMAT, and what the four steps had on average: loss, norm of the gradients.
+PINNED = (3, (5.683630, 0.826062))
 
 
 class Made8(Made):
@@ -116,8 +115,13 @@ def test_languages_share_one_compiled_step(trained) -> None:
 def test_the_format_is_raised_with_every_change_of_what_is_trained(trained) -> None:
     _, found, _ = trained
     rows = read_jsonl(found["gl"].folder / "metrics.jsonl")
-    about = [(round(r["loss"], 3), round(r["gradient_norm"], 3)) for r in rows if "loss" in r]
-    assert (baselines.FORMAT, about) == PINNED, "raise FORMAT in m4/train/baselines.py, pin anew"
+    (about,) = ((row["loss"], row["gradient_norm"]) for row in rows if "loss" in row)
+    number, pinned = PINNED
+    assert baselines.FORMAT == number
+    # Another momentum of Muon moves the loss by 4e-5 already.
+    assert about == pytest.approx(pinned, rel=1e-5), (
+        "the same recipe trains another model: raise FORMAT in m4/train/baselines.py, pin anew"
+    )
 
 
 @pytest.mark.slow

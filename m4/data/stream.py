@@ -223,15 +223,15 @@ class Stream:
 
     def _check_lengths(self, cache: Cache) -> None:
         for code in dict.fromkeys(self._split.codes):
-            for role, length, extra in (
-                ("source", self.source_length, TAG_IDS + EOS_IDS),
-                ("target", self.target_length, EOS_IDS),
+            for role, feature, length, extra in (
+                ("source", "inputs", self.source_length, TAG_IDS + EOS_IDS),
+                ("target", "targets", self.target_length, EOS_IDS),
             ):
                 name, needed = f"{role}_length", max(cache.longest(code, role).values()) + extra
                 if length < needed:
                     raise ValueError(
                         f"{name} is {length}, but a training sentence of {code!r} needs {needed} "
-                        f"ids (make the cache with cache.prepare.{name} = {length})"
+                        f"ids (raise TASK_FEATURE_LENGTHS[{feature!r}], or make the cache for it)"
                     )
 
     def _most_pairs(self, draws: Draws) -> int:

@@ -117,7 +117,7 @@ def test_the_format_is_raised_with_every_change_of_what_is_trained(trained) -> N
     rows = read_jsonl(found["gl"].folder / "metrics.jsonl")
     (about,) = ((row["loss"], row["gradient_norm"]) for row in rows if "loss" in row)
     number, pinned = PINNED
-    assert baselines.FORMAT == number
+    assert number == baselines.FORMAT
     # Another momentum of Muon moves the loss by 4e-5 already.
     assert about == pytest.approx(pinned, rel=1e-5), (
         "the same recipe trains another model: raise FORMAT in m4/train/baselines.py, pin anew"

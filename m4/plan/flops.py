@@ -123,8 +123,8 @@ def executed_flops(model: Transformer, forward: Mapping[str, int], *, one_hot: b
     """Of a step, with all seats, the one-hot products of `einsum`, and what `remat` repeats.
 
     remat "full" runs a forward pass again of every layer, or scanned block, but for the product
-    that ends it: nothing in the backward pass asks for its result. "products" repeats no product
-    with weights, which is counted as nothing.
+    that ends it: nothing in the backward pass asks for its result. "products" repeats those that
+    have a batch of matrices on both sides: attention itself, the experts, and dispatch likewise.
     """
     kinds = {kind: n for kind, n in forward.items() if kind != "experts_used"}
     if not one_hot:
@@ -134,7 +134,10 @@ def executed_flops(model: Transformer, forward: Mapping[str, int], *, one_hot: b
         again = sum(n for kind, n in kinds.items() if kind != "logits") - kinds["dispatch"] // 2
         if not (model.scan_layers and model.num_experts):  # there a block ends with experts
             again -= kinds["dense"] // (len(part_names(model.activations)) + 1)
-    return (1 + BACKWARD) * sum(kinds.values()) + again
+    if model.remat == "products":
+        again = kinds["attention_logits"] + kinds["experts"] + kinds["dispatch"] // 2
+    # The mask by which tokens are sent is made of choices, which have no gradient.
+    return (1 + BACKWARD) * sum(kinds.values()) - kinds["dispatch"] // 2 + again
 
 
 def traced_flops(jaxpr: Any, devices: int) -> float:

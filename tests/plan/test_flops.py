@@ -1,11 +1,14 @@
 """Operations by arithmetic against those of traced programs."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from m4.model.blocks import REMAT
+from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.flops import executed_flops, forward_flops, model_flops, traced_flops
@@ -73,6 +76,31 @@ def test_a_step_is_three_passes_and_what_is_done_again(remat: str) -> None:
     # Every layer again but for the second product of its feed-forward part.
     again = sum(forward.values()) - forward["logits"] - forward["dense"] // 2
     assert executed - model_flops(forward) == (again if remat == "full" else 0)
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_policies_trade_operations_for_memory(experts: int) -> None:
+    # Losses and gradients are the same: tests/model/test_blocks.py.
+    # Groups of 8 with 4 seats an expert; einsum, whose dispatch is products too.
+    seats = {"group_tokens": 8, "train_capacity_factor": 1.0, "capacity_rule": "paper"}
+    given: dict[str, Any] = {**SIZES, **seats, "num_experts": experts, "transport": einsum}
+    one_hot = experts > 0
+    steps, executed = {}, {}
+    for remat in REMAT:
+        model = Transformer(**given, scan_layers=True, remat=remat)
+        steps[remat] = traced(model, gradient=True)
+        executed[remat] = executed_flops(model, arithmetic(model), one_hot=one_hot)
+    assert steps["none"] < steps["products"] < steps["full"]
+    # Of what is done again: the products of attention with itself, [queries, keys] and back; those
+    # of experts, of which every device has its own; dispatch there, not back, which ends the block.
+    kinds = arithmetic(Transformer(**given))
+    again = kinds["attention_logits"] + kinds["experts"] + kinds["dispatch"] // 2
+    assert executed["products"] - executed["none"] == again
+    # The masks' products are in the traced program alone, and are made again too.
+    masks = {remat: steps[remat] - executed[remat] for remat in REMAT}
+    if not experts:
+        assert masks == dict.fromkeys(REMAT, 0)
+    assert 0 <= masks["none"] <= masks["products"] == masks["full"] < 0.05 * steps["none"]
 
 
 def test_experts_work_on_all_seats() -> None:

@@ -19,6 +19,7 @@ MARKS = (" dot(", " convolution(", " custom-call(", "-dot(")
 _NO_PRODUCTS = {
     "AllocateBuffer",
     "AssumeGatherIndicesInBound",
+    "ConcatBitcast",
     "GatherScatterIndicesBitpacked",
     "Sharding",
     "TopK",

@@ -9,7 +9,7 @@ from typing import Any
 
 from m4.plan.clusters import Cluster
 from m4.plan.machines import topology
-from m4.plan.section import MODEL_NOTE, OPERATIONS, Section, tera, uncounted
+from m4.plan.section import MODEL_NOTE, OPERATIONS, Section, uncounted
 
 # Kinds of parts: fact -> (as a row calls it, where an operation of it is).
 PARTS = {"encoding": ("encoding a batch", "encoding"), "turn": ("a turn", "a turn")}
@@ -42,13 +42,13 @@ def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
 
 def _flops(facts: Mapping[str, Any]) -> Section:
     flops = facts["flops"]
-    names = (f"{name}, 10^12 a device" for name, _ in PARTS.values())
+    names = (f"{name}, 10^9 a device" for name, _ in PARTS.values())
     rows: list[tuple[str, ...]] = [("operations", *names)]
     kinds: list[str] = [*flops["encoding"]["forward"], "logits"]
     for kind in kinds:
         counts = [flops[part]["forward"].get(kind, 0) for part in PARTS]
         if any(counts):
-            rows.append((OPERATIONS.get(kind, kind), *map(tera, counts)))
+            rows.append((OPERATIONS.get(kind, kind), *map(_giga, counts)))
     told = {
         "model": "model FLOPs (two experts a token)",
         "executed": "executed, by arithmetic",
@@ -56,7 +56,7 @@ def _flops(facts: Mapping[str, Any]) -> Section:
     }
     for key, name in told.items():
         if key in flops["encoding"]:
-            rows.append((name, *(tera(flops[part][key]) for part in PARTS)))
+            rows.append((name, *(_giga(flops[part][key]) for part in PARTS)))
     notes = [
         "Encoding is all that is done once a batch: the encoder, and the keys and values of its "
         "output for every layer of the decoder. A turn of the search's loop takes a piece of every "
@@ -125,3 +125,7 @@ def _time(facts: Mapping[str, Any]) -> Section:
         if count := facts["uncosted"][part]:
             notes.append(f"{count:,} operations of {where} have no estimate and are not in it.")
     return Section(title, notes, rows)
+
+
+def _giga(count: float) -> str:
+    return f"{count / 1e9:,.1f}"

@@ -204,8 +204,8 @@ def test_a_plan_of_decoding_tells_a_batch_with_all_its_turns() -> None:
     for said_so in ("A MODEL, not a measurement", "upper bound on the turns", "7 operations of a"):
         assert said_so in notes, said_so
     flops = parts["FLOPs"]
-    assert ("dense feed-forward layers", "1.000", "0.500") in flops.rows
-    assert ("executed, in the compiled program", "3.500", "3.500") in flops.rows
+    assert ("dense feed-forward layers", "1,000.0", "500.0") in flops.rows
+    assert ("executed, in the compiled program", "3,500.0", "3,500.0") in flops.rows
     assert "3 operations of a turn cannot be counted and may multiply too: Kernel." in flops.notes
     assert not any("loops whose length" in note for note in flops.notes)
     two = report.sections({**DECODING, "search_loops": 2})

@@ -21,6 +21,8 @@ _NO_PRODUCTS = {
     "AssumeGatherIndicesInBound",
     "ConcatBitcast",
     "GatherScatterIndicesBitpacked",
+    "PrepareAsyncCallDone",
+    "PrepareAsyncCallStart",
     "Sharding",
     "TopK",
     "X64Combine",

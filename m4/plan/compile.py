@@ -6,7 +6,7 @@ The process's environment is `m4.plan.launch`'s. No accelerator is asked for or 
 import resource
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -62,10 +62,10 @@ def facts(setup: Setup, machine: Machine, job: str, languages: int) -> dict[str,
     Raises:
         ValueError: mistakes in the config, before anything is compiled.
     """
-    clock = time.monotonic()
+    start = _now()
     devices = devices_of(machine)
     program = JOBS[job](setup, devices, languages)
-    traced = time.monotonic()
+    traced = _now()
     given = memory.given(program)
     found: dict[str, Any] = {
         "format": launch.FORMAT,
@@ -86,8 +86,8 @@ def facts(setup: Setup, machine: Machine, job: str, languages: int) -> dict[str,
         refused = out_of_memory(str(error), _advice(program, given))
         if refused is None:
             raise
-        return {**found, "refused": refused, "compiler": _cost(clock, traced)}
-    found["compiler"] = _cost(clock, traced)
+        return {**found, "refused": refused, "compiler": _cost(start, traced)}
+    found["compiler"] = _cost(start, traced)
     by_kind = memory.by_kind(given, compiled.memory_analysis())
     if isinstance(machine, Cluster) and sum(by_kind.values()) > machine.device_bytes:
         # XLA compiles for a GPU what does not fit.
@@ -214,11 +214,23 @@ def _flops(program: Program, devices: int) -> dict[str, Any]:
     }
 
 
-def _cost(start: float, traced: float) -> dict[str, float]:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+class _Clock(NamedTuple):
+    """Seconds by the clock, and of all the process's threads on all cores."""
+
+    wall: float
+    cpu: float
+
+
+def _now() -> _Clock:
+    return _Clock(time.monotonic(), time.process_time())
+
+
+def _cost(start: _Clock, traced: _Clock) -> dict[str, float]:
+    now, usage = _now(), resource.getrusage(resource.RUSAGE_SELF)
     return {
-        "trace_seconds": traced - start,
-        "compile_seconds": time.monotonic() - traced,
-        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "trace_seconds": traced.wall - start.wall,
+        "compile_seconds": now.wall - traced.wall,
+        "compile_cpu_seconds": now.cpu - traced.cpu,
+        "cpu_seconds": now.cpu,
         "host_bytes": usage.ru_maxrss * 1024,
     }

@@ -257,6 +257,7 @@ def _made(facts: Mapping[str, Any]) -> Section:
         ("activations", model["dtype"]),
         ("seconds to trace", f"{cost['trace_seconds']:.0f}"),
         ("seconds to compile", f"{cost['compile_seconds']:.0f}"),
+        ("CPU seconds to compile", f"{cost['compile_cpu_seconds']:.0f}"),
         ("CPU seconds, all", f"{cost['cpu_seconds']:.0f}"),
         ("host memory, GiB", f"{cost['host_bytes'] / GIB:.1f}"),
         *[(name, version) for name, version in facts["versions"].items()],

@@ -47,6 +47,7 @@ FACTS: dict[str, Any] = {
     "compiler": {
         "trace_seconds": 1.0,
         "compile_seconds": 2.0,
+        "compile_cpu_seconds": 2.5,
         "cpu_seconds": 3.0,
         "host_bytes": 4 * GIB,
     },

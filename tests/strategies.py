@@ -33,3 +33,12 @@ def setup_of(name: str, *bindings: str) -> Setup:
     others, given = gin_arguments(["train", f"--gin_file={FOLDER / name}.gin", *bindings])
     parse_config(parser().parse_args(others), given)
     return gin.get_configurable(jobs.Setup)()
+
+
+def documented(name: str) -> dict[str, str]:
+    """The config's row in the table of docs/parallelism.md."""
+    text = (Path(__file__).parents[1] / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    (head,) = (row for row in rows if row[:2] == ["gin file", "paper"])
+    (row,) = (row for row in rows if row[:1] == [f"`{name}`"])
+    return dict(zip(head, row, strict=True))

@@ -1,23 +1,23 @@
-"""Every strategy of gin_configs/strategies on 8 devices is one device: loss and gradients."""
+"""Every strategy of gin_configs/strategies on 8 devices is one device: loss and gradients.
+
+What lies in parts there: tests/test_strategies_parts.py.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import gin
 import jax
 import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh
 
-from m4 import jobs
-from m4.__main__ import gin_arguments, parse_config, parser
 from m4.core.axes import MESH_AXES
+from m4.core.collectives import collectives
 from m4.core.mesh import make_mesh
 from m4.core.rows import to_global
 from m4.data.batches import DECODER_KEYS, ENCODER_KEYS
@@ -25,9 +25,8 @@ from m4.model.transformer import Transformer
 from m4.train import loop
 from m4.train.state import create
 from tests.command_line import own_gin
+from tests.strategies import FIRST, documented, names, setup_of
 
-FOLDER = Path(__file__).parents[1] / "gin_configs" / "strategies"
-CONFIGS = sorted(FOLDER.glob("*.gin"))
 VOCABULARY, DIRECTIONS, ROWS, LENGTH = 64, ["en-gl", "gl-en"], 24, 8
 
 # The config's own model, small; what it says of devices, rows and layers stays.
@@ -72,13 +71,20 @@ class Rows:
         return ""
 
 
+class Taken(NamedTuple):
+    """A step that was taken; sent: kinds of the collectives in its compiled program."""
+
+    model: Transformer
+    loss: float
+    gradients: Any
+    sent: set[str]
+
+
 @functools.cache
-def gradients(name: str, alone: bool) -> tuple[Transformer, float, Any]:
-    """(model, loss, gradients) of a step of the config; alone: on one device, in one piece."""
-    others, bindings = gin_arguments(["train", f"--gin_file={FOLDER / name}.gin", *SMALL])
+def a_step(name: str, alone: bool, *bindings: str) -> Taken:
+    """A step of the config; alone: on one device, in one piece."""
     with own_gin():
-        parse_config(parser().parse_args(others), bindings)
-        setup = gin.get_configurable(jobs.Setup)()
+        setup = setup_of(name, *SMALL, *bindings)
         model = setup.model(vocab_size=VOCABULARY, directions=len(DIRECTIONS))
         if model.num_experts:  # half as much to compile; a pipeline needs two layers
             model = model.clone(encoder_layers=1, decoder_layers=1, moe_every=1)
@@ -88,7 +94,7 @@ def gradients(name: str, alone: bool) -> tuple[Transformer, float, Any]:
             model = model.clone(remat="none", microbatches=0)
             mesh = make_mesh(**dict.fromkeys(MESH_AXES, 1), devices=jax.devices()[:1])
             options = {"zero": (), "rules": (), "accumulate": 1}
-        return model, *setup.train(
+        taken = setup.train(
             folder=setup.folder,
             model=model,
             stream=Rows(),
@@ -100,42 +106,59 @@ def gradients(name: str, alone: bool) -> tuple[Transformer, float, Any]:
             optimizer=lambda steps: optax.trace(decay=0.0),
             **options,
         )
+        assert isinstance(taken, Taken)
+        return taken
 
 
-def one_step(mesh: Mesh, model: Transformer, program: loop.Program) -> tuple[float, Any]:
+def one_step(mesh: Mesh, model: Transformer, program: loop.Program) -> Taken:
     state, shardings = create(mesh, model, program.optimizer, 0, program.zero)
-    step = loop.jit_step(program.step, shardings)
-    state, metrics = jax.block_until_ready(step(state, to_global(mesh, Rows().batch(0))))
-    return float(metrics["loss"]), jax.device_get(state.optimizer.trace)
+    batch = to_global(mesh, Rows().batch(0))
+    step = loop.jit_step(program.step, shardings).lower(state, batch).compile()
+    sent = {found.kind for found in collectives(step.as_text() or "")}
+    state, metrics = jax.block_until_ready(step(state, batch))
+    return Taken(model, float(metrics["loss"]), jax.device_get(state.optimizer.trace), sent)
 
 
-# One of each kind at once; the others in CI.
-FIRST = ("data_parallel", "zero", "tensor_parallel", "expert_parallel", "pipeline")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(path.stem, marks=[] if path.stem in FIRST else [pytest.mark.thorough])
-        for path in CONFIGS
-    ],
-)
-def test_eight_devices_are_one(name: str) -> None:
-    model, loss, found = gradients(name, False)
-    one = next((n for n, kind in ALONE if kind(model)), name)
-    _, loss_alone, wanted = gradients(one, True)
-    np.testing.assert_allclose(loss, loss_alone, rtol=1e-5)
-    assert loss > math.log(VOCABULARY) / 2
+def assert_alike(found: Taken, alone: Taken) -> None:
+    np.testing.assert_allclose(found.loss, alone.loss, rtol=1e-5)
+    assert found.loss > math.log(VOCABULARY) / 2
     for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(found), strict=True
+        jax.tree_util.tree_leaves_with_path(alone.gradients),
+        jax.tree.leaves(found.gradients),
+        strict=True,
     ):
-        name = jax.tree_util.keystr(path)
-        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5 * np.abs(a).max(), err_msg=name)
-        assert np.abs(a).max() > 0, name
+        where = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5 * np.abs(a).max(), err_msg=where)
+        assert np.abs(a).max() > 0, where
 
+
+@pytest.mark.parametrize("name", names(FIRST))
+def test_eight_devices_are_one(name: str) -> None:
+    found = a_step(name, False)
+    alone = a_step(next((n for n, kind in ALONE if kind(found.model)), name), True)
+    assert_alike(found, alone)
+    # Kinds do not change with the sizes: they are those of the documentation's table.
+    sent = documented(name)["collectives"].split(", ")
+    assert found.sent == {KINDS[one.split()[1]] for one in sent}
+    assert not alone.sent
+
+
+KINDS = {
+    "AR": "all-reduce",
+    "AG": "all-gather",
+    "AA": "all-to-all",
+    "CP": "collective-permute",
+}
 
 # Models that are the same on one device are run there once.
 ALONE: list[tuple[str, Callable[[Transformer], bool]]] = [
     ("data_parallel", lambda model: model.num_experts == 8),
     ("two_dimensional", lambda model: model.num_experts == 0),
 ]
+
+
+@pytest.mark.thorough
+def test_axes_that_the_table_leaves_whole_in_parts_are_one_device() -> None:
+    """Buckets of relative positions and routers' experts over the rows' axis."""
+    rules = "--gin.loop.train.rules=[('relpos_buckets', 'data'), ('unmodeled', 'data')]"
+    assert_alike(a_step("data_parallel", False, rules), a_step("data_parallel", True))

@@ -10,7 +10,6 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,7 @@ from m4.plan.program import planned_model
 from m4.train import loop
 from m4.train.state import initialize, state_shardings
 from tests.command_line import own_gin
-from tests.strategies import FIRST, names, setup_of
+from tests.strategies import FIRST, documented, names, setup_of
 
 LANGUAGES = 11
 ROWS, LENGTH = 24, 64  # of all configs
@@ -261,15 +260,6 @@ def test_weights_lie_in_the_parts_that_the_strategy_says(name: str) -> None:
     row = documented(name)
     assert row["weights"] == f"{4 * numbers / 2**20:.1f}"
     assert row["optimizer"] == f"{2 * 4 * numbers / 2**20:.1f}"
-
-
-def documented(name: str) -> dict[str, str]:
-    """The config's row in the table of docs/parallelism.md."""
-    text = (Path(__file__).parents[1] / "docs" / "parallelism.md").read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    (head,) = (row for row in rows if row[:2] == ["gin file", "paper"])
-    (row,) = (row for row in rows if row[:1] == [f"`{name}`"])
-    return dict(zip(head, row, strict=True))
 
 
 class Step(NamedTuple):

@@ -154,7 +154,7 @@ status() {
   ask_hosts
 }
 
-# One word for the job on all hosts, from what they say: unreachable, other, bare, mistake,
+# One word for the job on all hosts, from what they say: unreachable, other, bare, refused, mistake,
 # interrupted, crashed, running, finished, none.
 job_state() {
   local said states
@@ -169,6 +169,7 @@ job_state() {
     "  ") echo unreachable ;;
     *" other "*) echo other ;;
     *" bare "*) echo bare ;;
+    *" refused "*) echo refused ;;
     *" failed 2 "*) echo mistake ;; # m4's exit status for what the user must change
     *" failed "* | *" lost "*) echo crashed ;;
     *" stopped "*) echo interrupted ;;
@@ -207,12 +208,13 @@ supervise() {
         mistake "$name has a job '$job' with other arguments (~/m4-jobs/$job/arguments on its" \
           "hosts): give this one another name, --job=NAME"
         ;;
-      "ACTIVE, job mistake")
-        if $seen; then
+      "ACTIVE, job mistake" | "ACTIVE, job refused")
+        if $seen && [[ $state == *mistake ]]; then
           stop
           mistake "m4 refused to start: see logs; with the mistake put right start this again"
         fi
-        # Refused before this was started: the user has put it right, in a file of the commit perhaps.
+        # Refused before this was started: the user has put it right, in the arguments or in a file
+        # of the commit, which the hosts do not have yet.
         say "m4 refused to start; it is tried once more, with this commit"
         { stop && setup && start; } || fail "the hosts could not be set up"
         before=""
@@ -257,7 +259,7 @@ show_supervise() {
   setup
   start
   when "where a host has a job $job with other arguments: refuses, --job=NAME gives another name"
-  when "where m4 had refused the job before this was started; later it ends:"
+  when "where m4 had refused a job $job, with any arguments, before this was started; later it ends:"
   stop
   setup
   start

@@ -6,7 +6,8 @@
 #   tpu_host.sh start JOB ARGUMENTS    starts `m4 ARGUMENTS`; files in ~/m4-jobs/JOB
 #   tpu_host.sh status JOB             prints: m4-job HOST none|running|finished|failed N|lost
 #   tpu_host.sh status JOB ARGUMENTS   the same of the job that was started with these; "other"
-#                                      where one of that name was started with others
+#                                      where one of that name was started with others, "refused"
+#                                      where m4 refused that one
 #   tpu_host.sh stop JOB [SECONDS]     SIGTERM, so that m4 saves its step; after a while SIGKILL
 #   tpu_host.sh follow JOB             the log, as it grows
 set -euo pipefail
@@ -47,14 +48,14 @@ state() {
   fi
 }
 
-# The state of a job that was started with these arguments; "other" is one that was not, but for
-# what m4 refused: that is nobody's work.
+# The state of a job that was started with these arguments; "other" is one that was not, "refused"
+# such a one that m4 refused: that is nobody's work.
 state_of() {
   local said kept="" file=$jobs/$1/arguments
   said=$(state "$1")
   if [[ -f $file ]]; then kept=$(<"$file"); fi
   if (($# > 1)) && [[ $said != none && $kept != "$(quoted "${@:2}")" ]]; then
-    if [[ $said == "failed 2" ]]; then said=none; else said=other; fi
+    if [[ $said == "failed 2" ]]; then said=refused; else said=other; fi
   fi
   echo "$said"
 }

@@ -6,6 +6,8 @@ import shlex
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.scripts.cloud import (
     EVERY_DRY_RUN,
     SCRIPTS,
@@ -89,27 +91,21 @@ class Supervised:
             *TRAIN,
         )
         assert (fakes / "states").read_text() == "", "it ended early"
-        self.did = [
-            name
-            for line in (fakes / "calls").read_text().splitlines()
-            for name in [self._name(line)]
-            if name is not None
-        ]
+        self.did = done(fakes)
 
-    @staticmethod
-    def _name(line: str) -> str | None:
-        """The steps that change something."""
-        for name, text in {
-            "create": "queued-resources create",
-            "delete": "queued-resources delete",
-            "copy": "tpu-vm scp",
-            "setup": "tpu_host.sh setup",
-            "start": "tpu_host.sh start train train",
-            "stop": "tpu_host.sh stop train",
-        }.items():
-            if text in line:
-                return name
-        return None
+
+def done(fakes: Path) -> list[str]:
+    """The steps that changed something."""
+    steps = {
+        "queued-resources create": "create",
+        "queued-resources delete": "delete",
+        "tpu-vm scp": "copy",
+        "tpu_host.sh setup": "setup",
+        "tpu_host.sh start train train": "start",
+        "tpu_host.sh stop train": "stop",
+    }
+    calls = (fakes / "calls").read_text().splitlines()
+    return [name for line in calls for text, name in steps.items() if text in line]
 
 
 SET_UP = ["copy", "setup", "start"]
@@ -196,6 +192,72 @@ def test_supervise_started_again_after_a_mistake_tries_once(tmp_path: Path, fake
     run = Supervised(tmp_path / "wrong", fakes, ["ACTIVE: none failed_2", "ACTIVE: failed_2 none"])
     assert run.said.returncode == 2
     assert run.did == ["stop", *SET_UP, "stop"]
+
+
+def test_supervise_sets_up_the_hosts_of_a_refused_job_with_other_arguments(
+    tmp_path: Path, fakes: Path
+) -> None:
+    # The commit may be another one, too: without it the hosts would start the refused one's code.
+    rounds = ["ACTIVE: refused refused", "ACTIVE: running running", "ACTIVE: finished finished"]
+    run = Supervised(tmp_path / "all", fakes, rounds)
+    assert run.said.returncode == 0, run.said.stderr
+    assert run.did == ["stop", *SET_UP]
+    # Hosts that cannot be set up are no mistake of this job; what m4 says of it then is.
+    (fakes / "calls").unlink()
+    (fakes / "refuse").touch()  # to copy the code
+    run = Supervised(
+        tmp_path / "some",
+        fakes,
+        ["ACTIVE: refused none", "ACTIVE: refused none"],
+        "--max_restarts=1",
+    )
+    assert run.said.returncode == 1
+    assert "could not be set up: failure 2" in run.said.stderr
+    assert run.did == ["stop", "copy"] * 2
+    (fakes / "calls").unlink()
+    (fakes / "refuse").unlink()
+    run = Supervised(
+        tmp_path / "still", fakes, ["ACTIVE: refused refused", "ACTIVE: failed_2 failed_2"]
+    )
+    assert run.said.returncode == 2
+    assert run.did == ["stop", *SET_UP, "stop"]
+
+
+def test_a_host_and_supervise_agree_on_a_refused_job(
+    tmp_path: Path, fakes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One host, whose commands are run here: m4 refuses what it is given, and then not any more."""
+    monkeypatch.delenv("JAX_PLATFORMS")
+    make_program(tmp_path / "m4-env" / "bin" / "m4", 'case "$*" in *wrong*) exit 2 ;; esac')
+    (tmp_path / "m4-env" / ".ready").touch()
+    shutil.copytree(SCRIPTS, tmp_path / "here" / "scripts")
+    # A slice of one host: this machine; `setup` there is the made-up uv's, the code is kept.
+    make_program(
+        fakes / "gcloud",
+        f'echo "$@" >>"{fakes}/calls"\n'
+        'case "$*" in\n'
+        '  *" describe "*) echo ACTIVE ;;\n'
+        '  *" ssh "*)\n'
+        '    all="$*" command=${all##*--command=}\n'
+        f'    cd "{tmp_path}"\n'
+        '    case $command in *"tpu_host.sh setup") ;; *) eval "$command" ;; esac\n'
+        "    ;;\n"
+        "esac",
+    )
+    make_program(fakes / "git", "true")
+    (tmp_path / "m4").symlink_to(tmp_path / "here")
+
+    def supervise(*arguments: str):
+        script = tmp_path / "here" / "scripts" / "cloud_tpu.sh"
+        options = (*slice_options(), "--poll_seconds=1", "--", "train", *arguments)
+        return call(script, "supervise", *options)
+
+    assert supervise("wrong").returncode == 2
+    (fakes / "calls").unlink()
+    said = supervise("right")
+    assert said.returncode == 0, said.stderr
+    assert "it is tried once more, with this commit" in said.stderr
+    assert done(fakes) == ["stop", *SET_UP]
 
 
 def test_supervise_takes_no_other_job_of_that_name_for_its_own(tmp_path: Path, fakes: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_job_is_known_by_its_arguments(host: Path) -> None:
     # What m4 refused is nobody's work: with the mistake put right it is started.
     assert call("tpu_host.sh", "start", "train", "2").returncode == 0
     assert settled("failed 2")
-    assert (host_state("train", "2"), host_state("train", "0")) == ("failed 2", "none")
+    assert (host_state("train", "2"), host_state("train", "0")) == ("failed 2", "refused")
     # Started by another version of the script, which kept no arguments.
     assert call("tpu_host.sh", "start", "train", "0").returncode == 0
     assert settled("finished")

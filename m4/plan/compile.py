@@ -181,6 +181,7 @@ def _sizes(program: Program) -> dict[str, Any]:
             "encoder_layers": model.encoder_layers,
             "decoder_layers": model.decoder_layers,
             "experts": model.num_experts,
+            "eval_capacity_factor": model.eval_capacity_factor,
             "vocab_size": model.vocab_size,
             "source_vocab_size": model.source_vocab_size,
             "directions": program.directions,

@@ -63,11 +63,13 @@ def _flops(facts: Mapping[str, Any]) -> Section:
         "hypothesis through the decoder, over all places of the cache. The text decides how many "
         f"turns there are, at most {facts['batch']['target_length']}."
     ]
-    if flops["encoding"]["executed"] > 2 * flops["encoding"]["model"] and facts["model"]["experts"]:
+    if facts["model"]["experts"] and facts["model"]["eval_capacity_factor"] is None:
         notes.append(
-            "Most of what is executed is empty seats of experts, and one-hot products over them "
-            "where the transport is einsum: with transformer.Transformer.eval_capacity_factor = "
-            "None every expert has a seat for every token. A factor, say 2.0, would help."
+            "Seats of experts are many times two a token, and most are empty: with "
+            "transformer.Transformer.eval_capacity_factor = None each expert has a seat for every "
+            "token. A factor, say 2.0, makes fewer seats, and drops tokens that find none. One-hot "
+            "products over the seats are made by the transport einsum alone; gather has the same "
+            "result without them."
         )
     if "compiled" in flops["encoding"]:
         notes.append(

@@ -109,6 +109,25 @@ def test_mistakes_of_config_and_machine_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_machine_of_another_kind(tmp_path: Path) -> None:
+    # Three dimensions, two cores that are one device, a printer that has failed. One layer a stack.
+    layers = ("encoder_layers=1", "decoder_layers=1", "moe_every=1")
+    given = (f"--gin.transformer.Transformer.{layer}" for layer in layers)
+    said = plan("strategies/expert_parallel", tmp_path, "--topology=v5p:2x2x2", *given)
+    assert said.status == 0, said.err
+    assert is_quiet(said)
+    facts = json.loads((tmp_path / "expert_parallel.v5p-2x2x2.json").read_text("utf-8"))
+    assert facts["devices"] == 8
+    assert facts["device_bytes"] == 95 * GIB
+    # Two layers exchange there and back, forward and backward.
+    assert facts["collectives"]["all-to-all"]["count"] == 2 * 2 * 2
+    assert facts["flops"]["compiled"] == pytest.approx(facts["flops"]["traced"], rel=1e-2)
+    assert not facts["flops"]["unread"]
+    # At least as long as its operations take at the peak.
+    assert facts["step_seconds"]["compute"] > facts["flops"]["model"] / 459e12
+
+
+@pytest.mark.slow
 def test_the_papers_smallest_model_on_its_128_cores(tmp_path: Path) -> None:
     # A fourth of its batch, the tokens a core of the larger models: two thirds of the time.
     said = plan("moe_128e_12l", tmp_path, "--topology=v3:8x8", "--gin.BATCH_SIZE=2048")

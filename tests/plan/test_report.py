@@ -25,6 +25,8 @@ FACTS: dict[str, Any] = {
         "vocab_size": 32_000,
         "source_vocab_size": 64_000,
         "directions": 100,
+        "experts": 2048,
+        "eval_capacity_factor": None,
         "remat": "full",
         "dtype": "float32",
     },
@@ -209,6 +211,10 @@ def test_a_plan_of_decoding_tells_a_batch_with_all_its_turns() -> None:
     assert ("executed, in the compiled program", "3,500.0", "3,500.0") in flops.rows
     assert "3 operations of a turn cannot be counted and may multiply too: Kernel." in flops.notes
     assert not any("loops whose length" in note for note in flops.notes)
+    assert any("eval_capacity_factor = None" in note for note in flops.notes)
+    for other in ({"experts": 0}, {"eval_capacity_factor": 2.0}):
+        few = report.sections({**DECODING, "model": {**FACTS["model"], **other}})
+        assert not any("eval_capacity_factor" in note for part in few for note in part.notes)
     two = report.sections({**DECODING, "search_loops": 2})
     assert any("has 2 loops whose length" in note for part in two for note in part.notes)
     # Without a price there is none, and a training step's time is not told.

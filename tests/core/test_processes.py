@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import pytest
 
+from m4.arguments import joining_of, parser
 from m4.core import processes
 
 
@@ -113,6 +114,28 @@ def test_errors_of_a_lost_connection_are_known() -> None:
     assert "\n" not in said
     other = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
     assert processes.lost(other) is None
+
+
+def test_the_end_of_a_process_is_known_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what `m4 train` asks of JAX where nobody says anything else; a process is killed in
+    tests/train/test_processes.py."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: asked.update(given))
+    monkeypatch.setattr(processes, "_order", processes._Order())
+    arguments = ["--coordinator_address=host:1", "--process_count=2", "--process_index=1"]
+    joining = joining_of(parser().parse_args(["train", *arguments]), {})
+    assert joining is not None
+    preemption = jax.config.read("jax_enable_preemption_service")
+    try:
+        processes.join(joining)
+    finally:
+        jax.config.update("jax_enable_preemption_service", preemption)
+    assert asked["coordinator_address"] == "host:1"
+    # A machine that is gone without a word answers no heartbeat: they are sent at every half of the
+    # limit, and each is waited for as long as the limit. Then the first process waits a while for
+    # what the others have to say.
+    longest = 1.5 * asked["heartbeat_timeout_seconds"] + processes._order.linger_seconds
+    assert longest < 60
 
 
 def test_who_has_not_joined_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

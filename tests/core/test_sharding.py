@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +216,46 @@ def test_the_example_of_the_documentation() -> None:
     y_BLM = names["feed_forward"](x_BLM, in_MF, out_FM)
     np.testing.assert_allclose(y_BLM, jnp.maximum(x_BLM @ in_MF, 0) @ out_FM, rtol=1e-6)
     assert part(y_BLM) == (1, 2, 2)
+
+
+ALONE = """
+import sys
+
+import jax
+import numpy as np
+
+from m4.core.sharding import mesh_split, replicate, split
+
+
+@jax.jit
+def mine(x, weights):
+    x, weights = split(x, 0, 8), replicate(weights)
+    return mesh_split(x @ weights, np.arange(8).reshape(4, 2), [0, 1])
+
+
+x, weights = np.arange(64.0).reshape(8, 8), np.eye(8) * 2
+y = mine(x, weights)
+np.testing.assert_array_equal(y, 2 * x)
+print(y.addressable_shards[0].data.shape)
+print(*sorted({name for name in sys.modules if name.split(".")[0] in ("m4", *sys.argv[1:])}))
+"""
+
+
+def test_annotations_need_nothing_else_of_m4(tmp_path: Path) -> None:
+    # What m4 brings besides: all that the rest of it is made of but jax and numpy (etils is jax's).
+    others = ("flax", "optax", "orbax", "gin", "seqio", "tensorflow", "sentencepiece", "rich")
+    (tmp_path / "mine.py").write_text(ALONE, encoding="utf-8")
+    said = subprocess.run(
+        [sys.executable, tmp_path / "mine.py", *others],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    # [8, 8] over 4 x 2.
+    assert said.stdout.splitlines() == ["(2, 4)", "m4 m4.core m4.core.sharding"]
 
 
 def test_gradients_go_through() -> None:

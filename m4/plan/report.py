@@ -80,7 +80,8 @@ def _collectives(facts: Mapping[str, Any]) -> Section:
                 f"collectives nor the time of a step are known: {facts['no_text']}"
             ],
         )
-    rows = [("kind", "a step", "payload, GiB a device", "sent, GiB a device")]
+    each = "a batch" if facts["job"] == "decode" else "a step"
+    rows = [("kind", each, "payload, GiB a device", "sent, GiB a device")]
     for kind, total in facts["collectives"].items():
         rows.append(
             (

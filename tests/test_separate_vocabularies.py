@@ -13,6 +13,7 @@ from tests.command_line import TINY, m4
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_train_decode_translate(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     arguments = [

@@ -275,6 +275,7 @@ def taken_over_in_training(store: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_looking_at_the_corpus_of_a_model_in_a_store(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +297,7 @@ def test_looking_at_the_corpus_of_a_model_in_a_store(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_model_in_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained on one machine, longer on another one, scored there, read on a third."""
     address = f"file://{store}"

@@ -220,6 +220,7 @@ def test_a_remote_folder_that_cannot_be_read_is_one_clear_line(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_tensorflows_files_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gs:// as epath reads it by default, through TensorFlow; its bucket is a folder here."""
     import tensorflow as tf

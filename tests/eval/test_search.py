@@ -25,6 +25,7 @@ from m4.model.transformer import abstract_variables
 from tests.eval.small_model import SETTINGS, Words, sentences, tiny
 
 TEXTS = sentences(11, seed=1)
+THOROUGH = pytest.mark.thorough
 TWICE: dict[str, Any] = {"data": 2, "expert": 2, "model": 2}
 # A dense stack whose layers lie over the stages of a pipeline.
 STAGES: dict[str, Any] = {"num_experts": 0, "encoder_layers": 2, "decoder_layers": 2}
@@ -66,9 +67,9 @@ def run(
     ("mesh", "changes", "beams"),
     [
         (TWICE, {}, 4),
-        (TWICE, {"transport": all_to_all}, 1),
-        ({"data": 1, "fsdp": 2, "expert": 4}, {"transport": einsum}, 4),
-        ({"data": 4, "stage": 2}, STAGES, 4),
+        pytest.param(TWICE, {"transport": all_to_all}, 1, marks=THOROUGH),
+        pytest.param({"data": 1, "fsdp": 2, "expert": 4}, {"transport": einsum}, 4, marks=THOROUGH),
+        pytest.param({"data": 4, "stage": 2}, STAGES, 4, marks=THOROUGH),
     ],
 )
 def test_a_mesh_translates_as_one_device_does(

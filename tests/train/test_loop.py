@@ -154,6 +154,7 @@ def test_another_vocabulary_or_stream_is_refused(copied, run, corpus, what):
     assert latest_step(copied / "checkpoints") == 2
 
 
+@pytest.mark.thorough
 def test_a_pipeline_in_parts_says_what_it_is(tmp_path, run, capsys):
     """4 rows in 2 parts of 2 microbatches, over 2 stages: 1 of 2 + 2 - 1 ticks is idle."""
     mesh = mesh_of(1, 1, stage=2)

@@ -91,6 +91,7 @@ def test_counts_are_a_recount_of_the_plans() -> None:
     assert dropped > 2 * 8  # more than the padding of both sides
 
 
+@pytest.mark.thorough
 def test_counting_changes_nothing_else() -> None:
     with_counts = one_step(mesh_of(1, 1), directions=DIRECTIONS)
     without = one_step(mesh_of(1, 1))
@@ -196,6 +197,7 @@ def test_a_row_has_every_layer_and_their_mean(whole: Path) -> None:
     assert "moe/encoder_0/fraction_tokens_left_behind" not in row
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_without_counts_begins_to_count(tmp_path: Path, corpus: caches.Cache) -> None:
     model = SHALLOW.clone(vocab_size=-(-corpus.source_vocabulary.size // 8) * 8)
     settings: dict[str, Any] = {"log_period": 1, "tensorboard": False}

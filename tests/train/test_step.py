@@ -72,7 +72,7 @@ def one_step(mesh, optimizer, zero=("fsdp",)):
 # data, expert, model, fsdp; and over which of them weights are split further. The strategies'
 # (tests/test_strategies.py) are not here again.
 LAYOUTS = [
-    ((1, 2, 2, 2), ("fsdp",)),
+    pytest.param((1, 2, 2, 2), ("fsdp",), marks=pytest.mark.thorough),
     ((2, 4, 1, 1), ("data", "expert")),
 ]
 

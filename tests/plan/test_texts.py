@@ -1,5 +1,6 @@
-"""A plan of a program that its compiler cannot print: what is known without the text is told."""
+"""What a plan makes of the text of a compiled program, and what it tells where there is none."""
 
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from m4.plan import compile as compiling
 from m4.plan.machines import topology
 from m4.plan.program import decode_program, train_program
 from tests.command_line import TINY, m4, own_gin
+from tests.core.test_cycles import SEARCH
 from tests.plan.test_program import setup_of
 
 SIZES = {
@@ -23,14 +25,58 @@ SIZES = {
 }
 
 
-class Unprinted:
-    """A compiled program whose text cannot be had."""
+class Searching:
+    """A compiled program with the loop of a search."""
 
     def memory_analysis(self) -> Any:
         return SimpleNamespace(**SIZES)
 
     def as_text(self) -> str:
+        return SEARCH
+
+
+class Unprinted(Searching):
+    """One whose text cannot be had."""
+
+    def as_text(self) -> str:
         raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure (hlo.cc:1)\nand a trace")
+
+
+def compiled_to(kind: type[Searching], program: Any, *arguments: Any) -> Any:
+    """The traced program, as if the compiler had made such a one of it; traced once."""
+    if program not in _TRACED:
+        _TRACED[program] = program(*arguments)
+    return _TRACED[program]._replace(lowered=SimpleNamespace(compile=kind))
+
+
+_TRACED: dict[Any, Any] = {}
+
+
+@pytest.mark.parametrize("machine", ["v3:2x2", "h100:1x8"])
+def test_a_search_is_encoding_and_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    program = functools.partial(compiled_to, Searching, decode_program)
+    monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
+    monkeypatch.setitem(compiling.JOBS, "decode", program)
+    with own_gin():
+        facts = compiling.facts(setup_of(tmp_path), topology(machine), "decode", 3)
+    # The text's products, derived in tests/core/test_cycles.py.
+    compiled = {part: found["compiled"] for part, found in facts["flops"].items()}
+    assert compiled == {"encoding": 2 * 1024, "turn": 1024 + 4 * 512}
+    assert facts["search_loops"] == 1
+    # One all-reduce before the loop and one behind it; in it one more, and four of half the size.
+    assert facts["collectives"]["all-reduce"]["count"] == 2 + 1 + 4
+    assert "step_seconds" not in facts
+    if machine.startswith("h100"):
+        assert "search_seconds" not in facts
+        return
+    # Cycles at 0.94 GHz; an all-reduce of 256 bytes twice over four links of 70 GB/s.
+    seconds, once = facts["search_seconds"], 2 * 256 / 280e9
+    assert seconds["encoding"]["compute"] == pytest.approx(20 / 0.94e9)
+    assert seconds["encoding"]["communication"] == {"all-reduce": pytest.approx(2 * once)}
+    assert seconds["turn"]["compute"] == pytest.approx((10 + 4 * 3 + 5) / 0.94e9)
+    assert seconds["turn"]["total"] == pytest.approx(seconds["turn"]["compute"] + 3 * once)
 
 
 @pytest.mark.parametrize(
@@ -43,17 +89,13 @@ class Unprinted:
 def test_what_is_known_without_the_text_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, program: Any, operations: str
 ) -> None:
-    def unprinted(*arguments: Any) -> Any:
-        traced = program(*arguments)
-        return traced._replace(lowered=SimpleNamespace(compile=Unprinted))
-
     def compiled(config: str, *_: Any) -> dict[str, Any]:
         with own_gin():
             setup = setup_of(tmp_path / "planned")
             return {"config": config, **compiling.facts(setup, topology("v3:2x2"), job, 3)}
 
     monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
-    monkeypatch.setitem(compiling.JOBS, job, unprinted)
+    monkeypatch.setitem(compiling.JOBS, job, functools.partial(compiled_to, Unprinted, program))
     monkeypatch.setattr("m4.plan.job.compiled", compiled)
     said = m4("plan", f"--gin_file={TINY}", f"--output={tmp_path}", f"--job={job}")
     assert said.status == 0, said.err

@@ -128,8 +128,13 @@ def test_a_machine_of_another_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_papers_smallest_model_on_its_128_cores(tmp_path: Path) -> None:
-    # A fourth of its batch, the tokens a core of the larger models: two thirds of the time.
+def test_the_papers_smallest_model_on_its_128_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The compiler's least effort for a quick program: half of the time, the same collectives and
+    # products. `make plan-paper` compiles it as it would run.
+    monkeypatch.setenv("JAX_EXEC_TIME_OPTIMIZATION_EFFORT", "-1.0")
+    # A fourth of its batch, the tokens a core of the larger models.
     said = plan("moe_128e_12l", tmp_path, "--topology=v3:8x8", "--gin.BATCH_SIZE=2048")
     assert said.status == 0, said.err
     assert is_quiet(said)
@@ -139,10 +144,11 @@ def test_the_papers_smallest_model_on_its_128_cores(tmp_path: Path) -> None:
     assert facts["memory_bytes"]["expert weights"] == 6 * 2 * 1024 * 8192 * 4
     assert sum(facts["memory_bytes"].values()) < facts["device_bytes"] == 16 * GIB
     # A layer exchanges there and back, forward, again (remat) and backward: 6 * 6 times. Each
-    # sends two copies of 2,048 tokens of 1,024 numbers, in bfloat16: TPU products round to it.
+    # sends two copies of 2,048 tokens of 1,024 float32. (With more effort they are sent in
+    # bfloat16, to which a TPU's products round.)
     exchange = facts["collectives"]["all-to-all"]
     assert exchange["count"] == 36
-    assert exchange["payload_bytes"] == 36 * 2 * 2048 * 1024 * 2
+    assert exchange["payload_bytes"] == 36 * 2 * 2048 * 1024 * 4
     # Nothing is gathered: what Shardy does where an annotation is missing.
     assert set(facts["collectives"]) <= {"all-to-all", "all-reduce"}
     # The gradients of all weights that are everywhere are summed, once.
@@ -152,7 +158,6 @@ def test_the_papers_smallest_model_on_its_128_cores(tmp_path: Path) -> None:
     # Every product of the traced program is in the compiled one, as a convolution, once.
     assert facts["flops"]["compiled"] == pytest.approx(facts["flops"]["traced"], rel=1e-3)
     assert not facts["flops"]["unread"]
-    assert facts["flops"]["traced"] == pytest.approx(facts["flops"]["executed"], rel=0.05)
+    assert facts["flops"]["traced"] == pytest.approx(facts["flops"]["executed"], rel=1e-3)
     # At least as long as its operations take at the peak.
-    least = facts["flops"]["model"] / (123e12 / 2)
-    assert least < facts["step_seconds"]["compute"] < 5 * least
+    assert facts["step_seconds"]["compute"] > facts["flops"]["executed"] / (123e12 / 2)

@@ -74,11 +74,13 @@ class Parts(NamedTuple):
 
 
 def rows_over(axes: str) -> dict[str, set[str]]:
-    """Activations, logits and what experts are given, by rows; a group, G, is a row here."""
+    """Activations, logits of words and of experts, and what experts are given, by rows; a group, G,
+    is a row here."""
     return {
         "BLM": {f"{axes} . ."},
         "BLF": {f"{axes} . ."},
         "BLV": {f"{axes} . ."},
+        "GSE": {f"{axes} . ."},
         "EGCM": {f". {axes} . ."},
     }
 

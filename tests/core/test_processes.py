@@ -128,9 +128,8 @@ def test_the_end_of_a_process_is_known_within_a_minute(monkeypatch: pytest.Monke
     assert joining is not None
     processes.join(joining)
     assert asked["coordinator_address"] == "host:1"
-    # A machine that is gone without a word answers no heartbeat: they are sent at every half of the
-    # limit, and each is waited for as long as the limit. Then the first process waits a while for
-    # what the others have to say.
+    # Heartbeats come at every half of the limit. One that is missed is known after the limit, so
+    # half of it later at most; then the first process leaves the others time to tell what is wrong.
     longest = 1.5 * asked["heartbeat_timeout_seconds"] + processes._order.linger_seconds
     assert longest < 60
 

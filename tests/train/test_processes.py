@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -91,13 +93,13 @@ class Job:
     def said(self) -> list[str]:
         return [path.read_text(encoding="utf-8") for path in self.logs]
 
-    def wait_for(self, done: Callable[[], bool], seconds: float) -> None:
+    def wait_for(self, done: Callable[[], bool], seconds: float, every: float = 0.1) -> None:
         until = time.monotonic() + seconds
         while not done():
             ended = [one.poll() for one in self.processes if one.poll() is not None]
             assert not ended, (ended, self.said())
             assert time.monotonic() < until, self.said()
-            time.sleep(0.1)
+            time.sleep(every)
 
 
 @contextmanager
@@ -123,8 +125,16 @@ def losses(folder: Path) -> dict[int, dict[str, float]]:
     return {row["step"]: {name: row.get(name, 0.0) for name in wanted} for row in rows}
 
 
-def assert_as_never_interrupted(folder: Path, last: int, alone: Path, *arguments: str) -> None:
-    """The losses in `folder` up to step `last` are those of one process that trains in `alone`."""
+def assert_as_never_interrupted(
+    folder: Path, last: int, alone: Path, *arguments: str, corpus: Path | None = None
+) -> None:
+    """The losses in `folder` up to step `last` are those of one process that trains in `alone`.
+
+    corpus: a run that made the same corpus, which is then not made again.
+    """
+    if corpus is not None:
+        trained = ("checkpoints", "metrics.jsonl", "atlas.train.json")
+        shutil.copytree(corpus, alone, ignore=shutil.ignore_patterns(*trained))
     end = f"--gin.TRAIN_STEPS={last}"
     said = m4("train", *COMMON, *arguments, f"--model_dir={alone}", end)
     assert said.status == 0, said.err
@@ -134,42 +144,89 @@ def assert_as_never_interrupted(folder: Path, last: int, alone: Path, *arguments
         assert row == pytest.approx(expected[step], rel=1e-5, abs=1e-5), step
 
 
+class Killed(NamedTuple):
+    """Two processes that have ended because one of them was killed in the middle of a checkpoint.
+
+    seconds: until the other one had ended. said: by each.
+    """
+
+    folder: Path
+    statuses: list[int]
+    seconds: float
+    said: list[str]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    """Two devices each, with rows of its own. Not to be changed by tests."""
+    logs = tmp_path_factory.mktemp("killed")
+    folder = logs / "model"
+    checkpoints = folder / "checkpoints"
+    job = Job(logs / "two", 2, 2, f"--model_dir={folder}", FOR_EVER)
+    with started(job):
+        # A checkpoint is there, and the next one has been begun. The first process gives it its
+        # name when both have written their parts.
+        job.wait_for(lambda: latest_step(checkpoints) is not None, 300)
+        job.wait_for(lambda: bool(unfinished(checkpoints)), 60, every=0.002)
+        job.processes[1].kill()
+        at = time.monotonic()
+        statuses = job.statuses(60)
+        return Killed(folder, statuses, time.monotonic() - at, job.said())
+
+
+def unfinished(checkpoints: Path) -> list[Path]:
+    return list(checkpoints.glob("*.orbax-checkpoint-tmp*"))
+
+
 @pytest.mark.slow
-def test_processes_train_as_one_does_and_go_on_with_another_number(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    here = f"--model_dir={folder}"
+def test_a_process_killed_at_a_checkpoint_ends_the_other_and_the_run_goes_on(
+    killed: Killed, tmp_path: Path
+) -> None:
+    assert killed.statuses == [1, -signal.SIGKILL], killed.said
+    assert killed.seconds < 60
+    assert killed.said[0].splitlines()[-1].startswith(f"m4 train: {LOST}"), killed.said
+    # Only the first one speaks.
+    assert "corpus: 100/100 %" in killed.said[0]
+    assert "corpus" not in killed.said[1]
+    folder = shutil.copytree(killed.folder, tmp_path / "model")
+    complete = latest_step(folder / "checkpoints")
+    assert complete is not None
+    # The one that was begun is none: two steps later, as COMMON has it.
+    (begun,) = unfinished(folder / "checkpoints")
+    assert begun.name.startswith(f"{complete + 2}.")
+    assert steps(folder) >= complete + 1
 
-    # Two processes of two devices, each with rows of its own; one of them is asked to stop.
-    with started(Job(tmp_path / "two", 2, 2, here, FOR_EVER)) as job:
-        job.wait_for(lambda: steps(folder) >= 3, 300)
-        job.processes[1].send_signal(signal.SIGTERM)
-        assert job.statuses(60) == [130, 130], job.said()
-        stopped = latest_step(folder / "checkpoints")
-        assert stopped is not None
-        assert stopped >= 3
-        for said in job.said():
-            line = f"m4 train: interrupted at step {stopped}, which is saved"
-            assert line in said, said
-        # Only the first one speaks.
-        assert "corpus: 100/100 %" in job.said()[0]
-        assert "corpus" not in job.said()[1]
-    assert steps(folder) == stopped
+    # One process with eight devices goes on from the complete one.
+    end = f"--gin.TRAIN_STEPS={complete + 3}"
+    said = m4("train", *COMMON, f"--model_dir={folder}", end)
+    assert said.status == 0, said.err
+    assert latest_step(folder / "checkpoints") == complete + 3
+    assert not unfinished(folder / "checkpoints")
+    assert_as_never_interrupted(folder, complete + 3, tmp_path / "alone", corpus=killed.folder)
 
-    # Four go on from its checkpoint, with matrices in parts: processes 0 and 1 have the same rows,
-    # 2 and 3 too. One is killed.
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_another_number_of_processes_goes_on_and_stops_together(
+    killed: Killed, tmp_path: Path
+) -> None:
+    """Four, matrices in parts: 0 and 1 have the same rows, 2 and 3 too. One is asked to stop."""
+    folder = shutil.copytree(killed.folder, tmp_path / "model")
+    before = latest_step(folder / "checkpoints")
+    assert before is not None
     mesh = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.model=4"]
-    with started(Job(tmp_path / "four", 4, 2, here, FOR_EVER, *mesh)) as job:
-        job.wait_for(lambda: steps(folder) >= stopped + 3, 300)
-        job.processes[3].kill()
-        killed = time.monotonic()
-        assert job.statuses(60) == [1, 1, 1, -signal.SIGKILL], job.said()
-        assert time.monotonic() - killed < 60
-        for said in job.said()[:3]:
-            assert said.splitlines()[-1].startswith(f"m4 train: {LOST}"), said
-    last = steps(folder)
-    assert last >= stopped + 3
-
-    assert_as_never_interrupted(folder, last, tmp_path / "alone")
+    with started(Job(tmp_path / "four", 4, 2, f"--model_dir={folder}", FOR_EVER, *mesh)) as job:
+        # Rows of lost work are there until the first new one is written.
+        job.wait_for(lambda: (latest_step(folder / "checkpoints") or 0) > before, 300)
+        job.processes[3].send_signal(signal.SIGTERM)
+        assert job.statuses(60) == [130] * 4, job.said()
+    stopped = latest_step(folder / "checkpoints")
+    assert stopped is not None
+    assert stopped > before
+    for said in job.said():
+        assert f"m4 train: interrupted at step {stopped}, which is saved" in said, said
+    assert steps(folder) == stopped
+    assert_as_never_interrupted(folder, stopped, tmp_path / "alone", corpus=killed.folder)
 
 
 @pytest.mark.slow
@@ -276,19 +333,25 @@ def test_processes_that_do_not_come_together_say_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_were_told_other_things_do_not_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("each", "what"),
+    [
+        (["--gin.jobs.Setup.seed=0", "--gin.jobs.Setup.seed=1"], ": config "),
+        pytest.param(
+            ["--process_count=2", "--process_count=3"],
+            "--process_count 3, the other 1: 2",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_processes_that_were_told_other_things_do_not_start(
+    tmp_path: Path, each: list[str], what: str
+) -> None:
     folder = tmp_path / "model"
-    here = f"--model_dir={folder}"
-    seeds = ["--gin.jobs.Setup.seed=0", "--gin.jobs.Setup.seed=1"]
-    counts = ["--process_count=2", "--process_count=3"]
-    with (
-        started(Job(tmp_path / "config", 2, 1, here, each=seeds)) as config,
-        started(Job(tmp_path / "count", 2, 1, here, each=counts)) as count,
-    ):
-        for job, what in ((config, ": config "), (count, "--process_count 3, the other 1: 2")):
-            assert job.statuses(200) == [2, 2], job.said()
-            for said in job.said():
-                *_, line = said.splitlines()
-                assert "m4 train: the 2 processes do not agree, so nothing is started" in line
-                assert what in line
+    with started(Job(tmp_path / "job", 2, 1, f"--model_dir={folder}", each=each)) as job:
+        assert job.statuses(200) == [2, 2], job.said()
+        for said in job.said():
+            *_, line = said.splitlines()
+            assert "m4 train: the 2 processes do not agree, so nothing is started" in line
+            assert what in line
     assert not folder.exists()

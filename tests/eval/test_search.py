@@ -14,7 +14,7 @@ import pytest
 from m4.core.checkpoint import Checkpoints, shapes
 from m4.core.collectives import collectives
 from m4.core.layout import Layout
-from m4.core.mesh import make_mesh
+from m4.core.mesh import Rules, make_mesh
 from m4.eval import search as searching
 from m4.eval.decode import batches, decode
 from m4.eval.search import search, search_over
@@ -64,21 +64,25 @@ def run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "changes", "beams"),
+    ("mesh", "changes", "beams", "rules"),
     [
-        (TWICE, {}, 4),
-        pytest.param(TWICE, {"transport": all_to_all}, 1, marks=THOROUGH),
-        pytest.param({"data": 1, "fsdp": 2, "expert": 4}, {"transport": einsum}, 4, marks=THOROUGH),
-        pytest.param({"data": 4, "stage": 2}, STAGES, 4, marks=THOROUGH),
+        (TWICE, {}, 4, ()),
+        pytest.param(TWICE, {"transport": all_to_all}, 1, (), marks=THOROUGH),
+        pytest.param(
+            {"data": 1, "fsdp": 2, "expert": 4}, {"transport": einsum}, 4, (), marks=THOROUGH
+        ),
+        pytest.param({"data": 4, "stage": 2}, STAGES, 4, (), marks=THOROUGH),
+        # The cache of keys and values in parts along the heads' width.
+        pytest.param({"data": 4, "stage": 2}, STAGES, 4, [("kv", "stage")], marks=THOROUGH),
     ],
 )
 def test_a_mesh_translates_as_one_device_does(
-    mesh: dict[str, Any], changes: dict[str, Any], beams: int
+    mesh: dict[str, Any], changes: dict[str, Any], beams: int, rules: Rules
 ) -> None:
     stages = "stage" in mesh
     texts, routes, scores = translated(beams, stages)
     assert len(set(texts)) > 6  # the law would be empty otherwise
-    layout = Layout(make_mesh(**mesh))
+    layout = Layout(make_mesh(**mesh), rules=rules)
     model, params = tiny(directions=2, **changes)
     axes = abstract_variables(model)["params_axes"]
     there = jax.device_put(params, layout.shardings(axes, params))

@@ -147,6 +147,32 @@ def test_the_image_is_made_of_files_that_there_are() -> None:
     assert all((ROOT / name).exists() for name in copied)
 
 
+@pytest.mark.parametrize("column", [1, 2])
+def test_the_slices_of_the_documentation_are_those_of_the_scripts(column: int) -> None:
+    text = (ROOT / "docs" / "cloud_tpu.md").read_text()
+    table = text.split("## The two slices")[1].split("\n##")[0]
+    lines = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")]
+    said = {line[0].strip(): line[column].strip().replace("`", "") for line in lines}
+    options = slice_options(said[""])
+    (create,) = dry("cloud_tpu.sh", "create", *options)
+    kind = said["Cloud TPU's accelerator type"]
+    assert f"--accelerator-type={kind}" in create
+    assert f"--runtime-version={said['image of the VMs']}" in create
+    (pool,) = dry("gke.sh", "pool", *options, "--cluster=c")
+    chips, topology = said["chips, topology"].split(", ")
+    accelerator, machine = said["GKE: accelerator, machine"].split(", ")
+    hosts = said["hosts, of 4 chips each"]
+    assert {f"--num-nodes={hosts}", f"--tpu-topology={topology}"} <= set(pool)
+    assert f"--machine-type={machine}" in pool
+    assert int(chips) == 4 * int(hosts)
+    manifest = ("--name=big", "--image=here/m4:1", f"--slice={said['']}", *TRAIN)
+    assert accelerator in call("gke.sh", "manifest", *manifest).stdout
+    # A device is a chip in both; the number in v4's name counts the chip's two cores.
+    assert said["devices in JAX"].split()[0] == chips
+    number = int(said[""].rpartition("-")[2])
+    assert number == int(chips) * (2 if said["the number counts"] == "TensorCores" else 1)
+
+
 def test_the_commands_of_the_documentation_are_possible() -> None:
     text = (ROOT / "docs" / "cloud_tpu.md").read_text()
     blocks = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))

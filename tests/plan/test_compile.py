@@ -61,9 +61,9 @@ def refused(said: Said, path: Path) -> dict[str, Any]:
     assert facts["refused"]["available_bytes"] / GIB == pytest.approx(15.48, abs=0.1)
     assert facts["refused"]["needed_bytes"] > facts["refused"]["available_bytes"]
     assert "memory_bytes" not in facts
-    # Refused early: it takes 2 to 7 s of a core, and compiling the whole program would take far
-    # more. Of the process's own time, so that what else runs does not matter.
-    assert facts["compiler"]["compile_cpu_seconds"] < 30
+    # Refused early, in 1 to 3 s of a core; all 96 layers take tens (docs/pod.md). It is the
+    # process's own time, so that what else runs hardly matters.
+    assert facts["compiler"]["compile_cpu_seconds"] < 10
     return facts
 
 

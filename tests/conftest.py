@@ -15,8 +15,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # x[B, L] + y[L] is an error: shapes are to be said, not guessed.
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 # Programs here are tiny and many: compiling them is nearly all the time that tests take. Without
-# LLVM's optimizations and MLIR's fusions it takes half of it, and a fifth less when a program is not
-# cut into parts for more cores than there are.
+# LLVM's optimizations and MLIR's fusions it takes half of it, and a fifth less when a program is
+# not cut into parts for more cores than there are.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"

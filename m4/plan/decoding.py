@@ -14,6 +14,8 @@ from m4.plan.section import MODEL_NOTE, OPERATIONS, Section, uncounted
 # Kinds of parts: fact -> (as a row calls it, where an operation of it is).
 PARTS = {"encoding": ("encoding a batch", "encoding"), "turn": ("a turn", "a turn")}
 SENTENCES = 10**6
+# From here on the compiled program does more than arithmetic says; gates' small products are less.
+_MORE = 1.05
 
 
 def sections(facts: Mapping[str, Any]) -> list[Section]:
@@ -76,7 +78,13 @@ def _flops(facts: Mapping[str, Any]) -> Section:
             "In the compiled program matrix products are counted as they stand in its text; those "
             "that it writes as multiplications and sums are not in it."
         )
-        for part, (_, where) in PARTS.items():
+        for part, (name, where) in PARTS.items():
+            if flops[part]["compiled"] > _MORE * flops[part]["executed"]:
+                notes.append(
+                    f"{name}: the compiled program does more than by arithmetic. The compiler "
+                    "repeats on several devices what it does not split, such as groups of tokens "
+                    "(transformer.Transformer.group_tokens) that are fewer than the devices."
+                )
             if flops[part]["unread"]:
                 notes.append(uncounted(flops[part]["unread"], where))
         if facts["search_loops"] != 1:

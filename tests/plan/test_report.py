@@ -215,6 +215,11 @@ def test_a_plan_of_decoding_tells_a_batch_with_all_its_turns() -> None:
     for other in ({"experts": 0}, {"eval_capacity_factor": 2.0}):
         few = report.sections({**DECODING, "model": {**FACTS["model"], **other}})
         assert not any("eval_capacity_factor" in note for part in few for note in part.notes)
+    # 3.5 * 10^12 operations are more than 3; 3.1 are within what arithmetic leaves out.
+    assert sum("does more than by arithmetic" in note for note in flops.notes) == 2
+    close = {part: {**found, "compiled": 3.1e12} for part, found in DECODING["flops"].items()}
+    close_parts = report.sections({**DECODING, "flops": close})
+    assert not any("does more than" in note for part in close_parts for note in part.notes)
     two = report.sections({**DECODING, "search_loops": 2})
     assert any("has 2 loops whose length" in note for part in two for note in part.notes)
     # Without a price there is none, and a training step's time is not told.

@@ -96,7 +96,8 @@ def logical(mesh: Mesh, further_rules: Rules = ()):
     further_rules: tried for what the table leaves whole; none within another `logical`: its own.
 
     Raises:
-        ValueError: a rule that names no logical axis or no axis of the mesh.
+        ValueError: a rule that names no logical axis or no axis of the mesh, or that the table is
+            before.
     """
     rules = with_further(further_rules) if further_rules else _rules()
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
@@ -119,6 +120,12 @@ def with_further(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | None]
                     f"loop.train.rules: {entry!r} is no pair of a logical axis and mesh axes: "
                     f"{', '.join(map(repr, wrong))} is no {kind} ({', '.join(sorted(known))})"
                 )
+        if taken := dict(LOGICAL_AXIS_RULES)[name]:
+            left = ", ".join(repr(name) for name, over in LOGICAL_AXIS_RULES if not over)
+            raise ValueError(
+                f"loop.train.rules: {entry!r} would change nothing: {name!r} is split over "
+                f"{taken!r} by the table of m4/core/axes.py; rules are for what that leaves whole ({left})"
+            )
         further.append((name, rule if isinstance(rule, str) else axes or None))
     split = [rule for rule in LOGICAL_AXIS_RULES if rule[1]]
     return (*split, *further, *[rule for rule in LOGICAL_AXIS_RULES if not rule[1]])

@@ -217,9 +217,13 @@ def test_axes_that_the_table_leaves_whole_can_be_split() -> None:
         (("embed", "dta"), r"'dta' is no axis of the mesh \(data, "),
         (("embed", ("data", "x")), r"'x' is no axis of the mesh"),
         (("embed",), r"is no pair of a logical axis and mesh axes"),
+        (
+            ("heads", "data"),
+            r"would change nothing: 'heads' is split over 'model' by the table .*kv",
+        ),
     ],
 )
-def test_rules_that_name_nothing(rule: tuple, said: str) -> None:
+def test_rules_that_name_nothing_or_change_nothing(rule: tuple, said: str) -> None:
     with pytest.raises(ValueError, match=said) as error, logical(make_mesh(), [rule]):
         pass
     assert str(error.value).startswith("loop.train.rules: (")

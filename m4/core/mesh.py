@@ -124,7 +124,8 @@ def with_further(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | None]
             left = ", ".join(repr(name) for name, over in LOGICAL_AXIS_RULES if not over)
             raise ValueError(
                 f"loop.train.rules: {entry!r} would change nothing: {name!r} is split over "
-                f"{taken!r} by the table of m4/core/axes.py; rules are for what that leaves whole ({left})"
+                f"{taken!r} by the table of m4/core/axes.py; rules are for what that leaves whole "
+                f"({left})"
             )
         further.append((name, rule if isinstance(rule, str) else axes or None))
     split = [rule for rule in LOGICAL_AXIS_RULES if rule[1]]

@@ -1,5 +1,7 @@
 # All that a newcomer needs: `make demo`, `make test`; `make setup` is the set-up alone.
 export UV_PYTHON_DOWNLOADS := never
+# Some containers ask Python to keep no bytecode: then each process compiles all that it imports, 6 s.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
   $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null \
   && command -v $$p && break; done)

@@ -66,7 +66,8 @@ def _memory(facts: Mapping[str, Any]) -> Section:
     rows += [("together", gib(total)), ("a device has", gib(facts["device_bytes"]))]
     notes = [
         "Replicated weights are all but the experts'; temporaries are activations, gradients and "
-        "the buffers of collectives, by XLA's analysis of the program."
+        "the buffers of collectives, by XLA's analysis of the program. Not all of it is there at "
+        "once, and some of the memory is the system's: whether it fits, the compiler says."
     ]
     return Section("Memory", notes, rows)
 

@@ -161,7 +161,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
     return [
         Section("Memory, GiB a device", ["Of 16 GiB a core of TPU v3."], memory),
         Section("Collectives a step: number x, GiB a device", (), sent),
-        Section("Time of a step: a model", [MODEL_NOTE], time),
+        Section("Time of a step: a model", [MODEL_NOTE, _OTHER_TOKENS], time),
         Section("Compiling", ["Two cores; seconds by the clock depend on what else runs."], made),
     ]
 
@@ -198,6 +198,11 @@ _TIME: Row = (
     "paper",
     "core-years",
     "paper",
+)
+_OTHER_TOKENS = " ".join(
+    f"The paper's days and core-years of {row.model} are of {row.tokens / 10**12:g} * 10^12 pieces."
+    for row in table3.TABLE3
+    if row.tokens != table3.TOKENS
 )
 _MADE: Row = ("model", "tracing, s", "compiling, s", "CPU, s", "host memory, GiB")
 

@@ -14,6 +14,7 @@ class Row:
     """One model of Table 3, as printed, and its size of Table 1.
 
     steps_per_second: None where the paper gives none. batch_tokens: of one side, rounded as there.
+    tokens: what its days and core-years are of.
     """
 
     model: str
@@ -24,6 +25,7 @@ class Row:
     batch_tokens: int
     core_years: str | None
     days: str | None
+    tokens: int = TOKENS
 
 
 TABLE3 = (
@@ -34,7 +36,8 @@ TABLE3 = (
     Row("(5) MoE(128E, 36L)", "moe_128e_36l", 128, 37e9, "0.67", 1_000_000, "6.1", "17.3"),
     Row("(6) MoE(128E, 12L)", "moe_128e_12l", 128, 12.5e9, "2.16", 1_000_000, "1.9", "5.4"),
     Row("* MoE(2048E, 60L)", "moe_2048e_60l", 2048, 1e12, None, 4_000_000, None, None),
-    Row("T(96L)", "t_96l", 2048, 2.3e9, None, 4_000_000, "235.5", "42"),
+    # 300,000 steps (section 4.2) of 4 million pieces.
+    Row("T(96L)", "t_96l", 2048, 2.3e9, None, 4_000_000, "235.5", "42", 12 * 10**11),
 )
 
 

@@ -61,9 +61,9 @@ def refused(said: Said, path: Path) -> dict[str, Any]:
     assert facts["refused"]["available_bytes"] / GIB == pytest.approx(15.48, abs=0.1)
     assert facts["refused"]["needed_bytes"] > facts["refused"]["available_bytes"]
     assert "memory_bytes" not in facts
-    # Refused early, in 1 to 3 s of a core; all 96 layers take tens (docs/pod.md). It is the
-    # process's own time, so that what else runs hardly matters.
-    assert facts["compiler"]["compile_cpu_seconds"] < 10
+    # Refused early, in 1 to 3 s of a core: the time of its threads, so that what else runs hardly
+    # matters.
+    assert facts["compiler"]["compile_cpu_seconds"] < 7
     return facts
 
 
@@ -140,6 +140,8 @@ def test_the_papers_smallest_model_on_its_128_cores(
     assert is_quiet(said)
     facts = json.loads((tmp_path / "moe_128e_12l.v3-8x8.json").read_text("utf-8"))
     assert facts["devices"] == 128
+    # 90 s of two cores for all of it, waiting left out.
+    assert facts["compiler"]["cpu_seconds"] < 180
     # An expert a core in six layers: 6 * 2 * 1024 * 8192 float32.
     assert facts["memory_bytes"]["expert weights"] == 6 * 2 * 1024 * 8192 * 4
     assert sum(facts["memory_bytes"].values()) < facts["device_bytes"] == 16 * GIB

@@ -117,3 +117,32 @@ def test_what_is_known_without_the_text_is_told(
         for name in ("RET_CHECK", operations, "temporaries", "fits: 4.00 of 16 GiB"):
             assert name in page, name
         assert "in the compiled program" not in page
+
+
+class Large(Searching):
+    """A program with temporaries beyond any GPU's memory."""
+
+    def memory_analysis(self) -> Any:
+        return SimpleNamespace(**{**SIZES, "temp_size_in_bytes": 100 * 2**30})
+
+
+def test_a_program_that_xla_compiles_and_a_gpu_cannot_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(config: str, *_: Any) -> dict[str, Any]:
+        with own_gin():
+            setup = setup_of(tmp_path / "planned")
+            return {"config": config, **compiling.facts(setup, topology("h100:1x8"), "train", 3)}
+
+    monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
+    program = functools.partial(compiled_to, Large, train_program)
+    monkeypatch.setitem(compiling.JOBS, "train", program)
+    monkeypatch.setattr("m4.plan.job.compiled", compiled)
+    said = m4("plan", f"--gin_file={TINY}", f"--output={tmp_path}", "--topology=h100:1x8")
+    assert said.status == 3
+    # 1 GiB given, 1 MiB of code.
+    assert "does not fit: 101.00 GiB, most of them temporaries (100.00), exceed" in said.out
+    assert "would help: " in said.out
+    facts = json.loads((tmp_path / f"{Path(TINY).stem}.h100-1x8.json").read_text("utf-8"))
+    assert facts["refused"]["available_bytes"] == facts["device_bytes"]
+    assert "memory_bytes" not in facts

@@ -67,8 +67,8 @@ def english_overlap() -> Cleaning:
 
 
 def thorough(stages: Sequence[Stage] = ()) -> Cleaning:
-    """Every stage at its defaults, duplicates without regard to case, width and spacing; those given
-    in `stages` in the place of their kind."""
+    """Every stage at its defaults, but duplicates without regard to case, width and spacing; those
+    given in `stages` in the place of their kind."""
     every: tuple[Stage, ...] = (
         Normalise(),
         Empty(),

@@ -164,7 +164,9 @@ def _row(preview: Preview, code: str) -> dict[str, Any]:
         "drawn": drawn,
         "share": preview.share(drawn),
         "others": [
-            (preview.share(one.drawn[code]), one.drawn[code].epochs) if one.drawn else None
+            {"share": preview.share(one.drawn[code]), "drawn": one.drawn[code]}
+            if one.drawn
+            else None
             for one in preview.columns[1:]
         ],
     }

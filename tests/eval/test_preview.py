@@ -52,6 +52,12 @@ def test_the_page_is_whole_and_escaped() -> None:
     assert rows == ["es", "gl"]
     # T=1 has two empty cells a row, not the numbers of another column.
     assert text.count('<td class="number first"></td>') == 2
+    # T=∞ has shares, epochs and repeated pairs of its own.
+    cells = re.findall(r"<tr><th>(?:es|gl).*?</tr>", text, re.DOTALL)
+    assert [re.findall(r">([^<>]+)</td>", row)[-3:] for row in cells] == [
+        ["10.00%", "20.0", "5"], ["90.00%", "0.90", "0"],
+    ]  # fmt: skip
+    assert text.count(">repeated</th>") == 3
     assert "No language is repeated more than 20 times" in page.html(
         seen, 20, {"light": b"", "dark": b""}
     )

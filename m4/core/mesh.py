@@ -12,6 +12,7 @@ from flax.linen import partitioning, spmd
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.core.axes import LOGICAL_AXIS_RULES, MESH_AXES
+from m4.core.divides import nearest
 
 # Logical axis -> mesh axis, or several, or None; a logical axis may have more than one rule.
 Rules = Sequence[tuple[str, str | Sequence[str] | None]]
@@ -185,9 +186,8 @@ def _check_parameter(
 
 
 def _does_not_divide(size: int, over: Sequence[str], parts: int) -> str:
-    down, up = size // parts * parts, (size // parts + 1) * parts
-    nearest = f"the nearest that do are {down} and {up}" if down else f"the least is {up}"
-    return f"does not divide over the {parts} parts of the mesh axes {' x '.join(over)}; {nearest}"
+    axes = " x ".join(over)
+    return f"does not divide over the {parts} parts of the mesh axes {axes}; {nearest(size, parts)}"
 
 
 def split_further(

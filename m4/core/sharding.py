@@ -31,7 +31,6 @@ program may go from any order to any other.
 `auto_to_manual` is `jax.shard_map` with its `in_specs`, `manual_to_auto` its `out_specs`).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -39,6 +38,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from m4.core.divides import nearest
 
 A = TypeVar("A", jax.Array, jax.ShapeDtypeStruct)
 Devices = Sequence[Any] | None  # of jax.Device
@@ -281,9 +282,7 @@ def _check_divides(
     for dimension, over in enumerate(mapping):
         size, count = shape[dimension], parts[over] if over != -1 else 1
         if size % count:
-            down, up = size // count * count, math.ceil(size / count) * count
-            nearest = f"the nearest sizes that do: {down} and {up}" if down else f"the least: {up}"
             raise ValueError(
                 f"sharding.{name}: dimension {dimension} of an array {list(shape)} does not divide "
-                f"into {count} parts; {nearest}"
+                f"into {count} parts; {nearest(size, count)}"
             )

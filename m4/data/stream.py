@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from m4.core.divides import nearest
 from m4.data import buckets, packing, permutation
 from m4.data.batches import EOS_IDS, TAG_IDS, Batch, Examples, SplitReader, lay_out
 from m4.data.batches import evaluation_batches as evaluation_batches
@@ -137,7 +138,8 @@ class Stream:
         shape = group.plan.shapes[place]
         if shape.rows % part[1]:
             raise ValueError(
-                f"a batch of {shape.rows} rows does not divide over {part[1]} hosts (BATCH_SIZE)"
+                f"a batch of {shape.rows} rows does not divide over {part[1]} hosts (BATCH_SIZE); "
+                f"{nearest(shape.rows, part[1])}"
             )
         chosen = group.by_step[group.edges[place] : group.edges[place + 1]]
         return lay_out(self._split, group.examples, chosen, group.plan.row_of, shape, part)

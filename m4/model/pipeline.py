@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from m4.core.divides import nearest
 from m4.core.mesh import split_axes
 from m4.model.blocks import REMAT, Block, Inputs, Mode
 from m4.model.layers import Array, constrain
@@ -71,18 +72,20 @@ def check(mesh: Mesh | AbstractMesh, model: Stacks, rows: int, of: str = "BATCH_
     for stack in ("encoder_layers", "decoder_layers"):
         if (layers := getattr(model, stack)) % G:
             raise ValueError(
-                f"{name}.{stack} = {layers} does not divide by mesh.make_mesh.stage = {G}"
+                f"{name}.{stack} = {layers} does not divide by mesh.make_mesh.stage = {G}; "
+                f"{nearest(layers, G)}"
             )
     if m < 1 or m % G:
         raise ValueError(
-            f"{name}.microbatches = {m} is no multiple of mesh.make_mesh.stage = {G}; "
-            f"{4 * G} leave a fifth of the time empty"
+            f"{name}.microbatches = {m} does not divide by mesh.make_mesh.stage = {G}; "
+            f"{nearest(m, G)}, {4 * G} leave a fifth of the time empty"
         )
     copies = math.prod(mesh.shape[axis] for axis in _rows_over(mesh))
     if rows % (copies * m):
         raise ValueError(
             f"{of} = {rows} rows do not divide by {copies * m}: "
-            f"{name}.microbatches = {m} on each of {copies} parts of the mesh's other axes"
+            f"{name}.microbatches = {m} on each of {copies} parts of the mesh's other axes; "
+            f"{nearest(rows, copies * m)}"
         )
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
+from m4.core.divides import nearest
 from m4.core.mesh import split_axes
 from m4.model.layers import constrain
 from m4.model.moe import layer_metrics, mean_metrics, sown_choices
@@ -150,7 +151,8 @@ def check_parts(mesh: Mesh | AbstractMesh, rows: int, accumulate: int) -> None:
     if rows % (devices * accumulate):
         raise ValueError(
             f"BATCH_SIZE = {rows} rows do not divide by {devices * accumulate}: "
-            f"loop.train.accumulate = {accumulate} parts on each of {devices} parts of the mesh"
+            f"loop.train.accumulate = {accumulate} parts on each of {devices} parts of the mesh; "
+            f"{nearest(rows, devices * accumulate)}"
         )
 
 

@@ -279,9 +279,9 @@ def test_the_partitioner_needs_no_more_than_the_input() -> None:
         (
             lambda: split(abstract(3, 10), 1, 4),
             r"sharding.split: dimension 1 of an array \[3, 10\] does not divide into 4 parts; the "
-            "nearest sizes that do: 8 and 12",
+            "nearest that do are 8 and 12",
         ),
-        (lambda: split(abstract(3), 0, 4), "into 4 parts; the least: 4"),
+        (lambda: split(abstract(3), 0, 4), "into 4 parts; the least is 4"),
         (lambda: split(abstract(6), 0, 3), "3 partitions of 8 devices; it can be 1, 2, 4, 8"),
         (lambda: split(abstract(8), 0, 0), "0 partitions of 8 devices"),
         (lambda: split(abstract(8), 1, 8), "dimension 1 of an array with 1 dimensions"),

@@ -181,7 +181,7 @@ def test_resume_on_any_number_of_hosts(made_cache: Cache, layout: str) -> None:
             assert len({part["direction_ids"].shape for part in parts}) == 1
             for key, array in whole.items():
                 assert np.array_equal(np.concatenate([part[key] for part in parts]), array)
-    with pytest.raises(ValueError, match="of 64 rows does not divide over 3 hosts"):
+    with pytest.raises(ValueError, match=r"of 64 rows .* over 3 hosts .*are 63 and 66$"):
         Stream(made_cache, batch_rows=64).batch(0, (0, 3))
 
 

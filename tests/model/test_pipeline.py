@@ -250,15 +250,21 @@ def test_decoding_takes_the_pipeline_apart():
         (
             {"decoder_layers": 3},
             16,
-            "Transformer.decoder_layers = 3 does not divide by mesh.make_mesh.stage = 2",
+            "Transformer.decoder_layers = 3 does not divide by mesh.make_mesh.stage = 2; the "
+            "nearest that do are 2 and 4",
         ),
-        ({"microbatches": 0}, 16, "microbatches = 0 is no multiple of mesh.make_mesh.stage = 2"),
-        ({"microbatches": 3}, 16, "microbatches = 3 is no multiple"),
+        (
+            {"microbatches": 0},
+            16,
+            "microbatches = 0 does not divide by mesh.make_mesh.stage = 2; the least is 2, 8 leave",
+        ),
+        ({"microbatches": -3}, 16, "microbatches = -3 does not divide by .*; the least is 2, 8"),
+        ({"microbatches": 3}, 16, "does not divide by .*; the nearest that do are 2 and 4, 8 leav"),
         (
             {},
             24,
             "BATCH_SIZE = 24 rows do not divide by 16: transformer.Transformer.microbatches = 4 "
-            "on each of 4 parts",
+            "on each of 4 parts of the mesh's other axes; the nearest that do are 16 and 32",
         ),
     ],
 )

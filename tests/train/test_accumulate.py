@@ -114,7 +114,8 @@ def test_parts_draw_for_themselves():
     ("rows", "accumulate", "message"),
     [
         (16, 3, "BATCH_SIZE = 16 rows do not divide by 12: loop.train.accumulate = 3 parts on eac"),
-        (16, 8, "do not divide by 32"),
+        (16, 3, "on each of 4 parts of the mesh; the nearest that do are 12 and 24$"),
+        (16, 8, "do not divide by 32: .*; the least is 32$"),
         (16, 0, "loop.train.accumulate = 0 is less than 1"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from m4.data.samplers.schedule import Schedule
 from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
 from m4.data.sources.tsv import Tsv
+from m4.data.stream import Stream
 from tests.data.corpus import Made
 
 pytestmark = [
@@ -140,6 +142,42 @@ def test_a_mixture_draws_its_tasks_at_the_rates(seqio: Any, registered: Cache) -
     for direction, rate in rates.items():
         # 4 sigma of a binomial draw
         assert abs(seen[direction] - rate * count) < 4 * (count * rate * (1 - rate)) ** 0.5
+
+
+def test_the_stream_gives_the_examples_and_the_shares_of_the_mixture(
+    tasks: ModuleType, seqio: Any, registered: Cache
+) -> None:
+    stream = Stream(registered, batch_rows=16, layout="single")
+    # Draws come in blocks of 4,096 (draws.py): with 16 pairs a step 256 steps.
+    rates, block_steps = tasks.mixture_rates("m4.any_to_any"), 256
+    drawn: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {name: [] for name in rates}
+    for step in range(block_steps):
+        batch = stream.batch(step)
+        inside = [batch[f"{side}_segment_ids"] == 1 for side in ("encoder", "decoder")]
+        for row, (source, target) in enumerate(zip(*inside, strict=True)):
+            pair = (
+                tuple(batch["encoder_input_tokens"][row][source].tolist()),
+                tuple(batch["decoder_target_tokens"][row][target].tolist()),
+            )
+            drawn[stream.directions[batch["direction_ids"][row, 0]]].append(pair)
+    for direction, pairs in drawn.items():
+        task = seqio.get_mixture_or_task(tasks.task_name(direction))
+        # The lengths of the cache: nothing is trimmed.
+        dataset = task.get_dataset({"inputs": 96, "targets": 96}, "train", shuffle=False)
+        own = Counter((tuple(inputs), tuple(targets)) for inputs, targets in ids_of(dataset))
+        size = own.total()
+        # gl has the most pairs for its share: 300 of 0.2 * 4,096, so two epochs and more of each.
+        assert len(pairs) > 2 * size
+        for epoch in range(len(pairs) // size):
+            assert Counter(pairs[epoch * size : (epoch + 1) * size]) == own, (direction, epoch)
+    assert {name: len(pairs) for name, pairs in drawn.items()} == stream.examples_seen(block_steps)
+    for blocks in (1, 7, 1000, 10**6):
+        seen = stream.examples_seen(blocks * block_steps)
+        assert sum(seen.values()) == blocks * 4096
+        for direction, rate in rates.items():
+            # After whole blocks no count is off by more than 1; 1e-6: seqio's rates are floats.
+            wanted_count = rate * blocks * 4096
+            assert abs(seen[direction] - wanted_count) < 1 + 1e-6 * wanted_count**0.5, direction
 
 
 def test_feature_converter_of_t5x(seqio: Any, registered: Cache) -> None:

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-# Lines of JAX that name the process that was lost stand above this one.
+# JAX's own lines stand above this one.
 LOST = (
     "another process of the job has ended or cannot be reached, so this one ends too; started "
     "again, all of them go on from the latest checkpoint"

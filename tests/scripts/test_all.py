@@ -173,15 +173,34 @@ def test_the_slices_of_the_documentation_are_those_of_the_scripts(column: int) -
     assert number == int(chips) * (2 if said["the number counts"] == "TensorCores" else 1)
 
 
+def words_of(text: str, *programs: str) -> list[list[str]]:
+    """The commands of a text that begin so, also over several lines."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.startswith(programs)]
+
+
+def header(name: str) -> str:
+    """The comment that a config begins with, without its marks."""
+    lines = (ROOT / "gin_configs" / f"{name}.gin").read_text().split("\nfrom ")[0].splitlines()
+    return "\n".join(line.removeprefix("#").strip() for line in lines)
+
+
+def test_the_command_of_a_pods_config_names_its_corpus() -> None:
+    for name in ("v4_128", "v5e_256", "t_96l_pipeline"):
+        (command,) = words_of(header(name), "scripts/", "m4 train")
+        assert f"--gin_file=gin_configs/{name}.gin" in command
+        assert f"--model_dir=gs://BUCKET/{name}" in command
+        assert "--gin.DATA_DIR='gs://BUCKET/corpus'" in command
+
+
 def test_the_commands_of_the_documentation_are_possible() -> None:
     text = (ROOT / "docs" / "cloud_tpu.md").read_text()
     blocks = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    commands = [
-        shlex.split(line)
-        for line in blocks.replace("\\\n", " ").splitlines()
-        if line.startswith("scripts/")
-    ]
+    commands = words_of(blocks, "scripts/")
     assert len(commands) >= 10
+    of_headers = [words_of(header(name), "scripts/") for name in ("v4_128", "v5e_256")]
+    assert [len(found) for found in of_headers] == [1, 1]
+    commands += [command for found in of_headers for command in found]
     # Jobs of one folder have one config, also what it is told beside the file.
     jobs = [command for command in commands if any("--model_dir=" in word for word in command)]
     assert len(jobs) >= 8

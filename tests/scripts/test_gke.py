@@ -35,17 +35,19 @@ def manifest(*arguments: str) -> dict:
     return yaml.safe_load(said.stdout)
 
 
-def test_the_job_set_runs_m4_on_every_host_of_one_slice() -> None:
-    job_set = manifest("--slice=v4-128", "--max_restarts=7", "--service_account=trainer", *TRAIN)
+@pytest.mark.parametrize("job", ["train", "decode", "eval"])
+def test_the_job_set_runs_m4_on_every_host_of_one_slice(job: str) -> None:
+    command = ["--", job, *TRAIN[2:]]
+    job_set = manifest("--slice=v4-128", "--max_restarts=7", "--service_account=trainer", *command)
     assert (job_set["apiVersion"], job_set["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert job_set["spec"]["failurePolicy"]["maxRestarts"] == 7
     (replicated,) = job_set["spec"]["replicatedJobs"]
     assert replicated["replicas"] == 1
-    job = replicated["template"]["spec"]
+    hosts = replicated["template"]["spec"]
     # 4 x 4 x 4 chips, four a host; one pod that fails is the Job's end, so that all start again.
-    assert job["parallelism"] == job["completions"] == 16
-    assert job["backoffLimit"] == 0
-    pod = job["template"]["spec"]
+    assert hosts["parallelism"] == hosts["completions"] == 16
+    assert hosts["backoffLimit"] == 0
+    pod = hosts["template"]["spec"]
     assert pod["restartPolicy"] == "Never"  # Kubernetes asks for it where podFailurePolicy is
     assert pod["serviceAccountName"] == "trainer"
     assert pod["nodeSelector"] == {
@@ -53,7 +55,7 @@ def test_the_job_set_runs_m4_on_every_host_of_one_slice() -> None:
         "cloud.google.com/gke-tpu-topology": "4x4x4",
     }
     (container,) = pod["containers"]
-    assert container["args"] == list(TRAIN[1:])
+    assert container["args"] == command[1:]
     assert container["resources"]["limits"] == {"google.com/tpu": 4}
 
 
@@ -100,12 +102,13 @@ def test_apply_gives_the_cluster_the_manifest(tmp_path: Path, fakes: Path) -> No
     assert (tmp_path / "applied").read_text() == applied
 
 
-def test_xpk_runs_the_same_job() -> None:
-    options = (*slice_options("v5e-256"), "--cluster=c", "--image=here/m4:1", "--", "train", "a b")
+@pytest.mark.parametrize("job", ["train", "decode", "eval"])
+def test_xpk_runs_the_same_job(job: str) -> None:
+    options = (*slice_options("v5e-256"), "--cluster=c", "--image=here/m4:1", "--", job, "a b")
     (words,) = dry("gke.sh", "xpk", *options)
     assert words[:4] == ["xpk", "workload", "create", "--workload=big"]
     assert {"--tpu-type=v5litepod-256", "--docker-image=here/m4:1", "--cluster=c"} <= set(words)
-    assert shlex.split(remote(words)) == ["m4", "train", "a b"]
+    assert shlex.split(remote(words)) == ["m4", job, "a b"]
 
 
 @pytest.mark.parametrize("option", ["--spot", "--service_account=reader"])

@@ -1,10 +1,11 @@
 """A 3-D convolution network split over space: `python examples/spatial_partitioning.py`.
 
 The images of a 3-D U-Net are too large for one device, and a batch too small to be split. So space
-is split: device i has the i-th slab of every image. The network below knows nothing of it; one
-annotation, of its input, is all (`split` in `main`). XLA's partitioner carries it through every
-layer, down to the coarse scale and up again, and sends what a kernel needs of the neighbours'
-slabs, the halo, by collective-permute (GShard, arXiv 2006.16668, sections 3.3.2 and A.3).
+is split: device i has the i-th slab of every image. The network below knows nothing of it; its
+input is split, its kernels are whole everywhere (`split` and `replicate` in `main`), and that is
+all. XLA's partitioner carries the split through every layer, down to the coarse scale and up again,
+and sends what a kernel needs of the neighbours' slabs, the halo, by collective-permute (GShard,
+arXiv 2006.16668, sections 3.3.2 and A.3).
 
 The program runs on fake CPU devices and on one, and must give the same. What is sent is printed. A
 halo of a 3 x 3 x 3 kernel is one layer from either side, with stride 2 from one side only.
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     images = jax.random.normal(jax.random.key(0), (1, options.depth, 8, 8, 4))
     kernels = make_kernels(channels=4)
-    # The one annotation. Kernels are small: everyone has them.
+    # All annotations there are. Kernels are small: everyone has them.
     split_images = split(images, 1, options.devices, devices=devices)
     everywhere = jax.tree.map(lambda kernel: replicate(kernel, devices=devices), kernels)
 

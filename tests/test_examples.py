@@ -29,7 +29,7 @@ def test_every_example_is_tested() -> None:
     assert [path.name for path in sorted(FOLDER.glob("*.py"))] == ["spatial_partitioning.py"]
 
 
-def test_space_is_split_by_one_annotation() -> None:
+def test_space_is_split_by_annotations_of_the_arguments_alone() -> None:
     spatial = example("spatial_partitioning")
     images = jax.random.normal(jax.random.key(0), (1, 16, 4, 4, 2))
     kernels = spatial.make_kernels(channels=2)

@@ -10,7 +10,8 @@ corpus, is made a cache; then, each in a process of its own:
            with sentences as long as news; of --gigabytes of them, when that is given
   seqio    seqio's own mixture of the same cache, packed by its feature converter
   shares   a million draws against their theory
-  resume   random steps by fresh streams on 1, 2 and 8 hosts against one stream
+  resume   random steps, each by a fresh stream on 1, 2 and 8 hosts, against one stream: packed,
+           and a tenth as many bucketed
 
 One JSON line a measurement, and a table at the end. Tokens are ids of sources and targets without
 padding. CPU seconds are of all threads; rates are a CPU second: on one core.
@@ -31,6 +32,7 @@ from process import Meter, memory
 
 PARTS = ("tokenize", "start", "feed", "seqio", "shares", "resume")
 LENGTH = 128
+HOSTS = (1, 2, 8)
 
 
 def tokens_in(batch: dict[str, Any]) -> list[int]:
@@ -45,15 +47,23 @@ def tokenize(folder: str, repeats: int) -> dict[str, Any]:
     return tokenizing.tokenize(folder, repeats)
 
 
-def start(folder: str, directions: int, jobs: bool) -> dict[str, Any]:
-    """From the beginning of this process to the first batch."""
+def start(
+    folder: str, directions: int, jobs: bool, text: str, languages: int, pieces: int
+) -> dict[str, Any]:
+    """From the beginning of this process to the first batch; with jobs as `m4 train` does it: with
+    JAX, and the cache's settings and source are compared."""
     if jobs:
-        import m4.jobs  # noqa: F401  with JAX, as `m4 train`
-    from m4.data.cache import Cache
+        import m4.jobs  # noqa: F401
+    from m4.data.cache import Cache, prepare
     from m4.data.stream import Stream
 
     imported = time.process_time()
-    cache = Cache(folder)
+    if jobs:
+        source, codes = corpora.text(text, languages)
+        cache = prepare(folder, source, codes, vocabulary_size=pieces)
+    else:
+        cache = Cache(folder)
+    opened = time.process_time()
     stream = Stream(cache, cache.directions[:directions], batch_rows=64)
     stream.batch(0)
     seconds = time.time() - float(os.environ["STARTED"])
@@ -63,6 +73,7 @@ def start(folder: str, directions: int, jobs: bool) -> dict[str, Any]:
         "seconds": seconds,
         "cpu_seconds": cpu,
         "import_cpu_seconds": imported,
+        "open_cpu_seconds": opened - imported,
         **memory(),
     }
 
@@ -174,24 +185,29 @@ def shares(folder: str) -> dict[str, Any]:
     return {"draws": number, "directions": len(sizes), "largest_deviation_sigma": float(off.max())}
 
 
-def resume(folder: str, steps: int) -> dict[str, Any]:
-    """Batches that differ: of one stream, and of a new stream on every step, by several hosts."""
+def resume(folder: str, steps: int, layout: str) -> dict[str, Any]:
+    """Steps whose batch differs: of one stream, and of a new stream on every step, whose parts are
+    those of 1, of 2 and of 8 hosts."""
     import numpy as np
 
     from m4.data.cache import Cache
     from m4.data.stream import Stream
 
     cache, different = Cache(folder), 0
-    whole = Stream(cache, batch_rows=64)
-    for i, step in enumerate(np.random.default_rng(0).integers(0, 10**6, steps).tolist()):
-        hosts = (1, 2, 8)[i % 3]
-        fresh = Stream(cache, batch_rows=64)
-        parts = [fresh.batch(step, (host, hosts)) for host in range(hosts)]
-        different += any(
-            not np.array_equal(np.concatenate([part[key] for part in parts]), array)
-            for key, array in whole.batch(step).items()
-        )
-    return {"steps": steps, "hosts": [1, 2, 8], "different": different}
+    options: dict[str, Any] = {"batch_rows": 64, "layout": layout}
+    whole = Stream(cache, **options)
+    for step in np.random.default_rng(0).integers(0, 10**6, steps).tolist():
+        wanted, fresh = whole.batch(step), Stream(cache, **options)
+        # A stream is a function of its arguments: hosts differ in the part that they ask for.
+        equal = True
+        for hosts in HOSTS:
+            parts = [fresh.batch(step, (host, hosts)) for host in range(hosts)]
+            equal &= all(
+                np.array_equal(np.concatenate([part[key] for part in parts]), array)
+                for key, array in wanted.items()
+            )
+        different += not equal
+    return {"layout": layout, "steps": steps, "hosts": HOSTS, "different": different}
 
 
 def measured(name: str, **arguments: Any) -> dict[str, Any]:
@@ -307,18 +323,23 @@ def main() -> None:
         if "tokenize" in parts:
             measured("tokenize", **common, repeats=arguments.repeats)
         if "start" in parts:
-            measured("start", **common, directions=2, jobs=False)  # compiles; fills disk caches
+            made_of = {
+                "text": arguments.folder,
+                "languages": arguments.languages,
+                "pieces": arguments.pieces,
+            }
+            # Compiles, and fills disk caches.
+            measured("start", **common, **made_of, directions=2, jobs=False)
             for directions, jobs, uncompiled in (
                 (20, False, False),
                 (200, False, False),
                 (200, False, True),
                 (200, True, False),
             ):
-                found = measured(
-                    "start", **common, directions=directions, jobs=jobs, uncompiled=uncompiled
-                )
+                values = {"directions": directions, "jobs": jobs, "uncompiled": uncompiled}
+                found = measured("start", **common, **made_of, **values)
                 name = f"start, {found['directions']} directions"
-                name += ", `m4.jobs` imported" * jobs + ", nothing compiled yet" * uncompiled
+                name += ", as `m4 train` begins" * jobs + ", nothing compiled yet" * uncompiled
                 rows.append((name, found))
         if "feed" in parts:
             for where, path in (("this text", folder), ("news lengths", news)):
@@ -352,7 +373,11 @@ def main() -> None:
         if "shares" in parts:
             measured("shares", **common)
         if "resume" in parts:
-            measured("resume", **common, steps=arguments.resume_steps)
+            for layout, steps in (
+                ("packed", arguments.resume_steps),
+                ("bucketed", arguments.resume_steps // 10),
+            ):
+                measured("resume", **common, layout=layout, steps=steps)
     print(table(rows))
 
 

@@ -162,3 +162,20 @@ def test_axes_that_the_table_leaves_whole_in_parts_are_one_device() -> None:
     """Buckets of relative positions and routers' experts over the rows' axis."""
     rules = "--gin.loop.train.rules=[('relpos_buckets', 'data'), ('unmodeled', 'data')]"
     assert_alike(a_step("data_parallel", False, rules), a_step("data_parallel", True))
+
+
+@pytest.mark.thorough
+def test_replicated_weights_in_parts_beside_experts_are_one_device() -> None:
+    """The form of gin_configs/moe_2048e_60l.gin: experts stay, what is beside them is cut."""
+    found = a_step("expert_parallel", False, "--gin.loop.train.zero=('expert',)")
+    assert_alike(found, a_step("data_parallel", True))
+    # Without `zero` the config gathers nothing (the documentation's table).
+    assert "all-gather" in found.sent
+
+
+@pytest.mark.thorough
+def test_layers_computed_again_but_for_products_are_one_device() -> None:
+    products = "--gin.transformer.Transformer.remat='products'"
+    found = a_step("rematerialisation", False, products)
+    assert found.model.remat == "products"
+    assert_alike(found, a_step("data_parallel", True))

@@ -18,6 +18,7 @@ padding. CPU seconds are of all threads; rates are a CPU second: on one core.
 """
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -53,7 +54,7 @@ def start(
     """From the beginning of this process to the first batch; with jobs as `m4 train` does it: with
     JAX, and the cache's settings and source are compared."""
     if jobs:
-        import m4.jobs  # noqa: F401
+        importlib.import_module("m4.jobs")
     from m4.data.cache import Cache, prepare
     from m4.data.stream import Stream
 
@@ -289,30 +290,14 @@ def table(rows: list[tuple[str, dict[str, Any]]]) -> str:
 
 def main() -> None:
     """Builds the caches in a temporary folder and measures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", default="", help="of TSV files; else the embedded corpus")
-    parser.add_argument("--languages", type=int, default=100)
-    parser.add_argument("--pieces", type=int, default=8000, help="of the vocabulary")
-    parser.add_argument("--repeats", type=int, default=3, help="of tokenizing")
-    parser.add_argument("--parts", default=",".join(PARTS), help="which ones, or none")
-    parser.add_argument(
-        "--gigabytes", type=float, default=0, help="of a larger cache, to feed from"
-    )
-    parser.add_argument("--seconds", type=float, default=5, help="CPU seconds of each feed")
-    parser.add_argument("--seqio_seconds", type=float, default=30, help="CPU seconds of seqio")
-    parser.add_argument("--resume_steps", type=int, default=1000)
-    parser.add_argument("--scratch", default=None, help="where the caches are made")
-    parser.add_argument("--measure", nargs=2, help="of the child processes")
-    arguments = parser.parse_args()
+    arguments = parsed()
     if arguments.measure:
         name, values = arguments.measure
         function = {f.__name__: f for f in (tokenize, start, feed, seqio, shares, resume)}[name]
         print(json.dumps(function(**json.loads(values))))
         return
-    rows: list[tuple[str, dict[str, Any]]] = []
-    parts = [] if arguments.parts == "none" else arguments.parts.split(",")
-    if unknown := sorted(set(parts) - set(PARTS)):
-        parser.error(f"--parts: no {', '.join(unknown)}; there are {', '.join(PARTS)}, or none")
+    rows: list[Row] = []
+    parts = arguments.parts
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         folder, news = Path(scratch) / "text", Path(scratch) / "news"
         build(folder, arguments.folder, arguments.languages, arguments.pieces)
@@ -323,62 +308,89 @@ def main() -> None:
         if "tokenize" in parts:
             measured("tokenize", **common, repeats=arguments.repeats)
         if "start" in parts:
-            made_of = {
-                "text": arguments.folder,
-                "languages": arguments.languages,
-                "pieces": arguments.pieces,
-            }
-            # Compiles, and fills disk caches.
-            measured("start", **common, **made_of, directions=2, jobs=False)
-            for directions, jobs, uncompiled in (
-                (20, False, False),
-                (200, False, False),
-                (200, False, True),
-                (200, True, False),
-            ):
-                values = {"directions": directions, "jobs": jobs, "uncompiled": uncompiled}
-                found = measured("start", **common, **made_of, **values)
-                name = f"start, {found['directions']} directions"
-                name += ", as `m4 train` begins" * jobs + ", nothing compiled yet" * uncompiled
-                rows.append((name, found))
+            rows += starts(folder, arguments)
         if "feed" in parts:
-            for where, path in (("this text", folder), ("news lengths", news)):
-                for layout, size in (
-                    ("packed", 16),
-                    ("packed", 64),
-                    ("packed", 512),
-                    ("bucketed", 64),
-                    ("single", 64),
-                ):
-                    values = {"rows": size, "layout": layout, "seconds": arguments.seconds}
-                    found = measured("feed", folder=str(path), **values)
-                    rows.append((f"{layout}, {size} rows, {where}", found))
+            rows += feeds(folder, "this text", arguments.seconds)
+            rows += feeds(news, "news lengths", arguments.seconds)
         if arguments.gigabytes:
             large = Path(scratch) / "large"
             corpora.enlarge(Cache(folder), large, arguments.gigabytes)
-            for drop in (True, False):
-                found = measured(
-                    "feed",
-                    folder=str(large),
-                    rows=64,
-                    layout="packed",
-                    seconds=4 * arguments.seconds,
-                    drop=drop,
-                )
-                name = f"packed, 64 rows, {found['gigabytes']:.1f} GB"
-                rows.append((name + (", from the disk" if drop else ", once more"), found))
+            rows += feeds_of_large(large, 4 * arguments.seconds)
         if "seqio" in parts:
             found = measured("seqio", **common, rows=64, seconds=arguments.seqio_seconds)
             rows.append(("seqio's mixture, packed, 64 rows, this text", found))
         if "shares" in parts:
             measured("shares", **common)
         if "resume" in parts:
-            for layout, steps in (
-                ("packed", arguments.resume_steps),
-                ("bucketed", arguments.resume_steps // 10),
-            ):
-                measured("resume", **common, layout=layout, steps=steps)
+            steps = arguments.resume_steps
+            for layout, number in (("packed", steps), ("bucketed", steps // 10)):
+                measured("resume", **common, layout=layout, steps=number)
     print(table(rows))
+
+
+Row = tuple[str, dict[str, Any]]  # its name, what was measured
+
+
+def parsed() -> argparse.Namespace:
+    """The command line; `parts` as a list."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", default="", help="of TSV files; else the embedded corpus")
+    parser.add_argument("--languages", type=int, default=100)
+    parser.add_argument("--pieces", type=int, default=8000, help="of the vocabulary")
+    parser.add_argument("--repeats", type=int, default=3, help="of tokenizing")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which ones, or none")
+    parser.add_argument("--gigabytes", type=float, default=0, help="of a cache to feed from")
+    parser.add_argument("--seconds", type=float, default=5, help="CPU seconds of each feed")
+    parser.add_argument("--seqio_seconds", type=float, default=30, help="CPU seconds of seqio")
+    parser.add_argument("--resume_steps", type=int, default=1000)
+    parser.add_argument("--scratch", default=None, help="where the caches are made")
+    parser.add_argument("--measure", nargs=2, help="of the child processes")
+    arguments = parser.parse_args()
+    arguments.parts = [] if arguments.parts == "none" else arguments.parts.split(",")
+    if unknown := sorted(set(arguments.parts) - set(PARTS)):
+        parser.error(f"--parts: no {', '.join(unknown)}; there are {', '.join(PARTS)}, or none")
+    return arguments
+
+
+def starts(folder: Path, arguments: argparse.Namespace) -> list[Row]:
+    """From nothing to the first batch."""
+    given: dict[str, Any] = {
+        "folder": str(folder),
+        "text": arguments.folder,
+        "languages": arguments.languages,
+        "pieces": arguments.pieces,
+    }
+    # Compiles, and fills disk caches.
+    measured("start", **given, directions=2, jobs=False)
+    rows = []
+    kinds = (20, False, False), (200, False, False), (200, False, True), (200, True, False)
+    for directions, jobs, uncompiled in kinds:
+        values = {"directions": directions, "jobs": jobs, "uncompiled": uncompiled}
+        found = measured("start", **given, **values)
+        name = f"start, {found['directions']} directions"
+        name += ", as `m4 train` begins" * jobs + ", nothing compiled yet" * uncompiled
+        rows.append((name, found))
+    return rows
+
+
+def feeds(folder: Path, what: str, seconds: float) -> list[Row]:
+    """Batches in a row, in every layout."""
+    rows = []
+    kinds = ("packed", 16), ("packed", 64), ("packed", 512), ("bucketed", 64), ("single", 64)
+    for layout, size in kinds:
+        found = measured("feed", folder=str(folder), rows=size, layout=layout, seconds=seconds)
+        rows.append((f"{layout}, {size} rows, {what}", found))
+    return rows
+
+
+def feeds_of_large(folder: Path, seconds: float) -> list[Row]:
+    """Of a cache that memory may not hold: from the disk, and once more."""
+    rows = []
+    for drop, how in ((True, "from the disk"), (False, "once more")):
+        values = {"rows": 64, "layout": "packed", "seconds": seconds, "drop": drop}
+        found = measured("feed", folder=str(folder), **values)
+        rows.append((f"packed, 64 rows, {found['gigabytes']:.1f} GB, {how}", found))
+    return rows
 
 
 if __name__ == "__main__":

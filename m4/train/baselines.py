@@ -228,10 +228,8 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
     from m4.eval.decode import decode
     from m4.eval.hypotheses import decode_to_files
     from m4.eval.testsets import split_pairs
-    from m4.model.transformer import Transformer
     from m4.train.dev import dev_chrf
     from m4.train.loop import EarlyStopping, Evaluator, train
-    from m4.train.optimizer import muon, rsqrt
 
     folder, language = Path(plan["folder"]), plan["language"]
     set_up(folder.parent / "compilation_cache")
@@ -240,18 +238,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
     cache = caches.subset(
         caches.Cache(corpus), folder / "data", language, vocabulary_size=recipe.vocabulary_size
     )
-    model = Transformer(
-        # Not the exact size: models whose vocabularies differ by a few pieces share the program.
-        vocab_size=-(-max(cache.target_vocabulary.size, recipe.vocabulary_size) // 8) * 8,
-        width=recipe.width,
-        heads=recipe.heads,
-        head_width=recipe.head_width,
-        mlp_width=recipe.mlp_width,
-        encoder_layers=recipe.layers,
-        decoder_layers=recipe.layers,
-        dropout_rate=recipe.dropout_rate,
-        absolute_positions=True,
-    )
+    model = _model(recipe, cache)
     stream = Stream(cache, seed=plan["seed"], batch_rows=recipe.batch_rows)
     # Sources that are too long are told once, by the multilingual model's decoding.
     translate = functools.partial(
@@ -271,17 +258,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
         folder,
         model,
         stream,
-        functools.partial(
-            muon,
-            matrix_rate=recipe.matrix_rate,
-            schedule=functools.partial(
-                rsqrt,
-                peak=recipe.peak,
-                warmup_steps=recipe.warmup_steps,
-                hold_steps=2 * recipe.warmup_steps,
-                cooldown_steps=recipe.cooldown_steps,
-            ),
-        ),
+        _optimizer(recipe),
         make_mesh(),
         total_steps=recipe.max_steps,
         seed=plan["seed"],
@@ -312,3 +289,35 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
     }
     write_text(folder / "result.json", json.dumps(result, indent=1))
     return language
+
+
+def _model(recipe: Recipe, cache: Any) -> Any:
+    """The Transformer of a recipe for a language's m4.data.cache.Cache."""
+    from m4.model.transformer import Transformer
+
+    return Transformer(
+        # Not the exact size: models whose vocabularies differ by a few pieces share the program.
+        vocab_size=-(-max(cache.target_vocabulary.size, recipe.vocabulary_size) // 8) * 8,
+        width=recipe.width,
+        heads=recipe.heads,
+        head_width=recipe.head_width,
+        mlp_width=recipe.mlp_width,
+        encoder_layers=recipe.layers,
+        decoder_layers=recipe.layers,
+        dropout_rate=recipe.dropout_rate,
+        absolute_positions=True,
+    )
+
+
+def _optimizer(recipe: Recipe) -> Callable[[int], Any]:
+    """(total steps) -> the optimizer of a recipe."""
+    from m4.train.optimizer import muon, rsqrt
+
+    schedule = functools.partial(
+        rsqrt,
+        peak=recipe.peak,
+        warmup_steps=recipe.warmup_steps,
+        hold_steps=2 * recipe.warmup_steps,
+        cooldown_steps=recipe.cooldown_steps,
+    )
+    return functools.partial(muon, matrix_rate=recipe.matrix_rate, schedule=schedule)

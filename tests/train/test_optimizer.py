@@ -124,6 +124,23 @@ def test_adamw_does_not_decay_norm_scales():
     np.testing.assert_allclose(updates["kernel"], -0.05, rtol=1e-6)
 
 
+def test_adamw_clips_the_global_norm_as_optax_does():
+    # Norms 5 and 0.5 of both leaves together, around the limit 2: steps are clipped, not, clipped.
+    # Adam does not mind one factor on all gradients; the moments' mixture shows which were clipped.
+    params = {"a": jnp.ones(2), "b": jnp.ones((1, 2))}
+    gradients = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[0.0, 4.0]])}
+    rate = 0.1
+    ours = adamw(10, schedule=lambda total: lambda step: rate, clip_norm=2.0)
+    adam = optax.adamw(rate, b2=0.98, eps=1e-9, weight_decay=0.0)
+    theirs = optax.chain(optax.clip_by_global_norm(2.0), adam)
+    states = [optimizer.init(params) for optimizer in (ours, theirs)]
+    for scale in (1.0, 0.1, 1.0):
+        scaled = jax.tree.map(lambda g, by=scale: g * by, gradients)
+        found, states[0] = ours.update(scaled, states[0], params)
+        wanted, states[1] = theirs.update(scaled, states[1], params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
+
+
 def test_first_factored_step_by_hand():
     # g^2 = [[1, 3], [2, 6]]: rows' means (2, 4), columns' means (1.5, 4.5), their mean 3. At the
     # first step the moments are these, and row * column / mean = [[1, 3], [2, 6]]: g^2 has rank 1,

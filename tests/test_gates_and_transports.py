@@ -109,17 +109,10 @@ def test_the_runs_have_every_gate_and_transport() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "run",
-    [
-        # One transport without a choice and GShard's own gate here, the others in CI.
-        pytest.param(
-            run,
-            id=f"{run.encoder} {run.decoder} {run.transport}",
-            marks=[] if run.transport == "einsum" else [pytest.mark.thorough],
-        )
-        for run in RUNS
-    ],
+    [pytest.param(run, id=f"{run.encoder} {run.decoder} {run.transport}") for run in RUNS],
 )
 def test_fifty_steps(
     setup: jobs.Setup, corpus: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run

@@ -1,8 +1,11 @@
-"""Matrix products whose weight gradient is written as x^T dy.
+"""Matrix products whose gradients are written so that XLA's CPU library is fast.
 
-Automatic differentiation writes the same thing as (dy^T x)^T, for which XLA's CPU library needs up
-to twice the time. (docs/performance.md, "Weight gradients".)
+The weight's is x^T dy. Automatic differentiation writes the same thing as (dy^T x)^T, which takes
+up to twice the time; so does the input's, dy w^T, where few rows meet a large weight.
+(docs/performance.md, "Gradients of matrix products".)
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +26,7 @@ def _product_forward(x: Array, w_KN: Array):
 def _product_backward(saved, d: Array):
     x, w_KN = saved
     rows_x, rows_d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
-    return jnp.einsum("...N,KN->...K", d, w_KN), weight_gradient(rows_x, rows_d)
+    return input_gradient(d, w_KN), weight_gradient(rows_x, rows_d)
 
 
 product.defvjp(_product_forward, _product_backward)
@@ -43,7 +46,7 @@ def _expert_backward(saved, d_EGCF: Array):
     x_EGCM, w_EMF = saved
     E, _, _, M = x_EGCM.shape
     rows_x, rows_d = x_EGCM.reshape(E, -1, M), d_EGCF.reshape(E, -1, d_EGCF.shape[-1])
-    return jnp.einsum("EGCF,EMF->EGCM", d_EGCF, w_EMF), weight_gradient(rows_x, rows_d)
+    return input_gradient(d_EGCF, w_EMF), weight_gradient(rows_x, rows_d)
 
 
 expert_product.defvjp(_expert_forward, _expert_backward)
@@ -70,9 +73,29 @@ def _tied_backward(saved, d_BTV: Array):
 tied_logits.defvjp(_tied_forward, _tied_backward)
 
 
+def input_gradient(d: Array, w: Array) -> Array:
+    """d w^T: [(E,) ..., N], [(E,) K, N] -> [(E,) ..., K]."""
+    batch = tuple(range(w.ndim - 2))  # the experts' axis, if any
+
+    def as_it_comes(d: Array, w: Array) -> Array:
+        dimensions = ((d.ndim - 1,), (w.ndim - 1,)), (batch, batch)
+        return jax.lax.dot_general(d, w, dimensions)
+
+    # XLA's CPU library rearranges the right side. Where rows are few that had better not be w.
+    def turned(d: Array, w: Array) -> Array:
+        dimensions = ((w.ndim - 1,), (d.ndim - 1,)), (batch, batch)
+        result = jax.lax.optimization_barrier(jax.lax.dot_general(w, d, dimensions))
+        return jnp.moveaxis(result, w.ndim - 2, -1)
+
+    rows = math.prod(d.shape[len(batch) : -1])
+    if not _few_rows(rows, *w.shape[-2:]):
+        return as_it_comes(d, w)
+    return jax.lax.platform_dependent(d, w, cpu=turned, default=as_it_comes)
+
+
 def weight_gradient(x: Array, d: Array) -> Array:
     """x^T d over the rows: [(E,) rows, K], [(E,) rows, N] -> [(E,) K, N]."""
-    if x.shape[-1] <= d.shape[-1]:
+    if x.shape[-1] <= d.shape[-1] or _few_rows(x.shape[-2], x.shape[-1], d.shape[-1]):
         return jnp.einsum("...RK,...RN->...KN", x, d)
 
     # XLA's CPU library is slow where the transposed side is the wide one: there x^T is written
@@ -84,3 +107,8 @@ def weight_gradient(x: Array, d: Array) -> Array:
         return jnp.swapaxes(x, -1, -2) @ d
 
     return jax.lax.platform_dependent(x, d, cpu=written_down, default=as_it_comes)
+
+
+def _few_rows(rows: int, K: int, N: int) -> bool:
+    """Whether x [rows, K] and y [rows, N] have fewer numbers than w [K, N]."""
+    return rows * (K + N) < K * N

@@ -85,9 +85,10 @@ def scale_by_matrix(
     stack) is one block, not factored.
 
     optax.adafactor is the same on one matrix. It factors the two LARGEST axes, so that more experts
-    than hidden units would share statistics between experts; and on CPUs it takes 1.5 times as long
-    over large matrices, because XLA computes factors of rows and columns anew for every element:
-    hence the barriers (docs/performance.md).
+    than hidden units would share statistics between experts; and on CPUs it takes twice as long
+    over large matrices, because XLA computes factors of rows and columns anew for every element,
+    writes squares out that several sums share and copies the weights: hence the barriers and
+    `_when_all_are_there` (docs/performance.md).
     """
 
     def init(params):
@@ -103,14 +104,18 @@ def scale_by_matrix(
     def update(updates, state, params=None):
         assert params is not None
         kept = 1 - (state.count + 1).astype(jnp.float32) ** -decay_rate
+        one_in_time = _when_all_are_there(updates)
 
         def one(path, g, moment, p):
             axes = tuple(range(-_block_axes(path, p), 0))
-            squares = jnp.square(g) + 1e-30  # as optax and T5X: no division by 0
             if isinstance(moment, Moments):
+                means = []
+                for axis in (-1, -2):
+                    g = _another(g)
+                    means.append(jnp.mean(jnp.square(g), axis) + _SMALLEST)
+                g = _another(g)
                 rows, columns = (
-                    kept * old + (1 - kept) * jnp.mean(squares, axis)
-                    for old, axis in zip(moment, (-1, -2), strict=True)
+                    kept * old + (1 - kept) * new for old, new in zip(moment, means, strict=True)
                 )
                 factors = jax.lax.optimization_barrier(
                     (
@@ -121,9 +126,9 @@ def scale_by_matrix(
                 scaled = g * factors[0][..., :, None] * factors[1][..., None, :]
                 moment = Moments(rows, columns)
             else:
-                moment = kept * moment + (1 - kept) * squares
+                moment = kept * moment + (1 - kept) * (jnp.square(g) + _SMALLEST)
                 scaled = g * jax.lax.rsqrt(moment)
-            scale = 1 / jnp.maximum(1.0, _rms(scaled, axes) / clipping_threshold)
+            scale = one_in_time / jnp.maximum(1.0, _rms(scaled, axes) / clipping_threshold)
             if parameter_scale:
                 scale = scale * jnp.maximum(_rms(p, axes), 1e-3)
             return scaled * jax.lax.optimization_barrier(scale), moment
@@ -135,6 +140,27 @@ def scale_by_matrix(
         return scaled, FactoredState(state.count + 1, moments)
 
     return optax.GradientTransformation(init, update)
+
+
+_SMALLEST = 1e-30  # of a moment, as optax and T5X: no division by 0
+
+
+def _another(x: Array) -> Array:
+    """x; XLA's CPU compiler takes it for another array, so that sums of squares do not share the
+    squares and none are written out."""
+    return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
+
+
+def _when_all_are_there(gradients) -> Array:
+    """1.0, on CPUs after all gradients (and NaN where one of them is not finite).
+
+    XLA's CPU compiler copies weights that may be replaced while gradients of others need them.
+    """
+    return jax.lax.platform_dependent(
+        optax.tree.norm(gradients),
+        cpu=lambda norm: jnp.where(jnp.isfinite(norm), 1.0, jnp.nan),
+        default=jnp.ones_like,
+    )
 
 
 def _rms(x: Array, axes: tuple[int, ...]) -> Array:

@@ -15,7 +15,6 @@ from m4.model.moe import layer_metrics
 from m4.model.transformer import Transformer
 from m4.train.optimizer import adafactor, adamw
 
-THOROUGH = pytest.mark.thorough
 SIZES: dict[str, Any] = {
     "vocab_size": 32,
     "width": 8,
@@ -60,13 +59,9 @@ def assert_close(a, b, rtol=1e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7, rtol=rtol), a, b)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("remat", "scan"),
-    [
-        pytest.param(remat, scan, marks=[] if (remat, scan) == ("full", True) else [THOROUGH])
-        for remat in REMAT
-        for scan in (True, False)
-    ],
+    ("remat", "scan"), [(remat, scan) for remat in REMAT for scan in (True, False)]
 )
 def test_values_gradients_and_metrics_are_those_of_the_layers(params, scan, remat):
     (plain, metrics), gradients = jax.device_get(loss_and_gradients(False, "none")(unstack(params)))

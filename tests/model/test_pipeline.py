@@ -105,6 +105,7 @@ def assert_same(found):
     )
 
 
+@pytest.mark.thorough
 def test_without_stages_it_is_the_scan():
     function = jax.jit(jax.value_and_grad(functools.partial(loss, MODEL)))
     assert_same(function(params(), packed()))
@@ -223,6 +224,7 @@ def test_the_bubble_is_the_idle_part_of_the_table_of_ticks(stages, microbatches)
     assert math.isclose(pipeline.bubble(stages, microbatches), sum(idle) / len(idle))
 
 
+@pytest.mark.thorough
 def test_decoding_takes_the_pipeline_apart():
     mesh = mesh_of(stage=2)
     model = MODEL.clone(encoder_layers=2, decoder_layers=2)

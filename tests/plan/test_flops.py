@@ -79,6 +79,7 @@ def test_a_step_is_three_passes_and_what_is_done_again(remat: str) -> None:
 
 
 @pytest.mark.parametrize("experts", [0, 4])
+@pytest.mark.thorough
 def test_policies_trade_operations_for_memory(experts: int) -> None:
     # Losses and gradients are the same: tests/model/test_blocks.py.
     # Groups of 8 with 4 seats an expert; einsum, whose dispatch is products too.

@@ -37,6 +37,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_weights_in_parts_are_gathered_and_weigh_an_eighth(measured: dict[str, Any]) -> None:
     whole, parts = measured["data_parallel"], measured["zero"]
     # Nothing else than sums of gradients is sent; they are as large as the weights, and more: what

@@ -94,6 +94,7 @@ def test_a_part_needs_less_memory():
     assert part.temp_size_in_bytes < whole.temp_size_in_bytes / 2
 
 
+@pytest.mark.thorough
 def test_parts_draw_for_themselves():
     """The same rows in both parts, another direction in each: with dropout losses differ."""
     batch = a_batch(8)

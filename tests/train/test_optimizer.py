@@ -1,6 +1,7 @@
 """Schedules at points worked out by hand; Adafactor's second moments are each matrix's own."""
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -166,6 +167,32 @@ def test_one_matrix_is_optax_adafactor():
         wanted, _ = first_updates(theirs, gradient, params)
         expected = wanted["w"] - decay * params["w"]
         np.testing.assert_allclose(updates["w"], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_adafactors_weights_are_replaced_where_they_are():
+    """A step of two layers on CPUs copies no donated weights."""
+    optimizer = adafactor(10, smallest_factored=4)
+    weights = {name: jnp.ones((3, 16, 48)) for name in ("a", "b")}
+
+    def step(weights, state, x):
+        def loss(weights):
+            h = jnp.einsum("ECM,EMF->ECF", x, weights["a"])
+            return jnp.sum(jnp.square(jnp.einsum("ECF,EMF->ECM", jnp.tanh(h), weights["b"])))
+
+        gradients = jax.grad(loss)(weights)
+        updates, state = optimizer.update(gradients, state, weights)
+        norm = optax.tree.norm(gradients)  # as a metric
+        return optax.apply_updates(weights, updates), state, norm
+
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(
+        weights, optimizer.init(weights), jnp.ones((3, 5, 16))
+    )
+    program = compiled.compile().as_text()
+    assert program is not None
+    entry = program[program.index("\nENTRY") :]
+    written = re.findall(r" = f32\[3,16,48\]\S* (\w+)\(", entry)
+    assert written.count("parameter") == 2
+    assert "copy" not in written
 
 
 def test_first_muon_step_is_a_near_orthogonal_matrix_for_each_expert():

@@ -179,6 +179,7 @@ def unfinished(checkpoints: Path) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_process_killed_at_a_checkpoint_ends_the_other_and_the_run_goes_on(
     killed: Killed, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def run(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_resumed_run_learns_and_draws_as_one_that_was_not_stopped(
     tmp_path: Path, corpus: caches.Cache
 ) -> None:

@@ -141,6 +141,7 @@ def whole(corpus: caches.Cache, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_goes_on_counting_exactly(
     tmp_path: Path, corpus: caches.Cache, whole: Path
 ) -> None:

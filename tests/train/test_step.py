@@ -72,7 +72,7 @@ def one_step(mesh, optimizer, zero=("fsdp",)):
 # data, expert, model, fsdp; and over which of them weights are split further. The strategies'
 # (tests/test_strategies.py) are not here again.
 LAYOUTS = [
-    pytest.param((1, 2, 2, 2), ("fsdp",), marks=pytest.mark.thorough),
+    ((1, 2, 2, 2), ("fsdp",)),
     ((2, 4, 1, 1), ("data", "expert")),
 ]
 
@@ -84,6 +84,7 @@ def on_one_device():
 
 
 @pytest.mark.parametrize(("layout", "zero"), LAYOUTS)
+@pytest.mark.thorough
 def test_eight_devices_are_one(layout, zero):
     # Evaluation's rule for the second expert: the draws of "random" depend on nothing but the
     # key, and the groups are the same on every mesh, so training is compared as it is.

@@ -201,6 +201,7 @@ def test_shapes_need_no_file_and_tables_do(options):
         jax.eval_shape(lambda: initialize(model, optax.sgd(0.1), seed=0))
 
 
+@pytest.mark.thorough
 def test_a_trained_model_needs_its_file_no_more(tmp_path):
     path = tmp_path / "counts.npy"
     np.save(path, np.arange(VOCAB))

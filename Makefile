@@ -17,9 +17,10 @@ PYTEST = .venv/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --durat
   --dist=loadfile --no-loadscope-reorder
 test: setup
 	$(PYTEST) -m "not thorough"
-# What CI runs besides: more of the same, several processes, programs for pods (`make pod pod-gpu`).
+# What CI runs besides: more of the same, several processes, programs for pods (`make pod pod-gpu`);
+# PART=0/3 is a third of the files.
 test-thorough: setup
-	$(PYTEST) -m thorough
+	$(PYTEST) -m thorough $(if $(PART),--part=$(PART))
 lint: setup
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/basedpyright && .venv/bin/lint-imports

@@ -35,8 +35,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        default="0/1",
+        metavar="I/N",
+        help="of the files with thorough tests the I-th (from 0) of every N, and the tests marked"
+        " every_part",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests come first: where workers take a file each, none ends with one."""
+    number, parts = map(int, config.getoption("--part").split("/"))
+    files = sorted({item.path for item in items if item.get_closest_marker("thorough")})
+    others = {file for index, file in enumerate(files) if index % parts != number % parts}
+    left = [i for i in items if i.path in others and not i.get_closest_marker("every_part")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

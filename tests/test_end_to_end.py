@@ -174,7 +174,6 @@ def longer(first: tuple[Path, str]) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_more_steps_go_on(longer: Path) -> None:
     folder = longer
     assert (folder / "checkpoints" / "6").is_dir()

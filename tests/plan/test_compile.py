@@ -128,6 +128,7 @@ def test_a_machine_of_another_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.every_part
 def test_the_papers_smallest_model_on_its_128_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

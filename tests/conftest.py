@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests come first: where workers take a file each, none ends with one."""
-    number, parts = map(int, config.getoption("--part").split("/"))
+    number, parts = map(int, str(config.getoption("--part")).split("/"))
     files = sorted({item.path for item in items if item.get_closest_marker("thorough")})
     others = {file for index, file in enumerate(files) if index % parts != number % parts}
     left = [i for i in items if i.path in others and not i.get_closest_marker("every_part")]

@@ -219,7 +219,7 @@ def train(
                 stop = int(step_metrics.pop(ASKED)) if together else asked
                 seated.add(step_metrics.pop("seated"))
                 seen.add(step_metrics.pop("seen"))
-                window.add(step_metrics)
+                window.add(step + 1, step_metrics)
                 step += 1
                 last = step == total_steps
                 if step % log_period == 0 or last:

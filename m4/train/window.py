@@ -1,5 +1,6 @@
 """A row of metrics.jsonl: what the steps since the last one say."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,7 +41,16 @@ class Window:
         self._since = time.monotonic()
         self.text = ""
 
-    def add(self, metrics: Mapping[str, Any]) -> None:
+    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """ValueError: the step's loss or gradient is not finite, so its weights are of no use."""
+        for name in ("loss", "gradient_norm"):
+            value = float(metrics[name])
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"step {step}: {name} is {value}; no checkpoint is of this step or later. "
+                    "The learning rate (optimizer.rsqrt.peak) may be too high, or its warmup "
+                    "(optimizer.rsqrt.warmup_steps) too short"
+                )
         self._steps.append(metrics)
 
     def flush(self) -> dict[str, float]:

@@ -142,7 +142,8 @@ def train(
             this function's.
 
     Raises:
-        ValueError: sizes that do not divide over the mesh; a checkpoint of another stream.
+        ValueError: sizes that do not divide over the mesh; a checkpoint of another stream; a
+            step whose loss or gradient is not finite.
         Interrupted: Ctrl-C or SIGTERM, in any process; the step is saved first.
     """
     folder = Path(folder)

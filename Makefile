@@ -18,7 +18,7 @@ PYTEST = .venv/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --durat
 test: setup
 	$(PYTEST) -m "not thorough"
 # What CI runs besides: more of the same, several processes, programs for pods (`make pod pod-gpu`);
-# PART=0/3 is a third of the files.
+# PART=0/3, 1/3, 2/3: a third of the files.
 test-thorough: setup
 	$(PYTEST) -m thorough $(if $(PART),--part=$(PART))
 lint: setup

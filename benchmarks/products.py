@@ -31,7 +31,7 @@ WAYS = {
     "dx: dy w^T": lambda x, w, d: jnp.einsum("...RN,...KN->...RK", d, w),
     "dx: (w dy^T)^T": lambda x, w, d: turned(kept(jnp.einsum("...KN,...RN->...KR", w, d))),
     "dx: m4": lambda x, w, d: input_gradient(d, w),
-    "dw: (dy^T x)^T": lambda x, w, d: turned(kept(jnp.einsum("...RN,...RK->...NK", d, x))),
+    "dw: differentiation's": lambda x, w, d: jax.vjp(lambda w: x @ w, w)[1](d)[0],
     "dw: x^T dy": lambda x, w, d: jnp.einsum("...RK,...RN->...KN", x, d),
     "dw: x^T written down": lambda x, w, d: kept(turned(x)) @ d,
     "dw: m4": lambda x, w, d: weight_gradient(x, d),

@@ -211,7 +211,7 @@ supervise() {
       "ACTIVE, job mistake" | "ACTIVE, job refused")
         if $seen && [[ $state == *mistake ]]; then
           stop
-          mistake "m4 refused to start: see logs; with the mistake put right start this again"
+          mistake "m4 refused to start or to go on: see logs; with the mistake put right start this again"
         fi
         # Refused before this was started: the user has put it right, in the arguments or in a file
         # of the commit, which the hosts do not have yet.

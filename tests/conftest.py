@@ -1,9 +1,13 @@
 """JAX as tests want it, set before anything imports it."""
 
 import gc
+import itertools
+import operator
 import os
+import re
 import signal
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,22 +42,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part",
-        default="0/1",
         metavar="I/N",
-        help="of the files with thorough tests the I-th (from 0) of every N, and the tests marked"
-        " every_part",
+        help="the I-th, from 0, of N parts of the files, and the tests marked every_part",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests come first: where workers take a file each, none ends with one."""
-    number, parts = map(int, str(config.getoption("--part")).split("/"))
-    files = sorted({item.path for item in items if item.get_closest_marker("thorough")})
-    others = {file for index, file in enumerate(files) if index % parts != number % parts}
-    left = [i for i in items if i.path in others and not i.get_closest_marker("every_part")]
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+    if part := config.getoption("--part"):
+        match = re.fullmatch(r"(\d+)/(\d+)", str(part))
+        if match is None or not int(match[1]) < int(match[2]):
+            raise pytest.UsageError(f"--part={part}: must be I/N, I less than N")
+        here = [
+            zlib.crc32(i.path.name.encode()) % int(match[2]) == int(match[1])
+            or i.get_closest_marker("every_part") is not None
+            for i in items
+        ]
+        config.hook.pytest_deselected(items=[*itertools.compress(items, map(operator.not_, here))])
+        items[:] = itertools.compress(items, here)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

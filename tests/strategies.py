@@ -13,7 +13,7 @@ from m4.__main__ import gin_arguments, parse_config, parser
 from m4.experiment import Setup
 
 FOLDER = Path(__file__).parents[1] / "gin_configs" / "strategies"
-# One of each kind at once; the others, and pipelines, in CI.
+# The others in CI.
 FIRST = ("data_parallel", "zero", "tensor_parallel", "expert_parallel")
 
 

@@ -110,5 +110,5 @@ def weight_gradient(x: Array, d: Array) -> Array:
 
 
 def _few_rows(rows: int, K: int, N: int) -> bool:
-    """Whether x [rows, K] and y [rows, N] have fewer numbers than w [K, N]."""
+    """Whether x [rows, K] and y [rows, N], of all devices, have fewer numbers than w [K, N]."""
     return rows * (K + N) < K * N

@@ -146,7 +146,9 @@ def _expect(plan: Mapping[str, Any]) -> Finished:
 
 
 def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
-    """A pool of processes over the plans, the longest first."""
+    """A pool of processes over the plans, the longest first. NotFinite: one of them diverged."""
+    from m4.train.window import NotFinite  # JAX, which workers import after `_start_worker`
+
     # spawn: a forked child would share the parent's JAX threads and hang.
     context = multiprocessing.get_context("spawn")
     messages = context.Queue()
@@ -166,11 +168,15 @@ def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
     ):
         waiting: set[Future] = set()
         try:
-            waiting = {pool.submit(train_one, plan, corpus) for plan in ordered}
+            languages = {pool.submit(train_one, plan, corpus): plan["language"] for plan in ordered}
+            waiting = {*languages}
             while waiting:
                 ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in ended:
-                    name = future.result()
+                    try:
+                        name = future.result()
+                    except NotFinite as error:
+                        raise NotFinite(f"bilingual model {languages[future]}: {error}") from error
                     done[name] = steps[name]
                     texts.pop(name, None)
                 while (message := _next(messages)) is not None:

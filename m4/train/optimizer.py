@@ -85,7 +85,7 @@ def scale_by_matrix(
     stack) is one block, not factored.
 
     optax.adafactor is the same on one matrix. It factors the two LARGEST axes, so that more experts
-    than hidden units would share statistics between experts; and on CPUs it takes twice as long
+    than hidden units would share statistics between experts; and on CPUs it takes longer
     over large matrices, because XLA computes factors of rows and columns anew for every element,
     writes squares out that several sums share and copies the weights: hence the barriers and
     `_when_all_are_there` (docs/performance.md).
@@ -152,7 +152,7 @@ def _another(x: Array) -> Array:
 
 
 def _when_all_are_there(gradients) -> Array:
-    """1.0, on CPUs after all gradients (and NaN where one of them is not finite).
+    """1.0, on CPUs after all gradients (and NaN where their norm is not finite).
 
     XLA's CPU compiler copies weights that may be replaced while gradients of others need them.
     """

@@ -31,6 +31,10 @@ def _parts(name: str, value: np.ndarray) -> dict[str, float]:
     return {f"{name.removesuffix('_E')}/{i}": float(x) for i, x in enumerate(value)}
 
 
+class NotFinite(ValueError):
+    """A step whose loss or gradient is no number: its weights are of no use."""
+
+
 class Window:
     """Metrics since the last log row: sums of counts, means of the rest, tokens a second."""
 
@@ -42,14 +46,14 @@ class Window:
         self.text = ""
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """ValueError: the step's loss or gradient is not finite, so its weights are of no use."""
+        """Raises NotFinite."""
         for name in ("loss", "gradient_norm"):
             value = float(metrics[name])
             if not math.isfinite(value):
-                raise ValueError(
+                raise NotFinite(
                     f"step {step}: {name} is {value}; no checkpoint is of this step or later. "
-                    "The learning rate (optimizer.rsqrt.peak) may be too high, or its warmup "
-                    "(optimizer.rsqrt.warmup_steps) too short"
+                    "The learning rate may be too high or its warmup too short (where nothing else "
+                    "is bound, optimizer.rsqrt.peak and optimizer.rsqrt.warmup_steps)"
                 )
         self._steps.append(metrics)
 

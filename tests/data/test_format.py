@@ -107,8 +107,11 @@ def test_the_format_is_raised_with_every_change_of_what_cleaning_does(tmp_path: 
     )
 
 
+SLOW = (pytest.mark.slow, pytest.mark.thorough)
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.thorough if n == "tfds" else ()) for n in WRITERS]
+    "name", [pytest.param(n, marks=SLOW if n == "tfds" else ()) for n in WRITERS]
 )
 def test_the_format_is_raised_with_every_change_of_what_a_source_reads(
     tmp_path: Path, name: str

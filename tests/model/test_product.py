@@ -43,7 +43,8 @@ def test_tied_logits(M, V):
     same_with_gradients(tied_logits, lambda x, w: jnp.einsum("BTM,VM->BTV", x, w), x, w, direction)
 
 
-def test_types_stay():
-    x, w, direction = drawn((2, 4, 7), (7, 2), (2, 4, 2), dtype=jnp.bfloat16)
+@pytest.mark.parametrize(("K", "N"), SIDES)
+def test_types_stay(K, N):
+    x, w, direction = drawn((2, 4, K), (K, N), (2, 4, N), dtype=jnp.bfloat16)
     result, back = jax.vjp(product, x, w)
     assert {a.dtype for a in (result, *back(direction))} == {jnp.dtype(jnp.bfloat16)}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from m4.core.cores import own_cores
 from m4.data.chunks import SIDES, Array, Chunk, Tokenized, chunks_of, id_type, tokenized
 from m4.data.ragged import Ragged
 from m4.data.sources import SPLITS
@@ -81,7 +80,7 @@ def tokenize(
         arrays,
         ways,
         settings["sampling_alpha"],
-        min(_cores(), total * ways // _WORKER_PAIRS) if workers is None else workers,
+        min(len(own_cores()), total * ways // _WORKER_PAIRS) if workers is None else workers,
     )
     done = 0
     for split in SPLITS:
@@ -106,11 +105,6 @@ def tokenize(
             file.finish()
     pairs = {code: counts[code]["train"]["pairs"] for code in languages}
     _write_token_counts(folder, arrays, pairs, ways)
-
-
-def _cores() -> int:
-    """The cores that this process may use; only Linux says which."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _as_many(results: Iterator[Tokenized], chunks: Sequence[Chunk]) -> Iterator[Tokenized]:

@@ -8,22 +8,30 @@ beam search keeps rows apart, and routing in evaluation drops no token.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
+import jax
 import numpy as np
 
+from m4.core.cores import own_cores
 from m4.core.layout import Layout
 from m4.data.preprocess import trim
 from m4.eval.search import search, search_over
 
 SHORTEST_BUCKET = 16
+# On a CPU as many batches are searched at once as there are cores, up to this many: measured.
+MOST_AT_ONCE = 2
 
 # (sentences done, sentences in all, target tokens so far)
 Progress = Callable[[int, int, int], None]
 # (index of the source, its pieces, the most that are taken)
 OnCut = Callable[[int, int, int], None]
+# As `m4.eval.search.search` returns it.
+_Found = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
 # (indices of sources, MoE layer -> the expert of each choice of their tokens, [rows, L or T, K];
 # -1: padding, or a choice without a seat)
 OnRouted = Callable[[list[int], Mapping[str, np.ndarray]], None]
@@ -59,22 +67,43 @@ def target_limit(source_length: int, max_target_length: int) -> int:
 def batches(
     sources: Sequence[Sequence[int]], buckets: Sequence[int], batch_rows: int
 ) -> Iterator[Batch]:
-    """Full batches of sources of similar length, longest first; all of a bucket have one shape.
+    """Full batches of sources of similar length; all of a bucket have one shape.
 
-    A last batch is filled up with its last source: padding rows would search to the length limit.
+    One of each bucket comes first (what is searched at once is then compiled at once), then the
+    others, longest first. A last batch is filled up with its last source: padding rows would search
+    to the length limit.
     """
     by_bucket: dict[int, list[int]] = {}
     for row in sorted(range(len(sources)), key=lambda row: -len(sources[row])):
         bucket = min(length for length in buckets if length >= len(sources[row]))
         by_bucket.setdefault(bucket, []).append(row)
-    for bucket, rows in by_bucket.items():
-        for start in range(0, len(rows), batch_rows):
-            chosen = rows[start : start + batch_rows]
-            tokens_BL = np.zeros((batch_rows, bucket), np.int32)
-            for b in range(batch_rows):
-                ids = sources[chosen[min(b, len(chosen) - 1)]]
-                tokens_BL[b, : len(ids)] = ids
-            yield Batch(chosen, tokens_BL)
+    starts = [(at, L) for L, rows in by_bucket.items() for at in range(0, len(rows), batch_rows)]
+    for start, bucket in sorted(starts, key=lambda each: each[0] > 0):
+        chosen = by_bucket[bucket][start : start + batch_rows]
+        tokens_BL = np.zeros((batch_rows, bucket), np.int32)
+        for b in range(batch_rows):
+            ids = sources[chosen[min(b, len(chosen) - 1)]]
+            tokens_BL[b, : len(ids)] = ids
+        yield Batch(chosen, tokens_BL)
+
+
+def _side_by_side(
+    search: Callable[[Batch], _Found], asked: Iterable[Batch], at_once: int
+) -> Iterator[tuple[Batch, _Found]]:
+    """Each batch and what was found for it, in order; `at_once` threads search.
+
+    A batch's operations are too small for several cores, and JAX runs what one thread asks for one
+    after the other.
+    """
+    waiting: deque[tuple[Batch, Future[_Found]]] = deque()
+    with ThreadPoolExecutor(at_once) as pool:
+        for batch in asked:
+            waiting.append((batch, pool.submit(search, batch)))
+            if len(waiting) > at_once:
+                batch, found = waiting.popleft()
+                yield batch, found.result()
+        for batch, found in waiting:
+            yield batch, found.result()
 
 
 def warn_of_cut(index: int, pieces: int, limit: int) -> None:
@@ -155,11 +184,18 @@ def decode(
             on_cut(index, len(pieces) + 1, longest)
     hypotheses = [""] * len(sources)
     done = tokens = 0
-    for batch in batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows):
+
+    def found_for(batch: Batch) -> _Found:
         limit = target_limit(batch.tokens_BL.shape[1], max_target_length)
         asked = (params, batch.tokens_BL, limit, beams, alpha, on_routed is not None)
         found = search(model, *asked) if layout is None else search_over(layout, model, *asked)
-        sequences_BT, _, chosen = found
+        return jax.block_until_ready(found)
+
+    # Over a mesh the processes must search in one order; an accelerator has one queue anyway.
+    alone = layout is not None or jax.default_backend() != "cpu"
+    at_once = 1 if alone else min(len(own_cores()), MOST_AT_ONCE)
+    asked = batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows)
+    for batch, (sequences_BT, _, chosen) in _side_by_side(found_for, asked, at_once):
         best_BT = np.asarray(sequences_BT)[: len(batch.rows)]
         for row, text in zip(batch.rows, vocabulary.decode(best_BT.tolist()), strict=True):
             hypotheses[row] = text

@@ -21,6 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any
 
+from m4.core.cores import own_cores
 from m4.core.files import write_text
 from m4.core.report import Stage, read_metrics
 
@@ -119,7 +120,7 @@ def train_baselines(
         plans[language] = {**plan, "folder": str(folder / f"{language}.{name}")}
     missing = {name: plan for name, plan in plans.items() if finished(plan) is None}
     if missing:
-        _run(missing, str(corpus), workers or len(_cores()), stage)
+        _run(missing, str(corpus), workers or len(own_cores()), stage)
     return {name: _expect(plan) for name, plan in plans.items()}
 
 
@@ -153,7 +154,7 @@ def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
     context = multiprocessing.get_context("spawn")
     messages = context.Queue()
     cores = context.Queue()
-    for core in _cores():
+    for core in own_cores():
         cores.put(core)
     workers = min(workers, len(plans))
     steps = {name: plan["recipe"]["max_steps"] for name, plan in plans.items()}
@@ -191,13 +192,6 @@ def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
         finally:
             for future in waiting:
                 future.cancel()
-
-
-def _cores() -> list[int]:
-    """The cores that this process may use; only Linux says which."""
-    if sys.platform == "linux":
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _next(messages) -> tuple[str, int, str] | None:

@@ -1,6 +1,7 @@
 """Decoding with a tiny model of random weights: laws, and equality with a search without cache."""
 
 import re
+import threading
 from typing import Any, cast
 
 import jax
@@ -21,18 +22,18 @@ def model_and_params():
 
 
 def test_batches_have_one_shape_a_bucket_and_every_source_once():
-    sources = [[5] * n for n in (3, 20, 7, 16, 1, 17, 9)]
-    got = list(batches(sources, [16, 32], batch_rows=3))
-    # Longest first: bucket 32 holds lengths 20 and 17, bucket 16 the other five.
-    assert [batch.rows for batch in got] == [[1, 5], [3, 6, 2], [0, 4]]
-    assert [batch.tokens_BL.shape for batch in got] == [(3, 32), (3, 16), (3, 16)]
+    sources = [[5] * n for n in (3, 20, 7, 18, 1, 17, 9)]
+    got = list(batches(sources, [16, 32], batch_rows=2))
+    # Bucket 32 holds lengths 20, 18 and 17, bucket 16 the other four: longest first, but before all
+    # others the first batch of each.
+    assert [batch.rows for batch in got] == [[1, 3], [6, 2], [5], [0, 4]]
+    assert [batch.tokens_BL.shape for batch in got] == [(2, 32), (2, 16), (2, 32), (2, 16)]
     for batch in got:
-        for b, row in enumerate(batch.rows):
-            assert batch.tokens_BL[b].tolist() == sources[row] + [0] * (
-                batch.tokens_BL.shape[1] - len(sources[row])
-            )
-        for b in range(len(batch.rows), 3):
-            assert batch.tokens_BL[b].tolist() == batch.tokens_BL[len(batch.rows) - 1].tolist()
+        for b in range(2):
+            # The last row fills a batch up.
+            ids = sources[batch.rows[min(b, len(batch.rows) - 1)]]
+            padding = [0] * (batch.tokens_BL.shape[1] - len(ids))
+            assert batch.tokens_BL[b].tolist() == ids + padding
 
 
 def test_buckets_and_limits():
@@ -87,6 +88,26 @@ def test_does_not_depend_on_batch_or_order(model_and_params):
     # Alone in a batch of four.
     assert decode(model, params, Words(), texts[:1], **SETTINGS) == together[:1]
     assert decode(model, params, Words(), [], **SETTINGS) == []
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_what_is_searched_at_once_changes_nothing(model_and_params, monkeypatch, cores):
+    model, params = model_and_params
+    texts = sentences(21, seed=1)
+    wanted = [decode(model, params, Words(), [text], **SETTINGS)[0] for text in texts]
+    together = threading.Barrier(cores, timeout=60)
+    search, first = decoding.search, iter([True] * cores)
+
+    def meeting(*arguments):
+        # The first batches wait for each other: fewer threads than cores would break the barrier.
+        if next(first, False):
+            together.wait()
+        return search(*arguments)
+
+    monkeypatch.setattr(decoding, "own_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(decoding, "search", meeting)
+    assert decode(model, params, Words(), texts, **SETTINGS) == wanted
+    assert next(first, None) is None
 
 
 def test_models_of_equal_shape_share_the_program(model_and_params):

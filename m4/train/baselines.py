@@ -58,9 +58,9 @@ class Recipe:
     peak: float = 1.2e-2
     matrix_rate: float = 5 / 3
     warmup_steps: int = 200
-    cooldown_steps: int = 1000
-    max_steps: int = 1600
-    eval_period: int = 400
+    cooldown_steps: int = 700
+    max_steps: int = 2500
+    eval_period: int = 625
     patience: int = 2
 
 

@@ -268,6 +268,7 @@ def muon(
     *,
     schedule: Callable[..., Schedule] = rsqrt,
     matrix_rate: float = 1.0,
+    experts: bool = True,
     beta: float = 0.95,
     b1: float = 0.9,
     b2: float = 0.98,
@@ -283,14 +284,18 @@ def muon(
     Args:
         total_steps: for the schedule. schedule: (total_steps) -> step -> rate of Adam.
         matrix_rate: the matrices' rate over that one. beta: of their momentum.
+        experts: whether their matrices are turned too. They are most of a model's numbers and of
+            the products that this takes, each of them sees a part of the tokens; else Adam.
         b1, b2, eps: Adam's.
     """
     rate = schedule(total_steps)
 
     def kinds(params):
-        return jax.tree_util.tree_map_with_path(
-            lambda path, p: "matrix" if _is_within_a_layer(path, p) else "other", params
-        )
+        def kind(path, p):
+            apart = not experts and "experts" in _names(path)
+            return "matrix" if _is_within_a_layer(path, p) and not apart else "other"
+
+        return jax.tree_util.tree_map_with_path(kind, params)
 
     matrices = optax.chain(
         optax.trace(beta, nesterov=True),
@@ -339,7 +344,11 @@ def _all_matrices(params):
     return jax.tree.map(lambda _: numbers, params)
 
 
+def _names(path) -> list[str]:
+    return [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+
+
 def _is_within_a_layer(path, leaf) -> bool:
-    names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+    names = _names(path)
     outside = {"router", "logits_dense"}.intersection(names)
     return names[-1] == "kernel" and not outside and _block_axes(path, leaf) == 2

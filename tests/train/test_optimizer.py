@@ -195,7 +195,8 @@ def test_adafactors_weights_are_replaced_where_they_are():
     assert "copy" not in written
 
 
-def test_first_muon_step_is_a_near_orthogonal_matrix_for_each_expert():
+@pytest.mark.parametrize("experts", [True, False])
+def test_first_muon_step_is_a_near_orthogonal_matrix_for_each_expert(experts):
     rng = np.random.default_rng(0)
     shapes = {
         "experts": (3, 4, 16),
@@ -212,9 +213,9 @@ def test_first_muon_step_is_a_near_orthogonal_matrix_for_each_expert():
     rate, matrix_rate = 0.01, 2.0
     schedule = functools.partial(rsqrt, peak=rate)
     updates, _ = first_updates(
-        muon(10, schedule=schedule, matrix_rate=matrix_rate), gradient, params
+        muon(10, schedule=schedule, matrix_rate=matrix_rate, experts=experts), gradient, params
     )
-    for name in ("experts", "encoder_blocks"):
+    for name in ("experts", "encoder_blocks") if experts else ("encoder_blocks",):
         *_, rows, columns = shapes[name]
         unit = rate * matrix_rate * max(1, columns / rows) ** 0.5
         for update, slope in zip(updates[name]["kernel"], gradient[name]["kernel"], strict=True):
@@ -232,6 +233,7 @@ def test_first_muon_step_is_a_near_orthogonal_matrix_for_each_expert():
         ("router", "kernel"),
         ("logits_dense", "kernel"),
         ("token_embedder", "embedding"),
+        *(() if experts else [("experts", "kernel")]),
     ):
         wanted = -rate * (1 + 0.9 / 1.9) * np.sign(gradient[name][inner])
         np.testing.assert_allclose(updates[name][inner], wanted, rtol=1e-4)

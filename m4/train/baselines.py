@@ -59,8 +59,8 @@ class Recipe:
     matrix_rate: float = 5 / 3
     warmup_steps: int = 200
     cooldown_steps: int = 700
-    max_steps: int = 2500
-    eval_period: int = 625
+    max_steps: int = 2400
+    eval_period: int = 800
     patience: int = 2
 
 

@@ -20,6 +20,7 @@ from m4.data.samplers import Phase, Planned, Sampler
 from m4.data.samplers.learned import Learned, improvement, loss
 from m4.data.samplers.proportional import proportional
 from m4.data.samplers.schedule import Schedule
+from m4.data.samplers.sides import Sides
 from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
 from m4.data.samplers.unimax import unimax
@@ -40,6 +41,7 @@ BY_FILE: dict[str, list[Sampler]] = {
     ],
     "schedule": [Schedule([(0, temperature, None), (10, uniform, None)])],
     "learned": [Learned(), Learned(start=uniform)],
+    "sides": [Sides(), Sides(uniform, out_of_english=0.9)],
 }
 ALL = [
     pytest.param(one, id=f"{file}-{number}")
@@ -158,6 +160,33 @@ def test_unimax_errors(options: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError) as error:
         unimax({"a": 3, "b": 1}, **options)
     assert said in str(error.value)
+
+
+# --------------------------------------------------------------------------- sides
+
+
+def test_sides_by_hand() -> None:
+    sizes = {"en-gl": 1, "gl-en": 1, "en-es": 3, "es-en": 3}
+    # Proportional: 1/8, 1/8, 3/8, 3/8; a side's proportions are 1 to 3.
+    rates = Sides(proportional, out_of_english=0.8)(sizes)
+    assert rates == pytest.approx({"en-gl": 0.2, "gl-en": 0.05, "en-es": 0.6, "es-en": 0.15})
+    assert list(rates) == list(sizes)
+    assert Sides(proportional)(sizes) == pytest.approx(proportional(sizes))
+
+
+@pytest.mark.parametrize("direction", ["en-xx", "xx-en"])
+def test_of_one_side_the_rates_stay(direction: str) -> None:
+    sizes = {direction.replace("xx", name): size for name, size in (("gl", 1), ("es", 3))}
+    assert Sides(proportional, out_of_english=0.8)(sizes) == pytest.approx(proportional(sizes))
+
+
+def test_sides_errors() -> None:
+    for share in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match=f"sides.Sides.out_of_english = {share}: must be betw"):
+            Sides(out_of_english=share)
+    schedule = Schedule([(0, temperature, None)])
+    with pytest.raises(ValueError, match=r"sides\.Sides\.sampler: one sampler, a schedule is none"):
+        Sides(schedule)
 
 
 # --------------------------------------------------------------------------- schedule

@@ -1,10 +1,10 @@
-"""GFLOP/s of the ways to write the gradients of a matrix product; JSON lines.
+"""GFLOP/s of the ways to write a matrix product and its gradients; JSON lines.
 
     python benchmarks/products.py --rows 1024 --K 1024 --N 256
     python benchmarks/products.py --experts 64 --rows 128 --K 1024 --N 4096
 
-Of y = x w with x [(E,) rows, K], w [(E,) K, N]: dx = dy w^T and dw = x^T dy, float32. `m4` is the
-way that `m4/model/product.py` takes. All ways are timed in turn, so that a machine whose speed
+Of y = x w with x [(E,) rows, K], w [(E,) K, N]: y, dx = dy w^T and dw = x^T dy, float32. `m4` is
+the way that `m4/model/product.py` takes. All ways are timed in turn, so that a machine whose speed
 drifts slows them alike.
 """
 
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from m4.core.huge_pages import restart_with_huge_pages
-from m4.model.product import input_gradient, weight_gradient
+from m4.model.product import expert_product, input_gradient, product, weight_gradient
 
 kept = jax.lax.optimization_barrier  # what XLA does not fold into a product
 
@@ -26,8 +26,15 @@ def turned(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, -1, -2)
 
 
-# (x, w, dy) -> dx or dw.
+def ours(x: jax.Array, w: jax.Array) -> jax.Array:
+    return product(x, w) if x.ndim == 2 else expert_product(x[:, None], w)[:, 0]
+
+
+# (x, w, dy) -> y, dx or dw.
 WAYS = {
+    "y: x w": lambda x, w, d: x @ w,
+    "y: x^T written down": lambda x, w, d: jnp.einsum("...KR,...KN->...RN", kept(turned(x)), w),
+    "y: m4": lambda x, w, d: ours(x, w),
     "dx: dy w^T": lambda x, w, d: jnp.einsum("...RN,...KN->...RK", d, w),
     "dx: (w dy^T)^T": lambda x, w, d: turned(kept(jnp.einsum("...KN,...RN->...KR", w, d))),
     "dx: m4": lambda x, w, d: input_gradient(d, w),

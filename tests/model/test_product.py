@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from m4.model import product as products
 from m4.model.product import expert_product, product, tied_logits
 
 # More columns than rows of the weight, and fewer: the two ways of a weight's gradient. The same
@@ -30,8 +31,10 @@ def test_product(K, N):
     same_with_gradients(product, lambda x, w: jnp.einsum("BLK,KN->BLN", x, w), x, w, direction)
 
 
+@pytest.mark.parametrize("large", [products._LARGE, 0])
 @pytest.mark.parametrize(("M", "F"), SIDES)
-def test_expert_product(M, F):
+def test_expert_product(monkeypatch, M, F, large):
+    monkeypatch.setattr(products, "_LARGE", large)  # 0: forward too, few rows have another way
     x, w, direction = drawn((3, 2, 4, M), (3, M, F), (3, 2, 4, F))
     plain = lambda x, w: jnp.einsum("EGCM,EMF->EGCF", x, w)  # noqa: E731
     same_with_gradients(expert_product, plain, x, w, direction)

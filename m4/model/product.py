@@ -1,8 +1,8 @@
 """Matrix products, and their gradients, written so that XLA's CPU library is fast.
 
-The weight's gradient is x^T dy. Automatic differentiation writes it as (dy^T x)^T, which takes up to
-twice the time; so does the input's, dy w^T, where few rows meet a large weight, and x w itself where
-that weight is an expert's. (docs/performance.md, "Matrix products".)
+The weight's gradient is x^T dy. Automatic differentiation writes it as (dy^T x)^T, which takes up
+to twice the time; so does the input's, dy w^T, where few rows meet a large weight, and x w itself
+where that weight is an expert's. (docs/performance.md, "Matrix products".)
 """
 
 import math

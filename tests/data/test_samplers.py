@@ -184,9 +184,9 @@ def test_sides_errors() -> None:
     for share in (0.0, 1.0, math.nan):
         with pytest.raises(ValueError, match=f"sides.Sides.out_of_english = {share}: must be betw"):
             Sides(out_of_english=share)
-    schedule = Schedule([(0, temperature, None)])
-    with pytest.raises(ValueError, match=r"sides\.Sides\.sampler: one sampler, a schedule is none"):
-        Sides(schedule)
+    for sampler in (Schedule([(0, temperature, None)]), Learned()):
+        with pytest.raises(ValueError, match=r"sides\.Sides\.sampler: neither a sched"):
+            Sides(sampler)
 
 
 # --------------------------------------------------------------------------- schedule

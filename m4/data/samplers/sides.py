@@ -6,6 +6,7 @@ import dataclasses
 
 from m4.data.preprocess import split_direction
 from m4.data.samplers import Planned, Sampler, check_sizes, normalized
+from m4.data.samplers.learned import Learned
 from m4.data.samplers.temperature import temperature
 
 
@@ -23,17 +24,17 @@ class Sides:
         sampler: rates of all directions. out_of_english: in (0, 1).
 
     Raises:
-        ValueError: the share is out of range; the sampler is a schedule (which can have this one in
-            its phases). The sampler is not told what the run draws: unimax needs a budget of its
-            own here.
+        ValueError: the share is out of range; the sampler is a schedule or learns (both can have
+            this one within). The sampler is not told what the run draws: unimax needs a budget of
+            its own here.
     """
 
     sampler: Sampler = temperature
     out_of_english: float = 0.5
 
     def __post_init__(self) -> None:
-        if isinstance(self.sampler, Planned):
-            raise ValueError("sides.Sides.sampler: one sampler, a schedule is none")
+        if isinstance(self.sampler, (Planned, Learned)):
+            raise ValueError("sides.Sides.sampler: neither a schedule nor one that learns")
         if not 0 < self.out_of_english < 1:
             raise ValueError(
                 f"sides.Sides.out_of_english = {self.out_of_english}: must be between 0 and 1"

@@ -67,24 +67,22 @@ def target_limit(source_length: int, max_target_length: int) -> int:
 def batches(
     sources: Sequence[Sequence[int]], buckets: Sequence[int], batch_rows: int
 ) -> Iterator[Batch]:
-    """Full batches of sources of similar length; all of a bucket have one shape.
+    """Full batches of sources of similar length, longest first; all of a bucket have one shape.
 
-    One of each bucket comes first (what is searched at once is then compiled at once), then the
-    others, longest first. A last batch is filled up with its last source: padding rows would search
-    to the length limit.
+    A last batch is filled up with its last source: padding rows would search to the length limit.
     """
     by_bucket: dict[int, list[int]] = {}
     for row in sorted(range(len(sources)), key=lambda row: -len(sources[row])):
         bucket = min(length for length in buckets if length >= len(sources[row]))
         by_bucket.setdefault(bucket, []).append(row)
-    starts = [(at, L) for L, rows in by_bucket.items() for at in range(0, len(rows), batch_rows)]
-    for start, bucket in sorted(starts, key=lambda each: each[0] > 0):
-        chosen = by_bucket[bucket][start : start + batch_rows]
-        tokens_BL = np.zeros((batch_rows, bucket), np.int32)
-        for b in range(batch_rows):
-            ids = sources[chosen[min(b, len(chosen) - 1)]]
-            tokens_BL[b, : len(ids)] = ids
-        yield Batch(chosen, tokens_BL)
+    for bucket, rows in by_bucket.items():
+        for start in range(0, len(rows), batch_rows):
+            chosen = rows[start : start + batch_rows]
+            tokens_BL = np.zeros((batch_rows, bucket), np.int32)
+            for b in range(batch_rows):
+                ids = sources[chosen[min(b, len(chosen) - 1)]]
+                tokens_BL[b, : len(ids)] = ids
+            yield Batch(chosen, tokens_BL)
 
 
 def _side_by_side(

@@ -22,18 +22,18 @@ def model_and_params():
 
 
 def test_batches_have_one_shape_a_bucket_and_every_source_once():
-    sources = [[5] * n for n in (3, 20, 7, 18, 1, 17, 9)]
-    got = list(batches(sources, [16, 32], batch_rows=2))
-    # Bucket 32 holds lengths 20, 18 and 17, bucket 16 the other four: longest first, but before all
-    # others the first batch of each.
-    assert [batch.rows for batch in got] == [[1, 3], [6, 2], [5], [0, 4]]
-    assert [batch.tokens_BL.shape for batch in got] == [(2, 32), (2, 16), (2, 32), (2, 16)]
+    sources = [[5] * n for n in (3, 20, 7, 16, 1, 17, 9)]
+    got = list(batches(sources, [16, 32], batch_rows=3))
+    # Longest first: bucket 32 holds lengths 20 and 17, bucket 16 the other five.
+    assert [batch.rows for batch in got] == [[1, 5], [3, 6, 2], [0, 4]]
+    assert [batch.tokens_BL.shape for batch in got] == [(3, 32), (3, 16), (3, 16)]
     for batch in got:
-        for b in range(2):
-            # The last row fills a batch up.
-            ids = sources[batch.rows[min(b, len(batch.rows) - 1)]]
-            padding = [0] * (batch.tokens_BL.shape[1] - len(ids))
-            assert batch.tokens_BL[b].tolist() == ids + padding
+        for b, row in enumerate(batch.rows):
+            assert batch.tokens_BL[b].tolist() == sources[row] + [0] * (
+                batch.tokens_BL.shape[1] - len(sources[row])
+            )
+        for b in range(len(batch.rows), 3):
+            assert batch.tokens_BL[b].tolist() == batch.tokens_BL[len(batch.rows) - 1].tolist()
 
 
 def test_buckets_and_limits():

@@ -7,9 +7,10 @@ beam search keeps rows apart, and routing in evaluation drops no token.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +24,8 @@ from m4.data.preprocess import trim
 from m4.eval.search import search, search_over
 
 SHORTEST_BUCKET = 16
-# On a CPU as many batches are searched at once as there are cores, up to this many: measured.
+# On a CPU as many batches are searched at once as there are cores, up to this many
+# (docs/performance.md, "Decoding on a CPU").
 MOST_AT_ONCE = 2
 
 # (sentences done, sentences in all, target tokens so far)
@@ -85,23 +87,42 @@ def batches(
             yield Batch(chosen, tokens_BL)
 
 
+def _at_once(layout: Layout | None) -> int:
+    """How many batches are searched side by side: several where one device is a CPU of many cores.
+
+    Over a mesh, the caller's too, programs of the processes must come in one order, and Ctrl-C must
+    reach a process that waits for the others: no threads. An accelerator has one queue anyway.
+    """
+    whole = layout is None and jax.sharding.get_abstract_mesh().empty
+    on_cpu = jax.default_backend() == "cpu"
+    return min(len(own_cores()), MOST_AT_ONCE) if whole and on_cpu else 1
+
+
 def _side_by_side(
-    search: Callable[[Batch], _Found], asked: Iterable[Batch], at_once: int
-) -> Iterator[tuple[Batch, _Found]]:
-    """Each batch and what was found for it, in order; `at_once` threads search.
+    found_for: Callable[[Batch], _Found], coming: Iterable[Batch], at_once: int
+) -> Generator[tuple[Batch, _Found], None, None]:
+    """Each batch and what was found for it, in order; `at_once` threads search, 1: the caller's.
 
     A batch's operations are too small for several cores, and JAX runs what one thread asks for one
-    after the other.
+    after the other. At most `at_once + 1` batches are asked for ahead; after an error, or when this
+    is closed, those that have not begun are not searched.
     """
+    if at_once == 1:
+        for batch in coming:
+            yield batch, found_for(batch)
+        return
     waiting: deque[tuple[Batch, Future[_Found]]] = deque()
-    with ThreadPoolExecutor(at_once) as pool:
-        for batch in asked:
-            waiting.append((batch, pool.submit(search, batch)))
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        for batch in coming:
+            waiting.append((batch, pool.submit(found_for, batch)))
             if len(waiting) > at_once:
                 batch, found = waiting.popleft()
                 yield batch, found.result()
         for batch, found in waiting:
             yield batch, found.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def warn_of_cut(index: int, pieces: int, limit: int) -> None:
@@ -189,18 +210,16 @@ def decode(
         found = search(model, *asked) if layout is None else search_over(layout, model, *asked)
         return jax.block_until_ready(found)
 
-    # Over a mesh the processes must search in one order; an accelerator has one queue anyway.
-    alone = layout is not None or jax.default_backend() != "cpu"
-    at_once = 1 if alone else min(len(own_cores()), MOST_AT_ONCE)
-    asked = batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows)
-    for batch, (sequences_BT, _, chosen) in _side_by_side(found_for, asked, at_once):
-        best_BT = np.asarray(sequences_BT)[: len(batch.rows)]
-        for row, text in zip(batch.rows, vocabulary.decode(best_BT.tolist()), strict=True):
-            hypotheses[row] = text
-        if on_routed is not None:
-            on_routed(batch.rows, {k: np.asarray(x)[: len(best_BT)] for k, x in chosen.items()})
-        done += len(batch.rows)
-        tokens += int(np.count_nonzero(best_BT))
-        if progress is not None:
-            progress(done, len(sources), tokens)
+    coming = batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows)
+    with contextlib.closing(_side_by_side(found_for, coming, _at_once(layout))) as searched:
+        for batch, (sequences_BT, _, chosen) in searched:
+            best_BT = np.asarray(sequences_BT)[: len(batch.rows)]
+            for row, text in zip(batch.rows, vocabulary.decode(best_BT.tolist()), strict=True):
+                hypotheses[row] = text
+            if on_routed is not None:
+                on_routed(batch.rows, {k: np.asarray(x)[: len(best_BT)] for k, x in chosen.items()})
+            done += len(batch.rows)
+            tokens += int(np.count_nonzero(best_BT))
+            if progress is not None:
+                progress(done, len(sources), tokens)
     return hypotheses

@@ -12,6 +12,10 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
+# Numbers of an expert's weight from which on x^T is written down: faster with 2048 x 512, slower
+# with 1024 x 256 (docs/performance.md, "Matrix products").
+_LARGE = 2**20
+
 
 @jax.custom_vjp
 def product(x: Array, w_KN: Array) -> Array:
@@ -39,7 +43,7 @@ def expert_product(x_EGCM: Array, w_EMF: Array) -> Array:
     def as_it_comes(x_EGCM: Array, w_EMF: Array) -> Array:
         return jnp.einsum("EGCM,EMF->EGCF", x_EGCM, w_EMF)
 
-    # With the contracted axis first on both sides XLA's CPU library reads a large w row by row.
+    # Measured to be faster where w is large.
     def written_down(x_EGCM: Array, w_EMF: Array) -> Array:
         E, G, C, M = x_EGCM.shape
         x_EMR = jax.lax.optimization_barrier(jnp.swapaxes(x_EGCM.reshape(E, G * C, M), 1, 2))
@@ -122,9 +126,6 @@ def weight_gradient(x: Array, d: Array) -> Array:
         return jnp.swapaxes(x, -1, -2) @ d
 
     return jax.lax.platform_dependent(x, d, cpu=written_down, default=as_it_comes)
-
-
-_LARGE = 2**20  # numbers of a weight that no longer stays in a core's cache
 
 
 def _few_rows(rows: int, K: int, N: int) -> bool:

@@ -60,7 +60,7 @@ class Recipe:
     warmup_steps: int = 200
     cooldown_steps: int = 700
     max_steps: int = 2400
-    eval_period: int = 800
+    eval_period: int = 600
     patience: int = 2
 
 

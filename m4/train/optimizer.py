@@ -284,8 +284,9 @@ def muon(
     Args:
         total_steps: for the schedule. schedule: (total_steps) -> step -> rate of Adam.
         matrix_rate: the matrices' rate over that one. beta: of their momentum.
-        experts: whether their matrices are turned too. They are most of a model's numbers and of
-            the products that this takes, each of them sees a part of the tokens; else Adam.
+        experts: whether the experts' matrices are orthogonalized too; if not, Adam has them. They
+            are most of a model's numbers, so most of the Newton-Schulz products would be theirs,
+            and each sees only a part of the tokens.
         b1, b2, eps: Adam's.
     """
     rate = schedule(total_steps)

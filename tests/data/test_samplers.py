@@ -174,6 +174,16 @@ def test_sides_by_hand() -> None:
     assert Sides(proportional)(sizes) == pytest.approx(proportional(sizes))
 
 
+@given(sizes=SIZES, share=st.floats(0.01, 0.99))
+def test_sides_have_their_shares_and_keep_proportions(sizes: dict[str, int], share: float) -> None:
+    both = sizes | {f"{name.removeprefix('en-')}-en": size for name, size in sizes.items()}
+    rates, inner = Sides(out_of_english=share)(both), temperature(both)
+    assert sum(rates[name] for name in sizes) == pytest.approx(share)
+    for side, part in ((sizes, share), (both.keys() - sizes, 1 - share)):
+        for name in side:
+            assert rates[name] / part == pytest.approx(inner[name] * 2)  # each side has half there
+
+
 @pytest.mark.parametrize("direction", ["en-xx", "xx-en"])
 def test_of_one_side_the_rates_stay(direction: str) -> None:
     sizes = {direction.replace("xx", name): size for name, size in (("gl", 1), ("es", 3))}

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from m4.core.layout import Layout
+from m4.core.mesh import logical, make_mesh
 from m4.eval import decode as decoding
 from m4.eval.decode import batches, decode, default_buckets, target_limit
 from m4.model.moe import sown_choices
@@ -90,24 +92,59 @@ def test_does_not_depend_on_batch_or_order(model_and_params):
     assert decode(model, params, Words(), [], **SETTINGS) == []
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-def test_what_is_searched_at_once_changes_nothing(model_and_params, monkeypatch, cores):
+@pytest.mark.parametrize(("cores", "most"), [(1, 1), (2, 2), (4, 2)])
+def test_what_is_searched_at_once_changes_nothing(model_and_params, monkeypatch, cores, most):
     model, params = model_and_params
     texts = sentences(21, seed=1)
     wanted = [decode(model, params, Words(), [text], **SETTINGS)[0] for text in texts]
-    together = threading.Barrier(cores, timeout=60)
-    search, first = decoding.search, iter([True] * cores)
+    search, lock, together = decoding.search, threading.Lock(), threading.Barrier(most, timeout=60)
+    now, seen, first = 0, [], iter([True] * most)
 
-    def meeting(*arguments):
-        # The first batches wait for each other: fewer threads than cores would break the barrier.
+    def counted(*arguments):
+        nonlocal now
+        with lock:
+            now += 1
+            seen.append(now)
+        # The first ones wait for each other: fewer threads would break the barrier.
         if next(first, False):
             together.wait()
+        found = jax.block_until_ready(search(*arguments))
+        with lock:
+            now -= 1
+        return found
+
+    monkeypatch.setattr(decoding, "own_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(decoding, "search", counted)
+    assert decode(model, params, Words(), texts, **SETTINGS) == wanted
+    assert max(seen) == most
+
+
+def test_within_a_mesh_one_batch_after_the_other(monkeypatch):
+    monkeypatch.setattr(decoding, "own_cores", lambda: [0, 1, 2, 3])
+    assert decoding._at_once(None) == 2
+    mesh = make_mesh()
+    assert decoding._at_once(Layout(mesh)) == 1
+    with logical(mesh):
+        assert decoding._at_once(None) == 1
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_an_error_comes_out_and_ends_the_search(model_and_params, monkeypatch, cores):
+    model, params = model_and_params
+    search, begun = decoding.search, []
+
+    def failing(*arguments):
+        begun.append(1)
+        if len(begun) == 2:
+            raise RuntimeError("no memory")
         return search(*arguments)
 
     monkeypatch.setattr(decoding, "own_cores", lambda: list(range(cores)))
-    monkeypatch.setattr(decoding, "search", meeting)
-    assert decode(model, params, Words(), texts, **SETTINGS) == wanted
-    assert next(first, None) is None
+    monkeypatch.setattr(decoding, "search", failing)
+    with pytest.raises(RuntimeError, match="no memory"):
+        decode(model, params, Words(), sentences(40, seed=1), **SETTINGS)
+    # Ten batches of four. Of two threads each may begin one more before the error is read.
+    assert len(begun) <= 2 + 2 * (cores - 1)
 
 
 def test_models_of_equal_shape_share_the_program(model_and_params):

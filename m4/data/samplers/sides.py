@@ -24,9 +24,10 @@ class Sides:
         sampler: rates of all directions. out_of_english: in (0, 1).
 
     Raises:
-        ValueError: the share is out of range; the sampler is a schedule or learns (both can have
-            this one within). The sampler is not told what the run draws: unimax needs a budget of
-            its own here.
+        ValueError: the share is out of range; the sampler is a schedule, which can have this one in
+            its phases, or learns, which can start from this one. The sampler is not told what the
+            run draws: unimax needs a budget of its own here, and its bound on repeats does not
+            hold, since a side's rates rise with its share.
     """
 
     sampler: Sampler = temperature

@@ -1,0 +1,20 @@
+"""The cores that this process may use."""
+
+import os
+import sys
+
+import pytest
+
+from m4.core.cores import own_cores
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which cores")
+def test_they_are_those_of_the_affinity(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5, 2} if pid == 0 else set())
+    assert own_cores() == [2, 5]
+
+
+def test_elsewhere_they_are_all(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert own_cores() == [0, 1, 2]

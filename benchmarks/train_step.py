@@ -28,7 +28,12 @@ from m4.train.state import initialize
 from m4.train.step import make_train_step
 
 TRANSPORTS = {"einsum": einsum, "gather": gather}
-OPTIMIZERS = {"adamw": adamw, "adafactor": adafactor, "muon": muon}
+OPTIMIZERS = {
+    "adamw": adamw,
+    "adafactor": adafactor,
+    "muon": muon,
+    "muon_without_experts": functools.partial(muon, experts=False),
+}
 
 
 def parser() -> argparse.ArgumentParser:

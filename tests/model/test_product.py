@@ -18,7 +18,7 @@ def drawn(*shapes: tuple[int, ...], dtype=jnp.float32):
     return [jax.random.normal(k, s, dtype) for k, s in zip(keys, shapes, strict=True)]
 
 
-def same_with_gradients(ours, plain, x, w, direction) -> None:
+def assert_same_with_gradients(ours, plain, x, w, direction) -> None:
     results = [jax.jit(lambda x, w, f=f: jax.vjp(f, x, w)[1](direction)) for f in (ours, plain)]
     np.testing.assert_allclose(ours(x, w), plain(x, w), rtol=1e-5, atol=1e-5)
     got, expected = (f(x, w) for f in results)
@@ -28,7 +28,9 @@ def same_with_gradients(ours, plain, x, w, direction) -> None:
 @pytest.mark.parametrize(("K", "N"), SIDES)
 def test_product(K, N):
     x, w, direction = drawn((2, 4, K), (K, N), (2, 4, N))
-    same_with_gradients(product, lambda x, w: jnp.einsum("BLK,KN->BLN", x, w), x, w, direction)
+    assert_same_with_gradients(
+        product, lambda x, w: jnp.einsum("BLK,KN->BLN", x, w), x, w, direction
+    )
 
 
 @pytest.mark.parametrize("large", [products._LARGE, 0])
@@ -37,13 +39,15 @@ def test_expert_product(monkeypatch, M, F, large):
     monkeypatch.setattr(products, "_LARGE", large)  # 0: forward too, few rows have another way
     x, w, direction = drawn((3, 2, 4, M), (3, M, F), (3, 2, 4, F))
     plain = lambda x, w: jnp.einsum("EGCM,EMF->EGCF", x, w)  # noqa: E731
-    same_with_gradients(expert_product, plain, x, w, direction)
+    assert_same_with_gradients(expert_product, plain, x, w, direction)
 
 
 @pytest.mark.parametrize(("M", "V"), SIDES)
 def test_tied_logits(M, V):
     x, w, direction = drawn((2, 4, M), (V, M), (2, 4, V))
-    same_with_gradients(tied_logits, lambda x, w: jnp.einsum("BTM,VM->BTV", x, w), x, w, direction)
+    assert_same_with_gradients(
+        tied_logits, lambda x, w: jnp.einsum("BTM,VM->BTV", x, w), x, w, direction
+    )
 
 
 @pytest.mark.parametrize(("K", "N"), SIDES)

@@ -14,9 +14,10 @@ from m4.core import processes, remote
 
 
 class Checkpoints:
-    """The folder `checkpoints/<step>/` of a model: items params, optimizer, best, note.
+    """The folder `checkpoints/<step>/` of a model: items params, optimizer, average, best, note.
 
-    `best` are the parameters of the best evaluation so far, where there is early stopping.
+    `average` are averaged parameters, where the optimizer makes them (`m4.train.average`), `best`
+    those of the best evaluation so far, where there is early stopping.
 
     With several processes all of them open, save and restore together; read_only it is each for
     itself.
@@ -31,7 +32,7 @@ class Checkpoints:
         self.folder = remote.place(self._here)
         self._manager = ocp.CheckpointManager(
             self.folder,
-            item_names=("params", "optimizer", "best", "note"),
+            item_names=("params", "optimizer", "average", "best", "note"),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=None if read_only else keep,
                 cleanup_tmp_directories=not read_only,
@@ -74,6 +75,11 @@ class Checkpoints:
         restores = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
         found = self._manager.restore(step, args=ocp.args.Composite(**restores))
         return {name: found[name] for name in items}
+
+    def used(self, step: int) -> str:
+        """The item whose parameters a step is used with: the best, averaged, or plain ones."""
+        there = self.folder / str(step)
+        return next(name for name in ("best", "average", "params") if (there / name).exists())
 
     def check_shapes(self, step: int, name: str, tree: Any) -> None:
         """Raises ValueError when an item of a step has other arrays than `tree` (nested dicts).

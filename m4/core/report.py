@@ -70,13 +70,23 @@ class Stage:
         elif error[0] is None:
             self._line()
 
-    def update(self, done: int, text: str = "") -> None:
-        """`done` units of `total`, and what else there is to say (a loss, tokens/s)."""
+    def update(self, done: int, text: str = "", total: int | None = None) -> None:
+        """`done` units of `total`, and what else there is to say (a loss, tokens/s).
+
+        A total that is given is the new one: some of the work turned out not to be needed.
+        """
         if self._first is None:
             self._first = done
+        self.total = self.total if total is None else total
         self._done, self._text = done, text
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, text=escape(text), left=self._left())
+            self._progress.update(
+                self._task,
+                completed=done,
+                total=self.total,
+                text=escape(text),
+                left=self._left(),
+            )
         elif time.monotonic() - self._last_line > _LINE_SECONDS:
             self._line()
 

@@ -91,4 +91,5 @@ def restore_params(
         else:
             shardings = layout.shardings(found.variables["params_axes"], params)
         wanted = shapes(params, shardings)
-        return found.store.restore(found.step, {"params": wanted})["params"], found.step, found.note
+        name = found.store.used(found.step)
+        return found.store.restore(found.step, {name: wanted})[name], found.step, found.note

@@ -26,7 +26,7 @@ from m4.core.files import write_text
 from m4.core.report import Stage, read_metrics
 
 # Raise when a change of code changes what a baseline becomes.
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +38,13 @@ class Recipe:
         vocabulary_size: pieces of the pair's own SentencePiece model, at most.
         dropout_rate, label_smoothing: regularisation.
         batch_rows: packed rows a step.
-        peak, warmup_steps, cooldown_steps: of the learning rate, which falls with the inverse
-            square root and, over the last steps, linearly to 0.
+        peak, warmup_steps: of the learning rate, which falls with the inverse square root.
         matrix_rate: rate of the matrices within layers over that of all else (`optimizer.muon`).
-        max_steps: the most steps.
-        eval_period, patience: dev chrF (greedy) is measured every `eval_period` steps; training
-            ends when it has not risen for `patience` times, and the best parameters are kept.
+        eta: of the parameters' average (`m4.train.average`), which is what is measured and kept.
+        eval_period, patience, least_gain: dev chrF (greedy) is measured every `eval_period` steps;
+            training ends when it has not risen by more than `least_gain` for `patience` times, and
+            the best parameters are kept.
+        max_steps: the most steps, for a pair that never stops rising.
     """
 
     width: int = 64
@@ -58,10 +59,11 @@ class Recipe:
     peak: float = 1.2e-2
     matrix_rate: float = 5 / 3
     warmup_steps: int = 200
-    cooldown_steps: int = 700
-    max_steps: int = 2400
-    eval_period: int = 600
+    eta: float = 8.0
+    eval_period: int = 500
     patience: int = 2
+    least_gain: float = 0.5
+    max_steps: int = 6000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +161,7 @@ def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
     workers = min(workers, len(plans))
     steps = {name: plan["recipe"]["max_steps"] for name, plan in plans.items()}
     done = dict.fromkeys(plans, 0)
+    complete: set[str] = set()
     texts: dict[str, str] = {}
     ordered = sorted(plans.values(), key=lambda p: -p["text"]["train"]["pairs"])
     with (
@@ -175,19 +178,21 @@ def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
                 ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in ended:
                     try:
-                        name = future.result()
+                        name, step = future.result()
                     except NotFinite as error:
                         raise NotFinite(f"bilingual model {languages[future]}: {error}") from error
-                    done[name] = steps[name]
+                    complete.add(name)
+                    done[name] = step
                     texts.pop(name, None)
                 while (message := _next(messages)) is not None:
                     name, step, text = message
-                    if done[name] < steps[name]:
+                    if name not in complete:
                         done[name], texts[name] = step, f"{name} {text}"
-                complete = sum(done[name] == steps[name] for name in plans)
                 shown.update(
                     sum(done.values()),
-                    " · ".join([f"{complete}/{len(plans)} models", *texts.values()]),
+                    " · ".join([f"{len(complete)}/{len(plans)} models", *texts.values()]),
+                    # What ended before its last step has no more to do.
+                    total=sum(done[n] if n in complete else steps[n] for n in plans),
                 )
         finally:
             for future in waiting:
@@ -217,8 +222,8 @@ def _start_worker(cores, messages) -> None:
         os.sched_setaffinity(0, {cores.get_nowait()})
 
 
-def train_one(plan: Mapping[str, Any], corpus: str) -> str:
-    """Trains, decodes and writes one baseline; returns its language. Runs in a worker."""
+def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
+    """Trains, decodes and writes one baseline; its language and steps. Runs in a worker."""
     import jax
 
     from m4.core.jax_setup import set_up
@@ -229,7 +234,8 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
     from m4.eval.hypotheses import decode_to_files
     from m4.eval.testsets import split_pairs
     from m4.train.dev import dev_chrf
-    from m4.train.loop import EarlyStopping, Evaluator, train
+    from m4.train.early_stopping import EarlyStopping
+    from m4.train.loop import Evaluator, train
 
     folder, language = Path(plan["folder"]), plan["language"]
     set_up(folder.parent / "compilation_cache")
@@ -267,7 +273,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
         keep=1,
         log_period=50,
         evaluators=[Evaluator(recipe.eval_period, dev)],
-        early_stopping=EarlyStopping("dev/chrf", recipe.patience),
+        early_stopping=EarlyStopping("dev/chrf", recipe.patience, recipe.least_gain),
         note={"language": language, "vocabulary": cache.vocabulary.fingerprint},
         tensorboard=False,
         stage=Shown(language, recipe.max_steps),
@@ -288,7 +294,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> str:
         "epochs": stream.epochs(trained.note["step"]),
     }
     write_text(folder / "result.json", json.dumps(result, indent=1))
-    return language
+    return language, trained.note["step"]
 
 
 def _model(recipe: Recipe, cache: Any) -> Any:
@@ -311,6 +317,7 @@ def _model(recipe: Recipe, cache: Any) -> Any:
 
 def _optimizer(recipe: Recipe) -> Callable[[int], Any]:
     """(total steps) -> the optimizer of a recipe."""
+    from m4.train.average import averaged
     from m4.train.optimizer import muon, rsqrt
 
     schedule = functools.partial(
@@ -318,6 +325,6 @@ def _optimizer(recipe: Recipe) -> Callable[[int], Any]:
         peak=recipe.peak,
         warmup_steps=recipe.warmup_steps,
         hold_steps=2 * recipe.warmup_steps,
-        cooldown_steps=recipe.cooldown_steps,
     )
-    return functools.partial(muon, matrix_rate=recipe.matrix_rate, schedule=schedule)
+    steps = functools.partial(muon, matrix_rate=recipe.matrix_rate, schedule=schedule)
+    return functools.partial(averaged, optimizer=steps, eta=recipe.eta)

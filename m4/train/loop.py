@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,8 @@ from m4.core.report import Metrics, Stage
 from m4.core.rows import own_batch, own_parts, to_global
 from m4.model import pipeline
 from m4.model.transformer import Transformer
+from m4.train import average
+from m4.train.early_stopping import EarlyStopping, Progress
 from m4.train.sampling import LearnedSampling
 from m4.train.state import TrainState, create
 from m4.train.step import check_parts, make_train_step
@@ -52,16 +53,9 @@ class Evaluator:
 
 
 @dataclasses.dataclass(frozen=True)
-class EarlyStopping:
-    """Stops when `metric` (higher is better) has not risen for `patience` evaluations."""
-
-    metric: str
-    patience: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Trained:
-    """What came out: parameters (the best ones where there is early stopping) and what is known."""
+    """What came out: the parameters to use (the best ones where there is early stopping, averages
+    where the optimizer makes them) and what is known."""
 
     params: Any
     note: dict[str, Any]
@@ -179,7 +173,7 @@ def train(
             sampling.resume(saved.get("sampling"))
         with logical(mesh, rules):
             state, shardings = create(mesh, model, tx, seed, zero)
-        progress = _Progress(early_stopping)
+        progress = Progress(early_stopping)
         if latest is not None:
             state = _restore(checkpoints, latest, saved, state, progress)
         start = int(state.step)
@@ -228,7 +222,7 @@ def train(
                     seated.flush()
                 if stage is not None:
                     stage.update(step, window.text)
-                measured = _evaluate(evaluators, step, last, state.params, metrics, progress)
+                measured = _evaluate(evaluators, step, last, average.used(state), metrics, progress)
                 if sampling is not None and measured:
                     metrics.write(step, sampling.evaluated(step, measured))
                 if stop:
@@ -239,7 +233,7 @@ def train(
                     save()
         written = save(finished=True)
         checkpoints.wait()
-        return Trained(state.params if progress.best is None else progress.best, written)
+        return Trained(average.used(state) if progress.best is None else progress.best, written)
     finally:
         checkpoints.close()
 
@@ -305,44 +299,13 @@ def _batches(
             yield batch
 
 
-class _Progress:
-    """The best evaluation so far, and whether it is time to stop."""
-
-    def __init__(self, rule: EarlyStopping | None):
-        self.rule = rule
-        self.best: Any | None = None
-        self.best_step = 0
-        self.best_value = -math.inf
-        self.since = 0
-
-    @property
-    def stopped(self) -> bool:
-        return self.rule is not None and self.since >= self.rule.patience
-
-    def evaluated(self, step: int, values: Mapping[str, float], params: Any) -> None:
-        if self.rule is None or self.rule.metric not in values:
-            return
-        value = values[self.rule.metric]
-        if value > self.best_value:
-            self.best_step, self.best_value, self.since = step, value, 0
-            # A copy: the step that follows reuses the memory of its argument.
-            self.best = jax.tree.map(lambda x: x.copy(), params)
-        else:
-            self.since += 1
-
-    def note(self) -> dict[str, Any]:
-        if self.best is None:
-            return {}
-        return {"best_step": self.best_step, "best": self.best_value, "since_best": self.since}
-
-
 def _evaluate(
     evaluators: Sequence[Evaluator],
     step: int,
     last: bool,
     params: Any,
     metrics: Metrics,
-    progress: _Progress,
+    progress: Progress,
 ) -> dict[str, float]:
     """Runs those whose turn it is, at the last step all; what was measured in its turn.
 
@@ -359,9 +322,9 @@ def _evaluate(
     return measured
 
 
-def _save(checkpoints: Checkpoints, state: TrainState, progress: _Progress, note) -> dict[str, Any]:
+def _save(checkpoints: Checkpoints, state: TrainState, progress: Progress, note) -> dict[str, Any]:
     note = {**note, **progress.note(), "step": int(state.step)}
-    items = {"params": state.params, "optimizer": state.optimizer}
+    items = average.items(state)
     if progress.best is not None:
         items["best"] = progress.best
     checkpoints.save(int(state.step), items, note)
@@ -384,14 +347,13 @@ def _restore(
     step: int,
     saved: Mapping[str, Any],
     state: TrainState,
-    progress: _Progress,
+    progress: Progress,
 ) -> TrainState:
-    items = {"params": shapes(state.params), "optimizer": shapes(state.optimizer)}
+    items = {name: shapes(tree) for name, tree in average.items(state).items()}
     if "best_step" in saved:
         items["best"] = shapes(state.params)
-        progress.best_step, progress.best_value = saved["best_step"], saved["best"]
-        progress.since = saved["since_best"]
     found = checkpoints.restore(step, items)
-    progress.best = found.get("best")
+    if "best" in found:
+        progress.resume(saved, found["best"])
     at = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
-    return TrainState(at, found["params"], found["optimizer"])
+    return average.from_items(at, found)

@@ -25,7 +25,6 @@ RECIPE = Recipe(
     layers=1,
     vocabulary_size=300,
     warmup_steps=2,
-    cooldown_steps=2,
     max_steps=4,
     eval_period=2,
 )
@@ -34,7 +33,7 @@ DECODING = {"beams": 2, "max_source_length": 128, "max_target_length": 8, "batch
 
 
 # baselines.FORMAT, and what the four steps had on average: loss, norm of the gradients.
-PINNED = (3, (5.683630, 0.826062))
+PINNED = (4, (5.683630, 0.826062))
 
 
 class Made8(Made):

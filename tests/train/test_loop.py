@@ -14,7 +14,10 @@ from m4.core.mesh import logical
 from m4.core.report import read_metrics
 from m4.data import cache as caches
 from m4.data.stream import Stream
-from m4.train.loop import EarlyStopping, Evaluator, Interrupted, check_model_divides, train
+from m4.eval.trained import restore_params
+from m4.train.average import averaged
+from m4.train.early_stopping import EarlyStopping
+from m4.train.loop import Evaluator, Interrupted, check_model_divides, train
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
@@ -128,6 +131,41 @@ def test_early_stopping_survives_an_interruption(tmp_path, run):
     assert resumed.note["step"] == 3
     assert resumed.note["best_step"] == 1
     for a, b in zip(leaves(first.params), leaves(resumed.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_averages_are_what_is_evaluated_and_used(tmp_path, run):
+    """Resumed or not, the same; the checkpoint's reader takes them too."""
+    seen = []
+    arguments = {
+        "optimizer": functools.partial(averaged, optimizer=adamw),
+        "evaluators": [Evaluator(4, lambda params: seen.append(leaves(params)) or {})],
+    }
+    whole = run(tmp_path / "whole", total_steps=4, **arguments)
+    run(tmp_path / "parts", total_steps=2, **{**arguments, "evaluators": ()})
+    parts = run(tmp_path / "parts", total_steps=4, **arguments)
+    model = run.keywords["model"]
+    read, step, _ = restore_params(model, tmp_path / "whole" / "checkpoints")
+    assert step == 4
+    for found in (*seen, leaves(parts.params), leaves(read)):
+        for a, b in zip(leaves(whole.params), found, strict=True):
+            np.testing.assert_array_equal(a, b)
+    # Not the steps' own parameters: the first adamw steps move all by about the rate.
+    plain = run(tmp_path / "plain", total_steps=4)
+    assert not np.array_equal(leaves(plain.params)[0], leaves(whole.params)[0])
+
+
+def test_a_reader_takes_the_best_parameters_where_there_is_early_stopping(tmp_path, run):
+    scores = iter([3.0, 2.0])
+    trained = run(
+        tmp_path,
+        total_steps=2,
+        evaluators=[Evaluator(1, lambda params: {"dev/chrf": next(scores)})],
+        early_stopping=EarlyStopping("dev/chrf", patience=2),
+    )
+    read, step, note = restore_params(run.keywords["model"], tmp_path / "checkpoints")
+    assert (step, note["best_step"]) == (2, 1)
+    for a, b in zip(leaves(trained.params), leaves(read), strict=True):
         np.testing.assert_array_equal(a, b)
 
 

@@ -1,0 +1,83 @@
+"""Averages of parameters over the steps: what to use where the learning rate does not fall to 0."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from m4.train.optimizer import adamw
+from m4.train.state import TrainState
+
+Array = jax.Array
+
+
+class Averaged(NamedTuple):
+    """inner: the optimizer's own state. count: int32 scalar, steps done. average: as params."""
+
+    inner: Any
+    count: Array
+    average: Any
+
+
+def averaged(
+    total_steps: int,
+    *,
+    optimizer: Callable[[int], optax.GradientTransformation] = adamw,
+    eta: float = 8.0,
+) -> optax.GradientTransformation:
+    """`optimizer`, and beside its parameters their average over the steps, the late ones weighing
+    most: polynomial-decay averaging (Shamir and Zhang 2013, arXiv 1212.1824, section 4).
+
+    average_t = (1 - c) average_{t-1} + c params_t, c = (eta + 1) / (t + eta), t = 1, 2, ...
+
+    The steps are those of `optimizer`; evaluations, early stopping and whatever reads a checkpoint
+    take the average (`used`). It stands for what a falling rate does at the end of training, the
+    wavering around a minimum, at every step: so training can end when dev has stopped rising, not
+    at a step that is known before. It costs as much memory as the parameters.
+
+    Args:
+        total_steps: for `optimizer`. optimizer: (total steps) -> the steps.
+        eta: the average goes back over about 1 / (eta + 1) of the steps so far; 0: all alike.
+    """
+    inner = optimizer(total_steps)
+
+    def init(params):
+        return Averaged(
+            inner.init(params), jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params)
+        )
+
+    def update(updates, state, params=None):
+        updates, inner_state = inner.update(updates, state.inner, params)
+        count = state.count + 1
+        share = (eta + 1) / (count + eta)
+        average = jax.tree.map(
+            lambda mean, new: mean + share * (new - mean),
+            state.average,
+            optax.apply_updates(params, updates),
+        )
+        return updates, Averaged(inner_state, count, average)
+
+    return optax.GradientTransformation(init, update)
+
+
+def used(state: TrainState) -> Any:
+    """The parameters to evaluate and translate with: their average where there is one."""
+    return state.optimizer.average if isinstance(state.optimizer, Averaged) else state.params
+
+
+def items(state: TrainState) -> dict[str, Any]:
+    """A checkpoint's trees: params and optimizer, and apart from it the average."""
+    if not isinstance(state.optimizer, Averaged):
+        return {"params": state.params, "optimizer": state.optimizer}
+    inner, count, average = state.optimizer
+    return {"params": state.params, "optimizer": [inner, count], "average": average}
+
+
+def from_items(step: Array, found: dict[str, Any]) -> TrainState:
+    """The state whose `items` these are."""
+    optimizer = found["optimizer"]
+    if "average" in found:
+        optimizer = Averaged(*optimizer, found["average"])
+    return TrainState(step, found["params"], optimizer)

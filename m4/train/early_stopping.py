@@ -1,0 +1,68 @@
+"""When an evaluation has stopped rising: the best parameters so far, and whether to stop."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping:
+    """Stops when `metric` (higher is better) has not risen for `patience` evaluations.
+
+    Attributes:
+        least_gain: a smaller rise is none, for `patience`; the best parameters are the best.
+    """
+
+    metric: str
+    patience: int
+    least_gain: float = 0.0
+
+
+class Progress:
+    """The best evaluation so far, and whether it is time to stop."""
+
+    def __init__(self, rule: EarlyStopping | None):
+        self.rule = rule
+        self.best: Any | None = None
+        self.best_step = 0
+        self.best_value = -math.inf
+        self.risen_to = -math.inf
+        self.since = 0
+
+    @property
+    def stopped(self) -> bool:
+        return self.rule is not None and self.since >= self.rule.patience
+
+    def evaluated(self, step: int, values: Mapping[str, float], params: Any) -> None:
+        """Takes what was measured of the parameters after `step`."""
+        if self.rule is None or self.rule.metric not in values:
+            return
+        value = values[self.rule.metric]
+        if value > self.best_value:
+            self.best_step, self.best_value = step, value
+            # A copy: the step that follows reuses the memory of its argument.
+            self.best = jax.tree.map(lambda x: x.copy(), params)
+        # Above the last rise, not above the best: many small rises are one.
+        if value > self.risen_to + self.rule.least_gain:
+            self.risen_to, self.since = value, 0
+        else:
+            self.since += 1
+
+    def note(self) -> dict[str, Any]:
+        """JSON for a checkpoint; `resume` reads it."""
+        if self.best is None:
+            return {}
+        return {
+            "best_step": self.best_step,
+            "best": self.best_value,
+            "risen_to": self.risen_to,
+            "since_best": self.since,
+        }
+
+    def resume(self, note: Mapping[str, Any], best: Any) -> None:
+        """Goes on from a checkpoint's note and best parameters."""
+        self.best, self.best_step, self.best_value = best, note["best_step"], note["best"]
+        self.risen_to, self.since = note["risen_to"], note["since_best"]

@@ -1,0 +1,81 @@
+"""Averages of parameters: the paper's recursion, and what a sum with written-out weights gives."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from m4.train.average import Averaged, averaged, from_items, items, used
+from m4.train.state import TrainState
+
+START = {"a": {"kernel": np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)}}
+
+
+def walk(eta, steps):
+    """The states of `steps` steps down a slope that is the parameter itself, rate 0.1."""
+    optimizer = averaged(steps, optimizer=lambda total: optax.sgd(0.1), eta=eta)
+    params, state = jax.tree.map(jax.numpy.asarray, START), optimizer.init(START)
+
+    @jax.jit
+    def step(params, state):
+        updates, state = optimizer.update(params, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(steps):
+        params, state = step(params, state)
+        yield params, state
+
+
+def shares(eta, steps):
+    """How much each step's parameters count after the last: what later steps leave of its share."""
+    given = [(eta + 1) / (t + eta) for t in range(1, steps + 1)]
+    return [c * np.prod([1 - later for later in given[i + 1 :]]) for i, c in enumerate(given)]
+
+
+def test_shares_by_hand():
+    # eta = 1: 2/2, 2/3, 2/4 come in. The first is left 1/3 of its 1 by the second, then half of
+    # that by the third; the second half of its 2/3.
+    np.testing.assert_allclose(shares(1, 3), [1 / 6, 1 / 3, 1 / 2])
+    np.testing.assert_allclose(shares(0, 5), [1 / 5] * 5)  # the plain mean
+
+
+@pytest.mark.parametrize("eta", [0.0, 1.0, 8.0])
+def test_the_average_is_the_weighted_sum_of_all_steps_parameters(eta):
+    seen = []
+    for number, (params, state) in enumerate(walk(eta, 7), 1):
+        # Gradient descent on x^2 / 2 with rate 0.1: 0.9^t of the start; the average moves no step.
+        seen.append(0.9**number * START["a"]["kernel"])
+        np.testing.assert_allclose(params["a"]["kernel"], seen[-1], rtol=1e-5)
+        wanted = sum(c * x for c, x in zip(shares(eta, number), seen, strict=True))
+        np.testing.assert_allclose(state.average["a"]["kernel"], wanted, rtol=1e-5)
+        assert int(state.count) == number
+
+
+def test_a_checkpoint_has_the_average_once_and_gives_the_state_back():
+    *_, (params, optimizer) = walk(8.0, 3)
+    state = TrainState(np.int32(3), params, optimizer)
+    assert used(state) is optimizer.average
+    trees = items(state)
+    assert trees["average"] is optimizer.average
+    assert len(jax.tree.leaves(trees["optimizer"])) == len(jax.tree.leaves(optimizer)) - 1
+    back = from_items(state.step, trees)
+    assert isinstance(back.optimizer, Averaged)
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, back, state)
+
+
+def test_without_an_average_the_parameters_are_used():
+    state = TrainState(np.int32(0), START, optax.sgd(0.1).init(START))
+    assert used(state) is START
+    assert items(state).keys() == {"params", "optimizer"}
+    assert from_items(state.step, items(state)) == state
+
+
+def test_the_average_is_sharded_as_its_parameter():
+    from m4.train.state import state_shardings
+    from tests.train.test_step import SHALLOW, mesh_of
+
+    optimizer = averaged(10, optimizer=lambda total: optax.sgd(0.1))
+    shardings = state_shardings(mesh_of(2, 2), SHALLOW, optimizer)
+    assert shardings.optimizer.average == shardings.params
+    assert any(not one.is_fully_replicated for one in jax.tree.leaves(shardings.params))

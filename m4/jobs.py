@@ -348,9 +348,11 @@ def _facts(setup: Setup, cache: Cache, found: Mapping[str, Finished]) -> dict[st
     }
     if found:
         latest = max(found.values(), key=lambda one: one.result["late_gain"])
+        cut = [one.language for one in found.values() if not one.result["ended_by_dev"]]
         facts["bilingual models"] = (
-            "one a language pair (both directions), kept at their best dev chrF, which in the "
-            f"last quarter of the steps rose by at most {latest.result['late_gain']:.1f} "
-            f"({latest.language})"
+            "one a language pair (both directions), trained until dev chrF stopped rising"
+            + (f" (cut off before: {', '.join(cut)})" if cut else "")
+            + "; in the last quarter of the steps it rose by at most "
+            f"{latest.result['late_gain']:.1f} ({latest.language})"
         )
     return facts

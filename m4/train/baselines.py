@@ -60,8 +60,8 @@ class Recipe:
     matrix_rate: float = 5 / 3
     warmup_steps: int = 200
     eta: float = 8.0
-    eval_period: int = 500
-    patience: int = 2
+    eval_period: int = 750
+    patience: int = 1
     least_gain: float = 0.5
     max_steps: int = 6000
 
@@ -289,7 +289,8 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
         "plan": dict(plan),
         "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
         "note": trained.note,
-        # How much dev chrF still rose in the last quarter of the steps: is it trained out?
+        # Is it trained out? Whether dev ended it, and how much it rose in the last quarter.
+        "ended_by_dev": trained.note["since_best"] >= recipe.patience,
         "late_gain": late_gain(read_metrics(folder), trained.note["step"]),
         "epochs": stream.epochs(trained.note["step"]),
     }

@@ -96,6 +96,8 @@ def test_each_language_has_a_model_and_its_translations(trained) -> None:
         assert result == baseline.result
         assert result["note"]["step"] == 4
         assert result["note"]["best_step"] in (2, 4)
+        # Two evaluations in four steps; patience is 1, so only the last one can have ended it.
+        assert result["ended_by_dev"] is (result["note"]["since_best"] == 1)
         assert result["plan"]["recipe"] == dataclasses.asdict(RECIPE)
         assert result["parameters"] > 5000
         assert set(result["epochs"]) == {f"en-{language}", f"{language}-en"}

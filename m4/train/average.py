@@ -49,6 +49,7 @@ def averaged(
         )
 
     def update(updates, state, params=None):
+        assert params is not None
         updates, inner_state = inner.update(updates, state.inner, params)
         count = state.count + 1
         share = (eta + 1) / (count + eta)
@@ -79,5 +80,6 @@ def from_items(step: Array, found: dict[str, Any]) -> TrainState:
     """The state whose `items` these are."""
     optimizer = found["optimizer"]
     if "average" in found:
-        optimizer = Averaged(*optimizer, found["average"])
+        inner, count = optimizer
+        optimizer = Averaged(inner, count, found["average"])
     return TrainState(step, found["params"], optimizer)

@@ -62,7 +62,7 @@ class Recipe:
     eta: float = 8.0
     eval_period: int = 750
     patience: int = 1
-    least_gain: float = 0.5
+    least_gain: float = 0.75
     max_steps: int = 6000
 
 
@@ -253,7 +253,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
     decoding = dict(plan["decoding"])
 
     class Shown(Stage):
-        def update(self, done: int, text: str = "") -> None:
+        def update(self, done: int, text: str = "", total: int | None = None) -> None:
             if os.getppid() != parent:
                 raise SystemExit("the parent process is gone")
             if _messages is not None:

@@ -54,6 +54,21 @@ def test_without_a_terminal_a_stage_is_a_line_every_ten_seconds(clock: Clock) ->
     ]
 
 
+def test_work_that_is_not_needed_leaves_the_total(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Stage("baselines", 100, stream=stream) as stage:
+        stage.update(0)
+        clock.now += 20.0
+        stage.update(20, total=60)
+        clock.now += 5.0
+    # 20 of 60 in 20 s: 40 are left for 40 s, 50 s when 25 have gone by.
+    assert stream.getvalue().splitlines() == [
+        "baselines: 0/100 steps  [0:00, left ?]",
+        "baselines: 20/60 steps  [0:20, left 0:40]",
+        "baselines: 20/60 steps  [0:25, left 0:50]",
+    ]
+
+
 def test_a_stage_that_fails_says_nothing_more(clock: Clock) -> None:
     stream = io.StringIO()
 

@@ -77,7 +77,8 @@ class Stage:
         """
         if self._first is None:
             self._first = done
-        self.total = self.total if total is None else total
+        if total is not None:
+            self.total = total
         self._done, self._text = done, text
         if self._progress is not None:
             self._progress.update(

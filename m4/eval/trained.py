@@ -47,7 +47,7 @@ def _opened(
                 f"({str(note.get('vocabulary'))[:12]} there, {vocabulary.fingerprint[:12]} here)"
             )
         variables = abstract_variables(model)
-        store.check_shapes(found, "params", variables["params"])
+        store.check_shapes(found, store.used(found), variables["params"])
         yield _Found(store, found, note, variables)
     finally:
         store.close()
@@ -70,7 +70,10 @@ def restore_params(
     vocabulary: Vocabulary | SourceAndTarget | None = None,
     layout: Layout | None = None,
 ) -> tuple[Any, int, dict[str, Any]]:
-    """Parameters of a step (default: the latest), the step, and its note.
+    """Parameters to use of a step (default: the latest), the step, and its note.
+
+    The best ones where training had early stopping, else their average where the optimizer made
+    one, else those of the step.
 
     Args:
       model: the module that was trained; decides the shapes.

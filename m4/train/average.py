@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from m4.train.optimizer import adamw
 from m4.train.state import TrainState
 
 Array = jax.Array
@@ -24,7 +23,7 @@ class Averaged(NamedTuple):
 def averaged(
     total_steps: int,
     *,
-    optimizer: Callable[[int], optax.GradientTransformation] = adamw,
+    optimizer: Callable[[int], optax.GradientTransformation],
     eta: float = 8.0,
 ) -> optax.GradientTransformation:
     """`optimizer`, and beside its parameters their average over the steps, the late ones weighing
@@ -40,7 +39,12 @@ def averaged(
     Args:
         total_steps: for `optimizer`. optimizer: (total steps) -> the steps.
         eta: the average goes back over about 1 / (eta + 1) of the steps so far; 0: all alike.
+
+    Raises:
+        ValueError: eta is below 0.
     """
+    if eta < 0:
+        raise ValueError(f"average.averaged.eta = {eta}: must be 0 or more")
     inner = optimizer(total_steps)
 
     def init(params):
@@ -73,6 +77,7 @@ def items(state: TrainState) -> dict[str, Any]:
     if not isinstance(state.optimizer, Averaged):
         return {"params": state.params, "optimizer": state.optimizer}
     inner, count, average = state.optimizer
+    # A list: without its last field it is no `Averaged`.
     return {"params": state.params, "optimizer": [inner, count], "average": average}
 
 

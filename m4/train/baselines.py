@@ -290,7 +290,8 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
         "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
         "note": trained.note,
         # Is it trained out? Whether dev ended it, and how much it rose in the last quarter.
-        "ended_by_dev": trained.note["since_best"] >= recipe.patience,
+        "ended_by_dev": trained.note["since_best"] >= recipe.patience
+        and trained.note["step"] % recipe.eval_period == 0,  # the last step's is no whole period
         "late_gain": late_gain(read_metrics(folder), trained.note["step"]),
         "epochs": stream.epochs(trained.note["step"]),
     }

@@ -350,7 +350,7 @@ def _restore(
     progress: Progress,
 ) -> TrainState:
     items = {name: shapes(tree) for name, tree in average.items(state).items()}
-    if "best_step" in saved:
+    if progress.rule is not None and "best_step" in saved:
         items["best"] = shapes(state.params)
     found = checkpoints.restore(step, items)
     if "best" in found:

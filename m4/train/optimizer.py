@@ -33,7 +33,8 @@ def rsqrt(
         total_steps: where the cooldown ends.
         peak: the highest rate. hold_steps: where the decay begins.
         warmup_steps: a linear rise from 0 before (the paper has none; Adam needs one).
-        cooldown_steps: a linear fall to 0 at the end; what short runs gain most from.
+        cooldown_steps: a linear fall to 0 at the end; short runs gain much by it, or by
+            `m4.train.average`, which need not know the end.
     """
 
     def schedule(step):

@@ -51,6 +51,11 @@ def test_the_average_is_the_weighted_sum_of_all_steps_parameters(eta):
         assert int(state.count) == number
 
 
+def test_a_negative_eta_is_refused():
+    with pytest.raises(ValueError, match=r"average\.averaged\.eta = -2: must be 0 or more"):
+        averaged(10, optimizer=lambda total: optax.sgd(0.1), eta=-2)
+
+
 def test_a_checkpoint_has_the_average_once_and_gives_the_state_back():
     *_, (params, optimizer) = walk(8.0, 3)
     state = TrainState(np.int32(3), params, optimizer)

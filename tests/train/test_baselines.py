@@ -8,11 +8,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import optax
 import pytest
 
+from m4.core.checkpoint import Checkpoints, shapes
 from m4.core.files import read_jsonl
 from m4.core.report import Stage
 from m4.data import cache as caches
+from m4.eval.trained import restore_params
 from m4.train import baselines
 from m4.train.baselines import Finished, Recipe, late_gain, train_baselines
 from tests.data.corpus import Made
@@ -27,13 +30,15 @@ RECIPE = Recipe(
     warmup_steps=2,
     max_steps=4,
     eval_period=2,
+    patience=9,
 )
 SIZES = {"gl": 60, "de": 90}
 DECODING = {"beams": 2, "max_source_length": 128, "max_target_length": 8, "batch_rows": 40}
 
 
-# baselines.FORMAT, and what the four steps had on average: loss, norm of the gradients.
-PINNED = (4, (5.683630, 0.826062))
+# baselines.FORMAT; what the four steps had on average: loss, norm of the gradients; and the norm of
+# the last average.
+PINNED = (4, (5.683630, 0.826062), 26.32182)
 
 
 class Made8(Made):
@@ -96,8 +101,7 @@ def test_each_language_has_a_model_and_its_translations(trained) -> None:
         assert result == baseline.result
         assert result["note"]["step"] == 4
         assert result["note"]["best_step"] in (2, 4)
-        # Two evaluations in four steps; patience is 1, so only the last one can have ended it.
-        assert result["ended_by_dev"] is (result["note"]["since_best"] == 1)
+        assert not result["ended_by_dev"]  # but by max_steps
         assert result["plan"]["recipe"] == dataclasses.asdict(RECIPE)
         assert result["parameters"] > 5000
         assert set(result["epochs"]) == {f"en-{language}", f"{language}-en"}
@@ -117,11 +121,44 @@ def test_the_format_is_raised_with_every_change_of_what_is_trained(trained) -> N
     _, found, _ = trained
     rows = read_jsonl(found["gl"].folder / "metrics.jsonl")
     (about,) = ((row["loss"], row["gradient_norm"]) for row in rows if "loss" in row)
-    number, pinned = PINNED
+    number, pinned, pinned_norm = PINNED
     assert number == baselines.FORMAT
+    cache = caches.Cache(found["gl"].folder / "data")
+    model = baselines._model(RECIPE, cache)
+    folder = found["gl"].folder / "checkpoints"
+    # Its average, not its best: of two evaluations of next to nothing either may be that.
+    wanted = {"average": shapes(restore_params(model, folder)[0])}
+    average = Checkpoints(folder, read_only=True).restore(4, wanted)["average"]
+    norm = float(optax.tree.norm(average))
     # Another momentum of Muon moves the loss by 4e-5 already.
     assert about == pytest.approx(pinned, rel=1e-5), (
         "the same recipe trains another model: raise FORMAT in m4/train/baselines.py, pin anew"
+    )
+    assert norm == pytest.approx(pinned_norm, rel=1e-5), "another average: as above"
+
+
+@pytest.mark.slow
+def test_training_ends_when_dev_does_not_rise_enough(trained, corpus, monkeypatch) -> None:
+    folder, _, _ = trained
+    # The first evaluation is a rise, from nothing; none after it is one of 1,000 chrF.
+    recipe = dataclasses.replace(RECIPE, max_steps=6, patience=1, least_gain=1000.0)
+    shown = io.StringIO()
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "programs"))
+    found = train_baselines(
+        folder,
+        corpus,
+        ["gl"],
+        lambda language: recipe,
+        decoding=DECODING,
+        workers=1,
+        stage=lambda name, total, unit: Stage(name, total, unit, shown),
+    )
+    assert found["gl"].result["note"]["step"] == 4
+    assert found["gl"].result["ended_by_dev"]
+    # The two steps that were not needed are no part of the whole.
+    assert (
+        shown.getvalue().splitlines()[-1].startswith("bilingual baselines: 4/4 steps  1/1 models")
     )
 
 

@@ -153,7 +153,7 @@ def test_samplers_gin_has_a_line_for_every_sampler() -> None:
             setup = gin.get_configurable(jobs.Setup)()
             corpus = gin.query_parameter("cldr.Cldr.sizes")
             sizes = {f"en-{code}": size for code, size in corpus.items()}
-            told = {"drawn": 9e4} if tells_drawn(setup.sampler) else {}
+            told = {"drawn": 7.5e4} if tells_drawn(setup.sampler) else {}
             rates = setup.sampler(sizes, **told)
         made = getattr(setup.sampler, "__name__", type(setup.sampler).__name__)
         assert made == function

@@ -69,6 +69,9 @@ def test_the_planned_search_is_the_one_that_decodes(
     class Unread:
         """A checkpoint that gives the shapes that it is asked for."""
 
+        def used(self, step: int) -> str:
+            return "params"
+
         def restore(self, step: int, items: Any) -> Any:
             return items
 

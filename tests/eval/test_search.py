@@ -89,7 +89,8 @@ def test_a_mesh_translates_as_one_device_does(
     # Three rows a batch become as many as divide: 4 over data x expert, 8 over fsdp x expert.
     own, own_routes, own_scores = run(model, there, layout, beams, 3)
     assert own == texts
-    np.testing.assert_allclose(own_scores, scores, rtol=1e-5, atol=1e-5)
+    # Sums of up to a dozen float32 logits' softmax in another order: on some CPUs 1.4e-5 of them.
+    np.testing.assert_allclose(own_scores, scores, rtol=3e-5, atol=1e-5)
     assert own_routes.keys() == routes.keys()
     assert bool(routes) != stages
     for key, chosen in routes.items():

@@ -23,7 +23,7 @@ class Averaged(NamedTuple):
 def averaged(
     total_steps: int,
     *,
-    optimizer: Callable[[int], optax.GradientTransformation],
+    optimizer: Callable[[int], optax.GradientTransformation] | None = None,
     eta: float = 8.0,
 ) -> optax.GradientTransformation:
     """`optimizer`, and beside its parameters their average over the steps, the late ones weighing
@@ -41,8 +41,10 @@ def averaged(
         eta: the average goes back over about 1 / (eta + 1) of the steps so far; 0: all alike.
 
     Raises:
-        ValueError: eta is below 0.
+        ValueError: eta is below 0, or no optimizer is given (a config may have forgotten it).
     """
+    if optimizer is None:
+        raise ValueError("average.averaged.optimizer is not set: e.g. @optimizer.adamw")
     if eta < 0:
         raise ValueError(f"average.averaged.eta = {eta}: must be 0 or more")
     inner = optimizer(total_steps)

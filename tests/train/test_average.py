@@ -51,7 +51,9 @@ def test_the_average_is_the_weighted_sum_of_all_steps_parameters(eta):
         assert int(state.count) == number
 
 
-def test_a_negative_eta_is_refused():
+def test_a_negative_eta_or_no_optimizer_is_refused():
+    with pytest.raises(ValueError, match=r"average\.averaged\.optimizer is not set"):
+        averaged(10)
     with pytest.raises(ValueError, match=r"average\.averaged\.eta = -2: must be 0 or more"):
         averaged(10, optimizer=lambda total: optax.sgd(0.1), eta=-2)
 

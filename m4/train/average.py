@@ -34,7 +34,8 @@ def averaged(
     The steps are those of `optimizer`; evaluations, early stopping and whatever reads a checkpoint
     take the average (`used`). It stands for what a falling rate does at the end of training, the
     wavering around a minimum, at every step: so training can end when dev has stopped rising, not
-    at a step that is known before. It costs as much memory as the parameters.
+    at a step that is known before. It costs as much memory as the parameters. It has to be the
+    outermost transformation: inside another one nothing finds the average.
 
     Args:
         total_steps: for `optimizer`. optimizer: (total steps) -> the steps.

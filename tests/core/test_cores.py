@@ -7,8 +7,10 @@ from m4.core.cores import own_cores
 
 
 def test_they_are_those_of_the_affinity(monkeypatch):
+    def mine(pid):
+        return {5, 2} if pid == 0 else set()
+
     monkeypatch.setattr(sys, "platform", "linux")
-    mine = lambda pid: {5, 2} if pid == 0 else set()  # noqa: E731
     monkeypatch.setattr(os, "sched_getaffinity", mine, raising=False)  # only Linux has it
     assert own_cores() == [2, 5]
 

@@ -30,6 +30,11 @@ def ours(x: jax.Array, w: jax.Array) -> jax.Array:
     return product(x, w) if x.ndim == 2 else expert_product(x[:, None], w)[:, 0]
 
 
+def wider(x: jax.Array, w: jax.Array, d: jax.Array) -> jax.Array:
+    x = kept(jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 16)]))
+    return jnp.einsum("...RK,...RN->...KN", x, d)[..., : w.shape[-2], :]
+
+
 # (x, w, dy) -> y, dx or dw.
 WAYS = {
     "y: x w": lambda x, w, d: x @ w,
@@ -41,6 +46,7 @@ WAYS = {
     "dw: differentiation's": lambda x, w, d: jax.vjp(lambda w: x @ w, w)[1](d)[0],
     "dw: x^T dy": lambda x, w, d: jnp.einsum("...RK,...RN->...KN", x, d),
     "dw: x^T written down": lambda x, w, d: kept(turned(x)) @ d,
+    "dw: x^T dy, x 16 wider": wider,
     "dw: m4": lambda x, w, d: weight_gradient(x, d),
 }
 

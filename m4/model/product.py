@@ -16,6 +16,8 @@ Array = jax.Array
 # with 1024 x 256 (docs/performance.md, "Matrix products").
 _LARGE = 2**20
 
+_CACHE_LINE = 64  # bytes
+
 
 @jax.custom_vjp
 def product(x: Array, w_KN: Array) -> Array:
@@ -114,18 +116,23 @@ def input_gradient(d: Array, w: Array) -> Array:
 
 def weight_gradient(x: Array, d: Array) -> Array:
     """x^T d over the rows: [(E,) rows, K], [(E,) rows, N] -> [(E,) K, N]."""
-    if x.shape[-1] <= d.shape[-1] or _few_rows(x.shape[-2], x.shape[-1], d.shape[-1]):
-        return jnp.einsum("...RK,...RN->...KN", x, d)
-
-    # XLA's CPU library is slow where the transposed side is the wide one: there x^T is written
-    # down. (The barrier keeps the transpose out of the product.)
-    def written_down(x: Array, d: Array) -> Array:
-        return jax.lax.optimization_barrier(jnp.swapaxes(x, -1, -2)) @ d
 
     def as_it_comes(x: Array, d: Array) -> Array:
-        return jnp.swapaxes(x, -1, -2) @ d
+        return jnp.einsum("...RK,...RN->...KN", x, d)
 
-    return jax.lax.platform_dependent(x, d, cpu=written_down, default=as_it_comes)
+    # XLA's CPU library reads the columns of the wider side. Where its rows are an even number of
+    # cache lines, a column's numbers share few of the cache's sets and push each other out: a line
+    # more spreads them. (The barrier keeps XLA from taking the zeros out again.)
+    def padded(x: Array, d: Array) -> Array:
+        widths = [(0, 0)] * (x.ndim - 1) + [(0, line)]
+        x = jax.lax.optimization_barrier(jnp.pad(x, widths))
+        return as_it_comes(x, d)[..., :K, :]
+
+    rows, K, N = x.shape[-2], x.shape[-1], d.shape[-1]
+    line = _CACHE_LINE // x.dtype.itemsize  # numbers in one
+    if K <= N or K % (2 * line) or _few_rows(rows, K, N):
+        return as_it_comes(x, d)
+    return jax.lax.platform_dependent(x, d, cpu=padded, default=as_it_comes)
 
 
 def _few_rows(rows: int, K: int, N: int) -> bool:

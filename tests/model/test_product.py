@@ -8,9 +8,10 @@ import pytest
 from m4.model import product as products
 from m4.model.product import expert_product, product, tied_logits
 
-# More columns than rows of the weight, and fewer: the two ways of a weight's gradient. The same
-# with more numbers in the weight than there are in 8 rows: the other way of the input's.
-SIDES = [(3, 5), (7, 2), (40, 50), (50, 40)]
+# More columns than rows of the weight, and fewer, also with an even number of cache lines a row
+# (64 numbers are 4 in float32, 2 in bfloat16): the ways of a weight's gradient. The first two with
+# more numbers in the weight than there are in 8 rows: the other way of the input's.
+SIDES = [(3, 5), (7, 2), (64, 2), (40, 50), (50, 40)]
 
 
 def drawn(*shapes: tuple[int, ...], dtype=jnp.float32):

@@ -21,6 +21,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+from in_turn import turns
 
 from m4.core.huge_pages import restart_with_huge_pages
 from m4.model import dispatch, gates
@@ -146,7 +147,7 @@ def main() -> None:
         # What --vs does not name is as in the first setting.
         base = argparse.Namespace(**{**vars(args), "vs": None})
         settings.append(Setting(parser().parse_args(shlex.split(args.vs), base)))
-    for _ in range(args.steps):
+    for _ in turns(args.steps):
         for setting in settings:
             setting.seconds.append(setting.run())
     rows = [setting.row() for setting in settings]

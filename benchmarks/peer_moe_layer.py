@@ -18,6 +18,7 @@ import statistics
 import time
 
 import torch  # type: ignore[import-not-found]
+from in_turn import turns
 
 
 def top2(x_SM, router_ME):
@@ -99,7 +100,7 @@ def main() -> None:
     for way in ways:
         run(way)
     seconds = {way.__name__: [] for way in ways}
-    for _ in range(args.steps):
+    for _ in turns(args.steps):
         for way in ways:
             seconds[way.__name__].append(run(way))
     for name, each in seconds.items():

@@ -21,6 +21,7 @@ import time
 
 import torch  # type: ignore[import-not-found]
 import transformers  # type: ignore[import-not-found]
+from in_turn import turns
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def main() -> None:
 
     for _ in range(2):
         step()
-    seconds = [step() for _ in range(args.steps)]
+    seconds = [step() for _ in turns(args.steps)]
     median = statistics.median(seconds)
     row = {
         **vars(args),

@@ -18,6 +18,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from in_turn import turns
 
 from m4.core.huge_pages import restart_with_huge_pages
 from m4.model.dispatch.einsum import einsum
@@ -152,7 +153,7 @@ def main() -> None:
                 )
             )
         )
-    for _ in range(args.steps):
+    for _ in turns(args.steps):
         for setting in settings:
             setting.seconds.append(setting.run())
     rows = [setting.row() for setting in settings]

@@ -1,9 +1,10 @@
-"""Huge pages for the process's memory.
+"""Huge pages for the process's memory, kept from step to step.
 
 XLA's CPU runtime takes the memory of a step's temporaries from malloc anew at every step. In pages
-of 4 KB that is a fault each, 97,000 a step of a small model; in pages of 2 MB nearly none. glibc
-does it on request, and reads the request only when a process starts. (docs/performance.md, "Huge
-pages".)
+of 4 KB that is a fault each, 97,000 a step of a small model; in pages of 2 MB nearly none. Huge
+pages are found again slowly where other processes have left few, so what is freed is not given
+back. glibc does both on request, and reads the request only when a process starts.
+(docs/performance.md, "Huge pages".)
 """
 
 import os
@@ -12,18 +13,24 @@ import sys
 from pathlib import Path
 
 TUNABLES = "GLIBC_TUNABLES"
-REQUEST = "glibc.malloc.hugetlb=1"  # madvise(MADV_HUGEPAGE); glibc 2.35, older ones ignore it
+REQUEST = ":".join(
+    (
+        "glibc.malloc.hugetlb=1",  # madvise(MADV_HUGEPAGE); glibc 2.35, older ones ignore it
+        "glibc.malloc.mmap_max=0",  # large memory, too, comes from the heap,
+        f"glibc.malloc.trim_threshold={4 * 2**30}",  # whose end is kept up to 4 GiB
+    )
+)
 KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def wanted(kernel: Path = KERNEL) -> bool:
-    """Whether asking helps: Linux with glibc, where programs are given huge pages on request.
+    """Whether asking helps: Linux with glibc, where programs are given huge pages.
 
     Who has set GLIBC_TUNABLES already has chosen.
     """
     if sys.platform != "linux" or TUNABLES in os.environ or platform.libc_ver()[0] != "glibc":
         return False
-    return kernel.is_file() and "[madvise]" in kernel.read_text()
+    return kernel.is_file() and "[never]" not in kernel.read_text()
 
 
 def restart_with_huge_pages() -> None:

@@ -12,9 +12,14 @@ from m4.core import huge_pages
 
 @pytest.mark.parametrize(
     ("text", "result"),
-    [("always [madvise] never", True), ("[always] madvise never", False), (None, False)],
+    [
+        ("always [madvise] never", True),
+        ("[always] madvise never", True),
+        ("always madvise [never]", False),
+        (None, False),
+    ],
 )
-def test_wanted_where_programs_may_ask(
+def test_wanted_where_there_are_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, result: bool
 ) -> None:
     monkeypatch.delenv(huge_pages.TUNABLES, raising=False)

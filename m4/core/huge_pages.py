@@ -13,13 +13,16 @@ import sys
 from pathlib import Path
 
 TUNABLES = "GLIBC_TUNABLES"
-REQUEST = ":".join(
+HUGE = "glibc.malloc.hugetlb=1"  # madvise(MADV_HUGEPAGE); glibc 2.35, older ones ignore it
+KEPT = ":".join(
     (
-        "glibc.malloc.hugetlb=1",  # madvise(MADV_HUGEPAGE); glibc 2.35, older ones ignore it
         "glibc.malloc.mmap_max=0",  # large memory, too, comes from the heap,
-        f"glibc.malloc.trim_threshold={4 * 2**30}",  # whose end is kept up to 4 GiB
+        "glibc.malloc.arena_max=1",  # which all threads share, as those of threads hold little,
+        f"glibc.malloc.trim_threshold={4 * 2**30}",  # and whose end is kept up to 4 GiB
     )
 )
+# Where more threads than these may run at once they might wait for the one heap: not measured.
+KEPT_CORES = 8
 KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -33,8 +36,13 @@ def wanted(kernel: Path = KERNEL) -> bool:
     return kernel.is_file() and "[never]" not in kernel.read_text()
 
 
+def request() -> str:
+    """What is asked for."""
+    return f"{HUGE}:{KEPT}" if len(os.sched_getaffinity(0)) <= KEPT_CORES else HUGE
+
+
 def restart_with_huge_pages() -> None:
     """Replaces the process by itself with the request in its environment, once; else returns."""
     if wanted():
-        os.environ[TUNABLES] = REQUEST
+        os.environ[TUNABLES] = request()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -48,4 +48,17 @@ def test_restarts_once_with_its_arguments() -> None:
         text=True,
         check=True,
     )
-    assert said.stdout.split("\n") == ["start", "start", "['a b', '--c'] " + huge_pages.REQUEST, ""]
+    assert said.stdout.split("\n") == [
+        "start",
+        "start",
+        "['a b', '--c'] " + huge_pages.request(),
+        "",
+    ]
+
+
+def test_many_cores_have_more_than_one_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, kept in ((8, True), (9, False)):
+        affinity = lambda _, cores=cores: set(range(cores))  # noqa: E731
+        monkeypatch.setattr("os.sched_getaffinity", affinity)
+        assert huge_pages.request().startswith(huge_pages.HUGE)
+        assert (huge_pages.KEPT in huge_pages.request()) is kept

@@ -144,7 +144,8 @@ def traced_flops(jaxpr: Any, devices: int) -> float:
     """Operations of the products in a traced program, a device, scans multiplied out.
 
     What is inside of a manual region (`jax.shard_map`) is one device's already; all else is divided
-    evenly. Of a conditional the dearest branch counts; the body of an unbounded loop counts once.
+    evenly. Of a conditional the dearest branch counts, of a choice by platform the default: what is
+    planned for is not a CPU. The body of an unbounded loop counts once.
     """
     return _count(jaxpr, 1 / devices, devices)
 
@@ -158,7 +159,11 @@ def _count(jaxpr: Any, share: float, devices: int) -> float:
             total += share * _product(equation)
             continue
         if name == "cond":
-            total += max(_count(branch, share, devices) for branch in parameters["branches"])
+            branches = parameters["branches"]
+            if platforms := parameters.get("branches_platforms"):  # lax.platform_dependent
+                default = [at for at, each in enumerate(platforms) if each is None]
+                branches = [branches[at] for at in default] or branches
+            total += max(_count(branch, share, devices) for branch in branches)
             continue
         times = parameters["length"] if name == "scan" else 1
         inner = share

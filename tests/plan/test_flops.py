@@ -146,3 +146,13 @@ def test_a_manual_region_counts_on_every_device() -> None:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 3), (3, 5))]
     for function in (product, manual):
         assert traced_flops(jax.make_jaxpr(function)(*shapes), 4) == 2 * 8 * 3 * 5 / 4
+
+
+def test_of_a_choice_by_platform_the_default_counts() -> None:
+    def chosen(x_AB):
+        return jax.lax.platform_dependent(
+            x_AB, cpu=lambda x: (jnp.concatenate([x, x]) @ x.T)[:3], default=lambda x: x @ x.T
+        )
+
+    shape = jax.ShapeDtypeStruct((3, 5), jnp.float32)
+    assert traced_flops(jax.make_jaxpr(chosen)(shape), 1) == 2 * 3 * 5 * 3

@@ -56,9 +56,10 @@ def test_restarts_once_with_its_arguments() -> None:
     ]
 
 
-def test_many_cores_have_more_than_one_heap(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, kept in ((8, True), (9, False)):
-        affinity = lambda _, cores=cores: set(range(cores))  # noqa: E731
-        monkeypatch.setattr("os.sched_getaffinity", affinity)
-        assert huge_pages.request().startswith(huge_pages.HUGE)
-        assert (huge_pages.KEPT in huge_pages.request()) is kept
+@pytest.mark.parametrize(("cores", "kept"), [(8, True), (9, False)])
+def test_many_cores_have_more_than_one_heap(
+    monkeypatch: pytest.MonkeyPatch, cores: int, kept: bool
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    assert huge_pages.request().startswith(huge_pages.HUGE)
+    assert (huge_pages.KEPT in huge_pages.request()) is kept

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from m4.data.cache import Cache
+from m4.data.cache.cache import Cache
 from m4.data.languages import LANGUAGES
 from m4.data.sources import Source
 from m4.data.sources.cldr import Cldr

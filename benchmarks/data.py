@@ -55,8 +55,8 @@ def start(
     JAX, and the cache's settings and source are compared."""
     if jobs:
         importlib.import_module("m4.jobs")
-    from m4.data.cache import Cache, prepare
-    from m4.data.stream import Stream
+    from m4.data.cache.cache import Cache, prepare
+    from m4.data.stream.stream import Stream
 
     imported = time.process_time()
     if jobs:
@@ -83,8 +83,8 @@ def feed(folder: str, rows: int, layout: str, seconds: float, drop: bool = False
     """Batches in a row for so many CPU seconds, in whole groups of steps."""
     import numpy as np
 
-    from m4.data.cache import Cache
-    from m4.data.stream import Stream
+    from m4.data.cache.cache import Cache
+    from m4.data.stream.stream import Stream
 
     cache = Cache(folder)
     if drop:  # from the disk, not from the system's copy of the files
@@ -136,7 +136,7 @@ def seqio(folder: str, rows: int, seconds: float) -> dict[str, Any]:
     """The mixture of all directions, tokenized, shuffled and packed as T5X does it; for so many CPU
     seconds, after as many to warm up."""
     from m4.data import tasks
-    from m4.data.cache import Cache
+    from m4.data.cache.cache import Cache
 
     tasks.register_cache(Cache(folder))
     lengths = {"inputs": LENGTH, "targets": LENGTH}
@@ -173,9 +173,9 @@ def shares(folder: str) -> dict[str, Any]:
     """How far from its share each direction is after a million pairs, in binomial sigmas."""
     import numpy as np
 
-    from m4.data.cache import Cache
-    from m4.data.draws import Draws
+    from m4.data.cache.cache import Cache
     from m4.data.samplers.temperature import temperature
+    from m4.data.stream.sampling_order import Draws
 
     sizes = Cache(folder).sizes()
     rates = np.array(list(temperature(sizes).values()))
@@ -191,8 +191,8 @@ def resume(folder: str, steps: int, layout: str) -> dict[str, Any]:
     those of 1, of 2 and of 8 hosts."""
     import numpy as np
 
-    from m4.data.cache import Cache
-    from m4.data.stream import Stream
+    from m4.data.cache.cache import Cache
+    from m4.data.stream.stream import Stream
 
     cache, different = Cache(folder), 0
     options: dict[str, Any] = {"batch_rows": 64, "layout": layout}
@@ -231,7 +231,7 @@ def measured(name: str, **arguments: Any) -> dict[str, Any]:
 
 def build(folder: Path, text: str, languages: int, pieces: int) -> None:
     """The cache of the text; how fast its stages were."""
-    from m4.data.cache import prepare
+    from m4.data.cache.cache import prepare
 
     source, codes = corpora.text(text, languages)
     stages: list[tuple[str, float]] = []
@@ -301,7 +301,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         folder, news = Path(scratch) / "text", Path(scratch) / "news"
         build(folder, arguments.folder, arguments.languages, arguments.pieces)
-        from m4.data.cache import Cache
+        from m4.data.cache.cache import Cache
 
         corpora.enlarge(Cache(folder), news, 0.1)
         common: dict[str, Any] = {"folder": str(folder)}

@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 from in_turn import turns
 
-from m4.core.huge_pages import restart_with_huge_pages
 from m4.model import dispatch, gates
 from m4.model.moe import MoeLayer
+from m4.parallel.huge_pages import restart_with_huge_pages
 
 
 def in_folder(package) -> dict:

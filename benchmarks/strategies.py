@@ -19,8 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from m4.core.files import write_text
-from m4.core.report import read_metrics
+from m4.storage.files import write_text
+from m4.storage.metrics_log import read_metrics
 
 CONFIGS = Path(__file__).parents[1] / "gin_configs" / "strategies"
 DEVICES = 8

@@ -4,10 +4,10 @@ import time
 from statistics import median
 from typing import Any
 
-from m4.data.cache import Cache
-from m4.data.chunks import Array, Chunk, ChunkTokenizer, chunks_of
-from m4.data.tokens import arrays_of
-from m4.data.vocabulary import Vocabulary
+from m4.data.cache.cache import Cache
+from m4.data.cache.tokens import arrays_of
+from m4.data.vocabulary.chunks import Array, Chunk, ChunkTokenizer, chunks_of
+from m4.data.vocabulary.vocabulary import Vocabulary
 
 
 def tokenize(folder: str, repeats: int) -> dict[str, Any]:

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from in_turn import turns
 
-from m4.core.huge_pages import restart_with_huge_pages
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
 from m4.model.transformer import Transformer, count_parameters
+from m4.parallel.huge_pages import restart_with_huge_pages
 from m4.train.optimizer import adafactor, adamw, muon
 from m4.train.state import initialize
 from m4.train.step import make_train_step

@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from m4.core.collectives import Collective, collectives, summary
-from m4.core.jax_setup import use_fake_devices
-from m4.core.sharding import replicate, split
+from m4.parallel.jax_setup import use_fake_devices
+from m4.parallel.sharding import replicate, split
+from m4.plan.hlo.collectives import Collective, collectives, summary
 
 Kernels = dict[str, jax.Array]
 LAYOUT = ("NDHWC", "DHWIO", "NDHWC")  # batch, depth, height, width, channels; depth is split

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from m4.arguments import DATA_JOBS, SHARED, gin_arguments, joining_of, parser
 from m4.arguments import JOBS as JOBS
-from m4.core.huge_pages import restart_with_huge_pages
-from m4.core.joining import Joining
-from m4.core.lease import Taken, Unsaved
-from m4.core.supervise import LOST_STATUS, supervise
 from m4.mistakes import UserError, check_values, is_ours, missing_argument, near, one_line
+from m4.parallel.distributed_options import Joining
+from m4.parallel.huge_pages import restart_with_huge_pages
+from m4.parallel.supervise import LOST_STATUS, supervise
+from m4.storage.lease import Taken, Unsaved
 
 if TYPE_CHECKING:
     from m4.experiment import Setup
@@ -63,7 +63,7 @@ def _values() -> dict[str, str]:
 
 def model_folder(model_dir: str) -> Path:
     """Where a model's files are to be read: of one in an object store the working copy."""
-    from m4.core import remote
+    from m4.storage import remote
 
     folder = remote.local(model_dir)
     remote.fetch(folder)
@@ -168,16 +168,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def together(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining) -> int:
     """Runs one job as one of several processes; ends the process where it fails."""
-    from m4.core import processes
+    from m4.parallel import distributed
 
     status = LOST_STATUS
     try:
         status = alone(parsed, bindings, joining)
         if status == 0:
-            processes.leave()
-    except processes.LOST_ERRORS as error:
+            distributed.leave()
+    except distributed.LOST_ERRORS as error:
         status = LOST_STATUS
-        said = processes.lost(error)
+        said = distributed.lost(error)
         if said is None:
             raise
         print(f"m4 {_name(parsed)}: {said}", file=sys.stderr)
@@ -186,7 +186,7 @@ def together(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joini
             if sys.exception() is not None:
                 traceback.print_exc()
             # The interpreter's own end would wait for the others.
-            processes.give_up(status)
+            distributed.give_up(status)
     return status
 
 
@@ -231,10 +231,10 @@ def run(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining | 
         return plan(parsed, bindings)
     config = parse_config(parsed, bindings)
     if joining is not None:
-        from m4.core import processes
-        from m4.core.agreement import check_agreement
+        from m4.parallel import distributed
+        from m4.parallel.consistency_check import check_agreement
 
-        processes.join(joining)
+        distributed.join(joining)
         asked = {name: str(getattr(parsed, name, None)) for name in ("job", "compare", "fresh")}
         check_agreement({**config, **asked})
     try:
@@ -250,7 +250,7 @@ def draw_atlas(model_dir: str | None, split: str, bindings: Sequence[str]) -> No
     """`m4 atlas`: without a config, so without gin, and without JAX."""
     from rich.console import Console
 
-    from m4.eval import atlas
+    from m4.eval.report import atlas
 
     if not model_dir:
         raise UserError("give a model's folder: --model_dir=...")
@@ -271,18 +271,20 @@ def show_collectives(parsed: argparse.Namespace, bindings: Sequence[str]) -> Non
         one = "one number, as 8" if of_config else "numbers with commas between them, as 2,8,64"
         raise UserError(f"--devices={devices}: {one}")
     if of_config:
-        from m4.core.jax_setup import use_fake_devices
+        from m4.parallel.jax_setup import use_fake_devices
 
         use_fake_devices(int(devices))
         parse_config(parsed, bindings)
         import gin
 
         from m4 import jobs
-        from m4.plan import here
+        from m4.plan import local_program
 
-        here.show(gin.get_configurable(jobs.Setup)(), parsed.languages, parsed.output, console)
+        local_program.show(
+            gin.get_configurable(jobs.Setup)(), parsed.languages, parsed.output, console
+        )
         return
-    from m4.core import table4
+    from m4.plan.hlo import table4
 
     rows = table4.table([int(count) for count in devices.split(",")])
     table4.show(rows, console)
@@ -296,7 +298,8 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
     import gin
 
     from m4 import jobs
-    from m4.core import processes, run_folder
+    from m4.parallel import distributed
+    from m4.storage import run_folder
 
     setup = gin.get_configurable(jobs.Setup)()
     if parsed.job == "data":
@@ -319,8 +322,8 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
         return
     dense = parsed.compare == "dense"
     setup.mesh()  # one that is not possible is told before the folder is claimed
-    processes.check_joined()
-    if parsed.job == "demo" and processes.several():
+    distributed.check_joined()
+    if parsed.job == "demo" and distributed.several():
         raise UserError("one process does all of the demo; several can share `m4 train`")
     with contextlib.ExitStack() as stack:
 
@@ -330,11 +333,11 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
             run_folder.claim(setup.folder, config, text, fresh=getattr(parsed, "fresh", False))
             return run_folder.digest(setup.folder)
 
-        run_folder.check_shared(setup.folder, processes.by_first("MODEL_DIR", claim))
+        run_folder.check_shared(setup.folder, distributed.by_first("MODEL_DIR", claim))
         jobs.prepare_process(setup)
 
         def save_config() -> None:
-            if processes.is_first():
+            if distributed.is_first():
                 run_folder.write_operative(setup.folder, gin.operative_config_str())
 
         do = {
@@ -349,7 +352,7 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
             if parsed.job in SHARED:
                 do()
             else:
-                processes.by_first(parsed.job, lambda: (do(), None)[1])
+                distributed.by_first(parsed.job, lambda: (do(), None)[1])
         finally:
             save_config()
 
@@ -359,7 +362,7 @@ def look(setup: "Setup", parsed: argparse.Namespace, config: Mapping[str, str]) 
     import gin
 
     from m4 import data_jobs
-    from m4.core import run_folder
+    from m4.storage import run_folder
 
     options = {name: getattr(parsed, name) for name in DATA_JOBS[parsed.look].options}
     with run_folder.locked(setup.folder):

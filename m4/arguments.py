@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from m4.core.joining import Joining, joining
+from m4.parallel.distributed_options import Joining, joining
 
 
 class DataJob(NamedTuple):

@@ -9,15 +9,16 @@ import json
 import sys
 from typing import Any
 
-from m4.core.files import write_text
-from m4.core.report import Stage
-from m4.data import audit as audits
-from m4.data import clean, vocabulary_report
-from m4.data import preview as previews
-from m4.data.preview import Column, drawn_of
+from m4.data.cleaning import clean
+from m4.data.inspection import audit as audits
+from m4.data.inspection import preview as previews
+from m4.data.inspection import vocabulary_report
+from m4.data.inspection.preview import Column, drawn_of
 from m4.data.samplers.temperature import temperature
-from m4.eval import preview as preview_page
+from m4.eval.report import preview_page as preview_page
 from m4.experiment import Setup, console, corpus, corpus_settings, training_stream
+from m4.storage.files import write_text
+from m4.storage.metrics_log import Stage
 
 
 def preview(setup: Setup, temperatures: str, most_epochs: float) -> None:

@@ -11,28 +11,29 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from m4.core import processes, remote
-from m4.core.jax_setup import set_up
-from m4.core.layout import Layout
-from m4.core.mesh import make_mesh
-from m4.core.report import Stage
-from m4.data.audit import write_report as write_report_of_data
-from m4.data.cache import Cache
-from m4.data.mixing import check_unit, make_stream
+from m4.data.cache.cache import Cache
+from m4.data.inspection.audit import write_report as write_report_of_data
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
-from m4.data.stream import Stream
-from m4.eval.decode import check_settings
-from m4.eval.report import Report
-from m4.eval.report import report as write_report
+from m4.data.stream.mixture import check_unit, make_stream
+from m4.data.stream.stream import Stream
+from m4.eval.decoding.decode import check_settings
+from m4.eval.report.report import Report
+from m4.eval.report.report import report as write_report
 from m4.model.transformer import Transformer
+from m4.parallel import distributed
+from m4.parallel.jax_setup import set_up
+from m4.parallel.layout import Layout
+from m4.parallel.mesh import make_mesh
+from m4.storage import remote
+from m4.storage.metrics_log import Stage
 from m4.train import loop
 from m4.train.baselines import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How test sets and users' lines are translated; see `m4.eval.decode.decode`."""
+    """How test sets and users' lines are translated; see `m4.eval.decoding.decode.decode`."""
 
     beams: int = 4
     alpha: float = 0.6
@@ -117,7 +118,7 @@ class Setup:
 
     @property
     def folder(self) -> Path:
-        """MODEL_DIR; of one in an object store the working copy (`m4.core.remote`)."""
+        """MODEL_DIR; of one in an object store the working copy (`m4.storage.remote`)."""
         return remote.local(self.model_dir)
 
 
@@ -153,11 +154,11 @@ def corpus(setup: Setup) -> Cache:
         remote.push(setup.folder)
         return made[0].fingerprint
 
-    fingerprint = processes.by_first("the corpus", make)
+    fingerprint = distributed.by_first("the corpus", make)
     if not made:
         remote.fetch(setup.folder)
     # A copy may take longer than what comes next waits for a process.
-    processes.wait_for_all("the corpus")
+    distributed.wait_for_all("the corpus")
     if not made:
         made.append(Cache(setup.folder / "data", setup.mixture))
         assert made[0].fingerprint == fingerprint, "MODEL_DIR is one for all"

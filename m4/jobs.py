@@ -6,7 +6,7 @@ Each takes a `Setup`, which gin fills in. Jobs speak to each other through files
     data/                                         token cache, vocabulary, text (m4.data.cache)
     checkpoints/ metrics.jsonl tensorboard/       training
     decodes/test.<direction>.jsonl                translations of the test sets
-    atlas.train.json decodes/atlas.test.json      who went to which expert (m4.eval.counts)
+    atlas.train.json decodes/atlas.test.json      who went to which expert (m4.train.routing_counts)
     baselines/<language>.<hash>/                  a bilingual model each, with its own decodes/
     compare/dense/                                the same model without experts, when asked for
     scores.jsonl deltas.jsonl delta_bleu.png delta_bleu.pdf report.html
@@ -19,29 +19,30 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from m4.core import processes, run_folder
-from m4.core.checkpoint import Checkpoints, latest_step
-from m4.core.files import write_text
-from m4.core.report import Stage, read_metrics
-from m4.data import mixing
-from m4.data.cache import Cache
+from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of, split_direction
 from m4.data.samplers.learned import Learned
-from m4.data.stream import Stream
-from m4.eval.delta import level, tables
-from m4.eval.hypotheses import decode_to_files
-from m4.eval.page import Background
-from m4.eval.report import Report
-from m4.eval.score import System, measure, score_rows, score_table, write_scores
-from m4.eval.testsets import Showing, check_held_out, counting_of, split_pairs
-from m4.eval.testsets import train_pairs as train_pairs_of
-from m4.eval.trained import restore_params, trained_step
-from m4.eval.translate import Translator
+from m4.data.stream import mixture
+from m4.data.stream.stream import Stream
+from m4.eval.decoding.hypotheses import decode_to_files
+from m4.eval.decoding.inference_checkpoint import restore_params, trained_step
+from m4.eval.decoding.testsets import Showing, check_held_out, counting_of, split_pairs
+from m4.eval.decoding.testsets import train_pairs as train_pairs_of
+from m4.eval.decoding.translate import Translator
+from m4.eval.report.page import Background
+from m4.eval.report.report import Report
+from m4.eval.scoring.delta import level, tables
+from m4.eval.scoring.score import System, measure, score_rows, score_table, write_scores
 from m4.experiment import Decoding as Decoding
 from m4.experiment import Setup as Setup
 from m4.experiment import build_model as build_model
 from m4.experiment import console, corpus, model_folder, training_stream, translation_layout
 from m4.experiment import prepare_process as prepare_process
+from m4.parallel import distributed
+from m4.storage import run_folder
+from m4.storage.checkpoints import Checkpoints, latest_step
+from m4.storage.files import write_text
+from m4.storage.metrics_log import Stage, read_metrics
 from m4.train import loop
 from m4.train.baselines import Finished, Recipe, train_baselines
 from m4.train.dev import dev_loss
@@ -61,7 +62,7 @@ def train(setup: Setup, *, dense: bool = False) -> None:
         pairs = cache.size(language_of(direction), "train")
         groups[level(pairs, setup.high, setup.low)].append(direction)
     folder = model_folder(setup, dense)
-    latest = processes.by_first("checkpoints", lambda: latest_step(folder / "checkpoints"))
+    latest = distributed.by_first("checkpoints", lambda: latest_step(folder / "checkpoints"))
     if latest == setup.total_steps:
         return
     with Stage("train dense" if dense else "train", setup.total_steps) as stage:
@@ -102,12 +103,12 @@ def _learned(setup: Setup, cache: Cache, stream: Stream) -> LearnedSampling | No
     """Where the sampler learns: what joins it to the stream."""
     if not isinstance(setup.sampler, Learned):
         return None
-    start = setup.sampler(mixing.sizes(cache, setup.sample_by))
-    unit = mixing.units(cache, setup.sample_by)
+    start = setup.sampler(mixture.sizes(cache, setup.sample_by))
+    unit = mixture.units(cache, setup.sample_by)
     return LearnedSampling(
         setup.sampler,
         start,
-        lambda rates: mixing.pair_rates(rates, unit),
+        lambda rates: mixture.pair_rates(rates, unit),
         stream,
         {f"jobs.Setup.{name}": getattr(setup, name) for name in ("dev_period", "dev_pairs")},
     )
@@ -149,7 +150,7 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
     folder = model_folder(setup, dense)
     layout = translation_layout(setup, model, cache.directions)
-    latest = processes.by_first("checkpoints", lambda: latest_step(folder / "checkpoints"))
+    latest = distributed.by_first("checkpoints", lambda: latest_step(folder / "checkpoints"))
     params, step, _ = restore_params(
         model, folder / "checkpoints", latest, cache.vocabulary, layout
     )
@@ -260,7 +261,7 @@ def translator(setup: Setup) -> Translator:
     try:
         layout = translation_layout(setup, model, cache.directions)
     except ValueError as error:
-        why = processes.first_line(error)  # gin adds where it was called
+        why = distributed.first_line(error)  # gin adds where it was called
         print(f"m4 translate: on the first device alone: {why}", file=sys.stderr)
         layout = None
     params, _, _ = restore_params(
@@ -287,7 +288,7 @@ def evaluate(setup: Setup, *, dense: bool = False) -> Path:
     if dense:
         decode_test(setup, dense=True)
     path = setup.folder / "scores.jsonl"
-    processes.by_first("scores", lambda: _scored(setup, path, dense))
+    distributed.by_first("scores", lambda: _scored(setup, path, dense))
     return path
 
 

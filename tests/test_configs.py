@@ -15,7 +15,7 @@ import pytest
 from m4 import jobs
 from m4.__main__ import gin_arguments, parse_config, parser
 from m4.data import samplers
-from m4.data.mixing import tells_drawn
+from m4.data.stream.mixture import tells_drawn
 from m4.model.transformer import abstract_variables, count_parameters
 from m4.plan.program import planned_model
 from m4.plan.table3 import TABLE3, row_of

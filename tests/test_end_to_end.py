@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from m4.core.files import read_jsonl
-from m4.core.report import read_metrics
 from m4.data.preprocess import tag
-from m4.data.vocabulary import Vocabulary
+from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.storage.files import read_jsonl
+from m4.storage.metrics_log import read_metrics
 from tests.command_line import TINY, contents, m4
 from tests.data import corpora
 from tests.data.corpus import Made

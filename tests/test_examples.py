@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from m4.core.collectives import summary
-from m4.core.sharding import replicate, split
+from m4.parallel.sharding import replicate, split
+from m4.plan.hlo.collectives import summary
 
 FOLDER = Path(__file__).parents[1] / "examples"
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from m4 import jobs
-from m4.data import cache
-from m4.data.cache import Cache
+from m4.data.cache import cache
+from m4.data.cache.cache import Cache
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
 from m4.experiment import Setup, corpus

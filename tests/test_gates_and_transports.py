@@ -25,11 +25,11 @@ from jax.sharding import AxisType, Mesh
 
 from m4 import jobs
 from m4.__main__ import gin_arguments, parse_config, parser
-from m4.core.axes import MESH_AXES
-from m4.core.report import read_metrics
-from m4.data.cache import Cache
-from m4.data.stream import Stream
+from m4.data.cache.cache import Cache
+from m4.data.stream.stream import Stream
 from m4.model import dispatch, gates
+from m4.parallel.axes import MESH_AXES
+from m4.storage.metrics_log import read_metrics
 from tests.command_line import own_gin
 
 CONFIGS = Path(__file__).parents[1] / "gin_configs"

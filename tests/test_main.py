@@ -11,10 +11,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from m4.core import run_folder
-from m4.core.checkpoint import Checkpoints
-from m4.data import vocabulary
-from m4.data.cache import Cache
+from m4.data.cache.cache import Cache
+from m4.data.vocabulary import vocabulary
+from m4.storage import run_folder
+from m4.storage.checkpoints import Checkpoints
 from tests.command_line import TINY, Said, contents, m4
 
 COMPILES: list[str] = []
@@ -121,7 +121,11 @@ def trained(trained_from: tuple[Path, Path], tmp_path: Path) -> tuple[Path, list
             "the config imports nothing called lop; did you mean loop?",
         ),
         ("@optimizer.adamw", "@optimizer.adamv", "m4.train.optimizer has no adamv; did you mean"),
-        ("from m4.core import mesh", "from m4.core import mash", "No module named 'm4.core.mash'"),
+        (
+            "from m4.parallel import mesh",
+            "from m4.parallel import mash",
+            "No module named 'm4.parallel.mash'",
+        ),
         ("= 1e-3", "= 1e-3)", "cannot be read: Expected newline."),
         ("= 1e-3", "= small", "the value cannot be read; text needs quotes of its own"),
         ("%BATCH_SIZE", "%BATCHSIZE", "is not set; did you mean BATCH_SIZE?"),

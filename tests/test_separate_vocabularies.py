@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from m4.core.files import read_jsonl
-from m4.data.cache import Cache
+from m4.data.cache.cache import Cache
+from m4.storage.files import read_jsonl
 from tests.command_line import TINY, m4
 
 

@@ -16,12 +16,12 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from m4.core.axes import MESH_AXES
-from m4.core.collectives import collectives
-from m4.core.mesh import make_mesh
-from m4.core.rows import to_global
-from m4.data.batches import DECODER_KEYS, ENCODER_KEYS
+from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.model.transformer import Transformer
+from m4.parallel.axes import MESH_AXES
+from m4.parallel.host_batches import to_global
+from m4.parallel.mesh import make_mesh
+from m4.plan.hlo.collectives import collectives
 from m4.train import loop
 from m4.train.state import create
 from tests.command_line import own_gin

@@ -18,7 +18,7 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, PartitionSpec
 
-from m4.data.batches import DECODER_KEYS, ENCODER_KEYS
+from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.experiment import instead_of_training
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.program import planned_model
@@ -45,8 +45,8 @@ ALL = DENSE + EXPERTS[8] + BIASES + ROUTERS[8] + NORMS
 # The dense model has 4 feed-forward layers and no experts.
 LAYERS = ATTENTION + 4 * FEED_FORWARD
 
-# The end of a parameter's path -> its name below; letters as in core/axes.py, H for N * D, K for
-# buckets.
+# The end of a parameter's path -> its name below; letters as in parallel/axes.py, H for N * D, K
+# for buckets.
 KINDS = {
     r"token_embedder/embedding": "embedding VM",
     r"(query|key|value)/kernel": "attention MH",

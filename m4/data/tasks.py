@@ -26,12 +26,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from m4.data import mixing
-from m4.data.cache import MIXTURES, Cache, directions_of
+from m4.data.cache.cache import MIXTURES, Cache, directions_of
 from m4.data.preprocess import split_direction, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Pair, Source
+from m4.data.stream import mixture as mixing
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def register(
     Rates come from the number of training pairs that `source` has. seqio's rates do not change: of
     a schedule they are those of its first phase, of a learned sampler those at the beginning.
     unit: how much a pair of each direction is where the sampler counts something else
-    (`m4.data.mixing`); UniMax must be given its budget. target_vocabulary_path: of
+    (`m4.data.stream.mixture`); UniMax must be given its budget. target_vocabulary_path: of
     `targets`, where that is not the vocabulary of `inputs`. mixtures: which of them, with their
     tasks. Again for the same corpus it does nothing; ValueError when the prefix is another
     corpus's, or when a vocabulary's file has changed since seqio read it in this process.

@@ -178,7 +178,7 @@ class Attention(nn.Module):
     ) -> tuple[Array, Array]:
         """Projects the memory at position 0 and reads it from the cache afterwards.
 
-        A cache without `cache_index` was filled before the first step (`m4.eval.search`):
+        A cache without `cache_index` was filled before the first step (`m4.eval.decoding.search`):
         inside a loop, the choice would copy the whole memory at every step.
         """
         allocated = self.has_variable("cache", "cross_key")

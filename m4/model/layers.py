@@ -1,7 +1,7 @@
 """Layers without attention: RMS norm, bias-free projection, embedding, positions, dropout (T5).
 
 Every parameter is made by `param_with_axes`, which records its logical axes in the collection
-`params_axes`: the table in `m4.core.axes` (or T5X's own) turns them into shardings.
+`params_axes`: the table in `m4.parallel.axes` (or T5X's own) turns them into shardings.
 """
 
 from collections.abc import Callable, Sequence

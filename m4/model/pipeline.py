@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from m4.core.divides import nearest
-from m4.core.mesh import split_axes
 from m4.model.blocks import REMAT, Block, Inputs, Mode
 from m4.model.layers import Array, constrain
+from m4.parallel.divides import nearest
+from m4.parallel.mesh import split_axes
 
 STAGE = "stage"
 

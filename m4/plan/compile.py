@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from m4.core.collectives import Measured, measure, measure_apart, summary
 from m4.experiment import Setup
 from m4.model.dispatch.einsum import einsum
 from m4.plan import flops, launch, memory
 from m4.plan.clusters import Cluster
+from m4.plan.hlo.collectives import Measured, measure, measure_apart, summary
 from m4.plan.machines import Machine
 from m4.plan.oom import decoding_advice, out_of_memory, too_much, training_advice
 from m4.plan.program import Program, decode_program, train_program

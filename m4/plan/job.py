@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from m4.core.files import write_text
 from m4.plan import launch, report
 from m4.plan.machines import topology
 from m4.plan.sweep import sweep
+from m4.storage.files import write_text
 
 if TYPE_CHECKING:
     from m4.experiment import Setup

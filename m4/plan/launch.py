@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from m4.core.supervise import end_with
+from m4.parallel.supervise import end_with
 
 # Raised with every change of the facts that a compiling process writes (`m4.plan.compile.facts`).
 FORMAT = 3

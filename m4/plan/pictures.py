@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from m4.core.files import whole
-from m4.eval.plot import METADATA
-from m4.eval.theme import LIGHT
+from m4.eval.report.plot import METADATA
+from m4.eval.report.theme import LIGHT
 from m4.plan.machines import GIB
+from m4.storage.files import whole
 
 NOTES = (
     "Top left: memory a device at equal tokens a core (2,048 of each side), as experts and devices "

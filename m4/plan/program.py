@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from m4.core.mesh import logical_spec
-from m4.data.batches import DECODER_KEYS, ENCODER_KEYS
-from m4.data.cache import directions_of
+from m4.data.cache.cache import directions_of
 from m4.data.languages import LANGUAGES
 from m4.data.sources import Pair
-from m4.eval.decode import target_limit
-from m4.eval.search import jit_search, search
+from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
+from m4.eval.decoding.decode import target_limit
+from m4.eval.decoding.search import jit_search, search
 from m4.experiment import (
     Setup,
     corpus_settings,
@@ -29,6 +28,7 @@ from m4.experiment import (
 )
 from m4.model.moe import shapes_only
 from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel.mesh import logical_spec
 from m4.train import loop
 from m4.train.state import TrainState, initialize, state_shardings
 
@@ -193,7 +193,7 @@ def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Prog
 
 
 def _batch(mesh: Mesh, rows: int, source_length: int, target_length: int) -> dict[str, Any]:
-    """What the stream gives (`m4.data.batches.lay_out`), as shapes on the mesh."""
+    """What the stream gives (`m4.data.stream.batches.lay_out`), as shapes on the mesh."""
     widths = {ENCODER_KEYS: source_length, DECODER_KEYS: target_length}
     return {
         key: _rows(mesh, (rows, width), jnp.float32 if key == "decoder_loss_weights" else jnp.int32)

@@ -11,11 +11,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from m4.core.files import write_text
 from m4.plan import decoding, table3
 from m4.plan.clusters import Cluster
 from m4.plan.machines import GIB, topology
 from m4.plan.section import MODEL_NOTE, OPERATIONS, Section, gib, tera, uncounted
+from m4.storage.files import write_text
 
 TEMPLATE = Path(__file__).with_name("plan.html.j2")
 PEAK_NOTE = (

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from m4.core.collectives import Collective
 from m4.plan.clusters import Cluster
+from m4.plan.hlo.collectives import Collective
 from m4.plan.machines import Machine, Topology
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from m4.core.agreement import code_digest
+from m4.parallel.consistency_check import code_digest
 from m4.plan import launch, pictures, report, table3
 from m4.plan.machines import GIB
 from m4.plan.section import MODEL_NOTE, Section

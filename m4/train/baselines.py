@@ -21,9 +21,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any
 
-from m4.core.cores import own_cores
-from m4.core.files import write_text
-from m4.core.report import Stage, read_metrics
+from m4.parallel.cpus import own_cores
+from m4.storage.files import write_text
+from m4.storage.metrics_log import Stage, read_metrics
 
 # Raise when a change of code changes what a baseline becomes.
 FORMAT = 4
@@ -99,7 +99,7 @@ def train_baselines(
     Raises:
         RuntimeError: a worker died.
     """
-    from m4.data.cache import Cache
+    from m4.data.cache.cache import Cache
 
     folder = Path(folder)
     cache = Cache(corpus)
@@ -150,7 +150,7 @@ def _expect(plan: Mapping[str, Any]) -> Finished:
 
 def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
     """A pool of processes over the plans, the longest first. NotFinite: one of them diverged."""
-    from m4.train.window import NotFinite  # JAX, which workers import after `_start_worker`
+    from m4.train.metric_window import NotFinite  # JAX, which workers import after `_start_worker`
 
     # spawn: a forked child would share the parent's JAX threads and hang.
     context = multiprocessing.get_context("spawn")
@@ -226,13 +226,13 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
     """Trains, decodes and writes one baseline; its language and steps. Runs in a worker."""
     import jax
 
-    from m4.core.jax_setup import set_up
-    from m4.core.mesh import make_mesh
-    from m4.data import cache as caches
-    from m4.data.stream import Stream
-    from m4.eval.decode import decode
-    from m4.eval.hypotheses import decode_to_files
-    from m4.eval.testsets import split_pairs
+    from m4.data.cache import cache as caches
+    from m4.data.stream.stream import Stream
+    from m4.eval.decoding.decode import decode
+    from m4.eval.decoding.hypotheses import decode_to_files
+    from m4.eval.decoding.testsets import split_pairs
+    from m4.parallel.jax_setup import set_up
+    from m4.parallel.mesh import make_mesh
     from m4.train.dev import dev_chrf
     from m4.train.early_stopping import EarlyStopping
     from m4.train.loop import Evaluator, train
@@ -300,7 +300,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
 
 
 def _model(recipe: Recipe, cache: Any) -> Any:
-    """The Transformer of a recipe for a language's m4.data.cache.Cache."""
+    """The Transformer of a recipe for a language's m4.data.cache.cache.Cache."""
     from m4.model.transformer import Transformer
 
     return Transformer(

@@ -7,15 +7,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from m4.core.mesh import logical
-from m4.core.processes import Program
-from m4.core.rows import own_rows, to_global
-from m4.data.cache import Cache
+from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of, split_direction, tag
-from m4.data.stream import Stream, evaluation_batches
+from m4.data.stream.stream import Stream, evaluation_batches
+from m4.eval.decoding.testsets import split_pairs
 from m4.eval.metrics.chrf import chrf
-from m4.eval.testsets import split_pairs
 from m4.model.transformer import Transformer
+from m4.parallel.distributed import Program
+from m4.parallel.host_batches import own_rows, to_global
+from m4.parallel.mesh import logical
 from m4.train.step import make_eval_step
 
 

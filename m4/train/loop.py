@@ -13,21 +13,21 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from m4.core import processes
-from m4.core.checkpoint import Checkpoints, shapes
-from m4.core.mesh import Rules, check_divides, logical
-from m4.core.report import Metrics, Stage
-from m4.core.rows import own_batch, own_parts, to_global
 from m4.model import pipeline
 from m4.model.transformer import Transformer
+from m4.parallel import distributed
+from m4.parallel.host_batches import own_batch, own_parts, to_global
+from m4.parallel.mesh import Rules, check_divides, logical
+from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.metrics_log import Metrics, Stage
 from m4.train import average
 from m4.train.early_stopping import EarlyStopping, Progress
+from m4.train.metric_window import Window
+from m4.train.preemption import ASKED, flags, signals, with_flags
 from m4.train.sampling import LearnedSampling
 from m4.train.state import TrainState, create
 from m4.train.step import check_parts, make_train_step
-from m4.train.stopping import ASKED, flags, signals, with_flags
-from m4.train.tally import Seated, Seen
-from m4.train.window import Window
+from m4.train.training_counts import Seated, Seen
 
 
 class BatchStream(Protocol):
@@ -111,9 +111,9 @@ def train(
 
     Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end,
     folder/metrics.jsonl and folder/tensorboard every `log_period` steps; with a model that counts
-    directions, folder/atlas.train.json with every checkpoint (`m4.eval.counts`). A run that was
-    killed and started again makes the same steps as one that was not: batches, dropout and routing
-    are functions of (seed, step).
+    directions, folder/atlas.train.json with every checkpoint (`m4.train.routing_counts`). A run
+    that was killed and started again makes the same steps as one that was not: batches, dropout and
+    routing are functions of (seed, step).
 
     With several processes each gives its own rows and saves its own parts; the first one writes the
     other files.
@@ -124,8 +124,8 @@ def train(
         label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor, rng, accumulate: see
             `make_train_step`.
         zero: mesh axes over which weights and their statistics are split, see
-            `m4.core.mesh.split_further`.
-        rules: (logical axis, mesh axis or axes), further ones than those of `m4.core.axes`, for
+            `m4.parallel.mesh.split_further`.
+        rules: (logical axis, mesh axis or axes), further ones than those of `m4.parallel.axes`, for
             what the table leaves whole, such as ("embed", "model") or ("length", "model").
         keep: checkpoints that stay. evaluators, early_stopping: see there.
         sampling: learns from evaluations how often directions are drawn.
@@ -165,7 +165,7 @@ def train(
         _tell_of_stages(stages)
     checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
     try:
-        latest = processes.by_first("latest checkpoint", lambda: checkpoints.latest)
+        latest = distributed.by_first("latest checkpoint", lambda: checkpoints.latest)
         saved = {} if latest is None else checkpoints.note(latest)
         if latest is not None:
             _check_same(f"{checkpoints.folder}/{latest}", saved, about)
@@ -184,19 +184,19 @@ def train(
             counted = {**seated.note(), **seen.note()}
             learned = {} if sampling is None else sampling.note()
             written = _save(checkpoints, state, progress, {**about, **more, **counted, **learned})
-            if processes.is_first():
+            if distributed.is_first():
                 seated.write(folder, written)
             return written
 
-        together = processes.several()
+        together = distributed.several()
         jitted = jit_step(with_flags(step_fn) if together else step_fn, shardings)
-        compiled = processes.Program(jitted, "the step's program")
+        compiled = distributed.Program(jitted, "the step's program")
         window = Window(stream.directions, groups or {})
         step = start
         with (
             logical(mesh, rules),
             Metrics(
-                folder if processes.is_first() else None,
+                folder if distributed.is_first() else None,
                 resume_step=start,
                 tensorboard=tensorboard,
             ) as metrics,
@@ -279,7 +279,7 @@ def _check_divides(mesh: Mesh, model: Transformer, stream: BatchStream, accumula
 
 
 def _tell_of_stages(stages: Mapping[str, Any]) -> None:
-    if processes.is_first():
+    if distributed.is_first():
         print(
             f"pipeline: {stages['stages']} stages, {stages['microbatches']} microbatches; "
             f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"

@@ -9,9 +9,9 @@ import optax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from m4.core.draws import draw_together, unoptimized
-from m4.core.mesh import logical, parameter_shardings
 from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel.batched_init import draw_together, unoptimized
+from m4.parallel.mesh import logical, parameter_shardings
 
 
 @struct.dataclass

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from m4.core.divides import nearest
-from m4.core.mesh import split_axes
 from m4.model.layers import constrain
 from m4.model.moe import layer_metrics, mean_metrics, sown_choices
 from m4.model.transformer import Transformer
+from m4.parallel.divides import nearest
+from m4.parallel.mesh import split_axes
 from m4.train.loss import cross_entropy
 from m4.train.state import TrainState
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.data import cache
+from m4.data.cache import cache
 from tests.data.corpus import Made
 
 # A folder of real sentences, <language>.{train,dev,test}.tsv. They are no part of the repository.

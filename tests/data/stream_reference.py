@@ -1,4 +1,4 @@
-"""What m4/data/kernels.py compiles, in plain numpy and Python: slow and obvious."""
+"""What m4/data/stream/kernels.py compiles, in plain numpy and Python: slow and obvious."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from m4.data import permutation
-from m4.data.batches import DECODER_KEYS, ENCODER_KEYS, Batch, Examples, SplitReader
-from m4.data.packing import Ints, Shape
 from m4.data.preprocess import EOS_ID
+from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS, Batch, Examples, SplitReader
+from m4.data.stream.packing import Ints, Shape
 
 
 def occurrences(directions: Ints, before: Ints) -> Ints:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from m4.data import kernels
 from m4.data.permutation import key, mix, permutation, permute
+from m4.data.stream import kernels
 
 
 def test_mix_is_splitmix64() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from m4.data.cache import Cache
+from m4.data.cache.cache import Cache
 from m4.data.preprocess import source_ids, split_direction, tag, target_ids, trim
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from m4.data.sources.splits import HashSplit, text_hash
+from m4.data.splits import HashSplit, text_hash
 
 
 def test_shares_are_those_asked_for() -> None:

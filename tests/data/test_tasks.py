@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from m4.data import cache, mixing
-from m4.data.batches import evaluation_batches
-from m4.data.cache import MIXTURES, Cache
+from m4.data.cache import cache
+from m4.data.cache.cache import MIXTURES, Cache
 from m4.data.preprocess import source_ids, split_direction, target_ids
 from m4.data.samplers.schedule import Schedule
 from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
 from m4.data.sources.tsv import Tsv
-from m4.data.stream import Stream
+from m4.data.stream import mixture as mixing
+from m4.data.stream.batches import evaluation_batches
+from m4.data.stream.stream import Stream
 from tests.data.corpus import Made
 
 pytestmark = [

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from m4.core.draws import draw_together
 from m4.model.transformer import Transformer
+from m4.parallel.batched_init import draw_together
 
 VOCAB, WORDS = 24, 20
 # One set of shapes for nearly all tests: a compile takes seconds.

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from m4.eval.search import search
+from m4.eval.decoding.search import search
 from m4.model.blocks import REMAT, unstack
 from m4.model.moe import layer_metrics
 from m4.model.transformer import Transformer

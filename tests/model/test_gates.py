@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from m4.core.mesh import make_mesh
 from m4.model import gates
 from m4.model.moe import MoeLayer
 from m4.model.routing import Capacity, Routing, Tokens
+from m4.parallel.mesh import make_mesh
 
 GATES = {
     module.name: getattr(importlib.import_module(f"m4.model.gates.{module.name}"), module.name)

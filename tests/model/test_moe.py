@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.core.draws import draw_together
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer, group_size, mean_metrics
 from m4.model.routing import expert_capacity
+from m4.parallel.batched_init import draw_together
 
 M, F = 6, 5
 

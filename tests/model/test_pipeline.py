@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from m4.core.axes import MESH_AXES
-from m4.core.collectives import collectives, summary
-from m4.core.draws import draw_together
-from m4.core.mesh import logical, parameter_shardings
-from m4.core.rows import to_global
-from m4.eval.search import search
+from m4.eval.decoding.search import search
 from m4.model import pipeline
 from m4.model.blocks import Mode, unstack
 from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel.axes import MESH_AXES
+from m4.parallel.batched_init import draw_together
+from m4.parallel.host_batches import to_global
+from m4.parallel.mesh import logical, parameter_shardings
+from m4.plan.hlo.collectives import collectives, summary
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32,

@@ -10,8 +10,8 @@ import pytest
 from flax.core import unfreeze
 from flax.linen import partitioning
 
-from m4.core.draws import draw_together
 from m4.model.transformer import Transformer, count_parameters
+from m4.parallel.batched_init import draw_together
 
 V, L, T = 19, 7, 6
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from m4.core.collectives import Collective
 from m4.plan import launch
 from m4.plan.clusters import GIB, GPUS, Cluster
+from m4.plan.hlo.collectives import Collective
 from m4.plan.machines import topology
 from m4.plan.oom import too_much
 from m4.plan.step_time import seconds_of, step_time

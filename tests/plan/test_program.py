@@ -12,7 +12,7 @@ import pytest
 
 from m4 import jobs
 from m4.__main__ import gin_arguments, parse_config, parser
-from m4.eval import search, trained
+from m4.eval.decoding import inference_checkpoint, search
 from m4.model.transformer import abstract_variables
 from m4.plan import memory
 from m4.plan.program import decode_program, planned_model, train_program
@@ -77,7 +77,7 @@ def test_the_planned_search_is_the_one_that_decodes(
 
     @contextlib.contextmanager
     def opened(model: Any, *_: Any) -> Iterator[Any]:
-        yield trained._Found(cast(Any, Unread()), 1, {}, abstract_variables(model))
+        yield inference_checkpoint._Found(cast(Any, Unread()), 1, {}, abstract_variables(model))
 
     texts: list[str] = []
     real = search.jit_search
@@ -89,7 +89,7 @@ def test_the_planned_search_is_the_one_that_decodes(
 
         return first_call
 
-    monkeypatch.setattr(trained, "_opened", opened)
+    monkeypatch.setattr(inference_checkpoint, "_opened", opened)
     monkeypatch.setattr(search, "jit_search", jit_search)
     search._program.cache_clear()
     bindings = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.expert=4"]

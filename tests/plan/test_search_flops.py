@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from m4.core.collectives import measure_apart
-from m4.eval.search import search
+from m4.eval.decoding.search import search
 from m4.model.dispatch.gather import gather
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.flops import all_flops, own_flops, search_flops, traced_flops
+from m4.plan.hlo.collectives import measure_apart
 from tests.plan.test_flops import SIZES
 
 ROWS, SOURCE, TARGET, BEAMS = 3, 8, 6, 2

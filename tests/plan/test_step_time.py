@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from m4.core.collectives import Collective
+from m4.plan.hlo.collectives import Collective
 from m4.plan.machines import CHIPS, Topology, topology
 from m4.plan.step_time import all_to_all_seconds, seconds_of, step_time
 

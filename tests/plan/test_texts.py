@@ -13,7 +13,7 @@ from m4.plan import compile as compiling
 from m4.plan.machines import topology
 from m4.plan.program import decode_program, train_program
 from tests.command_line import TINY, m4, own_gin
-from tests.core.test_cycles import SEARCH
+from tests.plan.hlo.test_cycles import SEARCH
 from tests.plan.test_program import setup_of
 
 SIZES = {
@@ -61,7 +61,7 @@ def test_a_search_is_encoding_and_a_turn(
     monkeypatch.setitem(compiling.JOBS, "decode", program)
     with own_gin():
         facts = compiling.facts(setup_of(tmp_path), topology(machine), "decode", 3)
-    # The text's products, derived in tests/core/test_cycles.py.
+    # The text's products, derived in tests/plan/hlo/test_cycles.py.
     compiled = {part: found["compiled"] for part, found in facts["flops"].items()}
     assert compiled == {"encoding": 2 * 1024, "turn": 1024 + 4 * 512}
     assert facts["search_loops"] == 1

@@ -9,10 +9,10 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from m4.core.collectives import collectives, summary
-from m4.core.mesh import logical
-from m4.core.rows import to_global
 from m4.model.gates.switch import switch
+from m4.parallel.host_batches import to_global
+from m4.parallel.mesh import logical
+from m4.plan.hlo.collectives import collectives, summary
 from m4.train.state import create, initialize
 from m4.train.step import check_parts, in_parts, make_train_step
 from tests.train.test_step import SHALLOW, a_batch, mesh_of

@@ -11,11 +11,11 @@ from pathlib import Path
 import optax
 import pytest
 
-from m4.core.checkpoint import Checkpoints, shapes
-from m4.core.files import read_jsonl
-from m4.core.report import Stage
-from m4.data import cache as caches
-from m4.eval.trained import restore_params
+from m4.data.cache import cache as caches
+from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.files import read_jsonl
+from m4.storage.metrics_log import Stage
 from m4.train import baselines
 from m4.train.baselines import Finished, Recipe, late_gain, train_baselines
 from tests.data.corpus import Made

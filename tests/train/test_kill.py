@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from m4.core.checkpoint import Checkpoints, latest_step
-from m4.core.report import read_metrics
-from m4.data import cache as caches
-from m4.data.stream import Stream
+from m4.data.cache import cache as caches
+from m4.data.stream.stream import Stream
+from m4.storage.checkpoints import Checkpoints, latest_step
+from m4.storage.metrics_log import read_metrics
 from m4.train.loop import Evaluator, Trained, train
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from m4.core.checkpoint import latest_step
-from m4.core.mesh import logical
-from m4.core.report import read_metrics
-from m4.data import cache as caches
-from m4.data.stream import Stream
-from m4.eval.trained import restore_params
+from m4.data.cache import cache as caches
+from m4.data.stream.stream import Stream
+from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.parallel.mesh import logical
+from m4.storage.checkpoints import latest_step
+from m4.storage.metrics_log import read_metrics
 from m4.train.average import averaged
 from m4.train.early_stopping import EarlyStopping
 from m4.train.loop import Evaluator, Interrupted, check_model_divides, train

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import pytest
 
-from m4.core import lease, remote
-from m4.core.checkpoint import latest_step
-from m4.core.report import read_metrics
-from m4.core.supervise import LOST
+from m4.parallel.supervise import LOST
+from m4.storage import lease, remote
+from m4.storage.checkpoints import latest_step
+from m4.storage.metrics_log import read_metrics
 from tests.command_line import TINY, m4
 
 # Metrics at every step. Four heads go on four devices.

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from m4.core.mesh import logical
-from m4.core.rows import to_global
+from m4.parallel.host_batches import to_global
+from m4.parallel.mesh import logical
 from m4.train.optimizer import adafactor
 from m4.train.state import create
 from m4.train.step import make_train_step

@@ -13,18 +13,18 @@ import jax
 import numpy as np
 import pytest
 
-from m4.core.report import read_metrics
-from m4.data import cache as caches
-from m4.data import mixing
+from m4.data.cache import cache as caches
 from m4.data.samplers import Phase
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
-from m4.data.stream import Stream
+from m4.data.stream import mixture
+from m4.data.stream.stream import Stream
+from m4.storage.metrics_log import read_metrics
 from m4.train.loop import Evaluator, Interrupted, Trained, train
 from m4.train.optimizer import adamw
 from m4.train.sampling import LearnedSampling
 from m4.train.step import seen_by_direction
-from m4.train.tally import SEEN, Seen
+from m4.train.training_counts import SEEN, Seen
 from tests.data.corpus import Made
 from tests.train.test_step import MODEL, mesh_of
 
@@ -99,12 +99,12 @@ def run(
         }
 
     make = functools.partial(Stream, seed=1, batch_rows=4, layout="single")
-    stream = mixing.make_stream(corpus, LEARNED, "tokens", 8, make)
-    unit = mixing.units(corpus, "tokens")
+    stream = mixture.make_stream(corpus, LEARNED, "tokens", 8, make)
+    unit = mixture.units(corpus, "tokens")
     sampling = LearnedSampling(
         LEARNED,
-        LEARNED(mixing.sizes(corpus, "tokens")),
-        lambda rates: mixing.pair_rates(rates, unit),
+        LEARNED(mixture.sizes(corpus, "tokens")),
+        lambda rates: mixture.pair_rates(rates, unit),
         stream,
         {"jobs.Setup.dev_period": dev_period},
     )
@@ -157,7 +157,7 @@ def test_a_resumed_run_learns_and_draws_as_one_that_was_not_stopped(
     # The rates did change, and a stream of these phases has the batches that were trained on.
     saved = whole.note["sampling"]["phases"]
     assert [first_step for first_step, _ in saved] == [3, 5, 7, 9]
-    start = mixing.phases(corpus, LEARNED, "tokens")[0].rates
+    start = mixture.phases(corpus, LEARNED, "tokens")[0].rates
     assert max(abs(saved[1][1][d] - start[d]) for d in start) > 0.01
     stream = Stream(
         corpus,

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import pytest
 
-from m4.core.mesh import logical
-from m4.core.report import read_metrics
-from m4.core.rows import to_global
-from m4.data import cache as caches
-from m4.data.stream import Stream
+from m4.data.cache import cache as caches
+from m4.data.stream.stream import Stream
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.routing import Routing
+from m4.parallel.host_batches import to_global
+from m4.parallel.mesh import logical
+from m4.storage.metrics_log import read_metrics
 from m4.train.loop import Evaluator, Interrupted, train
 from m4.train.optimizer import adamw
 from m4.train.state import create

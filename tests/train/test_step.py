@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from m4.core.axes import MESH_AXES
-from m4.core.mesh import logical
-from m4.core.rows import to_global
 from m4.model.transformer import Transformer
+from m4.parallel.axes import MESH_AXES
+from m4.parallel.host_batches import to_global
+from m4.parallel.mesh import logical
 from m4.train.optimizer import adafactor, adamw
 from m4.train.state import create, state_shardings
 from m4.train.step import by_direction, make_train_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from m4.data.cldr.specs import Atom
-from m4.data.sources.splits import text_hash
+from m4.data.splits import text_hash
 
 MOST_CHARACTERS = 120
 TEST_PERMILLE, DEV_PERMILLE = 20, 10

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 class Sampler(Protocol):
     """Sizes of the directions' training data -> rates that sum to 1, in the same order.
 
-    Sizes and rates are in one unit: pairs, or tokens (`m4.data.mixing`). A sampler with a parameter
-    `drawn` is also given what the whole run draws, in that unit.
+    Sizes and rates are in one unit: pairs, or tokens (`m4.data.stream.mixture`). A sampler
+    with a parameter `drawn` is also given what the whole run draws, in that unit.
     """
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]: ...

@@ -22,7 +22,7 @@ from typing import IO, Any
 import zstandard
 from etils import epath
 
-from m4.core.files import write_text
+from m4.storage.files import write_text
 
 COMPRESSED = (".gz", ".zst")
 _CHUNK_BYTES = 1 << 20

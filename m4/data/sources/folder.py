@@ -10,8 +10,8 @@ from m4.data.sources import SPLITS, Pair
 from m4.data.sources.files import digest, folder_at
 from m4.data.sources.layout import File, Layout
 from m4.data.sources.lines import Reading
-from m4.data.sources.splits import HashSplit
 from m4.data.sources.spool import Spool
+from m4.data.splits import HashSplit
 
 
 class Folder:

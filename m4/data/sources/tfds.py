@@ -14,8 +14,8 @@ from m4.data.sources import SPLITS, Pair
 from m4.data.sources.files import digest, folder_at
 from m4.data.sources.layout import Codes
 from m4.data.sources.lines import MAX_LINE_BYTES, Reading, Reason
-from m4.data.sources.splits import HashSplit
 from m4.data.sources.spool import Spool
+from m4.data.splits import HashSplit
 
 OWNER = "tfds.Tfds"
 _BATCH = 1024

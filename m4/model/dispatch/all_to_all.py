@@ -12,11 +12,11 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from m4.core.mesh import check_divides, split_axes
 from m4.model.dispatch import gather as local
 from m4.model.dispatch import layout, own
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
+from m4.parallel.mesh import check_divides, split_axes
 
 Exchange = Callable[[Array, tuple[str, ...]], Array]
 

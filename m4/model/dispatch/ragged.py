@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from m4.core.mesh import split_axes
 from m4.model.dispatch import layout, own
 from m4.model.dispatch.gather import Places, combine, send
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
+from m4.parallel.mesh import split_axes
 
 CPU_WARNING = (
     "ragged: on a CPU lax.ragged_dot is a dense expansion, E times the work and the memory; "

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from m4.core.mesh import logical, make_mesh
 from m4.model import dispatch, gates
 from m4.model.experts import Experts, expert_product
 from m4.model.routing import Routing, Tokens
+from m4.parallel.mesh import logical, make_mesh
 
 
 def functions_of(package) -> dict:

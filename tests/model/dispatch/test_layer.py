@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from m4.core.collectives import collectives, summary
-from m4.core.mesh import logical, logical_spec, make_mesh
 from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer, mean_metrics
+from m4.parallel.mesh import logical, logical_spec, make_mesh
+from m4.plan.hlo.collectives import collectives, summary
 from tests.model.dispatch.roads import TRANSPORTS, M, close
 
 B, L = 8, 16

@@ -10,14 +10,14 @@ import optax
 import pytest
 from scipy.cluster.vq import ClusterError
 
-from m4.core.checkpoint import Checkpoints
-from m4.core.mesh import make_mesh
-from m4.eval.decode import decode
-from m4.eval.trained import restore_params
+from m4.eval.decoding.decode import decode
+from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.model.gates.hash import hash, make_table
 from m4.model.moe import MoeLayer
 from m4.model.routing import Tokens
 from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel.mesh import make_mesh
+from m4.storage.checkpoints import Checkpoints
 from m4.train.state import create, initialize
 from tests.eval.small_model import SETTINGS, VOCAB, Words
 from tests.model.gates.golden import seats

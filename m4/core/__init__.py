@@ -1,1 +1,0 @@
-"""What every room may use and which uses nothing of m4: axes, mesh, checkpoints, reporting."""

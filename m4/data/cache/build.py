@@ -1,0 +1,142 @@
+"""Builds a cache's folder: text, vocabulary, token arrays, manifest. See cache.py for its use."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from itertools import compress, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data import permutation
+from m4.data.cache.corpus_text import Report, text_file, write_text
+from m4.data.cache.tokens import ROLES, SIDES_OF, tokenize, vocabulary_file
+from m4.data.cleaning.clean import Cleaning
+from m4.data.cleaning.ledger import LEDGER_FILE
+from m4.data.samplers.temperature import temperature
+from m4.data.sources import SPLITS, Source
+from m4.data.vocabulary import vocabulary
+from m4.data.vocabulary.chunks import SIDES
+from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.storage.files import write_text as write_text_file
+
+_BLOCK = 1 << 18
+
+
+def build(
+    folder: Path,
+    source: Source,
+    settings: dict[str, Any],
+    cleaning: Cleaning,
+    report: Report,
+    workers: int | None = None,
+) -> dict[str, Any]:
+    """Write everything but the manifest into `folder`; return the manifest's contents.
+
+    settings: languages, vocabulary_size, vocabulary_sentences, vocabulary_temperature,
+    source_length, target_length, target_vocabulary_size, mixture, segmentations, sampling_alpha,
+    as in cache.prepare. workers: processes; they change nothing.
+    """
+    languages = settings["languages"]
+    (folder / "text").mkdir(parents=True)
+    counts, ledger = write_text(folder, source, languages, cleaning, report)
+    pairs = {code: counts[code]["train"]["pairs"] for code in languages}
+    made = _train_vocabularies(folder, pairs, settings, report)
+    tokenize(folder, languages, counts, settings, report, workers)
+    for code, splits in counts.items():
+        for split, count in splits.items():
+            ledger.count(code, split).leave_out("pieces: too long", count.pop("too_long"), split)
+    ledger.check()
+    write_text_file(folder / LEDGER_FILE, json.dumps(ledger.as_json(), ensure_ascii=False))
+    return {
+        "languages": counts,
+        "vocabularies": made,
+        "ledger": ledger.as_json(examples=False),
+        "corpus": hashlib.sha256(
+            json.dumps({c: [counts[c][s]["sha256"] for s in SPLITS] for c in languages}).encode()
+        ).hexdigest(),
+    }
+
+
+def _train_vocabularies(
+    folder: Path, pairs: dict[str, int], settings: dict[str, Any], report: Report
+) -> dict[str, dict[str, Any]]:
+    """The one called shared, or source and target; returns what is to be said of each.
+
+    pairs: training pairs of each language. Only the sources' vocabulary needs the tags.
+    """
+    size, target_size = settings["vocabulary_size"], settings["target_vocabulary_size"]
+    tags = ["en", *pairs]
+    wanted: list[tuple[str | None, int, Sequence[str], list[str]]] = [(None, size, SIDES, tags)]
+    if target_size is not None:
+        sides = SIDES_OF[settings["mixture"]]
+        wanted = [("source", size, sides["source"], tags)]
+        wanted += [("target", target_size, sides["target"], [])]
+        assert [role for role, *_ in wanted] == list(ROLES)
+    made = {}
+    for done, (role, pieces, sides, tags) in enumerate(wanted):
+        report("vocabulary", done, len(wanted))
+        path = vocabulary_file(folder, role)
+        texts = sample(
+            folder,
+            pairs,
+            sides,
+            settings["vocabulary_sentences"],
+            settings["vocabulary_temperature"],
+        )
+        about = vocabulary.train(path, texts, pieces, tags)
+        made[role or "shared"] = {**about, "fingerprint": Vocabulary(path).fingerprint}
+    report("vocabulary", len(wanted), len(wanted))
+    return made
+
+
+def sample(
+    folder: Path,
+    pairs: dict[str, int],
+    sides: Sequence[str],
+    sentences: int,
+    temperature_: float,
+) -> Iterator[str]:
+    """Training sentences for a vocabulary: English and every language by temperature.
+
+    pairs: the number of each language's. sides: english, foreign or both. `sentences` are all that
+    there will be, whatever the corpus. A language's share is taken from a keyed permutation of its
+    sentences, as many times over as it needs. The text is read once.
+    """
+    total = sum(pairs.values())
+    sizes = ({"en": total} if "english" in sides else {}) | (pairs if "foreign" in sides else {})
+    rates = temperature(sizes, temperature_)
+    budget = min(sentences, sum(sizes.values()))
+    first = 0
+    for code, size in pairs.items():
+        with text_file(folder, "train", code).open("rb") as file:
+            for start in range(0, size, _BLOCK):
+                stop = min(start + _BLOCK, size)
+                # English sentences are counted over all languages; each file gives its own stretch.
+                rows = {"foreign": (size, start, stop, code)}
+                rows["english"] = (total, first + start, first + stop, "en")
+                times = {
+                    side: _times(*rows[side], round(budget * rates[rows[side][-1]]))
+                    for side in SIDES[::-1]
+                    if side in sides
+                }
+                needed = np.any([*times.values()], axis=0)
+                lines = compress(islice(file, stop - start), needed.tobytes())
+                for row, line in zip(np.flatnonzero(needed).tolist(), lines, strict=True):
+                    pair = dict(zip(SIDES, line.decode().rstrip("\n").split("\t"), strict=True))
+                    for side, of_row in times.items():
+                        for _ in range(of_row[row]):
+                            yield pair[side]
+        first += size
+
+
+def _times(size: int, start: int, stop: int, name: str, wanted: int) -> npt.NDArray[np.int64]:
+    """How often each of the rows start ... stop - 1 of `size` is in a sample of `wanted`."""
+    rows = np.arange(start, stop, dtype=np.uint64)
+    keys = np.full_like(rows, permutation.key("vocabulary", name))
+    place = permutation.permute(rows, np.full_like(rows, size), keys).astype(np.int64)
+    return wanted // size + (place < wanted % size)

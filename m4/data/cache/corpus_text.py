@@ -1,0 +1,67 @@
+"""The text of a cache: cleaned pairs, one TSV file a split and language."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from m4.data.cleaning.clean import Cleaner, Cleaning, lines_of
+from m4.data.cleaning.ledger import Count, Ledger
+from m4.data.sources import SPLITS, Pair, Source
+
+Report = Callable[[str, int, int], None]
+
+
+def text_file(folder: Path, split: str, language: str) -> Path:
+    return folder / "text" / f"{split}.{language}.tsv"
+
+
+def read_pairs(path: Path) -> Iterator[Pair]:
+    """The pairs of a cache's own text file: nothing in it needs checking."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            english, foreign = line.removesuffix("\n").split("\t")
+            yield Pair(english, foreign)
+
+
+def write_text(
+    folder: Path, source: Source, languages: Sequence[str], cleaning: Cleaning, report: Report
+) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger]:
+    """Source -> text/<split>.<lang>.tsv, cleaned; returns {language: {split: {"pairs"}}} and the
+    ledger. ValueError: a language without training pairs."""
+    counts: dict[str, dict[str, dict[str, Any]]] = {code: {} for code in languages}
+    done, subsets = 0, getattr(source, "subsets", None)
+    cleaner = Cleaner(cleaning, source, languages, folder / "text")
+    for split in reversed(SPLITS):  # test and dev first: train must know them
+        for code in languages:
+            report("text", done, len(SPLITS) * len(languages))
+            kept = 0
+            with text_file(folder, split, code).open("w", encoding="utf-8", newline="\n") as file:
+                for chunk in cleaner.pairs(code, split):
+                    file.write(lines_of(chunk, code, split))
+                    kept += len(chunk)
+            counts[code][split] = {"pairs": kept}
+            if split == "train" and not kept:
+                raise ValueError(
+                    f"language {code!r} has no training pairs: "
+                    f"{why_none(cleaner.ledger.count(code, split))}"
+                )
+            if subsets is not None and split != "train":
+                parts = {name: list(map(bool, part)) for name, part in subsets(code, split).items()}
+                assert all(len(part) == kept for part in parts.values()), (code, split)
+                text_file(folder, split, code).with_suffix(".subsets.json").write_text(
+                    json.dumps(parts)
+                )
+            done += 1
+    report("text", done, done)
+    return counts, cleaner.finish()
+
+
+def why_none(count: Count) -> str:
+    """Why nothing is left of what was read."""
+    if not count.read:
+        return "the source has none"
+    reasons = ", ".join(f"{reason} {pairs:,}" for reason, pairs in count.dropped.most_common())
+    return f"all {count.read:,} are dropped: {reasons} (clean.Cleaning.stages)"

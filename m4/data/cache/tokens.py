@@ -1,0 +1,239 @@
+"""The token arrays of a cache: every sentence tokenized once, flat, with offsets."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data.cache.corpus_text import Report, text_file
+from m4.data.sources import SPLITS
+from m4.data.vocabulary.chunks import SIDES, Array, Chunk, Tokenized, chunks_of, id_type, tokenized
+from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
+from m4.parallel.cpus import own_cores
+
+ROLES = ("source", "target")
+# What a mixture's sources and targets are.
+SIDES_OF = {
+    "to_english": {"source": ("foreign",), "target": ("english",)},
+    "from_english": {"source": ("english",), "target": ("foreign",)},
+    "any_to_any": {"source": SIDES, "target": SIDES},
+}
+# Fewer pairs a worker are done before it has started: it loads Numba, for 2 seconds.
+_WORKER_PAIRS = 400_000
+_BLOCK = 1 << 22
+
+
+def vocabulary_file(folder: Path, role: str | None) -> Path:
+    """role: source or target, or None for the one that they share."""
+    return folder / (f"vocabulary.{role}.model" if role else "vocabulary.model")
+
+
+def array_name(side: str, role: str | None) -> str:
+    """What a split's array is called: 'english', or 'english.source' where roles differ."""
+    return f"{side}.{role}" if role else side
+
+
+def arrays_of(folder: Path, settings: dict[str, Any]) -> list[Array]:
+    """The arrays that the directions of a cache need."""
+    longest = {"source": settings["source_length"] - 2, "target": settings["target_length"] - 1}
+    if settings["target_vocabulary_size"] is None:
+        # Every side is source in one direction, with tag and eos, and target in the other, with
+        # eos.
+        path = vocabulary_file(folder, None)
+        return [Array(array_name(s, None), s, path, min(longest.values())) for s in SIDES]
+    return [
+        Array(array_name(side, role), side, vocabulary_file(folder, role), longest[role])
+        for role in ROLES
+        for side in SIDES_OF[settings["mixture"]][role]
+    ]
+
+
+def tokenize(
+    folder: Path,
+    languages: Sequence[str],
+    counts: dict[str, dict[str, dict[str, Any]]],
+    settings: dict[str, Any],
+    report: Report,
+    workers: int | None = None,
+) -> None:
+    """Text -> <split>.<name>.{tokens,offsets}.npy; too long train pairs leave the text too.
+
+    workers: processes; None: as many as there are cores and enough text. They change nothing.
+    """
+    total = sum(counts[code][split]["pairs"] for split in SPLITS for code in languages)
+    arrays = arrays_of(folder, settings)
+    ways = settings["segmentations"]
+    chunks = {
+        (split, code): list(chunks_of(text_file(folder, split, code), split == "train"))
+        for split in SPLITS
+        for code in languages
+    }
+    results = tokenized(
+        [chunk for of_file in chunks.values() for chunk in of_file],
+        arrays,
+        ways,
+        settings["sampling_alpha"],
+        min(len(own_cores()), total * ways // _WORKER_PAIRS) if workers is None else workers,
+    )
+    done = 0
+    for split in SPLITS:
+        kind = ways if split == "train" else 1
+        files = {a.name: _ArrayFile(folder / f"{split}.{a.name}", a, kind) for a in arrays}
+        row = 0
+        for code in languages:
+            language = _Language(files, text_file(folder, split, code))
+            for result in _as_many(results, chunks[split, code]):
+                language.append(result)
+                done += result.pairs + (result.too_long if split == "train" else 0)
+                report("tokens", done, total)
+            counts[code][split] |= language.finish(row)
+            row += language.pairs
+            if split == "train" and not language.pairs:
+                least = min(a.longest for a in arrays)
+                raise ValueError(
+                    f"language {code!r} has no training pairs: all {language.too_long} are longer "
+                    f"than {least} pieces (jobs.Setup.lengths)"
+                )
+        for file in files.values():
+            file.finish()
+    pairs = {code: counts[code]["train"]["pairs"] for code in languages}
+    _write_token_counts(folder, arrays, pairs, ways)
+
+
+def _as_many(results: Iterator[Tokenized], chunks: Sequence[Chunk]) -> Iterator[Tokenized]:
+    for _ in chunks:
+        yield next(results)
+
+
+class _Language:
+    """A language's part of a split, as it is written: its text anew, its stretch of the arrays."""
+
+    def __init__(self, files: dict[str, _ArrayFile], path: Path) -> None:
+        self._files, self._path = files, path
+        self._unfinished = path.with_suffix(".kept")
+        self._unfinished.write_bytes(b"")
+        self._digest = hashlib.sha256()
+        self._sums, self._most = dict.fromkeys(files, 0), dict.fromkeys(files, 0)
+        self.pairs = self.too_long = 0
+
+    def append(self, result: Tokenized) -> None:
+        with self._unfinished.open("ab") as file:
+            file.write(result.text)
+        self._digest.update(result.text)
+        self.pairs += result.pairs
+        self.too_long += result.too_long
+        for name, ways in result.arrays.items():
+            self._files[name].append(ways)
+            self._sums[name] += sum(len(way.ids) for way in ways)
+            longest = (int(way.lengths.max(initial=0)) for way in ways)
+            self._most[name] = max(self._most[name], *longest)
+
+    def finish(self, row: int) -> dict[str, Any]:
+        """For the manifest. row: the first one of the language."""
+        self._unfinished.replace(self._path)
+        return {
+            "pairs": self.pairs,
+            "rows": [row, row + self.pairs],
+            "too_long": self.too_long,
+            "mean_pieces": {
+                name: round(sum_ / max(self.pairs * self._files[name].ways, 1), 3)
+                for name, sum_ in self._sums.items()
+            },
+            "longest": self._most,
+            "sha256": self._digest.hexdigest(),
+        }
+
+
+class _ArrayFile:
+    """A token array in the making, on disk: nothing of it stays in memory.
+
+    Its ways to tokenize the sentences come in turn, each with all of them; so until the end each
+    has files of its own.
+    """
+
+    def __init__(self, stem: Path, array: Array, ways: int) -> None:
+        self.ways, self._stem, self._dtype = ways, stem, np.dtype(id_type(array.vocabulary))
+        for path in self._parts("ids") + self._parts("lengths"):
+            path.write_bytes(b"")
+
+    def _parts(self, what: str) -> list[Path]:
+        return [self._stem.with_name(f"{self._stem.name}.{w}.{what}") for w in range(self.ways)]
+
+    def append(self, ways: Sequence[Ragged]) -> None:
+        for ids, lengths, way in zip(self._parts("ids"), self._parts("lengths"), ways, strict=True):
+            with ids.open("ab") as file:
+                way.ids.tofile(file)
+            with lengths.open("ab") as file:
+                way.lengths.astype(np.int32).tofile(file)
+
+    def finish(self) -> None:
+        """Writes .tokens.npy and .offsets.npy."""
+        sizes = [path.stat().st_size // self._dtype.itemsize for path in self._parts("ids")]
+        with open(f"{self._stem}.tokens.npy", "wb") as file:
+            header = {"descr": self._dtype.str, "fortran_order": False, "shape": (sum(sizes),)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for path in self._parts("ids"):
+                with path.open("rb") as part:
+                    shutil.copyfileobj(part, file)
+                path.unlink()
+        rows = sum(path.stat().st_size // 4 for path in self._parts("lengths"))
+        offsets = np.lib.format.open_memmap(
+            f"{self._stem}.offsets.npy", "w+", np.int64, shape=(rows + 1,)
+        )
+        row = last = 0
+        for path in self._parts("lengths"):
+            # Nothing cannot be mapped.
+            mapped = np.memmap(path, np.int32, "r") if path.stat().st_size else np.zeros(0)
+            for lengths in _blocks(mapped):
+                np.cumsum(lengths, out=offsets[row + 1 : row + 1 + len(lengths)])
+                offsets[row + 1 : row + 1 + len(lengths)] += last
+                row += len(lengths)
+                last = int(offsets[row])
+            path.unlink()
+        assert last == sum(sizes), self._stem
+        offsets.flush()
+
+
+def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    for start in range(0, len(array), _BLOCK):
+        yield array[start : start + _BLOCK]
+
+
+def _write_token_counts(
+    folder: Path, arrays: Sequence[Array], pairs: dict[str, int], ways: int
+) -> None:
+    """token_counts.npy, [V]: how often a model takes in each id when every training pair comes
+    once each way in all its segmentations.
+
+    Each side is a source, with tag and eos, and a target, whose eos is predicted and not taken in;
+    the decoder's first input is pad. With separate vocabularies there are token_counts.source.npy,
+    of what the encoder takes in, and token_counts.target.npy, of the decoder.
+    """
+    of: dict[Path, list[Array]] = {}
+    for array in arrays:
+        of.setdefault(array.vocabulary, []).append(array)
+    for path, members in of.items():
+        vocabulary = Vocabulary(path)
+        role = None if path == vocabulary_file(folder, None) else path.suffixes[0][1:]
+        totals = np.zeros(vocabulary.size, np.int64)
+        for array in members:
+            for block in _blocks(np.load(folder / f"train.{array.name}.tokens.npy", mmap_mode="r")):
+                totals += (1 if role else 2) * np.bincount(block, minlength=vocabulary.size)
+        if role != "target":
+            # Of a source in English, and of one in the other language.
+            into = {"english": lambda code: code, "foreign": lambda code: "en"}
+            for array in members:
+                for code, number in pairs.items():
+                    totals[vocabulary.tag_id(into[array.side](code))] += ways * number
+                totals[EOS_ID] += ways * sum(pairs.values())
+        if role != "source":
+            totals[PAD_ID] += len(members) * ways * sum(pairs.values())
+        name = f"token_counts.{role}.npy" if role else "token_counts.npy"
+        np.save(folder / name, totals)

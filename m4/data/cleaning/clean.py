@@ -1,0 +1,260 @@
+"""Cleaning: the pairs of a source through stages, into the ledger.
+
+Training pairs are dropped or changed. Dev and test pairs go through the same stages and are only
+flagged: what a model is tested on stays what it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from m4.data.cleaning import Check, FittedCheck, Mask, NotChecked, Stage
+from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
+from m4.data.cleaning.duplicates import Duplicates
+from m4.data.cleaning.empty import Empty
+from m4.data.cleaning.identical import Identical
+from m4.data.cleaning.language_id import LanguageId
+from m4.data.cleaning.ledger import Count, Example, Ledger
+from m4.data.cleaning.length import Length
+from m4.data.cleaning.length_ratio import LengthRatio
+from m4.data.cleaning.normalise import Normalise
+from m4.data.cleaning.overlap import Overlap
+from m4.data.cleaning.script import Script
+from m4.data.cleaning.skipped import SkippedLines
+from m4.data.sources import Pair, Source
+
+# (reason, language, split, number of the pair, pair), for every training pair that is dropped.
+OnDrop = Callable[[str, str, str, int, Pair], None]
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """What is done to a corpus before it is tokenized.
+
+    stages: in their order, each at most once; by default those that leave a sound corpus as it is.
+    `thorough` has all of them.
+    """
+
+    stages: Sequence[Stage] = (Normalise(), Empty(), Duplicates(), Overlap())
+
+    def __post_init__(self) -> None:
+        names = [stage.name for stage in self.stages]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"stage {min(twice)!r} is there twice (clean.Cleaning.stages)")
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides what it does, as JSON: {stage: settings}, and their order."""
+        settings = {stage.name: stage.identity() for stage in self.stages}
+        return json.loads(json.dumps({"order": list(settings), **settings}))
+
+
+# What a corpus gets that nothing is said of.
+DEFAULT = Cleaning()
+# What was cleaned before.
+NOTHING = Cleaning(())
+
+
+def english_overlap() -> Cleaning:
+    """No training pair whose English is in a dev or test set, and nothing else: for a corpus that
+    is made, not found, such as cldr."""
+    return Cleaning([Overlap(sides=["english"])])
+
+
+def thorough(stages: Sequence[Stage] = ()) -> Cleaning:
+    """Every stage at its defaults, but duplicates without regard to case, width and spacing; those
+    given in `stages` in the place of their kind."""
+    every: tuple[Stage, ...] = (
+        Normalise(),
+        Empty(),
+        Length(),
+        Identical(),
+        Script(),
+        LanguageId(),
+        Duplicates(normalised=True),
+        Overlap(),
+        LengthRatio(),
+    )
+    given = {stage.name: stage for stage in Cleaning(stages).stages}
+    return Cleaning(tuple(given.pop(stage.name, stage) for stage in every) + tuple(given.values()))
+
+
+class Cleaner:
+    """One run of a cleaning over a corpus: test of all languages first, then dev, then train.
+
+    Training text counts as overlapping only with what came before it.
+    """
+
+    def __init__(
+        self,
+        cleaning: Cleaning,
+        source: Source,
+        languages: Sequence[str],
+        spool: Path,
+        examples: int = 5,
+        on_drop: OnDrop | None = None,
+    ) -> None:
+        """spool: a folder for text that is read twice; examples: kept in the ledger by reason."""
+        self._source, self._spool = source, spool
+        self._examples, self._on_drop = examples, on_drop
+        self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})
+        self._opened = {stage.name: stage.open(languages) for stage in cleaning.stages}
+        self._lines = SkippedLines(source)
+
+    def pairs(self, language: str, split: str) -> Iterator[Chunk]:
+        """What is left of a language's split. Exhaust it: the ledger is complete at the end."""
+        count = self.ledger.count(language, split)
+        checks: dict[str, Check | FittedCheck] = {}
+        not_checked: dict[str, str] = {}
+        for name, opened in self._opened.items():
+            check = opened(language, split)
+            if isinstance(check, NotChecked):
+                not_checked[name] = check.why
+            else:
+                checks[name] = check
+        part = _Part(language, split, count, self._examples, self._on_drop)
+        with self._lines.of(language, split):
+            read = self._read(language, split, count)
+            run = self._drop if split == "train" else self._flag
+            yield from run(part, checks, read)
+        for name, why in not_checked.items() if count.read else ():
+            count.not_checked[f"{name}: {why}"] += part.count.read
+
+    def finish(self) -> Ledger:
+        """The ledger, with the lines of the source that were no pair."""
+        self._lines.into(self.ledger)
+        self.ledger.check()
+        return self.ledger
+
+    def _read(self, language: str, split: str, count: Count) -> Iterator[Chunk]:
+        for chunk in chunks(self._source.pairs(language, split)):
+            count.read += len(chunk)
+            count.kept += len(chunk)
+            yield chunk
+
+    def _flag(
+        self, part: _Part, checks: dict[str, Check | FittedCheck], read: Iterator[Chunk]
+    ) -> Iterator[Chunk]:
+        """Dev or test, as it came. It is held in memory: it is what a model is tested on."""
+        original = list(read)
+        seen = original
+        for name, check in checks.items():
+            if isinstance(check, FittedCheck):
+                check.fit(iter(seen))
+            changed = []
+            for chunk, before in zip(seen, original, strict=True):
+                found = check(chunk)
+                for reason, mask in {**found.change, **found.drop}.items():
+                    part.flag(f"{name}: {reason}", before, mask)
+                part.leave_unchecked(name, found.not_checked)
+                changed.append(found.chunk or chunk)
+            seen = changed
+        yield from original
+
+    def _drop(
+        self, part: _Part, checks: dict[str, Check | FittedCheck], stream: Iterator[Chunk]
+    ) -> Iterator[Chunk]:
+        """Training pairs. A check that must see all of them first reads them from the spool."""
+        for number, (name, check) in enumerate(checks.items()):
+            if isinstance(check, FittedCheck):
+                spool = self._spool / f"{part.split}.{part.language}.{number}.tsv"
+                _write_spool(spool, part, stream)
+                check.fit(_read_spool(spool))
+                stream = _read_spool(spool, remove=True)
+            stream = part.checked(name, check, stream)
+        return stream
+
+
+class _Part:
+    """A language and split on its way through the checks."""
+
+    def __init__(
+        self, language: str, split: str, count: Count, examples: int, on_drop: OnDrop | None
+    ) -> None:
+        self.language, self.split, self.count = language, split, count
+        self._examples, self._on_drop = examples, on_drop
+
+    def checked(self, name: str, check: Check, stream: Iterator[Chunk]) -> Iterator[Chunk]:
+        """The stream without what the check drops, with what it changes."""
+        for chunk in stream:
+            found = check(chunk)
+            self.leave_unchecked(name, found.not_checked)
+            for reason, mask in found.change.items():
+                if mask.any():
+                    self.count.changed[f"{name}: {reason}"] += int(mask.sum())
+                    self._show(f"{name}: {reason}", chunk, mask)
+            chunk = found.chunk or chunk
+            gone = np.zeros(len(chunk), bool)
+            for reason, mask in found.drop.items():
+                mask = mask & ~gone
+                if mask.any():
+                    gone |= mask
+                    self.count.drop(f"{name}: {reason}", int(mask.sum()))
+                    self._show(f"{name}: {reason}", chunk, mask)
+                    self._tell(f"{name}: {reason}", chunk, mask)
+            chunk = chunk.take(~gone)
+            if len(chunk):
+                yield chunk
+
+    def flag(self, reason: str, chunk: Chunk, mask: Mask) -> None:
+        if mask.any():
+            self.count.flagged[reason] += int(mask.sum())
+            self._show(reason, chunk, mask)
+
+    def leave_unchecked(self, name: str, why: Any) -> None:
+        for reason, mask in why.items():
+            if mask.any():
+                self.count.not_checked[f"{name}: {reason}"] += int(mask.sum())
+
+    def _show(self, reason: str, chunk: Chunk, mask: Mask) -> None:
+        rows = np.flatnonzero(mask)[: self._examples].tolist()
+        shown = (Example(int(chunk.numbers[r]), chunk.english[r], chunk.foreign[r]) for r in rows)
+        self.count.show(reason, shown, self._examples)
+
+    def _tell(self, reason: str, chunk: Chunk, mask: Mask) -> None:
+        if self._on_drop is not None:
+            for row in np.flatnonzero(mask).tolist():
+                pair = Pair(chunk.english[row], chunk.foreign[row])
+                self._on_drop(reason, self.language, self.split, int(chunk.numbers[row]), pair)
+
+
+def lines_of(chunk: Chunk, language: str, split: str) -> str:
+    """A chunk as lines english<TAB>foreign; ValueError where a sentence cannot be one side."""
+    pairs = list(zip(chunk.english, chunk.foreign, strict=True))
+    text = "".join([f"{english}\t{foreign}\n" for english, foreign in pairs])
+    if text.count("\n") != len(chunk) or text.count("\t") != len(chunk) or "\r" in text:
+        bad = next(Pair(*p) for p in pairs if any(c in side for side in p for c in "\t\n\r"))
+        raise ValueError(f"{language} {split}: a tab or line end inside a sentence: {bad!r}")
+    return text
+
+
+def _write_spool(path: Path, part: _Part, stream: Iterator[Chunk]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for chunk in stream:
+            lines = lines_of(chunk, part.language, part.split).split("\n")
+            numbered = zip(chunk.numbers.tolist(), lines, strict=False)
+            file.write("".join(f"{number}\t{line}\n" for number, line in numbered))
+
+
+def _read_spool(path: Path, remove: bool = False) -> Iterator[Chunk]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        rows: list[list[str]] = []
+        for line in file:
+            rows.append(line.removesuffix("\n").split("\t"))
+            if len(rows) == PAIRS:
+                yield _chunk(rows)
+                rows = []
+        if rows:
+            yield _chunk(rows)
+    if remove:
+        path.unlink()
+
+
+def _chunk(rows: list[list[str]]) -> Chunk:
+    numbers, english, foreign = zip(*rows, strict=True)
+    return Chunk(np.array(numbers, np.int64), list(english), list(foreign))

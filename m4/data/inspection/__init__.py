@@ -1,0 +1,1 @@
+"""What `m4 data` computes: audit, preview, vocabulary report."""

@@ -1,0 +1,193 @@
+"""How often each language would be seen in training: counted by the stream's own arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from m4.data.cache.cache import Cache
+from m4.data.languages import describe
+from m4.data.preprocess import language_of
+from m4.data.stream.mixture import pair_tokens
+from m4.data.stream.stream import Stream
+
+
+class Drawn(NamedTuple):
+    """What a whole run draws of one language.
+
+    pairs, tokens: drawn in all its directions; their shares of the run. epochs: how often its pairs
+    are seen, in the direction where that is the most. repeated: how many of its pairs are seen
+    more than once there. times: how often the most repeated one is.
+    """
+
+    pairs: int
+    pair_share: float
+    tokens: int
+    token_share: float
+    epochs: float
+    repeated: int
+    times: int
+
+
+class Column(NamedTuple):
+    """One sampler over all languages; `drawn` is empty where it cannot be used, `problem` why."""
+
+    name: str
+    drawn: Mapping[str, Drawn]
+    problem: str = ""
+
+
+class Preview(NamedTuple):
+    """A corpus under some samplers, the configured one first.
+
+    pairs, tokens: training pairs of each language, and their ids (source and target, tag and eos);
+    languages by falling pairs. sample_by: the unit of the shares that are shown.
+    """
+
+    total_steps: int
+    sampler: str
+    sample_by: str
+    pairs: Mapping[str, int]
+    tokens: Mapping[str, int]
+    columns: Sequence[Column]
+
+    @property
+    def configured(self) -> Column:
+        return self.columns[0]
+
+    def share(self, drawn: Drawn) -> float:
+        """In the sampler's unit."""
+        return drawn.pair_share if self.sample_by == "examples" else drawn.token_share
+
+
+def corpus_sizes(cache: Cache) -> tuple[dict[str, int], dict[str, int]]:
+    """(pairs, tokens) of each language's training data, by falling pairs."""
+    pairs = {code: cache.size(code, "train") for code in cache.languages()}
+    order = sorted(pairs, key=lambda code: (-pairs[code], code))
+    # Of the two directions of a pair the first that there is: tokens differ by the tag alone, or
+    # where each side has a vocabulary of its own.
+    unit = {language_of(d): pair_tokens(cache, d) for d in reversed(cache.directions)}
+    return {c: pairs[c] for c in order}, {c: round(pairs[c] * unit[c]) for c in order}
+
+
+def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, Drawn]:
+    """What `total_steps` of a stream draw of each language, exact but for tokens (mean lengths)."""
+    seen = stream.examples_seen(total_steps)
+    tokens = {d: count * pair_tokens(cache, d) for d, count in seen.items()}
+    all_pairs, all_tokens = max(sum(seen.values()), 1), max(sum(tokens.values()), 1)
+    result = {}
+    for code in cache.languages():
+        mine = {d: count for d, count in seen.items() if language_of(d) == code}
+        size, most = cache.size(code, "train"), max(mine.values(), default=0)
+        pairs, ids = sum(mine.values()), sum(tokens[d] for d in mine)
+        result[code] = Drawn(
+            pairs,
+            pairs / all_pairs,
+            round(ids),
+            ids / all_tokens,
+            most / size,
+            # Every pair comes once before any comes twice (`m4.data.stream.sampling_order`).
+            min(max(most - size, 0), size),
+            math.ceil(most / size),
+        )
+    return result
+
+
+def repeated_more_than(preview: Preview, most_epochs: float) -> dict[str, float]:
+    """Language -> epochs of those that the configured sampler repeats more often, the worst first.
+
+    Source for a bound: Muennighoff et al. 2023, "Scaling Data-Constrained Language Models": up to 4
+    epochs are nearly as good as new data, beyond 16 repeating gives next to nothing.
+    """
+    epochs = {code: one.epochs for code, one in preview.configured.drawn.items()}
+    over = [code for code in epochs if epochs[code] > most_epochs]
+    return {code: epochs[code] for code in sorted(over, key=lambda code: (-epochs[code], code))}
+
+
+def warnings(preview: Preview, most_epochs: float) -> list[str]:
+    """A line a thing to look at."""
+    lines = [f"{one.name}: {one.problem}" for one in preview.columns if one.problem]
+    if over := repeated_more_than(preview, most_epochs):
+        most = [f"{code} {times(epochs)}" for code, epochs in list(over.items())[:_MOST_NAMES]]
+        more = ", ..." if len(over) > _MOST_NAMES else ""
+        lines.append(
+            f"repeated more than {most_epochs:g} times: {len(over)} of {len(preview.pairs)} "
+            f"languages ({', '.join(most)}{more}); a lower temperature, unimax.unimax.max_epochs "
+            "or fewer TRAIN_STEPS repeat less"
+        )
+    if never := [code for code, one in preview.configured.drawn.items() if not one.pairs]:
+        lines.append(f"never drawn: {', '.join(never)}")
+    return lines
+
+
+# Of a line of warning; the table and the page have all.
+_MOST_NAMES = 12
+
+
+def as_json(preview: Preview, most_epochs: float) -> dict[str, Any]:
+    """What data_preview.json holds."""
+    return {
+        "total_steps": preview.total_steps,
+        "sampler": preview.sampler,
+        "sample_by": preview.sample_by,
+        "most_epochs": most_epochs,
+        "repeated_more": repeated_more_than(preview, most_epochs),
+        "languages": {
+            code: {
+                "name": describe(code).name,
+                "pairs": pairs,
+                "tokens": preview.tokens[code],
+                "samplers": {
+                    one.name: one.drawn[code]._asdict() for one in preview.columns if one.drawn
+                },
+            }
+            for code, pairs in preview.pairs.items()
+        },
+        "problems": {one.name: one.problem for one in preview.columns if one.problem},
+    }
+
+
+def table(preview: Preview, most_epochs: float) -> Table:
+    """For the terminal: the configured sampler in full, then the epochs of the others."""
+    steps = f"{preview.total_steps:,} steps"
+    made = Table(
+        box=SIMPLE_HEAD,
+        title=f"{preview.sampler}, by {preview.sample_by}, {steps}; last columns: epochs",
+    )
+    made.add_column("language", overflow="ellipsis", no_wrap=True, max_width=24)
+    for name in ("pairs", "tokens", "share", "epochs", "repeated", "times"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for one in preview.columns[1:]:
+        made.add_column(one.name, justify="right", no_wrap=True)
+    for code, pairs in preview.pairs.items():
+        drawn = preview.configured.drawn[code]
+        known = describe(code).name
+        made.add_row(
+            code if known == code else f"{code} {known}",
+            f"{pairs:,}",
+            short(preview.tokens[code]),
+            f"{100 * preview.share(drawn):.2f}%",
+            times(drawn.epochs),
+            f"{drawn.repeated:,}",
+            f"{drawn.times}",
+            *(times(one.drawn[code].epochs) if one.drawn else "–" for one in preview.columns[1:]),
+            style="yellow" if drawn.epochs > most_epochs else None,
+        )
+    return made
+
+
+def times(epochs: float) -> str:
+    """3.14159 -> '3.14', 31.4159 -> '31.4', 314.159 -> '314'."""
+    return f"{epochs:,.{0 if epochs >= 99.95 else 1 if epochs >= 9.995 else 2}f}"
+
+
+def short(number: float) -> str:
+    """1234567 -> '1.2M', 6000 -> '6k', 250 -> '250'."""
+    for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= unit:
+            return f"{number / unit:.1f}".removesuffix(".0") + letter
+    return str(round(number))

@@ -1,0 +1,1 @@
+"""The training stream: (seed, step) -> batch."""

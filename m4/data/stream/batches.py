@@ -1,0 +1,241 @@
+"""Pairs laid out in the rows of a batch; and the batches of dev and test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from mmap import MADV_DONTNEED, mmap
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data.cache.cache import Cache
+from m4.data.preprocess import EOS_ID, split_direction
+from m4.data.stream import kernels
+from m4.data.stream.packing import Ints, Shape, first_fit_decreasing
+
+Batch = dict[str, npt.NDArray[Any]]
+# What a source has besides its text, and what a target has.
+TAG_IDS, EOS_IDS = 1, 1
+# A corpus that is smaller stays in memory.
+_KEPT_BYTES = 1 << 30
+# In the order in which kernels.lay_out takes them.
+ENCODER_KEYS = (
+    "encoder_input_tokens",
+    "encoder_segment_ids",
+    "encoder_positions",
+    "encoder_direction_ids",
+)
+DECODER_KEYS = (
+    "decoder_input_tokens",
+    "decoder_target_tokens",
+    "decoder_loss_weights",
+    "decoder_segment_ids",
+    "decoder_positions",
+    "direction_ids",
+)
+
+
+class Examples(NamedTuple):
+    """K pairs to lay out. Lengths are in ids with tag and eos; start is in the flat arrays."""
+
+    directions: Ints
+    source_starts: Ints
+    source_lengths: Ints
+    target_starts: Ints
+    target_lengths: Ints
+
+    def take(self, index: Any) -> Examples:
+        return Examples(*(array[index] for array in self))
+
+
+class SplitReader:
+    """A split's arrays, and the pairs of some directions in it as Examples.
+
+    A training sentence may be in the arrays in several ways (Cache.segmentations): in epoch e of
+    its direction it is read in way e mod their number.
+    """
+
+    def __init__(self, cache: Cache, directions: Sequence[str], split: str) -> None:
+        self.folder = cache.folder
+        sides = [split_direction(direction) for direction in directions]
+        # English and foreign sources, English and foreign targets. A mixture to English alone may
+        # have no English sources: then their place is taken by what is there.
+        arrays = []
+        opened: dict[str, Any] = {}  # one vocabulary: both roles have the same files, mapped once
+        for role, codes in zip(("source", "target"), zip(*sides, strict=True), strict=True):
+            english = "english" if "en" in codes else "foreign"
+            foreign = "foreign" if set(codes) != {"en"} else "english"
+            for side in (english, foreign):
+                pair = cache.tokens(split, side, role)
+                assert isinstance(pair[1], np.memmap), "offsets are never an empty file"
+                arrays.append(opened.setdefault(str(pair[1].filename), pair))
+        bases = (array.base for pair in opened.values() for array in pair)
+        self._maps = [base for base in bases if isinstance(base, mmap)]
+        self.flats = [_read_only(flat) for flat, _ in arrays]
+        self.offsets = [_read_only(offsets) for _, offsets in arrays]
+        self.codes = [target if source == "en" else source for source, target in sides]
+        rows = [cache.rows(code, split) for code in self.codes]
+        self.first_rows = np.array([r.start for r in rows], np.int64)
+        self.sizes = [len(r) for r in rows]
+        self.english_source = np.array([source == "en" for source, _ in sides])
+        vocabulary = cache.source_vocabulary
+        self.tags = np.array([vocabulary.tag_id(target) for _, target in sides], np.int32)
+        self.ways = cache.segmentations if split == "train" else 1
+        self._entries = (len(self.offsets[0]) - 1) // self.ways
+        self._check(max(r.stop for r in rows))
+
+    def examples(self, directions: Ints, indices: Ints, epochs: Ints | None = None) -> Examples:
+        """The pairs `indices` of their directions; each in the way of its epoch."""
+        entries = self.first_rows[directions] + indices
+        if epochs is not None and self.ways > 1:
+            entries += epochs % self.ways * self._entries
+        extra = TAG_IDS + EOS_IDS, EOS_IDS
+        return Examples(
+            directions,
+            *kernels.places(directions, entries, self.english_source, *extra, *self.offsets),
+        )
+
+    def release(self) -> None:
+        """Lets go of the files' pages that were read: they stay in the system's cache, but are no
+        longer counted as this process's memory, which would grow to the size of the corpus."""
+        if sum(map(len, self._maps)) > _KEPT_BYTES:
+            for mapped in self._maps:
+                mapped.madvise(MADV_DONTNEED)
+
+    def _check(self, most_rows: int) -> None:
+        """ValueError where compiled code would read beyond an array."""
+        for flat, offsets in zip(self.flats, self.offsets, strict=True):
+            entries = len(offsets) - 1
+            if entries != self._entries * self.ways or self._entries < most_rows:
+                raise ValueError(
+                    f"{self.folder}: damaged, {entries} sentences for {most_rows} pairs in "
+                    f"{self.ways} ways (delete the folder, it is made anew)"
+                )
+            if len(flat) != offsets[-1]:
+                raise ValueError(
+                    f"{self.folder}: damaged, {len(flat)} ids where {offsets[-1]} are expected "
+                    "(delete the folder, it is made anew)"
+                )
+
+
+def lay_out(
+    data: SplitReader,
+    examples: Examples,
+    chosen: Ints,
+    row_of: Ints,
+    shape: Shape,
+    part: tuple[int, int] = (0, 1),
+) -> Batch:
+    """The pairs `chosen`, each in its row -> a batch, or part i of n equal ones (its own rows).
+
+    Returns encoder_input_tokens, encoder_segment_ids, encoder_positions, encoder_direction_ids
+    [B, L]; decoder_input_tokens (targets moved right inside each segment, 0 first),
+    decoder_target_tokens, decoder_loss_weights (float32), decoder_segment_ids, decoder_positions,
+    direction_ids [B, T]. Pairs of a row stand in the order of `chosen`. Segments count from 1 in
+    each row; 0 is padding everywhere (also where directions count from 0: the segments tell).
+    """
+    number, parts = part
+    rows = shape.rows // parts
+    batch: Batch = {
+        key: np.zeros((rows, width), np.float32 if key == "decoder_loss_weights" else np.int32)
+        for keys, width in (
+            (ENCODER_KEYS, shape.source_length),
+            (DECODER_KEYS, shape.target_length),
+        )
+        for key in keys
+    }
+    wrong = kernels.lay_out(
+        chosen,
+        row_of,
+        rows,
+        number * rows,
+        shape.source_length,
+        shape.target_length,
+        examples.directions,
+        data.english_source,
+        data.tags,
+        EOS_ID,
+        *examples[1:],
+        *data.flats,
+        *(array.reshape(-1) for array in batch.values()),
+    )
+    if wrong >= 0:
+        raise ValueError(
+            f"{data.folder}: damaged, a pair of {data.codes[examples.directions[wrong]]!r} is "
+            "longer than the manifest says (delete the folder, it is made anew)"
+        )
+    return batch
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory in the one array type that the kernels are compiled for."""
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def evaluation_batches(
+    cache: Cache,
+    directions: str | Sequence[str],
+    split: str,
+    batch_rows: int,
+    source_length: int | None = None,
+    target_length: int | None = None,
+    length_multiple: int | None = None,
+    pack: bool = False,
+    limit: int | None = None,
+) -> Iterator[Batch]:
+    """The pairs of a split once, in order, in batches of `batch_rows` rows.
+
+    The last batch is filled up with empty rows (segment 0, weight 0). Longer pairs are trimmed
+    to the lengths, which default to the cache's. With length_multiple each batch is as wide as
+    its longest pair needs, rounded up to a multiple. direction_ids count in `directions`. limit
+    takes the first pairs of each direction only. With pack=True several pairs share a row, in an
+    order that is not that of the split: for losses, not for decoding.
+    """
+    names = [directions] if isinstance(directions, str) else list(directions)
+    widest = (source_length or cache.source_length, target_length or cache.target_length)
+    data = SplitReader(cache, names, split)
+    for code, size in zip(data.codes, data.sizes, strict=True):
+        if not size:
+            raise ValueError(f"{cache.folder}: language {code!r} has no {split} pairs")
+    counts = [min(size, limit or size) for size in data.sizes]
+    examples = data.examples(
+        np.repeat(np.arange(len(names)), counts),
+        np.concatenate([np.arange(count) for count in counts]),
+    )
+    examples = examples._replace(
+        source_lengths=np.minimum(examples.source_lengths, widest[0]),
+        target_lengths=np.minimum(examples.target_lengths, widest[1]),
+    )
+    for chosen, rows in _rows_in_order(examples, batch_rows, widest, pack):
+        part = examples.take(chosen)
+        source, target = widest
+        if length_multiple is not None:
+            source = _rounded(rows, part.source_lengths, length_multiple, source)
+            target = _rounded(rows, part.target_lengths, length_multiple, target)
+        yield lay_out(data, part, np.arange(len(rows)), rows, Shape(batch_rows, source, target))
+
+
+def _rows_in_order(
+    examples: Examples, batch_rows: int, widths: tuple[int, int], pack: bool
+) -> Iterator[tuple[npt.NDArray[np.int64], Ints]]:
+    """(indices of the pairs, their rows) of one batch after another."""
+    left = np.arange(len(examples.directions))
+    while left.size:
+        if not pack:
+            yield left[:batch_rows], np.arange(len(left[:batch_rows]))
+            left = left[batch_rows:]
+            continue
+        source, target = examples.source_lengths[left], examples.target_lengths[left]
+        load = np.maximum(np.cumsum(source) / widths[0], np.cumsum(target) / widths[1])
+        stop = max(int(np.searchsorted(load, batch_rows, side="right")), 1)
+        rows = first_fit_decreasing(source[:stop], target[:stop], Shape(batch_rows, *widths))
+        yield left[:stop][rows >= 0], rows[rows >= 0]
+        left = np.concatenate([left[:stop][rows < 0], left[stop:]])
+
+
+def _rounded(rows: Ints, lengths: Ints, multiple: int, most: int) -> int:
+    """Ids of the fullest row, rounded up to a multiple, at most `most`."""
+    return min(-(-int(np.bincount(rows, lengths).max()) // multiple) * multiple, most)

@@ -1,0 +1,115 @@
+"""Length buckets: one pair a row, each batch as wide as its pairs need, about equal in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from m4.data import permutation
+from m4.data.stream.packing import Ints, Plan, Shape
+
+
+def shapes(
+    batch_rows: int,
+    source_length: int,
+    target_length: int,
+    widths: Sequence[int] | None = None,
+    rows_multiple: int = 8,
+) -> list[Shape]:
+    """The shapes of the batches, the narrowest first; the last one is the lengths'.
+
+    A bucket of width w holds the pairs of which both sides have at most w ids. It has as many rows
+    as have the tokens of batch_rows rows at the full lengths, rounded down to rows_multiple.
+    widths default to 1/8, 1/4, 3/8, 1/2, 3/4 and all of the longer length, rounded up to eights.
+    """
+    longest = max(source_length, target_length)
+    if widths is None:
+        widths = sorted({-(-longest * part // 64) * 8 for part in (1, 2, 3, 4, 6)})
+        widths = [width for width in widths if width < longest]
+    if list(widths) != sorted(set(widths)) or any(width < 3 for width in widths):
+        raise ValueError(f"widths {list(widths)}: must rise, from 3 ids on (stream.Stream.widths)")
+    if rows_multiple < 1 or batch_rows % rows_multiple:
+        raise ValueError(
+            f"batch_rows is {batch_rows}: with layout 'bucketed' it must be a multiple of "
+            f"rows_multiple, {rows_multiple} (BATCH_SIZE, stream.Stream.rows_multiple)"
+        )
+    made = []
+    for width in [*(width for width in widths if width < longest), longest]:
+        source, target = min(width, source_length), min(width, target_length)
+        rows = batch_rows * (source_length + target_length) // (source + target)
+        made.append(Shape(rows // rows_multiple * rows_multiple, source, target))
+    return made
+
+
+def bucket_of(source_lengths: Ints, target_lengths: Ints, buckets: Sequence[Shape]) -> Ints:
+    """Pairs [K] -> the narrowest bucket that holds both sides."""
+    source = np.searchsorted([bucket.source_length for bucket in buckets], source_lengths)
+    target = np.searchsorted([bucket.target_length for bucket in buckets], target_lengths)
+    return np.maximum(source, target)
+
+
+def plan(bucket: Ints, steps: int, buckets: Sequence[Shape], key: int) -> Plan:
+    """Buckets of pairs [K], K >= steps, in the order of their draws -> steps, none without a pair.
+
+    A bucket's pairs make whole batches, and one with empty rows of what is left over where there
+    are steps enough; else that goes up to the next bucket. Steps to spare make more batches with
+    empty rows, which a bucket's batches share. The order of the batches is a permutation under
+    `key`. The last pairs of the widest bucket have row -1 where there are not steps enough.
+    """
+    bucket = bucket.copy()
+    counts = _batches(bucket, steps, buckets)
+    step_of, row_of = np.zeros_like(bucket), np.full_like(bucket, -1)
+    shape_of: list[Shape] = []
+    for number, shape in enumerate(buckets):
+        members, batches = np.flatnonzero(bucket == number), counts[number]
+        members = members[: batches * shape.rows]
+        if not len(members):
+            continue
+        # Batch i of n holds the pairs i * K // n ... : sizes that differ by 1 at most.
+        edges = np.arange(batches + 1) * len(members) // batches
+        batch = np.repeat(np.arange(batches), np.diff(edges))
+        step_of[members] = len(shape_of) + batch
+        row_of[members] = np.arange(len(members)) - edges[batch]
+        shape_of += [shape] * batches
+    assert len(shape_of) == steps, (counts, steps)
+    place = permutation.permutation(steps, key)
+    made: list[Shape] = [shape_of[0]] * steps
+    for batch, shape in enumerate(shape_of):
+        made[place[batch]] = shape
+    return Plan(place[step_of], row_of, made)
+
+
+def _batches(bucket: Ints, steps: int, buckets: Sequence[Shape]) -> list[int]:
+    """Batches of each bucket, `steps` together; pairs that go up are moved in `bucket`."""
+    sizes = np.bincount(bucket, minlength=len(buckets)).tolist()
+    counts: list[int] = []
+    for number, shape in enumerate(buckets):
+        left = steps - sum(counts)
+        whole, rest = divmod(sizes[number], shape.rows)
+        if rest and whole + 1 + _fewest(sizes[number + 1 :], buckets[number + 1 :]) <= left:
+            whole += 1
+        elif rest and number + 1 < len(buckets):
+            bucket[np.flatnonzero(bucket == number)[whole * shape.rows :]] = number + 1
+            sizes[number], sizes[number + 1] = whole * shape.rows, sizes[number + 1] + rest
+        counts.append(min(whole, left))
+    for _ in range(steps - sum(counts)):
+        # To the bucket whose batches are the fullest.
+        loads = [
+            size / (count * shape.rows) if size > count else 0.0
+            for size, count, shape in zip(sizes, counts, buckets, strict=True)
+        ]
+        counts[int(np.argmax(loads))] += 1
+    return counts
+
+
+def _fewest(sizes: Sequence[int], buckets: Sequence[Shape]) -> int:
+    """The fewest batches that hold so many pairs of each bucket: what is left over goes up where
+    that costs one batch at most."""
+    count = up = 0
+    for number, (size, shape) in enumerate(zip(sizes, buckets, strict=True)):
+        whole, up = divmod(size + up, shape.rows)
+        count += whole
+        if up and (number + 1 == len(buckets) or up > buckets[number + 1].rows):
+            count, up = count + 1, 0
+    return count

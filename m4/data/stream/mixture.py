@@ -1,0 +1,130 @@
+"""What a sampler's rates mean for a corpus: the phases of pairs that the stream draws.
+
+A sampler counts in pairs ("examples") or in tokens ("tokens"). By tokens its sizes are tokens and
+its rates shares of the tokens; pairs are then drawn at share / mean tokens of a pair, so that a
+language with long sentences is drawn less often. Tokens are ids of source and target together,
+with tag and eos: what a packed row holds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from m4.data.cache.cache import Cache, directions_of
+from m4.data.samplers import Phase, Sampler, normalized, plan
+from m4.data.samplers.proportional import proportional
+from m4.data.stream.batches import EOS_IDS, TAG_IDS
+from m4.data.stream.stream import Stream
+
+UNITS = ("examples", "tokens")
+
+
+def check_unit(sample_by: str) -> None:
+    """ValueError: neither examples nor tokens."""
+    if sample_by not in UNITS:
+        raise ValueError(f"jobs.Setup.sample_by is {sample_by!r}: must be {' or '.join(UNITS)}")
+
+
+def pair_tokens(cache: Cache, direction: str) -> float:
+    """Mean ids of a training pair, source and target, with tag and eos."""
+    return sum(cache.mean_pieces(direction, "train")) + TAG_IDS + 2 * EOS_IDS
+
+
+def units(cache: Cache, sample_by: str, mixture: str | None = None) -> dict[str, float]:
+    """How much a mean pair of each direction is, in the sampler's unit; of the cache's mixture or
+    of another one that it has."""
+    check_unit(sample_by)
+    names = directions_of(mixture or cache.mixture_name, cache.languages())
+    if sample_by == "examples":
+        return dict.fromkeys(names, 1.0)
+    return {direction: pair_tokens(cache, direction) for direction in names}
+
+
+def sizes(cache: Cache, sample_by: str) -> dict[str, int]:
+    """What a sampler gets: the training pairs of each direction, or their tokens."""
+    unit = units(cache, sample_by)
+    return {direction: round(pairs * unit[direction]) for direction, pairs in cache.sizes().items()}
+
+
+def pair_rates(shares: Mapping[str, float], unit: Mapping[str, float]) -> dict[str, float]:
+    """A sampler's rates -> shares of the pairs; what is not drawn (rate 0) is left out."""
+    return normalized({name: rate / unit[name] for name, rate in shares.items() if rate > 0})
+
+
+def phases(
+    cache: Cache, sampler: Sampler, sample_by: str = "examples", drawn: float | None = None
+) -> list[Phase]:
+    """Shares of the pairs by phase. drawn: all that training draws, in the sampler's unit."""
+    if drawn is not None and tells_drawn(sampler):
+        informed: Any = sampler
+        made = [Phase(0, informed(sizes(cache, sample_by), drawn=drawn))]
+    else:
+        made = plan(sampler, sizes(cache, sample_by))
+    unit = units(cache, sample_by)
+    return [Phase(first_step, pair_rates(rates, unit)) for first_step, rates in made]
+
+
+def tells_drawn(sampler: Sampler) -> bool:
+    """Whether a sampler wants to know what the whole run draws."""
+    return "drawn" in inspect.signature(sampler).parameters
+
+
+def make_stream(
+    cache: Cache,
+    sampler: Sampler,
+    sample_by: str = "examples",
+    total_steps: int = 1,
+    stream: Callable[..., Stream] = Stream,
+    **options: Any,
+) -> Stream:
+    """The training stream of a sampler; `options` are the stream's (seed, rows, lengths).
+
+    How many pairs a step holds depends on their lengths, so on the rates; and the rates of a
+    sampler like UniMax depend on the number of pairs. The two are brought together here: the
+    sampler is told at least what the stream then draws in `total_steps`, and little more (how many
+    pairs a step holds is found to about 1%).
+    """
+    if not tells_drawn(sampler):
+        planned = phases(cache, sampler, sample_by)
+        made = stream(cache, phases=planned, **options)
+        _check_they_begin(planned, made.group_steps, total_steps)
+        return made
+    unit = units(cache, sample_by)
+    made = stream(cache, phases=phases(cache, proportional, sample_by), **options)
+    told = 0.0
+    for _ in range(_ROUNDS):
+        told = max(told, _drawn(made, total_steps, unit) * _MORE)  # it only rises, so this ends
+        made = stream(cache, phases=phases(cache, sampler, sample_by, told), **options)
+        if _drawn(made, total_steps, unit) <= told:
+            return made
+    raise ValueError(
+        f"no rates after {_ROUNDS} tries: the rates of jobs.Setup.sampler change how many pairs "
+        f"{total_steps} steps hold, and that changes the rates; give it a budget (in gin)"
+    )
+
+
+def _check_they_begin(planned: Sequence[Phase], group_steps: int, total_steps: int) -> None:
+    """Raises a ValueError where a phase is due in training and no group of steps is drawn by it:
+    its first one lies after the training, or is the first one of the next phase too."""
+    starts = [-(-phase.first_step // group_steps) * group_steps for phase in planned]
+    why = f"phases change at multiples of {group_steps} steps"
+    for phase, start, after in zip(planned, starts, [*starts[1:], None], strict=True):
+        if phase.first_step >= total_steps:
+            continue
+        never = f"jobs.Setup.sampler: a phase from step {phase.first_step} on never begins: {why}"
+        if start >= total_steps:
+            raise ValueError(f"{never}, and TRAIN_STEPS = {total_steps}")
+        if start == after:
+            raise ValueError(f"{never}, and the next one begins at {after} too")
+
+
+# The number of pairs a step changes little with the rates: two rounds suffice for most corpora.
+_ROUNDS, _MORE = 8, 1.0005
+
+
+def _drawn(stream: Stream, total_steps: int, unit: Mapping[str, float]) -> float:
+    """All that is drawn before `total_steps`, in the sampler's unit."""
+    seen = stream.examples_seen(total_steps)
+    return sum(pairs * unit[direction] for direction, pairs in seen.items())

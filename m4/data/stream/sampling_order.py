@@ -1,0 +1,132 @@
+"""Which pair is drawn k-th: a pure function of (seed, k), with exact shares and strict epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data import permutation
+from m4.data.stream import kernels
+
+Ints = npt.NDArray[np.int64]
+_ONE = 1 << 48
+# More than a shuffle buffer holds; with 70 ids a pair 5 MB.
+WINDOW = 1 << 15
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 20
+
+
+class Drawn(NamedTuple):
+    """K draws: the direction of each, which of the direction's pairs it is, and how often this pair
+    was drawn before."""
+
+    directions: Ints
+    examples: Ints
+    epochs: Ints
+
+
+class Draws:
+    """An endless sequence of pairs, of which any stretch can be asked for.
+
+    Draws come in blocks. A block holds each direction floor or ceil of its share (or one more
+    or less), so that after any number of blocks no count is off by more than 1; a keyed
+    permutation orders the block. So the o-th draw of a direction is known by arithmetic, and a
+    second keyed permutation, a new one each epoch, says which of its n examples that is:
+    example = permute(o mod n) under the key of epoch o div n. Every example is drawn once
+    before any is drawn twice. A direction with more than `window` examples is drawn from one
+    stretch of so many after the other, in another order each epoch: what is read of a corpus that
+    is larger than memory stays close together.
+    Source: shared stateless sampling as in grain's MapDataset.mix; Feistel: permutation.py.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        rates: Sequence[float],
+        seed: int,
+        first: Sequence[int] | None = None,
+        phase: int = 0,
+        window: int = WINDOW,
+    ) -> None:
+        """A direction with rate 0 is not drawn. first: draws of each direction before these, from
+        where its epochs go on. phase: another one draws in another order. window: see the class."""
+        assert len(names) == len(sizes) == len(rates) > 0
+        for name, size, rate in zip(names, sizes, rates, strict=True):
+            if not 0 <= rate < math.inf:
+                raise ValueError(
+                    f"{name}: the rate is {rate}: must be 0 or more (jobs.Setup.sampler)"
+                )
+            if rate and size <= 0:
+                raise ValueError(f"{name}: no training pairs, but a rate of {rate}")
+        if not any(rates):
+            raise ValueError("all rates are 0: nothing to draw (jobs.Setup.sampler)")
+        self.names, self.phase = list(names), phase
+        self.first = [0] * len(names) if first is None else list(first)
+        total, upto = float(sum(rates)), 0.0
+        # Shares as whole numbers of 2^-48, cumulative: no rounding, however far k goes.
+        self.bounds = [0]
+        for rate in rates:
+            upto += float(rate)
+            self.bounds.append(round(upto / total * _ONE))
+        # Rates of 0 at the end stay empty, too.
+        self.bounds = [_ONE if bound == self.bounds[-1] else bound for bound in self.bounds]
+        drawn = [i for i, rate in enumerate(rates) if rate]
+        least = min(self.bounds[i + 1] - self.bounds[i] for i in drawn)
+        self.block = _SMALLEST_BLOCK
+        while self.block * least < _ONE:
+            self.block *= 2
+            if self.block > _LARGEST_BLOCK:
+                rarest = min(drawn, key=lambda i: rates[i])
+                raise ValueError(
+                    f"{self.names[rarest]}: a share of {rates[rarest] / total:.1e} is too small, "
+                    f"at least {1 / _LARGEST_BLOCK:.1e} (leave the direction out or raise "
+                    "jobs.Setup.sampler's temperature)"
+                )
+        self._sizes, self._window = np.array(sizes, np.uint64), np.uint64(window)
+        order = ("block", seed, phase) if phase else ("block", seed)
+        self._block_key = permutation.key(*order)
+        self._keys = np.array([permutation.key("epoch", seed, name) for name in names], np.uint64)
+        self._cached = lru_cache(maxsize=2)(self._make_block)
+
+    def draw(self, start: int, stop: int) -> Drawn:
+        """Draws start ... stop - 1."""
+        parts = []
+        for number in range(start // self.block, -(-stop // self.block)):
+            first = number * self.block
+            inside = slice(max(start - first, 0), min(stop - first, self.block))
+            parts.append(tuple(array[inside] for array in self._cached(number)))
+        if not parts:
+            return Drawn(*(np.zeros(0, np.int64) for _ in Drawn._fields))
+        directions, occurrences = (np.concatenate(part) for part in zip(*parts, strict=True))
+        found = kernels.examples(directions, occurrences, self._sizes, self._keys, self._window)
+        return Drawn(directions, *found)
+
+    def counts(self, stop: int) -> list[int]:
+        """How often each direction is drawn before draw `stop`, those of `first` included."""
+        number, rest = divmod(stop, self.block)
+        counts = self._before(number)
+        if rest:
+            inside = np.bincount(self._cached(number)[0][:rest], minlength=len(counts))
+            counts = [a + int(b) for a, b in zip(counts, inside, strict=True)]
+        return counts
+
+    def _before(self, number: int) -> list[int]:
+        """Draws of each direction before block `number`."""
+        edges = [number * self.block * bound // _ONE for bound in self.bounds]
+        counts = (stop - start for start, stop in pairwise(edges))
+        return [first + count for first, count in zip(self.first, counts, strict=True)]
+
+    def _make_block(self, number: int) -> tuple[Ints, Ints]:
+        """(direction, draws of that direction before it) of a block's draws."""
+        before, after = (np.array(self._before(n)) for n in (number, number + 1))
+        order = permutation.permutation(
+            self.block, permutation.key("order", self._block_key, number)
+        )
+        directions = np.repeat(np.arange(len(before)), after - before)[order]
+        return directions, kernels.occurrences(directions, before)

@@ -1,0 +1,331 @@
+"""The training stream: (seed, step) -> batch, without state."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from m4.data import permutation
+from m4.data.cache.cache import Cache
+from m4.data.samplers import Phase
+from m4.data.samplers.temperature import temperature
+from m4.data.stream import buckets, packing
+from m4.data.stream.batches import EOS_IDS, TAG_IDS, Batch, Examples, SplitReader, lay_out
+from m4.data.stream.batches import evaluation_batches as evaluation_batches
+from m4.data.stream.packing import Ints, Plan, Shape
+from m4.data.stream.phases import Phases
+from m4.data.stream.sampling_order import WINDOW, Draws
+from m4.parallel.divides import nearest
+
+# Raised whenever the same arguments would give other batches.
+FORMAT = 2
+LAYOUTS = ("packed", "bucketed", "single")
+# How many rows (bucketed: steps) a group has at least. The load of larger groups varies less, so
+# that they may be filled better; but a group is planned at once.
+_GROUP_ROWS, _GROUP_STEPS, _BUCKETED_STEPS = 2048, 4, 64
+# Of the planned load to what the rows hold. What is lost: no packing is perfect, and a step has
+# more of sources or more of targets.
+_FILLS = [percent / 100 for percent in range(99, 0, -1)]
+# Trials are few, so plans have something to spare: more tries, fewer pairs than the trials held.
+_TRIAL_GROUPS, _TRIAL_TRIES = 4, 2
+_SPARE = {"packed": 0.99, "bucketed": 0.97}
+
+
+# After so many groups the pages that were read are let go: some tens of megabytes a group.
+_RELEASE_GROUPS = 128
+
+
+class Stream:
+    """Batches of training pairs; `batch(step)` is a pure function of the arguments and `step`.
+
+    Steps are planned in groups. A group owns a fixed number of draws, so that its first draw is
+    known without any other group. That number is nearly the largest for which all pairs fit in a
+    few groups that are tried at the beginning of a phase; where they do not fit later, the rest is
+    left out and counted (`dropped`).
+
+    Layouts. "packed": several pairs a row; every pair of a direction comes once before any comes
+    twice, after every single step. "bucketed": one pair a row, rows of a few widths
+    (`buckets.shapes`); the same, but after every group of steps, because short pairs and long ones
+    are in different steps. "single": one pair a row, rows of full width.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        directions: Sequence[str] | None = None,
+        phases: Mapping[str, float] | Sequence[Phase | Mapping[str, Any]] | None = None,
+        seed: int = 0,
+        batch_rows: int = 16,
+        source_length: int | None = None,
+        target_length: int | None = None,
+        layout: str = "packed",
+        widths: Sequence[int] | None = None,
+        rows_multiple: int = 8,
+        window: int = WINDOW,
+    ) -> None:
+        """directions default to those that a phase has rates for, lengths to the cache's.
+
+        phases: rates by direction (shares of the pairs, need not sum to 1), or phases of them, or
+        what `self.phases` was of another stream; default: temperature(T=5). widths and
+        rows_multiple: of the layout "bucketed", see buckets.shapes. window: a direction with more
+        pairs is read in stretches of so many, see Draws.
+        ValueError for a direction without a rate and for lengths below the longest training pair.
+        """
+        if phases is None:
+            phases = temperature(cache.sizes())
+        if isinstance(phases, Mapping):
+            phases = [Phase(0, dict(phases))]
+        if not phases:
+            raise ValueError("no phases: nothing to draw (jobs.Setup.sampler)")
+        self.directions = _directions(cache, directions, phases)
+        self.seed, self.batch_rows, self.layout = seed, batch_rows, layout
+        self.source_length = source_length or cache.source_length
+        self.target_length = target_length or cache.target_length
+        if batch_rows < 1:
+            raise ValueError(f"batch_rows is {batch_rows}: must be at least 1 (BATCH_SIZE)")
+        if layout not in LAYOUTS:
+            raise ValueError(
+                f"layout {layout!r}: must be one of {', '.join(LAYOUTS)} (stream.Stream.layout)"
+            )
+        if window < 1:
+            raise ValueError(f"window is {window}: must be at least 1 pair (stream.Stream.window)")
+        self._window = window
+        whole = Shape(batch_rows, self.source_length, self.target_length)
+        # The shapes that batches have: one program is compiled for each.
+        self.shapes = [whole]
+        if layout == "bucketed":
+            self.shapes = buckets.shapes(*whole, widths, rows_multiple)
+        self.group_steps = {
+            "packed": max(_GROUP_STEPS, -(-_GROUP_ROWS // batch_rows)),
+            "bucketed": _BUCKETED_STEPS,
+            "single": 1,
+        }[layout]
+        self._split = SplitReader(cache, self.directions, "train")
+        self._means = [cache.mean_pieces(d, "train") for d in self.directions]
+        self._check_lengths(cache)
+        self._phases = Phases(
+            phases,
+            self.directions,
+            self._split.sizes,
+            seed,
+            self.group_steps,
+            window,
+            self._most_pairs,
+        )
+        self._cache_fingerprint = cache.fingerprint
+        self._groups: OrderedDict[int, _Group] = OrderedDict()
+        # A thread may load ahead while the loop asks for counts or begins a phase.
+        self._lock = threading.RLock()
+        self._given, self._planned = -1, 0
+        self._fingerprint = self._hash()
+
+    def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
+        """The batch of a step, see batches.lay_out; of host i of n its own rows: part=(i, n).
+
+        ValueError where the rows do not divide over the hosts.
+        """
+        assert step >= 0, step
+        assert 0 <= part[0] < part[1], part
+        with self._lock:
+            self._given = max(self._given, step)
+            group = self._group(step // self.group_steps)
+        place = step % self.group_steps
+        shape = group.plan.shapes[place]
+        if shape.rows % part[1]:
+            raise ValueError(
+                f"a batch of {shape.rows} rows does not divide over {part[1]} hosts (BATCH_SIZE); "
+                f"{nearest(shape.rows, part[1])}"
+            )
+        chosen = group.by_step[group.edges[place] : group.edges[place + 1]]
+        return lay_out(self._split, group.examples, chosen, group.plan.row_of, shape, part)
+
+    def begin(self, step: int, rates: Mapping[str, float]) -> int:
+        """From now on other rates: appends a phase and returns the step at which it starts.
+
+        step: how many steps are done. The batch of the next one may be loading already, so that
+        the phase starts at the first group after it: always the same step, whatever the loading
+        thread has done by now. Rates of directions that the stream does not have are an error.
+        """
+        if unknown := [name for name in rates if name not in self.directions]:
+            raise ValueError(f"rates for {', '.join(unknown)}: not in this stream")
+        with self._lock:
+            start = self._phases.begin(max(step, self._given) + 1, rates)
+            for number in [n for n in self._groups if n * self.group_steps >= start]:
+                del self._groups[number]  # looked at, but no batch was given out
+        return start
+
+    @property
+    def phases(self) -> list[dict[str, Any]]:
+        """All phases, as JSON: with them instead of its own a new stream is the same as this."""
+        with self._lock:
+            return self._phases.as_json()
+
+    def examples_seen(self, step: int) -> dict[str, int]:
+        """Pairs of each direction in the steps before `step`; those left out count as seen."""
+        number, place = divmod(step, self.group_steps)
+        with self._lock:
+            stretch = self._phases.of(number)
+            counts = np.array(stretch.draws.counts(stretch.first_draw(number)))
+            if place:
+                group = self._group(number)
+                seen = group.examples.directions[group.plan.step_of < place]
+                counts += np.bincount(seen, minlength=len(counts))
+        return dict(zip(self.directions, counts.tolist(), strict=True))
+
+    def epochs(self, step: int) -> dict[str, float]:
+        """How often each direction's pairs were seen in the steps before `step`."""
+        seen = self.examples_seen(step)
+        return {d: seen[d] / n for d, n in zip(self.directions, self._split.sizes, strict=True)}
+
+    def tokens_seen(self, step: int) -> dict[str, tuple[int, int]]:
+        """(source ids, target ids), tag and eos included, of each direction before `step`.
+
+        Pairs seen times the mean length of the direction's pairs: exact after whole epochs of a
+        cache that holds one way to tokenize, close in between. What a training run has really
+        seen, it counts itself from its batches.
+        """
+        return {
+            direction: (
+                round(pairs * (source + TAG_IDS + EOS_IDS)),
+                round(pairs * (target + EOS_IDS)),
+            )
+            for (direction, pairs), (source, target) in zip(
+                self.examples_seen(step).items(), self._means, strict=True
+            )
+        }
+
+    def dropped(self, step: int) -> int:
+        """Pairs that did not fit in the group whose last step is `step`; 0 for other steps."""
+        if (step + 1) % self.group_steps:
+            return 0
+        with self._lock:
+            return self._group(step // self.group_steps).plan.left
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that decides the batches, phases that began later left out."""
+        return self._fingerprint
+
+    def _hash(self) -> str:
+        parts = [
+            FORMAT,
+            self._cache_fingerprint,
+            self.directions,
+            self._split.sizes,
+            self._phases.initial(),
+            self.seed,
+            self._window,
+            [self.layout, self.group_steps, *self.shapes],
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _check_lengths(self, cache: Cache) -> None:
+        for code in dict.fromkeys(self._split.codes):
+            for role, feature, length, extra in (
+                ("source", "inputs", self.source_length, TAG_IDS + EOS_IDS),
+                ("target", "targets", self.target_length, EOS_IDS),
+            ):
+                name, needed = f"{role}_length", max(cache.longest(code, role).values()) + extra
+                if length < needed:
+                    raise ValueError(
+                        f"{name} is {length}, but a training sentence of {code!r} needs {needed} "
+                        f"ids (raise TASK_FEATURE_LENGTHS[{feature!r}], or make the cache for it)"
+                    )
+
+    def _most_pairs(self, draws: Draws) -> int:
+        """Draws a group: nearly the largest number of which nothing was left over in the trials."""
+        if self.layout == "single":
+            return self.batch_rows
+        most = self._capacity(draws)
+        least = self.group_steps * (self.batch_rows if self.layout == "packed" else 1)
+        for fill in _FILLS:
+            pairs = max(int(fill * most), least)
+            # Any groups will do, but at the beginning of a phase their blocks are needed anyway.
+            trials = (self._plan(draws, n, pairs, _TRIAL_TRIES) for n in range(_TRIAL_GROUPS))
+            if not any(trial.plan.left for trial in trials):
+                break
+        return max(int(_SPARE[self.layout] * pairs), least)
+
+    def _capacity(self, draws: Draws) -> float:
+        """About so many pairs would a group hold if no place in it were empty."""
+        if self.layout == "bucketed":
+            examples = self._split.examples(*draws.draw(0, 4096))
+            lengths = examples.source_lengths, examples.target_lengths
+            rows = np.array([shape.rows for shape in self.shapes])
+            return self.group_steps / (1 / rows[buckets.bucket_of(*lengths, self.shapes)]).mean()
+        shares = np.diff(np.array(draws.bounds, np.float64))
+        shares /= shares.sum()
+        source, target = shares @ np.array(self._means) + (TAG_IDS + EOS_IDS, EOS_IDS)
+        rows = self.group_steps * self.batch_rows
+        return rows * min(self.source_length / source, self.target_length / target)
+
+    def _group(self, number: int) -> _Group:
+        """A group, planned now or one of the last two that were. The caller has the lock."""
+        if number not in self._groups:
+            stretch = self._phases.of(number)
+            self._groups[number] = self._plan(
+                stretch.draws, number - stretch.first_group, stretch.pairs
+            )
+            self._planned += 1
+            if self._planned % _RELEASE_GROUPS == 0:
+                self._split.release()
+            while len(self._groups) > 2:
+                self._groups.popitem(last=False)
+        return self._groups[number]
+
+    def _plan(self, draws: Draws, number: int, pairs: int, tries: int = packing.TRIES) -> _Group:
+        """The number-th group of a phase if a group has so many pairs."""
+        drawn = draws.draw(number * pairs, (number + 1) * pairs)
+        examples = self._split.examples(*drawn)
+        lengths = examples.source_lengths, examples.target_lengths
+        if self.layout == "packed":
+            steps, shape = self.group_steps, self.shapes[0]
+            made = packing.plan(*lengths, drawn.directions, drawn.epochs, steps, shape, tries)
+        elif self.layout == "bucketed":
+            bucket = buckets.bucket_of(*lengths, self.shapes)
+            key = permutation.key("batches", self.seed, draws.phase, number)
+            made = buckets.plan(bucket, self.group_steps, self.shapes, key)
+        else:
+            made = Plan(np.zeros(pairs, np.int64), np.arange(pairs), self.shapes)
+        placed = np.flatnonzero(made.row_of >= 0)
+        step_of = made.step_of[placed].astype(np.uint16)  # numpy sorts these in linear time
+        by_step = np.argsort(step_of, kind="stable")
+        edges = np.searchsorted(step_of, np.arange(self.group_steps + 1), sorter=by_step)
+        return _Group(examples, made, placed[by_step], edges)
+
+
+class _Group(NamedTuple):
+    """Consecutive steps: their pairs in the order of the draws, and where those go.
+
+    The pairs of step i of them are by_step[edges[i] : edges[i + 1]].
+    """
+
+    examples: Examples
+    plan: Plan
+    by_step: Ints
+    edges: Ints
+
+
+def _directions(
+    cache: Cache,
+    directions: Sequence[str] | None,
+    phases: Sequence[Phase | Mapping[str, Any]],
+) -> list[str]:
+    """The chosen ones, or all with a rate, in the order of the cache."""
+    rated: dict[str, None] = {}
+    for phase in phases:
+        rates = phase.rates if isinstance(phase, Phase) else phase["rates"]
+        rated |= dict.fromkeys(name for name, rate in rates.items() if rate)
+    if directions is None:
+        known = [name for name in cache.directions if name in rated]
+        return known + [name for name in rated if name not in known]
+    if missing := [name for name in directions if name not in rated]:
+        raise ValueError(
+            f"no rate for {', '.join(missing)}; there are rates for {', '.join(rated)}"
+        )
+    return list(directions)

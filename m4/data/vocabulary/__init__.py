@@ -1,0 +1,1 @@
+"""Subword vocabularies and tokenization."""

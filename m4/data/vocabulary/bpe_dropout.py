@@ -1,0 +1,146 @@
+"""Other ways to tokenize a sentence than the best one: BPE-dropout (Provilkov et al. 2020, arXiv
+1910.13267, algorithm 1).
+
+SentencePiece can do this too, but its random numbers differ from process to process, whatever the
+seed (measured with 0.2.3): a cache that is made twice would not be the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data.compiled import compiled
+from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary.vocabulary import SPACE, Vocabulary
+
+Ids = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.int64]
+
+
+class Dropout:
+    """Leaves merges out at random. Works on the ids of the best segmentation, taken apart."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        pieces = vocabulary.pieces
+        first = vocabulary.byte_ids.stop  # before it: special pieces, tags and bytes, left whole
+        number = {piece: i for i, piece in enumerate(pieces) if i >= first}
+        self._characters = Ragged.of(
+            [[i] if i < first else [number[c] for c in p] for i, p in enumerate(pieces)]
+        )
+        self._space = number.get(SPACE, -1) if vocabulary.by_words else -1
+        # A merged piece's id is its priority: merges stand in the order in which they were learned.
+        pairs = [
+            (number[p[:cut]] * len(pieces) + number[p[cut:]], merged)
+            for p, merged in number.items()
+            for cut in range(1, len(p))
+            if p[:cut] in number and p[cut:] in number
+        ]
+        keys, merged = np.array(pairs or np.zeros((0, 2)), np.int64).T
+        self._size = len(pieces)
+        self._keys, self._merged = _table(keys.copy(), merged.astype(np.int32))
+
+    def sample(self, best: Ragged, alpha: float, seed: int) -> Ragged:
+        """The best ways to tokenize some texts -> others; each merge is left out with probability
+        alpha, anew at every step. The same arguments give the same ids, always."""
+        characters = self._characters.take(best.ids)
+        # Of each text: its pieces' characters, added up. reduceat has no empty rows.
+        ends = np.concatenate([[0], np.cumsum(characters.lengths)])[np.cumsum(best.lengths)]
+        return self._segmented(characters.ids, ends.astype(np.int64), alpha, seed)
+
+    def best(self, characters: Ids, ends: Keys) -> Ragged:
+        """The best way to tokenize texts that are given as the ids of their characters, of all of
+        them one after another; ends: where each text's end."""
+        return self._segmented(characters, ends, 0.0, 0)
+
+    def _segmented(self, characters: Ids, ends: Keys, alpha: float, seed: int) -> Ragged:
+        table = (self._keys, self._merged, self._size)
+        return Ragged(*_sample(characters, ends, table, self._space, alpha, np.uint64(seed)))
+
+
+@compiled
+def _place(keys: Keys, key: int | np.int64) -> int:
+    """Where a key is in the table, or would be: the next free place from its own on."""
+    mask = len(keys) - 1
+    place = (np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20)
+    index = np.int64(place & np.uint64(mask))
+    while keys[index] != -1 and keys[index] != key:
+        index = (index + 1) & mask
+    return int(index)
+
+
+@compiled
+def _table(keys: Keys, values: Ids) -> tuple[Keys, Ids]:
+    """A hash table with open addressing, at most half full; free places have the key -1."""
+    size = 2
+    while size < 2 * len(keys) + 2:
+        size *= 2
+    places, found = np.full(size, -1, np.int64), np.full(size, -1, np.int32)
+    for i in range(len(keys)):
+        index = _place(places, keys[i])
+        places[index], found[index] = keys[i], values[i]
+    return places, found
+
+
+@compiled
+def _merged(table: tuple[Keys, Ids, int], left: int, right: int) -> int:
+    """The piece that two pieces make, or -1."""
+    keys, values, size = table
+    return int(values[_place(keys, np.int64(left) * size + right)])
+
+
+@compiled
+def _sample(
+    characters: Ids,
+    ends: Keys,
+    table: tuple[Keys, Ids, int],
+    space: int,
+    alpha: float,
+    seed: np.uint64,
+) -> tuple[Ids, Keys]:
+    """ends: where each text's characters end. Returns ids and their number by text."""
+    ids, lengths = np.empty(len(characters), np.int32), np.zeros(len(ends), np.int64)
+    pair = np.empty(len(characters), np.int32)  # the piece that a symbol makes with the next one
+    limit = np.uint64(alpha * 2.0**53)
+    state, written, start = seed, 0, 0
+    for text in range(len(ends)):
+        before = written
+        while start < ends[text]:
+            stop = start + 1
+            while stop < ends[text] and characters[stop] != space:
+                stop += 1
+            # A word is taken apart where its ids will be.
+            count, word, pairs = stop - start, ids[written:], pair[written:]
+            for i in range(count):
+                word[i] = characters[start + i]
+            for i in range(count - 1):
+                pairs[i] = _merged(table, word[i], word[i + 1])
+            while True:
+                chosen = -1
+                for i in range(count - 1):
+                    if pairs[i] < 0:
+                        continue
+                    # splitmix64
+                    state += np.uint64(0x9E3779B97F4A7C15)
+                    mixed = state
+                    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+                    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+                    mixed = mixed ^ (mixed >> np.uint64(31))
+                    if (mixed >> np.uint64(11)) < limit:
+                        continue
+                    if chosen < 0 or pairs[i] < pairs[chosen]:
+                        chosen = i
+                if chosen < 0:
+                    break
+                word[chosen] = pairs[chosen]
+                count -= 1
+                for i in range(chosen + 1, count):
+                    word[i], pairs[i - 1] = word[i + 1], pairs[i]
+                if chosen > 0:
+                    pairs[chosen - 1] = _merged(table, word[chosen - 1], word[chosen])
+                if chosen < count - 1:
+                    pairs[chosen] = _merged(table, word[chosen], word[chosen + 1])
+            written += count
+            start = stop
+        lengths[text] = written - before
+    return ids[:written].copy(), lengths

@@ -1,0 +1,195 @@
+"""Stretches of a cache's text -> ids, on as many cores as there are.
+
+A worker has its own vocabularies and knows nothing of the other workers: what it makes of a stretch
+depends on the stretch alone, so that the number of workers changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from m4.data.vocabulary.ragged import Ragged, Texts
+from m4.data.vocabulary.vocabulary import Vocabulary
+
+SIDES: tuple[str, ...] = ("english", "foreign")
+_CHUNK_BYTES = 1 << 20
+
+
+class Array(NamedTuple):
+    """One token array of a split: whose sentences, by which vocabulary, at most how many ids."""
+
+    name: str
+    side: str
+    vocabulary: Path
+    longest: int
+
+
+class Chunk(NamedTuple):
+    """Whole lines of a text file, from byte `start` up to `stop`. train: too long pairs are left
+    out, and there are several segmentations."""
+
+    path: Path
+    start: int
+    stop: int
+    train: bool
+
+
+class Tokenized(NamedTuple):
+    """What a chunk became. `arrays`: by name, one Ragged a segmentation, the best one first."""
+
+    text: bytes
+    pairs: int
+    too_long: int
+    arrays: dict[str, list[Ragged]]
+
+
+class ChunkTokenizer:
+    """Chunk -> Tokenized.
+
+    Training sentences are tokenized `segmentations` times: once in the best way, else with
+    BPE-dropout `alpha`, from a seed of the chunk's own. A sampled way that is longer than allowed
+    is the best one instead.
+    """
+
+    def __init__(self, arrays: Sequence[Array], segmentations: int, alpha: float | None) -> None:
+        self.arrays, self.segmentations, self.alpha = arrays, segmentations, alpha
+        # Here, because both bring a compiler, which nothing else needs to tokenize.
+        from m4.data.vocabulary.bpe_dropout import Dropout
+        from m4.data.vocabulary.word_cache import WordEncoder
+
+        vocabularies = {a.vocabulary: Vocabulary(a.vocabulary) for a in arrays}
+        self._types = {path: id_type(path) for path in vocabularies}
+        # One a side: the same English words come again and again, those of another language do not.
+        self._encoders = {a.name: WordEncoder(vocabularies[a.vocabulary]) for a in arrays}
+        if segmentations > 1:
+            self._dropouts = {path: Dropout(v) for path, v in vocabularies.items()}
+
+    def __call__(self, chunk: Chunk) -> Tokenized:
+        with chunk.path.open("rb") as file:
+            file.seek(chunk.start)
+            text = file.read(chunk.stop - chunk.start)
+        letters = np.frombuffer(text, np.uint8)
+        ends = np.flatnonzero((letters == ord("\t")) | (letters == ord("\n")))
+        starts = np.concatenate([[0], ends + 1])[:-1]
+        lines = ends[1::2] + 1
+        assert letters[ends].tobytes() == b"\t\n" * len(lines), chunk
+        sides = {
+            side: Texts(text, starts[i :: len(SIDES)].copy(), ends[i :: len(SIDES)].copy())
+            for i, side in enumerate(SIDES)
+        }
+        best = {a.name: self._encoders[a.name].encode(sides[a.side]) for a in self.arrays}
+        long = np.any([best[a.name].lengths > a.longest for a in self.arrays], axis=0)
+        pairs = len(lines)
+        if chunk.train and long.any():
+            text = letters[np.repeat(~long, np.diff(lines, prepend=0))].tobytes()
+            kept = np.flatnonzero(~long)
+            best = {name: ragged.take(kept) for name, ragged in best.items()}
+            pairs = len(kept)
+        ways = self.segmentations if chunk.train else 1
+        return Tokenized(
+            text,
+            pairs,
+            int(long.sum()),
+            {
+                a.name: [self._way(a, best[a.name], chunk, way) for way in range(ways)]
+                for a in self.arrays
+            },
+        )
+
+    def _way(self, array: Array, best: Ragged, chunk: Chunk, way: int) -> Ragged:
+        """The way-th segmentation of each sentence, its ids in the type of the array's file."""
+        found = best
+        if way > 0:
+            assert self.alpha is not None
+            # The name, not the path: a cache is the same in every folder.
+            of = f"{chunk.path.name} {chunk.start} {array.name} {way}"
+            seed = int.from_bytes(hashlib.blake2b(of.encode(), digest_size=8).digest())
+            sampled = self._dropouts[array.vocabulary].sample(best, self.alpha, seed)
+            if (too_long := sampled.lengths > array.longest).any():
+                number = np.arange(len(too_long))
+                rows = np.where(too_long, number + len(number), number)
+                sampled = Ragged.joined([sampled, best]).take(rows)
+            found = sampled
+        return found._replace(ids=found.ids.astype(self._types[array.vocabulary]))
+
+
+def id_type(vocabulary: Path) -> type[np.uint16] | type[np.int32]:
+    """What the ids of a vocabulary are kept as."""
+    return np.uint16 if Vocabulary(vocabulary).size <= 1 << 16 else np.int32
+
+
+def chunks_of(path: Path, train: bool) -> Iterator[Chunk]:
+    """A text file in stretches of about a megabyte."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = 0
+        while start < size:
+            file.seek(min(start + _CHUNK_BYTES, size))
+            file.readline()
+            yield Chunk(path, start, stop := file.tell(), train)
+            start = stop
+
+
+def tokenized(
+    chunks: Iterable[Chunk],
+    arrays: Sequence[Array],
+    segmentations: int,
+    alpha: float | None,
+    workers: int,
+) -> Iterator[Tokenized]:
+    """The chunks' results in their order; a few of them are in memory at a time."""
+    if workers < 2:
+        yield from map(ChunkTokenizer(arrays, segmentations, alpha), chunks)
+        return
+    # Started anew, not forked: the program around may have threads and an accelerator.
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start,
+        initargs=(arrays, segmentations, alpha),
+    )
+    waiting: deque[Future[Tokenized]] = deque()
+    try:
+        for chunk in chunks:
+            waiting.append(pool.submit(_tokenize, chunk))
+            if len(waiting) > 3 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_tokenizer: ChunkTokenizer | None = None
+
+
+def _start(arrays: Sequence[Array], segmentations: int, alpha: float | None) -> None:
+    global _tokenizer
+    # Ctrl-C is for the parent, which tells the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _tokenizer = ChunkTokenizer(arrays, segmentations, alpha)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed closes no pool: its workers would wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _tokenize(chunk: Chunk) -> Tokenized:
+    assert _tokenizer is not None
+    return _tokenizer(chunk)

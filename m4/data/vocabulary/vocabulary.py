@@ -1,0 +1,249 @@
+"""The SentencePiece vocabulary: trained on sampled text, used in batches.
+
+Ids as in T5: pad 0, eos 1, unk 2, no bos; then the target-language tags, the 256 byte pieces,
+the merges and the characters. A tag's piece is '▁<2gl>', with the space that SentencePiece puts
+before every word, so that a tag costs one id and not two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import sentencepiece
+from sentencepiece import SentencePieceProcessor
+
+from m4.data.preprocess import tag_symbol
+from m4.storage.files import whole
+
+PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
+_BYTES = 256
+SPACE = "▁"
+# Below this many pieces for merges and characters a vocabulary spells everything out.
+_LEAST_PIECES = 16
+
+
+class Vocabulary:
+    """A trained SentencePiece model.
+
+    encode and decode take and give whole batches. The file is read at the first use.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise ValueError(f"{self.path}: no such vocabulary file")
+
+    @cached_property
+    def _proto(self) -> bytes:
+        return self.path.read_bytes()
+
+    @cached_property
+    def _processor(self) -> SentencePieceProcessor:
+        try:
+            return SentencePieceProcessor(model_proto=self._proto)
+        except RuntimeError as error:
+            raise ValueError(f"{self.path}: not a SentencePiece model") from error
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the file, in hexadecimal."""
+        return hashlib.sha256(self._proto).hexdigest()
+
+    @property
+    def size(self) -> int:
+        """Number of pieces: ids are 0 ... size - 1."""
+        return self._processor.get_piece_size()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts -> ids, without eos."""
+        return self._processor.encode(list(texts), num_threads=1)
+
+    @cached_property
+    def pieces(self) -> list[str]:
+        """Every piece, in the order of their ids; a space is '▁'."""
+        return [self._processor.id_to_piece(i) for i in range(self.size)]
+
+    @cached_property
+    def by_words(self) -> bool:
+        """Whether the ids of a text are those of its words, one after another: no piece goes on
+        after a space."""
+        return not any(SPACE in piece[1:] for piece in self.pieces)
+
+    @property
+    def byte_ids(self) -> range:
+        """The ids of the bytes 0 ... 255, which spell what has no piece."""
+        first = self._processor.piece_to_id("<0x00>")
+        return range(first, first + _BYTES)
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Ids -> texts. Each list ends at its first eos; padding is left out; an id that the
+        vocabulary does not have (a model's table may be rounded up) counts as unknown."""
+        size, clean = self.size, []
+        for row in ids:
+            kept = []
+            for i in map(int, row):
+                if i == EOS_ID:
+                    break
+                if i != PAD_ID:
+                    kept.append(i if 0 <= i < size else UNK_ID)
+            clean.append(kept)
+        return self._processor.decode(clean, num_threads=1)
+
+    def tag_id(self, language: str) -> int:
+        """The id in front of a source that is to be translated into `language`."""
+        piece = self._processor.piece_to_id(SPACE + tag_symbol(language))
+        if piece == UNK_ID:
+            raise ValueError(
+                f"{self.path}: no tag {tag_symbol(language)}; it knows {', '.join(self.languages)}"
+            )
+        return piece
+
+    @cached_property
+    def languages(self) -> list[str]:
+        """The languages that have a tag, in the order of their ids."""
+        found = []
+        for i in range(UNK_ID + 1, self.size):
+            match = re.fullmatch(SPACE + r"<2(\w+)>", self._processor.id_to_piece(i))
+            if match is None:
+                break
+            found.append(match[1])
+        return found
+
+
+class SourceAndTarget:
+    """A vocabulary for sources, which has the tags, and another one for targets: what a model
+    reads and writes with. Where it is one vocabulary for both, a `Vocabulary` does the same."""
+
+    def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
+        self.source, self.target = source, target
+
+    @property
+    def path(self) -> Path:
+        """The folder of both."""
+        return self.source.path.parent
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of both."""
+        both = f"{self.source.fingerprint} {self.target.fingerprint}"
+        return hashlib.sha256(both.encode()).hexdigest()
+
+    @property
+    def languages(self) -> list[str]:
+        """The languages that have a tag."""
+        return self.source.languages
+
+    def tag_id(self, language: str) -> int:
+        """The id in front of a source that is to be translated into `language`."""
+        return self.source.tag_id(language)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Sources -> ids."""
+        return self.source.encode(texts)
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Ids of targets -> texts."""
+        return self.target.decode(ids)
+
+
+def train(
+    path: str | os.PathLike[str],
+    texts: Iterable[str],
+    size: int,
+    languages: Sequence[str],
+    coverage: float = 0.9995,
+) -> dict[str, int | float]:
+    """Train a BPE model on `texts` and write it to `path`. The same input gives the same file.
+
+    `languages` get a tag each. Text that is too small for `size` pieces gives the largest
+    vocabulary that it has; characters beyond `coverage`, or beyond half of the free pieces,
+    are left to the byte fallback (a script with thousands of characters would otherwise leave
+    no room for merges). Returns what was made: requested_size, size, coverage (share of the
+    text's characters that have a piece), characters.
+    """
+    tags = [SPACE + tag_symbol(language) for language in languages]
+    free = check_size(size, len(tags))
+    lines = [" ".join(text.split()) for text in texts]
+    counts = Counter[str]()
+    for line in lines:
+        counts.update(line)
+    counts.pop(" ", None)
+    if not counts:
+        raise ValueError(f"{path}: no text to train a vocabulary on")
+    kept, covered = _keep(counts, coverage, free // 2)
+    dropped = {ord(character): " " for character in counts.keys() - kept}
+    if dropped:
+        lines = [line.translate(dropped) for line in lines]
+    model = _train_largest(lines, size, tags)
+    with whole(Path(path)) as unfinished:
+        unfinished.write_bytes(model)
+    return {
+        "requested_size": size,
+        "size": Vocabulary(path).size,
+        "coverage": round(covered, 6),
+        "characters": len(kept),
+    }
+
+
+def check_size(size: int, tags: int, setting: str = "cache.prepare.vocabulary_size") -> int:
+    """Pieces that are free for characters and merges; ValueError when they are too few."""
+    fixed = UNK_ID + 1 + tags + _BYTES
+    if size < fixed + _LEAST_PIECES:
+        raise ValueError(
+            f"a vocabulary of {size} pieces is too small: {UNK_ID + 1} special pieces, {tags} tags "
+            f"and {_BYTES} bytes need at least {fixed + _LEAST_PIECES} ({setting})"
+        )
+    return size - fixed
+
+
+def _keep(counts: Counter[str], coverage: float, most: int) -> tuple[set[str], float]:
+    """The commonest characters, until they cover the text or are `most`; and their share."""
+    total, covered, kept = counts.total(), 0, set[str]()
+    # By count, then by code point: Counter's own order would be that of the first occurrence.
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if len(kept) >= most or covered >= coverage * total:
+            break
+        kept.add(character)
+        covered += count
+    return kept, covered / total
+
+
+def _train_largest(lines: list[str], size: int, tags: list[str]) -> bytes:
+    """Train; when the text has fewer pieces than `size`, train again with what it has."""
+    try:
+        return _train(lines, size, tags)
+    except RuntimeError as error:
+        most = re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", str(error))
+        if most is None:
+            raise ValueError(f"the vocabulary cannot be trained: {error}") from error
+        return _train(lines, int(most[1]), tags)
+
+
+def _train(lines: list[str], size: int, tags: list[str]) -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=size,
+        byte_fallback=True,
+        split_digits=True,
+        pad_id=PAD_ID,
+        eos_id=EOS_ID,
+        unk_id=UNK_ID,
+        bos_id=-1,
+        user_defined_symbols=tags,
+        normalization_rule_name="nfkc",
+        character_coverage=1.0,
+        shuffle_input_sentence=False,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()

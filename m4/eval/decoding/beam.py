@@ -1,0 +1,312 @@
+"""Beam search as one `lax.while_loop`, with the semantics of T5X's `decoding.beam_search`.
+
+B sentences (batch), K beams, T target length, V vocabulary; a trailing 2K or 3K is a set of
+candidates. Live beams are the hypotheses that have not ended, finished beams those with an EOS.
+Both sets are kept in ascending order, so that the best of each is at [:, -1].
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
+
+from m4.parallel.mesh import split_axes
+
+NEG_INF = -1.0e7  # "minus infinity" that survives float32 sums; part of T5X's contract
+
+# Cache leaves without a beam axis. `cache_index` has one only after a prefill, where each row
+# stands at a position of its own.
+_BEAMLESS = ("cached_bias", "position_embedder_index")
+_INDEX = "cache_index"
+# Leaves that depend on the source only are equal for all beams of a sentence: no reordering.
+_SHARED_PREFIX = "cross_"
+
+
+class DecodingState(NamedTuple):
+    """What a model may look at when it scores the next token.
+
+    cur_index: scalar int32, the number of steps done.
+    sequences: int32 [B*K, T+1], live hypotheses; column 0 is the start token 0.
+    cur_token: int32 [B*K, 1], the last token of each.
+    cache: nested mapping of arrays, leading axis B*K but for the leaves without beams.
+    """
+
+    cur_index: Array
+    sequences: Array
+    cur_token: Array
+    cache: Mapping[str, Any]
+
+
+TokensToLogits = Callable[[DecodingState], tuple[Array, Mapping[str, Any]]]
+
+
+class _Search(NamedTuple):
+    step: Array  # scalar int32
+    live_logp_BK: Array
+    live_BKT: Array  # T+1 columns, as all sequences inside the search
+    finished_score_BK: Array
+    finished_BKT: Array
+    is_finished_BK: Array  # False marks an empty slot of the finished set
+    cache: Any
+
+
+def length_penalty(alpha: float, length: Array | int) -> Array:
+    """((5 + length) / 6) ** alpha, by which a log-probability is divided (GNMT, equation 14)."""
+    return jnp.power((5.0 + jnp.asarray(length, jnp.float32)) / 6.0, alpha)
+
+
+def _leaf_name(path: tuple[Any, ...]) -> str:
+    return str(getattr(path[-1], "key", path[-1]))
+
+
+def expand_cache(cache: Any, beams: int, axis: int = 0, prefilled: bool = False) -> Any:
+    """Repeats the batch axis of every leaf `beams` times, adjacent: [B, ...] -> [B*K, ...]."""
+    beamless = _BEAMLESS if prefilled else (*_BEAMLESS, _INDEX)
+
+    def expand(path: tuple[Any, ...], x: Array) -> Array:
+        return x if _leaf_name(path) in beamless else jnp.repeat(x, beams, axis=axis)
+
+    return jax.tree_util.tree_map_with_path(expand, cache)
+
+
+def reorder_cache(cache: Any, beam_BK: Array, axis: int = 0, prefilled: bool = False) -> Any:
+    """Gives new beam k of a sentence the state of its old beam `beam_BK[b, k]`; leaves [B*K, ...].
+
+    A gather inside each sentence: it moves each byte once and stays local when B is sharded.
+    """
+    beamless = _BEAMLESS if prefilled else (*_BEAMLESS, _INDEX)
+    batch, beams = beam_BK.shape
+    if beams == 1:
+        return cache
+
+    def reorder(path: tuple[Any, ...], x: Array) -> Array:
+        name = _leaf_name(path)
+        if name in beamless or name.startswith(_SHARED_PREFIX):
+            return x
+        unflat = x.reshape(*x.shape[:axis], batch, beams, *x.shape[axis + 1 :])
+        index = beam_BK.reshape((1,) * axis + (batch, beams) + (1,) * (x.ndim - axis - 1))
+        # Top-k's indices need no check.
+        moved = jnp.take_along_axis(unflat, index, axis=axis + 1, mode="promise_in_bounds")
+        return moved.reshape(x.shape)
+
+    return jax.tree_util.tree_map_with_path(reorder, cache)
+
+
+def _pick(index_BK: Array, *arrays: Array) -> tuple[Array, ...]:
+    """The entries `index_BK` along axis 1 of arrays [B, N] or [B, N, T]."""
+    return tuple(
+        jnp.take_along_axis(x, index_BK.reshape(index_BK.shape + (1,) * (x.ndim - 2)), axis=1)
+        for x in arrays
+    )
+
+
+def _top_k(x_BN: Array, k: int) -> tuple[Array, Array]:
+    """`lax.top_k`; over a mesh each device looks at its own rows.
+
+    Where the partitioner decides, it may bring all rows, B * K * V numbers, to every device at
+    every step (it does on CPU, jax 0.10.2).
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    over = split_axes(mesh, "batch")
+    if not over or x_BN.shape[0] % math.prod(mesh.shape[axis] for axis in over):
+        return lax.top_k(x_BN, k)
+    rows = PartitionSpec(over)
+    own = functools.partial(lax.top_k, k=k)
+    return jax.shard_map(own, in_specs=rows, out_specs=rows, axis_names={*over})(x_BN)
+
+
+def _best(score_BN: Array, beams: int) -> Array:
+    """Indices of the `beams` highest scores, ascending by score; ties: the lower index is best."""
+    return jnp.flip(_top_k(score_BN, beams)[1], axis=1)
+
+
+def _continuations(
+    logits: Array, live_logp_BK: Array, forced_B1: Array
+) -> tuple[Array, Array, Array]:
+    """The 2K best ways to go on, best first, of logits [B*K, V]: [B, 2K] each.
+
+    Their log-probabilities, next tokens and parents (which beam each continues). 2K, because K of
+    them may end here and K must live on. Where a row's next token is forced (not 0) all have it.
+    """
+    (batch, beams), vocab = live_logp_BK.shape, logits.shape[-1]
+    logp_BKV = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(batch, beams, vocab)
+    logp_BKV = logp_BKV + live_logp_BK[:, :, None]
+    logp_B2K, flat_B2K = _top_k(logp_BKV.reshape(batch, -1), 2 * beams)
+    parent_B2K, token_B2K = flat_B2K // vocab, flat_B2K % vocab
+    # Inside a forced prefix one candidate of a row is alive: equal beams would stay equal.
+    only_first_B2K = jnp.where(jnp.arange(2 * beams) == 0, 0.0, NEG_INF)[None]
+    logp_B2K = jnp.where(forced_B1 == 0, logp_B2K, only_first_B2K)
+    token_B2K = jnp.where(forced_B1 == 0, token_B2K, forced_B1)
+    return logp_B2K, token_B2K, parent_B2K
+
+
+def _beginning(start_B: Array, beams: int, length: int, cache: Any) -> _Search:
+    """One live beam a row, of its start token alone; the others are dead, none is finished."""
+    batch = start_B.shape[0]
+    zeros_BKT = jnp.zeros((batch, beams, length + 1), jnp.int32)
+    first_K = jnp.where(jnp.arange(beams) == 0, 0.0, NEG_INF).astype(jnp.float32)
+    return _Search(
+        step=jnp.zeros((), jnp.int32),
+        live_logp_BK=jnp.broadcast_to(first_K, (batch, beams)),
+        live_BKT=zeros_BKT.at[:, :, 0].set(start_B[:, None]),
+        finished_score_BK=jnp.full((batch, beams), NEG_INF, jnp.float32),
+        finished_BKT=zeros_BKT,
+        is_finished_BK=jnp.zeros((batch, beams), bool),
+        cache=cache,
+    )
+
+
+def _best_finished(
+    search: _Search, seq_B2KT: Array, score_B2K: Array, ends_B2K: Array
+) -> tuple[Array, Array, Array]:
+    """The K best of the finished and of the candidates that end: sequences, scores, which are."""
+    score_B2K = score_B2K + jnp.where(ends_B2K, 0.0, NEG_INF)
+    score_B3K = jnp.concatenate([search.finished_score_BK, score_B2K], axis=1)
+    finished_BKT, score_BK, is_finished_BK = _pick(
+        _best(score_B3K, search.live_logp_BK.shape[1]),
+        jnp.concatenate([search.finished_BKT, seq_B2KT], axis=1),
+        score_B3K,
+        jnp.concatenate([search.is_finished_BK, ends_B2K], axis=1),
+    )
+    return finished_BKT, score_BK, is_finished_BK
+
+
+def beam_search(
+    inputs: ArrayLike,
+    cache: Mapping[str, Any],
+    tokens_to_logits: TokensToLogits,
+    eos_id: int,
+    num_decodes: int = 4,
+    alpha: float = 0.6,
+    max_decode_len: int | None = None,
+    max_decode_step: int = -1,
+    min_log_prob: float = NEG_INF,
+    decode_rng: Array | None = None,
+    cache_offset: int = 0,
+    initial_index: ArrayLike | None = None,
+) -> tuple[Array, Array]:
+    """The `num_decodes` best sequences of every row under a left-to-right model.
+
+    A drop-in for T5X's `decode_fn`: the argument names are T5X's.
+
+    Each step takes the 2K best of the K*V continuations: those with EOS compete for the finished
+    set by score = log-probability / length_penalty(alpha, tokens incl. EOS), the K best others
+    live on. The loop ends when no live beam of any row can still beat the worst of K finished
+    ones. Until then a row that is done goes on, but its finished set cannot change any more:
+    rows do not influence each other (only a `min_log_prob` looks at all rows together).
+
+    Args:
+      inputs: int [B, T]; nonzero tokens from column 1 on are a prefix that is forced (score 0).
+        Column 0 is the start token.
+      cache: nested mapping of arrays with B rows, expanded to B*K by leaf name (`expand_cache`).
+      tokens_to_logits: DecodingState -> (logits [B*K, V], new cache).
+      eos_id: the token that ends a sequence.
+      num_decodes: K. 1 is greedy search.
+      alpha: exponent of the length penalty, >= 0.
+      max_decode_len: T; default the width of `inputs`.
+      max_decode_step: if > 0, the most steps taken.
+      min_log_prob: the loop ends as soon as the best live log-probability of every row is below.
+      decode_rng: not used.
+      cache_offset: the batch axis of cache leaves (1 when a scan over layers put one before it).
+      initial_index: int [B], if the cache already holds the prefix: its length in each row. The
+        search then starts from the last token of the prefix, and lengths count the prefix.
+
+    Returns:
+      (int32 [B, K, T], float32 [B, K]): sequences without the start token, EOS kept and zeros
+      after it; scores ascending, the best last. Slots that no hypothesis filled are zeros with
+      score -1e7. A row without any finished hypothesis gives its live ones and their
+      log-probabilities, not normalised by length.
+    """
+    del decode_rng
+    assert alpha >= 0, f"alpha = {alpha}: the stopping rule needs a penalty that grows with length"
+    inputs = jnp.asarray(inputs, jnp.int32)
+    batch, beams, axis = inputs.shape[0], num_decodes, cache_offset
+    length = inputs.shape[1] if max_decode_len is None else max_decode_len
+    prefilled = initial_index is not None
+    if initial_index is not None:
+        prompts, offset_B = inputs, jnp.asarray(initial_index, jnp.int32)
+        start_B = jnp.take_along_axis(prompts, offset_B[:, None], axis=1)[:, 0]
+        inputs = jnp.zeros_like(prompts)  # nothing is left to force
+    else:
+        prompts, offset_B = None, jnp.zeros((batch,), jnp.int32)
+        start_B = offset_B
+    # T5X counts the start token here, so the bound on a live score is the penalty of length + 1.
+    largest_penalty = length_penalty(alpha, length + 1)
+    # Position t of a sequence is forced by column t. Past the end of `inputs` nothing is.
+    forced_BT = jnp.pad(inputs, ((0, 0), (0, max(0, length + 1 - inputs.shape[1]))))
+
+    def goes_on(search: _Search) -> Array:
+        best_live_B = search.live_logp_BK[:, -1] / largest_penalty
+        worst_B = jnp.min(search.finished_score_BK, axis=1)
+        full_B = jnp.all(search.is_finished_BK, axis=1)
+        done = jnp.all(jnp.where(full_B, worst_B, NEG_INF) > best_live_B)
+        hopeless = jnp.all(best_live_B < min_log_prob / largest_penalty) & (search.step > 0)
+        at_end = search.step + jnp.min(offset_B) >= length
+        out_of_steps = (max_decode_step > 0) & (search.step >= max_decode_step)
+        return ~(done | hopeless | at_end | out_of_steps)
+
+    def advance(search: _Search) -> _Search:
+        step = search.step
+        token_BK = lax.dynamic_index_in_dim(search.live_BKT, step, axis=2, keepdims=False)
+        logits, new_cache = tokens_to_logits(
+            DecodingState(
+                cur_index=step,
+                sequences=search.live_BKT.reshape(batch * beams, -1),
+                cur_token=token_BK.reshape(batch * beams, 1),
+                cache=search.cache,
+            )
+        )
+        forced_B1 = lax.dynamic_slice_in_dim(forced_BT, step + 1, 1, axis=1)
+        logp_B2K, token_B2K, parent_B2K = _continuations(logits, search.live_logp_BK, forced_B1)
+        (seq_B2KT,) = _pick(parent_B2K, search.live_BKT)
+        seq_B2KT = lax.dynamic_update_slice_in_dim(seq_B2KT, token_B2K[:, :, None], step + 1, 2)
+        ends_B2K = token_B2K == eos_id
+
+        live_logp_B2K = logp_B2K + jnp.where(ends_B2K, NEG_INF, 0.0)
+        best_BK = _best(live_logp_B2K, beams)
+        live_BKT, live_logp_BK, beam_BK = _pick(best_BK, seq_B2KT, live_logp_B2K, parent_B2K)
+
+        score_B2K = logp_B2K / length_penalty(alpha, offset_B + step + 1)[:, None]
+        finished_BKT, finished_score_BK, is_finished_BK = _best_finished(
+            search, seq_B2KT, score_B2K, ends_B2K
+        )
+        return _Search(
+            step=step + 1,
+            live_logp_BK=live_logp_BK,
+            live_BKT=live_BKT,
+            finished_score_BK=finished_score_BK,
+            finished_BKT=finished_BKT,
+            is_finished_BK=is_finished_BK,
+            cache=reorder_cache(new_cache, beam_BK, axis, prefilled),
+        )
+
+    cache = expand_cache(cache, beams, axis, prefilled)
+    end = lax.while_loop(goes_on, advance, _beginning(start_B, beams, length, cache))
+    any_B1 = jnp.any(end.is_finished_BK, axis=1, keepdims=True)
+    score_BK = jnp.where(any_B1, end.finished_score_BK, end.live_logp_BK)
+    seq_BKT = jnp.where(any_B1[:, :, None], end.finished_BKT, end.live_BKT)[:, :, 1:]
+    if prompts is not None:
+        seq_BKT = _prepend(prompts, offset_B, seq_BKT)
+    return seq_BKT, score_BK
+
+
+def _prepend(prompts_BT: Array, offset_B: Array, seq_BKT: Array) -> Array:
+    """Puts the first `offset_B` tokens after the start token of the prompts before `seq_BKT`."""
+    batch, beams, length = seq_BKT.shape
+    both = jnp.concatenate(
+        [
+            jnp.broadcast_to(prompts_BT[:, None, 1:], (batch, beams, prompts_BT.shape[1] - 1)),
+            seq_BKT,
+        ],
+        axis=2,
+    )
+    t_T = jnp.arange(length)[None]
+    shift_B = prompts_BT.shape[1] - 1 - offset_B  # unused columns of the prompt
+    source_BT = jnp.where(t_T < offset_B[:, None], t_T, t_T + shift_B[:, None])
+    return jnp.take_along_axis(both, source_BT[:, None, :], axis=2)

@@ -1,0 +1,225 @@
+"""Sentences in, translations out: batches by length, one compiled program a length.
+
+A translation depends on its sentence, the model and the settings, never on the other sentences of
+the call: a sentence's padded length and the limit of its translation follow from its own length,
+beam search keeps rows apart, and routing in evaluation drops no token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from m4.data.preprocess import trim
+from m4.eval.decoding.search import search, search_over
+from m4.parallel.cpus import own_cores
+from m4.parallel.layout import Layout
+
+SHORTEST_BUCKET = 16
+# On a CPU as many batches are searched at once as there are cores, up to this many
+# (docs/performance.md, "Decoding on a CPU").
+MOST_AT_ONCE = 2
+
+# (sentences done, sentences in all, target tokens so far)
+Progress = Callable[[int, int, int], None]
+# (index of the source, its pieces, the most that are taken)
+OnCut = Callable[[int, int, int], None]
+# As `m4.eval.decoding.search.search` returns it.
+_Found = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
+# (indices of sources, MoE layer -> the expert of each choice of their tokens, [rows, L or T, K];
+# -1: padding, or a choice without a seat)
+OnRouted = Callable[[list[int], Mapping[str, np.ndarray]], None]
+
+
+class Pieces(Protocol):
+    """What decoding needs of a vocabulary: `m4.data.vocabulary.vocabulary.Vocabulary` has it."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]: ...
+
+
+class Batch(NamedTuple):
+    """Sources of one bucket: their indices in the caller's list, and int32 [B, L], B >= rows."""
+
+    rows: list[int]
+    tokens_BL: np.ndarray
+
+
+def default_buckets(max_source_length: int) -> list[int]:
+    """16, 32, 64, ... and the maximum itself: few programs to compile, at most half padding."""
+    lengths = [SHORTEST_BUCKET]
+    while lengths[-1] < max_source_length:
+        lengths.append(2 * lengths[-1])
+    return [min(length, max_source_length) for length in lengths]
+
+
+def target_limit(source_length: int, max_target_length: int) -> int:
+    """The most tokens (with EOS) that a translation of a bucket's sentences may have."""
+    return min(max_target_length, 2 * source_length + 16)
+
+
+def batches(
+    sources: Sequence[Sequence[int]], buckets: Sequence[int], batch_rows: int
+) -> Iterator[Batch]:
+    """Full batches of sources of similar length, longest first; all of a bucket have one shape.
+
+    A last batch is filled up with its last source: padding rows would search to the length limit.
+    """
+    by_bucket: dict[int, list[int]] = {}
+    for row in sorted(range(len(sources)), key=lambda row: -len(sources[row])):
+        bucket = min(length for length in buckets if length >= len(sources[row]))
+        by_bucket.setdefault(bucket, []).append(row)
+    for bucket, rows in by_bucket.items():
+        for start in range(0, len(rows), batch_rows):
+            chosen = rows[start : start + batch_rows]
+            tokens_BL = np.zeros((batch_rows, bucket), np.int32)
+            for b in range(batch_rows):
+                ids = sources[chosen[min(b, len(chosen) - 1)]]
+                tokens_BL[b, : len(ids)] = ids
+            yield Batch(chosen, tokens_BL)
+
+
+def _at_once(layout: Layout | None) -> int:
+    """How many batches are searched side by side: several where one device is a CPU of many cores.
+
+    Over a mesh, the caller's too, programs of the processes must come in one order, and Ctrl-C must
+    reach a process that waits for the others: no threads. An accelerator has one queue anyway.
+    """
+    whole = layout is None and jax.sharding.get_abstract_mesh().empty
+    on_cpu = jax.default_backend() == "cpu"
+    return min(len(own_cores()), MOST_AT_ONCE) if whole and on_cpu else 1
+
+
+def _side_by_side(
+    found_for: Callable[[Batch], _Found], coming: Iterable[Batch], at_once: int
+) -> Generator[tuple[Batch, _Found], None, None]:
+    """Each batch and what was found for it, in order; `at_once` threads search, 1: the caller's.
+
+    A batch's operations are too small for several cores, and JAX runs what one thread asks for one
+    after the other. At most `at_once + 1` batches are asked for ahead; after an error, or when this
+    is closed, those that have not begun are not searched.
+    """
+    if at_once == 1:
+        for batch in coming:
+            yield batch, found_for(batch)
+        return
+    waiting: deque[tuple[Batch, Future[_Found]]] = deque()
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        for batch in coming:
+            waiting.append((batch, pool.submit(found_for, batch)))
+            if len(waiting) > at_once:
+                batch, found = waiting.popleft()
+                yield batch, found.result()
+        for batch, found in waiting:
+            yield batch, found.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def warn_of_cut(index: int, pieces: int, limit: int) -> None:
+    """The default `on_cut`: a line on stderr."""
+    print(f"source {index + 1}: {pieces} pieces, cut to {limit}", file=sys.stderr)
+
+
+def check_settings(
+    beams: int, alpha: float, max_source_length: int, max_target_length: int, batch_rows: int
+) -> None:
+    """Raises ValueError where a setting of `decode` is out of range."""
+    for name, value in (("beams", beams), ("batch_rows", batch_rows)):
+        if value < 1:
+            raise ValueError(f"jobs.Decoding.{name} = {value}: must be at least 1")
+    if alpha < 0:
+        raise ValueError(f"jobs.Decoding.alpha = {alpha}: must not be negative")
+    for name, value in (
+        ("max_source_length", max_source_length),
+        ("max_target_length", max_target_length),
+    ):
+        if value < 2:
+            raise ValueError(
+                f"jobs.Decoding.{name} = {value}: must be at least 2 (a piece and EOS)"
+            )
+
+
+def decode(
+    model: nn.Module,
+    params: Any,
+    vocabulary: Pieces,
+    sources: Sequence[str],
+    *,
+    beams: int = 4,
+    alpha: float = 0.6,
+    max_source_length: int = 256,
+    max_target_length: int = 256,
+    batch_rows: int = 64,
+    buckets: Sequence[int] | None = None,
+    progress: Progress | None = None,
+    on_cut: OnCut = warn_of_cut,
+    on_routed: OnRouted | None = None,
+    layout: Layout | None = None,
+) -> list[str]:
+    """Translates tagged sources ("<2en> ola mundo"); the result is in their order.
+
+    Args:
+      model, params: a module with T5X's contract (`m4.model.transformer`) and its parameters.
+      vocabulary: text <-> ids, without EOS.
+      sources: the texts.
+      beams: K; 1 is greedy search.
+      alpha: exponent of the length penalty.
+      max_source_length: pieces of a source with tag and EOS; longer ones are cut and `on_cut` told.
+      max_target_length: tokens of a translation with EOS. A bucket of length L has the limit
+        min(max_target_length, 2 L + 16).
+      batch_rows: sentences a batch, also of the last one.
+      buckets: the padded lengths, ascending; default 16, 32, 64, ... max_source_length.
+      progress: called after every batch.
+      on_routed: called after every batch with the experts of its sources' tokens and of their
+        translations', if the model has MoE layers and `directions`.
+      layout: a mesh, over which the parameters lie already; None: one device. A batch has then as
+        many rows as divide over it, `batch_rows` or more. With several processes all of them call
+        this with the same sources, and all get the result.
+
+    Raises:
+      ValueError: a setting out of range.
+    """
+    check_settings(beams, alpha, max_source_length, max_target_length, batch_rows)
+    lengths = sorted(default_buckets(max_source_length) if buckets is None else buckets)
+    if not lengths or lengths[0] < 1:
+        raise ValueError(f"decode.buckets = {list(lengths)}: must be positive lengths")
+    longest = min(max_source_length, lengths[-1])
+    if layout is not None:
+        batch_rows = layout.rows(batch_rows)
+
+    ids = vocabulary.encode(sources)
+    for index, pieces in enumerate(ids):
+        if len(pieces) + 1 > longest:
+            on_cut(index, len(pieces) + 1, longest)
+    hypotheses = [""] * len(sources)
+    done = tokens = 0
+
+    def found_for(batch: Batch) -> _Found:
+        limit = target_limit(batch.tokens_BL.shape[1], max_target_length)
+        asked = (params, batch.tokens_BL, limit, beams, alpha, on_routed is not None)
+        found = search(model, *asked) if layout is None else search_over(layout, model, *asked)
+        return jax.block_until_ready(found)
+
+    coming = batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows)
+    with contextlib.closing(_side_by_side(found_for, coming, _at_once(layout))) as searched:
+        for batch, (sequences_BT, _, chosen) in searched:
+            best_BT = np.asarray(sequences_BT)[: len(batch.rows)]
+            for row, text in zip(batch.rows, vocabulary.decode(best_BT.tolist()), strict=True):
+                hypotheses[row] = text
+            if on_routed is not None:
+                on_routed(batch.rows, {k: np.asarray(x)[: len(best_BT)] for k, x in chosen.items()})
+            done += len(batch.rows)
+            tokens += int(np.count_nonzero(best_BT))
+            if progress is not None:
+                progress(done, len(sources), tokens)
+    return hypotheses

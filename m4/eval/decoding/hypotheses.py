@@ -1,0 +1,110 @@
+"""Files of hypotheses: the test sets of all directions, translated, and what made each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from m4.data.preprocess import split_direction, tag
+from m4.parallel import distributed
+from m4.storage.files import whole, write_jsonl
+
+
+def hypotheses_path(folder: Path, split: str, direction: str) -> Path:
+    """Where the translations of a direction are: FOLDER/<split>.<direction>.jsonl."""
+    return Path(folder) / f"{split}.{direction}.jsonl"
+
+
+def decode_to_files(
+    translate: Callable[[list[str]], list[str]],
+    folder: Path | str,
+    split: str,
+    pairs: Mapping[str, Sequence[tuple[str, str]]],
+    settings: Mapping[str, Any],
+    *,
+    sentences_at_once: int = 1024,
+    starting: Callable[[list[str]], None] | None = None,
+) -> list[str]:
+    """Translates the test sets of directions and writes one file each; returns the directions done.
+
+    A file has a line {"source", "reference", "hypothesis"} a sentence, in order, and appears whole
+    or not at all. Beside it `<split>.<direction>.json` says what made it; a direction whose file
+    was made with the same settings from the same sentences is left as it is.
+
+    Of several processes, which all call this, the first one looks and writes.
+
+    Args:
+      translate: tagged sources -> hypotheses, e.g. a partial of `decode`.
+      folder: MODEL_DIR/decodes.
+      split: "test" or "dev".
+      pairs: direction ("en-gl") -> (source, reference), source without a tag.
+      settings: JSON; all that decides the result: checkpoint step, beams, alpha, lengths,
+        fingerprint of the vocabulary.
+      sentences_at_once: directions are decoded together up to this many sentences (fuller
+        batches); an interrupted run loses at most these.
+      starting: told the direction of every source before `translate` is given them.
+    """
+    folder = Path(folder)
+
+    def missing() -> list[str]:
+        return [
+            direction
+            for direction in pairs
+            if not _is_done(folder, split, direction, _made_by(pairs[direction], settings))
+        ]
+
+    waiting = distributed.by_first("the translations that are missing", missing)
+    group: list[str] = []
+    for position, direction in enumerate(waiting):
+        group.append(direction)
+        size = sum(len(pairs[each]) for each in group)
+        if size < sentences_at_once and position + 1 < len(waiting):
+            continue
+        if starting is not None:
+            starting([each for each in group for _ in pairs[each]])
+        hypotheses = iter(
+            translate(
+                [tag(pair[0], split_direction(each)[1]) for each in group for pair in pairs[each]]
+            )
+        )
+        for each in group if distributed.is_first() else ():
+            _write(folder, split, each, pairs[each], hypotheses, settings)
+        group = []
+    return waiting
+
+
+def _made_by(pairs: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    text = json.dumps([list(pair)[:2] for pair in pairs]).encode()
+    made_by = {**settings, "sentences": len(pairs), "sha256": hashlib.sha256(text).hexdigest()}
+    return json.loads(json.dumps(made_by))  # as it will be read: tuples become lists
+
+
+def _is_done(folder: Path, split: str, direction: str, made_by: Mapping[str, Any]) -> bool:
+    path = hypotheses_path(folder, split, direction)
+    note = path.with_suffix(".json")
+    return path.is_file() and note.is_file() and json.loads(note.read_text("utf-8")) == made_by
+
+
+def _write(
+    folder: Path,
+    split: str,
+    direction: str,
+    pairs: Sequence[tuple[str, str]],
+    hypotheses: Iterator[str],
+    settings: Mapping[str, Any],
+) -> None:
+    path = hypotheses_path(folder, split, direction)
+    note = path.with_suffix(".json")
+    note.unlink(missing_ok=True)  # never an old note beside new translations
+    write_jsonl(
+        path,
+        (
+            {"source": source, "reference": reference, "hypothesis": next(hypotheses)}
+            for source, reference, *_ in pairs
+        ),
+    )
+    with whole(note) as unfinished:
+        unfinished.write_text(json.dumps(_made_by(pairs, settings), indent=1) + "\n", "utf-8")

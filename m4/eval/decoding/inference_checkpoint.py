@@ -1,0 +1,98 @@
+"""What training left: the latest checkpoint, and its parameters where they are to be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
+from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel.layout import Layout
+from m4.storage import remote
+from m4.storage.checkpoints import Checkpoints, shapes
+
+
+class _Found(NamedTuple):
+    """An open checkpoint that fits the model; variables: the model's, as shapes."""
+
+    store: Checkpoints
+    step: int
+    note: dict[str, Any]
+    variables: Any
+
+
+@contextmanager
+def _opened(
+    model: Transformer,
+    checkpoints: Path | str,
+    step: int | None,
+    vocabulary: Vocabulary | SourceAndTarget | None,
+) -> Iterator[_Found]:
+    folder = remote.place(Path(checkpoints))
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
+    store = Checkpoints(checkpoints, read_only=True)
+    try:
+        found = store.latest if step is None else step
+        if found is None or not (folder / str(found)).is_dir():
+            raise ValueError(f"{folder}: no checkpoint {'' if step is None else step}".rstrip())
+        note = store.note(found)
+        if vocabulary is not None and note.get("vocabulary") != vocabulary.fingerprint:
+            raise ValueError(
+                f"{folder}/{found} was trained with another vocabulary than {vocabulary.path} "
+                f"({str(note.get('vocabulary'))[:12]} there, {vocabulary.fingerprint[:12]} here)"
+            )
+        variables = abstract_variables(model)
+        store.check_shapes(found, store.used(found), variables["params"])
+        yield _Found(store, found, note, variables)
+    finally:
+        store.close()
+
+
+def trained_step(
+    model: Transformer,
+    checkpoints: Path | str,
+    vocabulary: Vocabulary | SourceAndTarget | None = None,
+) -> int:
+    """The latest step, after the checks of `restore_params`; no parameter is read."""
+    with _opened(model, checkpoints, None, vocabulary) as found:
+        return found.step
+
+
+def restore_params(
+    model: Transformer,
+    checkpoints: Path | str,
+    step: int | None = None,
+    vocabulary: Vocabulary | SourceAndTarget | None = None,
+    layout: Layout | None = None,
+) -> tuple[Any, int, dict[str, Any]]:
+    """Parameters to use of a step (default: the latest), the step, and its note.
+
+    The best ones where training had early stopping, else their average where the optimizer made
+    one, else those of the step.
+
+    Args:
+      model: the module that was trained; decides the shapes.
+      checkpoints: a folder of `m4.storage.checkpoints.Checkpoints`.
+      vocabulary: the one that the model must have been trained with.
+      layout: where parameters are put; None: on the first device. Each device reads its own parts:
+        nothing is whole anywhere. With several processes all of them call this.
+
+    Raises:
+      ValueError: there is no such checkpoint, it belongs to another model, or it was trained with
+        another vocabulary.
+    """
+    with _opened(model, checkpoints, step, vocabulary) as found:
+        params = dict(found.variables["params"])
+        if layout is None:
+            here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+            shardings = jax.tree.map(lambda _: here, params)
+        else:
+            shardings = layout.shardings(found.variables["params_axes"], params)
+        wanted = shapes(params, shardings)
+        name = found.store.used(found.step)
+        return found.store.restore(found.step, {name: wanted})[name], found.step, found.note

@@ -1,0 +1,168 @@
+"""The dev and test sentences of a corpus, by direction, and their translation step by step."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from m4.data.cache.cache import Cache
+from m4.data.preprocess import language_of
+from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
+from m4.eval.decoding.decode import decode
+from m4.parallel import distributed
+from m4.parallel.layout import Layout
+from m4.storage.metrics_log import Stage
+from m4.train import routing_counts
+
+
+def split_pairs(
+    cache: Cache, directions: Iterable[str], split: str
+) -> dict[str, list[tuple[str, str]]]:
+    """direction -> (source, reference) of every sentence of the split, in its order, untagged."""
+    result = {}
+    for direction in directions:
+        pairs = cache.pairs(language_of(direction), split)
+        if direction.startswith("en-"):
+            result[direction] = [(pair.english, pair.foreign) for pair in pairs]
+        else:
+            result[direction] = [(pair.foreign, pair.english) for pair in pairs]
+    return result
+
+
+def train_pairs(cache: Cache) -> dict[str, int]:
+    """Language -> number of its training pairs."""
+    return {name: cache.size(name, "train") for name in cache.languages()}
+
+
+def check_held_out(cache: Cache) -> None:
+    """Raises ValueError for a language that cannot have a fair baseline.
+
+    Without dev sentences nothing says which parameters are best; without test sentences there is
+    nothing to compare on.
+    """
+    for split in ("dev", "test"):
+        if lacking := [code for code in cache.languages() if not cache.size(code, split)]:
+            raise ValueError(
+                f"no {split} sentences of {', '.join(lacking)}: bilingual baselines need them; "
+                "leave these languages out (cache.prepare.languages), or add the files"
+            )
+
+
+class Counting:
+    """Counts who went where in the sentences that are decoded, by direction, in a file of
+    `m4.train.routing_counts`: `decode`'s on_routed.
+
+    The file grows with every group of directions and is begun anew when `about` changes.
+    """
+
+    def __init__(
+        self, path: Path, directions: Sequence[str], experts: int, about: Mapping[str, Any]
+    ) -> None:
+        """experts: E. about: JSON, what decides the translations."""
+        self._path, self._experts = path, experts
+        self._about = json.loads(json.dumps(about))
+        self._counts = routing_counts.Counts(directions)
+        if path.is_file():
+            there, saved = routing_counts.read(path)
+            if {**saved, **self._about} == saved and there.directions == self._counts.directions:
+                self._counts = there
+        self._group = routing_counts.Counts([])
+        self._direction_of = np.zeros(0, np.int64)
+
+    def starting(self, directions: Sequence[str]) -> None:
+        """The directions of the sources of the next call; they are counted anew."""
+        self._group = routing_counts.Counts(list(dict.fromkeys(directions)))
+        number = {name: i for i, name in enumerate(self._group.directions)}
+        self._direction_of = np.array([number[name] for name in directions], np.int64)
+
+    def __call__(self, rows: list[int], layers: Mapping[str, np.ndarray]) -> None:
+        for layer, chosen in layers.items():
+            self._group.add_choices(layer, self._experts, self._direction_of[rows], chosen)
+
+    def save(self) -> None:
+        """Writes the file; before the translations, which would not be made again."""
+        self._counts.replace(self._group)
+        if self._counts.layers:
+            routing_counts.write(self._path, self._counts, self._about)
+
+
+def counting_of(
+    cache: Cache,
+    directions: Sequence[str],
+    model: Any,
+    folder: Path,
+    split: str,
+    made_by: Mapping[str, Any],
+) -> Counting | None:
+    """Counts in folder/atlas.<split>.json, if the model has experts."""
+    if not model.num_experts:
+        return None
+    about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
+    return Counting(folder / f"atlas.{split}.json", directions, model.num_experts, about)
+
+
+class Showing:
+    """`decode` for `decode_to_files`, call by call: progress in a stage, and a count of the sources
+    that were too long (`cut`); with `counting`, who went where.
+
+    Of several processes, which all call it, the first one writes the counts and warns.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        model: nn.Module,
+        params: Any,
+        vocabulary: Vocabulary | SourceAndTarget,
+        settings: Mapping[str, Any],
+        counting: Counting | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        """layout: where the parameters lie; None: on one device."""
+        self.cut = 0
+        self._longest = settings.get("max_source_length")
+        self._counting = counting
+        if counting is not None:
+            settings = {**settings, "on_routed": counting}
+        self._stage, self._start = stage, time.monotonic()
+        self._decode = lambda sources, **more: decode(
+            model, params, vocabulary, sources, layout=layout, **settings, **more
+        )
+        self._sentences = self._tokens = 0
+
+    def starting(self, directions: list[str]) -> None:
+        """The directions of the sources of the next call."""
+        if self._counting is not None:
+            self._counting.starting(directions)
+
+    def __call__(self, sources: Sequence[str]) -> list[str]:
+        tokens = 0
+
+        def progress(done: int, _: int, tokens_now: int) -> None:
+            nonlocal tokens
+            tokens = tokens_now
+            rate = (self._tokens + tokens) / (time.monotonic() - self._start)
+            self._stage.update(self._sentences + done, f"{rate:,.0f} tokens/s")
+
+        def on_cut(*_: int) -> None:
+            self.cut += 1
+
+        hypotheses = self._decode(sources, progress=progress, on_cut=on_cut)
+        if self._counting is not None and distributed.is_first():
+            self._counting.save()
+        self._sentences, self._tokens = self._sentences + len(sources), self._tokens + tokens
+        return hypotheses
+
+    def warn_of_cut(self, name: str) -> None:
+        """A line on stderr, if there were sources that were too long."""
+        if self.cut and distributed.is_first():
+            print(
+                f"{name}: {self.cut} sources were cut to jobs.Decoding.max_source_length = "
+                f"{self._longest} pieces",
+                file=sys.stderr,
+            )

@@ -1,0 +1,167 @@
+"""Translates what a user types or pipes in: line by line, every line answered before the next."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import flax.linen as nn
+
+from m4.data.languages import Language, describe
+from m4.data.preprocess import tag
+from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
+from m4.eval.decoding.decode import decode
+from m4.parallel.layout import Layout
+
+_PIPE_BYTES = 1 << 16  # what a pipe holds on Linux
+# Waiting lines are taken this many batches at a time: sorted by length, they fill batches better.
+_BATCHES_AT_ONCE = 4
+
+
+# The table of languages is of those that are translated to and from English.
+_ENGLISH = Language("en", "eng", "English", "Latn", "germanic", False)
+
+
+def _describe(code: str) -> Language:
+    return _ENGLISH if code in (_ENGLISH.code, _ENGLISH.iso639_3) else describe(code)
+
+
+def check_language(to: str, languages: Sequence[str]) -> None:
+    """Raises ValueError, with the nearest match and all languages, when `to` is none of them."""
+    if to in languages:
+        return
+    by_name = {}
+    for code in languages:
+        known = _describe(code)
+        for name in (code, known.code, known.iso639_3, known.name):
+            by_name.setdefault(name.lower(), code)
+    wanted = to.lower().replace("-", "_")
+    known_as = _describe(to).code.lower()  # 'glg' and 'gl' are the same language
+    near = known_as if known_as in by_name else wanted
+    match = difflib.get_close_matches(near, by_name, n=1)
+    code = by_name[match[0]] if match else ""
+    hint = f" Did you mean {code} ({_describe(code).name})?" if code else ""
+    raise ValueError(
+        f"--to={to}: this model does not translate into it.{hint} It knows: {', '.join(languages)}"
+    )
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A model ready to translate; the settings are those of `m4.eval.decoding.decode.decode`.
+
+    batch_rows is the number of lines that are translated together when so many are waiting.
+    languages: those that it was trained to translate into; None: all that have a tag.
+    layout: where the parameters lie; None: on one device.
+    """
+
+    model: nn.Module
+    params: Any
+    vocabulary: Vocabulary | SourceAndTarget
+    beams: int = 4
+    alpha: float = 0.6
+    max_source_length: int = 256
+    max_target_length: int = 256
+    batch_rows: int = 8
+    languages: Sequence[str] | None = None
+    layout: Layout | None = None
+
+    @property
+    def _languages(self) -> Sequence[str]:
+        return self.vocabulary.languages if self.languages is None else self.languages
+
+    def translate(
+        self, lines: Sequence[str], to: str, *, first_line: int = 1, warnings: TextIO | None = None
+    ) -> list[str]:
+        """Lines in any language of the model -> lines in the language `to`, in their order.
+
+        An empty line gives an empty line. A line that is too long is cut after a whole piece, and
+        a warning with its number (counted from `first_line`) goes to `warnings`, default stderr.
+
+        Raises:
+          ValueError: the model has no language `to`.
+        """
+        check_language(to, self._languages)
+        full = [number for number, line in enumerate(lines) if line.strip()]
+
+        def warn(index: int, pieces: int, limit: int) -> None:
+            print(
+                f"line {first_line + full[index]}: {pieces} pieces, cut to the model's {limit} "
+                "(jobs.Decoding.max_source_length)",
+                file=sys.stderr if warnings is None else warnings,
+                flush=True,
+            )
+
+        texts = decode(
+            self.model,
+            self.params,
+            self.vocabulary,
+            [tag(lines[number], to) for number in full],
+            beams=self.beams,
+            alpha=self.alpha,
+            max_source_length=self.max_source_length,
+            max_target_length=self.max_target_length,
+            batch_rows=self.batch_rows,
+            on_cut=warn,
+            layout=self.layout,
+        )
+        result = [""] * len(lines)
+        for number, text in zip(full, texts, strict=True):
+            # Byte fallback can spell a line break; a line must stay one line.
+            result[number] = " ".join(text.splitlines())
+        return result
+
+    def stream(
+        self, source: int, to: str, output: TextIO, *, warnings: TextIO | None = None
+    ) -> int:
+        """Translates the lines of a file descriptor (stdin: 0) as they come; returns their number.
+
+        Lines that are already waiting are translated together, a few batches at a time. No line
+        waits for a later one to come: all are written and flushed before more is read.
+
+        Raises:
+          ValueError: the model has no language `to`; a line is not UTF-8 (lines before it are
+            answered).
+        """
+        check_language(to, self._languages)
+        number, most = 0, _BATCHES_AT_ONCE * self.batch_rows
+        for waiting in waiting_lines(source):
+            for start in range(0, len(waiting), most):
+                lines, bad = _decode_lines(waiting[start : start + most])
+                for text in self.translate(lines, to, first_line=number + 1, warnings=warnings):
+                    output.write(text + "\n")
+                    output.flush()
+                number += len(lines)
+                if bad is not None:
+                    raise ValueError(f"line {number + 1}: not UTF-8 ({bad})")
+        return number
+
+
+def waiting_lines(source: int) -> Iterator[list[bytes]]:
+    """The complete lines that a file descriptor has ready, without their line ends, until its end.
+
+    os.read returns as soon as there is anything, unlike Python's buffered files, which would wait
+    for a full buffer. A last line may lack its line end.
+    """
+    rest = b""
+    while chunk := os.read(source, _PIPE_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def _decode_lines(raw: Sequence[bytes]) -> tuple[list[str], str | None]:
+    """Lines as text up to the first that is not UTF-8, and what is wrong with that one."""
+    lines = []
+    for line in raw:
+        try:
+            lines.append(line.decode("utf-8").removesuffix("\r"))
+        except UnicodeDecodeError as error:
+            return lines, error.reason
+    return lines, None

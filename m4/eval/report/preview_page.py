@@ -1,0 +1,172 @@
+"""The picture and the page of `m4 data preview`: how often each language would be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from m4.data.inspection.preview import Column, Preview, repeated_more_than, short, times
+from m4.data.languages import describe
+from m4.eval.report.page import data_uris
+from m4.eval.report.plot import METADATA, label_letters, png, size_bars, style_panel
+from m4.eval.report.theme import DARK, LIGHT, Theme
+from m4.storage.files import whole, write_text
+
+TEMPLATE = Path(__file__).with_name("preview.html.j2")
+_POINTS = 72  # an inch
+_DPI = 200
+_FEW = 40  # up to so many languages fit a page's width with labels of full size
+
+
+def write(preview: Preview, most_epochs: float, folder: Path) -> list[Path]:
+    """data_preview.html, .png and .pdf in the folder; their paths."""
+    page = folder / "data_preview.html"
+    light = figure(preview, most_epochs)
+    images = {"light": png(light), "dark": png(figure(preview, most_epochs, DARK))}
+    paths = [page]
+    for suffix in (".png", ".pdf"):
+        paths.append(folder / f"data_preview{suffix}")
+        with whole(paths[-1]) as unfinished:
+            light.savefig(unfinished, dpi=_DPI, metadata=METADATA[suffix])
+    write_text(page, html(preview, most_epochs, images))
+    return paths
+
+
+def figure(preview: Preview, most_epochs: float, theme: Theme = LIGHT) -> Figure:
+    """Languages by falling training pairs; above, epochs of each sampler and the bound; then their
+    shares; below, the pairs. All on log scales.
+
+    Languages are labelled with their codes, which every font has.
+    """
+    codes = list(preview.pairs)
+    wide = len(codes) > _FEW
+    # Letters grow with the page: shrunk to a phone's width, the axes stay legible either way.
+    width, size = (10.0, 15.0) if wide else (7.0, 11.0)
+    slot = 0.87 * width * _POINTS / len(codes)  # points that a language has
+    letters, upright = label_letters(codes, size, slot)
+    below = 0.6 * letters * max(map(len, codes)) / _POINTS if upright else 0.0
+    page = Figure((width, 7.2 * width / 7.0 + below), layout="constrained")
+    FigureCanvasAgg(page)
+    page.set_facecolor(theme.paper)
+    grid = page.subplots(3, 1, sharex=True, height_ratios=[1, 1, 0.3], squeeze=False)
+    panels: list[Axes] = list(grid[:, 0])
+    usable = [one for one in preview.columns if one.drawn]
+    for panel in panels[:2]:
+        style_panel(panel, theme, size)
+        panel.set_yscale("log")
+    epochs = [[one.drawn[code].epochs for code in codes] for one in usable]
+    shares = [[100 * preview.share(one.drawn[code]) for code in codes] for one in usable]
+    for panel, values in zip(panels, (epochs, shares), strict=False):
+        _lines(panel, usable, values, theme, size, slot)
+    panels[0].set_ylabel(f"epochs in {short(preview.total_steps)} steps", fontsize=size,
+                         color=theme.ink)  # fmt: skip
+    unit = "pairs" if preview.sample_by == "examples" else "tokens"
+    panels[1].set_ylabel(f"share of {unit}, %", fontsize=size, color=theme.ink)
+    for bound, text in ((1.0, ""), (most_epochs, f"{most_epochs:g} times")):
+        panels[0].axhline(bound, color=theme.ink, linewidth=1.0, zorder=2,
+                          linestyle=(0, (4, 3)) if text else "-")  # fmt: skip
+        panels[0].annotate(text, (0.01, bound), xycoords=("axes fraction", "data"), va="bottom",
+                           ha="left", fontsize=0.85 * size, color=theme.ink)  # fmt: skip
+    size_bars(panels[2], list(preview.pairs.values()), theme, size, slot)
+    panels[2].set_xticks(range(len(codes)), codes, fontsize=letters, color=theme.ink,
+                         rotation=90 if upright else 0)  # fmt: skip
+    panels[2].set_xlabel("languages, by falling number of training pairs", fontsize=0.95 * size,
+                         color=theme.ink)  # fmt: skip
+    page.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=min(len(usable), 6),
+        frameon=False,
+        fontsize=0.95 * size,
+        labelcolor=theme.ink,
+        columnspacing=1.2,
+        handlelength=1.4,
+    )
+    return page
+
+
+def _lines(
+    panel: Axes,
+    columns: Sequence[Column],
+    values: Sequence[Sequence[float]],
+    theme: Theme,
+    size: float,
+    slot: float,
+) -> None:
+    """A line a sampler: the configured one in colour with points, the others from faint to strong
+    in their order. What is never drawn has no point."""
+    dot = min(0.6 * size, 0.4 * slot + 1.2)
+    shades = _shades(theme)
+    for number, (one, line) in enumerate(zip(columns, values, strict=True)):
+        drawn = np.array([value or np.nan for value in line])
+        if number == 0:
+            panel.plot(drawn, color=theme.series[1], linewidth=2.2, marker="s", markersize=dot,
+                       label=one.name, zorder=5)  # fmt: skip
+            continue
+        colour = shades((number - 1) / max(len(columns) - 2, 1))
+        panel.plot(drawn, color=colour, linewidth=1.6, label=one.name, zorder=3,
+                   marker=_MARKERS[number % len(_MARKERS)], markersize=0.6 * dot)  # fmt: skip
+    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
+    panel.yaxis.set_minor_locator(NullLocator())
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+
+
+def _shades(theme: Theme) -> LinearSegmentedColormap:
+    """From faint to strong through one hue, evenly in lightness."""
+    dark = theme.paper == DARK.paper
+    steps = ["#0b65a3", "#7cc0ec", "#ffffff"] if dark else ["#a5d0ee", "#1a73b4", "#06203f"]
+    return LinearSegmentedColormap.from_list("temperatures", steps)
+
+
+_MARKERS = ("o", "^", "D", "v", "P", "X")
+
+
+def html(preview: Preview, most_epochs: float, images: dict[str, bytes]) -> str:
+    """One file that opens from disk: no scripts, no requests, everything escaped.
+
+    images: the figure as PNG, 'light' and 'dark'.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATE.parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["times"] = times
+    environment.filters["short"] = short
+    return environment.get_template(TEMPLATE.name).render(
+        preview=preview,
+        most_epochs=most_epochs,
+        over=repeated_more_than(preview, most_epochs),
+        rows=[_row(preview, code) for code in preview.pairs],
+        images=data_uris(images),
+        theme={"light": LIGHT, "dark": DARK},
+    )
+
+
+def _row(preview: Preview, code: str) -> dict[str, Any]:
+    drawn = preview.configured.drawn[code]
+    return {
+        "code": code,
+        "name": describe(code).name,
+        "pairs": preview.pairs[code],
+        "tokens": preview.tokens[code],
+        "drawn": drawn,
+        "share": preview.share(drawn),
+        "others": [
+            {"share": preview.share(one.drawn[code]), "drawn": one.drawn[code]}
+            if one.drawn
+            else None
+            for one in preview.columns[1:]
+        ],
+    }

@@ -1,0 +1,100 @@
+"""The report of a run: scores.jsonl, deltas.jsonl, the ΔBLEU plot, and a page with all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from m4.eval.metrics import Metric
+from m4.eval.report.page import Background, page
+from m4.eval.report.theme import DARK
+from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, plain
+from m4.eval.scoring.score import METRICS, Subsets, System, measure, score_rows, write_scores
+from m4.storage.files import whole, write_jsonl
+
+
+class Report(NamedTuple):
+    """What was written, and the numbers in it for the terminal's table (delta.tables)."""
+
+    html: Path
+    png: Path
+    pdf: Path
+    scores: Path
+    deltas: Path
+    rows: list[Delta]
+    averages: list[Average]
+
+
+def report(
+    folder: Path,
+    systems: Sequence[System],
+    train_pairs: Mapping[str, int],
+    subsets: Subsets | None = None,
+    background: Background | None = None,
+    baseline: str = BILINGUAL,
+    split: str = "test",
+    metrics: Sequence[Metric] = METRICS,
+    high: int = 3000,
+    low: int = 1000,
+    window: int = 10,
+    samples: int = 3,
+) -> Report:
+    """Scores all systems from their files of hypotheses and writes the report's files to `folder`.
+
+    The first metric is the one of the differences and the plot. high, low: the resource levels in
+    training pairs; window: of the trend line, languages; samples: sentences shown a direction.
+    """
+    # Not before there is something to draw: every job imports this file, and matplotlib takes long.
+    from m4.eval.report.plot import figure, plot, png
+
+    folder = Path(folder)
+    measured = measure(systems, split, metrics)
+    metric = next(iter(measured.statistics))[2]
+    scores = score_rows(measured, train_pairs, subsets)
+    rows = deltas(measured, train_pairs, baseline, metric)
+    means = averages(rows, high, low)
+    written = Report(
+        html=folder / "report.html",
+        png=folder / f"delta_{metric}.png",
+        pdf=folder / f"delta_{metric}.pdf",
+        scores=folder / "scores.jsonl",
+        deltas=folder / "deltas.jsonl",
+        rows=rows,
+        averages=means,
+    )
+    write_scores(written.scores, scores)
+    write_jsonl(written.deltas, plain(rows))
+    plot(rows, [written.png, written.pdf], window, high, low)
+    dark = png(figure(rows, window, high, low, theme=DARK))
+    text = page(
+        measured,
+        rows,
+        means,
+        scores,
+        train_pairs,
+        {"light": written.png.read_bytes(), "dark": dark},
+        background or Background(),
+        subsets or {},
+        (high, low),
+        samples,
+        _experts(folder, split),
+    )
+    with whole(written.html) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+    return written
+
+
+def _experts(folder: Path, split: str) -> list[dict[str, Any]]:
+    """The atlas of training and that of the test sets, for the page; where there are counts."""
+    from m4.eval.report import atlas
+    from m4.eval.report.plot import png
+
+    found = []
+    for name, title in (("train", "In training"), (split, f"On the {split} sets")):
+        path = atlas.path_of(folder, name)
+        if path.is_file():
+            one = atlas.read(path)
+            images = {"light": png(atlas.figure(one)), "dark": png(atlas.figure(one, DARK))}
+            found.append({"title": title, "images": images, "alarms": atlas.alarms(one)})
+    return found

@@ -1,0 +1,279 @@
+"""ΔBLEU: how far a multilingual system is above the bilingual baselines, by language and by
+resource (GShard, section 4.4 and Table 1: ΔBLEU = BLEU - BLEU of the bilingual baseline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from m4.data.languages import describe, near_clones
+from m4.eval.metrics import bootstrap
+from m4.eval.scoring.score import COPY, Measured, foreign
+
+BILINGUAL = "bilingual"
+LEVELS = ("high", "medium", "low")
+TO_ENGLISH, FROM_ENGLISH = "xx->en", "en->xx"
+SIDES = (TO_ENGLISH, FROM_ENGLISH)
+
+METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF"}
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One language, one direction, one system against its baseline on the same sentences.
+
+    Scores in percent; low, high: the 95% interval of the difference by paired bootstrap;
+    replicates: the difference in every resample [resamples], empty where read from a file.
+    near_clones: languages of the same run whose texts are nearly this one's.
+    """
+
+    direction: str
+    language: str
+    name: str
+    side: str
+    system: str
+    baseline: str
+    metric: str
+    train_pairs: int
+    sentences: int
+    baseline_score: float
+    system_score: float
+    copy_score: float | None
+    delta: float
+    low: float
+    high: float
+    p_value: float
+    near_clones: tuple[str, ...] = ()
+    replicates: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Average:
+    """The mean over the languages of a resource level ('all': over every language)."""
+
+    side: str
+    level: str
+    system: str
+    languages: int
+    baseline_score: float
+    system_score: float
+    delta: float
+    low: float
+    high: float
+
+
+def level(train_pairs: int, high: int = 3000, low: int = 1000) -> str:
+    """The resource level of a language: 'high' from `high` training pairs on, 'low' under `low`."""
+    if low > high:
+        raise ValueError(
+            f"jobs.Setup.low = {low} is above jobs.Setup.high = {high} (training pairs)"
+        )
+    if train_pairs >= high:
+        return "high"
+    return "low" if train_pairs < low else "medium"
+
+
+def deltas(
+    measured: Measured,
+    train_pairs: Mapping[str, int],
+    baseline: str = BILINGUAL,
+    metric: str = "bleu",
+) -> list[Delta]:
+    """Every system against the baseline, in the order of the systems, then by falling training
+    size, into English first. Directions that either has not decoded are left out."""
+    ours = set(measured.directions(baseline))
+    if not ours:
+        known = ", ".join(system.name for system in measured.systems)
+        raise ValueError(f"no hypotheses of the baseline {baseline!r} among: {known}")
+    languages = {foreign(direction)[0] for direction in ours}
+    rows = []
+    for system in measured.systems:
+        if system.name == baseline:
+            continue
+        for direction in measured.directions(system.name):
+            if direction in ours:
+                rows.append(_delta(measured, direction, system.name, baseline, metric, train_pairs))
+    order = {system.name: rank for rank, system in enumerate(measured.systems)}
+    # Languages of equal size keep one order on both sides and in all systems.
+    rows.sort(key=lambda r: (order[r.system], -r.train_pairs, r.language, SIDES.index(r.side)))
+    return [_with_clones(row, languages) for row in rows]
+
+
+def _delta(
+    measured: Measured,
+    direction: str,
+    system: str,
+    baseline: str,
+    metric: str,
+    train_pairs: Mapping[str, int],
+) -> Delta:
+    language, to_english = foreign(direction)
+    if language not in train_pairs:
+        raise ValueError(f"no number of training pairs for {language!r} ({direction})")
+    ours = measured.statistics[system, direction, metric]
+    theirs = measured.statistics[baseline, direction, metric]
+    copy = measured.statistics.get((COPY, direction, metric))
+    difference = bootstrap.paired_difference(ours, theirs)
+    return Delta(
+        direction=direction,
+        language=language,
+        name=describe(language).name,
+        side=TO_ENGLISH if to_english else FROM_ENGLISH,
+        system=system,
+        baseline=baseline,
+        metric=metric,
+        train_pairs=train_pairs[language],
+        sentences=ours.sentences,
+        baseline_score=theirs.value(),
+        system_score=ours.value(),
+        copy_score=copy.value() if copy else None,
+        delta=difference.delta,
+        low=difference.low,
+        high=difference.high,
+        p_value=difference.p_value,
+        replicates=difference.replicates,
+    )
+
+
+def _with_clones(row: Delta, languages: Iterable[str]) -> Delta:
+    """With its near-clones of this run, under the codes that the run gives them."""
+    own_codes = {describe(code).code: code for code in sorted(languages)}
+    clones = near_clones(describe(row.language).code, own_codes)
+    return replace(row, near_clones=tuple(own_codes[code] for code in clones))
+
+
+def plain(rows: Iterable[Delta]) -> list[dict]:
+    """The rows for deltas.jsonl: everything but the replicates."""
+    kept = []
+    for row in rows:
+        fields = asdict(row)
+        del fields["replicates"]
+        kept.append(fields)
+    return kept
+
+
+def from_plain(rows: Iterable[dict]) -> list[Delta]:
+    """The rows of deltas.jsonl as they were, without replicates."""
+    return [Delta(**{**row, "near_clones": tuple(row["near_clones"])}) for row in rows]
+
+
+def averages(rows: Sequence[Delta], high: int = 3000, low: int = 1000) -> list[Average]:
+    """Mean Δ by side, system and resource level; levels without languages are left out.
+
+    The interval: in every bootstrap replicate the mean over the languages, then the percentiles of
+    these means. Replicate r draws from one seed for all languages; where their test sets are of
+    one size, it draws the same sentences, so what parallel test sets have in common is not taken
+    for independent evidence.
+    """
+    result = []
+    systems = list(dict.fromkeys(row.system for row in rows))
+    for side in SIDES:
+        for system in systems:
+            mine = [row for row in rows if row.side == side and row.system == system]
+            groups = {name: [r for r in mine if level(r.train_pairs, high, low) == name]
+                      for name in LEVELS}  # fmt: skip
+            for name, group in {**groups, "all": mine}.items():
+                if group:
+                    result.append(_average(side, name, system, group))
+    return result
+
+
+def _average(side: str, name: str, system: str, group: Sequence[Delta]) -> Average:
+    bounds = bootstrap.interval(np.mean([row.replicates for row in group], axis=0))
+    return Average(
+        side=side,
+        level=name,
+        system=system,
+        languages=len(group),
+        baseline_score=float(np.mean([row.baseline_score for row in group])),
+        system_score=float(np.mean([row.system_score for row in group])),
+        delta=float(np.mean([row.delta for row in group])),
+        low=bounds[0],
+        high=bounds[1],
+    )
+
+
+def tables(rows: Sequence[Delta], means: Sequence[Average], width: int = 120) -> list[Table]:
+    """One table a system for a terminal of `width` characters: languages by falling training size,
+    then the averages. Where it does not fit: first without names, then one table a side."""
+    sides = [side for side in SIDES if any(row.side == side for row in rows)]
+    layouts = [
+        ([sides], True),
+        ([sides], False),
+        ([[side] for side in sides], True),
+        ([[side] for side in sides], False),
+    ]
+    result: list[Table] = []
+    for grouped, names in layouts:
+        result = [
+            _table(rows, means, system, group, names)
+            for system in dict.fromkeys(row.system for row in rows)
+            for group in grouped
+        ]
+        if all(_width(table) <= width for table in result):
+            break
+    return result
+
+
+def _width(table: Table) -> int:
+    wide = Console(width=1000)
+    return Measurement.get(wide, wide.options, table).maximum
+
+
+def _table(
+    rows: Sequence[Delta], means: Sequence[Average], system: str, sides: list[str], names: bool
+) -> Table:
+    rows = [row for row in rows if row.system == system]
+    means = [mean for mean in means if mean.system == system and mean.side in sides]
+    metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
+    table = Table(
+        title=f"{system} against {rows[0].baseline}",
+        caption=f"{metric}; \\[95% interval of the difference, paired bootstrap]"
+        + ("; ≈ has a near-clone among the languages" if any(r.near_clones for r in rows) else ""),
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column("\n\nlanguage", no_wrap=True)
+    table.add_column("\ntraining\npairs", justify="right", no_wrap=True)
+    for side in sides:
+        headings = (f"{side}\n\ncopy", "\nbilin-\ngual", "\nmulti-\nlingual", f"\n\nΔ{metric}")
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True)
+    at = {(row.language, row.side): row for row in rows}
+    for language, row in {row.language: row for row in rows}.items():
+        label = f"{language} {row.name}" if names and row.name != language else language
+        cells = [label + " ≈" * bool(row.near_clones), f"{row.train_pairs:,}"]
+        for side in sides:
+            one = at.get((language, side))
+            copy = "" if one is None or one.copy_score is None else f"{one.copy_score:.1f}"
+            cells += [copy, *_cells(one)]
+        table.add_row(*cells)
+    table.add_section()
+    for name in (*LEVELS, "all"):
+        group = {mean.side: mean for mean in means if mean.level == name}
+        if group:
+            cells = [f"{name} ({max(mean.languages for mean in group.values())})", ""]
+            for side in sides:
+                cells += ["", *_cells(group.get(side))]
+            table.add_row(*cells, style="bold")
+    return table
+
+
+def _cells(row: Delta | Average | None) -> list[str]:
+    if row is None:
+        return ["", "", ""]
+    return [
+        f"{row.baseline_score:.1f}",
+        f"{row.system_score:.1f}",
+        f"{row.delta:+.1f} \\[{row.low:+.1f}, {row.high:+.1f}]",
+    ]

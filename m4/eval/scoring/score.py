@@ -1,0 +1,225 @@
+"""From hypotheses to rows of scores.jsonl: every system, direction, metric and subset.
+
+decodes/<split>.<direction>.jsonl  ->  Measured  ->  rows of scores.jsonl
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from m4.data.preprocess import split_direction, tag_symbol
+from m4.eval.metrics import Metric, Statistics, bootstrap
+from m4.eval.metrics.bleu import bleu
+from m4.eval.metrics.chrf import chrf
+from m4.storage.files import read_jsonl, write_jsonl
+
+ENGLISH = "en"
+COPY = "copy"
+METRICS: tuple[Metric, ...] = (bleu, chrf)
+
+# language -> subset ('seen') -> a mark for every test sentence, in order, for both directions.
+Subsets = Mapping[str, Mapping[str, Sequence[bool]]]
+
+
+class Decode(NamedTuple):
+    """One test sentence: what the model got, what was wanted, what it said."""
+
+    source: str
+    reference: str
+    hypothesis: str
+
+
+@dataclass(frozen=True)
+class System:
+    """A system to score: its name ('moe', 'dense', 'bilingual'), the folder of its hypotheses, and
+    what its rows are to name: the operative gin config and the step, one or one a direction."""
+
+    name: str
+    decodes: Path
+    config: str | Mapping[str, str] | None = None
+    checkpoint_step: int | Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Sufficient statistics and hypotheses of all systems on the same test sentences.
+
+    decodes: (system, direction) -> hypotheses; statistics: (system, direction, metric).
+    Systems and directions are in the order given; the copy baseline comes last.
+    """
+
+    split: str
+    systems: tuple[System, ...]
+    decodes: dict[tuple[str, str], list[Decode]]
+    statistics: dict[tuple[str, str, str], Statistics]
+
+    def directions(self, system: str) -> list[str]:
+        return [direction for name, direction in self.decodes if name == system]
+
+
+def foreign(direction: str) -> tuple[str, bool]:
+    """The language beside English, and whether the direction is into English."""
+    source, target = split_direction(direction)
+    return (source, True) if target == ENGLISH else (target, False)
+
+
+def read_decodes(path: Path) -> list[Decode]:
+    """The hypotheses of one direction. Raises ValueError naming file and line."""
+    decodes = []
+    for number, row in enumerate(read_jsonl(path), start=1):
+        fields = [row.get(name) for name in Decode._fields]
+        if not all(isinstance(field, str) for field in fields):
+            wanted = ", ".join(Decode._fields)
+            raise ValueError(f"{path} line {number}: wanted the strings {wanted}")
+        decodes.append(Decode(*(str(field) for field in fields)))
+    if not decodes:
+        raise ValueError(f"{path}: no sentences")
+    return decodes
+
+
+def find_decodes(folder: Path, split: str) -> dict[str, Path]:
+    """direction -> its file of hypotheses, sorted by direction."""
+    paths = sorted(folder.glob(f"{split}.*.jsonl"))
+    if not paths:
+        raise ValueError(f"no hypotheses in {folder}: wanted {split}.<direction>.jsonl")
+    return {path.name[len(split) + 1 : -len(".jsonl")]: path for path in paths}
+
+
+def untagged(source: str, direction: str) -> str:
+    """The source text without the tag that asks for the target language, where it has one."""
+    return source.removeprefix(tag_symbol(split_direction(direction)[1])).strip()
+
+
+def copied(decodes: Sequence[Decode], direction: str) -> list[Decode]:
+    """The copy baseline: the source without its tag of the target language as the hypothesis."""
+    return [row._replace(hypothesis=untagged(row.source, direction)) for row in decodes]
+
+
+def measure(
+    systems: Iterable[System],
+    split: str = "test",
+    metrics: Sequence[Metric] = METRICS,
+    copy: bool = True,
+) -> Measured:
+    """Reads every system's hypotheses and counts what its scores need.
+
+    Raises ValueError where systems disagree on the test set: a difference of scores on different
+    sentences would mean nothing.
+    """
+    systems = tuple(systems)
+    decodes: dict[tuple[str, str], list[Decode]] = {}
+    first: dict[str, tuple[System, list[Decode]]] = {}
+    for system in systems:
+        if system.name == COPY or sum(other.name == system.name for other in systems) > 1:
+            raise ValueError(f"system {system.name!r}: names are unique and not {COPY!r}")
+        for direction, path in find_decodes(system.decodes, split).items():
+            rows = read_decodes(path)
+            other, expected = first.setdefault(direction, (system, rows))
+            if [row.reference for row in rows] != [row.reference for row in expected]:
+                raise ValueError(
+                    f"{path}: other test sentences than those of {other.name} in {other.decodes}"
+                )
+            decodes[system.name, direction] = rows
+    if copy:
+        for direction, (_, rows) in first.items():
+            decodes[COPY, direction] = copied(rows, direction)
+    statistics = {}
+    for (name, direction), rows in decodes.items():
+        target = split_direction(direction)[1]
+        hypotheses = [row.hypothesis for row in rows]
+        references = [row.reference for row in rows]
+        for metric in metrics:
+            counted = metric(hypotheses, references, target)
+            statistics[name, direction, counted.metric] = counted
+    return Measured(split, systems, decodes, statistics)
+
+
+def with_complements(marks: Mapping[str, Sequence[bool]]) -> dict[str, list[bool]]:
+    """Adds 'unseen', the sentences that are not 'seen', where only those are marked."""
+    subsets = {name: list(keep) for name, keep in marks.items()}
+    if "seen" in subsets and "unseen" not in subsets:
+        subsets["unseen"] = [not mark for mark in subsets["seen"]]
+    return subsets
+
+
+def score_rows(
+    measured: Measured, train_pairs: Mapping[str, int], subsets: Subsets | None = None
+) -> list[dict]:
+    """The rows of scores.jsonl, by system, direction, metric, subset. A subset without sentences
+    has no row. low and high: the 95% interval by bootstrap."""
+    about = {system.name: system for system in measured.systems}
+    rows = []
+    for (name, direction, metric), statistics in measured.statistics.items():
+        language = next((code for code in split_direction(direction) if code != ENGLISH), ENGLISH)
+        marks = with_complements((subsets or {}).get(language, {}))
+        everything: dict[str, list[bool]] = {"all": [True] * statistics.sentences}
+        for subset, keep in (everything | marks).items():
+            if len(keep) != statistics.sentences:
+                raise ValueError(
+                    f"subset {subset!r} of {language!r} marks {len(keep)} sentences, "
+                    f"{name} has decoded {statistics.sentences} of {direction}"
+                )
+            part = statistics.select(keep)
+            if not part.sentences:
+                continue
+            score = bootstrap.score(part)
+            system = about.get(name)
+            rows.append(
+                {
+                    "system": name,
+                    "direction": direction,
+                    "split": measured.split,
+                    "subset": subset,
+                    "metric": metric,
+                    "score": _rounded(score.value),
+                    "low": _rounded(score.low),
+                    "high": _rounded(score.high),
+                    "signature": score.signature,
+                    "sentences": score.sentences,
+                    "config": _of(system.config if system else None, direction),
+                    "checkpoint_step": _of(system.checkpoint_step if system else None, direction),
+                    "train_pairs": train_pairs.get(language),
+                }
+            )
+    return rows
+
+
+def score_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """System, direction, every metric with its interval, for a terminal; whole test sets only."""
+    rows = [row for row in rows if row["subset"] == "all"]
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("system")
+    table.add_column("direction")
+    for metric in metrics:
+        table.add_column(metric, justify="right")
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        text = f"{row['score']:.1f} [dim]{row['low']:.1f}..{row['high']:.1f}[/dim]"
+        cells.setdefault((row["system"], row["direction"]), {})[row["metric"]] = text
+    for (system, direction), by_metric in cells.items():
+        table.add_row(system, direction, *(by_metric.get(metric, "") for metric in metrics))
+    return table
+
+
+def write_scores(path: Path, rows: Iterable[dict]) -> None:
+    """Writes scores.jsonl: whole or not at all."""
+    write_jsonl(path, rows)
+
+
+def _of(value: object, direction: str) -> object:
+    """The value itself, or the direction's where each has its own."""
+    return value.get(direction) if isinstance(value, Mapping) else value
+
+
+def _rounded(value: float) -> float:
+    """To 1e-6, where the platform's summation order begins to show; files stay comparable."""
+    assert math.isfinite(value)
+    return round(value, 6)

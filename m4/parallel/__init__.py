@@ -1,0 +1,1 @@
+"""Devices and processes: mesh, sharding, host batches, several processes."""

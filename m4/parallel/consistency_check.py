@@ -1,0 +1,154 @@
+"""Before a job of several processes starts: that all of them are about to do the same.
+
+Processes that run other code, another config or another JAX compile other programs, and then wait
+for each other for ever, or add up what does not belong together.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from m4.parallel import distributed
+
+# What is gathered has one shape everywhere: so many bytes a fact.
+_BYTES = 64
+
+Gather = Callable[[np.ndarray], np.ndarray]
+
+
+def check_agreement(config: Mapping[str, str]) -> None:
+    """Raises a ValueError, in every process, unless all have the same code, config and devices.
+
+    To be called after jax.distributed.initialize, by all processes, before anything is compiled.
+    config: binding -> value, as text. One process agrees with itself.
+    """
+    if jax.process_count() > 1:
+        counts = Counter(device.process_index for device in jax.devices())
+        check_device_counts([counts[index] for index in range(jax.process_count())])
+        agree(facts(config))
+
+
+def facts(config: Mapping[str, str]) -> dict[str, str]:
+    """What must be the same in all processes, by what it is called in messages."""
+    return {
+        "code": code_digest(),
+        "config": config_digest(config),
+        "--process_count": str(distributed.stated_count()),
+        "number of devices": str(jax.device_count()),
+        "devices of its own": str(jax.local_device_count()),
+        "kind of devices": jax.devices()[0].device_kind,
+        "jax": _version("jax"),
+        "jaxlib": _version("jaxlib"),
+        "libtpu": _version("libtpu"),
+        # They decide what is compiled.
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
+
+
+def agree(
+    facts: Mapping[str, str],
+    *,
+    host: str | None = None,
+    gather: Gather = multihost_utils.process_allgather,
+) -> None:
+    """Raises a ValueError unless all processes have the same facts; it names who differs in what.
+
+    Args:
+        facts: name -> value; the names are the same in all processes. Values of more than 64 bytes
+            are compared by their SHA-256.
+        host: what this process is called in the message; None: the machine's name.
+        gather: uint8 [rows, 64] of this process -> those of all, [processes, rows, 64].
+    """
+    values = [socket.gethostname() if host is None else host, *facts.values()]
+    gathered_PRB = np.asarray(gather(np.stack([_encoded(value) for value in values])))
+    hosts, *columns = zip(
+        *[[_decoded(row_B) for row_B in rows_RB] for rows_RB in gathered_PRB], strict=True
+    )
+    differences = []
+    for name, column in zip(facts, columns, strict=True):
+        # What most have; where none has more than the others, what the first process has.
+        usual = Counter(column).most_common(1)[0][0]
+        others = [index for index, value in enumerate(column) if value != usual]
+        if others:
+            first = others[0]
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            differences.append(
+                f"process {first} ({hosts[first]}){more}: {name} {_short(column[first])}, "
+                f"the other {len(column) - len(others)}: {_short(usual)}"
+            )
+    if differences:
+        raise ValueError(
+            f"the {len(hosts)} processes do not agree, so nothing is started: "
+            f"{'; '.join(differences)}"
+        )
+
+
+def check_device_counts(counts: list[int]) -> None:
+    """ValueError: processes have different numbers of devices, given in the processes' order.
+
+    Told apart from `agree`, because gathering needs as many devices in every process. Every
+    process knows all of them, so that all raise the same.
+    """
+    usual = Counter(counts).most_common(1)[0][0]
+    others = [index for index, count in enumerate(counts) if count != usual]
+    if others:
+        raise ValueError(
+            f"the {len(counts)} processes do not agree, so nothing is started: process {others[0]} "
+            f"has {counts[others[0]]} devices, {len(counts) - len(others)} have {usual}"
+        )
+
+
+def code_digest(package: Path | None = None) -> str:
+    """SHA-256 over the names and contents of the package's files; None: of m4 as it is imported.
+
+    Not git's commit: hosts get the code without its history, and changes that are not committed
+    are changes too.
+    """
+    package = Path(__file__).parents[1] if package is None else package
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        if path.suffix in (".py", ".j2"):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def config_digest(config: Mapping[str, str]) -> str:
+    """SHA-256 over the bindings, whatever their order."""
+    text = "\n".join(f"{name} = {value}" for name, value in sorted(config.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _encoded(text: str) -> np.ndarray:
+    content = text.encode()
+    if len(content) > _BYTES:
+        content = hashlib.sha256(content).hexdigest().encode()
+    return np.frombuffer(content.ljust(_BYTES, b"\0"), np.uint8)
+
+
+def _decoded(row_B: np.ndarray) -> str:
+    return row_B.astype(np.uint8).tobytes().rstrip(b"\0").decode()
+
+
+def _short(value: str) -> str:
+    """The beginning of a hash, as git shows it; everything else whole."""
+    if len(value) == 64 and not set(value) - set("0123456789abcdef"):
+        return value[:12]
+    return value or "not set"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

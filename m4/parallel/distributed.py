@@ -1,0 +1,306 @@
+"""One job in several processes: joining, what only the first one does, leaving.
+
+Every process runs the same program on its own devices, one process a host; JAX joins them
+(`jax.distributed`). Files are the first one's alone, but for the parts of checkpoints.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+# JAX gives no public name to the service that joins processes; orbax and others use this one.
+from jax._src import distributed
+
+from m4.parallel.distributed_options import Joining
+from m4.parallel.supervise import LOST, meaning
+
+# How long the first one stays at most after an error of its own.
+_LINGER_SECONDS = 5.0
+_ENDED = "m4/ended/"
+# A barrier must have a limit; nothing takes a week.
+_LONGEST_SECONDS = 7 * 24 * 3600
+_POLL_SECONDS = 10.0
+_LOST_WORDS = re.compile(r"Gloo|coordination|heartbeat|Connection (closed|reset)|preempted", re.I)
+
+
+class Lost(Exception):
+    """Another process of the job is gone."""
+
+
+# What `lost` may know to be of that kind.
+LOST_ERRORS = (Lost, jax.errors.JaxRuntimeError)
+
+
+class _Order:
+    """What this process knows of the job.
+
+    calls: of `by_first`, the same number in all processes. alone: the others wait for this one.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.alone = False
+        self.linger_seconds = _LINGER_SECONDS
+
+
+_order = _Order()
+
+
+def join(joining: Joining) -> None:
+    """Joins the other processes of the job; to be called before JAX is used.
+
+    Standard output is the first one's from here on; errors are told by all.
+
+    Raises:
+        ValueError: nothing tells which processes there are.
+        Lost: the others do not come.
+    """
+    # Those that have ended must not count as dead meanwhile.
+    _order.linger_seconds = min(_LINGER_SECONDS, joining.heartbeat_seconds / 2)
+    # JAX's own handler would swallow SIGTERM, also where nobody asks it. The training loop has one,
+    # whose processes agree on the step (`m4.train.loop`).
+    jax.config.update("jax_enable_preemption_service", False)
+    given: dict[str, Any] = {}
+    where = "the cluster's own settings"
+    if joining.address is not None:
+        where = joining.address
+        given = {
+            "coordinator_address": joining.address,
+            "num_processes": joining.count,
+            "process_id": joining.index,
+            "cluster_detection_method": "deactivate",
+        }
+    who = "this process" if joining.index is None else f"process {joining.index}"
+    said = f"{who} waits for the others at {where}, for {joining.start_seconds} s"
+    told = threading.Timer(_POLL_SECONDS, print, (said,), {"file": sys.stderr, "flush": True})
+    told.daemon = True
+    told.start()
+    apart = (
+        f"the processes did not find each other at {where} within {joining.start_seconds} s "
+        "(--start_seconds)"
+    )
+    missing = f"{who} is alone; was each started, with a --process_index of its own?"
+    if joining.address is not None and joining.index == 0:
+        _check_port(joining.address)
+    try:
+        # Nearly always JAX ends the process itself.
+        with _ended_by_ctrl_c(), meaning(f"{apart}: {missing}"):
+            jax.distributed.initialize(
+                **given,
+                initialization_timeout=joining.start_seconds,
+                heartbeat_timeout_seconds=joining.heartbeat_seconds,
+            )
+    except jax.errors.JaxRuntimeError as error:
+        # Not a mistake: machines may come late, and the job be started again.
+        raise Lost(f"{apart}: {first_line(error)}") from error
+    except (ValueError, OSError, RuntimeError) as error:
+        raise ValueError(
+            f"nothing tells of the job's processes ({first_line(error)}): give "
+            "--coordinator_address=HOST:PORT --process_count=N --process_index=I, or "
+            "--process_count=1 for this one alone"
+        ) from error
+    finally:
+        told.cancel()
+    # The first exchange of all has that limit too (`Program`).
+    wait_for_all("each other")
+    if not is_first():
+        sys.stdout = io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8")
+
+
+def _check_port(address: str) -> None:
+    """Lost: another program has the port where the first process is to answer.
+
+    JAX's own service sometimes ends the process there (a segmentation fault), and shares the port
+    with another one of its kind, so that two jobs would meet.
+    """
+    both = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as probe:
+        # Connections of a job that has ended are no hindrance.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if both:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            probe.bind(("", int(address.rpartition(":")[2])))
+        except OSError as error:
+            raise Lost(
+                f"the first process cannot answer at {address}: is the port taken? "
+                f"(--coordinator_address; {error.strerror})"
+            ) from error
+
+
+def check_joined() -> None:
+    """ValueError: JAX sees several processes, and this one has not joined them."""
+    if jax.process_count() > 1 and distributed.global_state.client is None:
+        raise ValueError(
+            f"this is one of {jax.process_count()} processes of a slice: --multiprocess joins them"
+        )
+
+
+def several() -> bool:
+    """Whether the job has more than one process; no accelerator is touched for the answer."""
+    state = distributed.global_state
+    return state.client is not None and (state.num_processes or 1) > 1
+
+
+def stated_count() -> int:
+    """How many processes there are, as this one was told; the first one's word is what counts."""
+    return distributed.global_state.num_processes or 1
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes files and speaks."""
+    return not several() or jax.process_index() == 0
+
+
+def by_first(what: str, work: Callable[[], Any]) -> Any:
+    """Has the first process do something while the others wait; its result, in all of them.
+
+    Waiting has no limit: a process that dies meanwhile ends the others. With one process it is
+    work().
+
+    Args:
+        what: what the others wait for, for their message.
+        work: its result must be JSON.
+
+    Raises:
+        ValueError: raised by work, in all processes.
+        Lost: in the others, where work raised anything else.
+    """
+    client = distributed.global_state.client
+    if not several() or _order.alone:
+        return work()
+    assert client is not None
+    _order.calls += 1
+    key = f"m4/{_order.calls}/{what}"
+    if is_first():
+        _order.alone = True
+        try:
+            said: dict[str, Any] = {"result": work()}
+        except BaseException as error:
+            name = "mistake" if isinstance(error, ValueError) else "failure"
+            client.key_value_set(key, json.dumps({name: first_line(error)}))
+            raise
+        finally:
+            _order.alone = False
+        client.key_value_set(key, json.dumps(said))
+        return said["result"]
+    said = json.loads(_wait(client, key, what))
+    if "mistake" in said:
+        raise ValueError(said["mistake"])
+    if "failure" in said:
+        raise Lost(f"the first process failed: {said['failure']}")
+    return said["result"]
+
+
+def _wait(client: Any, key: str, what: str) -> str:
+    told = False
+    while True:
+        try:
+            return client.blocking_key_value_get(key, int(1000 * _POLL_SECONDS))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+        if not told:
+            told = True
+            print(f"process {jax.process_index()} waits for the first one: {what}", file=sys.stderr)
+
+
+class Program:
+    """A jitted function that all processes call together: a program for each shape of a batch, its
+    last argument.
+
+    Where one compiles for longer than another, the others wait here and not in the program's first
+    exchange: on CPU that one has a limit of 30 seconds.
+    """
+
+    def __init__(self, jitted: Any, what: str) -> None:
+        self._jitted, self._what = jitted, what
+        self._programs: dict[Any, Any] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not several():
+            return self._jitted(*arguments)
+        batch: dict[str, jax.Array] = arguments[-1]
+        key = tuple((name, value.shape) for name, value in sorted(batch.items()))
+        if key not in self._programs:
+            self._programs[key] = self._jitted.lower(*arguments).compile()
+            wait_for_all(self._what)
+        return self._programs[key](*arguments)
+
+
+def wait_for_all(what: str) -> None:
+    """Returns when all processes are here; a process that dies meanwhile ends the others."""
+    if several() and not _order.alone:
+        _order.calls += 1
+        client: Any = distributed.global_state.client
+        with _ended_by_ctrl_c():
+            client.wait_at_barrier(f"m4/{_order.calls}/{what}", 1000 * _LONGEST_SECONDS)
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Within it Ctrl-C ends the process, where it would otherwise raise KeyboardInterrupt.
+
+    Python's handler would wait until JAX's C++ returns. A training loop's own handler stays.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def lost(error: BaseException) -> str | None:
+    """What to say of an error that comes of another process's end; None: it is another error."""
+    if isinstance(error, Lost):
+        return first_line(error)  # gin adds lines of its own
+    if isinstance(error, jax.errors.JaxRuntimeError) and _LOST_WORDS.search(str(error)):
+        return f"{LOST} ({first_line(error)})"
+    return None
+
+
+def leave() -> None:
+    """At the end of the work, which all processes come to: waits for them, and parts."""
+    sys.stdout.flush()
+    jax.distributed.shutdown()
+
+
+def give_up(status: int) -> None:
+    """Ends this process after an error, without waiting for those that do not know of it.
+
+    With the first process ends what joins the others, so that they could only tell that it is gone:
+    it leaves them the time to tell what is wrong with them.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    client = distributed.global_state.client
+    if client is not None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            client.key_value_set(f"{_ENDED}{jax.process_index()}", str(status))
+            until = time.monotonic() + _order.linger_seconds
+            while is_first() and time.monotonic() < until:
+                if len(client.key_value_dir_get(_ENDED)) == jax.process_count():
+                    break
+                time.sleep(0.1)
+    os._exit(status)
+
+
+def first_line(error: BaseException) -> str:
+    """An error's message in one line: the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,83 @@
+"""Which rows of a batch a process gives, and its rows made into arrays over the whole mesh.
+
+That follows from the mesh, not from the process's number alone: where processes share the parts of
+a row's work (mesh axes such as "model" or "stage" that cross processes), they give the same rows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from m4.parallel.mesh import logical_spec
+
+# (i, n): the i-th of n equal parts of the rows.
+Part = tuple[int, int]
+
+
+def own_parts(mesh: Mesh) -> list[Part]:
+    """The parts of every batch that this process gives, in the order of the rows.
+
+    One part where they are neighbours, as nearly always.
+    """
+    own, parts = _own(_sharding(mesh))
+    if parts % len(own) == 0 and own[0] % len(own) == 0 and own[-1] - own[0] == len(own) - 1:
+        return [(own[0] // len(own), parts // len(own))]
+    return [(i, parts) for i in own]
+
+
+def own_batch(
+    batch: Callable[[int, Part], Mapping[str, np.ndarray]], step: int, parts: Sequence[Part]
+) -> Mapping[str, np.ndarray]:
+    """This process's rows of a step's batch; parts: of `own_parts`."""
+    if len(parts) == 1:
+        return batch(step, parts[0])
+    each = [batch(step, part) for part in parts]
+    return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+
+
+def own_rows(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """This process's rows of a batch that every process has whole."""
+    own, parts = _own(_sharding(mesh))
+    return {
+        name: np.concatenate([np.split(value, parts)[i] for i in own])
+        for name, value in batch.items()
+    }
+
+
+def to_global(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Host arrays [rows of this process, ...] -> arrays [B, ...] sharded by rows over the mesh."""
+    sharding = _sharding(mesh)
+    own, parts = _own(sharding)
+
+    def whole(value: np.ndarray) -> jax.Array:
+        each = len(value) // len(own)
+        assert each * len(own) == len(value), (value.shape, own)
+
+        def local(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None
+            start = own.index((index[0].start or 0) // each) * each
+            return value[start : start + each]
+
+        return jax.make_array_from_callback((each * parts, *value.shape[1:]), sharding, local)
+
+    return {name: whole(value) for name, value in batch.items()}
+
+
+def _sharding(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, logical_spec(("batch",)))
+
+
+def _own(sharding: NamedSharding) -> tuple[list[int], int]:
+    """(The parts that lie on this process's devices, in order; how many there are.)"""
+    # Asked of as many rows as the mesh has devices, which every number of parts divides.
+    rows = sharding.mesh.size
+    starts = [index[0].start or 0 for index in sharding.devices_indices_map((rows,)).values()]
+    parts = len(set(starts))
+    here = {
+        (index[0].start or 0) * parts // rows
+        for index in sharding.addressable_devices_indices_map((rows,)).values()
+        if index is not None
+    }
+    return sorted(here), parts

@@ -1,0 +1,288 @@
+"""GShard's annotations: which device holds which part of an array (arXiv 2006.16668, section 3.2).
+
+    x = replicate(x)                        a whole copy on every device
+    x = split(x, 0, 8)                      dimension 0 in 8 parts
+    x = shard(x, ids_of_shape([2, 1, 4]))   dimension 0 in 2 parts, 2 in 4; ids say who holds which
+    x = tile(x, ids)                        the same, by Lingvo's name
+    x = partial_tile(x, ids)                ids have one dimension more: copies
+    x = mesh_split(x, mesh, [1, -1, 0])     dimension 0 over mesh dimension 1, 2 over 0, 1 whole
+
+Names and meanings are those of the paper and of Lingvo's `xla_sharding` and `gshard_utils`. Each
+gives back its array, with the same values: an annotation says where parts lie and never what they
+are. A few in a function are enough; XLA's partitioner infers the rest and adds what is sent.
+
+Inside `jax.jit` they are `jax.lax.with_sharding_constraint`. On an array outside of it they move
+the parts there and then (`jax.device_put`). Of a `jax.ShapeDtypeStruct` they give one with that
+sharding, to compile a program for arrays that need not exist. Nothing else of m4 is needed.
+
+**Devices.** Ids are positions in `devices`, by default `jax.devices()`; each must occur once. One
+compiled program has one order of devices (JAX's rule), here that of `devices`. An assignment whose
+ids are a grid with its axes exchanged, such as [[0, 2], [1, 3]], is written as axes of a mesh in
+that order, and goes together with all other such ones. One whose ids follow no such pattern, such
+as [3, 1, 2, 0], makes an order of its own: then JAX refuses, with "incompatible devices", any other
+order in the same program or operation, arguments too. Give such an order as `devices` to all
+annotations instead: `split(x, 0, 4, devices=[d[3], d[1], d[2], d[0]])`. An array outside of a
+program may go from any order to any other.
+
+**Sizes.** A dimension must divide into its parts; the paper's padding of uneven ones is not done.
+
+**Meshes.** They are for JAX's Auto axes. Under `jax.set_mesh` with Explicit axes use
+`jax.sharding.reshard`; in the body of a `jax.shard_map` arrays are local (the paper's
+`auto_to_manual` is `jax.shard_map` with its `in_specs`, `manual_to_auto` its `out_specs`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from m4.parallel.divides import nearest
+
+A = TypeVar("A", jax.Array, jax.ShapeDtypeStruct)
+Devices = Sequence[Any] | None  # of jax.Device
+Ids = np.ndarray | Sequence
+
+
+def replicate(x: A, *, devices: Devices = None) -> A:
+    """Every device has all of it.
+
+    Raises:
+        ValueError: under a mesh of Explicit or Manual axes.
+    """
+    held = _devices("replicate", devices)
+    return _annotate("replicate", x, np.arange(len(held)), [-1] * x.ndim, held)
+
+
+def split(x: A, split_dimension: int, num_partitions: int, *, devices: Devices = None) -> A:
+    """One dimension in equal parts over the devices in their order.
+
+    With fewer parts than devices, neighbours hold copies: 2 parts over 8 devices are the first half
+    on 0-3 and the second on 4-7.
+
+    Raises:
+        ValueError: the dimension does not exist or does not divide; the parts do not divide the
+            devices.
+    """
+    held = _devices("split", devices)
+    _check_dimension("split", split_dimension, x.ndim)
+    if num_partitions < 1 or len(held) % num_partitions:
+        fit = ", ".join(str(n) for n in range(1, len(held) + 1) if len(held) % n == 0)
+        raise ValueError(
+            f"sharding.split: {num_partitions} partitions of {len(held)} devices; it can be {fit}"
+        )
+    mapping = [-1] * x.ndim
+    mapping[split_dimension] = 0
+    ids = np.arange(len(held)).reshape(num_partitions, -1)
+    return _annotate("split", x, ids, mapping, held)
+
+
+def shard(x: A, device_assignment: Ids, *, devices: Devices = None) -> A:
+    """Several dimensions in parts, and who holds which.
+
+    An array [256, 1024, 8192] with an assignment of shape [2, 1, 4] lies in parts
+    [128, 1024, 2048]; `device_assignment[i, 0, k]` has rows 128 i ... of columns 2048 k ... .
+
+    Args:
+        device_assignment: ids of devices, with as many dimensions as x.
+
+    Raises:
+        ValueError: the dimensions are not as many; one does not divide; an id is missing, too
+            large or there twice.
+    """
+    return _tiled("shard", x, device_assignment, devices, copies=0)
+
+
+def tile(x: A, tile_assignment: Ids, *, devices: Devices = None) -> A:
+    """`shard`, by Lingvo's name."""
+    return _tiled("tile", x, tile_assignment, devices, copies=0)
+
+
+def partial_tile(x: A, tile_assignment: Ids, *, devices: Devices = None) -> A:
+    """Tiles of which there are copies.
+
+    Args:
+        tile_assignment: ids of devices, with one dimension more than x has; the devices along the
+            last one hold the same tile.
+
+    Raises:
+        ValueError: as `shard`.
+    """
+    return _tiled("partial_tile", x, tile_assignment, devices, copies=1)
+
+
+def mesh_split(
+    x: A, device_mesh: Mesh | Ids, dims_mapping: Sequence[int], *, devices: Devices = None
+) -> A:
+    """Dimensions over those of a mesh of devices.
+
+    The paper's 2-D sharded dense weights: attention [heads, depth, width] by [1, -1, 0],
+    feed-forward [width, hidden] by [0, 1].
+
+    Args:
+        device_mesh: ids of devices, or a mesh of JAX with Auto axes (which has devices of its own).
+        dims_mapping: for each dimension of x the dimension of the mesh that it is split over; -1:
+            it is not. Along dimensions of the mesh that are not named there are copies.
+
+    Raises:
+        ValueError: the mapping is not as long as x has dimensions, or names what the mesh lacks, or
+            one dimension twice; a dimension does not divide; ids as `shard`.
+    """
+    mapping = [int(dimension) for dimension in dims_mapping]
+    over = np.ndim(device_mesh.devices if isinstance(device_mesh, Mesh) else device_mesh)
+    named = [dimension for dimension in mapping if dimension != -1]
+    if len(mapping) != x.ndim:
+        raise ValueError(
+            f"sharding.mesh_split: dims_mapping {mapping} has {len(mapping)} entries, the array "
+            f"{list(x.shape)} has {x.ndim} dimensions; -1 is for one that is not split"
+        )
+    if len({*named}) != len(named) or not all(0 <= dimension < over for dimension in named):
+        raise ValueError(
+            f"sharding.mesh_split: dims_mapping {mapping}: an entry is -1 or one of the mesh's "
+            f"dimensions, {', '.join(str(n) for n in range(over))}, each at most once"
+        )
+    if not isinstance(device_mesh, Mesh):
+        return _annotate("mesh_split", x, device_mesh, mapping, _devices("mesh_split", devices))
+    if devices is not None:
+        raise ValueError("sharding.mesh_split: a mesh of JAX has its devices: leave devices out")
+    if any(kind != AxisType.Auto for kind in device_mesh.axis_types):
+        raise ValueError(f"sharding.mesh_split: {device_mesh}: all its axes must be Auto")
+    _check_divides("mesh_split", x.shape, device_mesh.devices.shape, mapping)
+    spec = [None if d == -1 else device_mesh.axis_names[d] for d in mapping]
+    return _place("mesh_split", x, NamedSharding(device_mesh, PartitionSpec(*spec)))
+
+
+def _tiled(name: str, x: A, assignment: Ids, devices: Devices, copies: int) -> A:
+    ids = np.asarray(assignment)
+    if ids.ndim != x.ndim + copies:
+        more = " and one more, for copies" if copies else ""
+        raise ValueError(
+            f"sharding.{name}: an assignment of shape {list(ids.shape)} for an array "
+            f"{list(x.shape)}: it needs as many dimensions{more}"
+        )
+    return _annotate(name, x, ids, list(range(x.ndim)), _devices(name, devices))
+
+
+def _annotate(name: str, x: A, ids: Ids, mapping: Sequence[int], devices: Sequence[Any]) -> A:
+    """The array with dimension i over dimension mapping[i] of the ids (-1: not split)."""
+    ids = np.asarray(ids)
+    if sorted(ids.reshape(-1).tolist()) != list(range(len(devices))):
+        raise ValueError(
+            f"sharding.{name}: ids {ids.tolist()}: each of 0 ... {len(devices) - 1}, the positions "
+            f"of the {len(devices)} devices, must be there once; for others give devices="
+        )
+    _check_divides(name, x.shape, ids.shape, mapping)
+    grid = _grid(ids)
+    names = tuple(f"d{axis}" for axis in range(len(grid.sizes)))
+    held = np.array([devices[i] for i in grid.order]).reshape(grid.sizes)
+    mesh = Mesh(held, names, axis_types=(AxisType.Auto,) * len(names))
+    spec = [
+        tuple(names[axis] for axis in grid.axes[d]) or None if d != -1 else None for d in mapping
+    ]
+    return _place(name, x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def _place(name: str, x: A, sharding: NamedSharding) -> A:
+    around = jax.sharding.get_abstract_mesh()
+    if any(kind != AxisType.Auto for kind in around.axis_types):
+        raise ValueError(
+            f"sharding.{name}: under a mesh of Explicit or Manual axes ({around}): with Explicit "
+            "ones use jax.sharding.reshard; in jax.shard_map an array is one device's own"
+        )
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    if isinstance(x, Tracer):
+        return jax.lax.with_sharding_constraint(x, sharding)
+    return jax.device_put(x, sharding)
+
+
+class _Grid(NamedTuple):
+    order: list[int]  # positions of the devices along the mesh, outermost axis first
+    sizes: list[int]  # of the mesh's axes
+    axes: list[list[int]]  # for each dimension of the ids its axes of the mesh, outermost first
+
+
+def _grid(ids: np.ndarray) -> _Grid:
+    """A mesh with this assignment: in the order 0, 1, 2 ... where there is one, else in its own.
+
+    Its axes have prime sizes, so that all of a program's annotations share one mesh where that is
+    possible: JAX tells an output's sharding by the axes of one of them, and fails where they are
+    too long.
+    """
+    digits = _all_digits(ids)
+    if digits is None:
+        in_order = _grid(np.arange(ids.size).reshape(ids.shape))
+        return in_order._replace(order=ids.reshape(-1).tolist())
+    # All ids occur once, so that the sorted steps are 1, the size of the first, their product ...
+    steps = sorted((digit for own in digits for digit in own), reverse=True)
+    axis = {step: place for place, (step, _) in enumerate(steps)}
+    axes = [[axis[step] for step, _ in reversed(own)] for own in digits]
+    return _Grid(list(range(ids.size)), [size for _, size in steps], axes)
+
+
+def _all_digits(ids: np.ndarray) -> list[list[tuple[int, int]]] | None:
+    """Of each dimension (step, size) of its digits, innermost first; None: it has none.
+
+    Along a dimension the ids must grow as the digits of a number do: 0, 1, 4, 5 is a digit of step
+    1 inside of one of step 4. The steps of all digits are the steps of a grid's axes.
+    """
+    digits = []
+    rebuilt = np.zeros((), ids.dtype)
+    for dimension in range(ids.ndim):
+        along = np.moveaxis(ids, dimension, 0).reshape(ids.shape[dimension], -1)[:, 0] - ids.flat[0]
+        digits.append(_digits(along))
+        rebuilt = np.add.outer(rebuilt, along)
+    return digits if None not in digits and np.array_equal(rebuilt, ids) else None
+
+
+def _digits(along: np.ndarray, done: int = 1) -> list[tuple[int, int]] | None:
+    """(step, size) of the digits that count 0, along[1], ... , innermost first; None: no digits.
+
+    Args:
+        done: so many, the first of `along`, are counted by inner digits.
+    """
+    if done == len(along):
+        return []
+    for size in _prime_factors(len(along) // done):
+        step = int(along[done])
+        counted = np.add.outer(np.arange(size) * step, along[:done]).reshape(-1)
+        if step > 0 and np.array_equal(along[: size * done], counted):
+            outer = _digits(along, size * done)
+            if outer is not None:
+                return [(step, size), *outer]
+    return None
+
+
+def _prime_factors(number: int) -> list[int]:
+    """12 -> [2, 3]."""
+    dividing = [n for n in range(2, number + 1) if number % n == 0]
+    return [n for n in dividing if not any(n % m == 0 for m in dividing if m < n)]
+
+
+def _devices(name: str, devices: Devices) -> Sequence[Any]:
+    devices = jax.devices() if devices is None else list(devices)
+    if not devices or len({*devices}) != len(devices):
+        raise ValueError(f"sharding.{name}: devices must be at least one, and each once: {devices}")
+    return devices
+
+
+def _check_dimension(name: str, dimension: int, dimensions: int) -> None:
+    if not -dimensions <= dimension < dimensions:
+        raise ValueError(
+            f"sharding.{name}: dimension {dimension} of an array with {dimensions} dimensions"
+        )
+
+
+def _check_divides(
+    name: str, shape: Sequence[int], parts: Sequence[int], mapping: Sequence[int]
+) -> None:
+    """ValueError: a dimension does not divide into the parts of the one that it is split over."""
+    for dimension, over in enumerate(mapping):
+        size, count = shape[dimension], parts[over] if over != -1 else 1
+        if size % count:
+            raise ValueError(
+                f"sharding.{name}: dimension {dimension} of an array {list(shape)} does not divide "
+                f"into {count} parts; {nearest(size, count)}"
+            )

@@ -1,0 +1,1 @@
+"""Compiled programs read: collectives, matrix products, loops."""

@@ -1,0 +1,369 @@
+"""Which collectives a compiled program runs, how often and over how many bytes.
+
+Reads the text of an optimised HLO module (`compiled.as_text()`), of any backend. The text of a
+large model is hundreds of megabytes: it is read once, line by line, and only what matters is taken
+apart.
+
+Loops: a collective in the body of a `while` counts as often as the loop goes round
+(`m4.plan.hlo.loops`).
+"""
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from m4.plan.hlo.loops import Scalars, trip_count
+from m4.plan.hlo.products import MARKS, product_flops
+from m4.plan.hlo.replica_groups import Groups, read_groups, read_pairs
+from m4.plan.hlo.types import INSTRUCTION, elements, type_bytes
+
+# https://openxla.org/xla/operation_semantics; each also with "-start" where it is asynchronous.
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "collective-permute",
+    "reduce-scatter",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a program, as one device sees it.
+
+    Attributes:
+        kind: one of `KINDS`.
+        name, computation: where it stands in the text.
+        operand_bytes, result_bytes: what one run takes in and gives out on one device. An
+            all-gather of n devices gives n times what it takes in, a reduce-scatter the n-th part.
+        groups: the devices that work together; of a collective-permute (source, target) pairs.
+        times: runs in one run of the program. Each branch of a conditional counts as taken.
+        loop_unknown: it is in a loop whose length the text does not tell; it counts once there.
+        source: the operation of the traced program that it comes from ("" where it is not told).
+    """
+
+    kind: str
+    name: str
+    computation: str
+    operand_bytes: int
+    result_bytes: int
+    groups: Groups
+    times: int
+    loop_unknown: bool
+    source: str
+
+    @property
+    def payload_bytes(self) -> int:
+        """The larger of what goes in and what comes out, of one run."""
+        return max(self.operand_bytes, self.result_bytes)
+
+    @property
+    def sent_bytes(self) -> float:
+        """What one device sends in one run, by the algorithms that send least.
+
+        For n devices, a ring's: all-reduce 2 (n - 1) / n of its operand, reduce-scatter and
+        all-to-all (n - 1) / n, all-gather n - 1 times, a permutation all of it.
+        """
+        if self.kind in ("collective-permute", "collective-broadcast"):
+            return float(self.operand_bytes)
+        n = len(self.groups[0])
+        if self.kind == "all-gather":
+            return float((n - 1) * self.operand_bytes)
+        return (2 if self.kind == "all-reduce" else 1) * self.operand_bytes * (n - 1) / n
+
+
+@dataclass(frozen=True)
+class Total:
+    """All collectives of one kind in one run of a program; bytes are those of one device."""
+
+    count: int
+    operand_bytes: int
+    result_bytes: int
+    payload_bytes: int
+    sent_bytes: float
+
+
+def summary(found: Iterable[Collective]) -> dict[str, Total]:
+    """Kind -> its total, loops multiplied out; only kinds that there are, in `KINDS`' order."""
+    by_kind: dict[str, list[Collective]] = defaultdict(list)
+    for each in found:
+        by_kind[each.kind].append(each)
+    return {
+        kind: Total(
+            sum(c.times for c in by_kind[kind]),
+            sum(c.times * c.operand_bytes for c in by_kind[kind]),
+            sum(c.times * c.result_bytes for c in by_kind[kind]),
+            sum(c.times * c.payload_bytes for c in by_kind[kind]),
+            sum(c.times * c.sent_bytes for c in by_kind[kind]),
+        )
+        for kind in KINDS
+        if kind in by_kind
+    }
+
+
+def collectives(hlo: str | Iterable[str]) -> list[Collective]:
+    """The collectives of an optimised HLO module, in the order of its text.
+
+    Args:
+        hlo: the module's text, or its lines (a file).
+
+    Raises:
+        ValueError: it is no HLO module, or one that writes replica groups or types in an unknown
+            way.
+    """
+    return measure(hlo).collectives
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a compiled program does in one run, on one device.
+
+    Attributes:
+        collectives: as `collectives` gives them.
+        cycles: of the device's clock, by the TPU compiler's own estimate of each operation, loops
+            multiplied out; 0 where it writes none (CPU, GPU). It estimates no collectives.
+        uncosted: how many operations run that the compiler has no estimate of: kernels of others,
+            and where it writes the largest number there is.
+        flops: operations of matrix products (`m4.plan.hlo.products`), loops multiplied out.
+        unread: what runs and may multiply too, but cannot be counted: kind -> how often.
+        loops_unknown: something is in a loop whose length the text does not tell.
+    """
+
+    collectives: list[Collective]
+    cycles: int
+    uncosted: int
+    flops: int
+    unread: dict[str, int]
+    loops_unknown: bool
+
+
+def measure(hlo: str | Iterable[str]) -> Measured:
+    """`collectives` and the cycles of everything else; the same arguments and errors."""
+    module = _read(_lines(hlo) if isinstance(hlo, str) else hlo)
+    times = _times(module)
+    return _measured(module, (times.once, False), (times.turn, True))
+
+
+class Apart(NamedTuple):
+    """A program with a loop whose length the data decide, such as a search.
+
+    Attributes:
+        once: what is outside of such loops. turn: what is in them, each going round once.
+        loops: how many there are, those in one another counted too.
+    """
+
+    once: Measured
+    turn: Measured
+    loops: int
+
+
+def measure_apart(hlo: str | Iterable[str]) -> Apart:
+    """`measure`, of what runs once and of what is in loops of unknown length."""
+    module = _read(_lines(hlo) if isinstance(hlo, str) else hlo)
+    times = _times(module)
+    once, turn = _measured(module, (times.once, False)), _measured(module, (times.turn, True))
+    return Apart(once, turn, times.loops)
+
+
+@dataclass
+class _Found:
+    """A `Collective` without what its callers decide."""
+
+    kind: str
+    name: str
+    computation: str
+    operand_bytes: int
+    result_bytes: int
+    groups: Groups
+    source: str
+
+
+@dataclass
+class _Computation:
+    collectives: list[_Found] = field(default_factory=list)
+    cycles: int = 0
+    uncosted: int = 0
+    flops: int = 0
+    unread: Counter[str] = field(default_factory=Counter)
+    calls: list[tuple[str, int | None]] = field(default_factory=list)  # None: unknown how often
+    scalars: Scalars = field(default_factory=Scalars)
+
+
+@dataclass
+class _Module:
+    computations: dict[str, _Computation]
+    entry: str
+
+
+class _Times(NamedTuple):
+    """How often each computation runs, outside and inside of loops of unknown length."""
+
+    once: Mapping[str, int]
+    turn: Mapping[str, int]
+    loops: int
+
+
+def _times(module: _Module) -> _Times:
+    # A computation stands before those that call it: backwards, all callers are done before it.
+    once: dict[str, int] = defaultdict(int, {module.entry: 1})
+    turn: dict[str, int] = defaultdict(int)
+    loops = 0
+    for name, computation in reversed(module.computations.items()):
+        runs_at_all = once[name] + turn[name] > 0
+        for callee, runs in computation.calls:
+            if runs is None:
+                turn[callee] += once[name] + turn[name]
+                loops += runs_at_all
+            else:
+                once[callee] += once[name] * runs
+                turn[callee] += turn[name] * runs
+    return _Times(once, turn, loops // 2)  # a loop calls its body and its condition
+
+
+def _measured(module: _Module, *counted: tuple[Mapping[str, int], bool]) -> Measured:
+    """The sums over what runs so often; with whether that is in loops of unknown length."""
+    collectives: list[Collective] = []
+    unread = Counter[str]()
+    cycles = uncosted = flops = 0
+    unknown = False
+    for name, computation in module.computations.items():
+        for times, in_unknown in ((of[name], in_unknown) for of, in_unknown in counted):
+            if not times:
+                continue
+            unknown |= in_unknown
+            collectives += [
+                Collective(**vars(found), times=times, loop_unknown=in_unknown)
+                for found in computation.collectives
+            ]
+            unread.update({kind: times * n for kind, n in computation.unread.items()})
+            cycles += times * computation.cycles
+            uncosted += times * computation.uncosted
+            flops += times * computation.flops
+    return Measured(collectives, cycles, uncosted, flops, dict(unread), unknown)
+
+
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
+_KIND = re.compile(rf"({'|'.join(KINDS)})(-start)?")
+_NAME = re.compile(r"%?([\w.\-]+)")
+_BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=([^,]+))")
+_SOURCE = re.compile(r'metadata=\{[^}]*?op_name="((?:[^"\\]|\\.)*)"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+# 2^63 - 1 in the text; no operation takes a century.
+_NO_ESTIMATE = 2**62
+_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The lines of a text, one at a time; `splitlines` would copy it whole."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        yield text[start:end]
+        start = end + 1
+
+
+def _read(lines: Iterable[str]) -> _Module:
+    devices, entry, name = 1, "", ""
+    current = _Computation()
+    computations: dict[str, _Computation] = {}
+    own: list[str] = []  # the lines of the current one, and those that can be products
+    products: list[str] = []
+    for line in lines:
+        line = line.rstrip("\n")
+        if not line.startswith(" "):
+            if line.startswith("HloModule"):
+                devices = math.prod(int(n) for n in _DEVICES.findall(line))
+            elif found := _HEADER.match(line):
+                name, current, own, products = found[2], _Computation(), [], []
+                computations[name] = current
+                entry = name if found[1] else entry
+            elif products:  # the computation ends
+                current.flops, current.unread = product_flops(products, own)
+                products = []
+            continue
+        own.append(line)
+        if any(mark in line for mark in MARKS):
+            products.append(line)
+        if '"estimated_cycles"' in line and (cycles := _CYCLES.search(line)):
+            known = int(cycles[1]) < _NO_ESTIMATE
+            current.cycles += int(cycles[1]) if known else 0
+            current.uncosted += not known
+        current.uncosted += '"tpu_custom_call"' in line
+        # Cheap looks before the regular expressions: nearly every line is none of these.
+        seems = " all-" in line or " collective-" in line or "reduce-s" in line or "-all-" in line
+        calls = "calls=" in line or "to_apply=" in line
+        if seems and (found := _collective(line, name, devices)):
+            current.collectives.append(found)
+        elif calls or " while(" in line or " conditional(" in line:
+            current.calls += _calls(line, current, computations)
+        elif "= s32[]" in line or "= s64[]" in line or "= pred[]" in line or ") tuple(" in line:
+            current.scalars.read(line)
+    if not entry:
+        raise ValueError("not the text of an HLO module: there is no line that begins with ENTRY")
+    return _Module(computations, entry)
+
+
+def _collective(line: str, computation: str, devices: int) -> _Found | None:
+    """What the line says; None where it is another operation, or only calls one."""
+    instruction = INSTRUCTION.match(line)
+    if instruction is None or (opcode := _KIND.fullmatch(instruction[3])) is None:
+        return None
+    if "calls=" in line:  # an asynchronous wrapper; the operation itself is in what it calls
+        return None
+    name, kind = instruction[1], opcode[1]
+    groups = read_pairs(line) if kind == "collective-permute" else read_groups(line, devices)
+    # The start of an asynchronous one gives (operand, result, ...); an all-reduce's the result.
+    parts = elements(instruction[2])
+    if opcode[2] and kind != "all-reduce" and len(parts) > 1:
+        operand, result = type_bytes(parts[0]), type_bytes(parts[1])
+    else:
+        operand = result = type_bytes(instruction[2])
+        if kind == "all-gather":
+            operand = result // len(groups[0])
+        if kind == "reduce-scatter":
+            operand = result * len(groups[0])
+    if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
+        # So the TPU's compiler writes a reduce-scatter: a fusion of all-reduce and slice.
+        kind, result = "reduce-scatter", operand // len(groups[0])
+    source = _SOURCE.search(line)
+    return _Found(kind, name, computation, operand, result, groups, source[1] if source else "")
+
+
+def _calls(
+    line: str, caller: _Computation, known: Mapping[str, _Computation]
+) -> list[tuple[str, int | None]]:
+    """(computation, how often the line runs it): those in which a collective can be."""
+    instruction = INSTRUCTION.match(line) if " while(" in line else None
+    if instruction and instruction[3] == "while":
+        body, condition = _named(line, "body="), _named(line, "condition=")
+        if not any(_matters(known.get(name)) for name in (body, condition)):
+            return []
+        scalars = (each.scalars for each in (caller, known[condition], known[body]))
+        trips = trip_count(line, instruction[4], *scalars)
+        # The condition is asked once more than the body runs.
+        return [(body, trips), (condition, None if trips is None else trips + 1)]
+    names = [_named(line, "calls="), _named(line, "to_apply=")]
+    if " conditional(" in line:
+        for several, one in _BRANCHES.findall(line):
+            names += [name.strip().lstrip("%") for name in (several or one).split(",")]
+    return [(name, 1) for name in names if _matters(known.get(name))]
+
+
+def _named(line: str, attribute: str) -> str:
+    """The computation that an attribute names; "" without it."""
+    place = line.find(attribute)
+    found = _NAME.match(line, place + len(attribute)) if place >= 0 else None
+    return found[1] if found else ""
+
+
+def _matters(computation: _Computation | None) -> bool:
+    if computation is None:
+        return False
+    counted = computation.cycles or computation.uncosted or computation.flops or computation.unread
+    return bool(computation.collectives or computation.calls or counted)

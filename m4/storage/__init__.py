@@ -1,0 +1,1 @@
+"""Files of a run: checkpoints, metrics, locks, object stores."""

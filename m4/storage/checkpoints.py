@@ -1,0 +1,155 @@
+"""Checkpoints: parameters, optimizer and a JSON note, atomically, by orbax (its only importer)."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from m4.parallel import distributed
+from m4.storage import remote
+
+
+class Checkpoints:
+    """The folder `checkpoints/<step>/` of a model: items params, optimizer, average, best, note.
+
+    `average` are averaged parameters, where the optimizer makes them (`m4.train.average`), `best`
+    those of the best evaluation so far, where there is early stopping.
+
+    With several processes all of them open, save and restore together; read_only it is each for
+    itself.
+
+    Saving is asynchronous (call `wait` or `close` before reading) and atomic: a step's folder
+    appears, complete, by a rename, so that a killed job leaves the last complete step.
+    """
+
+    def __init__(self, folder: Path | str, *, keep: int = 3, read_only: bool = False):
+        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax narrates every save
+        self._here = Path(folder).absolute()
+        self.folder = remote.place(self._here)
+        self._manager = ocp.CheckpointManager(
+            self.folder,
+            item_names=("params", "optimizer", "average", "best", "note"),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=None if read_only else keep,
+                cleanup_tmp_directories=not read_only,
+                read_only=read_only,
+                create=not read_only,
+                multiprocessing_options=_processes(alone=read_only),
+            ),
+        )
+
+    @property
+    def latest(self) -> int | None:
+        """The last complete step, or None."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, items: Mapping[str, Any], note: Mapping[str, Any]) -> None:
+        """Starts to save trees of arrays under their names ("params", "optimizer", ...).
+
+        Returns once the arrays may be overwritten. A step that is there is left alone.
+        """
+        if step in self._manager.all_steps():
+            return
+        # What is written beside it must not be older than a checkpoint that a run goes on from. And
+        # no process writes any part where the folder is another job's by now.
+        distributed.by_first("to save a checkpoint", lambda: remote.push(self._here))
+        saves = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+        self._manager.save(
+            step, args=ocp.args.Composite(**saves, note=ocp.args.JsonSave(dict(note)))
+        )
+
+    def note(self, step: int) -> dict[str, Any]:
+        """The JSON note of a step: what made it, and its data's and vocabulary's fingerprints."""
+        found = self._manager.restore(step, args=ocp.args.Composite(note=ocp.args.JsonRestore()))
+        return dict(found["note"])
+
+    def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
+        """The named trees of a step, in the shapes, types and shardings of the given ones.
+
+        Give ShapeDtypeStructs; what is not named is not read.
+        """
+        restores = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
+        found = self._manager.restore(step, args=ocp.args.Composite(**restores))
+        return {name: found[name] for name in items}
+
+    def used(self, step: int) -> str:
+        """The item whose parameters a step is used with: the best, averaged, or plain ones."""
+        there = self.folder / str(step)
+        return next(name for name in ("best", "average", "params") if (there / name).exists())
+
+    def check_shapes(self, step: int, name: str, tree: Any) -> None:
+        """Raises ValueError when an item of a step has other arrays than `tree` (nested dicts).
+
+        To be called before `restore`, which says so in thousands of lines.
+        """
+        alone = _processes(alone=True)
+        with ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
+            saved = _by_path(reader.metadata(self.folder / str(step) / name).item_metadata)
+        wanted = _by_path(tree)
+        for path in sorted(saved.keys() | wanted.keys()):
+            here, there = wanted.get(path), saved.get(path)
+            if here != there:
+                raise ValueError(
+                    f"{self.folder}/{step}: {path} is {there or 'missing'} there and "
+                    f"{here or 'missing'} in the model: it belongs to another config"
+                )
+
+    def wait(self) -> None:
+        """Returns when every save is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits and lets go of threads; where the folder is another job's by now, does neither."""
+        if not remote.lost(self._here):
+            self._manager.close()
+
+
+def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
+    """Which processes wait for each other: all of them, or this one for nobody."""
+    if jax.process_count() == 1 or not alone:
+        return ocp.options.MultiprocessingOptions()
+    here = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process{here}"
+    )
+
+
+def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
+    """ "a/b" -> shape of every array of nested dicts."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def latest_step(folder: Path) -> int | None:
+    """The last complete step in a folder of checkpoints, or None; without reading any."""
+    there = remote.place(folder)
+    if not there.is_dir():
+        return None
+    steps = [
+        int(path.name) for path in there.iterdir() if path.name.isdecimal() and _is_whole(path)
+    ]
+    return max(steps, default=None)
+
+
+def _is_whole(step: epath.Path) -> bool:
+    """A disk's folder has its name when it is; in a store, which cannot rename, orbax marks it."""
+    return "://" not in os.fspath(step) or (step / "commit_success.txt").exists()
+
+
+def shapes(tree: Any, shardings: Any | None = None) -> Any:
+    """ShapeDtypeStructs of a tree of arrays, with these shardings (or each array's own)."""
+    if shardings is None:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
+            tree,
+        )
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
+    )

@@ -1,0 +1,89 @@
+"""Who went where: seated choices by MoE layer, translation direction and expert, as JSON.
+
+Training writes MODEL_DIR/atlas.train.json, decoding MODEL_DIR/decodes/atlas.<split>.json;
+`m4.eval.report.atlas` shows them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.storage.files import write_text
+
+# Raised when files of the older kind cannot be read any more.
+FORMAT = 1
+
+
+class Counts:
+    """Sums by layer: {"encoder_1": int64 [directions, E], ...}, in the order of `directions`."""
+
+    def __init__(self, directions: Sequence[str]) -> None:
+        self.directions = list(directions)
+        self.layers: dict[str, npt.NDArray[np.int64]] = {}
+
+    def add(self, layers: Mapping[str, npt.ArrayLike]) -> None:
+        """seated_DE of each layer, of one step or more."""
+        for layer, value in layers.items():
+            seated_DE = np.asarray(value, np.int64)
+            assert len(seated_DE) == len(self.directions), (layer, seated_DE.shape)
+            self.layers[layer] = self.layers.get(layer, np.zeros_like(seated_DE)) + seated_DE
+
+    def add_choices(
+        self, layer: str, experts: int, directions: npt.ArrayLike, chosen: npt.ArrayLike
+    ) -> None:
+        """Choices one by one: chosen [rows, positions, K], the expert or -1; directions [rows]."""
+        chosen = np.asarray(chosen)
+        cell = np.asarray(directions)[:, None, None] * experts + chosen
+        cells = np.bincount(cell[chosen >= 0], minlength=len(self.directions) * experts)
+        self.add({layer: cells.reshape(-1, experts)})
+
+    def replace(self, other: Counts) -> None:
+        """Takes over every direction that `other` has counted, in place of what was there."""
+        for layer, seated_DE in other.layers.items():
+            mine = self.layers.setdefault(
+                layer, np.zeros((len(self.directions), seated_DE.shape[1]), np.int64)
+            )
+            for direction, row in zip(other.directions, seated_DE, strict=True):
+                mine[self.directions.index(direction)] = row
+
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return {
+            "directions": self.directions,
+            "layers": {layer: seated_DE.tolist() for layer, seated_DE in self.layers.items()},
+        }
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Counts:
+        """Raises ValueError where a layer has not one row of counts a direction."""
+        counts = cls(saved["directions"])
+        if not isinstance(saved["layers"], Mapping):
+            raise ValueError("layers: must be an object, layer -> rows")
+        for layer, rows in saved["layers"].items():
+            if np.ndim(rows) != 2 or len(rows) != len(counts.directions):
+                raise ValueError(f"layers: {layer} has not one row of counts a direction")
+        counts.add(saved["layers"])
+        return counts
+
+
+def write(path: Path, counts: Counts, about: Mapping[str, Any]) -> None:
+    """One JSON object: `about` (steps, train_pairs, ...), then directions and layers."""
+    saved = {"format": FORMAT, **about, **counts.as_json()}
+    write_text(path, json.dumps(saved, ensure_ascii=False) + "\n")
+
+
+def read(path: Path) -> tuple[Counts, dict[str, Any]]:
+    """(counts, everything that the file says). ValueError: it is not such a file."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        if saved["format"] != FORMAT:
+            raise ValueError(f"format {saved['format']}, this m4 reads {FORMAT}")
+        return Counts.from_json(saved), saved
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: no counts of experts: {error}") from error

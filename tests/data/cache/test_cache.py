@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from m4.data.cache import cache
+from m4.data.cache.cache import Cache
+from m4.data.cleaning import clean
+from m4.data.preprocess import source_ids, target_ids
+from m4.data.sources import SPLITS, Pair
+from m4.data.sources.tsv import Tsv
+from tests.data.corpus import Made
+
+SMALL: dict[str, Any] = {"vocabulary_size": 400, "source_length": 96, "target_length": 96}
+
+
+class Listed(Made):
+    """A source of given pairs: pairs[split]."""
+
+    def __init__(self, **pairs: list[tuple[str, str]]) -> None:
+        super().__init__({"gl": 1})
+        self.listed = pairs
+
+    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        return (Pair(*pair) for pair in self.listed.get(split, []))
+
+    def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
+        return {}
+
+    def identity(self) -> dict:
+        return {"source": "listed", "pairs": self.listed}
+
+
+def test_arrays_are_the_text_in_order(made: Made, made_cache: Cache) -> None:
+    for split in SPLITS:
+        arrays = {side: made_cache.tokens(split, side) for side in ("english", "foreign")}
+        for code in made_cache.languages():
+            pairs = list(made_cache.pairs(code, split))
+            assert pairs == list(made.pairs(code, split))
+            assert len(pairs) == made_cache.size(code, split) == len(made_cache.rows(code, split))
+            for side, (flat, offsets) in arrays.items():
+                texts = [getattr(pair, side) for pair in pairs]
+                wanted = target_ids(made_cache.vocabulary, texts, 1000)
+                for row, ids in zip(made_cache.rows(code, split), wanted, strict=True):
+                    assert [*flat[offsets[row] : offsets[row + 1]], 1] == ids
+    assert flat.dtype == np.uint16
+    assert offsets.dtype == np.int64
+
+
+def test_manifest(made: Made, made_cache: Cache) -> None:
+    manifest = made_cache.manifest
+    assert {c: made_cache.size(c, "train") for c in made_cache.languages()} == made.sizes
+    assert manifest["identity"]["source"] == {
+        "source": "made",
+        "seed": 0,
+        "by_language": made.sizes,
+    }
+    assert manifest["vocabularies"]["shared"]["fingerprint"] == made_cache.vocabulary.fingerprint
+    mean = manifest["languages"]["gl"]["train"]["mean_pieces"]["foreign"]
+    _, offsets = made_cache.tokens("train", "foreign")
+    assert mean == pytest.approx(offsets[300] / 300, abs=1e-3)
+    assert made_cache.mean_pieces("en-gl", "train")[1] == mean
+    sizes = {f"en-{code}": size for code, size in made.sizes.items()}
+    assert Cache(made_cache.folder, "from_english").sizes() == sizes
+    assert made_cache.directions == [*sizes, *(f"{code}-en" for code in made.sizes)]
+    assert Cache(made_cache.folder, "to_english").directions == ["gl-en", "pt-en", "sr_Latn-en"]
+
+
+def test_token_counts_are_what_a_model_takes_in(made_cache: Cache) -> None:
+    vocabulary = made_cache.source_vocabulary
+    taken_in: list[int] = []
+    for code in made_cache.languages():
+        pairs = list(made_cache.pairs(code, "train"))
+        for side, other in (("english", code), ("foreign", "en")):
+            texts = [getattr(pair, side) for pair in pairs]
+            for ids in source_ids(vocabulary, texts, other, 1000):
+                taken_in += ids
+            for ids in target_ids(vocabulary, texts, 1000):
+                taken_in += [0, *ids[:-1]]  # the decoder's input: moved right
+    counts = np.load(made_cache.folder / "token_counts.npy")
+    assert counts.dtype == np.int64
+    np.testing.assert_array_equal(counts, np.bincount(taken_in, minlength=vocabulary.size))
+
+
+def test_subsets_of_the_source(made: Made, made_cache: Cache) -> None:
+    assert made_cache.subsets("pt", "test") == made.subsets("pt", "test")
+    assert made_cache.subsets("pt", "train") == {}
+
+
+def test_a_ready_cache_is_opened_not_built(tmp_path: Path) -> None:
+    stages: list[str] = []
+    arguments: Any = (tmp_path / "c", Made({"gl": 50}), ["gl"])
+    built = cache.prepare(*arguments, **SMALL, report=lambda stage, *_: stages.append(stage))
+    assert list(dict.fromkeys(stages)) == ["text", "vocabulary", "tokens"]
+    stages.clear()
+    opened = cache.prepare(*arguments, **SMALL, report=lambda stage, *_: stages.append(stage))
+    assert not stages
+    assert opened.fingerprint == built.fingerprint
+    assert [p.name for p in tmp_path.iterdir()] == ["c"], "nothing temporary is left"
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (tmp_path / "c").stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_the_same_input_gives_the_same_cache(tmp_path: Path) -> None:
+    one, two = (
+        cache.prepare(tmp_path / name, Made({"gl": 50, "pt": 20}), ["pt", "gl"], **SMALL)
+        for name in ("one", "two")
+    )
+    assert one.manifest == two.manifest
+    for file in one.folder.rglob("*.*"):
+        assert file.read_bytes() == (two.folder / file.relative_to(one.folder)).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"vocabulary_size": 500}, "vocabulary_size = 400, now 500"),
+        ({"vocabulary_temperature": 1}, "vocabulary_temperature = 5.0, now 1.0"),
+        ({"source": Made({"gl": 50, "pt": 30}, seed=1)}, "source.seed = 0, now 1"),
+        ({"source": Made({"gl": 51, "pt": 30})}, "source.by_language.gl = 50, now 51"),
+        ({"languages": ["gl", "pt"]}, r"languages = \['gl'\], now \['gl', 'pt'\]"),
+    ],
+)
+def test_a_cache_of_something_else(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    arguments = {
+        "folder": tmp_path / "c",
+        "source": Made({"gl": 50, "pt": 30}),
+        "languages": ["gl"],
+    }
+    before = cache.prepare(**arguments, **SMALL)
+    changed = {**arguments, **SMALL, **change}
+    with pytest.raises(ValueError, match=f"c: this cache was made with {says}") as error:
+        cache.prepare(**changed)
+    assert "\n" not in str(error.value)
+    assert cache.prepare(**arguments, **SMALL).fingerprint == before.fingerprint
+    rebuilt = cache.prepare(**changed, rebuild=True)
+    assert rebuilt.fingerprint != before.fingerprint
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_other_languages_of_the_source_do_not_matter(tmp_path: Path) -> None:
+    first = cache.prepare(tmp_path / "c", Made({"gl": 50}), ["gl"], **SMALL)
+    again = cache.prepare(tmp_path / "c", Made({"gl": 50, "pt": 9}), ["gl"], **SMALL)
+    assert again.fingerprint == first.fingerprint
+    assert again.languages() == ["gl"]
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if stage == "tokens":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.prepare(tmp_path / "c", Made({"gl": 50}), ["gl"], **SMALL, report=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overlap_with_dev_and_test_is_dropped_and_counted(tmp_path: Path) -> None:
+    source = Listed(
+        train=[("Good  day", "a"), ("ＧＯＯＤ day", "b"), ("bye", "c"), ("hello", "d")],
+        dev=[("good day", "e")],
+        test=[("Bye", "f")],
+    )
+    made = cache.prepare(tmp_path / "c", source, ["gl"], **SMALL)
+    assert list(made.pairs("gl", "train")) == [("hello", "d")]
+    assert made.manifest["ledger"]["languages"]["gl"]["train"]["dropped"] == {
+        "overlap: english side in dev": 2,
+        "overlap: english side in test": 1,
+    }
+    with pytest.raises(ValueError, match="'gl' has no training pairs: all 1 are dropped: overlap:"):
+        cache.prepare(tmp_path / "d", Listed(train=[("x", "a")], dev=[("x", "a")]), ["gl"], **SMALL)
+
+
+def test_long_pairs_are_dropped_from_train_and_counted(tmp_path: Path) -> None:
+    long = "12345678901234567890123456789"  # digits are split: 30 pieces in any vocabulary
+    source = Listed(
+        train=[(f"word {n}", f"drow {n}") for n in range(50)] + [(long, "x"), ("x", long)],
+        dev=[(f"{long} {long}", "x y")],
+    )
+    settings = {**SMALL, "vocabulary_size": 300, "source_length": 24, "target_length": 24}
+    made = cache.prepare(tmp_path / "c", source, ["gl"], **settings)
+    ledger = made.manifest["ledger"]["languages"]["gl"]
+    too_long = {"pieces: too long": 2}
+    assert ledger["train"] == {"read": 52, "kept": 50, "dropped": too_long}
+    assert ledger["dev"] == {"read": 1, "kept": 1, "flagged": {"pieces: too long": 1}}
+    assert (made.size("gl", "train"), made.size("gl", "dev")) == (50, 1)
+    assert len(list(made.pairs("gl", "train"))) == 50
+    assert list(made.pairs("gl", "dev")) == [(f"{long} {long}", "x y")]
+    assert max(made.longest("gl").values()) <= 22
+    only_long = Listed(train=[(long, "x")])
+    with pytest.raises(ValueError, match=r"all 1 are longer than 22 pieces \(jobs\.Setup\.lengths"):
+        cache.prepare(tmp_path / "d", only_long, ["gl"], **settings)
+
+
+def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
+    def prepare(source: Made, languages: list[str], **other: Any) -> Cache:
+        return cache.prepare(tmp_path / "c", source, languages, **{**SMALL, **other})
+
+    with pytest.raises(ValueError, match="'gl' has no training pairs: the source has none"):
+        prepare(Made({"gl": 0}), ["gl"])
+    with pytest.raises(ValueError, match="gl train: a tab or line end inside a sentence"):
+        prepare(Listed(train=[("a\tb", "c")]), ["gl"], cleaning=clean.NOTHING)
+    for wrong in (["en"], ["g-l"], ["gl", "gl"], []):
+        with pytest.raises(ValueError, match=r"cache\.prepare\.languages"):
+            prepare(Made({"gl": 9}), wrong)
+    with pytest.raises(ValueError, match=r"mixture 'all': must be one of to_english, from_english"):
+        prepare(Made({"gl": 9}), ["gl"], mixture_name="all")
+    with pytest.raises(ValueError, match="vocabulary of 100 pieces is too small"):
+        prepare(Made({"gl": 9}), ["gl"], vocabulary_size=100)
+    with pytest.raises(ValueError, match=r"vocabulary_temperature is 0\.5: must be at least 1"):
+        prepare(Made({"gl": 9}), ["gl"], vocabulary_temperature=0.5)
+    with pytest.raises(ValueError, match=r"\.vocabulary_size is 'x': must be a whole number"):
+        prepare(Made({"gl": 9}), ["gl"], vocabulary_size="x")
+    with pytest.raises(ValueError, match=r"\.vocabulary_sentences is 0: must be at least 1"):
+        prepare(Made({"gl": 9}), ["gl"], vocabulary_sentences=0)
+    with pytest.raises(ValueError, match=r"prepare\.languages is 'gl': must be a list of codes"):
+        prepare(Made({"gl": 9}), "gl")  # pyright: ignore[reportArgumentType]
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "precious").touch()
+    for rebuild in (False, True):
+        with pytest.raises(ValueError, match="c: neither a cache nor empty"):
+            prepare(Made({"gl": 9}), ["gl"], rebuild=rebuild)
+    with pytest.raises(ValueError, match="not a cache, it has no manifest"):
+        Cache(tmp_path / "c")
+    (tmp_path / "c" / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"manifest\.json: damaged"):
+        Cache(tmp_path / "c")
+    (tmp_path / "c" / "manifest.json").write_text(json.dumps({"format": 0}))
+    with pytest.raises(ValueError, match=f"cache format 0, this m4 needs {cache.FORMAT}"):
+        Cache(tmp_path / "c")
+    with pytest.raises(ValueError, match="no language 'eo'; it has gl, pt, sr_Latn"):
+        made_cache.size("eo", "train")
+
+
+def test_bad_lines_that_were_skipped_are_in_the_manifest(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    lines = [f"word {n}\tdrow {n}" for n in range(30)]
+    (folder / "gl.train.tsv").write_text("\n".join([*lines, "no tab", ""]))
+    source = Tsv(folder, on_bad_line="skip")
+    made = cache.prepare(tmp_path / "c", source, ["gl"], **SMALL)
+    assert made.manifest["ledger"]["languages"]["gl"]["train"] == {
+        "read": 31,
+        "kept": 30,
+        "dropped": {"source: no tab": 1},
+    }
+    with pytest.raises(ValueError, match=r"gl\.train\.tsv line 31: no tab"):
+        cache.prepare(tmp_path / "d", Tsv(folder), ["gl"], **SMALL)
+
+
+def test_subset_is_a_small_bilingual_cache(tmp_path: Path, made_cache: Cache) -> None:
+    small = cache.subset(made_cache, tmp_path / "pt", "pt", vocabulary_size=350)
+    assert small.directions == ["en-pt", "pt-en"]
+    assert small.directions == ["en-pt", "pt-en"]
+    assert small.vocabulary.languages == ["en", "pt"]
+    assert small.source_vocabulary.size <= 350
+    assert (small.source_length, small.target_length) == (96, 96)
+    for split in SPLITS:
+        assert list(small.pairs("pt", split)) == list(made_cache.pairs("pt", split))
+    assert small.subsets("pt", "dev") == made_cache.subsets("pt", "dev")
+
+
+def test_subset_depends_on_its_own_language_only(tmp_path: Path) -> None:
+    parents = [
+        cache.prepare(tmp_path / str(size), Made({"gl": 60, "pt": size}), ["gl", "pt"], **SMALL)
+        for size in (30, 40)
+    ]
+    first = cache.subset(parents[0], tmp_path / "gl", "gl", vocabulary_size=350)
+    stages: list[str] = []
+    again = cache.subset(
+        parents[1],
+        tmp_path / "gl",
+        "gl",
+        vocabulary_size=350,
+        report=lambda s, *_: stages.append(s),
+    )
+    assert not stages, "reused"
+    assert again.fingerprint == first.fingerprint
+
+
+def test_neither_tensorflow_nor_jax_is_imported(made_cache: Cache) -> None:
+    code = (
+        "import sys\n"
+        "from m4.data import cache, stream\n"
+        f"stream.Stream(cache.Cache({str(made_cache.folder)!r}), batch_rows=2).batch(0)\n"
+        "bad = {'seqio', 'tensorflow', 'jax', 'flax', 'sacrebleu'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {bad}' if bad else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_real_text(tatoeba: Path, tmp_path: Path) -> None:
+    source = Tsv(tatoeba)
+    codes = ["glg", "fry", "cmn_Hans", "jpn", "heb"]
+    made = cache.prepare(tmp_path / "c", source, codes, source_length=64, target_length=64)
+    for code in codes:
+        count = made.manifest["ledger"]["languages"][code]["train"]
+        english = [reason for reason in count["dropped"] if "english side in" in reason]
+        assert not english, "its splits are by the English side"
+        assert count["dropped"]["pieces: too long"] < 0.02 * count["kept"]
+        for split in ("dev", "test"):
+            assert list(made.pairs(code, split)) == list(source.pairs(code, split))
+    stages: list[str] = []
+    cache.prepare(
+        tmp_path / "c",
+        Tsv(tatoeba),
+        codes,
+        source_length=64,
+        target_length=64,
+        report=lambda stage, *_: stages.append(stage),
+    )
+    assert not stages, "it is opened, not built"

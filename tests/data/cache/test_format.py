@@ -1,0 +1,153 @@
+"""What caches, sources and streams make is pinned beside their formats."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from m4.data.cache import cache
+from m4.data.cleaning.clean import Cleaning, thorough
+from m4.data.cleaning.script import Script
+from m4.data.sources import SPLITS, Pair
+from m4.data.stream import stream
+from m4.data.stream.stream import Stream
+from tests.data.cleaning.cases import Listed, run
+from tests.data.corpora import WRITERS, texts_of
+from tests.data.corpus import Made
+
+# cache.FORMAT, version of SentencePiece, which trains the vocabulary, and what `digest` then gives.
+PINNED = (6, "0.2.3", "d3c1eb691572039cd0efaa52a6fce718a22fe80fabb06ee7f8d01d27b71a5a9d")
+# The same of text that every stage of cleaning finds something in.
+CLEANED = "dfef670dfcf35da0e7a9bbd93c916c5d5dbe4e1effbccfc5922fd145080f147d"
+# SHA-256 of the pairs that each source reads out of its kind of files; a cache's FORMAT is theirs.
+READ: dict[str, str] = dict.fromkeys(
+    ("tsv", "moses", "jsonl", "huggingface"),
+    "e1b2aaffe3a9c542569f92779dc35415178098cfbdc579d21af38b45233aef22",
+) | {
+    # Splits of its own making; the order of TFDS's files.
+    "gettext": "a4a5347a0c166e9f01bb9b211f35293b03689ba3cbea1f1388986dca69b9fd07",
+    "tfds": "de88cfd52aefb7961fdacba5d2e4e07c82c8ace44638dfab249587d897754fd0",
+}
+# stream.FORMAT, and SHA-256 of batches by layout.
+BATCHES = (
+    2,
+    {
+        "packed": "105194b4df30afca391a8e23722c11bd4886b0adc7776211bc561034f1364360",
+        "bucketed": "4a3c04f2381a2b9bdaea8f8e274a46f56d681167b4c5ec3bdcfb331d4301d21d",
+        "single": "8d24e127d6c507b6217b1c2ef95d18ee1fd9aa435ce08a879c82708c3422c1f1",
+    },
+)
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of the names and bytes of all arrays, texts and vocabularies."""
+    files = [*folder.rglob("*.npy"), *folder.rglob("*.tsv"), *folder.rglob("*.model")]
+    assert len(files) > 10
+    total = hashlib.sha256()
+    for path in sorted(files, key=lambda path: path.relative_to(folder).as_posix()):
+        name = path.relative_to(folder).as_posix()
+        total.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> cache.Cache:
+    trainer = PINNED[1]
+    if version("sentencepiece") != trainer:
+        pytest.skip(f"needs sentencepiece {trainer}: another one may train another vocabulary")
+    return cache.prepare(
+        tmp_path_factory.mktemp("format") / "c",
+        Made({"gl": 80, "sr_Latn": 30, "pt_BR": 20}),
+        vocabulary_size=400,
+        source_length=64,
+        target_length=64,
+        segmentations=2,
+        cleaning=Cleaning((*cache.clean.DEFAULT.stages, Script())),
+        workers=1,
+    )
+
+
+def test_the_format_is_raised_with_every_change_of_the_files(made: cache.Cache) -> None:
+    assert (cache.FORMAT, digest(made.folder)) == (PINNED[0], PINNED[2]), (
+        "the same settings give other files: raise FORMAT in m4/data/cache/cache.py and pin anew"
+    )
+
+
+def messy() -> Listed:
+    """Text in which every stage of cleaning has something to do."""
+    words = [pair.english for pair in Made({"gl": 60}).pairs("gl", "train")]
+    sound = [(english, " ".join(reversed(english.split()))) for english in words]
+    bad = [
+        ("cafe\u0301 \u200bone", "o caf\u00e9 un"),  # not NFC, an invisible character
+        ("", "ningunha"),
+        ("long " * 500, "longo " * 500),  # Length: 2,000 characters at most
+        ("The same on both sides", "the same on both sides"),
+        ("A sentence in another script", "Это не галисийский язык"),
+        sound[3],
+        (sound[4][0].upper() + " !", sound[4][1].upper() + "!"),
+        sound[7],  # in the test set
+        ("Yes", "Si, claro que si, sen dúbida ningunha, como non podía ser doutro xeito " * 4),
+    ]
+    return Listed({("gl", "train"): sound + bad, ("gl", "test"): sound[7:9], ("gl", "dev"): []})
+
+
+def test_the_format_is_raised_with_every_change_of_what_cleaning_does(tmp_path: Path) -> None:
+    # Language identification is what is installed.
+    stages = [stage for stage in thorough().stages if stage.name != "language_id"]
+    kept, ledger = run(stages, messy(), tmp_path)
+    count = ledger.total("train")
+    at_work = {reason.partition(":")[0] for reason in [*count.dropped, *count.changed]}
+    assert at_work == {stage.name for stage in stages}, (count.dropped, count.changed)
+    text = repr((sorted(kept.items()), ledger.as_json()))
+    assert (cache.FORMAT, hashlib.sha256(text.encode()).hexdigest()) == (PINNED[0], CLEANED), (
+        "cleaning does something else: raise FORMAT in m4/data/cache/cache.py and pin anew"
+    )
+
+
+SLOW = (pytest.mark.slow, pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=SLOW if n == "tfds" else ()) for n in WRITERS]
+)
+def test_the_format_is_raised_with_every_change_of_what_a_source_reads(
+    tmp_path: Path, name: str
+) -> None:
+    texts = texts_of(Made({"gl": 12, "pt": 9}, held_out=4))
+    texts["gl"]["train"] += [
+        Pair("cafe\u0301", "caf\u00e9 \u00ab\u00a0\u00bb"),  # as it stands: normalising comes later
+        Pair('a "quoted" \\ word', "unha \u201cpalabra\u201d \\"),
+        Pair("night", "\u591c \u05dc\u05d9\u05dc\u05d4\u200f"),
+    ]
+    source = WRITERS[name](tmp_path, texts)
+    read = repr([(code, split, list(source.pairs(code, split)))
+                 for code in source.languages() for split in SPLITS])  # fmt: skip
+    assert (cache.FORMAT, hashlib.sha256(read.encode()).hexdigest()) == (PINNED[0], READ[name]), (
+        f"{name} reads other pairs out of the same files: raise cache.FORMAT, pin anew"
+    )
+
+
+@pytest.mark.parametrize("layout", stream.LAYOUTS)
+def test_the_format_is_raised_with_every_change_of_the_batches(
+    made: cache.Cache, layout: str
+) -> None:
+    drawn, total = Stream(made, seed=3, batch_rows=8, layout=layout), hashlib.sha256()
+    # Some of the first group of steps, and of a later one (gl comes again after 80 pairs).
+    for step in (0, 1, drawn.group_steps, 3 * drawn.group_steps + 1):
+        for key, array in sorted(drawn.batch(step).items()):
+            total.update(f"{key} {array.dtype} {array.shape}".encode() + array.tobytes())
+    assert (stream.FORMAT, total.hexdigest()) == (BATCHES[0], BATCHES[1][layout]), (
+        "the same arguments give other batches: raise FORMAT in stream/stream.py and pin anew"
+    )
+
+
+def test_it_is_pinned_for_the_sentencepiece_of_the_lock() -> None:
+    lock = Path(__file__).parents[3] / "requirements.lock"
+    # Else the test above would be skipped everywhere.
+    found = re.search(r"^sentencepiece==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    assert found[1] == PINNED[1], "the lock has another SentencePiece: pin anew with it"

@@ -1,0 +1,300 @@
+"""Token arrays: separate vocabularies, sampled segmentations, any number of workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from m4.data.cache import build, cache, tokens
+from m4.data.cache.cache import Cache
+from m4.data.preprocess import source_ids, target_ids
+from m4.data.sources import SPLITS
+from m4.data.vocabulary import chunks
+from tests.data.corpus import Made
+
+SMALL: dict[str, Any] = {"vocabulary_size": 400, "source_length": 96, "target_length": 96}
+
+
+def sentences(made: Cache, split: str, side: str, role: str = "source") -> list[list[int]]:
+    flat, offsets = made.tokens(split, side, role)
+    return [flat[a:b].tolist() for a, b in pairwise(offsets)]
+
+
+def texts(made: Cache, split: str, side: str) -> list[str]:
+    return [getattr(pair, side) for code in made.languages() for pair in made.pairs(code, split)]
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    folder = tmp_path_factory.mktemp("sampled") / "cache"
+    source = Made({"gl": 120, "pt": 40})
+    return cache.prepare(folder, source, segmentations=3, sampling_alpha=0.2, **SMALL)
+
+
+def separate(folder: Path, mixture: str, **changed: Any) -> Cache:
+    settings = {**SMALL, "target_vocabulary_size": 350, **changed}
+    return cache.prepare(folder, Made({"gl": 120, "pt": 40}), mixture_name=mixture, **settings)
+
+
+def test_the_best_segmentation_comes_first_then_others(sampled: Cache) -> None:
+    assert sampled.segmentations == 3
+    vocabulary = sampled.source_vocabulary
+    for side in ("english", "foreign"):
+        rows = sentences(sampled, "train", side)
+        assert len(rows) == 3 * 160
+        of_side = texts(sampled, "train", side)
+        ways = [rows[160 * way : 160 * (way + 1)] for way in range(3)]
+        assert ways[0] == vocabulary.encode(of_side)
+        assert ways[1] != ways[0] != ways[2] != ways[1]
+        for way in ways:
+            assert vocabulary.decode(way) == of_side, "every way spells the sentence"
+        for split in ("dev", "test"):
+            assert sentences(sampled, split, side) == vocabulary.encode(texts(sampled, split, side))
+    for code, row in (("gl", 0), ("pt", 120)):
+        assert sampled.rows(code, "train").start == row
+        rows = sentences(sampled, "train", "foreign")
+        mine = [rows[160 * way + r] for way in range(3) for r in sampled.rows(code, "train")]
+        lengths = [len(ids) for ids in mine]
+        assert sampled.longest(code)["foreign"] == max(lengths)
+        assert sampled.mean_pieces(f"en-{code}", "train")[1] == pytest.approx(
+            np.mean(lengths), abs=1e-3
+        )
+
+
+def test_token_counts_are_over_all_segmentations(sampled: Cache) -> None:
+    counts = np.load(sampled.folder / "token_counts.npy")
+    every = [ids for side in chunks.SIDES for ids in sentences(sampled, "train", side)]
+    in_text = 2 * np.bincount(np.concatenate(every), minlength=len(counts))
+    # 160 pairs, two directions, three segmentations: an eos a source, a pad a target, a tag.
+    assert counts[0] == counts[1] == 160 * 2 * 3
+    assert counts[sampled.vocabulary.tag_id("gl")] == 120 * 3
+    assert counts[sampled.vocabulary.tag_id("en")] == 160 * 3
+    first = min(sampled.source_vocabulary.byte_ids)
+    np.testing.assert_array_equal(counts[first:], in_text[first:])
+
+
+def test_a_sampled_way_that_is_too_long_is_the_best_one(tmp_path: Path) -> None:
+    # Sentences of one size in a vocabulary that knows their words: the best ways fit easily.
+    source = Made({"gl": 80})
+    settings = {"vocabulary_size": 600, "segmentations": 4, "sampling_alpha": 0.9}
+    wide = cache.prepare(tmp_path / "wide", source, **settings)
+    longest = max(len(ids) for side in chunks.SIDES for ids in sentences(wide, "dev", side)) + 8
+    narrow = cache.prepare(
+        tmp_path / "c", source, **settings, source_length=longest + 2, target_length=longest + 1
+    )
+    assert narrow.size("gl", "train") == 80, "none is too long in its best way"
+    replaced = 0
+    for side in chunks.SIDES:
+        free, kept = sentences(wide, "train", side), sentences(narrow, "train", side)
+        for place, (anywhere, here) in enumerate(zip(free, kept, strict=True)):
+            too_long = len(anywhere) > longest
+            assert here == (free[place % 80] if too_long else anywhere)
+            replaced += too_long
+    assert 0 < replaced < 2 * 4 * 80
+    assert max(narrow.longest("gl").values()) <= longest
+
+
+@pytest.mark.parametrize("mixture", cache.MIXTURES)
+def test_separate_vocabularies_have_arrays_of_their_own(tmp_path: Path, mixture: str) -> None:
+    made = separate(tmp_path / "c", mixture, segmentations=2)
+    source, target = made.source_vocabulary, made.target_vocabulary
+    assert made.separate
+    assert (source.languages, target.languages) == (["en", "gl", "pt"], [])
+    assert source.size <= 400
+    assert target.size <= 350
+    assert source.fingerprint != target.fingerprint
+    sides = {
+        "to_english": {"source": ["foreign"], "target": ["english"]},
+        "from_english": {"source": ["english"], "target": ["foreign"]},
+        "any_to_any": {role: ["english", "foreign"] for role in ("source", "target")},
+    }[mixture]
+    made_of = {}
+    for role, vocabulary in (("source", source), ("target", target)):
+        assert sorted(made.longest("gl", role)) == sides[role]
+        made_of[role] = np.zeros(vocabulary.size, np.int64)
+        for side in sides[role]:
+            for split in SPLITS:
+                rows = sentences(made, split, side, role)
+                wanted = vocabulary.encode(texts(made, split, side))
+                assert rows[: len(wanted)] == wanted
+            for ids in sentences(made, "train", side, role):
+                made_of[role] += np.bincount(ids, minlength=vocabulary.size)
+    # What encoder and decoder take in: 2 segmentations of 160 pairs in each direction.
+    number = 2 * 160 * (2 if mixture == "any_to_any" else 1)
+    made_of["source"][1] += number
+    made_of["target"][0] += number
+    for direction in made.directions:
+        language = direction.split("-")[1]
+        size = made.size(direction.replace("en", "").strip("-"), "train")
+        made_of["source"][source.tag_id(language)] += 2 * size
+    for role, counts in made_of.items():
+        np.testing.assert_array_equal(np.load(made.folder / f"token_counts.{role}.npy"), counts)
+
+
+def test_a_vocabulary_is_trained_on_the_text_of_its_role(tmp_path: Path) -> None:
+    """Foreign words of the made-up languages end in g or p; English ones hardly do."""
+    made = separate(tmp_path / "c", "to_english")
+    english, foreign = (texts(made, "test", side) for side in ("english", "foreign"))
+
+    def pieces(vocabulary: Any, of: list[str]) -> int:
+        return sum(map(len, vocabulary.encode(of)))
+
+    source, target = made.source_vocabulary, made.target_vocabulary
+    assert pieces(source, foreign) < 0.7 * pieces(target, foreign)
+    assert pieces(target, english) < 0.7 * pieces(source, english)
+
+
+def test_a_model_reads_and_writes_with_both(tmp_path: Path) -> None:
+    made = separate(tmp_path / "c", "to_english")
+    pair = made.vocabulary
+    (ids,) = source_ids(pair, ["der"], "en", 96)
+    assert ids[0] == pair.tag_id("en") == made.source_vocabulary.tag_id("en")
+    assert ids == source_ids(made.source_vocabulary, ["der"], "en", 96)[0]
+    assert pair.decode(target_ids(made.target_vocabulary, ["the red bird"], 96)) == ["the red bird"]
+    assert pair.languages == ["en", "gl", "pt"]
+    assert pair.fingerprint not in (
+        made.source_vocabulary.fingerprint,
+        made.target_vocabulary.fingerprint,
+    )
+    with pytest.raises(ValueError, match="no tag <2eo>; it knows en, gl, pt"):
+        pair.tag_id("eo")
+
+
+def test_the_mixture_is_part_of_a_cache_with_two_vocabularies(tmp_path: Path) -> None:
+    made = separate(tmp_path / "c", "to_english")
+    assert Cache(tmp_path / "c").directions == made.directions == ["gl-en", "pt-en"]
+    assert separate(tmp_path / "c", "to_english").fingerprint == made.fingerprint
+    with pytest.raises(ValueError, match="made for the mixture to_english, not any_to_any"):
+        separate(tmp_path / "c", "any_to_any")
+    with pytest.raises(ValueError, match="target_vocabulary_size = 350, now 340"):
+        separate(tmp_path / "c", "to_english", target_vocabulary_size=340)
+    with pytest.raises(AssertionError, match="to_english has no source that is english"):
+        made.tokens("train", "english", "source")
+    # A bilingual baseline takes the text alone, in both directions.
+    small = cache.subset(Cache(tmp_path / "c"), tmp_path / "gl", "gl", vocabulary_size=350)
+    assert small.directions == ["en-gl", "gl-en"]
+    assert not small.separate
+    assert small.source_vocabulary is small.target_vocabulary is small.vocabulary
+
+
+def test_settings_out_of_range(tmp_path: Path) -> None:
+    for changed, says in (
+        ({"segmentations": 0}, r"cache\.prepare\.segmentations is 0: must be at least 1"),
+        ({"segmentations": 2, "sampling_alpha": 1.0}, r"prepare\.sampling_alpha is 1\.0: must be"),
+        ({"target_vocabulary_size": 200}, r"need at least 275 \(cache\.prepare\.target_vocabulary"),
+        ({"workers": 0}, r"cache\.prepare\.workers is 0: must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            cache.prepare(tmp_path / "c", Made({"gl": 9}), **{**SMALL, **changed})
+    assert not list(tmp_path.iterdir())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_workers_and_blocks_change_nothing(
+    tmp_path: Path, sampled: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_BLOCK", 7)
+    monkeypatch.setattr(build, "_BLOCK", 11)
+    source = Made({"gl": 120, "pt": 40})
+    settings = {**SMALL, "segmentations": 3, "sampling_alpha": 0.2}
+    made = cache.prepare(tmp_path / "c", source, **settings, workers=2)
+    assert contents(made.folder) == contents(sampled.folder)
+
+
+def test_chunks_are_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text.tsv"
+    lines = [f"{'é' * (n % 50)}{n}\t{n}\n".encode() for n in range(300)]
+    path.write_bytes(b"".join(lines))
+    for size in (1, 100, 1 << 20):
+        monkeypatch.setattr(chunks, "_CHUNK_BYTES", size)
+        found = list(chunks.chunks_of(path, train=True))
+        data = [path.read_bytes()[chunk.start : chunk.stop] for chunk in found]
+        assert b"".join(data) == path.read_bytes()
+        assert all(part.endswith(b"\n") for part in data)
+        assert len(data) == {1: 300, 1 << 20: 1}.get(size, len(data))
+    path.write_bytes(b"")
+    assert not list(chunks.chunks_of(path, train=True))
+
+
+def test_a_killed_build_leaves_no_worker_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from m4.data.cache import cache\n"
+        "from tests.data.corpus import Made\n"
+        "def report(stage, done, total):\n"
+        "    if stage == 'tokens':\n"
+        "        import multiprocessing\n"
+        "        print(*[c.pid for c in multiprocessing.active_children()], flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"cache.prepare({str(tmp_path / 'c')!r}, Made({{'gl': 50}}), report=report, workers=2,"
+        f" **{SMALL!r})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert workers
+    deadline = time.monotonic() + 30
+    while any(_runs(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in workers)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".c.")
+    cache.prepare(tmp_path / "c", Made({"gl": 50}), **SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie, whom nobody has asked for its status, is dead too.
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_the_sample_for_a_vocabulary_has_a_fixed_budget(tmp_path: Path, made_cache: Cache) -> None:
+    pairs = {code: made_cache.size(code, "train") for code in made_cache.languages()}
+
+    def drawn(sentences: int, sides: tuple[str, ...], temperature: float) -> list[str]:
+        return list(build.sample(made_cache.folder, pairs, sides, sentences, temperature))
+
+    english, foreign = (set(texts(made_cache, "train", side)) for side in chunks.SIDES)
+    # Shares are rounded language by language: at most one off for each of the four.
+    for temperature in (1.0, 5.0):
+        assert abs(len(drawn(100, chunks.SIDES, temperature)) - 100) <= 4
+    assert abs(len(drawn(10**9, chunks.SIDES, 5.0)) - 2 * 421) <= 4, "what there is"
+    assert set(drawn(10**9, ("english",), 1.0)) == english
+    assert set(drawn(10**9, ("foreign",), 1.0)) == foreign
+    few = drawn(60, ("foreign",), 1.0)
+    assert len(set(few)) == len(few), "each once before any comes twice"
+    at_5 = drawn(421, ("foreign",), 5.0)
+    own = texts(made_cache, "train", "foreign")[-31:]  # the smallest language's, of 421
+    wanted = 421 * 31**0.2 / (300**0.2 + 90**0.2 + 31**0.2)
+    counted = [at_5.count(text) for text in own]
+    assert sum(counted) == round(wanted)
+    assert max(counted) - min(counted) <= 1, "as many times over as it needs"
+
+
+def test_manifest_says_what_was_made(tmp_path: Path) -> None:
+    made = separate(tmp_path / "c", "any_to_any")
+    manifest = json.loads((made.folder / "manifest.json").read_text())
+    assert set(manifest["vocabularies"]) == {"source", "target"}
+    for role, vocabulary in (
+        ("source", made.source_vocabulary),
+        ("target", made.target_vocabulary),
+    ):
+        about = manifest["vocabularies"][role]
+        assert (about["size"], about["fingerprint"]) == (vocabulary.size, vocabulary.fingerprint)

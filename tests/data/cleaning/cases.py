@@ -1,0 +1,56 @@
+"""A source of given pairs, and cleaning it by a few stages, for the tests of cleaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from m4.data.cleaning import Stage
+from m4.data.cleaning.clean import Cleaner, Cleaning
+from m4.data.cleaning.ledger import Ledger
+from m4.data.sources import SPLITS, Pair
+
+
+class Listed:
+    """A Source of given pairs: {(language, split): [(english, foreign), ...]}."""
+
+    def __init__(self, pairs: dict[tuple[str, str], list[tuple[str, str]]]) -> None:
+        self.listed = pairs
+
+    def languages(self) -> list[str]:
+        return list(dict.fromkeys(language for language, _ in self.listed))
+
+    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        return (Pair(*pair) for pair in self.listed.get((language, split), []))
+
+    def identity(self) -> dict:
+        return {"source": "listed"}
+
+
+def run(
+    stages: list[Stage], source: Any, folder: Path, **more: Any
+) -> tuple[dict[tuple[str, str], list[Pair]], Ledger]:
+    """What is left of each language and split, and the ledger."""
+    cleaner = Cleaner(Cleaning(stages), source, source.languages(), folder, **more)
+    kept = {}
+    for split in reversed(SPLITS):
+        for code in source.languages():
+            parts = list(cleaner.pairs(code, split))
+            kept[code, split] = [
+                Pair(*pair)
+                for part in parts
+                for pair in zip(part.english, part.foreign, strict=True)
+            ]
+    return kept, cleaner.finish()
+
+
+def dropped(stage: Stage, pairs: list[tuple[str, str]], tmp_path: Path, code: str = "gl") -> Any:
+    """[reasons of the pairs that the stage drops], by the place of the pair."""
+    reasons: dict[int, str] = {}
+    source = Listed({(code, "train"): pairs})
+    kept, _ = run([stage], source, tmp_path, on_drop=lambda *of: reasons.update({of[3] - 1: of[0]}))
+    assert [tuple(pair) for pair in kept[code, "train"]] == [
+        pair for row, pair in enumerate(pairs) if row not in reasons
+    ]
+    return reasons

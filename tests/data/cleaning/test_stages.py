@@ -1,0 +1,290 @@
+"""What each stage of cleaning drops and changes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fontTools.unicodedata import script as script_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m4.data.cleaning.chunk import Chunk
+from m4.data.cleaning.duplicates import Duplicates
+from m4.data.cleaning.empty import Empty
+from m4.data.cleaning.identical import Identical
+from m4.data.cleaning.keys import Digests, both, digests, normal, normal_digests
+from m4.data.cleaning.length import Length
+from m4.data.cleaning.length_ratio import LengthRatio
+from m4.data.cleaning.normalise import Normalise
+from m4.data.cleaning.script import Script
+from m4.data.scripts import likely_scripts_of, scripts_of
+from tests.data.cleaning.cases import Listed, dropped, run
+
+TEXT = st.text(max_size=12)
+TEXTS = st.lists(TEXT, min_size=1, max_size=20)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "reasons"),
+    [
+        ("cafe\u0301", "café", ("NFC",)),
+        ("ﬁn ① Ａ", "ﬁn ① Ａ", ()),  # NFC leaves compatibility characters
+        ("\ufeffola", "ola", ("invisible characters",)),
+        ("co\u00adop\u2060era\u200btion", "cooperation", ("invisible characters",)),
+        ("a\x00b\x9fc\ufffe", "abc", ("control characters",)),
+        ("a\ud800b", "ab", ("control characters",)),
+        ("one\r\ntwo\tthree\u2028", "one two three", ("line ends and tabs",)),
+        ("a \u200e b", "a b", ("direction marks",)),
+        ("\u202aabc\u202c", "abc", ("direction marks",)),
+        # Where something is written from right to left, marks say how it is read.
+        ("\u05e9\u05dc\u05d5\u05dd\u200f!", "\u05e9\u05dc\u05d5\u05dd\u200f!", ()),
+        # Persian, Malayalam and emoji are shaped by joiners, Latin is not.
+        ("می\u200cخواهم", "می\u200cخواهم", ()),
+        ("\u0d28\u0d4d\u200d", "\u0d28\u0d4d\u200d", ()),
+        ("👨\u200d👩\u200d👧", "👨\u200d👩\u200d👧", ()),
+        ("Auf\u200clage \u200dx", "Auflage x", ("invisible characters",)),
+        # Khmer divides words by zero-width spaces, English does not.
+        ("ខ្ញុំ\u200bទៅ", "ខ្ញុំ\u200bទៅ", ()),
+        ("  two  spaces  ", "  two  spaces  ", ()),  # the sources' business
+    ],
+)
+def test_normalise(text: str, wanted: str, reasons: tuple[str, ...]) -> None:
+    fixed = Normalise().fix(text)
+    assert fixed == (wanted, reasons)
+
+
+def test_normalise_forms() -> None:
+    assert Normalise("NFKC").fix("ﬁn ① Ａ").text == "fin 1 A"
+    assert Normalise("none").fix("cafe\u0301").text == "cafe\u0301"
+    assert Normalise(junk=False).fix("a\u200bb").text == "a\u200bb"
+    with pytest.raises(ValueError, match=r"form is 'NFD': must be one of .* \(normalise\.Normal"):
+        Normalise("NFD")
+
+
+@given(TEXTS, st.sampled_from(["NFC", "NFKC", "none"]), st.booleans())
+def test_normalising_a_chunk_is_normalising_its_sentences(
+    texts: list[str], form: str, junk: bool
+) -> None:
+    stage = Normalise(form, junk)
+    # A character that spoils and one that does not, so that both ways are gone.
+    texts = [*texts, "e\u0301\u200b", "x"]
+    chunk = Chunk(np.arange(len(texts)), texts, ["y"] * len(texts))
+    check = stage.open(["gl"])("gl", "train")
+    assert callable(check)
+    found = check(chunk)
+    english = found.chunk.english if found.chunk else texts
+    assert english == [stage.fix(text).text for text in texts]
+    if form == "none":
+        assert english == [stage.fix(text).text for text in english], "done once is done"
+    changed = [a != b for a, b in zip(texts, english, strict=True)]
+    said = np.any([*found.change.values(), np.zeros(len(texts), bool)], axis=0)
+    assert said.tolist() == changed
+
+
+@given(TEXTS)
+def test_digests_tell_texts_apart_as_their_normal_forms_do(texts: list[str]) -> None:
+    texts = [*texts, "A  b", "ａ B", "", " ", "a\nb", "a b\u2028"]
+    for made, keys in ((normal_digests(texts), map(normal, texts)), (digests(texts), texts)):
+        pairs = list(zip(made.tolist(), keys, strict=True))
+        assert len({d for d, _ in pairs}) == len({k for _, k in pairs}) == len(set(pairs))
+
+
+def test_digests_are_the_same_on_every_machine() -> None:
+    # Stored nowhere, but a test set's digests must not change with the other texts around.
+    alone, together = digests(["casa"]), digests(["", "río", "casa"])
+    assert alone[0] == together[2]
+    assert alone[0] == digests(["casa"])[0] != digests(["asac"])[0]
+    assert len(set(both(digests(["a", "b"]), digests(["b", "a"])).tolist())) == 2, "sides are told"
+
+
+@given(st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=12))
+def test_a_set_of_digests_is_a_set(parts: list[list[int]]) -> None:
+    made, wanted = Digests(), set[int]()
+    for part in parts:
+        numbers = np.array(part, np.uint64)
+        assert made.contains(numbers).tolist() == [n in wanted for n in part]
+        new = []
+        for number in part:
+            new.append(number not in wanted)
+            wanted.add(number)
+        assert made.add(numbers).tolist() == new
+        assert len(made) == len(wanted)
+
+
+def test_empty(tmp_path: Path) -> None:
+    pairs = [("a", "b"), (" \u200b", "b"), ("a", "\u3164"), ("a", "…"), ("", "\u200f")]
+    assert dropped(Empty(), pairs, tmp_path) == {
+        1: "empty: english side",
+        2: "empty: foreign side",
+        4: "empty: english side",
+    }
+
+
+def test_length(tmp_path: Path) -> None:
+    pairs = [("a" * 9, "b" * 9), ("a" * 10, "b"), ("a", "b" * 10)]
+    found = dropped(Length(9), pairs, tmp_path)
+    assert found == {1: "length: english side", 2: "length: foreign side"}
+
+
+def test_identical_sentences_go_and_names_stay(tmp_path: Path) -> None:
+    pairs = [
+        ("Rio de Janeiro", "Rio de Janeiro"),  # three words
+        ("It was not translated.", "it was  not translated."),
+        ("It was translated here.", "Traduciuse aquí."),
+    ]
+    assert dropped(Identical(), pairs, tmp_path) == {1: "identical: both sides"}
+    assert list(dropped(Identical(name_words=2), pairs, tmp_path)) == [0, 1]
+
+
+def test_duplicates_are_those_of_a_set(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    words = ["a", "A", "b", "ｂ", "a  a", "a a"]
+    pairs = [(rng.choice(words), rng.choice(words)) for _ in range(40)]
+    for by in ("pair", "english", "foreign"):
+        seen, seen_normal, wanted = set(), set(), {}
+        what = "pair" if by == "pair" else f"{by} side"
+        for row, pair in enumerate(pairs):
+            key = pair if by == "pair" else (pair[by == "foreign"],)
+            alike = tuple(map(normal, key))
+            if key in seen:
+                wanted[row] = f"duplicates: exact {what}"
+            elif alike in seen_normal:
+                wanted[row] = f"duplicates: normalised {what}"
+            seen.add(key)
+            seen_normal.add(alike)
+        assert dropped(Duplicates(by, normalised=True), pairs, tmp_path) == wanted
+        exact = {row: why for row, why in wanted.items() if "exact" in why}
+        assert dropped(Duplicates(by), pairs, tmp_path) == exact
+        assert 0 < len(exact) < len(wanted)
+
+
+def test_duplicates_are_of_one_language_and_split(tmp_path: Path) -> None:
+    same = [("a", "b")]
+    source = Listed({("gl", "train"): same, ("pt", "train"): same, ("gl", "dev"): same * 2})
+    kept, ledger = run([Duplicates()], source, tmp_path)
+    assert kept["gl", "train"] == kept["pt", "train"] == same
+    assert ledger.count("gl", "dev").flagged == {"duplicates: exact pair": 1}
+
+
+def test_length_ratio_by_hand(tmp_path: Path) -> None:
+    # Foreign / English: 20/10 for 60 pairs, so the median is 2 whatever the three below are.
+    usual = [("e" * 10, f"{n:02}" + "f" * 18) for n in range(60)]
+    # With slack 10, bound 2.5: English 30 wants from (30+10)/2.5-10 = 6 to (30+10)*2.5-10 = 90
+    # English-long characters, twice as many foreign ones: 12 to 180.
+    odd = [("e" * 30, "f" * 12), ("e" * 30, "f" * 11), ("e" * 30, "f" * 180), ("e" * 30, "f" * 181)]
+    found = dropped(LengthRatio(), usual + odd, tmp_path)
+    assert found == {61: "length_ratio: foreign side too short",
+                     63: "length_ratio: foreign side too long"}  # fmt: skip
+    # In bytes й is 2 and the median 4; the same English wants 24 to 360 bytes.
+    wide = [("e" * 10, "й" * 20) for _ in range(60)] + [("e" * 30, "й" * 11), ("e" * 30, "й" * 12)]
+    assert list(dropped(LengthRatio(unit="bytes"), wide, tmp_path)) == [60]
+    # Of 49 pairs the median is not trusted.
+    few = [*usual[:48], ("e" * 30, "f" * 400)]
+    assert dropped(LengthRatio(), few, tmp_path) == {}
+    _, ledger = run([LengthRatio()], Listed({("gl", "train"): few}), tmp_path)
+    reason = "length_ratio: fewer than 50 pairs"
+    assert ledger.count("gl", "train").not_checked == {reason: 49}
+
+
+def test_length_ratio_of_a_script_with_few_characters(tmp_path: Path) -> None:
+    # Chinese: a quarter of the characters. Neither usual pair is dropped, the untranslated one is.
+    pairs = [("e" * 40, "汉" * 10)] * 60 + [("e" * 40, "e" * 40)]
+    assert list(dropped(LengthRatio(), pairs, tmp_path, code="zh")) == [60]
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "is_wrong"),
+    [
+        ("ru", "Привет, мир 123!", False),
+        ("ru", "Privet, mir", True),
+        ("ru", "Компания IBM", False),
+        ("ru", "12:30", False),
+        ("gl", "Ola, mundo", False),
+        ("gl", "Привет", True),
+        ("gl", "o símbolo π", False),
+        ("ja", "今日はイカ", False),
+        ("ko", "안녕 漢字", False),
+        ("zh_Hant", "漢字", False),
+        ("zh", "Allen是个诗人", False),
+        ("zh", "It is English 是", True),
+        ("ar", "مرحبا", False),
+        ("ar", "שלום", True),
+        ("srp_Latn", "Zdravo", False),
+        ("srp_Cyrl", "Zdravo", True),
+        ("hi", "नमस्ते", False),
+        ("hi", "👍 100%", False),
+    ],
+)
+def test_script(tmp_path: Path, code: str, text: str, is_wrong: bool) -> None:
+    wanted = {0: "script: foreign side"} if is_wrong else {}
+    assert dropped(Script(), [("Hello", text)], tmp_path, code=code) == wanted
+
+
+def test_script_counts_as_a_loop_over_characters_does() -> None:
+    rng = random.Random(1)
+    letters = "abcхуж漢かאα١٢ 12.,́"
+    texts = ["", *("".join(rng.choices(letters, k=rng.randint(0, 9))) for _ in range(300)), ""]
+    stage, chunk = Script(), Chunk(np.arange(302), texts, texts)
+    for scripts in (frozenset(["Latn"]), frozenset(["Cyrl"]), frozenset(["Hebr", "Arab"])):
+        wanted = []
+        for text in texts:
+            of = [script_of(c) for c in text if script_of(c) not in ("Zyyy", "Zinh")]
+            strange = [s for s in of if s not in scripts]
+            latin = strange.count("Latn")
+            wanted.append(latin > 0.5 * len(of) or len(strange) - latin > 0.2 * len(of))
+        assert stage.wrong(chunk, "english", scripts).tolist() == wanted
+
+
+def test_scripts_of_languages() -> None:
+    assert scripts_of("ja") == scripts_of("jpn") == {"Hani", "Hira", "Kana"}
+    assert scripts_of("en") == scripts_of("sr_Latn") == scripts_of("uzb_Latn") == {"Latn"}
+    assert scripts_of("uzb_Cyrl") == {"Cyrl"}
+    assert scripts_of("xal") is None, "not in m4's table"
+    assert likely_scripts_of("xal") == {"Cyrl"}
+    assert likely_scripts_of("qqq") is None
+
+
+@pytest.mark.parametrize(
+    ("scripts", "codes"),
+    [
+        ("Hani Bopo", "zh_CN zh_TW zh_HK zh_cn zh_tw zh_2 cmn_2 yue_HK"),
+        ("Latn", "pt_BR pt_br pt_BR_2 az_AZ glg_2"),
+        # CLDR: in Pakistan Punjabi is Arab, in Iran Azerbaijani too, in China Mongolian is Mong.
+        ("Arab", "pa_PK pa_PK_2 az_IR"),
+        ("Mong", "mn_CN"),
+        ("Guru", "pa_IN pa_2"),
+        ("Hani Hira Kana", "ja_JP jpn_2"),
+    ],
+)
+def test_a_territory_does_not_hide_the_language(scripts: str, codes: str) -> None:
+    for code in codes.split():
+        assert scripts_of(code) is None, f"{code} names no script, so it is only likely"
+        assert likely_scripts_of(code) == set(scripts.split()), code
+    # A script does decide, whatever comes after it.
+    assert scripts_of("zh_Hant_TW") == scripts_of("zh_Hans_2") == {"Hani", "Bopo"}
+    assert scripts_of("pt_Cyrl_BR") == {"Cyrl"}
+
+
+def test_the_script_of_a_code_with_a_territory_is_checked(tmp_path: Path) -> None:
+    right, wrong = ("Hello", "olá"), ("Hello", "привет")
+    assert list(dropped(Script(), [right] * 3 + [wrong], tmp_path, code="pt_BR")) == [3]
+
+
+def test_a_likely_script_counts_where_most_of_the_text_has_it(tmp_path: Path) -> None:
+    cyrillic, latin = ("Hello", "привет"), ("Hello", "privet")
+    assert list(dropped(Script(), [cyrillic] * 3 + [latin], tmp_path, code="xal")) == [3]
+    _, ledger = run([Script()], Listed({("xal", "train"): [latin] * 3 + [cyrillic]}), tmp_path)
+    count = ledger.count("xal", "train")
+    assert count.kept == 4
+    why = "script: most of the text is not in the language's likely script"
+    assert count.not_checked == {why: 4}
+    found = dropped(Script(scripts={"xal": ["Cyrl"]}), [latin] * 3 + [cyrillic], tmp_path, "xal")
+    assert list(found) == [0, 1, 2]
+    _, ledger = run([Script()], Listed({("qqq", "train"): [latin]}), tmp_path)
+    unknown = "script: nothing is known of the language's script"
+    assert ledger.count("qqq", "train").not_checked == {unknown: 1}
+    with pytest.raises(ValueError, match=r"scripts of 'gl' are \['Jpan'\]: .*\(script\.Script\.sc"):
+        Script(scripts={"gl": ["Jpan"]})

@@ -1,0 +1,147 @@
+"""The preview's numbers: a recount of the stream's batches, and the arithmetic by hand."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+
+import pytest
+
+from m4.data.cache.cache import Cache
+from m4.data.inspection import preview
+from m4.data.inspection.preview import Column, Drawn, Preview
+from m4.data.samplers.schedule import Schedule
+from m4.data.samplers.temperature import temperature
+from m4.data.samplers.uniform import uniform
+from m4.data.stream import mixture
+from m4.data.stream.stream import Stream
+
+
+class Fake(Stream):
+    """A stream that has seen what it is told."""
+
+    def __init__(self, seen: dict[str, int]) -> None:
+        self.seen = seen
+
+    def examples_seen(self, step: int) -> dict[str, int]:
+        return self.seen
+
+
+def test_by_hand(made_cache: Cache) -> None:
+    # gl has 300 pairs, pt 90, sr_Latn 31. Out of English gl is seen 1.5 times: 150 of its pairs
+    # twice; pt in its more frequent direction 3 times and one pair a fourth time; sr not at all.
+    seen = {"en-gl": 450, "gl-en": 300, "en-pt": 200, "pt-en": 271}
+    drawn = preview.drawn_of(made_cache, Fake(seen), 1)
+    assert drawn["gl"]._replace(tokens=0, token_share=0.0) == Drawn(
+        pairs=750, pair_share=750 / 1221, tokens=0, token_share=0.0, epochs=1.5, repeated=150,
+        times=2,
+    )  # fmt: skip
+    pt = drawn["pt"]
+    assert (pt.pairs, pt.repeated, pt.times) == (471, 90, 4)
+    assert pt.epochs == pytest.approx(271 / 90)
+    assert drawn["sr_Latn"] == Drawn(0, 0.0, 0, 0.0, 0.0, 0, 0)
+    tokens = {c: sum(seen[d] * mixture.pair_tokens(made_cache, d) for d in (f"en-{c}", f"{c}-en"))
+              for c in ("gl", "pt")}  # fmt: skip
+    assert drawn["gl"].tokens == round(tokens["gl"])
+    assert drawn["gl"].token_share == pytest.approx(tokens["gl"] / sum(tokens.values()))
+    assert drawn["gl"].token_share + pt.token_share == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "sampler", [temperature, Schedule([(0, uniform, ["gl"]), (9, uniform, None)])]
+)
+def test_a_recount_of_the_batches(made_cache: Cache, sampler: mixture.Sampler) -> None:
+    """Every pair by its ids: how many come more than once, and how often the most frequent."""
+    steps = 60
+    single = functools.partial(Stream, layout="single")  # leaves nothing out
+    stream = mixture.make_stream(made_cache, sampler, stream=single, batch_rows=24, seed=5)
+    counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    for step in range(steps):
+        batch = stream.batch(step)
+        for source, target, ids in zip(
+            batch["encoder_input_tokens"],
+            batch["decoder_target_tokens"],
+            batch["direction_ids"],
+            strict=True,
+        ):
+            counts[stream.directions[ids[0]]][(source.tobytes(), target.tobytes())] += 1
+    drawn = preview.drawn_of(made_cache, stream, steps)
+    total = sum(sum(count.values()) for count in counts.values())
+    assert total == steps * 24
+    for code, one in drawn.items():
+        mine = [counts[d] for d in (f"en-{code}", f"{code}-en") if d in counts]
+        assert one.pairs == sum(sum(count.values()) for count in mine)
+        assert one.pair_share == pytest.approx(one.pairs / total)
+        most = max(mine, key=lambda count: sum(count.values()))
+        assert one.epochs == pytest.approx(sum(most.values()) / made_cache.size(code, "train"))
+        assert one.repeated == sum(number > 1 for number in most.values())
+        assert one.times == max(most.values())
+
+
+def example() -> Preview:
+    """Two languages, the small one repeated; a temperature that cannot be drawn."""
+    many = Drawn(900, 0.9, 9000, 0.8, 0.9, 0, 1)
+    few = Drawn(100, 0.1, 2250, 0.2, 20.0, 5, 20)
+    return Preview(
+        1000,
+        "temperature",
+        "examples",
+        {"es": 1000, "gl": 5},
+        {"es": 10_000, "gl": 112},
+        [
+            Column("configured", {"es": many, "gl": few}),
+            Column("T=1", {}, "en-gl: a share of 1e-09 is too small"),
+            Column("T=∞", {"es": few, "gl": many}),
+        ],
+    )
+
+
+def test_warnings_and_json() -> None:
+    seen = example()
+    assert preview.repeated_more_than(seen, 16) == {"gl": 20.0}
+    assert preview.repeated_more_than(seen, 20) == {}  # more than, not as often as
+    problem, repeated = preview.warnings(seen, 16)
+    assert problem == "T=1: en-gl: a share of 1e-09 is too small"
+    assert repeated.startswith("repeated more than 16 times: 1 of 2 languages (gl 20.0); a lower ")
+    assert preview.warnings(seen._replace(columns=seen.columns[:1]), 20) == []
+    never = Column("configured", {"es": Drawn(1, 1.0, 9, 1.0, 0.1, 0, 1),
+                                  "gl": Drawn(0, 0.0, 0, 0.0, 0.0, 0, 0)})  # fmt: skip
+    assert preview.warnings(seen._replace(columns=[never]), 16) == ["never drawn: gl"]
+    made = json.loads(json.dumps(preview.as_json(seen, 16)))
+    assert made["languages"]["gl"]["name"] == "Galician"
+    assert made["languages"]["gl"]["samplers"]["configured"] == {
+        "pairs": 100, "pair_share": 0.1, "tokens": 2250, "token_share": 0.2, "epochs": 20.0,
+        "repeated": 5, "times": 20,
+    }  # fmt: skip
+    assert list(made["languages"]["es"]["samplers"]) == ["configured", "T=∞"]
+    assert made["problems"] == {"T=1": "en-gl: a share of 1e-09 is too small"}
+
+
+def test_the_table() -> None:
+    table = preview.table(example(), 16)
+    cells = [list(column.cells) for column in table.columns]
+    assert cells[0] == ["es Spanish", "gl Galician"]
+    assert [column.header for column in table.columns[-2:]] == ["T=1", "T=∞"]
+    assert cells[-2] == ["–", "–"]
+    assert cells[3] == ["90.00%", "10.00%"]
+    assert [row.style for row in table.rows] == [None, "yellow"]
+    by_tokens = preview.table(example()._replace(sample_by="tokens"), 16)
+    assert list(by_tokens.columns[3].cells) == ["80.00%", "20.00%"]
+
+
+def test_corpus_sizes(made_cache: Cache) -> None:
+    pairs, tokens = preview.corpus_sizes(made_cache)
+    assert list(pairs.items()) == [("gl", 300), ("pt", 90), ("sr_Latn", 31)]
+    assert list(tokens) == list(pairs)
+    by_direction = mixture.sizes(made_cache, "tokens")
+    assert [tokens[code] for code in tokens] == [by_direction[f"en-{code}"] for code in tokens]
+
+
+def test_numbers() -> None:
+    assert [preview.times(x) for x in (0.0, 1.2345, 9.994, 9.995, 31.41, 99.95, 12345.6)] == [
+        "0.00", "1.23", "9.99", "10.0", "31.4", "100", "12,346",
+    ]  # fmt: skip
+    assert [preview.short(x) for x in (7, 999, 1000, 1250, 3.2e6, 5e9)] == [
+        "7", "999", "1k", "1.2k", "3.2M", "5G",
+    ]  # fmt: skip

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from m4.data.cache import cache
+from m4.data.cache.cache import Cache
+from m4.data.inspection import vocabulary_report
+from m4.data.inspection.vocabulary_report import measure, measure_texts, spelled_out
+from m4.data.vocabulary.word_cache import WordEncoder
+from tests.data.corpus import Made
+
+
+def test_rates_by_hand(made_cache: Cache) -> None:
+    """'the red' is two pieces; 漢 is none of the vocabulary's characters: ▁ and three bytes."""
+    encoder = WordEncoder(made_cache.source_vocabulary)
+    assert [len(ids) for ids in made_cache.source_vocabulary.encode(["the red", "漢"])] == [2, 4]
+    row = measure_texts(encoder, "shared", "gl", ["the red", "漢"])
+    assert row.rates() == pytest.approx(
+        {
+            "sentences": 2,
+            "pieces_per_sentence": 6 / 2,
+            "pieces_per_word": 6 / 3,
+            "pieces_per_character": 6 / 7,
+            "byte_share": 3 / 6,
+            "unknown_share": 0,
+            "coverage": 6 / 7,
+        }
+    )
+
+
+def test_characters_are_counted_as_the_vocabulary_sees_them(made_cache: Cache) -> None:
+    # The ligature is f and i; the wide space is a space.
+    row = measure_texts(WordEncoder(made_cache.source_vocabulary), "shared", "gl", ["ﬁ\u3000sh"])
+    assert (row.words, row.characters) == (2, 4)
+
+
+def test_rows_are_the_pieces_of_the_cache(made_cache: Cache) -> None:
+    rows = {row.language: row for row in measure(made_cache, sentences=10_000)}
+    assert list(rows) == ["en", "gl", "pt", "sr_Latn"]
+    for code in made_cache.languages():
+        assert rows[code].sentences == made_cache.size(code, "train")
+        mean = made_cache.mean_pieces(f"en-{code}", "train")[1]
+        assert rows[code].rates()["pieces_per_sentence"] == pytest.approx(mean, abs=1e-3)
+        assert rows[code].rates()["coverage"] == 1
+    assert rows["en"].sentences == 300 + 90 + 31
+    few = {row.language: row for row in measure(made_cache, sentences=30)}
+    assert [row.sentences for row in few.values()] == [30, 30, 30, 30]
+
+
+def test_separate_vocabularies_are_asked_for_their_own_languages(tmp_path: Path) -> None:
+    made = cache.prepare(
+        tmp_path / "c",
+        Made({"gl": 60, "pt": 30}),
+        mixture_name="to_english",
+        vocabulary_size=400,
+        target_vocabulary_size=350,
+    )
+    rows = [(row.vocabulary, row.language) for row in measure(made)]
+    assert rows == [("source", "gl"), ("source", "pt"), ("target", "en")]
+    paths = vocabulary_report.write(tmp_path, made, measure(made), 0.01)
+    assert "Target: 3" in paths[1].read_text(encoding="utf-8")
+
+
+def test_what_is_written_and_shown(made_cache: Cache, tmp_path: Path) -> None:
+    rows = measure(made_cache)
+    odd = measure_texts(WordEncoder(made_cache.source_vocabulary), "shared", "<b>", ["漢字 the"])
+    assert spelled_out([*rows, odd], above=0.01) == [odd]
+    assert spelled_out([*rows, odd], above=0.9) == []
+    data, page = vocabulary_report.write(tmp_path, made_cache, [*rows, odd], 0.01)
+    written = json.loads(data.read_text(encoding="utf-8"))
+    assert written["fingerprint"] == made_cache.vocabulary.fingerprint
+    assert [row["language"] for row in written["rows"]] == ["en", "gl", "pt", "sr_Latn", "<b>"]
+    assert written["rows"][-1]["byte_share"] == pytest.approx(6 / len_of(made_cache, "漢字 the"))
+    html = page.read_text(encoding="utf-8")
+    assert "&lt;b&gt;" in html
+    assert "<b>" not in html
+    assert html.count('class="many"') == 1
+    console = Console(width=160)
+    with console.capture() as said:
+        console.print(vocabulary_report.table(rows))
+    assert "sr_Latn Serbian" in said.get()
+    assert "100.00%" in said.get()
+
+
+def len_of(made: Cache, text: str) -> int:
+    return len(made.source_vocabulary.encode([text])[0])

@@ -1,0 +1,185 @@
+"""10,000 corrupted lines of every kind: each counted, none crashes, none reaches training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m4.data.cache import cache
+from m4.data.sources import Source
+from m4.data.sources.jsonl import Jsonl
+from m4.data.sources.lines import Reading, Reason
+from m4.data.sources.moses import Moses
+from m4.data.sources.tsv import Tsv
+
+LINES = 10_000
+LONG = b"poison " * 150_000  # 1 MB
+# What must be in no pair, whatever the format.
+FORBIDDEN = "\0\x07\x1b\x85\u061c\u200e\u200f\u202e\u2067\u2028\u2029\ufeff\r\t"
+
+# Kind -> both sides of a line, and what it is counted as: 'skipped' and 'normalised' reasons.
+Kind = tuple[bytes, bytes, str]
+KINDS: dict[str, Kind] = {
+    "NUL": (b"poison %d", b"ve\0neno %d", "a NUL character"),
+    "control": (b"poison %d", b"ve\x1bneno %d", "a control character"),
+    "C1 control": (b"poison %d", "ve\u0085neno %%d".encode(), "a control character"),
+    "carriage return inside": (b"poi\rson %d", b"veneno %d", "a control character"),
+    "not UTF-8": (b"poison %d", b"vene\xf1o %d", "not UTF-8"),
+    "cut UTF-8": (b"poison %d \xe2\x82", b"veneno %d", "not UTF-8"),
+    "surrogate in UTF-8": (b"poison %d", b"ven\xed\xa0\x80eno %d", "not UTF-8"),
+    "empty English": (b"  ", b"veneno %d", "an empty English side"),
+    "empty foreign": (b"poison %d", "\u00a0\u3000".encode(), "an empty foreign side"),
+    "RTL": (
+        b"clean %d",
+        "\u200f\u202eשלום\u202c\u2067 %d".encode(),
+        "+a mark of writing direction",
+    ),
+    "BOM": ("\ufeffclean %d".encode(), b"limpo %d", "+a byte order mark"),
+    "U+2028": ("clean\u2028%d".encode(), "limpo\u2029%d".encode(), "+a Unicode line end"),
+    "CRLF": (b"clean %d", b"limpo %d\r", "+a CRLF line end"),
+    "good": (b"clean %d", b"limpo %d", ""),
+}
+
+
+def filled(side: bytes, number: int) -> bytes:
+    return side.replace(b"%%d", b"%d").replace(b"%d", str(number).encode())
+
+
+def tsv(folder: Path) -> tuple[Source, Counter[str]]:
+    kinds = {kind: (e + b"\t" + f, why) for kind, (e, f, why) in KINDS.items()}
+    kinds["no tab"] = (b"poison %d", "no tab")
+    kinds["tabs"] = (b"poison\tpoison %d\tveneno", "more than one tab")
+    kinds["empty"] = (b"", "an empty line")
+    return Tsv(folder, on_bad_line="skip"), write(folder / "gl.train.tsv", kinds)
+
+
+def moses(folder: Path) -> tuple[Source, Counter[str]]:
+    # A tab is a blank there.
+    kinds = {**KINDS, "tab": (b"clean\t%d", b"limpo\t%d", "+a tab or line end inside")}
+    kinds["empty"] = (b"", b"", "an empty English side")
+    both = {kind: (e + b"\n" + f, why) for kind, (e, f, why) in kinds.items()}
+    expected = write(folder / "both", both)
+    lines = (folder / "both").read_bytes().split(b"\n")[:-1]
+    # A line without partner is what `write` has put between, the long one: its partner follows.
+    (folder / "train.en-gl.en").write_bytes(b"".join(line + b"\n" for line in lines[::2]))
+    (folder / "train.en-gl.gl").write_bytes(b"".join(line + b"\n" for line in lines[1::2]))
+    return Moses(folder, on_bad_line="skip"), expected
+
+
+def jsonl(folder: Path) -> tuple[Source, Counter[str]]:
+    kinds: dict[str, tuple[bytes, str]] = {
+        "not UTF-8": (b'{"en": "poison", "gl": "\xf1"}', "not UTF-8"),
+        "BOM": ('{"en": "\ufeffclean %d", "gl": "limpo %d"}'.encode(), "+a byte order mark"),
+        "CRLF": (b'{"en": "clean %d", "gl": "limpo %d"}\r', "+a CRLF line end"),
+        "empty": (b"", "an empty line"),
+        "half": (b'{"en": "poison', "not JSON"),
+        "raw control": (b'{"en": "poi\x07son", "gl": "x"}', "not JSON"),
+        "raw NUL": (b'{"en": "poi\0son", "gl": "x"}', "not JSON"),
+        "nested": (b"[" * 50_000, "not JSON"),
+        "no object": (b'["poison", "veneno"]', "not a JSON object"),
+        "many digits": (b'{"en": "poison", "gl": ' + b"1" * 5000 + b"}", "not JSON"),
+        "number": (b'{"en": "poison", "gl": 3}', "the foreign side is no text"),
+        "no field": (b'{"en": "poison", "pt": "x"}', "no foreign side"),
+        "null": (b'{"en": null, "gl": "veneno"}', "no English side"),
+        "lone": (b'{"en": "poison \\ud83d", "gl": "x"}', "a lone surrogate"),
+        "pair": (b'{"en": "clean %d \\ud83d\\ude00", "gl": "limpo %d"}', ""),
+        "NUL": (b'{"en": "poi\\u0000son", "gl": "x"}', "a NUL character"),
+        "control": (b'{"en": "poi\\u001bson", "gl": "x"}', "a control character"),
+        "U+2028": (b'{"en": "clean\\u2028%d", "gl": "limpo %d"}', "+a Unicode line end"),
+        "RTL": (b'{"en": "clean %d", "gl": "\\u200flimpo %d"}', "+a mark of writing direction"),
+        "line end": (b'{"en": "clean\\n%d", "gl": "limpo\\t%d"}', "+a tab or line end inside"),
+        "good": (b'{"en": "clean %d", "gl": "limpo %d"}', ""),
+    }
+    source = Jsonl(folder, foreign_field="{lang}", on_bad_line="skip")
+    return source, write(folder / "gl.train.jsonl", kinds)
+
+
+def write(path: Path, kinds: dict[str, tuple[bytes, str]]) -> Counter[str]:
+    """LINES lines of all kinds in turn, three of 1 MB among them; what should be counted."""
+    expected: Counter[str] = Counter()
+    names = sorted(kinds)
+    with path.open("wb") as file:
+        for number in range(LINES):
+            line, why = kinds[names[number % len(names)]]
+            if number % 4000 == 1234:
+                line, why = LONG + (b"\nx" if path.name == "both" else b""), "longer than"
+            file.write(filled(line, number) + b"\n")
+            expected[why] += 1
+    return expected
+
+
+@pytest.mark.parametrize("make", [tsv, moses, jsonl])
+def test_corrupted_lines(
+    make: Callable[[Path], tuple[Source, Counter[str]]], tmp_path: Path
+) -> None:
+    source, expected = make(tmp_path)
+    made = cache.prepare(
+        tmp_path / "data", source, vocabulary_size=400, source_length=64, target_length=64
+    )
+    # Every line is counted: left out, put right, or good.
+    counted: Counter[str] = Counter()
+    for (_, reason), count in source.skipped.items():  # type: ignore
+        counted["longer than" if reason.startswith("longer than") else reason] += count
+    for (_, what), count in source.normalised.items():  # type: ignore
+        counted["+" + what.removesuffix(" (U+2028, U+2029)")] += count
+    good = expected.pop("")
+    assert counted == expected
+    kept = good + sum(count for why, count in expected.items() if why.startswith("+"))
+    assert sum(1 for _ in source.pairs("gl", "train")) == kept
+    assert kept + sum(count for why, count in expected.items() if why[0] != "+") == LINES
+    # None reaches training: neither the cache's text nor its ids have anything of them.
+    pairs = list(made.pairs("gl", "train"))
+    assert 0 < len(pairs) <= kept
+    for pair in pairs:
+        for side in pair:
+            assert "poison" not in side
+            assert "ven" not in side
+            assert not set(FORBIDDEN) & set(side)
+    for side, texts in zip(("english", "foreign"), zip(*pairs, strict=True), strict=True):
+        flat, offsets = made.tokens("train", side)
+        ids = [part.tolist() for part in np.split(np.asarray(flat), offsets[1:-1])]
+        assert made.vocabulary.decode(ids) == list(texts)
+
+
+def test_what_is_measured_without_lines_is_measured_in_bytes() -> None:
+    reading = Reading("a.B", "skip", max_line_bytes=10)
+    with reading.of("x", "x") as tally:
+        assert tally.pair(1, "ten bytes.", "äöüäö")
+        assert not tally.pair(2, "ten bytes.", "äöüäöü")  # 12 bytes
+        assert not tally.pair(3, "eleven chars", "x")
+    assert reading.skipped == {("x", "longer than 10 bytes"): 2}
+
+
+SAMPLE = "ab é\u00a0\u200c\u3000שा\t\n" + FORBIDDEN + "\ud83d"
+
+
+@given(*[st.text(st.sampled_from(SAMPLE), max_size=6)] * 2)
+def test_the_short_way_is_the_long_one(english: str, foreign: str) -> None:
+    reading = Reading("a.B", "skip", max_line_bytes=12)
+    with reading.of("x", "x") as tally:
+        pair = tally.pair(1, english, foreign)
+    with reading.of("y", "y") as tally:
+        long = [tally._sentence(text, side) for text, side in ((english, "E"), (foreign, "f"))]
+    if any(isinstance(side, Reason) for side in long):
+        assert pair is None
+        assert sum(reading.skipped.values()) == 1
+    else:
+        assert pair == tuple(long)
+        assert set(reading.normalised) == {("x", note) for note in tally._notes}
+        assert not set(FORBIDDEN) & set("".join(pair or ()))
+
+
+def test_one_reading_takes_the_place_of_an_earlier_one() -> None:
+    reading = Reading("a.B", "skip", max_line_bytes=10)
+    for bad in (3, 2):
+        with reading.of("x", "x") as tally:
+            for number in range(bad):
+                tally.pair(number, "", "x")
+            tally.leave_out("fuzzy")
+    assert reading.skipped == {("x", "an empty English side"): 2, ("x", "fuzzy"): 1}

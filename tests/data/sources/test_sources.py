@@ -1,0 +1,221 @@
+"""Laws of every source in m4/data/sources."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from m4.data import sources
+from m4.data.cache import cache
+from m4.data.sources import SPLITS, Pair, Source
+from m4.data.sources.cldr import Cldr
+from tests.data.corpora import WRITERS, Texts, arguments_of, texts_of
+from tests.data.corpus import Made
+
+TEXTS = texts_of(Made({"gl": 60, "pt": 40}, held_out=8))
+
+
+def cldr(folder: Path, texts: Texts) -> Source:
+    return Cldr({"gl": 40, "pt": 40}, test_pairs=3, dev_pairs=3)
+
+
+FACTORIES: dict[str, Callable[[Path, Texts], Source]] = {"cldr": cldr, **WRITERS}
+
+
+def named(names: Iterable[str]) -> list:
+    """For parametrize; TensorFlow takes its time to import."""
+    return [pytest.param(name, marks=pytest.mark.slow if name == "tfds" else ()) for name in names]
+
+
+ALL, WRITTEN = named(FACTORIES), named(WRITERS)
+# Whose files' order is not the one of the pairs.
+SHUFFLED = {"tfds"}
+# Whose splits are not the ones of the files.
+HASHED = {"gettext", "cldr"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A corpus a source, written once: to be read only."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in FACTORIES}
+    return folders
+
+
+@pytest.fixture(scope="module")
+def made_sources(folders: dict[str, Path]) -> Callable[[str], Source]:
+    made: dict[str, Source] = {}
+
+    def source(name: str) -> Source:
+        if name not in made:
+            made[name] = FACTORIES[name](folders[name], TEXTS)
+        return made[name]
+
+    return source
+
+
+def source_classes() -> dict[str, type]:
+    """Module -> the class in it that is a source."""
+    found = {}
+    for module in pkgutil.iter_modules(sources.__path__):
+        members = vars(importlib.import_module(f"m4.data.sources.{module.name}"))
+        for name, member in members.items():
+            if isinstance(member, type) and member.__module__.endswith(f".{module.name}"):
+                whole = all(
+                    hasattr(member, method) for method in ("pairs", "languages", "identity")
+                )
+                if whole and name.lower() == module.name:
+                    found[module.name] = member
+    return found
+
+
+def test_every_source_is_here() -> None:
+    # folder.py's Folder is what some have in common.
+    assert source_classes().keys() - {"folder"} == FACTORIES.keys()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_order_is_the_same_every_time(
+    name: str, made_sources: Callable[[str], Source], tmp_path: Path
+) -> None:
+    first = made_sources(name)
+    again = FACTORIES[name](tmp_path, TEXTS)
+    assert texts_of(first) == texts_of(first) == texts_of(again)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_was_written_is_read(name: str, made_sources: Callable[[str], Source]) -> None:
+    read = texts_of(made_sources(name))
+    if name in HASHED:
+        for code, splits in TEXTS.items():
+            assert all(read[code][split] for split in SPLITS)
+            assert sorted(chain(*read[code].values())) == sorted(chain(*splits.values()))
+    elif name in SHUFFLED:
+        for code, splits in TEXTS.items():
+            assert {s: sorted(p) for s, p in read[code].items()} == {
+                s: sorted(p) for s, p in splits.items()
+            }
+    else:
+        assert read == TEXTS
+    assert all(type(pair) is Pair for splits in read.values() for s in SPLITS for pair in splits[s])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_identity_is_json_and_the_same_for_the_same_text(
+    name: str, made_sources: Callable[[str], Source], tmp_path: Path
+) -> None:
+    identity = made_sources(name).identity()
+    assert json.loads(json.dumps(identity)) == identity
+    assert identity["source"] == name
+    if name != "tfds":  # TFDS writes the date and more into a dataset
+        assert FACTORIES[name](tmp_path, TEXTS).identity() == identity
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_identity_does_not_change_where_the_folder_lies(
+    name: str, made_sources: Callable[[str], Source], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    source = made_sources(name)
+    if name == "cldr":
+        return
+    other = shutil.copytree(folders[name], tmp_path / "other")
+    moved = type(source)(**arguments_of(name, other))
+    assert moved.identity() == source.identity()
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_identity_changes_with_one_character(
+    name: str, split: str, made_sources: Callable[[str], Source], tmp_path: Path
+) -> None:
+    first = TEXTS["gl"][split][0]
+    changed = {code: dict(splits) for code, splits in TEXTS.items()}
+    changed["gl"][split] = [Pair(first.english, first.foreign + "."), *TEXTS["gl"][split][1:]]
+    assert WRITERS[name](tmp_path, changed).identity() != made_sources(name).identity()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_unknown_language_is_one_clear_line(
+    name: str, made_sources: Callable[[str], Source]
+) -> None:
+    source = made_sources(name)
+    with pytest.raises(ValueError, match=r"'eo'.*gl, pt") as error:
+        list(source.pairs("eo", "train"))
+    assert f"{name}.{type(source).__name__}." in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_missing_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
+    argument = "data_dir" if name == "tfds" else "folder"
+    with pytest.raises(ValueError, match=rf"nowhere: no such folder \({name}\.\w+\.{argument}\)"):
+        source_classes()[name](**arguments_of(name, tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITERS) - {"tfds"}))
+def test_an_empty_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
+    source = source_classes()[name](**arguments_of(name, tmp_path))
+    with pytest.raises(ValueError, match=rf"no file is called like .* \({name}\.\w+\.files\)"):
+        source.languages()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_through_the_cache(
+    name: str, made_sources: Callable[[str], Source], tmp_path: Path
+) -> None:
+    source = made_sources(name)
+    made = cache.prepare(
+        tmp_path / "data", source, vocabulary_size=400, source_length=96, target_length=96
+    )
+    assert made.languages() == ["gl", "pt"]
+    for code in made.languages():
+        for split in SPLITS:
+            pairs = list(made.pairs(code, split))
+            assert 0 < len(pairs) <= len(list(source.pairs(code, split)))
+            for side, texts in zip(("english", "foreign"), zip(*pairs, strict=True), strict=True):
+                flat, offsets = made.tokens(split, side)
+                rows = made.rows(code, split)
+                ids = [flat[offsets[row] : offsets[row + 1]].tolist() for row in rows]
+                assert made.vocabulary.decode(ids) == list(texts)
+
+
+def gin_snippets() -> dict[str, str]:
+    """Name of the source's module -> the ```gin block of docs/data.md that uses it."""
+    text = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    found = {}
+    for snippet in re.findall(r"```gin\n(.*?)```", text, re.DOTALL):
+        if match := re.search(r"^cache\.prepare\.source = @(\w+)\.", snippet, re.MULTILINE):
+            found[match[1]] = snippet
+    return found
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_documents_example_makes_the_source(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gin
+
+    snippet = gin_snippets()[name]
+    # The folder that the example names.
+    folder = re.search(r"^\w+\.\w+\.(?:folder|data_dir) = '(.+)'$", snippet, re.MULTILINE)
+    assert folder, snippet
+    monkeypatch.chdir(tmp_path)
+    Path(folder[1]).mkdir(parents=True)
+    if name == "tfds":
+        for dataset in re.findall(r"'(\w+/\S+)'", snippet):
+            (tmp_path / folder[1] / dataset / "1.0.0").mkdir(parents=True)
+    with gin.unlock_config():
+        gin.clear_config()
+        try:
+            gin.parse_config(f"from __gin__ import dynamic_registration\n{snippet}")
+            source = gin.query_parameter("cache.prepare.source").scoped_configurable_fn()
+        finally:
+            gin.clear_config()
+    assert type(source).__name__ == source_classes()[name].__name__

@@ -1,0 +1,144 @@
+"""What a sampler's rates mean for a corpus, by pairs and by tokens."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from m4.data.cache.cache import Cache
+from m4.data.preprocess import split_direction
+from m4.data.samplers import Phase
+from m4.data.samplers.proportional import proportional
+from m4.data.samplers.schedule import Schedule
+from m4.data.samplers.temperature import temperature
+from m4.data.samplers.uniform import uniform
+from m4.data.samplers.unimax import unimax
+from m4.data.stream import mixture
+from m4.data.stream.stream import Stream
+
+
+def token_counts(cache: Cache) -> dict[str, int]:
+    """Ids of all training pairs of each direction, tag and eos included, counted one by one."""
+    counts = {}
+    for direction in cache.directions:
+        source, target = split_direction(direction)
+        code = target if source == "en" else source
+        counts[direction] = 0
+        for side, role in (("english", "source"), ("foreign", "target")):
+            if source != "en":
+                role = {"source": "target", "target": "source"}[role]
+            _, offsets = cache.tokens("train", side, role)
+            for row in cache.rows(code, "train"):
+                counts[direction] += int(offsets[row + 1] - offsets[row])
+        counts[direction] += 3 * cache.size(code, "train")  # tag and two eos
+    return counts
+
+
+def test_sizes_by_tokens_are_the_tokens(made_cache: Cache) -> None:
+    assert mixture.sizes(made_cache, "tokens") == token_counts(made_cache)
+    assert mixture.sizes(made_cache, "examples") == made_cache.sizes()
+    with pytest.raises(ValueError) as error:
+        mixture.sizes(made_cache, "words")
+    assert str(error.value) == "jobs.Setup.sample_by is 'words': must be examples or tokens"
+
+
+def test_by_tokens_the_rates_are_shares_of_the_tokens(made_cache: Cache) -> None:
+    unit = mixture.units(made_cache, "tokens")
+    (phase,) = mixture.phases(made_cache, uniform, "tokens")
+    tokens = {direction: rate * unit[direction] for direction, rate in phase.rates.items()}
+    assert list(tokens.values()) == pytest.approx([sum(tokens.values()) / 6] * 6)
+    # In proportion every pair is drawn as often as every other, whatever is counted.
+    for sample_by in mixture.UNITS:
+        (phase,) = mixture.phases(made_cache, proportional, sample_by)
+        assert phase.rates == pytest.approx(proportional(made_cache.sizes()), rel=1e-4)
+    (phase,) = mixture.phases(made_cache, temperature)
+    assert phase.rates == pytest.approx(temperature(made_cache.sizes()))
+
+
+def test_a_phase_that_training_never_reaches_is_refused(made_cache: Cache) -> None:
+    def made(first_step: int, total_steps: int) -> Stream:
+        two = Schedule(((0, uniform, None), (first_step, temperature, None)))
+        return mixture.make_stream(made_cache, two, total_steps=total_steps, batch_rows=8)
+
+    groups = made(600, 1).group_steps  # 2,048 rows of 8
+    assert groups == 256
+    with pytest.raises(ValueError) as error:
+        made(257, 512)
+    assert str(error.value) == (
+        "jobs.Setup.sampler: a phase from step 257 on never begins: phases change at multiples of "
+        "256 steps, and TRAIN_STEPS = 512"
+    )
+    # One more step and it has one; a phase of after the training is for a longer one.
+    assert len(made(257, 513).phases) == len(made(600, 512).phases) == 2
+
+
+def test_a_phase_that_begins_with_the_next_one_is_refused(made_cache: Cache) -> None:
+    def made(*first_steps: int) -> Stream:
+        phases = Schedule(tuple((step, uniform, None) for step in first_steps))
+        return mixture.make_stream(made_cache, phases, total_steps=2000, batch_rows=8)
+
+    # Groups of 256 steps: 300 and 400 both wait for step 512.
+    with pytest.raises(ValueError) as error:
+        made(0, 300, 400)
+    assert str(error.value) == (
+        "jobs.Setup.sampler: a phase from step 300 on never begins: phases change at multiples of "
+        "256 steps, and the next one begins at 512 too"
+    )
+    assert len(made(0, 300, 512 + 1).phases) == 3  # 512 and 768
+
+
+def test_what_the_stream_then_holds(made_cache: Cache) -> None:
+    stream = mixture.make_stream(made_cache, uniform, "tokens", seed=3, batch_rows=8)
+    tokens = np.zeros(6)
+    for step in range(100):
+        batch = stream.batch(step)
+        for ids, name in (("direction_ids", "decoder_target_tokens"),
+                          ("encoder_direction_ids", "encoder_input_tokens")):  # fmt: skip
+            tokens += np.bincount(batch[ids][batch[name] > 0], minlength=6)
+    # About 100 * 8 * 180 tokens, 24,000 a direction and 700 pairs of it, whose lengths spread by
+    # less than half: a standard error below 2%.
+    assert tokens / tokens.sum() == pytest.approx(np.full(6, 1 / 6), rel=0.08)
+
+
+def test_a_schedule_becomes_phases_of_pairs(made_cache: Cache) -> None:
+    sampler = Schedule([(0, uniform, ["gl"]), (9, uniform, None)])
+    unit = mixture.units(made_cache, "tokens")
+    first, second = mixture.phases(made_cache, sampler, "tokens")
+    weights = 1 / unit["en-gl"], 1 / unit["gl-en"]
+    assert first == Phase(
+        0, {"en-gl": weights[0] / sum(weights), "gl-en": weights[1] / sum(weights)}
+    )
+    assert second.first_step == 9
+    assert list(second.rates) == made_cache.directions
+    # The first phase that is called (as for seqio) has rate 0 for the rest; nothing draws it.
+    assert mixture.pair_rates(sampler(made_cache.sizes()), unit) == first.rates
+
+
+@pytest.mark.parametrize("sample_by", mixture.UNITS)
+def test_unimax_keeps_its_bound_by_the_streams_own_count(made_cache: Cache, sample_by: str) -> None:
+    steps = 120
+    plain = mixture.make_stream(made_cache, proportional, batch_rows=4)
+    times = 1.5 * max(plain.epochs(steps).values())  # room for one and a half of all pairs
+    bounded = functools.partial(unimax, max_epochs=times)
+    stream = mixture.make_stream(made_cache, bounded, sample_by, steps, batch_rows=4)
+    epochs = stream.epochs(steps)
+    # Whole blocks of draws hold the shares exactly, the last one is drawn at random: below a
+    # binomial's standard error, of which four are allowed.
+    off = {d: 4 * (times / pairs) ** 0.5 for d, pairs in made_cache.sizes().items()}
+    assert all(epochs[direction] <= times + off[direction] for direction in off)
+    # The smallest language reaches the bound, the largest does not.
+    assert epochs["en-sr_Latn"] > times - off["en-sr_Latn"]
+    assert epochs["en-gl"] < 0.9 * times
+
+
+def test_unimax_without_room_is_refused(made_cache: Cache) -> None:
+    bounded = functools.partial(unimax, max_epochs=0.01)
+    with pytest.raises(ValueError, match=r"epochs are needed \(unimax\.unimax\.max_epochs"):
+        mixture.make_stream(made_cache, bounded, total_steps=200, batch_rows=4)
+
+
+def test_the_stream_class_is_the_callers(made_cache: Cache) -> None:
+    single = functools.partial(Stream, layout="single")
+    assert mixture.make_stream(made_cache, uniform, stream=single, seed=1).layout == "single"

@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from m4.data.cache.cache import Cache, prepare
+from m4.data.preprocess import EOS_ID, source_ids, split_direction, target_ids
+from m4.data.samplers import Phase
+from m4.data.samplers.temperature import temperature
+from m4.data.stream.stream import LAYOUTS, Stream
+from tests.data.corpus import Made
+
+INT_KEYS = {
+    "encoder_input_tokens",
+    "encoder_segment_ids",
+    "encoder_positions",
+    "encoder_direction_ids",
+    "decoder_input_tokens",
+    "decoder_target_tokens",
+    "decoder_segment_ids",
+    "decoder_positions",
+    "direction_ids",
+}
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def pairs_of(batch: dict[str, np.ndarray]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """(direction, source ids, target ids) of every segment."""
+    found = []
+    for row in range(len(batch["encoder_input_tokens"])):
+        source_segments = batch["encoder_segment_ids"][row]
+        target_segments = batch["decoder_segment_ids"][row]
+        assert source_segments.max() == target_segments.max()
+        for segment in range(1, source_segments.max() + 1):
+            inside = target_segments == segment
+            (direction,) = set(batch["direction_ids"][row][inside].tolist())
+            of_source = batch["encoder_direction_ids"][row][source_segments == segment]
+            assert set(of_source.tolist()) == {direction}
+            source = batch["encoder_input_tokens"][row][source_segments == segment]
+            target = batch["decoder_target_tokens"][row][inside]
+            found.append((direction, tuple(source.tolist()), tuple(target.tolist())))
+    return found
+
+
+@pytest.fixture(scope="module")
+def texts(made_cache: Cache) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """Direction -> (source ids, target ids) of its training pairs, made from the text."""
+    found = {}
+    for direction in made_cache.directions:
+        source, target = split_direction(direction)
+        code = target if source == "en" else source
+        english, foreign = zip(*made_cache.pairs(code, "train"), strict=True)
+        sides = (english, foreign) if source == "en" else (foreign, english)
+        vocabulary = made_cache.vocabulary
+        ids = source_ids(vocabulary, sides[0], target, 96), target_ids(vocabulary, sides[1], 96)
+        found[direction] = [(tuple(s), tuple(t)) for s, t in zip(*ids, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_resume_is_exact(made_cache: Cache, layout: str) -> None:
+    first = Stream(made_cache, seed=3, batch_rows=16, layout=layout)
+    batches = [first.batch(step) for step in range(140)]  # more than a group: of 128, 64, 1 steps
+    for step in (139, 0, 127, 128):
+        fresh = Stream(made_cache, seed=3, batch_rows=16, layout=layout)
+        assert same(fresh.batch(step), batches[step])
+        assert same(first.batch(step), batches[step])
+    assert not same(Stream(made_cache, seed=4, batch_rows=16, layout=layout).batch(0), batches[0])
+    far = 10**9 + 7
+    assert same(first.batch(far), fresh.batch(far))
+
+
+def test_keys_shapes_and_types(made_cache: Cache) -> None:
+    batch = Stream(made_cache, batch_rows=5, source_length=100, target_length=110).batch(0)
+    assert set(batch) == INT_KEYS | {"decoder_loss_weights"}
+    for key, array in batch.items():
+        assert array.dtype == (np.float32 if key == "decoder_loss_weights" else np.int32), key
+        assert array.shape == (5, 100 if key.startswith("encoder") else 110), key
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_segment_is_a_whole_pair(made_cache: Cache, texts: dict, layout: str) -> None:
+    stream = Stream(made_cache, batch_rows=8, layout=layout)
+    known = [set(texts[d]) for d in stream.directions]
+    for step in range(30):
+        batch = stream.batch(step)
+        for direction, source, target in pairs_of(batch):
+            assert (source, target) in known[direction]
+        segments = batch["decoder_segment_ids"]
+        weights = batch["decoder_loss_weights"]
+        assert np.array_equal(weights > 0, segments > 0)
+        assert set(np.unique(weights)) <= {0.0, 1.0}
+        if layout != "packed":
+            assert segments.max() == 1
+
+
+def test_inputs_are_targets_moved_right_inside_each_segment(made_cache: Cache) -> None:
+    batch = Stream(made_cache, batch_rows=3).batch(5)
+    for row in range(3):
+        segments = batch["decoder_segment_ids"][row]
+        for segment in range(1, segments.max() + 1):
+            inside = segments == segment
+            target = batch["decoder_target_tokens"][row][inside]
+            assert batch["decoder_input_tokens"][row][inside].tolist() == [0, *target[:-1]]
+            assert batch["decoder_positions"][row][inside].tolist() == list(range(len(target)))
+        for side in ("encoder", "decoder"):
+            padding = batch[f"{side}_segment_ids"][row] == 0
+            assert (batch[f"{side}_positions"][row][padding] == 0).all()
+            assert (np.diff(padding.astype(int)) >= 0).all(), "padding is at the end"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_pair_once_before_any_twice(made_cache: Cache, texts: dict, layout: str) -> None:
+    """After every single step, not only at the end of an epoch; "bucketed": after every group."""
+    stream = Stream(made_cache, batch_rows=8, layout=layout)
+    counts = {d: Counter(dict.fromkeys(pairs, 0)) for d, pairs in texts.items()}
+    for step in range(260):
+        for direction, source, target in pairs_of(stream.batch(step)):
+            counts[stream.directions[direction]][(source, target)] += 1
+        assert not stream.dropped(step)
+        seen = stream.examples_seen(step + 1)
+        for direction, counter in counts.items():
+            if layout != "bucketed" or (step + 1) % stream.group_steps == 0:
+                assert max(counter.values()) - min(counter.values()) <= 1, (step, direction)
+            assert counter.total() == seen[direction]
+    epochs = stream.epochs(260)
+    assert epochs["en-sr_Latn"] > 2
+    for direction, counter in counts.items():
+        assert epochs[direction] == pytest.approx(counter.total() / len(counter))
+
+
+def test_shares(made_cache: Cache) -> None:
+    rates = {"en-gl": 3.0, "sr_Latn-en": 1.0}
+    stream = Stream(made_cache, list(rates), rates, batch_rows=8)
+    seen = stream.examples_seen(1000)
+    # Without replacement inside blocks of 4,096: closer than 4,096 binomial draws, 5 sigma.
+    assert seen["en-gl"] - 0.75 * sum(seen.values()) == pytest.approx(0, abs=5 * 27.7)
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_packing_fills_the_rows(made_cache: Cache, rows: int) -> None:
+    stream = Stream(made_cache, batch_rows=rows)
+    fills = [(stream.batch(step)["encoder_segment_ids"] > 0).mean() for step in range(64)]
+    # Short sentences: the tag is a large part of a source, so targets are emptier.
+    assert np.mean(fills) > 0.92
+    assert min(fills) > 0.85
+    assert sum(stream.dropped(step) for step in range(600)) == 0
+
+
+def test_rows_that_hold_one_pair_only_are_never_empty(made_cache: Cache) -> None:
+    # 36 / 35 ids are the longest pair of sr_Latn at most: about one pair a row.
+    longest = max(made_cache.longest("sr_Latn").values())
+    rates = {"en-sr_Latn": 1.0}
+    stream = Stream(
+        made_cache,
+        ["en-sr_Latn"],
+        rates,
+        batch_rows=1,
+        source_length=longest + 2,
+        target_length=longest + 1,
+    )
+    assert all(len(pairs_of(stream.batch(step))) >= 1 for step in range(600))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_resume_on_any_number_of_hosts(made_cache: Cache, layout: str) -> None:
+    stream = Stream(made_cache, batch_rows=64, layout=layout)
+    for step in np.random.default_rng(0).integers(0, 10**6, 6).tolist():
+        whole = stream.batch(step)
+        for hosts in (1, 2, 8):
+            fresh = Stream(made_cache, batch_rows=64, layout=layout)
+            parts = [fresh.batch(step, (host, hosts)) for host in range(hosts)]
+            assert len({part["direction_ids"].shape for part in parts}) == 1
+            for key, array in whole.items():
+                assert np.array_equal(np.concatenate([part[key] for part in parts]), array)
+    with pytest.raises(ValueError, match=r"of 64 rows .* over 3 hosts .*are 63 and 66$"):
+        Stream(made_cache, batch_rows=64).batch(0, (0, 3))
+
+
+def test_buckets_are_few_shapes_of_about_equal_tokens(made_cache: Cache) -> None:
+    stream = Stream(made_cache, batch_rows=16, layout="bucketed", widths=(24, 48))
+    # Rows for 16 * 2 * 96 = 3,072 tokens, in eights: 3072 / 48 = 64, 3072 / 96 = 32.
+    assert stream.shapes == [(64, 24, 24), (32, 48, 48), (16, 96, 96)]
+    used, filled = Counter(), []
+    for step in range(128):
+        batch = stream.batch(step)
+        source, target = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
+        shape = (*source.shape, target.shape[1])
+        used[shape] += 1
+        longest = max((source > 0).sum(axis=1).max(), (target > 0).sum(axis=1).max())
+        assert 0 < longest <= shape[1]
+        filled.append((source > 0).mean())
+    assert used.keys() <= set(stream.shapes)
+    assert len(used) >= 2
+    single = Stream(made_cache, batch_rows=16, layout="single")
+    others = [(single.batch(step)["encoder_segment_ids"] > 0).mean() for step in range(128)]
+    assert np.mean(filled) > 1.5 * np.mean(others)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fingerprint_is_everything_that_decides(made_cache: Cache, layout: str) -> None:
+    base: dict[str, Any] = {"seed": 1, "batch_rows": 8, "source_length": 90, "target_length": 90}
+    base |= {"layout": layout}
+    assert Stream(made_cache, **base).fingerprint() == Stream(made_cache, **base).fingerprint()
+    rates = temperature(made_cache.sizes())
+    others: list[dict[str, Any]] = [
+        base | {"seed": 2},
+        base | {"batch_rows": 16},
+        base | {"source_length": 91},
+        base | {"target_length": 91},
+        base | {"layout": {"packed": "single", "single": "bucketed", "bucketed": "packed"}[layout]},
+        base | {"directions": ["en-gl", "gl-en"]},
+        base | {"window": 100},
+        base | {"phases": rates | {"en-gl": 0.5}},
+        base | {"phases": [Phase(0, rates), Phase(100, rates)]},
+    ]
+    if layout == "bucketed":
+        others += [base | {"widths": (40,)}, base | {"rows_multiple": 4}]
+    prints = {Stream(made_cache, **arguments).fingerprint() for arguments in [base, *others]}
+    assert len(prints) == 1 + len(others)
+
+
+def test_tokens_seen_are_exact_after_whole_epochs(made_cache: Cache, texts: dict) -> None:
+    stream = Stream(made_cache, ["en-sr_Latn"], {"en-sr_Latn": 1.0}, batch_rows=31, layout="single")
+    for epochs in (1, 3):  # 31 pairs: a step is an epoch
+        source, target = (
+            epochs * sum(len(pair[side]) for pair in texts["en-sr_Latn"]) for side in (0, 1)
+        )
+        # The manifest's means are rounded to 3 digits: 31 pairs may be off by 0.02.
+        assert stream.tokens_seen(epochs)["en-sr_Latn"] == (source, target)
+
+
+@pytest.fixture(scope="module")
+def three_ways(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return prepare(
+        tmp_path_factory.mktemp("ways") / "cache",
+        made,
+        ["sr_Latn", "pt"],
+        vocabulary_size=300,
+        source_length=140,
+        target_length=140,
+        segmentations=3,
+        sampling_alpha=0.5,
+        workers=1,
+    )
+
+
+def test_each_epoch_has_its_way_to_tokenize(three_ways: Cache) -> None:
+    """Batches of one epoch each: epoch e has way e mod 3 of every sentence."""
+    rates = {"sr_Latn-en": 1.0}
+    stream = Stream(three_ways, list(rates), rates, batch_rows=31, layout="single")
+    arrays = [three_ways.tokens("train", side) for side in ("foreign", "english")]
+    rows, total = three_ways.rows("sr_Latn", "train"), (len(arrays[0][1]) - 1) // 3
+    found = []
+    for epoch in range(5):
+        sides = [
+            [tuple(flat[offsets[i] : offsets[i + 1]].tolist()) for i in entries]
+            for flat, offsets in arrays
+            for entries in [range(epoch % 3 * total + rows.start, epoch % 3 * total + rows.stop)]
+        ]
+        tag = three_ways.source_vocabulary.tag_id("en")
+        wanted = [((tag, *s, EOS_ID), (*t, EOS_ID)) for s, t in zip(*sides, strict=True)]
+        pairs = [(source, target) for _, source, target in pairs_of(stream.batch(epoch))]
+        assert sorted(pairs) == sorted(wanted)
+        found.append(set(pairs))
+    assert found[0] != found[1], "the ways differ"
+    assert found[0] == found[3]
+
+
+def test_a_mixture_with_vocabularies_of_its_own(made: Made, tmp_path: Path) -> None:
+    """To English only: there are no English sources and no foreign targets."""
+    cache = prepare(
+        tmp_path / "cache",
+        made,
+        ["gl", "pt"],
+        "to_english",
+        vocabulary_size=400,
+        target_vocabulary_size=300,
+        source_length=96,
+        target_length=96,
+        workers=1,
+    )
+    stream = Stream(cache, batch_rows=8)
+    known = set()
+    for code in ("gl", "pt"):
+        english, foreign = zip(*cache.pairs(code, "train"), strict=True)
+        sources = source_ids(cache.source_vocabulary, foreign, "en", 96)
+        targets = target_ids(cache.target_vocabulary, english, 96)
+        known |= {(tuple(s), tuple(t)) for s, t in zip(sources, targets, strict=True)}
+    for step in range(5):
+        assert {(s, t) for _, s, t in pairs_of(stream.batch(step))} <= known
+
+
+def test_memory_that_is_let_go_is_read_again(
+    made_cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Stream(made_cache, batch_rows=1024)
+    monkeypatch.setattr("m4.data.stream.batches._KEPT_BYTES", 0)
+    monkeypatch.setattr("m4.data.stream.stream._RELEASE_GROUPS", 1)
+    released = Stream(made_cache, batch_rows=1024)
+    for step in range(0, 40, 4):  # each is another group
+        assert same(released.batch(step), kept.batch(step))
+
+
+def test_a_damaged_cache_is_told(made_cache: Cache, tmp_path: Path) -> None:
+    """Compiled code would read beyond the arrays."""
+    folder = tmp_path / "cache"
+    shutil.copytree(made_cache.folder, folder)
+    tokens, offsets = (folder / f"train.english.{what}.npy" for what in ("tokens", "offsets"))
+    ids, starts = np.load(tokens), np.load(offsets)
+    np.save(tokens, ids[:-5])
+    with pytest.raises(ValueError, match=r"damaged, .* ids where .* are expected"):
+        Stream(Cache(folder))
+    np.save(tokens, ids)
+    np.save(offsets, starts[:-50])
+    with pytest.raises(ValueError, match=r"damaged, .* sentences"):
+        Stream(Cache(folder))
+    longer = starts.copy()
+    longer[1:300] = longer[300]  # one sentence as long as 300
+    np.save(offsets, longer)
+    stream = Stream(Cache(folder), batch_rows=8, layout="single")
+    with pytest.raises(ValueError, match=r"damaged, a pair of 'gl' is longer than"):
+        [stream.batch(step) for step in range(200)]
+
+
+def test_errors(made_cache: Cache) -> None:
+    with pytest.raises(ValueError, match="no rate for en-eo; there are rates for en-gl"):
+        Stream(made_cache, ["en-gl", "en-eo"])
+    with pytest.raises(ValueError, match="no language 'eo'; it has gl, pt, sr_Latn"):
+        Stream(made_cache, ["en-eo"], {"en-eo": 1.0})
+    wrong = r"source_length is 10, but a training .* 'gl' needs \d+ ids \(raise TASK_.*'inputs'\]"
+    with pytest.raises(ValueError, match=wrong):
+        Stream(made_cache, source_length=10)
+    with pytest.raises(ValueError, match="batch_rows is 0"):
+        Stream(made_cache, batch_rows=0)
+    with pytest.raises(
+        ValueError, match="layout 'padded': must be one of packed, bucketed, single"
+    ):
+        Stream(made_cache, layout="padded")
+    with pytest.raises(ValueError, match=r"batch_rows is 12: .* a multiple of rows_multiple, 8"):
+        Stream(made_cache, batch_rows=12, layout="bucketed")
+    with pytest.raises(ValueError, match=r"widths \[32, 16\]: must rise"):
+        Stream(made_cache, layout="bucketed", widths=(32, 16))

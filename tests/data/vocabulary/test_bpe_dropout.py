@@ -1,0 +1,99 @@
+"""BPE-dropout: at 0 it is SentencePiece's own segmentation, at 1 it is characters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from m4.data.cache.cache import Cache
+from m4.data.sources.tsv import Tsv
+from m4.data.vocabulary.bpe_dropout import Dropout
+from m4.data.vocabulary.ragged import Ragged, Texts
+from m4.data.vocabulary.word_cache import WordEncoder
+from tests.data.vocabulary.test_word_cache import ODD, same
+
+
+@pytest.fixture(scope="module")
+def dropout(made_cache: Cache) -> Dropout:
+    return Dropout(made_cache.source_vocabulary)
+
+
+def rows(ragged: Ragged) -> list[list[int]]:
+    return [part.tolist() for part in np.split(ragged.ids, np.cumsum(ragged.lengths)[:-1])]
+
+
+# Lone surrogates are no text: SentencePiece refuses them.
+LETTERS = st.sampled_from(ODD) | st.characters(codec="utf-8")
+
+
+@settings(deadline=None)
+@given(texts=st.lists(st.lists(LETTERS, max_size=12).map("".join)))
+def test_without_dropout_it_is_the_best_segmentation(
+    made_cache: Cache, dropout: Dropout, texts: list[str]
+) -> None:
+    best = WordEncoder(made_cache.source_vocabulary).encode(Texts.of(texts))
+    assert same(best, rows(dropout.sample(best, 0.0, 3))[: len(texts)])
+
+
+def test_real_text(tatoeba: Path, made_cache: Cache, dropout: Dropout) -> None:
+    encoder, source = WordEncoder(made_cache.source_vocabulary), Tsv(tatoeba)
+    for code in source.languages():
+        texts = [side for pair in source.pairs(code, "dev") for side in pair]
+        best = encoder.encode(Texts.of(texts))
+        again = dropout.sample(best, 0.0, 0)
+        assert np.array_equal(best.ids, again.ids), code
+        assert np.array_equal(best.lengths, again.lengths), code
+
+
+def test_with_nothing_but_dropout_it_is_characters(made_cache: Cache, dropout: Dropout) -> None:
+    vocabulary = made_cache.source_vocabulary
+    texts = ["the red bird", "12 stones", "漢"]
+    best = Ragged.of(vocabulary.encode(texts))
+    spelled = [[vocabulary.pieces[i] for i in ids] for ids in rows(dropout.sample(best, 1.0, 5))]
+    assert spelled[:2] == [[*"▁the▁red▁bird"], [*"▁12▁stones"]]
+    assert spelled[2] == ["▁", "<0xE6>", "<0xBC>", "<0xA2>"], "bytes stay"
+
+
+def test_every_way_spells_the_text(made_cache: Cache, dropout: Dropout) -> None:
+    vocabulary = made_cache.source_vocabulary
+    texts = [pair.foreign for pair in made_cache.pairs("gl", "train")]
+    best = Ragged.of(vocabulary.encode(texts))
+    one, other = (dropout.sample(best, 0.3, seed) for seed in (1, 2))
+    for ways in (one, other):
+        assert vocabulary.decode(rows(ways)) == texts
+        assert len(ways.ids) > len(best.ids)
+    assert not np.array_equal(one.ids, other.ids)
+
+
+def test_how_often_a_merge_is_left_out(made_cache: Cache, dropout: Dropout) -> None:
+    """The first step of a word of two characters: its one merge is left out in alpha of them."""
+    vocabulary = made_cache.source_vocabulary
+    number = 20_000
+    best = Ragged.of(vocabulary.encode(["a"]) * number)
+    assert len(best.ids) == number, "'▁a' is one piece"
+    left_out = dropout.sample(best, 0.25, 11).lengths - 1
+    # 4 sigma of a binomial draw
+    assert abs(left_out.sum() - 0.25 * number) < 4 * (number * 0.25 * 0.75) ** 0.5
+
+
+def test_it_is_the_same_in_every_process(made_cache: Cache, dropout: Dropout) -> None:
+    """SentencePiece's own sampling is not: it mixes the seed with something of the process."""
+    texts = [pair.english for pair in made_cache.pairs("pt", "train")]
+    here = dropout.sample(Ragged.of(made_cache.source_vocabulary.encode(texts)), 0.2, 7)
+    code = (
+        "from m4.data.cache.cache import Cache\n"
+        "from m4.data.vocabulary.bpe_dropout import Dropout\n"
+        "from m4.data.vocabulary.ragged import Ragged\n"
+        f"made = Cache({str(made_cache.folder)!r})\n"
+        "texts = [pair.english for pair in made.pairs('pt', 'train')]\n"
+        "best = Ragged.of(made.source_vocabulary.encode(texts))\n"
+        "print(*Dropout(made.source_vocabulary).sample(best, 0.2, 7).ids)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert [int(i) for i in said.stdout.split()] == here.ids.tolist()

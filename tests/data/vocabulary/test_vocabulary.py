@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from m4.data.cache.cache import Cache
+from m4.data.vocabulary import vocabulary
+from m4.data.vocabulary.vocabulary import Vocabulary
+from tests.data.corpus import Made
+
+TEXTS = [pair.english for pair in Made({"gl": 400}).pairs("gl", "train")]
+
+
+def test_ids_are_those_of_t5_then_tags_then_bytes(tmp_path: Path) -> None:
+    made = vocabulary.train(tmp_path / "v.model", TEXTS, 400, ["en", "sr_Latn"])
+    trained = Vocabulary(tmp_path / "v.model")
+    pieces = [trained._processor.id_to_piece(i) for i in range(7)]
+    assert pieces == ["<pad>", "</s>", "<unk>", "▁<2en>", "▁<2sr_Latn>", "<0x00>", "<0x01>"]
+    assert trained.languages == ["en", "sr_Latn"]
+    assert (trained.tag_id("en"), trained.tag_id("sr_Latn")) == (3, 4)
+    assert made["requested_size"] == made["size"] == trained.size == 400
+    assert [p.name for p in tmp_path.iterdir()] == ["v.model"]
+
+
+def test_the_same_text_gives_the_same_file(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        vocabulary.train(tmp_path / name, TEXTS, 400, ["en"])
+    vocabulary.train(tmp_path / "three", TEXTS[1:], 400, ["en"])
+    one, two, three = (Vocabulary(tmp_path / n).fingerprint for n in ("one", "two", "three"))
+    assert one == two != three
+
+
+def test_text_comes_back_whatever_it_is(made_cache: Cache) -> None:
+    texts = ["the red river sees 12 305", "汉字 🙂 שלום", "", "never seen: ÆØÅ"]
+    ids = made_cache.vocabulary.encode(texts)
+    assert made_cache.vocabulary.decode(ids) == texts
+    assert all(vocabulary.UNK_ID not in row for row in ids), "bytes stand in for characters"
+
+
+def test_digits_are_split(made_cache: Cache) -> None:
+    (ids,) = made_cache.source_vocabulary.encode(["305 12"])
+    pieces = [made_cache.source_vocabulary._processor.id_to_piece(i) for i in ids]
+    assert [p.strip("▁") for p in pieces if p != "▁"] == ["3", "0", "5", "1", "2"]
+
+
+def test_decode_ends_at_eos_and_takes_ids_beyond_the_table(made_cache: Cache) -> None:
+    v = made_cache.source_vocabulary
+    (ids,) = v.encode(["red bird"])
+    assert v.decode([[0, *ids, 1, *ids], [*ids, v.size + 3], []]) == ["red bird", "red bird ⁇ ", ""]
+
+
+@pytest.mark.parametrize("lines", [1, 3, 20])
+def test_tiny_text_gets_the_largest_vocabulary_it_has(tmp_path: Path, lines: int) -> None:
+    made = vocabulary.train(tmp_path / "v.model", TEXTS[:lines], 8000, ["en", "gl"])
+    assert 3 + 2 + 256 < made["size"] < 8000
+    assert made["requested_size"] == 8000
+    again = Vocabulary(tmp_path / "v.model")
+    assert again.decode(again.encode(TEXTS[:lines])) == TEXTS[:lines]
+
+
+def test_a_script_of_thousands_of_characters_leaves_room_for_merges(tmp_path: Path) -> None:
+    # 3,000 characters, each once, and English; 1,000 - 3 - 1 - 256 = 740 free pieces, half of
+    # which may be characters.
+    chinese = ["".join(chr(0x4E00 + i) for i in range(n, n + 10)) for n in range(0, 3000, 10)]
+    made = vocabulary.train(tmp_path / "v.model", [*TEXTS, *chinese], 1000, ["en"])
+    assert made["characters"] == 370
+    assert made["size"] <= 1000
+    assert made["coverage"] < 0.9
+    trained = Vocabulary(tmp_path / "v.model")
+    assert trained.decode(trained.encode(chinese)) == chinese
+    assert len(trained.encode(["stone"])[0]) == 1
+
+
+def test_the_trainer_is_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    vocabulary.train(tmp_path / "v.model", TEXTS, 400, ["en"])
+    vocabulary.train(tmp_path / "v.model", TEXTS[:3], 4000, ["en"])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_errors(tmp_path: Path, made_cache: Cache) -> None:
+    with pytest.raises(ValueError, match=r"of 270 pieces is too small: .* need at least 276"):
+        vocabulary.train(tmp_path / "v.model", TEXTS, 270, ["en"])
+    with pytest.raises(ValueError, match="no text to train a vocabulary on"):
+        vocabulary.train(tmp_path / "v.model", ["", " "], 400, ["en"])
+    with pytest.raises(ValueError, match="no such vocabulary file"):
+        Vocabulary(tmp_path / "v.model")
+    (tmp_path / "v.model").write_bytes(b"not a model")
+    with pytest.raises(ValueError, match="not a SentencePiece model"):
+        _ = Vocabulary(tmp_path / "v.model").size
+    with pytest.raises(ValueError, match=r"no tag <2eo>; it knows en, gl, pt, sr_Latn"):
+        made_cache.vocabulary.tag_id("eo")

@@ -1,0 +1,149 @@
+"""Looking words up gives the ids of tokenizing whole texts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from m4.data.cache.cache import Cache
+from m4.data.sources.tsv import Tsv
+from m4.data.vocabulary import word_cache
+from m4.data.vocabulary.chunks import Array, Chunk, ChunkTokenizer
+from m4.data.vocabulary.ragged import Ragged, Texts
+from m4.data.vocabulary.word_cache import WordEncoder
+
+# What normalization changes, joins or drops, beside letters and the signs of pieces.
+ODD = [
+    *" ab1２ﬁÅ▁<>\t\0\x7f\xad\xa0\u3000\u200b\u2028\ufeff",
+    "\u0301",  # combining acute
+    "\u00a8",  # a space and a combining diaeresis, in compatibility form
+    "\u0344\u1fc1\u064c\u0651\ufc5e\u1112\u1161한漢🙂",
+    "<2gl>",
+    "▁<2gl>",
+    "</s>",
+]
+
+
+def same(ragged: Ragged, wanted: list[list[int]]) -> bool:
+    other = Ragged.of(wanted)
+    return all(np.array_equal(a, b) for a, b in zip(ragged, other, strict=True))
+
+
+# Texts of letters that come again, so that words do, with spaces at ends and in a row.
+FEW = st.lists(st.sampled_from([*"aab   漢", "é", "\u0301", "\u00a0"]), max_size=30).map("".join)
+ANY = st.lists(st.sampled_from(ODD) | st.characters(codec="utf-8"), max_size=12).map("".join)
+
+
+@settings(deadline=None)
+@given(chunks=st.lists(st.lists(ANY | FEW), max_size=3))
+def test_words_are_the_text(made_cache: Cache, chunks: list[list[str]]) -> None:
+    vocabulary = made_cache.source_vocabulary
+    encoder = WordEncoder(vocabulary)
+    for texts in chunks:
+        assert same(encoder.encode(Texts.of(texts)), vocabulary.encode(texts))
+
+
+def test_words_of_one_hash_are_told_apart(made_cache: Cache) -> None:
+    """Two words of 20 letters with the same 64 bits of FNV-1a; what begins or ends like another."""
+    one, other = "8yn0iYCKYHlIj4-BwPqk", "GReLUrM4wMqfg9yzV3KQ"
+    vocabulary = made_cache.source_vocabulary
+    texts = [f"{one} {other} {other[:-1]} {one}", other, one[1:], one]
+    ids = vocabulary.encode(texts)
+    assert ids[1] != ids[3]
+    encoder = WordEncoder(vocabulary)
+    assert same(encoder.encode(Texts.of(texts)), ids)
+    assert encoder.words == 4
+
+
+def test_many_words(made_cache: Cache) -> None:
+    """More than the table has room for at first, in one call and in several; no word twice."""
+    vocabulary = made_cache.source_vocabulary
+    texts = [f"{n} {n + 1} word {n * n}" for n in range(3000)]
+    ids = vocabulary.encode(texts)
+    once, stepwise = WordEncoder(vocabulary), WordEncoder(vocabulary)
+    assert same(once.encode(Texts.of(texts)), ids)
+    for start in range(0, 3000, 700):
+        part = slice(start, start + 700)
+        assert same(stepwise.encode(Texts.of(texts[part])), ids[part])
+    assert once.words == stepwise.words == len({word for text in texts for word in text.split(" ")})
+
+
+def test_what_is_known_stays_right(made_cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_cache, "MOST_WORDS", 40)  # forgets now and then
+    vocabulary = made_cache.source_vocabulary
+    encoder = WordEncoder(vocabulary)
+    texts = [pair.foreign for pair in made_cache.pairs("gl", "train")]
+    for start in range(0, 300, 30):
+        part = texts[start : start + 30]
+        assert same(encoder.encode(Texts.of(part)), vocabulary.encode(part))
+
+
+def test_real_text(tatoeba: Path, made_cache: Cache) -> None:
+    vocabulary = made_cache.source_vocabulary
+    encoder, source = WordEncoder(vocabulary), Tsv(tatoeba)
+    for code in source.languages():
+        texts = [side for pair in source.pairs(code, "dev") for side in pair]
+        assert same(encoder.encode(Texts.of(texts)), vocabulary.encode(texts)), code
+
+
+@settings(deadline=None)
+@given(
+    pairs=st.lists(
+        st.tuples(ANY | FEW, ANY | FEW).map(
+            lambda pair: tuple(re.sub("[\t\n]", "", side) for side in pair)
+        )
+    ),
+    cut=st.integers(0, 20),
+)
+def test_a_chunk_is_its_lines(
+    made_cache: Cache, tmp_path_factory: pytest.TempPathFactory, pairs: list, cut: int
+) -> None:
+    """Two stretches of a file against its lines one by one: ids, and which pairs are left out."""
+    vocabulary, longest = made_cache.source_vocabulary, 9
+    path = tmp_path_factory.mktemp("chunks") / "train.gl.tsv"
+    lines = [f"{english}\t{foreign}\n".encode() for english, foreign in pairs]
+    path.write_bytes(b"".join(lines))
+    cut = len(b"".join(lines[:cut]))
+    ids = [vocabulary.encode(pair) for pair in pairs]
+    fit = [max(map(len, sides)) <= longest for sides in ids]
+    tokenizer = ChunkTokenizer(
+        [Array(side, side, vocabulary.path, longest) for side in ("english", "foreign")], 1, None
+    )
+    for train in (True, False):
+        parts = [
+            tokenizer(Chunk(path, start, stop, train))
+            for start, stop in ((0, cut), (cut, path.stat().st_size))
+        ]
+        kept = [number for number in range(len(pairs)) if fit[number] or not train]
+        assert b"".join(part.text for part in parts) == b"".join(lines[n] for n in kept)
+        assert sum(part.pairs for part in parts) == len(kept)
+        assert sum(part.too_long for part in parts) == fit.count(False)
+        for i, side in enumerate(("english", "foreign")):
+            found = Ragged.joined([part.arrays[side][0] for part in parts])
+            assert same(found, [ids[n][i] for n in kept])
+
+
+def test_a_vocabulary_with_a_space_inside_a_piece_gets_whole_texts(
+    made_cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = made_cache.source_vocabulary
+    assert vocabulary.by_words
+    monkeypatch.setattr(vocabulary, "by_words", False)
+    encoder = WordEncoder(vocabulary)
+    asked: list[list[str]] = []
+    encode = type(vocabulary).encode
+    monkeypatch.setattr(vocabulary, "encode", lambda t: asked.append([*t]) or encode(vocabulary, t))
+    encoder.encode(Texts.of(["the red river", "a bird"]))
+    assert asked == [["the red river", "a bird"]]
+
+
+def test_ragged_rows() -> None:
+    ragged = Ragged.of([[1, 2], [], [3]])
+    assert same(ragged.take(np.array([2, 0, 1, 0])), [[3], [1, 2], [], [1, 2]])
+    assert same(ragged.take(np.array([], np.int64)), [])
+    assert same(Ragged.joined([ragged, ragged]), [[1, 2], [], [3], [1, 2], [], [3]])

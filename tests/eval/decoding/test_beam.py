@@ -1,0 +1,314 @@
+"""Beam search against tables worked out by hand and against a search over plain Python lists."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax
+
+from m4.eval.decoding import beam
+from tests.eval.search_over_lists import search_over_lists
+
+EOS, A, B = 1, 2, 3
+
+
+def static(table):
+    """tokens_to_logits from probabilities table[row][step][token] that ignore the history.
+
+    log_softmax leaves the logarithms of probabilities as they are, so scores can be read off.
+    """
+    with np.errstate(divide="ignore"):
+        logp = np.maximum(np.log(np.asarray(table, np.float32)), -1e9)
+
+    def tokens_to_logits(state):
+        rows = np.arange(state.cur_token.shape[0]) // (state.cur_token.shape[0] // len(logp))
+        step = jnp.minimum(state.cur_index, logp.shape[1] - 1)
+        return jnp.asarray(logp)[rows, step], state.cache
+
+    return tokens_to_logits
+
+
+def zeros(rows, length):
+    return np.zeros((rows, length), np.int32)
+
+
+def at_once(inputs, cache, model, beams, alpha=0.6, **options):
+    """The search as one program, which compiles quicker than its operations; arrays of numpy."""
+    run = jax.jit(lambda x, kept: beam.beam_search(x, kept, model, EOS, beams, alpha, **options))
+    return jax.device_get(run(inputs, cache))
+
+
+# --- Tables: the subjects of T5X's first five beam tests, with numbers of our own ----------------
+
+
+def markov(state):
+    """A chain with time in the cache: p(next | last token, step), tokens pad, EOS, A, B.
+
+    step 0:            A .6   B .4
+    step 1, after A:   A .4   B .35  EOS .25       after B:  A .05  B .05  EOS .9
+    step 2:            EOS 1
+    """
+    tables = np.full((3, 4, 4), 1e-9)
+    tables[0, 0, [A, B]] = 0.6, 0.4
+    tables[1, A, [A, B, EOS]] = 0.4, 0.35, 0.25
+    tables[1, B, [A, B, EOS]] = 0.05, 0.05, 0.9
+    tables[2, :, EOS] = 1
+    steps = state.cache["cur_iter"]
+    logits = jnp.log(jnp.asarray(tables, jnp.float32))[
+        jnp.minimum(steps, 2)[:, 0], state.cur_token[:, 0]
+    ]
+    return logits, {"cur_iter": steps + 1}
+
+
+@pytest.mark.parametrize(
+    ("beams", "alpha", "sequences", "scores"),
+    [
+        # K = 2. Step 0 leaves A .6 and B .4. Of step 1's eight continuations the four best are
+        # B EOS .36, A A .24, A B .21, A EOS .15: two finish, two live. Step 2 ends those two:
+        # A A EOS .24 replaces A EOS. Best last.
+        (2, 0.0, [[A, A, EOS, 0], [B, EOS, 0, 0]], [math.log(0.24), math.log(0.36)]),
+        # The same divided by ((5 + 3) / 6)^.6 and ((5 + 2) / 6)^.6.
+        (
+            2,
+            0.6,
+            [[A, A, EOS, 0], [B, EOS, 0, 0]],
+            [math.log(0.24) / (8 / 6) ** 0.6, math.log(0.36) / (7 / 6) ** 0.6],
+        ),
+        # K = 1 is greedy: B is lost at step 0.
+        (1, 0.0, [[A, A, EOS, 0]], [math.log(0.24)]),
+    ],
+)
+def test_markov_chain(beams, alpha, sequences, scores):
+    got, got_scores = at_once(zeros(2, 4), {"cur_iter": zeros(2, 1)}, markov, beams, alpha)
+    np.testing.assert_array_equal(got, [sequences] * 2)
+    np.testing.assert_allclose(got_scores, [scores] * 2, atol=1e-5)
+
+
+def test_length_penalty_turns_the_order():
+    # EOS .5 or A .5 first, then A .9, A .9, EOS .9 (else B). Log-probabilities: EOS log .5 = -.693;
+    # A A A EOS log(.5 * .9^3 = .3645) = -1.009. alpha = 0 prefers the short one; alpha = 1 divides
+    # by (5 + 1) / 6 and (5 + 4) / 6: -.693 against -.673.
+    step = [0, 0, 0.9, 0.1]
+    table = [[[0, 0.5, 0.5, 0], step, step, [0, 0.9, 0, 0.1]]]
+    long, short = [A, A, A, EOS], [EOS, 0, 0, 0]
+    for alpha, best, score in [(0.0, short, math.log(0.5)), (1.0, long, math.log(0.3645) * 6 / 9)]:
+        got, scores = at_once(zeros(1, 4), {}, static(table), 2, alpha)
+        np.testing.assert_array_equal(got[0, -1], best)
+        np.testing.assert_allclose(scores[0, -1], score, atol=1e-5)
+
+
+# Two rows over (pad, EOS, A, B, ...) in which EOS is impossible, so that the live beams come back,
+# with scores not normalised. Row 0 prefers A: .6, .65, .7, .75, .8 at steps 0 to 4, else B; row 1
+# prefers B likewise. The least certain choice comes first, so of all sequences with one improbable
+# token the one that has it at its first free step is the second best, and there are no ties.
+SURE = [0.6, 0.65, 0.7, 0.75, 0.8]
+NEVER_ENDING = [
+    [[0, 0, p, 1 - p] + [0] * 4 for p in SURE],
+    [[0, 0, 1 - p, p] + [0] * 4 for p in SURE],
+]
+
+
+def two_best(start, stop):
+    """Log-probabilities of steps start..stop-1: one improbable token at `start`; none."""
+    rest = math.prod(SURE[start + 1 : stop])
+    return [math.log((1 - SURE[start]) * rest), math.log(SURE[start] * rest)]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options", "sequences", "scores"),
+    [
+        # Forced tokens 7 | 4 5 score 0; row 0 is free from step 1 on, row 1 from step 2.
+        (
+            [[0, 7, 0, 0, 0], [0, 4, 5, 0, 0]],
+            {"alpha": 0.0},
+            [[[7, B, A, A, A], [7, A, A, A, A]], [[4, 5, A, B, B], [4, 5, B, B, B]]],
+            [two_best(1, 5), two_best(2, 5)],
+        ),
+        # alpha does not matter, as nothing finishes.
+        (
+            [[0] * 5] * 2,
+            {"alpha": 0.6},
+            [[[B, A, A, A, A], [A] * 5], [[A, B, B, B, B], [B] * 5]],
+            [two_best(0, 5)] * 2,
+        ),
+        # log .6 = -.51 is below -.05 in both rows after the first step, which is the last.
+        (
+            [[0] * 5] * 2,
+            {"min_log_prob": -0.05},
+            [[[B, 0, 0, 0, 0], [A, 0, 0, 0, 0]], [[A, 0, 0, 0, 0], [B, 0, 0, 0, 0]]],
+            [two_best(0, 1)] * 2,
+        ),
+        # log(.6 * .65) = -.94 is above -1.2, log(.6 * .65 * .7) = -1.30 is not: three steps.
+        (
+            [[0] * 5] * 2,
+            {"min_log_prob": -1.2},
+            [[[B, A, A, 0, 0], [A, A, A, 0, 0]], [[A, B, B, 0, 0], [B, B, B, 0, 0]]],
+            [two_best(0, 3)] * 2,
+        ),
+        (
+            [[0] * 5] * 2,
+            {"max_decode_step": 2},
+            [[[B, A, 0, 0, 0], [A, A, 0, 0, 0]], [[A, B, 0, 0, 0], [B, B, 0, 0, 0]]],
+            [two_best(0, 2)] * 2,
+        ),
+    ],
+    ids=["prefix", "no prefix", "min_log_prob", "min_log_prob later", "max_decode_step"],
+)
+def test_unfinished_rows(prefix, options, sequences, scores):
+    got, got_scores = at_once(np.asarray(prefix), {}, static(NEVER_ENDING), 2, **options)
+    np.testing.assert_array_equal(got, sequences)
+    np.testing.assert_allclose(got_scores, scores, atol=1e-5)
+
+
+def test_rows_with_and_without_a_finished_hypothesis():
+    # Row 0 ends at step 0 with probability 1, and no other hypothesis can end: its second slot
+    # stays empty (zeros, -1e7). Row 1 never ends: live, not normalised, two steps.
+    table = [[[0, 1] + [0] * 6, [0, 0, 1] + [0] * 5], NEVER_ENDING[1][:2]]
+    got, scores = at_once(zeros(2, 2), {}, static(table), 2, alpha=0.6)
+    np.testing.assert_array_equal(got, [[[0, 0], [EOS, 0]], [[A, B], [B, B]]])
+    np.testing.assert_allclose(scores, [[-1e7, 0], two_best(0, 2)], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("p_eos", "steps"),
+    [
+        # K = 1, T = 10, alpha .6. After step 1 the finished one scores log p_eos (penalty 1), and
+        # the live one at best log(1 - p_eos) / (16/6)^.6 = log(1 - p_eos) / 1.801.
+        # .9: -.105 > log .1 / 1.801 = -1.279: done after one step.
+        (0.9, 1),
+        # .3: -1.204 against log .7 / 1.801 = -.198: go on. Second finished: log(.7 * .3) /
+        # (7/6)^.6 = -1.423, no better. Live after n steps: n * -.3567 / 1.801 = -.198 n, below
+        # -1.204 first at n = 7.
+        (0.3, 7),
+        # .05: -2.996 at first; then log(.95^(n-1) * .05) / ((5 + n) / 6)^.6 improves up to n = 10;
+        # the live one is at -.0513 n / 1.801: never beaten, the length ends it.
+        (0.05, 10),
+    ],
+)
+def test_stops_when_no_live_beam_can_win(p_eos, steps):
+    calls = []
+    model = static([[[0, p_eos, 1 - p_eos, 0]]])
+
+    def count(state):
+        calls.append(state)
+        return model(state)
+
+    with jax.disable_jit():
+        beam.beam_search(zeros(1, 10), {}, count, EOS, 1, 0.6)
+    assert len(calls) == steps
+
+
+def test_cache_rule_by_leaf_name():
+    # Two sentences with two beams each; sentence 0 keeps beam 1 twice, sentence 1 swaps.
+    cache = {
+        "layer": {
+            "cached_key": jnp.asarray([[10.0], [20.0]]),
+            "cross_key": jnp.asarray([[1.0], [2.0]]),
+            "cache_index": jnp.asarray(3),
+            "cached_bias": jnp.zeros((1, 5)),
+        }
+    }
+    wide = beam.expand_cache(cache, 2)["layer"]
+    np.testing.assert_array_equal(wide["cached_key"], [[10], [10], [20], [20]])
+    np.testing.assert_array_equal(wide["cross_key"], [[1], [1], [2], [2]])
+    assert wide["cache_index"].shape == ()
+    assert wide["cached_bias"].shape == (1, 5)
+
+    wide["cached_key"] = jnp.asarray([[10.0], [11.0], [20.0], [21.0]])
+    new = beam.reorder_cache({"layer": wide}, jnp.asarray([[1, 1], [1, 0]]))["layer"]
+    np.testing.assert_array_equal(new["cached_key"], [[11], [11], [21], [20]])
+    assert new["cross_key"] is wide["cross_key"]
+    assert new["cache_index"] is wide["cache_index"]
+
+    # Scanned layers put their axis before the batch.
+    stacked = beam.expand_cache({"cached_key": jnp.asarray([[[1.0], [2.0]]])}, 2, axis=1)
+    np.testing.assert_array_equal(stacked["cached_key"], [[[1], [1], [2], [2]]])
+    new = beam.reorder_cache(
+        {"cached_key": jnp.arange(4.0).reshape(1, 4, 1)}, jnp.asarray([[1, 0], [0, 0]]), axis=1
+    )
+    np.testing.assert_array_equal(new["cached_key"], [[[1], [0], [2], [2]]])
+
+
+def second_order(table, state):
+    """Logits from the last two tokens; the one before the last is in the cache, which must follow
+    its beam."""
+    last = state.cur_token[:, 0]
+    rows = jnp.arange(last.shape[0]) // (last.shape[0] // table.shape[0])
+    return table[rows, state.cache["previous"][:, 0], last], {"previous": state.cur_token}
+
+
+@partial(jax.jit, static_argnames=("beams", "alpha"))
+def search(table, inputs, beams, alpha, previous=None, initial_index=None):
+    if previous is None:
+        previous = jnp.zeros((table.shape[0], 1), jnp.int32)
+    return beam.beam_search(
+        inputs,
+        {"previous": previous},
+        partial(second_order, table),
+        EOS,
+        beams,
+        alpha,
+        initial_index=initial_index,
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 2**31),
+    shape=st.sampled_from([(1, 9, 6), (2, 8, 7), (4, 9, 5)]),  # K, V >= 2K, T
+    alpha=st.sampled_from([0.0, 0.6]),
+    likely_end=st.sampled_from([-2.0, 0.0, 2.0]),
+    prefixes=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_equals_search_over_lists(seed, shape, alpha, likely_end, prefixes):
+    beams, vocab, length = shape
+    rng = np.random.default_rng(seed)
+    table = rng.normal(0, 2, (2, vocab, vocab, vocab)).astype(np.float32)
+    table[..., EOS] += likely_end
+    logp = log_softmax(table.astype(np.float64), axis=-1)
+    inputs = zeros(2, length)
+    expected = []
+    for row, size in enumerate(prefixes):
+        prefix = rng.integers(2, vocab, size)
+        inputs[row, 1 : 1 + size] = prefix
+
+        def score(tokens, row=row):
+            before, last = (0, 0, *tokens)[-2:]
+            return logp[row, before, last].tolist()
+
+        expected.append(search_over_lists(score, prefix.tolist(), beams, alpha, length))
+    assume(min(gap for _, _, gap in expected) > 1e-4)  # float ties have no right answer
+    sequences, scores = jax.device_get(search(table, inputs, beams, alpha))
+    for row, (best_first, best_scores, _) in enumerate(expected):
+        np.testing.assert_array_equal(sequences[row, ::-1], best_first)
+        np.testing.assert_allclose(scores[row, ::-1], best_scores, atol=1e-5, rtol=1e-5)
+        # Law: a row does not depend on its neighbours.
+        alone, alone_scores = jax.device_get(
+            search(np.stack([table[row]] * 2), np.stack([inputs[row]] * 2), beams, alpha)
+        )
+        np.testing.assert_array_equal(alone[0], sequences[row])
+        np.testing.assert_allclose(alone_scores[0], scores[row], atol=1e-6)
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 2**31), sizes=st.tuples(st.integers(0, 3), st.integers(0, 3)))
+def test_prefilled_prefix_equals_forced_prefix(seed, sizes):
+    # With alpha = 0 and no sequence that ends by length (EOS is the likeliest token once the
+    # prefix is over), a cache that already holds the prefix gives what forcing it gives.
+    vocab, length, beams = 8, 8, 2
+    rng = np.random.default_rng(seed)
+    table = rng.normal(0, 1, (2, vocab, vocab, vocab)).astype(np.float32)
+    table[..., EOS] += 4
+    inputs, previous = zeros(2, length), zeros(2, 1)
+    for row, size in enumerate(sizes):
+        inputs[row, 1 : 1 + size] = rng.integers(2, vocab, size)
+        previous[row] = inputs[row, max(size - 1, 0)]
+    forced = search(table, inputs, beams, 0.0)
+    filled = search(table, inputs, beams, 0.0, previous, np.asarray(sizes))
+    np.testing.assert_array_equal(filled[0], forced[0])
+    np.testing.assert_allclose(filled[1], forced[1], atol=1e-5)

@@ -1,0 +1,250 @@
+"""Decoding with a tiny model of random weights: laws, and equality with a search without cache."""
+
+import re
+import threading
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from m4.eval.decoding import decode as decoding
+from m4.eval.decoding.decode import batches, decode, default_buckets, target_limit
+from m4.model.moe import sown_choices
+from m4.parallel.layout import Layout
+from m4.parallel.mesh import logical, make_mesh
+from tests.eval.search_over_lists import search_over_lists
+from tests.eval.small_model import SETTINGS, Words, sentences, tiny
+
+
+@pytest.fixture(scope="module")
+def model_and_params():
+    return tiny()
+
+
+def test_batches_have_one_shape_a_bucket_and_every_source_once():
+    sources = [[5] * n for n in (3, 20, 7, 16, 1, 17, 9)]
+    got = list(batches(sources, [16, 32], batch_rows=3))
+    # Longest first: bucket 32 holds lengths 20 and 17, bucket 16 the other five.
+    assert [batch.rows for batch in got] == [[1, 5], [3, 6, 2], [0, 4]]
+    assert [batch.tokens_BL.shape for batch in got] == [(3, 32), (3, 16), (3, 16)]
+    for batch in got:
+        for b, row in enumerate(batch.rows):
+            assert batch.tokens_BL[b].tolist() == sources[row] + [0] * (
+                batch.tokens_BL.shape[1] - len(sources[row])
+            )
+        for b in range(len(batch.rows), 3):
+            assert batch.tokens_BL[b].tolist() == batch.tokens_BL[len(batch.rows) - 1].tolist()
+
+
+def test_buckets_and_limits():
+    assert default_buckets(100) == [16, 32, 64, 100]
+    assert default_buckets(16) == [16]
+    assert default_buckets(10) == [10]
+    assert target_limit(16, 256) == 48
+    assert target_limit(128, 256) == 256
+
+
+def test_equals_search_without_cache_or_batches(model_and_params):
+    model, params = model_and_params
+    length, beams, alpha = 10, 2, 0.6
+
+    @jax.jit
+    def log_probs(source_1L, target_1T):
+        inputs = jnp.pad(target_1T[:, :-1], ((0, 0), (1, 0)))
+        logits = model.apply(
+            {"params": params}, source_1L, inputs, jnp.ones_like(inputs), enable_dropout=False
+        )
+        return jax.nn.log_softmax(logits)[0]
+
+    checked = 0
+    vocabulary, texts = Words(), sentences(12)
+    got = decode(model, params, vocabulary, texts, alpha=alpha, **SETTINGS)
+    for text, hypothesis in zip(texts, got, strict=True):
+        ids = [*vocabulary.encode([text])[0], 1]
+        source = np.zeros((1, 16), np.int32)
+        source[0, : len(ids)] = ids
+
+        def score(tokens, source=source):
+            target = np.zeros((1, length), np.int32)
+            target[0, : len(tokens)] = tokens
+            return np.asarray(log_probs(source, target))[len(tokens)].tolist()
+
+        best_first, _, gap = search_over_lists(score, [], beams, alpha, length)
+        if gap > 1e-4:
+            assert hypothesis == vocabulary.decode(best_first[:1])[0]
+            checked += 1
+    assert checked >= 6  # close calls are left out
+
+
+def test_does_not_depend_on_batch_or_order(model_and_params):
+    model, params = model_and_params
+    texts = sentences(21, seed=1)
+    together = decode(model, params, Words(), texts, **SETTINGS)
+    assert len(set(together)) > 10  # the law would be empty otherwise
+    assert decode(model, params, Words(), texts, **{**SETTINGS, "batch_rows": 1}) == together
+    order = np.random.default_rng(2).permutation(len(texts))
+    shuffled = decode(model, params, Words(), [texts[i] for i in order], **SETTINGS)
+    assert shuffled == [together[i] for i in order]
+    # Alone in a batch of four.
+    assert decode(model, params, Words(), texts[:1], **SETTINGS) == together[:1]
+    assert decode(model, params, Words(), [], **SETTINGS) == []
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 1), (2, 2), (4, 2)])
+def test_what_is_searched_at_once_changes_nothing(model_and_params, monkeypatch, cores, most):
+    model, params = model_and_params
+    texts = sentences(21, seed=1)
+    wanted = [decode(model, params, Words(), [text], **SETTINGS)[0] for text in texts]
+    search, lock, together = decoding.search, threading.Lock(), threading.Barrier(most, timeout=60)
+    now, seen, first = 0, [], iter([True] * most)
+
+    def counted(*arguments):
+        nonlocal now
+        with lock:
+            now += 1
+            seen.append(now)
+        # The first ones wait for each other: fewer threads would break the barrier.
+        if next(first, False):
+            together.wait()
+        found = jax.block_until_ready(search(*arguments))
+        with lock:
+            now -= 1
+        return found
+
+    monkeypatch.setattr(decoding, "own_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(decoding, "search", counted)
+    assert decode(model, params, Words(), texts, **SETTINGS) == wanted
+    assert max(seen) == most
+
+
+def test_within_a_mesh_one_batch_after_the_other(monkeypatch):
+    monkeypatch.setattr(decoding, "own_cores", lambda: [0, 1, 2, 3])
+    assert decoding._at_once(None) == 2
+    mesh = make_mesh()
+    assert decoding._at_once(Layout(mesh)) == 1
+    with logical(mesh):
+        assert decoding._at_once(None) == 1
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_an_error_comes_out_and_ends_the_search(model_and_params, monkeypatch, cores):
+    model, params = model_and_params
+    search, begun = decoding.search, []
+
+    def failing(*arguments):
+        begun.append(1)
+        if len(begun) == 2:
+            raise RuntimeError("no memory")
+        return search(*arguments)
+
+    monkeypatch.setattr(decoding, "own_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(decoding, "search", failing)
+    with pytest.raises(RuntimeError, match="no memory"):
+        decode(model, params, Words(), sentences(40, seed=1), **SETTINGS)
+    # Ten batches of four. Of two threads each may begin one more before the error is read.
+    assert len(begun) <= 2 + 2 * (cores - 1)
+
+
+def test_models_of_equal_shape_share_the_program(model_and_params):
+    model, params = model_and_params
+    texts = sentences(3)
+    programs = cast(Any, decoding.search)._cache_size
+    one = decode(model, params, Words(), texts, **SETTINGS)
+    compiled = programs()
+    other_model, other_params = tiny(seed=1)
+    assert other_model is not model
+    assert decode(other_model, other_params, Words(), texts, **SETTINGS) != one
+    assert decode(model, params, Words(), texts[:1], **SETTINGS) == one[:1]
+    assert programs() == compiled
+
+
+def test_progress_and_cut(model_and_params, capsys):
+    model, params = model_and_params
+    steps, cuts = [], []
+    long = "<2xx>" + " w3" * 20
+    texts = ["<2xx> w1 w2", long, *["<2xx> w4"] * 4]
+    got = decode(
+        model,
+        params,
+        Words(),
+        texts,
+        max_source_length=16,
+        progress=lambda *step: steps.append(step),
+        on_cut=lambda *cut: cuts.append(cut),
+        **SETTINGS,
+    )
+    # Tag, 20 words and EOS are 22 pieces; of them stay the first 15 and EOS.
+    assert cuts == [(1, 22, 16)]
+    assert decode(model, params, Words(), ["<2xx>" + " w3" * 14], **SETTINGS) == [got[1]]
+    assert [step[:2] for step in steps] == [(4, 6), (6, 6)]
+    assert 0 < steps[0][2] < steps[1][2] <= 6 * 10
+    # By default stderr is told.
+    decode(model, params, Words(), [long], max_source_length=16, **SETTINGS)
+    assert capsys.readouterr().err == "source 1: 22 pieces, cut to 16\n"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("beams", 0),
+        ("batch_rows", 0),
+        ("alpha", -0.1),
+        ("max_source_length", 1),
+        ("max_target_length", 1),
+        ("buckets", []),
+    ],
+)
+def test_bad_settings(model_and_params, setting, value):
+    model, params = model_and_params
+    with pytest.raises(ValueError, match=re.escape(f".{setting} = {value}")):
+        decode(model, params, Words(), ["w1"], **{setting: value})
+
+
+# ---------------------------------------------------------------------------- who went where
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_routes_are_those_of_the_best_translations(beams):
+    model, params = tiny()
+    model = model.clone(directions=2)
+    settings = {**SETTINGS, "beams": beams}
+    texts = sentences(9, seed=3)
+    found: dict[int, dict[str, np.ndarray]] = {}
+
+    def on_routed(rows, layers):
+        for place, row in enumerate(rows):
+            assert row not in found
+            found[row] = {layer: chosen[place] for layer, chosen in layers.items()}
+
+    vocabulary = Words()
+    got = decode(model, params, vocabulary, texts, on_routed=on_routed, **settings)
+    # The same translations as without.
+    assert got == decode(model.clone(directions=0), params, vocabulary, texts, **settings)
+    assert sorted(found) == list(range(9))
+
+    @jax.jit
+    def plan(source_1L, target_1T):
+        inputs = jnp.pad(target_1T[:, :-1], ((0, 0), (1, 0)))
+        _, sown = model.apply(
+            {"params": params}, source_1L, inputs, target_1T, enable_dropout=False,
+            mutable=["intermediates"],
+        )  # fmt: skip
+        return sown_choices(sown["intermediates"], "chosen_BLK")
+
+    # Teacher-forced, in a pass of its own: the source, and the translation with its EOS.
+    for row, text in enumerate(texts):
+        source = [*vocabulary.encode([text])[0], 1]
+        target = [4 + int(word[1:]) for word in got[row].split()]
+        # What hit the limit has no EOS.
+        target = [*target, 1][:10]
+        padded = np.zeros((1, 16), np.int32), np.zeros((1, 10), np.int32)
+        padded[0][0, : len(source)], padded[1][0, : len(target)] = source, target
+        wanted = plan(*padded)
+        for layer, ids in (("encoder_0", source), ("decoder_0", target)):
+            chosen, same = found[row][layer], np.asarray(wanted[layer])[0]
+            assert chosen.shape[1] == 2
+            np.testing.assert_array_equal(chosen[: len(ids)], same[: len(ids)])
+            assert (chosen[: len(ids)] >= 0).all()
+            assert (chosen[len(ids) :] == -1).all()

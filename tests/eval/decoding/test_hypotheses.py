@@ -1,0 +1,85 @@
+"""Files of hypotheses: written once, whole, and by what they were made."""
+
+import json
+from typing import Any
+
+import pytest
+
+from m4.eval.decoding.hypotheses import decode_to_files
+
+
+class Upper:
+    """Translates into capitals and notes what it was asked for."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, sources):
+        self.calls.append(sources)
+        return [source.upper() for source in sources]
+
+
+PAIRS = {
+    "gl-en": [("ola", "hello"), ("adeus", "goodbye")],
+    "en-gl": [("hello", "ola")],
+    "en-sr_Latn": [("yes", "da"), ("no", "ne")],
+}
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_files_are_written_and_reused(tmp_path):
+    folder, settings = tmp_path / "decodes", {"checkpoint_step": 7, "buckets": (16, 32)}
+    upper = Upper()
+    done = decode_to_files(upper, folder, "test", PAIRS, settings, sentences_at_once=3)
+    assert done == list(PAIRS)
+    # Three sentences make a call full: gl-en and en-gl; then the rest.
+    assert upper.calls == [
+        ["<2en> ola", "<2en> adeus", "<2gl> hello"],
+        ["<2sr_Latn> yes", "<2sr_Latn> no"],
+    ]
+    assert lines(folder / "test.gl-en.jsonl") == [
+        {"source": "ola", "reference": "hello", "hypothesis": "<2EN> OLA"},
+        {"source": "adeus", "reference": "goodbye", "hypothesis": "<2EN> ADEUS"},
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        f"test.{direction}.{suffix}" for direction in PAIRS for suffix in ("json", "jsonl")
+    )
+    # The same again: nothing to do.
+    again = Upper()
+    assert decode_to_files(again, folder, "test", PAIRS, settings) == []
+    assert again.calls == []
+    # Another checkpoint: all; another sentence: that direction; a lost note: that direction.
+    assert decode_to_files(Upper(), folder, "test", PAIRS, {"checkpoint_step": 8}) == list(PAIRS)
+    changed = {**PAIRS, "en-gl": [("hello!", "ola")]}
+    assert decode_to_files(Upper(), folder, "test", changed, {"checkpoint_step": 8}) == ["en-gl"]
+    (folder / "test.gl-en.json").unlink()
+    assert decode_to_files(Upper(), folder, "test", changed, {"checkpoint_step": 8}) == ["gl-en"]
+
+
+def test_an_interrupted_run_keeps_what_is_whole(tmp_path):
+    class FailsSecond(Upper):
+        def __call__(self, sources):
+            if self.calls:
+                raise KeyboardInterrupt
+            return super().__call__(sources)
+
+    with pytest.raises(KeyboardInterrupt):
+        decode_to_files(FailsSecond(), tmp_path, "dev", PAIRS, {}, sentences_at_once=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dev.gl-en.json", "dev.gl-en.jsonl"]
+    assert decode_to_files(Upper(), tmp_path, "dev", PAIRS, {}) == ["en-gl", "en-sr_Latn"]
+
+
+def test_whoever_counts_is_told_the_directions_first(tmp_path):
+    told: list[Any] = []
+
+    def translate(sources):
+        told.append(len(sources))
+        return sources
+
+    decode_to_files(
+        translate, tmp_path, "test", PAIRS, {}, sentences_at_once=3, starting=told.append
+    )
+    assert told == [["gl-en", "gl-en", "en-gl"], 3, ["en-sr_Latn", "en-sr_Latn"], 2]

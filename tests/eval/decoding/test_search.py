@@ -1,0 +1,190 @@
+"""The search over a mesh is that of one device: translations, scores, who went where."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from m4.eval.decoding import search as searching
+from m4.eval.decoding.decode import batches, decode
+from m4.eval.decoding.inference_checkpoint import restore_params, trained_step
+from m4.eval.decoding.search import search, search_over
+from m4.model.dispatch.all_to_all import all_to_all
+from m4.model.dispatch.einsum import einsum
+from m4.model.transformer import abstract_variables
+from m4.parallel.layout import Layout
+from m4.parallel.mesh import Rules, make_mesh
+from m4.plan.hlo.collectives import collectives
+from m4.storage.checkpoints import Checkpoints, shapes
+from tests.eval.small_model import SETTINGS, Words, sentences, tiny
+
+TEXTS = sentences(11, seed=1)
+THOROUGH = pytest.mark.thorough
+TWICE: dict[str, Any] = {"data": 2, "expert": 2, "model": 2}
+# A dense stack whose layers lie over the stages of a pipeline.
+STAGES: dict[str, Any] = {"num_experts": 0, "encoder_layers": 2, "decoder_layers": 2}
+STAGES |= {"scan_layers": True, "microbatches": 2}
+
+
+@functools.cache
+def translated(
+    beams: int, stages: bool = False, rows: int = 4
+) -> tuple[list[str], dict, np.ndarray]:
+    """On one device, by `gather`: translations, layer -> choices of each sentence, scores."""
+    return run(*tiny(directions=2, **(STAGES if stages else {})), None, beams, rows)
+
+
+def run(
+    model: Any, params: Any, layout: Layout | None, beams: int, rows: int
+) -> tuple[list[str], dict[tuple[str, int], np.ndarray], np.ndarray]:
+    routes: dict[tuple[str, int], np.ndarray] = {}
+
+    def on_routed(indices: list[int], layers: Any) -> None:
+        for layer, chosen in layers.items():
+            routes.update({(layer, i): chosen[at] for at, i in enumerate(indices)})
+
+    settings = {**SETTINGS, "beams": beams, "batch_rows": rows, "max_source_length": 16}
+    texts = decode(model, params, Words(), TEXTS, layout=layout, on_routed=on_routed, **settings)
+    # The same programs again, for the scores.
+    scores = np.zeros(len(TEXTS))
+    ids = [[*pieces, 1] for pieces in Words().encode(TEXTS)]
+    rows = rows if layout is None else layout.rows(rows)
+    for batch in batches(ids, [16], rows):
+        asked = (model, params, batch.tokens_BL, 10, beams, 0.6, True)
+        _, found, _ = search(*asked) if layout is None else search_over(layout, *asked)
+        scores[batch.rows] = np.asarray(found)[: len(batch.rows)]
+    return texts, routes, scores
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "changes", "beams", "rules"),
+    [
+        (TWICE, {}, 4, ()),
+        pytest.param(TWICE, {"transport": all_to_all}, 1, (), marks=THOROUGH),
+        pytest.param(
+            {"data": 1, "fsdp": 2, "expert": 4}, {"transport": einsum}, 4, (), marks=THOROUGH
+        ),
+        pytest.param({"data": 4, "stage": 2}, STAGES, 4, (), marks=THOROUGH),
+        # The cache of keys and values in parts along the heads' width.
+        pytest.param({"data": 4, "stage": 2}, STAGES, 4, [("kv", "stage")], marks=THOROUGH),
+    ],
+)
+def test_a_mesh_translates_as_one_device_does(
+    mesh: dict[str, Any], changes: dict[str, Any], beams: int, rules: Rules
+) -> None:
+    stages = "stage" in mesh
+    texts, routes, scores = translated(beams, stages)
+    assert len(set(texts)) > 6  # the law would be empty otherwise
+    layout = Layout(make_mesh(**mesh), rules=rules)
+    model, params = tiny(directions=2, **changes)
+    axes = abstract_variables(model)["params_axes"]
+    there = jax.device_put(params, layout.shardings(axes, params))
+    # Three rows a batch become as many as divide: 4 over data x expert, 8 over fsdp x expert.
+    own, own_routes, own_scores = run(model, there, layout, beams, 3)
+    assert own == texts
+    # Sums of up to a dozen float32 logits' softmax in another order: on some CPUs 1.4e-5 of them.
+    np.testing.assert_allclose(own_scores, scores, rtol=3e-5, atol=1e-5)
+    assert own_routes.keys() == routes.keys()
+    assert bool(routes) != stages
+    for key, chosen in routes.items():
+        np.testing.assert_array_equal(own_routes[key], chosen, err_msg=str(key))
+    # Another size of the batches: the same translations.
+    if beams == 1:
+        assert run(model, there, layout, beams, 9)[0] == texts
+
+
+@pytest.mark.slow
+def test_where_only_rows_are_in_parts_a_step_sends_one_flag() -> None:
+    model, params = tiny(num_experts=0)
+    layout = Layout(make_mesh(data=8))
+    given = shapes(params, layout.shardings(abstract_variables(model)["params_axes"], params))
+    batch = layout.batch({"encoder_input_tokens": np.zeros((8, 16), np.int32)})
+    with layout.logical():
+        program = searching.jit_search(layout, model, 10, 4, 0.6).lower(given, batch).compile()
+    found = collectives(program.as_text())
+    # The loop: is every row done? After it: 8 rows of 10 tokens, 8 scores, of 4 bytes each.
+    assert [one.kind for one in found if one.loop_unknown] == ["all-reduce"]
+    assert sorted((one.kind, one.result_bytes) for one in found if not one.loop_unknown) == [
+        ("all-gather", 32),
+        ("all-gather", 320),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_bfloat16_model_over_two_devices_is_that_of_one() -> None:
+    # No sum is split, and XLA may not keep more digits than bfloat16 has where it likes to, which
+    # is in other places in the other program: so not even rounding differs.
+    model, params = tiny(dtype=jnp.bfloat16)
+    layout = Layout(make_mesh(data=1, expert=2, devices=jax.devices()[:2]))
+    axes = abstract_variables(model)["params_axes"]
+    there = jax.device_put(params, layout.shardings(axes, params))
+    (rows,) = batches([[*pieces, 1] for pieces in Words().encode(TEXTS[:4])], [16], 4)
+    exactly: dict[str, str | bool] = {"xla_allow_excess_precision": False}
+    alone = search.lower(model, params, rows.tokens_BL, 10, 2, 0.6).compile(exactly)
+    expected = alone(params, rows.tokens_BL)
+    batch = layout.batch({"encoder_input_tokens": rows.tokens_BL})
+    with layout.logical():
+        lowered = searching.jit_search(layout, model, 10, 2, 0.6).lower(there, batch)
+        found = lowered.compile(exactly)(there, batch)
+    assert len(np.unique(expected[0], axis=0)) > 2  # the law would be empty otherwise
+    for here, alone in zip(found[:2], expected[:2], strict=True):
+        np.testing.assert_array_equal(here, alone)
+
+
+def test_groups_that_do_not_divide_are_decodings_own() -> None:
+    # Four rows of two hypotheses, a position each: one group of 8 tokens for two devices.
+    model, params = tiny(transport=all_to_all, decode_capacity_factor=2.0)
+    layout = Layout(make_mesh(data=1, expert=2, devices=jax.devices()[:2]))
+    given = shapes(params, layout.shardings(abstract_variables(model)["params_axes"], params))
+    batch = layout.batch({"encoder_input_tokens": np.zeros((4, 16), np.int32)})
+    said = r"jobs.Decoding.batch_rows .*= 1 does not divide over the 2 parts"
+    with layout.logical(), pytest.raises(ValueError, match=said):
+        searching.jit_search(layout, model, 10, 2, 0.6).lower(given, batch)
+
+
+def test_rows_are_made_up() -> None:
+    # Rows lie over data x fsdp x node x expert, never over model or stage.
+    layout = Layout(make_mesh(**TWICE))
+    assert [layout.rows(n) for n in (1, 4, 5, 8)] == [4, 4, 8, 8]
+    assert Layout(make_mesh(data=2, stage=4)).rows(3) == 4
+    assert Layout(make_mesh(data=1, model=8)).rows(3) == 3
+
+
+def test_layouts_that_say_the_same_share_programs() -> None:
+    # gin gives lists where Python has tuples.
+    mesh = make_mesh(**TWICE)
+    as_lists: Any = [["embed", ["data", "model"]], ["kv", None]]
+    here = Layout(mesh, ["expert"], as_lists)
+    assert here == Layout(mesh, ("expert",), (("embed", ("data", "model")), ("kv", None)))
+    asked: Any = (tiny()[0], 10, 2, 0.6)
+    assert searching._program(here, *asked) is searching._program(
+        Layout(*vars(here).values()), *asked
+    )
+    # Rules decide what a program does, and are part of what it is known by.
+    assert searching._program(Layout(mesh), *asked) is not searching._program(here, *asked)
+
+
+def test_parameters_are_read_where_they_belong(tmp_path: Path) -> None:
+    model, params = tiny(scan_layers=True)
+    store = Checkpoints(tmp_path / "checkpoints")
+    store.save(3, {"params": params}, {})
+    store.close()
+    assert trained_step(model, tmp_path / "checkpoints") == 3
+    layout = Layout(make_mesh(data=1, fsdp=2, expert=2, model=2))
+    found, step, _ = restore_params(model, tmp_path / "checkpoints", layout=layout)
+    assert step == 3
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+    # [blocks, E, M, F]: two of four experts; F in two parts over model, each in two over fsdp.
+    inward = found["encoder_blocks"]["layer_0"]["moe"]["experts"]["wi"]["kernel"]
+    assert inward.shape == (1, 4, 16, 32)
+    assert {part.data.shape for part in inward.addressable_shards} == {(1, 2, 16, 8)}
+    whole, _, _ = restore_params(model, tmp_path / "checkpoints")
+    assert all(len(leaf.sharding.device_set) == 1 for leaf in jax.tree.leaves(whole))

@@ -1,0 +1,117 @@
+"""Test sets by direction, and their translation as it is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from m4.data.cache import cache as caches
+from m4.data.preprocess import language_of
+from m4.data.sources import Pair
+from m4.eval.decoding import testsets
+from m4.eval.decoding.testsets import Counting, Showing, check_held_out, split_pairs
+from m4.storage.metrics_log import Stage
+from m4.train import routing_counts
+
+
+class Corpus:
+    """A Source with one pair a split; languages without some splits."""
+
+    def __init__(self, lacking: dict[str, tuple[str, ...]]) -> None:
+        self.lacking = lacking
+
+    def languages(self) -> list[str]:
+        return list(self.lacking)
+
+    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        if split not in self.lacking[language]:
+            yield Pair(f"the {split} road", f"{language} {split}")
+
+    def identity(self) -> dict:
+        return {"source": "one pair"}
+
+
+def opened(folder: Path, lacking: dict[str, tuple[str, ...]]) -> caches.Cache:
+    return caches.prepare(folder, Corpus(lacking), vocabulary_size=300)
+
+
+def test_pairs_by_direction(tmp_path: Path) -> None:
+    cache = opened(tmp_path / "data", {"gl": ()})
+    assert language_of("en-gl") == language_of("gl-en") == "gl"
+    assert split_pairs(cache, ["en-gl", "gl-en"], "test") == {
+        "en-gl": [("the test road", "gl test")],
+        "gl-en": [("gl test", "the test road")],
+    }
+
+
+def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None:
+    check_held_out(opened(tmp_path / "all", {"gl": (), "pt": ()}))
+    lacking = {"gl": (), "pt": ("dev",), "de": ("dev", "test")}
+    with pytest.raises(
+        ValueError, match=r"no dev sentences of pt, de: .*cache\.prepare\.languages"
+    ):
+        check_held_out(opened(tmp_path / "no_dev", lacking))
+    with pytest.raises(ValueError, match="no test sentences of fr"):
+        check_held_out(opened(tmp_path / "no_test", {"fr": ("test",)}))
+
+
+def test_progress_runs_through_all_calls_and_cuts_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def decode(*_: Any, progress: Any, on_cut: Any, beams: int, layout: Any) -> list[str]:
+        sources = _[-1]
+        on_cut(0, 70, 64)
+        for done in range(1, len(sources) + 1):
+            progress(done, len(sources), 10 * beams * done)
+        return [source.upper() for source in sources]
+
+    shown: list[int] = []
+
+    class Shown(Stage):
+        def update(self, done: int, text: str = "") -> None:
+            assert text.endswith(" tokens/s")
+            shown.append(done)
+
+    monkeypatch.setattr(testsets, "decode", decode)
+    nothing: Any = None  # what the decoder that is replaced would need
+    shows = Shown("decode", 5, stream=io.StringIO())
+    translate = Showing(shows, nothing, {}, nothing, {"beams": 2})
+    assert translate(["a", "b", "c"]) == ["A", "B", "C"]
+    assert translate(["d", "e"]) == ["D", "E"]
+    assert shown == [1, 2, 3, 4, 5]
+    assert translate.cut == 2
+
+
+def test_counts_grow_by_groups_and_begin_anew_for_another_model(tmp_path: Path) -> None:
+    path, directions = tmp_path / "atlas.test.json", ["en-gl", "gl-en"]
+
+    def counted(step: int, group: list[str], expert: int) -> dict[str, Any]:
+        """One sentence of each of `group`, of two tokens: both choose `expert`, then nothing."""
+        counting = Counting(path, directions, 3, {"made_by": {"step": step}})
+        counting.starting(group)
+        chosen = np.array([[[expert, -1], [expert, -1], [-1, -1]]])
+        for row in range(len(group)):
+            counting([row], {"encoder_1": chosen})
+        counting.save()
+        return json.loads(path.read_text("utf-8"))
+
+    assert counted(7, ["gl-en", "gl-en"], 1)["layers"] == {"encoder_1": [[0, 0, 0], [0, 4, 0]]}
+    # Another process goes on with the other direction; the same direction again replaces its own.
+    assert counted(7, ["en-gl"], 2)["layers"] == {"encoder_1": [[0, 0, 2], [0, 4, 0]]}
+    assert counted(7, ["gl-en"], 0)["layers"] == {"encoder_1": [[0, 0, 2], [2, 0, 0]]}
+    saved = counted(8, ["gl-en"], 0)
+    assert saved["layers"] == {"encoder_1": [[0, 0, 0], [2, 0, 0]]}
+    assert (saved["made_by"], saved["directions"]) == ({"step": 8}, directions)
+
+
+def test_a_damaged_file_of_counts_is_named(tmp_path: Path) -> None:
+    for text in ("{", "[]", "{}", '{"format": 99, "directions": [], "layers": {}}'):
+        (tmp_path / "atlas.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"atlas\.json: no counts of experts"):
+            routing_counts.read(tmp_path / "atlas.json")

@@ -1,0 +1,198 @@
+"""The atlas of experts: its numbers by hand, its picture for few and many, the command."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from m4.data.languages import LANGUAGES
+from m4.eval.report import atlas
+from m4.eval.report.plot import png
+from m4.eval.report.theme import DARK
+from m4.train import routing_counts
+from tests.command_line import m4
+
+# Two languages, both directions, eight experts: an even share is 12.5%, twice that 25%.
+DIRECTIONS = ["en-gl", "gl-en", "en-pt", "pt-en"]
+ENCODER = [
+    [10, 10, 20, 10, 10, 20, 20, 0],  # en-gl
+    [30, 10, 20, 10, 10, 10, 10, 0],  # gl-en: 30% to expert 0
+    [10, 10, 20, 10, 10, 20, 20, 0],  # en-pt
+    [28, 10, 12, 10, 10, 10, 19, 1],  # pt-en: 28% to expert 0
+]
+EVEN = np.ones((4, 8), int).tolist()
+
+
+def folder_of(path: Path, layers: dict[str, Any], split: str = "train") -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "run.json").write_text("{}")
+    found = routing_counts.Counts(DIRECTIONS)
+    found.add(layers)
+    about = {"split": split, "train_pairs": {"pt": 100, "gl": 60}}
+    routing_counts.write(atlas.path_of(path, split), found, about)
+    return path
+
+
+def made(languages: list[str], experts: int, layers: list[str]) -> atlas.Atlas:
+    """Any counts; expert 1 of each layer is dead."""
+    rng = np.random.default_rng(0)
+    directions = [*(f"{code}-en" for code in languages), *(f"en-{code}" for code in languages)]
+    found = {}
+    for layer in layers:
+        found[layer] = rng.integers(1, 1000, (len(directions), experts))
+        found[layer][:, 1] = 0
+    return atlas.Atlas("train", directions, [*languages, *languages], found)
+
+
+def test_sides_sizes_and_depths_are_in_order(tmp_path: Path) -> None:
+    names: list[str] = ["decoder_1", "encoder_11", "encoder_3"]
+    layers = dict.fromkeys(names, EVEN)
+    read = atlas.load(folder_of(tmp_path / "model", layers))
+    assert read.directions == ["pt-en", "gl-en", "en-pt", "en-gl"]
+    assert read.languages == ["pt", "gl", "pt", "gl"]
+    assert list(read.layers) == ["encoder_3", "encoder_11", "decoder_1"]
+
+
+def test_directions_without_counts_are_left_out(tmp_path: Path) -> None:
+    some = np.array(EVEN)
+    some[[0, 3]] = 0
+    read = atlas.load(folder_of(tmp_path / "model", {"encoder_1": some}))
+    assert read.directions == ["gl-en", "en-pt"]
+    assert read.layers["encoder_1"].shape == (2, 8)
+
+
+def test_numbers_by_hand() -> None:
+    seated_DE = np.array(ENCODER)
+    np.testing.assert_allclose(atlas.shares(seated_DE)[1], [0.3, 0.1, 0.2, *[0.1] * 4, 0.0])
+    # 400 choices; a tenth of an even share are 5 of them, expert 7 has 1.
+    assert atlas.dead(seated_DE) == [7]
+    assert atlas.dead(np.array(EVEN)) == []
+    # 5 is not under 5.
+    at_the_edge = seated_DE.copy()
+    at_the_edge[0, 6:] = 16, 4
+    assert atlas.dead(at_the_edge) == []
+    assert atlas.specialists(seated_DE) == {0: [1, 3]}
+    assert atlas.specialists(np.array(EVEN)) == {}
+    # All in one expert, half and half of eight (1 bit of 3), even.
+    one, two = np.zeros((2, 1, 8), int)
+    one[0, 3], two[0, [2, 5]] = 7, 4
+    assert atlas.entropy(one) == 0.0
+    np.testing.assert_allclose(atlas.entropy(two), 1 / 3)
+    np.testing.assert_allclose(atlas.entropy(np.array(EVEN)), 1.0)
+    # A direction without counts has no shares, and is no reason for NaN.
+    assert not atlas.shares(np.zeros((2, 4), int)).any()
+
+
+def test_the_command(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", {"encoder_1": ENCODER, "decoder_1": EVEN})
+    said = m4("atlas", f"--model_dir={folder}")
+    assert (said.status, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert "encoder_1: 8 experts, 400 choices, entropy of the load 0.9" in said.out
+    assert "decoder_1: 8 experts, 32 choices, entropy of the load 1.000 (even: 1)" in lines
+    # Expert 0 has 78 of 400 choices.
+    (expert,) = [line.split() for line in lines if "gl 30%" in line]
+    assert expert == ["0", "19.50%", "gl", "30%,", "pt", "28%"]
+    assert [line for line in lines if "ALARM" in line] == [
+        "ALARM encoder_1: 1 of 8 experts is dead (under 1.25% of the choices, a tenth of an even "
+        "share): 7"
+    ]
+    assert lines[-1] == str(folder / "atlas.png")
+    assert imread(folder / "atlas.png").shape[1] == 1400  # 7 inches at 200 points
+    # The test sets' counts lie with the translations.
+    (folder / "decodes").mkdir()
+    folder_of(folder, {"decoder_1": EVEN}, "test")
+    said = m4("atlas", f"--model_dir={folder}", "--split=test")
+    assert said.out.splitlines()[-2:] == ["No dead experts.", str(folder / "decodes/atlas.png")]
+
+
+def test_users_mistakes(tmp_path: Path) -> None:
+    assert "give a model's folder: --model_dir" in m4("atlas").mistake
+    assert "nowhere: not a model's folder" in m4("atlas", "--model_dir=nowhere").mistake
+    folder = folder_of(tmp_path / "model", {"encoder_1": np.zeros((4, 8), int)})
+    said = m4("atlas", f"--model_dir={folder}", "--split=test")
+    assert "decodes/atlas.test.json: no such file; `m4 decode`" in said.mistake
+    assert "atlas.train.json: nothing is counted" in m4("atlas", f"--model_dir={folder}").mistake
+    (folder / "atlas.train.json").write_text("{")
+    assert "atlas.train.json: no counts" in m4("atlas", f"--model_dir={folder}").mistake
+    for layers in ([], {"encoder_1": [[1, 2]]}, {"encoder_1": 3}):  # two directions, not one row
+        damaged = {
+            "format": routing_counts.FORMAT,
+            "directions": ["en-gl", "gl-en"],
+            "layers": layers,
+        }
+        (folder / "atlas.train.json").write_text(json.dumps(damaged))
+        assert "no counts of experts: layers: " in m4("atlas", f"--model_dir={folder}").mistake
+    (folder / "atlas.train.json").unlink()
+    assert "`m4 train` of a model with experts" in m4("atlas", f"--model_dir={folder}").mistake
+    said = m4("atlas", f"--model_dir={folder}", "--gin.TRAIN_STEPS=4")
+    assert "'TRAIN_STEPS = 4': atlas reads no config" in said.mistake
+    assert not (folder / "atlas.png").exists()
+
+
+def test_many_experts_are_named_in_short() -> None:
+    many = made(list(LANGUAGES)[:30], 128, ["encoder_1"])
+    seated_DE = many.layers["encoder_1"]
+    seated_DE[:, 2:40] = 0
+    seated_DE[:, 5] = 10_000_000
+    (alarm,) = atlas.alarms(many)
+    # Of 2 to 39 all but 5, and 1: 38, and the others have next to nothing beside expert 5.
+    assert alarm.startswith("ALARM encoder_1: 127 of 128 experts are dead")
+    assert alarm.endswith(" and 103 more")
+    (table,) = atlas.tables(many).values()
+    assert table.row_count == 1
+    out = io.StringIO()
+    Console(file=out, width=200).print(table)
+    assert out.getvalue().count(" and 18 more") == 2
+
+
+@pytest.mark.parametrize(("languages", "experts"), [(1, 4), (10, 8), (100, 64), (100, 2048)])
+@pytest.mark.parametrize("theme", [atlas.LIGHT, DARK])
+def test_a_panel_a_layer_for_few_and_many(languages: int, experts: int, theme: Any) -> None:
+    codes = list(LANGUAGES)[:languages]
+    drawn = atlas.figure(made(codes, experts, ["encoder_1", "encoder_3", "decoder_1"]), theme)
+    *panels, bar = drawn.axes
+    assert [panel.get_title(loc="left") for panel in panels] == [
+        "encoder_1", "encoder_3", "decoder_1",
+    ]  # fmt: skip
+    first = [label.get_text() for label in panels[0].get_yticklabels()]
+    assert first[: len(first) // 2] == first[len(first) // 2 :]
+    assert set(first) <= set(codes)
+    assert (len(set(first)) == len(codes)) == (languages <= 40)
+    assert len(set(first)) >= min(len(codes), 15)
+    # One scale; letters of a label have the room of the rows that it stands for.
+    assert len({panel.images[0].norm.vmax for panel in panels}) == 1
+    assert len({panel.images[0].norm.vmin for panel in panels}) == 1
+    height = panels[0].get_window_extent().height * 72 / drawn.dpi
+    ticks = panels[0].get_yticks()
+    if len(ticks) > 2:
+        rows = panels[0].get_ylim()[0] + 0.5
+        room = min(np.diff(ticks)) * height / rows
+        assert panels[0].get_yticklabels()[0].get_fontsize() <= room
+    # Of a picture 400 pixels wide, letters take 7 pixels or more; with 100 languages 6.
+    points = float(panels[0].get_yticklabels()[0].get_fontsize())
+    assert points / 72 * 400 / drawn.get_figwidth() >= (7 if languages <= 40 else 6)
+    assert "share of a language's choices" in bar.get_xlabel()
+    assert png(drawn).startswith(b"\x89PNG")
+
+
+def test_same_counts_same_bytes() -> None:
+    one, two = (png(atlas.figure(made(["gl", "ar"], 8, ["encoder_1"]))) for _ in range(2))
+    assert one == two
+
+
+def test_it_needs_neither_jax_nor_gin() -> None:
+    code = (
+        "import sys, m4.eval.report.atlas; "
+        "sys.exit(bool({'jax', 'gin', 'seqio', 'tensorflow'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

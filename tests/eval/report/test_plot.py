@@ -1,0 +1,108 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from m4.data.languages import LANGUAGES
+from m4.eval.report import plot
+from m4.eval.scoring.delta import Delta
+
+
+def rows(languages, systems=("moe", "dense"), sides=("xx->en", "en->xx")):
+    made = []
+    for i, code in enumerate(list(LANGUAGES)[:languages]):
+        for number, system in enumerate(systems):
+            for side in sides:
+                value = i - 3.0 - number
+                made.append(
+                    Delta(
+                        direction=f"{code}-en" if side == "xx->en" else f"en-{code}",
+                        language=code, name=LANGUAGES[code].name, side=side, system=system,
+                        baseline="bilingual", metric="bleu", train_pairs=6000 // (i + 1),
+                        sentences=200, baseline_score=30.0, system_score=30.0 + value,
+                        copy_score=4.0, delta=value, low=value - 2, high=value + 3, p_value=0.01,
+                        near_clones=("nb",) if code == "fr" else (),
+                    )
+                )  # fmt: skip
+    return made
+
+
+def test_window_of_the_paper_shrinks_for_few_languages():
+    sizes = [plot.window_size(n) for n in (1, 7, 8, 12, 24, 40, 100)]
+    assert sizes == [1, 1, 2, 3, 6, 10, 10]
+    assert plot.window_size(100, window=25) == 25
+    with pytest.raises(ValueError, match=r"report.report.window must be 1 or more"):
+        plot.window_size(12, 0)
+
+
+def test_trend_by_hand():
+    # Means of 1 2 6, 2 6 7, at the windows' middles; what is missing counts for nothing.
+    positions, means = plot.trend([1, 2, 6, 7], 3)
+    np.testing.assert_allclose(positions, [1, 2])
+    np.testing.assert_allclose(means, [3, 5])
+    positions, means = plot.trend([1, np.nan, np.nan, 4], 2)
+    np.testing.assert_allclose(positions, [0.5, 2.5])
+    np.testing.assert_allclose(means, [1, 4])
+    for window in (1, 5):
+        assert not plot.trend([1, 2, 6, 7], window)[0].size
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_same_rows_same_bytes(tmp_path, names):
+    files = {}
+    for run in ("a", "b"):
+        paths = [tmp_path / run / "delta_bleu.png", tmp_path / run / "delta_bleu.pdf"]
+        plot.plot(rows(5), paths, names=names)
+        files[run] = [path.read_bytes() for path in paths]
+    assert files["a"] == files["b"]
+    assert files["a"][0].startswith(b"\x89PNG")
+    assert files["a"][1].startswith(b"%PDF")
+    assert b"CreationDate" not in files["a"][1]
+
+
+@pytest.mark.parametrize("languages", [1, 2, 12, 50])
+@pytest.mark.parametrize("sides", [("xx->en",), ("xx->en", "en->xx")])
+def test_any_number_of_languages(languages, sides):
+    figure = plot.figure(rows(languages, sides=sides))
+    *panels, sizes = figure.axes
+    assert [panel.get_ylabel() for panel in panels] == [
+        f"ΔBLEU, {side.replace('->', ' → ')}" for side in sides
+    ]
+    # Falling training size is the table's order here.
+    assert [t.get_text() for t in sizes.get_xticklabels()] == list(LANGUAGES)[:languages]
+    low, high = panels[0].get_ylim()
+    assert low < 0 < high
+    assert low < -3 - 1 - 2
+    assert high > languages - 1 - 3 + 3
+
+
+def test_languages_may_be_missing_on_a_side_and_intervals_may_miss_their_point(tmp_path):
+    made = [row for row in rows(12) if (row.language, row.side) != ("de", "xx->en")]
+    made[0] = replace(made[0], low=made[0].delta + 1, high=made[0].delta + 2)
+    plot.plot(made, [tmp_path / "x.png"])
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_hollow_points_are_near_clones():
+    figure = plot.figure(rows(3, systems=("moe",)))
+    faces = np.asarray(figure.axes[0].collections[1].get_facecolor())
+    white = (faces == 1).all(axis=1).tolist()
+    assert white == [False, True, False]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "moe", "near-clone", "bilingual = 0",
+    ]  # fmt: skip
+
+
+def test_users_mistakes(tmp_path):
+    with pytest.raises(ValueError, match="nothing to plot"):
+        plot.figure([])
+    with pytest.raises(ValueError, match=r"x.svg: a plot is .png or .pdf"):
+        plot.plot(rows(2), [tmp_path / "x.svg"])
+
+
+def test_pyplot_is_not_used():
+    code = "import sys, m4.eval.report.plot; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,199 @@
+import html.parser
+import json
+import re
+
+import pytest
+
+from m4.eval.report.atlas import path_of
+from m4.eval.report.page import Background, language_tag
+from m4.eval.report.report import report
+from m4.eval.scoring.score import System
+from m4.storage.files import read_jsonl, write_jsonl
+from m4.train import routing_counts
+
+ATTACK = '<script>alert("x")</script><img src=https://example.org/a.png onerror=x>'
+TRAIN = {"pt": 4000, "gl": 250, "he": 150}
+
+
+class Outline(html.parser.HTMLParser):
+    """Elements that are open, tags and attributes that were seen; fails on bad nesting."""
+
+    VOID = frozenset({"meta", "br", "img", "source"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.attributes = [], set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += [(tag, *attribute) for attribute in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += [(tag, *attribute) for attribute in attrs]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    english = [f"{n} Swiss francs per hour on May {n}" for n in range(1, 21)]
+    for language in TRAIN:
+        foreign = [f"{n} francos suízos por hora o {n} de maio" for n in range(1, 21)]
+        if language == "he":
+            foreign = [f"{n} פרנקים שווייצריים לשעה" for n in range(1, 21)]
+        for source, target, texts, wanted in (
+            (language, "en", foreign, english),
+            ("en", language, english, foreign),
+        ):
+            for system, keep in (("moe", 30), ("bilingual", 14)):
+                hypotheses = [text[:keep] for text in wanted]
+                hypotheses[3] = ATTACK
+                rows = [
+                    {"source": s, "reference": r, "hypothesis": h}
+                    for s, r, h in zip(texts, wanted, hypotheses, strict=True)
+                ]
+                write_jsonl(folder / system / f"test.{source}-{target}.jsonl", rows)
+    config = folder / "operative.gin"
+    config.write_text(f"# {ATTACK}\ntrain.steps = 1675\n", encoding="utf-8")
+    background = Background(
+        title=f"A run {ATTACK}",
+        corpus=f"Controlled language.\n\n{ATTACK}",
+        facts={"date": "2026-01-02", ATTACK: ATTACK},
+        configs={ATTACK: config},
+        curves={ATTACK: [{"step": step, "nll": 9.0 / (step + 1)} for step in range(9)]},
+        sampling={"gl": 0.25},
+        epochs={"gl": 41.0},
+    )
+    written = report(
+        folder / "out",
+        [System(name, folder / name, f"{name}.gin", 7) for name in ("moe", "bilingual")],
+        TRAIN,
+        {language: {"seen": [n % 2 == 0 for n in range(20)]} for language in TRAIN},
+        background,
+        samples=20,
+    )
+    return written, written.html.read_text(encoding="utf-8")
+
+
+def test_files(made):
+    written, _ = made
+    names = sorted(path.name for path in written.html.parent.iterdir())
+    assert names == [
+        "delta_bleu.pdf", "delta_bleu.png", "deltas.jsonl", "report.html", "scores.jsonl",
+    ]  # fmt: skip
+    # 3 systems with copy, 6 directions, 2 metrics, 3 subsets.
+    scores = read_jsonl(written.scores)
+    assert len(scores) == 3 * 6 * 2 * 3
+    by = {(r["system"], r["direction"]): r["score"] for r in scores
+          if (r["metric"], r["subset"]) == ("bleu", "all")}  # fmt: skip
+    for row in read_jsonl(written.deltas):
+        wanted = by["moe", row["direction"]] - by["bilingual", row["direction"]]
+        assert row["delta"] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_everything_is_escaped_and_nothing_is_fetched(made):
+    _, text = made
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    outline = Outline()
+    outline.feed(text)
+    outline.close()
+    assert outline.open == []
+    assert "script" not in outline.tags
+    assert "link" not in outline.tags
+    for tag, name, value in outline.attributes:
+        assert not name.startswith("on"), (tag, name)
+        if name in ("src", "srcset", "href"):
+            assert value.startswith(("data:image/png;base64,", "#")), (tag, name)
+    assert "default-src 'none'" in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_the_numbers_are_those_of_the_rows(made):
+    written, text = made
+    for row in [*written.rows, *written.averages]:
+        delta = f"<b>{row.delta:+.1f}</b>".replace("-", "−")
+        bounds = f"[{row.low:+.1f}, {row.high:+.1f}]".replace("-", "−")
+        assert re.search(re.escape(delta) + r"\s*<small>" + re.escape(bounds), text)
+    signatures = {row["signature"] for row in read_jsonl(written.scores)}
+    assert len(signatures) == 2
+    for signature in signatures:
+        assert signature in text
+
+
+def test_languages_and_directions_of_writing(made):
+    _, text = made
+    assert '<dd dir="auto" lang="he" class="reference">1 פרנקים' in text
+    assert '<dd dir="auto" lang="en" class="source">' in text
+    assert [language_tag(code) for code in ("zh_Hant", "glg", "srp_Latn", "xx_yy")] == [
+        "zh-Hant", "gl", "sr-Latn", "xx-yy",
+    ]  # fmt: skip
+
+
+def test_optional_parts(made, tmp_path):
+    written, text = made
+    for part in ("subsets", "training", "made", "translations"):
+        assert f'id="{part}"' in text
+    assert "25.0%" in text
+    assert "41.0" in text
+    folder = written.html.parent.parent
+    plain = report(
+        tmp_path, [System(name, folder / name) for name in ("moe", "bilingual")], TRAIN
+    ).html.read_text(encoding="utf-8")
+    for part in ("subsets", "training"):
+        assert f'"{part}"' not in plain
+        assert f'"#{part}"' not in plain
+    assert "epochs" not in plain
+
+
+def test_same_files_same_bytes(made, tmp_path):
+    written, _ = made
+    folder = written.html.parent.parent
+    systems = [System(name, folder / name) for name in ("moe", "bilingual")]
+    one, two = (report(tmp_path / name, systems, TRAIN) for name in "ab")
+    for name in ("html", "png", "pdf", "scores", "deltas"):
+        assert getattr(one, name).read_bytes() == getattr(two, name).read_bytes()
+
+
+def test_the_atlas_is_shown_where_there_are_counts(made, tmp_path):
+    written, text = made
+    assert 'id="experts"' not in text
+    assert '"#experts"' not in text
+    assert "ALARM" not in text
+    folder = written.html.parent.parent
+    for split in ("train", "test"):
+        found = routing_counts.Counts(["gl-en", "en-gl"])
+        found.add({"encoder_1": [[5, 5, 0], [5, 5, 0]]})
+        routing_counts.write(
+            path_of(tmp_path, split), found, {"split": split, "train_pairs": TRAIN}
+        )
+    systems = [System(name, folder / name) for name in ("moe", "bilingual")]
+    text = report(tmp_path, systems, TRAIN).html.read_text(encoding="utf-8")
+    assert text.count("ALARM encoder_1: 1 of 3 experts is dead") == 2
+    # Light and dark, beside those of the plot.
+    assert text.count('"data:image/png;base64,') == 2 + 2 * 2
+    outline = Outline()
+    outline.feed(text)
+    outline.close()
+    assert outline.open == []
+
+
+def test_unknown_curve_is_an_error(made, tmp_path):
+    written, _ = made
+    folder = written.html.parent.parent
+    systems = [System(name, folder / name) for name in ("moe", "bilingual")]
+    background = Background(curves={"moe": [{"step": 1, "nll": 2.0}]}, curve_keys=("los",))
+    with pytest.raises(ValueError, match="no 'los' in the metrics to draw; they have nll, step"):
+        report(tmp_path, systems, TRAIN, background=background)
+
+
+def test_rows_are_json(made):
+    written, _ = made
+    for path in (written.scores, written.deltas):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            json.loads(line)

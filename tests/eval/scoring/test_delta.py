@@ -1,0 +1,124 @@
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from m4.eval.scoring import delta, score
+from m4.storage.files import write_jsonl
+
+TRAIN = {"de": 6000, "hr": 3000, "nl": 1500, "gl": 250, "bs": 200}
+REFERENCES = [f"{n} Swiss francs per hour on May {n} in {2000 + n}" for n in range(1, 31)]
+
+
+def decode(folder, direction, wrong):
+    """Hypotheses of which every `wrong`-th lacks its first half (0: none does)."""
+    rows = [
+        {"source": f"x {r}", "reference": r, "hypothesis": r[len(r) // 2 :] if cut else r}
+        for i, r in enumerate(REFERENCES)
+        for cut in [wrong and i % wrong == 0]
+    ]
+    write_jsonl(folder / f"test.{direction}.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decodes")
+    for language in TRAIN:
+        low = TRAIN[language] < 1000
+        for direction in (f"{language}-en", f"en-{language}"):
+            decode(folder / "moe", direction, 5)
+            decode(folder / "same", direction, 2 if low else 8)
+            decode(folder / "bilingual", direction, 2 if low else 8)
+    names = ("moe", "same", "bilingual")
+    return score.measure([score.System(name, folder / name) for name in names])
+
+
+def test_rows(measured):
+    rows = delta.deltas(measured, TRAIN)
+    assert [(r.system, r.language, r.side) for r in rows] == [
+        (system, language, side)
+        for system in ("moe", "same")
+        for language in ("de", "hr", "nl", "gl", "bs")
+        for side in ("xx->en", "en->xx")
+    ]
+    for row in rows:
+        assert row.delta == pytest.approx(row.system_score - row.baseline_score)
+        assert row.low <= row.delta <= row.high
+        assert row.copy_score is not None
+    german, galician = rows[0], rows[6]
+    assert (german.name, german.train_pairs, german.sentences) == ("German", 6000, 30)
+    assert german.delta < 0 < galician.delta
+    assert galician.low > 0
+    assert galician.p_value < 0.05
+
+
+def test_identical_systems_differ_by_nothing(measured):
+    rows = [row for row in delta.deltas(measured, TRAIN) if row.system == "same"]
+    assert {(row.delta, row.low, row.high, row.p_value) for row in rows} == {(0, 0, 0, 1)}
+    for mean in delta.averages(rows):
+        assert (mean.delta, mean.low, mean.high) == (0, 0, 0)
+
+
+def test_near_clones_are_marked_under_the_codes_of_the_run(measured):
+    rows = delta.deltas(measured, TRAIN)
+    assert {row.language: row.near_clones for row in rows} == {
+        "de": (), "hr": ("bs",), "nl": (), "gl": (), "bs": ("hr",),
+    }  # fmt: skip
+
+
+def test_rows_survive_their_file(measured):
+    rows = delta.deltas(measured, TRAIN)
+    again = delta.from_plain(json.loads(json.dumps(delta.plain(rows))))
+    assert again == rows
+    assert not again[0].replicates.size
+
+
+def test_averages_by_resource(measured):
+    rows = [row for row in delta.deltas(measured, TRAIN) if row.system == "moe"]
+    means = delta.averages(rows)
+    assert [(m.side, m.level, m.languages) for m in means] == [
+        (side, *of)
+        for side in ("xx->en", "en->xx")
+        for of in (("high", 2), ("medium", 1), ("low", 2), ("all", 5))
+    ]
+    low = means[2]
+    group = [row for row in rows if row.side == "xx->en" and row.train_pairs < 1000]
+    assert low.delta == pytest.approx(np.mean([row.delta for row in group]))
+    assert low.low <= low.delta <= low.high
+    # One language's average is itself, interval and all.
+    medium, dutch = means[1], next(row for row in rows if row.language == "nl")
+    assert (medium.delta, medium.low, medium.high) == (dutch.delta, dutch.low, dutch.high)
+    # Same test set, same draws, same systems: the languages move together, so that the interval of
+    # their mean is as wide as each one's.
+    assert (low.low, low.high) == (group[0].low, group[0].high)
+
+
+def test_levels():
+    assert [delta.level(n) for n in (3000, 2999, 1000, 999)] == ["high", "medium", "medium", "low"]
+    with pytest.raises(ValueError, match=r"jobs\.Setup\.low = 9 is above jobs\.Setup\.high = 3"):
+        delta.level(5, high=3, low=9)
+
+
+def test_users_mistakes(measured):
+    with pytest.raises(ValueError, match="no hypotheses of the baseline 'nobody' among: moe"):
+        delta.deltas(measured, TRAIN, baseline="nobody")
+    with pytest.raises(ValueError, match="no number of training pairs for 'bs'"):
+        delta.deltas(measured, {})
+
+
+@pytest.mark.parametrize(("width", "count"), [(160, 2), (80, 4)])
+def test_tables_fit_the_terminal(measured, width, count):
+    rows = delta.deltas(measured, TRAIN)
+    tables = delta.tables(rows, delta.averages(rows), width)
+    assert len(tables) == count
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(*tables)
+    text = console.export_text()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for wanted in ("bs Bosnian ≈", "6,000", "xx->en", "en->xx", "low (2)", "all (5)"):
+        assert wanted in text
+    german = rows[0]
+    assert f"{german.delta:+.1f} [{german.low:+.1f}, {german.high:+.1f}]" in text

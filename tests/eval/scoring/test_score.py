@@ -1,0 +1,119 @@
+import json
+
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+
+from m4.eval.scoring import score
+from m4.storage.files import read_jsonl, write_jsonl
+
+
+def write(folder, direction, hypotheses, references, sources=None):
+    rows = [
+        {"source": s, "reference": r, "hypothesis": h}
+        for h, r, s in zip(hypotheses, references, sources or references, strict=True)
+    ]
+    write_jsonl(folder / f"test.{direction}.jsonl", rows)
+
+
+@pytest.fixture
+def systems(tmp_path):
+    references = ["3 weeks ago in May", "17 square yards per hour", "the 5 Swiss francs of May"]
+    tagged = [f"<2en> {text}" for text in ("hai 3 semanas", "17 iardas", "5 francos suizos")]
+    moe = [references[0], "17 square meters per hour", references[2]]
+    write(tmp_path / "moe", "gl-en", moe, references, tagged)
+    write(tmp_path / "bi", "gl-en", ["3 weeks", "17", "the 5 francs"], references, tagged)
+    return [
+        score.System("moe", tmp_path / "moe", "moe/config.gin", 1600),
+        score.System("bilingual", tmp_path / "bi", {"gl-en": "c/gl.gin"}, {"gl-en": 400}),
+    ]
+
+
+def test_rows_of_every_system_metric_and_subset(systems, tmp_path):
+    measured = score.measure(systems)
+    subsets = {"gl": {"seen": [True, False, True]}}
+    rows = score.score_rows(measured, {"gl": 250}, subsets)
+    assert [(r["system"], r["metric"], r["subset"]) for r in rows] == [
+        (system, metric, subset)
+        for system in ("moe", "bilingual", "copy")
+        for metric in ("bleu", "chrf")
+        for subset in ("all", "seen", "unseen")
+    ]
+    assert [row["sentences"] for row in rows[:3]] == [3, 2, 1]
+    row = rows[0]
+    decodes = score.read_decodes(tmp_path / "moe" / "test.gl-en.jsonl")
+    expected = BLEU().corpus_score(
+        [d.hypothesis for d in decodes], [[d.reference for d in decodes]]
+    )
+    assert row["score"] == pytest.approx(expected.score, abs=1e-6)
+    assert row["config"] == "moe/config.gin"
+    assert (row["checkpoint_step"], row["train_pairs"], row["split"]) == (1600, 250, "test")
+    bilingual = next(row for row in rows if row["system"] == "bilingual")
+    assert (bilingual["config"], bilingual["checkpoint_step"]) == ("c/gl.gin", 400)
+    copy = next(row for row in rows if row["system"] == "copy")
+    assert (copy["config"], copy["checkpoint_step"]) == (None, None)
+    score.write_scores(tmp_path / "scores.jsonl", rows)
+    assert read_jsonl(tmp_path / "scores.jsonl") == rows
+
+
+def test_copy_is_the_source_without_its_tag():
+    rows = [
+        score.Decode("<2zh_Hant> 3 weeks ago", "3週前", "?"),
+        score.Decode("no tag", "無", "?"),
+    ]
+    assert [d.hypothesis for d in score.copied(rows, "en-zh_Hant")] == ["3 weeks ago", "no tag"]
+
+
+def test_an_empty_subset_has_no_row(systems):
+    rows = score.score_rows(score.measure(systems), {}, {"gl": {"seen": [True] * 3}})
+    assert {row["subset"] for row in rows} == {"all", "seen"}
+
+
+def test_marks_must_fit_the_sentences(systems):
+    with pytest.raises(ValueError, match=r"'seen' of 'gl' marks 2 sentences, moe has decoded 3"):
+        score.score_rows(score.measure(systems), {}, {"gl": {"seen": [True, False]}})
+
+
+def test_systems_on_different_test_sets_are_refused(systems, tmp_path):
+    write(tmp_path / "other", "gl-en", ["a"], ["b"])
+    with pytest.raises(ValueError, match="other test sentences than those of moe"):
+        score.measure([*systems, score.System("dense", tmp_path / "other")])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"source": "a", "reference": "b"}\n', "line 1: wanted the strings source, reference"),
+        (b'{"source": "a", "reference": "b", "hypothesis": 3}\n', "line 1: wanted the strings"),
+        (b"{}\n\n", "line 1|line 2: not JSON"),
+        (b"[]\n", "line 1: not a JSON object"),
+        (b'"\xff"\n', "line 1: not JSON"),
+        (b"", "no sentences"),
+    ],
+)
+def test_bad_hypotheses_are_named(tmp_path, text, message):
+    path = tmp_path / "test.gl-en.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(ValueError, match=message):
+        score.read_decodes(path)
+
+
+def test_bad_names_are_refused(systems, tmp_path):
+    with pytest.raises(ValueError, match="no hypotheses in"):
+        score.find_decodes(tmp_path, "test")
+    with pytest.raises(ValueError, match="names are unique"):
+        score.measure([systems[0], systems[0]])
+    for bad in ("gl", "gl-", "en-b-c", "gl-pt"):
+        with pytest.raises(ValueError, match="must be 'en-xx' or 'xx-en'"):
+            score.foreign(bad)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "scores.jsonl"
+    path.write_text("old")
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        write_jsonl(path, [{"fine": 1}, {"not": {1}}])
+    assert [p.name for p in tmp_path.iterdir()] == ["scores.jsonl"]
+    assert path.read_text() == "old"
+    write_jsonl(path, [{"text": "é"}])
+    assert path.read_text(encoding="utf-8") == '{"text": "é"}\n'
+    assert json.loads(path.read_text(encoding="utf-8")) == {"text": "é"}

@@ -1,0 +1,135 @@
+"""Processes that are about to do different things are told apart before they start."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m4.parallel.consistency_check import (
+    agree,
+    check_agreement,
+    check_device_counts,
+    code_digest,
+    config_digest,
+    facts,
+)
+
+FACTS = {"code": "a" * 64, "config": "b" * 64, "number of devices": "64", "jax": "0.10.2"}
+
+
+class Processes:
+    """A gather over processes that are not there: each brings its rows, all get all rows."""
+
+    def __init__(self, of_each: list[dict[str, str]], hosts: list[str] | None = None):
+        self.hosts = hosts or [f"host-{index}" for index in range(len(of_each))]
+        self.of_each = of_each
+        self.rows: list[np.ndarray] = []
+        for of_one, host in zip(of_each, self.hosts, strict=True):
+            agree(of_one, host=host, gather=self._listen)
+
+    def _listen(self, rows_RB: np.ndarray) -> np.ndarray:
+        self.rows.append(rows_RB)
+        return rows_RB[None]
+
+    def said(self, process: int) -> str | None:
+        """What one process raises, when all are heard."""
+        try:
+            agree(
+                self.of_each[process],
+                host=self.hosts[process],
+                gather=lambda rows_RB: np.stack(self.rows),
+            )
+        except ValueError as error:
+            return str(error)
+        return None
+
+
+def test_processes_that_are_the_same_agree() -> None:
+    processes = Processes([FACTS] * 4)
+    assert [processes.said(index) for index in range(4)] == [None] * 4
+    # One shape, whatever the values: a name, and a row a fact.
+    assert {rows_RB.shape for rows_RB in processes.rows} == {(1 + len(FACTS), 64)}
+
+
+def test_the_one_that_differs_is_named_with_both_values() -> None:
+    processes = Processes([FACTS, FACTS, {**FACTS, "jax": "0.10.1"}])
+    expected = (
+        "the 3 processes do not agree, so nothing is started: "
+        "process 2 (host-2): jax 0.10.1, the other 2: 0.10.2"
+    )
+    assert [processes.said(index) for index in range(3)] == [expected] * 3
+
+
+def test_the_first_process_can_be_the_one_that_differs() -> None:
+    said = Processes([{**FACTS, "code": "c" * 64}, FACTS, FACTS]).said(1)
+    assert said is not None
+    assert "process 0 (host-0): code cccccccccccc, the other 2: aaaaaaaaaaaa" in said
+
+
+def test_every_difference_is_told() -> None:
+    said = Processes(
+        [FACTS, {**FACTS, "config": "d" * 64, "number of devices": "60"}, FACTS, FACTS]
+    ).said(0)
+    assert said is not None
+    assert "config dddddddddddd" in said
+    assert "number of devices 60, the other 3: 64" in said
+    assert "jax" not in said
+    assert "\n" not in said
+
+
+def test_several_that_differ_are_counted() -> None:
+    odd = {**FACTS, "jax": ""}
+    said = Processes([FACTS, odd, FACTS, FACTS, odd]).said(3)
+    assert said is not None
+    assert "process 1 (host-1) and 1 more: jax not set, the other 3: 0.10.2" in said
+
+
+def test_long_values_are_compared_whole() -> None:
+    # Equal in their first 64 bytes.
+    long = "--xla_one=1 " * 10
+    assert Processes([{"flags": long}, {"flags": long}]).said(0) is None
+    assert Processes([{"flags": long}, {"flags": long + "x"}]).said(0) is not None
+
+
+def test_names_of_hosts_are_not_compared_and_may_be_of_any_length() -> None:
+    assert Processes([FACTS, FACTS], hosts=["a" * 200, "ü"]).said(0) is None
+
+
+def test_unequal_numbers_of_devices_are_told_without_gathering() -> None:
+    check_device_counts([4, 4, 4])
+    with pytest.raises(ValueError, match="process 1 has 3 devices, 3 have 4"):
+        check_device_counts([4, 3, 4, 4])
+    # 2 + 4 + 6 = 3 * 4: counted by process, not by their sum.
+    with pytest.raises(ValueError, match="process 1 has 4 devices"):
+        check_device_counts([2, 4, 6])
+
+
+def test_the_code_is_what_the_files_say(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    one, two = tmp_path / "a.py", tmp_path / "train" / "b.py"
+    one.write_text("x = 1\n")
+    two.write_text("y = 2\n")
+    first = code_digest(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.cpython-312.pyc").write_bytes(b"compiled")
+    assert code_digest(tmp_path) == first
+    two.write_text("y = 3\n")
+    changed = code_digest(tmp_path)
+    two.write_text("y = 2\n")
+    assert code_digest(tmp_path) == first != changed
+    two.rename(tmp_path / "b.py")  # the same text elsewhere is other code
+    assert code_digest(tmp_path) != first
+
+
+def test_the_config_is_what_is_bound() -> None:
+    assert config_digest({"A": "1", "B": "2"}) == config_digest({"B": "2", "A": "1"})
+    assert config_digest({"A": "1"}) != config_digest({"A": "2"})
+
+
+def test_facts_are_of_this_process_and_one_process_agrees_with_itself() -> None:
+    here = facts({"TRAIN_STEPS": "10"})
+    assert here["number of devices"] == here["devices of its own"] == "8"  # tests/conftest.py
+    assert here["code"] == code_digest()
+    assert here["config"] == config_digest({"TRAIN_STEPS": "10"})
+    agree(here)  # by JAX's own gather
+    check_agreement({"TRAIN_STEPS": "10"})

@@ -1,0 +1,21 @@
+"""The cores that this process may use."""
+
+import os
+import sys
+
+from m4.parallel.cpus import own_cores
+
+
+def test_they_are_those_of_the_affinity(monkeypatch):
+    def mine(pid):
+        return {5, 2} if pid == 0 else set()
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "sched_getaffinity", mine, raising=False)  # only Linux has it
+    assert own_cores() == [2, 5]
+
+
+def test_elsewhere_they_are_all(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert own_cores() == [0, 1, 2]

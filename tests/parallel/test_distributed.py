@@ -1,0 +1,141 @@
+"""What only the first process does, and what the others learn of it; without other processes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import pytest
+
+from m4.arguments import joining_of, parser
+from m4.parallel import distributed
+
+
+class Service:
+    """The keys and values that processes share."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.late = 0
+
+    def key_value_set(self, key: str, value: str) -> None:
+        assert key not in self.values
+        self.values[key] = value
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        if self.late:
+            self.late -= 1
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+        return self.values[key]
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    shared = Service()
+    monkeypatch.setattr(distributed.distributed.global_state, "client", shared)
+    monkeypatch.setattr(distributed.distributed.global_state, "num_processes", 2)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    become(monkeypatch, 0)
+    return shared
+
+
+def become(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
+    """From here on the test is this process, at its beginning."""
+    monkeypatch.setattr(jax, "process_index", lambda: index)
+    monkeypatch.setattr(distributed, "_order", distributed._Order())
+
+
+def never() -> Any:
+    raise AssertionError("only the first process does this")
+
+
+def test_one_process_just_does_it() -> None:
+    marker = object()
+    assert distributed.by_first("it", lambda: marker) is marker
+    assert distributed.is_first()
+    assert not distributed.several()
+    distributed.check_joined()
+
+
+def test_the_others_have_what_the_first_one_found(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Twice by one name, and within each other: the others take no part in what is inside.
+    assert distributed.by_first("it", lambda: [1, "a"]) == [1, "a"]
+    assert distributed.by_first("it", lambda: distributed.by_first("inner", lambda: 2)) == 2
+    become(monkeypatch, 1)
+    assert distributed.by_first("it", never) == [1, "a"]
+    assert distributed.by_first("it", never) == 2
+    assert len(service.values) == 2
+
+
+def test_the_others_wait_and_say_so_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    distributed.by_first("the corpus", lambda: None)
+    become(monkeypatch, 1)
+    service.late = 3
+    assert distributed.by_first("the corpus", never) is None
+    assert capsys.readouterr().err == "process 1 waits for the first one: the corpus\n"
+
+
+def test_a_mistake_is_everybodys(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        raise ValueError("MODEL_DIR = x: not empty\nIn call to configurable 'Setup'")
+
+    with pytest.raises(ValueError, match="not empty"):
+        distributed.by_first("MODEL_DIR", work)
+    become(monkeypatch, 1)
+    with pytest.raises(ValueError, match=r"^MODEL_DIR = x: not empty$"):
+        distributed.by_first("MODEL_DIR", never)
+
+
+def test_a_bug_in_the_first_one_is_the_loss_of_the_others(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AssertionError):
+        distributed.by_first("eval", never)
+    become(monkeypatch, 1)
+    with pytest.raises(distributed.Lost) as caught:
+        distributed.by_first("eval", never)
+    said = "the first process failed: only the first process does this"
+    assert distributed.lost(caught.value) == said
+    assert json.loads(service.values["m4/1/eval"]).keys() == {"failure"}
+
+
+def test_errors_of_a_lost_connection_are_known() -> None:
+    gone = jax.errors.JaxRuntimeError(
+        "UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:5528"
+    )
+    said = distributed.lost(gone)
+    assert said is not None
+    assert said.startswith("another process of the job has ended")
+    assert "\n" not in said
+    other = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
+    assert distributed.lost(other) is None
+
+
+def test_the_end_of_a_process_is_known_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what `m4 train` asks of JAX where nobody says anything else; a process is killed in
+    tests/train/test_processes.py."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: asked.update(given))
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)  # the tests keep their own
+    monkeypatch.setattr(distributed, "_order", distributed._Order())
+    arguments = ["--coordinator_address=host:1", "--process_count=2", "--process_index=1"]
+    joining = joining_of(parser().parse_args(["train", *arguments]), {})
+    assert joining is not None
+    distributed.join(joining)
+    assert asked["coordinator_address"] == "host:1"
+    # Heartbeats come at every half of the limit. One that is missed is known after the limit, so
+    # half of it later at most; then the first process leaves the others time to tell what is wrong.
+    longest = 1.5 * asked["heartbeat_timeout_seconds"] + distributed._order.linger_seconds
+    assert longest < 60
+
+
+def test_who_has_not_joined_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The runtime of a TPU slice knows all its hosts, joined or not.
+    monkeypatch.setattr(jax, "process_count", lambda: 16)
+    with pytest.raises(ValueError, match="one of 16 processes of a slice: --multiprocess"):
+        distributed.check_joined()

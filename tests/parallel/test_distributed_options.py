@@ -1,0 +1,68 @@
+"""How a process finds out that it is one of several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from m4.arguments import TOGETHER, joining_of, parser
+from m4.parallel.distributed_options import Joining
+
+WHOLE = ["--coordinator_address=host:1234", "--process_count=4", "--process_index=3"]
+
+
+def joined(*arguments: str, job: str = "train", platforms: str | None = None) -> Any:
+    environment = {} if platforms is None else {"JAX_PLATFORMS": platforms}
+    return joining_of(parser().parse_args([job, *arguments]), environment)
+
+
+def test_a_process_is_alone_unless_told() -> None:
+    assert joined() is None
+    assert joined(platforms="cpu") is None
+    assert joined(platforms="cpu,tpu") is None
+
+
+def test_told_where_the_first_one_is() -> None:
+    assert joined(*WHOLE) == Joining("host:1234", 4, 3, 30, 45)
+    more = ["--heartbeat_seconds=7", "--start_seconds=8"]
+    assert joined(*WHOLE, *more, platforms="tpu") == Joining("host:1234", 4, 3, 7, 8)
+
+
+def test_the_cluster_is_asked_on_tpu_hosts_and_on_request() -> None:
+    asked = Joining(None, None, None, 30, 300)
+    assert joined(platforms="tpu,cpu") == asked
+    assert joined("--multiprocess") == asked
+    # A machine with TPUs that belongs to nobody.
+    assert joined("--process_count=1", platforms="tpu,cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (WHOLE[:2], "--process_index must be given with --coordinator_address, --process_count"),
+        (WHOLE[2:], "--coordinator_address, --process_count must be given with --process_index"),
+        (["--process_count=2"], "must be given with --process_count"),
+        ([*WHOLE, "--multiprocess"], "--multiprocess finds out what --coordinator_address"),
+        ([*WHOLE, "--process_index=4"], "--process_index=4: must be from 0 to .*, which is 3"),
+        ([*WHOLE, "--process_index=-1"], "--process_index=-1: must be from 0"),
+        ([*WHOLE, "--coordinator_address=host"], "--coordinator_address=host: must be host:port"),
+        ([*WHOLE, "--coordinator_address=:1"], "must be host:port"),
+        ([*WHOLE, "--heartbeat_seconds=0"], "--heartbeat_seconds=0: must be at least 1"),
+        ([*WHOLE, "--start_seconds=0"], "--start_seconds=0: must be at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_told(arguments: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        joined(*arguments)
+
+
+def test_jobs_that_look_or_answer_are_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(TOGETHER).isdisjoint({"translate", "data", "atlas", "collectives"})
+    for job in TOGETHER:
+        assert joined(*WHOLE, job=job) is not None
+    with pytest.raises(SystemExit):
+        joined(*WHOLE, "--to=gl", job="translate")
+    assert "unrecognized arguments: --coordinator_address" in capsys.readouterr().err
+    # On a TPU host as well, unasked.
+    assert joined("--to=gl", job="translate", platforms="tpu") is None

@@ -1,0 +1,229 @@
+"""The mesh, and what does not divide over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+from flax.linen.partitioning import AxisMetadata
+from jax.sharding import PartitionSpec
+
+from m4.parallel.axes import LOGICAL_AXIS_RULES, MESH_AXES
+from m4.parallel.mesh import (
+    check_divides,
+    logical,
+    logical_spec,
+    make_mesh,
+    parameter_shardings,
+    split_axes,
+    split_further,
+)
+
+
+def test_minus_one_takes_what_is_left() -> None:
+    assert jax.device_count() == 8
+    assert dict(make_mesh().shape) == {
+        "stage": 1,
+        "data": 8,
+        "fsdp": 1,
+        "node": 1,
+        "expert": 1,
+        "model": 1,
+    }
+    assert tuple(make_mesh(expert=4).shape.values()) == (1, 2, 1, 1, 4, 1)
+    assert tuple(make_mesh(node=2, expert=2).shape.values()) == (1, 2, 1, 2, 2, 1)
+    assert tuple(make_mesh(data=2, expert=-1, model=2).shape.values()) == (1, 2, 1, 1, 2, 2)
+    assert tuple(make_mesh(data=2, expert=2, model=2).shape.values()) == (1, 2, 1, 1, 2, 2)
+    assert make_mesh().axis_names == MESH_AXES
+
+
+@pytest.mark.parametrize("zero", [("exprt",), "expert", ("fsdp", "rows")])
+def test_zero_names_axes_of_the_mesh(zero: Any) -> None:
+    with pytest.raises(ValueError) as error:
+        parameter_shardings(make_mesh(), {}, {}, zero)
+    assert str(error.value) == (
+        f"loop.train.zero = {zero!r}: must be a tuple of axes of the mesh, such as ('fsdp',); they "
+        "are stage, data, fsdp, node, expert, model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "said"),
+    [
+        # 32 buckets, as many as T5 has, over 3 parts; 8 experts of a router over 3 and over 6.
+        (
+            ("relpos_buckets", "data"),
+            {"rel_embedding": ((4, 32), ("heads", "relpos_buckets"))},
+            "parameter encoder_bias/rel_embedding [4, 32]: its axis relpos_buckets = 32 does not "
+            "divide over the 3 parts of the mesh axes data; the nearest that do are 30 and 33; "
+            "loop.train.rules and mesh.make_mesh say what lies over which",
+        ),
+        (
+            ("unmodeled", ("data", "model")),
+            {"kernel": ((16, 8), ("embed", "unmodeled"))},
+            "kernel [16, 8]: its axis unmodeled = 8 does not divide over the 6 parts of the mesh "
+            "axes data x model; the nearest that do are 6 and 12; ",
+        ),
+        (
+            ("unmodeled", ("data", "model")),
+            {"kernel": ((16, 4), ("embed", "unmodeled"))},
+            "axes data x model; the least is 6; ",
+        ),
+        # Those of the table as well: experts [E, M, F] over model, where F is 32.
+        (
+            ("kv", "data"),
+            {"kernel": ((4, 16, 33), ("expert", "embed", "expert_mlp"))},
+            "its axis expert_mlp = 33 does not divide over the 2 parts of the mesh axes model; the "
+            "nearest that do are 32 and 34; ",
+        ),
+    ],
+)
+def test_parameters_that_do_not_divide(rule: tuple, shape: dict[str, Any], said: str) -> None:
+    params = {name: jax.ShapeDtypeStruct(size, float) for name, (size, _) in shape.items()}
+    axes = {f"{name}_axes": AxisMetadata(names) for name, (_, names) in shape.items()}
+    mesh = make_mesh(data=3, model=2, devices=jax.devices()[:6])
+    with logical(mesh, [rule]), pytest.raises(ValueError) as error:
+        parameter_shardings(mesh, {"encoder_bias": axes}, {"encoder_bias": params})
+    assert said in str(error.value)
+    assert str(error.value).startswith("parameter encoder_bias/")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"expert": 3}, r"expert 3 .* 8 devices: the sizes must multiply to 8; .* of 1, 2, 4, 8"),
+        ({"expert": 16}, r"expert 16 x model 1 over 8 devices"),
+        ({"data": 2, "expert": 2}, r"data 2 x fsdp 1 x node 1 x expert 2 x model 1 over 8"),
+        ({"model": 0}, r"mesh\.make_mesh\.model = 0: a size is at least 1, or -1 once"),
+        ({"node": 3}, r"node 3 x expert 1 x model 1 over 8 devices"),
+        ({"data": -2}, r"mesh\.make_mesh\.data = -2"),
+        ({"expert": -1}, r"only one of \['data', 'expert'\] may be -1"),
+    ],
+)
+def test_sizes_that_do_not_fit(sizes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        make_mesh(**sizes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "nearest"),
+    # The axis "batch" lies over data x expert = 2 x 4 = 8 devices.
+    [(12, "the nearest that do are 8 and 16"), (5, "the least is 8"), (17, "are 16 and 24")],
+)
+def test_what_does_not_divide_is_named_with_what_would(size: int, nearest: str) -> None:
+    mesh = make_mesh(data=2, expert=4)
+    with pytest.raises(ValueError, match=nearest) as error:
+        check_divides(mesh, "batch", size, "batch", "BATCH_SIZE")
+    assert str(error.value).startswith(
+        f"batch: BATCH_SIZE = {size} does not divide over the 8 parts of the mesh axes "
+        "data x expert"
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "axis", "refused"),
+    [
+        (16, "batch", 12),
+        (4, "expert", 6),
+        (7, "mlp", None),  # one part
+        (7, "embed", None),  # not split at all
+    ],
+)
+def test_what_divides_is_fine(size: int, axis: str, refused: int | None) -> None:
+    mesh = make_mesh(data=2, expert=4)
+    assert check_divides(mesh, "an array", size, axis, "SIZE") is None
+    if refused is not None:
+        with pytest.raises(ValueError, match=f"SIZE = {refused} does not divide"):
+            check_divides(mesh, "an array", refused, axis, "SIZE")
+
+
+def test_axes_that_split() -> None:
+    # An axis of one part splits nothing, and so is not what a message should name.
+    mesh = make_mesh(data=1, node=2, expert=4)
+    assert split_axes(mesh, "batch") == split_axes(mesh, "expert") == ("node", "expert")
+    assert split_axes(mesh, "expert_group") == split_axes(mesh, "embed") == ()
+    with pytest.raises(ValueError, match="over the 8 parts of the mesh axes node x expert"):
+        check_divides(mesh, "experts", 12, "expert", "num_experts")
+
+
+def test_every_rule_names_axes_of_the_mesh() -> None:
+    for name, rule in LOGICAL_AXIS_RULES:
+        axes = (rule,) if isinstance(rule, str) else rule or ()
+        assert set(axes) <= set(MESH_AXES), name
+
+
+def test_logical_axes_become_mesh_axes() -> None:
+    apart = ("node", "expert")
+    assert logical_spec(("expert", "embed", "expert_mlp")) == PartitionSpec(apart, None, "model")
+    assert logical_spec(("expert", "expert_group")) == PartitionSpec(apart, ("data", "fsdp"))
+    assert logical_spec(("batch", "length")) == PartitionSpec(("data", "fsdp", *apart), None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "fixed", "split"),
+    [
+        ((None, "model"), (8, 16), (), (None, ("model", "data", "fsdp"))),  # the largest
+        ((None, "model"), (8, 12), (), (("data", "fsdp"), "model")),  # 12 / 8 parts: no
+        (("layers", None), (8, 4), (0,), ("layers", ("data", "fsdp"))),
+        ((("node", "expert"), None), (4, 8), (), (("node", "expert"), ("data", "fsdp"))),
+        ((), (4,), (), (("data", "fsdp"),)),
+        ((), (6,), (), ()),  # small: it stays whole
+        (("fsdp",), (4, 2), (), (("fsdp", "data"), None)),  # no axis twice
+    ],
+)
+def test_weights_are_split_further(spec: tuple, shape: tuple, fixed: tuple, split: tuple) -> None:
+    mesh = make_mesh(data=2, fsdp=2, model=2)
+    found = split_further(mesh, PartitionSpec(*spec), shape, ("data", "fsdp", "expert"), fixed)
+    assert tuple(found) == split
+
+
+def test_further_rules_split_what_the_table_leaves_whole() -> None:
+    # The dense Transformer in two dimensions (GSPMD, arXiv 2105.04663, section 5.1): weights over
+    # (width, inner width), activations over (rows, width).
+    with logical(make_mesh(data=4, model=2), [("embed", "data"), ("embed", "model")]):
+        everywhere = ("data", "fsdp", "node", "expert")
+        assert logical_spec(("embed", "mlp")) == PartitionSpec("data", "model")
+        assert logical_spec(("batch", "length", "embed")) == PartitionSpec(
+            everywhere, None, "model"
+        )
+        assert logical_spec(("batch", "length", "mlp")) == PartitionSpec(everywhere, None, "model")
+        with pytest.raises(ValueError, match="width = 6 does not divide over the 4 parts"):
+            check_divides(make_mesh(data=4, model=2), "width", 6, "embed", "width")
+        with pytest.raises(ValueError, match=r"width = 5 .* 2 parts of the mesh axes model"):
+            check_divides(make_mesh(data=1, fsdp=4, model=2), "width", 5, "embed", "width")
+        with logical(make_mesh(data=4, model=2)):  # an evaluation in the middle of training
+            assert logical_spec(("embed", "mlp")) == PartitionSpec("data", "model")
+    assert logical_spec(("embed", "mlp")) == PartitionSpec(None, "model")
+
+
+def test_axes_that_the_table_leaves_whole_can_be_split() -> None:
+    mesh = make_mesh(stage=2, data=2, model=2)
+    with logical(mesh, [("kv", "stage"), ("relpos_buckets", "data"), ("unmodeled", "data")]):
+        # A cache of keys in decoding: rows and heads have their axes already.
+        assert logical_spec(("batch", "heads", None, "kv")) == PartitionSpec(
+            ("data", "fsdp", "node", "expert"), "model", None, "stage"
+        )
+        assert logical_spec(("heads", "relpos_buckets")) == PartitionSpec("model", "data")
+        assert logical_spec(("embed", "unmodeled")) == PartitionSpec(None, "data")
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (("embeds", "data"), r"'embeds' is no logical axis \(batch, "),
+        (("embed", "dta"), r"'dta' is no axis of the mesh \(data, "),
+        (("embed", ("data", "x")), r"'x' is no axis of the mesh"),
+        (("embed",), r"is no pair of a logical axis and mesh axes"),
+        (
+            ("heads", "data"),
+            r"would change nothing: 'heads' is split over 'model' by the table .*kv",
+        ),
+    ],
+)
+def test_rules_that_name_nothing_or_change_nothing(rule: tuple, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error, logical(make_mesh(), [rule]):
+        pass
+    assert str(error.value).startswith("loop.train.rules: (")

@@ -1,0 +1,333 @@
+"""GShard's annotations: who holds what, inside and outside of programs, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from m4.parallel.sharding import _grid, mesh_split, partial_tile, replicate, shard, split, tile
+
+SCATTERED = [3, 1, 2, 0, 7, 6, 5, 4]  # not a grid with its axes exchanged
+
+
+def array(*sizes: int) -> jax.Array:
+    return jnp.arange(np.prod(sizes), dtype=jnp.float32).reshape(sizes)
+
+
+def abstract(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+def part(x: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    assert x.sharding is not None
+    return x.sharding.shard_shape(x.shape)
+
+
+def held(x: jax.Array) -> dict[int, np.ndarray]:
+    return {piece.device.id: np.asarray(piece.data) for piece in x.addressable_shards}
+
+
+def expected(x: jax.Array, ids: np.ndarray, mapping: list[int]) -> dict[int, np.ndarray]:
+    """Slowly and from the definition: device id -> its part."""
+    parts = {}
+    for place in np.ndindex(ids.shape):
+        own = np.asarray(x)
+        for dimension, over in enumerate(mapping):
+            if over != -1:
+                pieces = np.split(own, ids.shape[over], axis=dimension)
+                own = pieces[place[over]]
+        parts[int(ids[place])] = own
+    return parts
+
+
+def check(x: jax.Array, original: jax.Array, ids: np.ndarray, mapping: list[int]) -> None:
+    wanted = expected(original, ids, mapping)
+    found = held(x)
+    assert set(found) == set(wanted)
+    for device, own in wanted.items():
+        np.testing.assert_array_equal(found[device], own)
+
+
+def in_program(annotation: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """The annotation in a compiled program, of a value that the program makes."""
+    return jax.jit(lambda x: annotation(x * 1.0))
+
+
+def test_the_papers_example() -> None:
+    # Of 8 devices: 256 / 2, 1024, 8192 / 4. Only its shape exists.
+    ids = np.arange(8).reshape(2, 1, 4)
+    assert part(shard(abstract(256, 1024, 8192), ids)) == (128, 1024, 2048)
+    assert part(shard(abstract(3, 16, 64), ids.reshape(1, 2, 4))) == (3, 8, 16)
+    assert part(split(abstract(256, 1024), 0, 8)) == (32, 1024)
+    assert part(replicate(abstract(256, 1024))) == (256, 1024)
+
+
+def test_the_papers_dense_weights() -> None:
+    mesh = np.arange(8).reshape(4, 2)
+    # Attention [heads, depth, width]: width over 4, heads over 2. Feed-forward [width, hidden].
+    assert part(mesh_split(abstract(16, 128, 64), mesh, [1, -1, 0])) == (8, 128, 16)
+    assert part(mesh_split(abstract(64, 256), mesh, [0, 1])) == (16, 128)
+    weights = array(4, 3, 8)
+    check(mesh_split(weights, mesh, [1, -1, 0]), weights, mesh, [1, -1, 0])
+
+
+@pytest.mark.parametrize("place", [lambda f: f, in_program], ids=["outside", "in_program"])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.arange(8).reshape(2, 4),
+        np.arange(8).reshape(4, 2).T,
+        np.arange(8).reshape(2, 2, 2).transpose(2, 0, 1).reshape(2, 4),
+        np.array(SCATTERED).reshape(2, 4),
+    ],
+)
+def test_every_device_has_its_part(place: Callable, ids: np.ndarray) -> None:
+    x = array(4, 8)
+    check(place(lambda x: shard(x, ids))(x), x, ids, [0, 1])
+    check(place(lambda x: tile(x, ids))(x), x, ids, [0, 1])
+    check(place(lambda x: mesh_split(x, ids, [1, 0]))(x), x, ids, [1, 0])
+    check(place(lambda x: mesh_split(x, ids, [-1, 0]))(x), x, ids, [-1, 0])
+    # Copies along the last dimension of the ids.
+    row = array(4)
+    check(place(lambda x: partial_tile(x, ids))(row), row, ids, [0])
+
+
+def test_split_and_replicate() -> None:
+    x = array(4, 8)
+    for place in (lambda f: f, in_program):
+        check(place(lambda x: split(x, 1, 8))(x), x, np.arange(8), [-1, 0])
+        check(place(lambda x: split(x, -1, 4))(x), x, np.arange(8).reshape(4, 2), [-1, 0])
+        check(place(lambda x: split(x, 0, 1))(x), x, np.arange(8), [-1, -1])
+        check(place(replicate)(x), x, np.arange(8), [-1, -1])
+    assert float(replicate(jnp.float32(3.0))) == 3.0
+
+
+def test_grids_with_exchanged_axes_stay_in_the_order_of_the_devices() -> None:
+    # All ways to exchange the axes of 2 x 2 x 2 and of 2 x 4, laid out in two dimensions.
+    devices = jax.devices()
+    for shape in ((2, 2, 2), (2, 4)):
+        for axes in itertools.permutations(range(len(shape))):
+            ids = np.arange(8).reshape(shape).transpose(axes).reshape(2, -1)
+            sharding = shard(abstract(8, 8), ids).sharding
+            assert isinstance(sharding, NamedSharding)
+            assert isinstance(sharding.mesh, Mesh)
+            assert sharding.mesh.devices.reshape(-1).tolist() == devices
+            wanted = expected(array(8, 8), ids, [0, 1])
+            for device, index in sharding.devices_indices_map((8, 8)).items():
+                np.testing.assert_array_equal(array(8, 8)[index], wanted[device.id])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 2), (6, 2), (12,), (5,), (1,), (2, 2, 3)])
+def test_a_grid_is_its_assignment_laid_out(shape: tuple[int, ...]) -> None:
+    count = int(np.prod(shape))
+    random = np.random.default_rng(0)
+    transposed = [np.arange(count).reshape(shape).transpose(t) for t in permutations(shape)]
+    flattened = [ids.reshape(count) for ids in transposed]
+    for ids in [*transposed, *flattened, random.permutation(count).reshape(shape)]:
+        grid = _grid(ids)
+        laid_out = np.array(grid.order).reshape(grid.sizes)
+        outermost_first = [axis for axes in grid.axes for axis in axes]
+        np.testing.assert_array_equal(laid_out.transpose(outermost_first).reshape(ids.shape), ids)
+    for ids in [*transposed, *flattened]:
+        assert _grid(ids).order == list(range(count))
+
+
+def permutations(shape: tuple[int, ...]) -> itertools.permutations:
+    return itertools.permutations(range(len(shape)))
+
+
+def test_one_program_takes_all_orders_that_are_grids() -> None:
+    crossed = np.arange(8).reshape(2, 4).T
+
+    @jax.jit
+    def function(x):
+        x = split(x * 1.0, 0, 8)
+        x = shard(x + 1.0, crossed)
+        y = partial_tile(x, np.arange(8).reshape(4, 1, 2))
+        return x, y
+
+    x = array(8, 8)
+    y, z = function(x)
+    check(y, x + 1.0, crossed, [0, 1])
+    check(z, x + 1.0, np.arange(8).reshape(4, 1, 2), [0, 1])
+
+
+def test_one_program_takes_one_order_that_is_none() -> None:
+    x = array(8, 8)
+
+    def both(x, devices=None):
+        return shard(split(x * 1.0, 0, 8) + 1.0, np.array(SCATTERED).reshape(2, 4), devices=devices)
+
+    with pytest.raises(ValueError, match="incompatible devices"):
+        jax.jit(both)(x)
+    # Arguments count as well.
+    with pytest.raises(ValueError, match="incompatible devices"):
+        in_program(lambda x: shard(x, np.array(SCATTERED)[:, None]))(split(x, 0, 8))
+    # As the order of the program, for all of its annotations, it is fine.
+    order = [jax.devices()[i] for i in SCATTERED]
+    check(
+        jax.jit(lambda x: split(x * 1.0, 0, 8, devices=order))(x), x, np.array(SCATTERED), [0, -1]
+    )
+
+
+def test_outside_of_programs_any_order_follows_any_other() -> None:
+    x = array(8, 2)
+    there = shard(split(x, 0, 8), np.array(SCATTERED)[:, None])
+    check(there, x, np.array(SCATTERED), [0, -1])
+    check(split(there, 0, 8), x, np.arange(8), [0, -1])
+
+
+def test_some_of_the_devices() -> None:
+    last = jax.devices()[4:]
+    x = array(4, 8)
+    ids = np.array([[1, 0], [3, 2]])
+    named = np.array([[5, 4], [7, 6]])  # positions -> the devices' own ids
+    for place in (lambda f: f, in_program):
+        check(place(lambda x: shard(x, ids, devices=last))(x), x, named, [0, 1])
+
+
+def test_a_mesh_of_jax() -> None:
+    devices = np.array(jax.devices()).reshape(2, 4)
+    mesh = Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    x = mesh_split(array(4, 8), mesh, [1, -1])
+    assert x.sharding == NamedSharding(mesh, PartitionSpec("model", None))
+    with jax.set_mesh(mesh):
+        y = in_program(lambda x: mesh_split(x, mesh, [0, 1]))(x)
+    check(y, array(4, 8), np.arange(8).reshape(2, 4), [0, 1])
+
+
+def test_the_example_of_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, "parallelism.md", "exec"), names)
+    x_BLM, in_MF, out_FM = array(4, 2, 4) / 32, array(4, 8) / 32, array(8, 4) / 32
+    y_BLM = names["feed_forward"](x_BLM, in_MF, out_FM)
+    np.testing.assert_allclose(y_BLM, jnp.maximum(x_BLM @ in_MF, 0) @ out_FM, rtol=1e-6)
+    assert part(y_BLM) == (1, 2, 2)
+
+
+ALONE = """
+import sys
+
+import jax
+import numpy as np
+
+from m4.parallel.sharding import mesh_split, replicate, split
+
+
+@jax.jit
+def mine(x, weights):
+    x, weights = split(x, 0, 8), replicate(weights)
+    return mesh_split(x @ weights, np.arange(8).reshape(4, 2), [0, 1])
+
+
+x, weights = np.arange(64.0).reshape(8, 8), np.eye(8) * 2
+y = mine(x, weights)
+np.testing.assert_array_equal(y, 2 * x)
+print(y.addressable_shards[0].data.shape)
+print(*sorted({name for name in sys.modules if name.split(".")[0] in ("m4", *sys.argv[1:])}))
+"""
+
+
+def test_annotations_need_nothing_else_of_m4(tmp_path: Path) -> None:
+    # What m4 brings besides: all that the rest of it is made of but jax and numpy (etils is jax's).
+    others = ("flax", "optax", "orbax", "gin", "seqio", "tensorflow", "sentencepiece", "rich")
+    (tmp_path / "mine.py").write_text(ALONE, encoding="utf-8")
+    said = subprocess.run(
+        [sys.executable, tmp_path / "mine.py", *others],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    # [8, 8] over 4 x 2.
+    # divides.py is one small function, for messages.
+    assert said.stdout.splitlines() == [
+        "(2, 4)",
+        "m4 m4.parallel m4.parallel.divides m4.parallel.sharding",
+    ]
+
+
+def test_gradients_go_through() -> None:
+    x = array(8, 2)
+    for gradient in (jax.grad, lambda f: jax.jit(jax.grad(f))):
+        result = gradient(lambda x: (split(x, 0, 8) ** 2).sum())(x)
+        np.testing.assert_array_equal(result, 2 * x)
+
+
+def test_the_partitioner_needs_no_more_than_the_input() -> None:
+    # Table 4: rows of the left side split, the right side whole, and nothing is sent.
+    x, weights = split(array(16, 8), 0, 8), replicate(array(8, 4))
+    y = jax.jit(jnp.matmul)(x, weights)
+    assert part(y) == (2, 4)
+    np.testing.assert_allclose(y, array(16, 8) @ array(8, 4), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (
+            lambda: split(abstract(3, 10), 1, 4),
+            r"sharding.split: dimension 1 of an array \[3, 10\] does not divide into 4 parts; the "
+            "nearest that do are 8 and 12",
+        ),
+        (lambda: split(abstract(3), 0, 4), "into 4 parts; the least is 4"),
+        (lambda: split(abstract(6), 0, 3), "3 partitions of 8 devices; it can be 1, 2, 4, 8"),
+        (lambda: split(abstract(8), 0, 0), "0 partitions of 8 devices"),
+        (lambda: split(abstract(8), 1, 8), "dimension 1 of an array with 1 dimensions"),
+        (
+            lambda: shard(abstract(8), np.arange(8).reshape(2, 4)),
+            r"assignment of shape \[2, 4\] for an array \[8\]: it needs as many dimensions$",
+        ),
+        (lambda: partial_tile(abstract(8), np.arange(8)), "as many dimensions and one more"),
+        (lambda: tile(abstract(8), np.arange(4)), r"ids \[0, 1, 2, 3\]: each of 0 \.\.\. 7"),
+        (lambda: tile(abstract(2), [0, 0], devices=jax.devices()[:2]), "each of 0 ... 1"),
+        (lambda: replicate(abstract(2), devices=[]), "devices must be at least one"),
+        (lambda: mesh_split(abstract(8, 8), [[0, 1]], [0]), r"has 1 entries, the array \[8, 8\]"),
+        (lambda: mesh_split(abstract(8, 8), np.arange(8), [0, 0]), "each at most once"),
+        (lambda: mesh_split(abstract(8), np.arange(8), [1]), "one of the mesh's dimensions, 0,"),
+        (
+            lambda: mesh_split(abstract(8), jax.make_mesh((8,), ("x",), (AxisType.Explicit,)), [0]),
+            "all its axes must be Auto",
+        ),
+        (
+            lambda: mesh_split(
+                abstract(8), Mesh(np.array(jax.devices()), "x"), [0], devices=jax.devices()
+            ),
+            "leave devices out",
+        ),
+        (
+            lambda: mesh_split(abstract(9), Mesh(np.array(jax.devices()), "x"), [0]),
+            "sharding.mesh_split: dimension 0",
+        ),
+    ],
+)
+def test_mistakes(function: Callable, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        function()
+    assert "\n" not in str(error.value)
+
+
+def test_explicit_and_manual_axes_are_refused() -> None:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"use jax\.sharding\.reshard"):
+        jax.eval_shape(lambda x: split(x, 0, 8), abstract(8))
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    rows = PartitionSpec("x")
+    body = jax.shard_map(lambda x: split(x, 0, 8), mesh=mesh, in_specs=rows, out_specs=rows)
+    with pytest.raises(ValueError, match="one device's own"):
+        jax.eval_shape(body, abstract(64))

@@ -1,0 +1,315 @@
+"""Collectives read from HLO: counted, weighed, multiplied by loops."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from m4.plan.hlo.collectives import Collective, collectives, summary
+from m4.plan.hlo.replica_groups import read_groups, read_pairs
+from m4.plan.hlo.types import type_bytes
+
+
+def mesh_of(order: np.ndarray) -> Mesh:
+    names = ("a", "b", "c")[: order.ndim]
+    return Mesh(np.array(jax.devices())[order], names, axis_types=(AxisType.Auto,) * order.ndim)
+
+
+def text_of(function: Callable, mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> str:
+    x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+    return jax.jit(function).lower(x).compile().as_text() or ""
+
+
+CUBE = np.arange(8).reshape(2, 2, 2)
+
+
+@functools.cache
+def nested() -> str:
+    """psum over a and c, 5 x 3 times; a loop of unknown length with an exchange over c."""
+
+    def inner(x, _):
+        return lax.psum(x, ("a", "c")) * 0.5, None
+
+    def outer(x, _):
+        return lax.scan(inner, x, None, length=3)[0], None
+
+    def body(x):
+        x = lax.scan(outer, x, None, length=5)[0]
+        x = lax.while_loop(
+            lambda x: x.sum() < 10.0, lambda x: lax.all_to_all(x, "c", 0, 0, tiled=True) + 1.0, x
+        )
+        return lax.psum_scatter(x, ("b", "c"), tiled=True)
+
+    spec = PartitionSpec("a")
+    mesh = mesh_of(CUBE)
+    whole = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return text_of(whole, mesh, spec, (16, 8))
+
+
+def test_loops_multiply() -> None:
+    found = {c.kind: c for c in collectives(nested())}
+    # Each device has [16/2, 8] float32 = 256 bytes.
+    psum = found["all-reduce"]
+    assert (psum.times, psum.loop_unknown) == (5 * 3, False)
+    assert psum.operand_bytes == psum.result_bytes == 256
+    # Devices are numbered 4a + 2b + c: those that differ in a and c alone work together.
+    assert psum.groups == ((0, 1, 4, 5), (2, 3, 6, 7))
+    assert "psum" in psum.source
+    # A ring of four sends 2 * 3/4 of its operand.
+    assert psum.sent_bytes == 384
+    scattered = found["reduce-scatter"]
+    assert (scattered.operand_bytes, scattered.result_bytes, scattered.times) == (256, 64, 1)
+    assert scattered.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert scattered.sent_bytes == 192
+    total = summary(found.values())["all-reduce"]
+    assert (total.count, total.operand_bytes, total.sent_bytes) == (15, 15 * 256, 15 * 384)
+
+
+def test_a_loop_of_unknown_length_is_said_to_be_one() -> None:
+    (exchange,) = [c for c in collectives(nested()) if c.kind == "all-to-all"]
+    assert (exchange.times, exchange.loop_unknown) == (1, True)
+    assert exchange.operand_bytes == exchange.result_bytes == 256  # of two pieces of 128
+    assert exchange.groups == ((0, 1), (2, 3), (4, 5), (6, 7))
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_loop_counts_as_its_steps_written_out(length: int) -> None:
+    def function(x, unroll):
+        def step(x, _):
+            return jnp.tanh(x @ weights), x.sum(0)
+
+        weights = jnp.ones((8, 8))
+        return lax.scan(step, x, None, length=length, unroll=unroll)
+
+    def total(unroll: int):
+        function_ = functools.partial(function, unroll=unroll)
+        return summary(collectives(text_of(function_, mesh_of(CUBE), PartitionSpec("a"), (16, 8))))
+
+    looped, written_out = total(1), total(length)
+    assert looped["all-reduce"].count == length
+    # XLA may make one all-reduce of several written-out ones; their bytes are the same: a sum of
+    # 8 float32 a step.
+    assert looped["all-reduce"].operand_bytes == 8 * 4 * length
+    assert written_out["all-reduce"].operand_bytes == 8 * 4 * length
+
+
+def test_groups_of_a_program_on_devices_in_another_order() -> None:
+    # HLO numbers the devices of a program in the order of its mesh: 4a + 2b + c again.
+    order = np.array([3, 1, 2, 0, 7, 6, 5, 4]).reshape(2, 2, 2)
+    text = text_of(lambda x: x.sum(0), mesh_of(order), PartitionSpec(("a", "c")), (16, 8))
+    assert [(c.kind, c.groups) for c in collectives(text)] == [
+        ("all-reduce", ((0, 1, 4, 5), (2, 3, 6, 7)))
+    ]
+
+
+def test_no_collectives() -> None:
+    text = text_of(lambda x: x + 1.0, mesh_of(CUBE), PartitionSpec("a"), (16, 8))
+    assert collectives(text) == []
+    assert summary([]) == {}
+
+
+def test_lines_of_a_file_are_as_good_as_a_text() -> None:
+    assert collectives(io.StringIO(nested())) == collectives(nested())
+
+
+# As the TPU's compiler writes it: no trip counts beside the loops, constants of the counter in
+# the loop's condition, copied starts, tiles in layouts, fusions of all-reduce and slice.
+TPU = """\
+HloModule jit_step, is_scheduled=true, num_partitions=16
+
+%add.clone (x.3: f32[], y.1: f32[]) -> f32[] {
+  %y.1 = f32[]{:T(256)} parameter(1)
+  %x.3 = f32[]{:T(256)} parameter(0)
+  ROOT %add.18 = f32[]{:T(256)} add(%x.3, %y.1)
+}
+
+%all-reduce-scatter.clone.1 (input.2: f32[32,1024]) -> f32[32,256] {
+  %input.2 = f32[32,1024]{1,0:T(8,128)} parameter(0)
+  %all-reduce.6 = f32[32,1024]{1,0:T(8,128)} all-reduce(%input.2), channel_id=1, \
+replica_groups=[4,4]<=[16], use_global_device_ids=true, to_apply=%add.clone
+  %constant.150 = u32[] constant(0)
+  ROOT %slice = f32[32,256]{1,0:T(8,128)} dynamic-slice(%all-reduce.6, %constant.150), \
+dynamic_slice_sizes={32,256}
+}
+
+%wide.body.sunk (wide.param.5: (s32[], f32[32,256], /*index=2*/s32[])) -> (s32[], f32[32,256], \
+s32[]) {
+  %constant.7 = s32[]{:T(256)} constant(STEP)
+  %wide.param.5 = (s32[]{:T(256)}, f32[32,256]{1,0:T(8,128)}, /*index=2*/s32[]{:T(256)}) \
+parameter(0)
+  %get-tuple-element.72 = s32[]{:T(256)} get-tuple-element(%wide.param.5), index=0
+  %add.13 = s32[]{:T(256)} add(%get-tuple-element.72, %constant.7)
+  %get-tuple-element.73 = f32[32,256]{1,0:T(8,128)} get-tuple-element(%wide.param.5), index=1
+  %get-tuple-element.77 = s32[]{:T(256)} get-tuple-element(%wide.param.5), index=2
+  %all-gather = f32[32,1024]{1,0:T(8,128)S(1)} all-gather(%get-tuple-element.73), channel_id=2, \
+replica_groups=mesh['axis_0'=4,'axis_1'=4] {'axis_1'}, dimensions={1}
+  %fusion.28 = f32[32,256]{1,0:T(8,128)} fusion(%all-gather), kind=kCustom, \
+calls=%all-reduce-scatter.clone.1
+  ROOT %tuple.34 = (s32[]{:T(256)}, f32[32,256]{1,0:T(8,128)}, /*index=2*/s32[]{:T(256)}) \
+tuple(%add.13, %fusion.28, /*index=2*/%get-tuple-element.77)
+}
+
+%wide.condition (wide.param.1: (s32[], f32[32,256], /*index=2*/s32[])) -> pred[] {
+  %constant.4 = s32[]{:T(256)} constant(LIMIT)
+  %wide.param.1 = (s32[]{:T(256)}, f32[32,256]{1,0:T(8,128)}, /*index=2*/s32[]{:T(256)}) \
+parameter(0)
+  %get-tuple-element.40 = s32[]{:T(256)} get-tuple-element(%wide.param.1), index=0
+  ROOT %lt.9 = pred[]{:T(1024)} compare(%get-tuple-element.40, %constant.4), direction=LT
+}
+
+ENTRY %main.11_spmd (param.7: f32[32,256]) -> f32[32,256] {
+  %constant.19 = s32[]{:T(256)} constant(START)
+  %copy.10 = s32[]{:T(256)} copy(%constant.19)
+  %param.7 = f32[32,256]{1,0:T(8,128)} parameter(0), metadata={op_name="x"}
+  %collective-permute-start = (f32[32,256]{1,0:T(8,128)}, f32[32,256]{1,0:T(8,128)S(1)}, \
+u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%param.7), channel_id=1, \
+source_target_pairs={{0,8},{8,0}}, metadata={op_name="jit(g)/ppermute" stack_frame_id=18}
+  %collective-permute-done = f32[32,256]{1,0:T(8,128)S(1)} \
+collective-permute-done(%collective-permute-start)
+  %tuple.35 = (s32[]{:T(256)}, f32[32,256]{1,0:T(8,128)}, /*index=2*/s32[]{:T(256)}) \
+tuple(%copy.10, %collective-permute-done, /*index=2*/%constant.19)
+  %while.32 = (s32[]{:T(256)}, f32[32,256]{1,0:T(8,128)}, /*index=2*/s32[]{:T(256)}) \
+while(%tuple.35), condition=%wide.condition, body=%wide.body.sunk, \
+metadata={op_name="jit(g)/while" stack_frame_id=12}
+  ROOT %get-tuple-element.27 = f32[32,256]{1,0:T(8,128)} get-tuple-element(%while.32), index=1
+}
+"""
+
+
+def tpu(start: object = 0, step: object = 1, limit: object = 6) -> dict[str, Collective]:
+    text = TPU.replace("START", str(start)).replace("STEP", str(step))
+    return {c.kind: c for c in collectives(text.replace("LIMIT", str(limit)))}
+
+
+def test_what_the_compiler_of_the_tpu_writes() -> None:
+    found = tpu()
+    assert {kind: c.times for kind, c in found.items()} == {
+        "reduce-scatter": 6,
+        "all-gather": 6,
+        "collective-permute": 1,
+    }
+    fused, gathered, moved = found.values()
+    # [32, 1024] float32 to [32, 256] over groups of four neighbours.
+    assert (fused.operand_bytes, fused.result_bytes) == (131072, 32768)
+    assert fused.groups[:2] == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert (gathered.operand_bytes, gathered.result_bytes) == (32768, 131072)
+    assert gathered.groups == fused.groups
+    # Of the start's tuple: operand and result, not the two flags.
+    assert (moved.operand_bytes, moved.result_bytes, moved.sent_bytes) == (32768, 32768, 32768)
+    assert (moved.groups, moved.source) == (((0, 8), (8, 0)), "jit(g)/ppermute")
+
+
+@pytest.mark.parametrize(
+    ("counter", "times", "unknown"),
+    [
+        ({"start": 2}, 4, False),
+        ({"step": 4}, 2, False),  # 0, 4
+        ({"start": -1, "step": 2, "limit": 6}, 4, False),  # -1, 1, 3, 5
+        ({"step": 0}, 1, True),
+        ({"limit": "%other"}, 1, True),
+    ],
+)
+def test_trips_from_start_step_and_limit(counter: dict, times: int, unknown: bool) -> None:
+    gathered = tpu(**counter)["all-gather"]
+    assert (gathered.times, gathered.loop_unknown) == (times, unknown)
+
+
+def test_a_loop_that_never_runs_sends_nothing() -> None:
+    assert set(tpu(limit=0)) == {"collective-permute"}
+
+
+START = """\
+HloModule m, num_partitions=4, replica_count=2
+
+%wrapped (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %all-to-all.1 = f32[8]{0} all-to-all(%p), replica_groups={{0,1,2,3},{4,5,6,7}}
+}
+
+%taken (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %all-reduce.3 = f32[8]{0} all-reduce(%p), replica_groups={}, to_apply=%add
+}
+
+ENTRY %main (p: f32[8], q: pred[]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %q = pred[] parameter(1)
+  %gs = ((bf16[8]{0}, s4[6]{0}), (bf16[64]{0}, s4[48]{0})) all-gather-start(%p, %i), \
+replica_groups={}, dimensions={0}
+  %rs = (f32[8]{0}, f32[16]{0}) all-reduce-start(%p, %r), replica_groups={{0,2}}, to_apply=%add
+  %as = ((f32[8]{0}), f32[8]{0}, s32[]) async-start(%p), calls=%wrapped
+  %c = f32[8]{0} conditional(%q, %p, %p), true_computation=%taken, false_computation=%taken
+  ROOT %done = f32[8]{0} async-done(%as), metadata={op_name="an all-gather(x) of mine"}
+}
+"""
+
+
+def test_asynchronous_ones_wrapped_ones_and_branches() -> None:
+    found = {c.name: c for c in collectives(START)}
+    assert {name: (c.kind, c.times) for name, c in found.items()} == {
+        "gs": ("all-gather", 1),
+        "rs": ("all-reduce", 1),
+        "all-to-all.1": ("all-to-all", 1),
+        "all-reduce.3": ("all-reduce", 2),  # both branches
+    }
+    # 8 bfloat16 and 6 packed int4; eight times as much comes out: 4 partitions x 2 replicas.
+    assert (found["gs"].operand_bytes, found["gs"].result_bytes) == (16 + 3, 128 + 24)
+    assert found["gs"].groups == (tuple(range(8)),)
+    # The start of an all-reduce of two arrays gives both, and not its operands.
+    assert found["rs"].operand_bytes == 32 + 64
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("{{0,1},{2,3}}", ((0, 1), (2, 3))),
+        ("{}", ((0, 1, 2, 3, 4, 5, 6, 7),)),
+        ("[2,4]<=[8]", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("[4,2]<=[2,4]T(1,0)", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("[4,2]<=[2,2,2]T(0,2,1)", ((0, 2), (1, 3), (4, 6), (5, 7))),
+        ("mesh['x'=2,'y'=4] {'y'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("mesh['x'=2,'y'=4] {'x'}", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("mesh['x'=2,'y'=4] {'y','x'}", ((0, 4, 1, 5, 2, 6, 3, 7),)),
+        # The outer and the inner half of y: of y = 2 * outer + inner.
+        ("mesh['x'=2,'y'=4] {'y':(1)2}", ((0, 2), (1, 3), (4, 6), (5, 7))),
+        ("mesh['x'=2,'y'=4] {'y':(2)2}", ((0, 1), (2, 3), (4, 5), (6, 7))),
+        ("mesh['x'=2,'y'=2], device_ids=(3,1,2,0) {'y'}", ((3, 1), (2, 0))),
+        ("mesh['x'=2,'y'=2], device_ids=([2,2]T(1,0)) {'y'}", ((0, 2), (1, 3))),
+    ],
+)
+def test_ways_to_write_groups(text: str, groups: tuple) -> None:
+    assert read_groups(f"all-reduce(%x), replica_groups={text}, to_apply=%add", 8) == groups
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("f32[2,8]{1,0:T(8,128)}", 64),
+        ("bf16[]", 2),
+        ("(pred[3], f8e4m3fn[4]{0}, token[])", 7),
+        ("u4[3]", 2),
+        ("c64[2]", 16),
+        ("s32[<=5]", 20),
+    ],
+)
+def test_bytes_of_types(text: str, size: int) -> None:
+    assert type_bytes(text) == size
+
+
+def test_what_cannot_be_read_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not the text of an HLO module"):
+        collectives("module @jit_f {}")
+    with pytest.raises(ValueError, match="size of wide is not known"):
+        type_bytes("wide[3]")
+    with pytest.raises(ValueError, match="no replica groups that can be read"):
+        read_groups("%a = all-reduce(%x), replica_groups=?{1}", 8)
+    with pytest.raises(ValueError, match="no source_target_pairs"):
+        read_pairs("%a = collective-permute(%x)")

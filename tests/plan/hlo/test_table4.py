@@ -1,0 +1,147 @@
+"""Table 4 of GShard: which collective each partitioned operator needs, and how it grows."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from m4.plan.hlo import table4
+from m4.plan.hlo.table4 import OPERATORS, Row, growth, written
+from tests.command_line import m4
+
+# (operator, what is split) -> collectives of the compiled program, at any number of devices, and
+# their bytes on one of D devices. float32; what does not grow is 64 long, of what grows each device
+# has 64.
+KINDS = {
+    ("Add(A,A->A)", "A"): ({}, lambda D: 0),
+    # Partial sums of AC = 64 x 64 are added up.
+    ("Matmul(AB,BC->AC)", "B"): ({"all-reduce": 1}, lambda D: 64 * 64 * 4),
+    ("Matmul(AB,BC->AC)", "A"): ({}, lambda D: 0),
+    # Everyone needs the whole of the right side, whose B or C is 64 D.
+    ("Matmul(AB,BC->AC)", "A,B"): ({"all-gather": 1}, lambda D: 64 * D * 64 * 4),
+    ("Matmul(AB,BC->AC)", "A,C"): ({"all-gather": 1}, lambda D: 64 * D * 64 * 4),
+    ("Matmul(BIJ,BJK->BIK)", "B"): ({}, lambda D: 0),
+    ("Reduce(AB->A)", "A"): ({}, lambda D: 0),
+    ("Reduce(AB->B)", "A"): ({"all-reduce": 1}, lambda D: 64 * 4),
+    # One group's tokens: E C = D x 64 / D seats of M = 64.
+    ("Einsum(GSEC,GSM->EGCM)", "G,E"): ({"all-to-all": 1}, lambda D: 64 * 64 * 4),
+    # A row to either neighbour: of batch 2, 4 channels, 8 columns.
+    ("Convolution(BIXY,xyIO->BOXY)", "X"): (
+        {"collective-permute": 2},
+        lambda D: 2 * (2 * 4 * 1 * 8 * 4),
+    ),
+}
+
+
+@functools.cache
+def rows() -> tuple[Row, ...]:
+    return tuple(table4.table([2, 8]))
+
+
+def test_kinds_and_bytes() -> None:
+    assert {(row.operator, row.split) for row in rows()} == set(KINDS)
+    for row in rows():
+        kinds, payload = KINDS[row.operator, row.split]
+        for count, cost in row.costs.items():
+            assert cost.collectives == kinds, row
+            assert cost.payload_bytes == payload(count), row
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_kinds_and_bytes_up_to_64_devices(tmp_path: Path) -> None:
+    # A process of its own: JAX here has eight devices, and keeps them.
+    path = tmp_path / "table4.json"
+    command = [sys.executable, "-m", "m4", "collectives", f"--output={path}"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    found = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert {(row["operator"], row["split"]) for row in found} == set(KINDS)
+    for row in found:
+        kinds, payload = KINDS[row["operator"], row["split"]]
+        assert [*row["costs"]] == ["2", "4", "8", "16", "32", "64"]
+        for count, cost in row["costs"].items():
+            assert cost["collectives"] == kinds, (row, count)
+            assert cost["payload_bytes"] == payload(int(count)), (row, count)
+        assert row["agrees"], row
+
+
+def test_flops_of_one_device() -> None:
+    flops = {(row.operator, row.split): row.costs[8].flops for row in rows()}
+    # A multiplication and an addition for each of A B C, all 64 but for what grows to 8 x 64.
+    assert flops["Matmul(AB,BC->AC)", "A"] == 2 * 64**3
+    assert flops["Matmul(AB,BC->AC)", "A,B"] == flops["Matmul(AB,BC->AC)", "A,C"] == 8 * 2 * 64**3
+    assert flops["Add(A,A->A)", "A"] == 64
+
+
+def test_growth_is_the_papers() -> None:
+    # As printed there: Table 4, "Communication"; the all-to-all's from section 5.3.
+    assert [(row.time_growth, row.compute_growth) for row in rows() if row.listed] == [
+        ("0", "O(1)"),
+        ("O(1)", "O(1)"),
+        ("0", "O(1)"),
+        ("O(D)", "O(D)"),
+        ("O(D)", "O(D)"),
+        ("0", "O(1)"),
+        ("O(1)", "O(1)"),
+        ("O(√D)", "O(1)"),
+        ("O(1)", "O(1)"),
+    ]
+    assert all(row.agrees for row in rows())
+
+
+def test_what_is_not_the_papers_is_told() -> None:
+    reduce = next(o for o in OPERATORS if o.name == "Reduce(AB->B)")
+    assert not table4.row(reduce._replace(kinds=frozenset()), [2, 8]).agrees
+    assert not table4.row(reduce._replace(communication="O(D)"), [2, 8]).agrees
+    assert not table4.row(reduce._replace(compute="O(D)"), [2, 8]).agrees
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({2: 0, 8: 0}, "0"),
+        ({2: 7, 4: 7, 8: 7}, "O(1)"),
+        ({2: 6, 4: 12, 64: 192}, "O(D)"),
+        ({4: 2, 16: 4, 64: 8}, "O(√D)"),
+        ({2: 4, 4: 16}, "O(D^2.00)"),
+    ],
+)
+def test_growth(values: dict[int, float], name: str) -> None:
+    assert written(growth(values)) == name
+
+
+def test_the_command(tmp_path: Path) -> None:
+    output = tmp_path / "table4.json"
+    said = m4("collectives", "--devices=2,8", f"--output={output}")
+    assert said.status == 0, said.err
+    line = next(line for line in said.out.splitlines() if "Einsum" in line)
+    name, what, number, kind, least, most, *_, verdict = line.split()
+    assert (name, what, number, kind) == ("Einsum(GSEC,GSM->EGCM)", "G,E", "1", "AA")
+    assert (least, most, verdict) == ("16,384", "16,384", "=")
+    written = json.loads(output.read_text(encoding="utf-8"))
+    assert written["jax"] == jax.__version__
+    assert [row["operator"] for row in written["rows"]] == [o.name for o in OPERATORS]
+    assert written["rows"][1]["costs"]["8"]["collectives"] == {"all-reduce": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--devices=2,3"], "growth needs two or more, increasing, of 2, 4, 8, 16, 32, 64"),
+        (["--devices=8"], "--devices=8: growth needs two or more"),
+        (["--devices=8,2"], "--devices=8,2: growth"),
+        (["--devices=2;4"], "--devices=2;4: numbers with commas between them"),
+        (["--devices=2,64"], "64 devices are wanted, JAX runs already with 8"),
+        (["--gin.BATCH_SIZE=2"], "--gin_file"),
+    ],
+)
+def test_mistakes(arguments: list[str], said: str) -> None:
+    jax.devices()
+    assert said in m4("collectives", *arguments).mistake

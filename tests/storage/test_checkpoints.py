@@ -1,0 +1,105 @@
+"""Checkpoints: what was saved comes back, in the sharding that is asked for; half ones never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from m4.parallel.mesh import make_mesh
+from m4.storage.checkpoints import Checkpoints, latest_step, shapes
+
+PARAMS = {"wi": {"kernel": np.arange(32, dtype=np.float32).reshape(8, 4)}, "scale": np.ones(4)}
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
+    store = Checkpoints(tmp_path / "checkpoints", keep=2)
+    yield store
+    store.close()
+
+
+def tree(factor: float = 1.0) -> dict:
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32) * factor, PARAMS)
+
+
+def test_what_was_saved_comes_back(checkpoints: Checkpoints) -> None:
+    assert checkpoints.latest is None
+    assert latest_step(Path(checkpoints.folder)) is None
+    note = {"step": 3, "vocabulary": "abc", "train_pairs": {"gl": 250}, "best": None}
+    checkpoints.save(3, {"params": tree(), "optimizer": tree(2.0), "best": tree(3.0)}, note)
+    checkpoints.wait()
+    assert checkpoints.latest == latest_step(Path(checkpoints.folder)) == 3
+    assert checkpoints.note(3) == note
+    found = checkpoints.restore(3, {"params": shapes(tree()), "best": shapes(tree())})
+    assert set(found) == {"params", "best"}
+    for name, factor in (("params", 1.0), ("best", 3.0)):
+        jax.tree.map(np.testing.assert_array_equal, found[name], tree(factor))
+
+
+def test_arrays_come_back_where_they_are_wanted(checkpoints: Checkpoints) -> None:
+    # Saved from one device, read over eight, and the other way round.
+    mesh = make_mesh(expert=8, data=1)
+    split = NamedSharding(mesh, PartitionSpec("expert"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    shardings = {"wi": {"kernel": split}, "scale": whole}
+    checkpoints.save(1, {"params": tree()}, {})
+    checkpoints.wait()
+    spread = checkpoints.restore(1, {"params": shapes(tree(), shardings)})["params"]
+    assert spread["wi"]["kernel"].sharding.is_equivalent_to(split, 2)
+    assert spread["wi"]["kernel"].addressable_shards[3].data.shape == (1, 4)
+    checkpoints.save(2, {"params": spread}, {})
+    checkpoints.wait()
+    one = checkpoints.restore(2, {"params": shapes(tree())})["params"]
+    assert len(one["wi"]["kernel"].sharding.device_set) == 1
+    jax.tree.map(np.testing.assert_array_equal, one, tree())
+
+
+def test_the_last_ones_are_kept(checkpoints: Checkpoints) -> None:
+    for step in (1, 2, 3):
+        checkpoints.save(step, {"params": tree(step)}, {})
+    checkpoints.wait()
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["2", "3"]
+
+
+def test_a_step_that_is_there_is_left_alone(checkpoints: Checkpoints) -> None:
+    for factor in (1.0, 5.0):
+        checkpoints.save(1, {"params": tree(factor)}, {"factor": factor})
+        checkpoints.wait()
+    assert checkpoints.note(1) == {"factor": 1.0}
+
+
+def test_a_half_written_step_is_none(checkpoints: Checkpoints) -> None:
+    checkpoints.save(1, {"params": tree()}, {})
+    checkpoints.wait()
+    # The name under which orbax writes, which a killed job leaves behind.
+    (checkpoints.folder / "2.orbax-checkpoint-tmp-7" / "params").mkdir(parents=True)
+    again = Checkpoints(Path(checkpoints.folder))
+    try:
+        assert again.latest == latest_step(Path(checkpoints.folder)) == 1
+    finally:
+        again.close()
+
+
+def test_another_models_arrays_are_told_by_name(checkpoints: Checkpoints) -> None:
+    checkpoints.save(1, {"params": tree()}, {})
+    checkpoints.wait()
+    checkpoints.check_shapes(1, "params", shapes(tree()))
+    wider = {**tree(), "wi": {"kernel": jnp.zeros((8, 6))}}
+    with pytest.raises(ValueError, match=r"1: wi/kernel is \(8, 4\) there and \(8, 6\) in the"):
+        checkpoints.check_shapes(1, "params", shapes(wider))
+    with pytest.raises(ValueError, match=r"1: scale is \(4,\) there and missing in the model"):
+        checkpoints.check_shapes(1, "params", shapes({"wi": tree()["wi"]}))
+
+
+def test_a_reader_makes_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    store = Checkpoints(tmp_path / "checkpoints", read_only=True)
+    assert store.latest is None
+    store.close()
+    assert list((tmp_path / "checkpoints").iterdir()) == []

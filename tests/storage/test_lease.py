@@ -1,0 +1,207 @@
+"""One job at a time in a store. A disk stands in for it; periods are short."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from m4.storage import lease
+from m4.storage.lease import Lease, Taken
+
+PERIOD = 0.05
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "PERIOD_SECONDS", PERIOD)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., Lease]]:
+    """Makes leases of one folder, each of a working copy of its own."""
+    made: list[Lease] = []
+
+    def make(kind: type[Lease] = Lease, copy: str | None = None) -> Lease:
+        name = copy or f"copy {len(made)}"
+        made.append(kind(epath.Path(tmp_path / "store"), name, tmp_path / name))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.leave()
+
+
+def marks(tmp_path: Path) -> list[dict]:
+    """What jobs say in the store."""
+    paths = (tmp_path / "store" / lease.RUNNING).glob("[!.]*.json")
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def silence(one: Lease) -> None:
+    """From here on it does not renew, as if its machine had no network."""
+    one._ended.set()
+    one._thread.join()
+
+
+def taken_over(job: Callable[..., Lease]) -> tuple[Lease, Lease]:
+    """One that has fallen silent, and the other that has outlasted it."""
+    one, other = job(), job()
+    one.take()
+    silence(one)
+    other.take()
+    return one, other
+
+
+def test_who_works_says_so_and_takes_it_back(job: Callable[..., Lease], tmp_path: Path) -> None:
+    one = job()
+    one.take()
+    (said,) = marks(tmp_path)
+    assert said["working"]
+    assert said["pid"]
+    before = said["renewed"]
+    for _ in range(200):
+        time.sleep(PERIOD / 2)
+        (said,) = marks(tmp_path)
+        if said["renewed"] > before + 1:
+            break
+    assert said["renewed"] > before + 1
+    one.check()
+    one.leave()
+    assert marks(tmp_path) == []
+
+
+def test_another_one_is_refused_and_leaves_nothing(
+    job: Callable[..., Lease], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = job()
+    one.take()
+    with pytest.raises(ValueError, match="another m4 job is at work there"):
+        job().take()
+    assert "was at work there; waiting whether it still is" in capsys.readouterr().err
+    one.check()
+    assert len(marks(tmp_path)) == 1
+
+
+def test_of_those_that_come_at_once_one_works(job: Callable[..., Lease]) -> None:
+    for _ in range(3):
+        jobs = [job() for _ in range(4)]
+        together = threading.Barrier(len(jobs))
+        refused: list[ValueError] = []
+
+        def take(one: Lease, together: threading.Barrier, refused: list[ValueError]) -> None:
+            together.wait()
+            try:
+                one.take()
+            except ValueError as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=take, args=(one, together, refused)) for one in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        working = [one for one in jobs if one._thread.ident is not None]
+        assert len(working) == 1
+        assert len(refused) == 3
+        working[0].check()
+        working[0].leave()
+
+
+def test_the_dead_are_outlasted_and_find_out(job: Callable[..., Lease], tmp_path: Path) -> None:
+    one, other = job(), job()
+    one.take()
+    silence(one)
+    began = time.monotonic()
+    other.take()
+    assert time.monotonic() - began >= lease.SILENT_PERIODS * PERIOD
+    with pytest.raises(Taken, match=r"another job has taken it over \(.+, process \d+\)"):
+        one.check()
+    with pytest.raises(Taken):
+        one.check(older_than_seconds=1e9)
+    other.check()
+    assert [said["number"] for said in marks(tmp_path)] == [2]
+
+
+def test_one_that_renews_too_late_does_not_win(job: Callable[..., Lease], tmp_path: Path) -> None:
+    # Between its look and its write the other one came: so its file is there again.
+    one, other = taken_over(job)
+    one._say()
+    other.check()
+    with pytest.raises(Taken):
+        one.check()
+    other.check()
+    assert len(marks(tmp_path)) == 1
+
+
+def test_its_file_gone_is_its_folder_gone(job: Callable[..., Lease], tmp_path: Path) -> None:
+    # Another one may have come, changed things and left.
+    one, other = taken_over(job)
+    other.leave()
+    with pytest.raises(Taken, match="is gone"):
+        one.check()
+    assert marks(tmp_path) == []
+
+
+def test_one_that_slept_before_it_began_is_refused(
+    job: Callable[..., Lease], tmp_path: Path
+) -> None:
+    other = job()
+
+    class Sleepy(Lease):
+        def _outlast(self) -> int:
+            number = super()._outlast()
+            other.take()  # takes this one for dead
+            return number
+
+    with pytest.raises(ValueError, match="another m4 job is at work there"):
+        job(Sleepy).take()
+    other.check()
+    assert len(marks(tmp_path)) == 1
+
+
+def test_who_holds_a_copys_lock_need_not_wait_for_who_held_it(
+    job: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = job(copy="the copy"), job(copy="the copy")
+    one.take()
+    silence(one)
+    monkeypatch.setattr(lease, "PERIOD_SECONDS", 1000.0)
+    other.take()
+    with pytest.raises(Taken):
+        one.check()
+
+
+def test_a_store_out_of_reach_is_borne_and_looked_at_afterwards(
+    job: Callable[..., Lease], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = threading.Event()
+
+    class Far(Lease):
+        def _read(self) -> dict:
+            if down.is_set():
+                raise OSError("no network")
+            return super()._read()
+
+    one = job(Far)
+    one.take()
+    down.set()
+    (before,) = marks(tmp_path)
+    time.sleep(4 * PERIOD)
+    with pytest.raises(OSError, match="no network"):
+        one.check()
+    assert "not reached (no network)" in capsys.readouterr().err
+    # It says nothing where it cannot look.
+    assert marks(tmp_path)[0]["renewed"] - before["renewed"] <= 1
+    down.clear()
+    for _ in range(200):
+        if marks(tmp_path)[0]["renewed"] > before["renewed"] + 1:
+            break
+        time.sleep(PERIOD / 2)
+    assert marks(tmp_path)[0]["renewed"] > before["renewed"] + 1
+    one.check()

@@ -1,0 +1,339 @@
+"""A model's folder in a store: the working copy, and whole jobs. A disk stands in for the store."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etils import epath
+
+from m4.storage import lease, remote, run_folder
+from m4.storage.checkpoints import latest_step
+from m4.storage.metrics_log import read_metrics
+from tests.command_line import TINY, m4
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(lease, "PERIOD_SECONDS", 0.05)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store" / "run"
+
+
+@pytest.fixture
+def here(store: Path) -> Path:
+    return remote.local(f"file://{store}")
+
+
+def another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    return remote.local(f"file://{store}")
+
+
+def marks(store: Path) -> list[Path]:
+    """Of jobs that say that they are at work."""
+    return sorted((store / lease.RUNNING).glob("[!.]*.json"))
+
+
+def take_over(store: Path) -> None:
+    """What a job of another machine does that takes the one at work for dead."""
+    (mine,) = marks(store)
+    number = json.loads(mine.read_text(encoding="utf-8"))["number"] + 1
+    said = {"host": "elsewhere", "pid": 7, "copy": None, "working": True, "number": number}
+    with lease.appearing(epath.Path(mine.with_name("other.json"))) as part:
+        part.write_text(json.dumps({**said, "renewed": 0}))
+    mine.unlink(missing_ok=True)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What is in a store, but who is at work."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and lease.RUNNING not in path.parts
+    }
+
+
+def test_where_a_folder_is(store: Path, here: Path, tmp_path: Path) -> None:
+    assert here.parent == tmp_path / "home" / "m4"
+    assert here.name.startswith("run.")
+    assert remote.local(f"file://{store}/") == here != remote.local(f"file://{store}2")
+    assert str(remote.place(here / "checkpoints")) == f"{store}/checkpoints"
+    assert str(remote.place(here / "compare" / "dense")) == f"{store}/compare/dense"
+    assert remote.local("runs/demo") == Path("runs/demo")
+    assert str(remote.place(tmp_path / "runs" / "demo")) == str(tmp_path / "runs" / "demo")
+
+
+def test_the_store_has_what_the_copy_has_and_another_copy_gets_it(
+    store: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_folder.locked(here):
+        (here / "decodes").mkdir()
+        (here / "decodes" / "a.jsonl").write_text("one\n", encoding="utf-8")
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+        (here / ".unfinished.12").write_text("no", encoding="utf-8")
+        remote.push(here / "checkpoints")
+        assert (store / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
+        assert len(marks(store)) == 1
+        with (here / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write("2\n")
+        (here / "decodes" / "a.jsonl").unlink()
+    names = {path.relative_to(store).as_posix() for path in store.rglob("*") if path.is_file()}
+    assert names == {"metrics.jsonl"}, "neither what is hidden nor what is gone"
+    other = another_machine(monkeypatch, tmp_path, store)
+    remote.fetch(other)
+    assert (other / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
+    with run_folder.locked(other):
+        (other / "metrics.jsonl").unlink()
+    remote.fetch(here)
+    assert not (here / "metrics.jsonl").exists()
+
+
+def test_it_follows_while_the_job_works(store: Path, here: Path) -> None:
+    with run_folder.locked(here):
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+        for _ in range(200):
+            if (store / "metrics.jsonl").exists():
+                break
+            threading.Event().wait(0.05)
+        assert (store / "metrics.jsonl").exists()
+
+
+def test_a_reader_leaves_a_job_of_this_machine_alone(store: Path, here: Path) -> None:
+    with run_folder.locked(here):
+        metrics = (here / "metrics.jsonl").open("a", encoding="utf-8")
+        metrics.write("1\n")
+        metrics.flush()
+        remote.push(here)
+        (store / "metrics.jsonl").write_text("of another machine\n", encoding="utf-8")
+        # As another process would: the lock, not what this one remembers, says that a job works.
+        copy = remote._at_work.pop(here)
+        remote.fetch(here)
+        remote._at_work[here] = copy
+        with metrics:
+            metrics.write("2\n")
+        assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
+
+
+def test_what_a_killed_job_could_not_take_there_stays(store: Path, here: Path) -> None:
+    with run_folder.locked(here):
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+    (here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
+    with run_folder.locked(here):
+        assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
+    assert (store / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
+
+
+def test_one_job_at_a_time_over_all_machines(
+    store: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_folder.locked(here):
+        other = another_machine(monkeypatch, tmp_path, store)
+        with pytest.raises(ValueError, match="another m4 job is at work there"):
+            run_folder.locked(other).__enter__()
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+    assert not marks(store)
+    with run_folder.locked(other):
+        assert (other / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
+
+
+def test_who_has_lost_the_folder_ends_and_writes_nothing_more(store: Path, here: Path) -> None:
+    there: dict[str, bytes] = {}
+
+    def work() -> None:
+        with run_folder.locked(here):
+            (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+            remote.push(here)
+            take_over(store)
+            (store / "metrics.jsonl").write_text("1\n2 of the other\n", encoding="utf-8")
+            there.update(files(store))
+            (here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
+            (here / "atlas.train.json").write_text("{}", encoding="utf-8")
+            time.sleep(60)  # its signal wakes it
+            raise AssertionError("nobody told it")
+
+    with pytest.raises(lease.Taken, match="taken it over"):
+        work()
+    assert files(store) == there
+    assert [path.name for path in marks(store)] == ["other.json"]
+    # What the other one left is what a job here goes on with.
+    marks(store)[0].unlink()
+    with run_folder.locked(here):
+        assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2 of the other\n"
+        assert not (here / "atlas.train.json").exists()
+    assert files(store) == there
+
+
+def test_a_push_looks_first_whose_the_folder_is(
+    store: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "PERIOD_SECONDS", 1000.0)
+
+    def work() -> None:
+        with run_folder.locked(here):
+            take_over(store)
+            (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+            with pytest.raises(lease.Taken):
+                remote.push(here / "checkpoints")
+            assert remote.lost(here / "checkpoints")
+            with pytest.raises(lease.Taken):
+                remote.start_over(here)
+
+    with pytest.raises(lease.Taken):
+        work()
+    assert files(store) == {}
+    assert not remote.lost(here)
+
+
+def out_of_reach(monkeypatch: pytest.MonkeyPatch, what: str, times: int) -> list[str]:
+    """So many calls of a method of working copies fail, of which a list is kept."""
+    work = getattr(remote._Copy, what)
+    failed: list[str] = []
+
+    def fails(self: Any, *arguments: Any) -> Any:
+        if len(failed) < times:
+            failed.append(what)
+            raise OSError("no network")
+        return work(self, *arguments)
+
+    monkeypatch.setattr(remote._Copy, what, fails)
+    return failed
+
+
+def test_what_could_not_be_copied_here_is_nobodys(
+    store: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out_of_reach(monkeypatch, "pull", 1)
+    with pytest.raises(OSError, match="no network"):
+        run_folder.locked(here).__enter__()
+    assert not marks(store)
+
+
+def test_a_store_is_waited_for_where_it_is_needed(
+    store: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with run_folder.locked(here):
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+        failed = out_of_reach(monkeypatch, "_put", 3)
+        remote.push(here)
+        assert (store / "metrics.jsonl").exists()
+    assert len(failed) == 3
+    assert "not up to date, it is tried again (no network)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_last_files_that_do_not_get_there_are_kept_and_told(
+    store: Path,
+    here: Path,
+    failing: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work() -> None:
+        with run_folder.locked(here):
+            (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+            out_of_reach(monkeypatch, "_put", 10**6)
+            if failing:
+                raise KeyError("a bug")
+
+    line = rf"last files could not be taken there \(no network\); they are in {here}, and the same"
+    if failing:  # that is what the job ends with
+        with pytest.raises(KeyError, match="a bug"):
+            work()
+        (said,) = [text for text in capsys.readouterr().err.splitlines() if "last files" in text]
+        assert re.search(line, said)
+    else:
+        with pytest.raises(lease.Unsaved, match=line):
+            work()
+    assert not marks(store), "nobody is at work there"
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here.parents[1]))
+    with run_folder.locked(here):
+        pass
+    assert (store / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
+
+
+def taken_over_in_training(store: Path) -> None:
+    """When training goes on: the latest checkpoint is then the other job's."""
+    before = latest_step(store / "checkpoints")
+    until = time.monotonic() + 120
+    while latest_step(store / "checkpoints") == before and time.monotonic() < until:
+        time.sleep(0.05)
+    take_over(store)
+    time.sleep(1)  # what was being saved is
+    left = sorted(path.name for path in (store / "checkpoints").iterdir())
+    (store.parent / "left.json").write_text(json.dumps(left), encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_looking_at_the_corpus_of_a_model_in_a_store(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look on another machine: the corpus is made once, what they write comes together."""
+    address = f"--model_dir=file://{store}"
+    preview = ("preview", "--temperatures=", f"--gin_file={TINY}")
+    for number, look in enumerate([preview, ("vocabulary",), ("audit",)]):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine{number}"))
+        said = m4("data", *look, address)
+        assert said.status == 0, said.err
+        assert ("training pairs in 3 languages" in said.out) == (number == 0)
+        assert not marks(store)
+    names = files(store)
+    wanted = {"data_preview.json", "data_preview.html", "vocabulary_report.json"}
+    wanted |= {"data_report.json", "data/manifest.json", "run.json", "config.gin"}
+    assert wanted <= names.keys()
+    here = remote.local(f"file://{store}")
+    assert {name: (here / name).read_bytes() for name in names} == names
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_model_in_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained on one machine, longer on another one, scored there, read on a third."""
+    address = f"file://{store}"
+    said = m4("train", f"--gin_file={TINY}", f"--model_dir={address}", "--gin.TRAIN_STEPS=2")
+    assert said.status == 0, said.err
+    last = latest_step(store / "checkpoints")
+    assert last == 2
+    there = {path.name for path in store.iterdir()}
+    assert {"checkpoints", "config.gin", "data", "metrics.jsonl", "run.json"} <= there
+    assert not marks(store)
+    folder = another_machine(monkeypatch, tmp_path, store)
+    said = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=3")
+    assert said.status == 0, said.err
+    assert "pairs" not in said.out, "the corpus is there"
+    assert latest_step(store / "checkpoints") == latest_step(folder / "checkpoints") == 3
+    steps = [row["step"] for row in read_metrics(store) if "loss" in row]
+    assert steps == sorted(steps)
+    assert steps[-1] == 3
+    assert not (folder / "checkpoints").exists(), "they are in the store alone"
+    said = m4("train", f"--model_dir={address}", "--gin.optimizer.rsqrt.peak=0.5")
+    assert "belongs to another config" in said.mistake
+    # Taken over by another machine: nothing that it saved since is changed.
+    thread = threading.Thread(target=taken_over_in_training, args=(store,))
+    thread.start()
+    said = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=100000")
+    thread.join()
+    assert said.status == 3, said.err
+    assert "m4 train: MODEL_DIR = " in said.err.splitlines()[-1]
+    assert "another job has taken it over (elsewhere, process 7)" in said.err.splitlines()[-1]
+    left = json.loads((store.parent / "left.json").read_text(encoding="utf-8"))
+    assert sorted(path.name for path in (store / "checkpoints").iterdir()) == left
+    marks(store)[0].unlink()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+    said = m4("translate", f"--model_dir={address}", "--to=en", "a")
+    assert said.status == 0, said.err
+    assert len(said.out.splitlines()) == 1
+    said = m4("train", f"--model_dir={address}", "--fresh", "--gin.TRAIN_STEPS=1")
+    assert said.status == 0, said.err
+    assert latest_step(store / "checkpoints") == 1

@@ -1,0 +1,157 @@
+"""A model's folder: one config's, one job's at a time, and never lost by a mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from m4.storage import run_folder
+
+CONFIG = {"MODEL_DIR": "'m'", "TRAIN_STEPS": "10", "transformer.Transformer.width": "64"}
+
+
+def claimed(folder: Path, config: dict[str, str] = CONFIG) -> Path:
+    """A folder in which something was made."""
+    folder.mkdir(exist_ok=True)
+    run_folder.claim(folder, config, "text of the config\n")
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "note.json").touch()
+    return folder
+
+
+def test_a_claim_says_what_made_the_folder(tmp_path: Path) -> None:
+    folder = claimed(tmp_path / "model")
+    about = run_folder.read(folder)
+    assert about["config"] == CONFIG
+    assert about["versions"]["jax"][0].isdecimal()
+    assert about["machine"]
+    assert (folder / "config.gin").read_text() == "text of the config\n"
+    json.loads((folder / "run.json").read_text())
+
+
+def test_the_same_config_may_go_on(tmp_path: Path) -> None:
+    folder = claimed(tmp_path / "model")
+    run_folder.claim(folder, CONFIG, "again")
+    assert (folder / "checkpoints" / "note.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TRAIN_STEPS",
+        "jobs.Setup.total_steps",
+        "jobs.Decoding.beams",
+        "mesh.make_mesh.data",
+        "loop.train.checkpoint_period",
+        "baselines.Recipe.width",
+        "small/baselines.Recipe.width",
+        "cache.prepare.rebuild",
+    ],
+)
+def test_what_does_not_decide_the_model_may_change(tmp_path: Path, name: str) -> None:
+    folder = claimed(tmp_path / "model")
+    run_folder.claim(folder, {**CONFIG, name: "3"}, "changed")
+    assert run_folder.read(folder)["config"][name] == "3"
+
+
+def test_another_config_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+    folder = claimed(tmp_path / "model")
+    other = {
+        **CONFIG,
+        "transformer.Transformer.width": "128",
+        **{f"cldr.Cldr.{name}": "1" for name in ("seed", "largest", "smallest")},
+    }
+    with pytest.raises(ValueError, match="belongs to another config") as error:
+        run_folder.claim(folder, other, "other")
+    # Three of four differences are shown.
+    assert str(error.value) == (
+        f"MODEL_DIR = {folder} belongs to another config: transformer.Transformer.width is 64 "
+        "there and 128 here; cldr.Cldr.seed is not set there and 1 here; cldr.Cldr.largest is not "
+        "set there and 1 here (and 1 more); choose another MODEL_DIR, or start over with --fresh"
+    )
+    assert (folder / "config.gin").read_text() == "text of the config\n"
+    with pytest.raises(ValueError, match="width is 64 there and not set here"):
+        run_folder.check(folder, {"TRAIN_STEPS": "10"})
+
+
+def test_a_folder_in_which_nothing_was_made_is_free(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with run_folder.locked(folder):
+        run_folder.claim(folder, CONFIG, "first")
+        (folder / "compilation_cache").mkdir()
+        (folder / "data").mkdir()  # a corpus, which checks for itself whose it is
+        other = {**CONFIG, "transformer.Transformer.width": "128"}
+        run_folder.claim(folder, other, "second")
+    assert run_folder.read(folder)["config"] == other
+
+
+def test_fresh_removes_a_models_folder_only(tmp_path: Path) -> None:
+    folder = claimed(tmp_path / "model")
+    with run_folder.locked(folder):
+        run_folder.claim(folder, {"other": "1"}, "other", fresh=True)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "config.gin", "run.json"]
+
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    with pytest.raises(ValueError, match="not empty and not a model's folder"):
+        run_folder.claim(tmp_path / "photos", CONFIG, "", fresh=True)
+    assert (tmp_path / "photos" / "cat.jpg").is_file()
+    with pytest.raises(ValueError, match="photos: not a model's folder"):
+        run_folder.read(tmp_path / "photos")
+
+
+def test_one_job_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "model"
+    with run_folder.locked(folder):
+        with pytest.raises(ValueError, match="another m4 job is at work there"):
+            run_folder.locked(folder).__enter__()
+        with run_folder.locked(tmp_path / "b"):
+            pass
+    with run_folder.locked(folder):  # free again
+        pass
+
+
+def test_a_killed_job_holds_nothing(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal, sys\n"
+        "from m4.storage import run_folder\n"
+        "with run_folder.locked(pathlib.Path(sys.argv[1])):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert ended.returncode < 0
+    with run_folder.locked(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with (
+            pytest.raises(ValueError, match="no folder can be made there"),
+            run_folder.locked(folder),
+        ):
+            pass
+
+
+def test_the_operative_config_of_a_later_job_forgets_nothing(tmp_path: Path) -> None:
+    imports = "from m4.train import loop\n"
+    macros = "# Macros:\n# ====\nTRAIN_STEPS = {}\n"
+    train = "# Parameters for loop.train:\n# ====\nloop.train.keep = 3\n"
+    decode = "# Parameters for small/baselines.Recipe:\n# ====\nsmall/baselines.Recipe.heads = 2\n"
+    run_folder.write_operative(tmp_path, "\n".join([imports, macros.format(5), train]))
+    run_folder.write_operative(tmp_path, "\n".join([imports, macros.format(9), decode]))
+    text = (tmp_path / "operative_config.gin").read_text()
+    assert text == "\n".join([imports, macros.format(9), train, decode])
+
+
+def test_other_processes_must_see_the_same_folder(tmp_path: Path) -> None:
+    here, elsewhere = claimed(tmp_path / "here"), claimed(tmp_path / "elsewhere", {"A": "1"})
+    run_folder.check_shared(here, run_folder.digest(here), seconds=0)
+    for folder in (elsewhere, tmp_path / "empty"):
+        with pytest.raises(ValueError, match="one folder that all processes share"):
+            run_folder.check_shared(folder, run_folder.digest(here), seconds=0)

@@ -1,0 +1,18 @@
+"""What ends a run: a loss or a gradient that is no number any more."""
+
+import math
+
+import jax.numpy as jnp
+import pytest
+
+from m4.train.metric_window import NotFinite, Window
+
+
+@pytest.mark.parametrize("name", ["loss", "gradient_norm"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_ends_the_run(name: str, value: float) -> None:
+    window = Window(["en-gl"], {})
+    metrics = {"loss": jnp.asarray(2.0), "gradient_norm": jnp.asarray(0.5)}
+    window.add(1, metrics)
+    with pytest.raises(NotFinite, match=rf"step 2: {name} is {value}; .*optimizer.rsqrt.peak"):
+        window.add(2, metrics | {name: jnp.asarray(value)})

@@ -1,0 +1,244 @@
+"""What a setting may be: kind, range and mutability stand in the parameter's own annotation.
+
+    @checked
+    def rsqrt(step, peak: Annotated[float, Between(0, 10)], warmup_steps: Steps = 1000): ...
+
+A wrong value raises `SettingError`, which names the parameter as the library does; the command line
+adds the gin name, file and line. `m4.config` checks the same annotations before anything starts.
+"""
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+_Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
+
+
+class SettingError(ValueError):
+    """A setting has a value that it cannot have.
+
+    Attributes:
+        setting: the parameter, as "Transformer.width" or "rsqrt.peak". value: what was given.
+        allowed: what may be given: "a whole number from 1 to 1048576".
+    """
+
+    def __init__(self, setting: str, value: Any, allowed: str):
+        super().__init__(f"{setting} = {value!r}: must be {allowed}")
+        self.setting, self.value, self.allowed = setting, value, allowed
+
+    def __reduce__(self):  # errors cross from worker processes
+        return type(self), (self.setting, self.value, self.allowed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """A number from `least` to `most`, both allowed unless `above` or `below` says otherwise."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def holds(self, value: float) -> bool:
+        low = self.least < value if self.above else self.least <= value
+        high = value < self.most if self.below else value <= self.most
+        return low and high
+
+    def __str__(self) -> str:
+        ends = []
+        if self.least > -math.inf:
+            ends.append(f"{'above' if self.above else 'from'} {self.least:g}")
+        if self.most < math.inf:
+            most = f"{self.most:,.0f}" if self.most >= 1000 else f"{self.most:g}"
+            ends.append(f"{'below' if self.below else 'to'} {most}")
+        return " ".join(ends)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """One of these texts."""
+
+    values: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.values)}"
+
+
+class Mutable:
+    """Marks a setting that may change between two runs in one folder: it does not decide what is
+    trained."""
+
+
+MUTABLE = Mutable()
+
+# Sizes of arrays: above these a program only runs out of memory, after minutes.
+Size = Annotated[int, Between(1, 2**20)]
+Count = Annotated[int, Between(0, 2**31 - 1)]
+Steps = Annotated[int, Between(0, 10**9)]
+Period = Annotated[int, Between(1, 10**9)]
+Rate = Annotated[float, Between(0, 1, below=True)]  # of dropout, of label smoothing
+Factor = Annotated[float, Between(0, 1e6)]
+
+_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+
+
+def check_value(setting: str, value: Any, annotation: Any) -> None:
+    """SettingError unless the value fits the annotation; kinds that are not known are not checked.
+
+    bool is no number, int is a float, nan is neither; an empty text is no text.
+    """
+    if not _fits(value, annotation):
+        raise SettingError(setting, value, describe(annotation))
+
+
+def check_arguments(configurable: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """`check_value` of every argument that has an annotation."""
+    annotations = annotations_of(configurable)
+    for name, value in arguments.items():
+        if name in annotations:
+            check_value(f"{configurable.__qualname__}.{name}", value, annotations[name])
+
+
+def checked(configurable: _Configurable) -> _Configurable:
+    """Checks the arguments of a function at every call, or of a dataclass when one is made."""
+    if isinstance(configurable, type):
+        return _checked_class(configurable)
+    signature = inspect.signature(configurable)
+
+    @functools.wraps(configurable)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check_arguments(configurable, signature.bind_partial(*args, **kwargs).arguments)
+        return configurable(*args, **kwargs)
+
+    return typing.cast(_Configurable, call)
+
+
+def _checked_class(cls: Any) -> Any:
+    fields = [field.name for field in dataclasses.fields(cls) if field.init]
+
+    def check(self: Any) -> None:
+        check_arguments(cls, {name: getattr(self, name) for name in fields})
+
+    if (after := getattr(cls, "__post_init__", None)) is not None:
+
+        def post_init(self: Any) -> None:
+            check(self)
+            after(self)
+
+        cls.__post_init__ = post_init
+        return cls
+    plain = cls.__init__  # of a dataclass without __post_init__, which calls none
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        check(self)
+
+    cls.__init__ = init
+    return cls
+
+
+def mutable_settings(configurable: Callable[..., Any]) -> set[str]:
+    """The parameters that are marked MUTABLE."""
+    return {
+        name
+        for name, annotation in annotations_of(configurable).items()
+        if any(isinstance(mark, Mutable) for mark in getattr(annotation, "__metadata__", ()))
+    }
+
+
+def annotations_of(configurable: Callable[..., Any]) -> dict[str, Any]:
+    """Parameter -> annotation, Annotated kept; {} where annotations cannot be read."""
+    plain = inspect.unwrap(configurable)
+    if isinstance(plain, functools.partial):
+        return annotations_of(plain.func)
+    target = plain
+    if isinstance(plain, type) and not dataclasses.is_dataclass(plain):
+        target = plain.__init__
+    try:
+        found = typing.get_type_hints(target, include_extras=True)
+    except (NameError, TypeError):  # a name that is imported for type checkers only
+        return {}
+    return {name: value for name, value in found.items() if name != "return"}
+
+
+def describe(annotation: Any) -> str:
+    """What an annotation allows, in words."""
+    if typing.get_origin(annotation) is Annotated:
+        kind, *marks = typing.get_args(annotation)
+        said = [str(mark) for mark in marks if isinstance(mark, Between | OneOf)]
+        if any(isinstance(mark, OneOf) for mark in marks):
+            return " ".join(said)
+        return " ".join([describe(kind), *said])
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("None" if arg is types.NoneType else describe(arg) for arg in args)
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if annotation in _NAMES:
+        return _NAMES[annotation]
+    if origin is collections.abc.Mapping or origin is dict:
+        return "a {name: value} dictionary"
+    if origin in (collections.abc.Sequence, list, tuple):
+        return f"a list, each {describe(args[0])}" if args else "a list"
+    if origin is collections.abc.Callable or getattr(annotation, "_is_protocol", False):
+        return "a reference such as @module.name"
+    return f"a {getattr(annotation, '__name__', str(annotation))}"
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    if annotation is Any or isinstance(annotation, str | TypeVar):
+        return True
+    if annotation is None or annotation is types.NoneType:
+        return value is None
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        kind, *marks = args
+        return _fits(value, kind) and all(_marked(value, mark) for mark in marks)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin is typing.Literal:
+        return value in args
+    if annotation is bool:
+        return isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if annotation is float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and not math.isnan(value)
+    if annotation is str:
+        return isinstance(value, str) and value != ""
+    return _fits_container(value, annotation, origin, args)
+
+
+def _fits_container(value: Any, annotation: Any, origin: Any, args: tuple[Any, ...]) -> bool:
+    if origin in (collections.abc.Mapping, dict):
+        return isinstance(value, collections.abc.Mapping) and all(
+            _fits(k, args[0]) and _fits(v, args[1]) for k, v in value.items()
+        )
+    if origin in (collections.abc.Sequence, list) or (origin is tuple and args[-1:] == (...,)):
+        listed = isinstance(value, collections.abc.Sequence) and not isinstance(value, str)
+        return listed and all(_fits(item, args[0]) for item in value)
+    if origin is collections.abc.Callable or getattr(annotation, "_is_protocol", False):
+        return callable(value) or not _literal(value)
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return isinstance(value, annotation) or not _literal(value)
+    return True
+
+
+def _literal(value: Any) -> bool:
+    """Whether it is what gin reads from text without a reference; an object of another class that
+    behaves like the right one is allowed."""
+    return value is None or isinstance(value, bool | int | float | str | list | tuple | dict)
+
+
+def _marked(value: Any, mark: Any) -> bool:
+    if isinstance(mark, Between):
+        return value is None or mark.holds(value)
+    return not isinstance(mark, OneOf) or value is None or value in mark.values

@@ -1,0 +1,101 @@
+"""Every kind of annotation allows what it says and refuses the rest, by the parameter's name."""
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import flax.linen as nn
+import pytest
+
+from m4.settings import (
+    MUTABLE,
+    Between,
+    OneOf,
+    SettingError,
+    Size,
+    check_value,
+    checked,
+    describe,
+    mutable_settings,
+)
+
+CASES: list[tuple[Any, list[Any], list[Any]]] = [
+    (int, [0, -1, 10**12], ["x", 1.0, True, None, ""]),
+    (float, [0, 1.5, float("inf")], ["x", None, True, float("nan"), ""]),
+    (bool, [True], [1, None, "True"]),
+    (str, ["x"], ["", 1, None]),
+    (int | None, [None, 3], ["x", 1.5]),
+    (Annotated[int, Between(1, 4)], [1, 4], [0, 5, 2.0, "x"]),
+    (Annotated[float, Between(0, 1, below=True)], [0, 0.9], [1.0, -0.1]),
+    (Annotated[float, Between(0, above=True)], [1e-9], [0, -1]),
+    (Annotated[int, Between(1)] | None, [None, 1], [0]),
+    (Annotated[str, OneOf(("a", "b"))], ["a"], ["c", "", None]),
+    (Literal["a", 2], ["a", 2], ["b", None]),
+    (Sequence[int], [[1, 2], (3,), []], ["x", 1, ["x"], None]),
+    (tuple[str, ...], [("a",)], ["a", (1,), None]),
+    (Mapping[str, Size], [{"a": 1}, {}], [{"a": 0}, {1: 1}, 3, None, [1]]),
+    (Callable[..., Any], [len], [3, "x", None, []]),
+    (Any, [None, object()], []),
+]
+
+
+@pytest.mark.parametrize(("annotation", "good", "bad"), CASES, ids=[str(case[0]) for case in CASES])
+def test_what_an_annotation_allows(annotation: Any, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        check_value("f.x", value, annotation)
+    for value in bad:
+        with pytest.raises(SettingError) as raised:
+            check_value("f.x", value, annotation)
+        assert str(raised.value) == f"f.x = {value!r}: must be {describe(annotation)}"
+
+
+@checked
+def rate(step: int, peak: Annotated[float, Between(0, 10)], warmup: Size = 1) -> float:
+    return peak * step / warmup
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    size: Size
+    name: Annotated[str, MUTABLE] = "a"
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Adjusted:
+    size: Size
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.size + 1)
+
+
+@checked
+class Layer(nn.Module):
+    width: Size = 1
+
+    def __call__(self, x: int) -> int:
+        return x * self.width
+
+
+def test_functions_and_classes_check_their_arguments() -> None:
+    assert rate(1, 2.0) == 2.0
+    with pytest.raises(SettingError, match=r"^rate.warmup = 0: must be a whole number from 1 to "):
+        rate(1, peak=1, warmup=0)
+    assert Plain(3).size == 3
+    assert Adjusted(3).size == 4
+    assert Layer(2)(3) == 6
+    for made in (Plain, Adjusted, Layer):
+        with pytest.raises(SettingError, match=rf"^{made.__name__}\.\w+ = 0: "):
+            made(0)
+
+
+def test_mutable_settings_say_so_themselves() -> None:
+    assert mutable_settings(Plain) == {"name"}
+    assert mutable_settings(rate) == set()
+
+
+def test_the_error_crosses_processes() -> None:
+    error = pickle.loads(pickle.dumps(SettingError("f.x", 3, "a text")))
+    assert (str(error), error.setting) == ("f.x = 3: must be a text", "f.x")

@@ -291,7 +291,8 @@ def test_subset_depends_on_its_own_language_only(tmp_path: Path) -> None:
 def test_neither_tensorflow_nor_jax_is_imported(made_cache: Cache) -> None:
     code = (
         "import sys\n"
-        "from m4.data import cache, stream\n"
+        "from m4.data.cache import cache\n"
+        "from m4.data.stream import stream\n"
         f"stream.Stream(cache.Cache({str(made_cache.folder)!r}), batch_rows=2).batch(0)\n"
         "bad = {'seqio', 'tensorflow', 'jax', 'flax', 'sacrebleu'} & set(sys.modules)\n"
         "sys.exit(f'imported: {bad}' if bad else 0)"

@@ -17,8 +17,8 @@ from m4.data.inspection.preview import Column, drawn_of
 from m4.data.samplers.temperature import temperature
 from m4.eval.report import preview_page as preview_page
 from m4.experiment import Setup, console, corpus, corpus_settings, training_stream
+from m4.progress import ProgressBar
 from m4.storage.files import write_text
-from m4.storage.metrics_log import Stage
 
 
 def preview(setup: Setup, temperatures: str, most_epochs: float) -> None:
@@ -33,7 +33,7 @@ def preview(setup: Setup, temperatures: str, most_epochs: float) -> None:
         raise ValueError(f"--most_epochs={most_epochs}: must be above 0")
     cache = corpus(setup)
     columns = []
-    with Stage("preview", 1 + len(others), "samplers") as stage:
+    with ProgressBar("preview", 1 + len(others), "samplers") as stage:
         stream = training_stream(setup, cache)
         columns.append(Column("configured", drawn_of(cache, stream, setup.total_steps)))
         for name, value in others.items():
@@ -88,7 +88,7 @@ def audit(setup: Setup, stages: str, list: str | None) -> None:
     found: Any = setup.corpus(**corpus_settings(setup), instead=lambda corpus: corpus)
     cleaning = clean.thorough(found.cleaning.stages) if stages == "all" else found.cleaning
     path = setup.folder / "dropped.jsonl.gz"
-    with Stage("audit", 100, "%") as stage:
+    with ProgressBar("audit", 100, "%") as stage:
 
         def progress(done: int, total: int, what: str) -> None:
             stage.update(round(100 * done / max(total, 1)), what)

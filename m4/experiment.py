@@ -25,8 +25,8 @@ from m4.parallel import distributed
 from m4.parallel.jax_setup import set_up
 from m4.parallel.layout import Layout
 from m4.parallel.mesh import make_mesh
+from m4.progress import ProgressBar
 from m4.storage import remote
-from m4.storage.metrics_log import Stage
 from m4.train import loop
 from m4.train.baselines import Recipe
 
@@ -171,11 +171,11 @@ def _corpus(setup: Setup) -> Cache:
     if any(path.exists() for path in (remote.place(setup.folder / "checkpoints"), *begun)):
         return setup.corpus(**settings)
     with contextlib.ExitStack() as stack:
-        stages: list[Stage] = []  # none while a cache is only opened
+        stages: list[ProgressBar] = []  # none while a cache is only opened
 
         def progress(name: str, done: int, total: int) -> None:
             if not stages:
-                stages.append(stack.enter_context(Stage("corpus", 100, "%")))
+                stages.append(stack.enter_context(ProgressBar("corpus", 100, "%")))
             stages[0].update(round(100 * done / max(total, 1)), name)
 
         made = setup.corpus(**settings, rebuild=True, report=progress)

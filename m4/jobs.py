@@ -39,10 +39,11 @@ from m4.experiment import build_model as build_model
 from m4.experiment import console, corpus, model_folder, training_stream, translation_layout
 from m4.experiment import prepare_process as prepare_process
 from m4.parallel import distributed
+from m4.progress import ProgressBar
 from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints, latest_step
 from m4.storage.files import write_text
-from m4.storage.metrics_log import Stage, read_metrics
+from m4.storage.metrics_log import read_metrics
 from m4.train import loop
 from m4.train.baselines import Finished, Recipe, train_baselines
 from m4.train.dev import dev_loss
@@ -65,7 +66,7 @@ def train(setup: Setup, *, dense: bool = False) -> None:
     latest = distributed.by_first("checkpoints", lambda: latest_step(folder / "checkpoints"))
     if latest == setup.total_steps:
         return
-    with Stage("train dense" if dense else "train", setup.total_steps) as stage:
+    with ProgressBar("train dense" if dense else "train", setup.total_steps) as stage:
         setup.train(
             folder=folder,
             model=model,
@@ -160,7 +161,7 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     made_by = {**settings, "step": step, "vocabulary": cache.vocabulary.fingerprint}
     counting = counting_of(cache, directions, model, folder / "decodes", split, made_by)
     name = "decode dense" if dense else "decode test"
-    with Stage(name, sum(map(len, pairs.values())), "sentences") as stage:
+    with ProgressBar(name, sum(map(len, pairs.values())), "sentences") as stage:
         translate = Showing(stage, model, params, cache.vocabulary, settings, counting, layout)
         decode_to_files(
             translate, folder / "decodes", split, pairs, made_by, starting=translate.starting

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from m4.parallel.cpus import own_cores
+from m4.progress import ProgressBar
 from m4.storage.files import write_text
-from m4.storage.metrics_log import Stage, read_metrics
+from m4.storage.metrics_log import read_metrics
 
 # Raise when a change of code changes what a baseline becomes.
 FORMAT = 4
@@ -84,7 +85,7 @@ def train_baselines(
     decoding: Mapping[str, Any],
     seed: int = 0,
     workers: int = 0,
-    stage: Callable[[str, int, str], Stage] = Stage,
+    stage: Callable[[str, int, str], ProgressBar] = ProgressBar,
 ) -> dict[str, Finished]:
     """Trains, decodes and returns the baseline of every language; what is there is reused.
 
@@ -252,7 +253,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
     )
     decoding = dict(plan["decoding"])
 
-    class Shown(Stage):
+    class Shown(ProgressBar):
         def update(self, done: int, text: str = "", total: int | None = None) -> None:
             if os.getppid() != parent:
                 raise SystemExit("the parent process is gone")

@@ -18,8 +18,9 @@ from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.parallel.host_batches import own_batch, own_parts, to_global
 from m4.parallel.mesh import Rules, check_divides, logical
+from m4.progress import ProgressBar
 from m4.storage.checkpoints import Checkpoints, shapes
-from m4.storage.metrics_log import Metrics, Stage
+from m4.storage.metrics_log import Metrics
 from m4.train import average
 from m4.train.early_stopping import EarlyStopping, Progress
 from m4.train.metric_window import Window
@@ -104,7 +105,7 @@ def train(
     groups: Mapping[str, Sequence[str]] | None = None,
     note: Mapping[str, Any] | None = None,
     tensorboard: bool = True,
-    stage: Stage | None = None,
+    stage: ProgressBar | None = None,
     instead: Callable[[Program], Any] | None = None,
 ) -> Trained:
     """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.

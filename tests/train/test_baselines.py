@@ -13,9 +13,9 @@ import pytest
 
 from m4.data.cache import cache as caches
 from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.progress import ProgressBar
 from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.files import read_jsonl
-from m4.storage.metrics_log import Stage
 from m4.train import baselines
 from m4.train.baselines import Finished, Recipe, late_gain, train_baselines
 from tests.data.corpus import Made
@@ -74,7 +74,7 @@ def trained(
             lambda language: RECIPE,
             decoding=DECODING,
             workers=1,  # several are in tests/test_end_to_end.py; one compiles once
-            stage=lambda name, total, unit: Stage(name, total, unit, shown),
+            stage=lambda name, total, unit: ProgressBar(name, total, unit, shown),
         )
         yield folder, found, shown.getvalue()
 
@@ -152,7 +152,7 @@ def test_training_ends_when_dev_does_not_rise_enough(trained, corpus, monkeypatc
         lambda language: recipe,
         decoding=DECODING,
         workers=1,
-        stage=lambda name, total, unit: Stage(name, total, unit, shown),
+        stage=lambda name, total, unit: ProgressBar(name, total, unit, shown),
     )
     assert found["gl"].result["note"]["step"] == 4
     assert found["gl"].result["ended_by_dev"]

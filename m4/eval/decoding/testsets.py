@@ -16,7 +16,7 @@ from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decoding.decode import decode
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
-from m4.storage.metrics_log import Stage
+from m4.progress import ProgressBar
 from m4.train import routing_counts
 
 
@@ -115,7 +115,7 @@ class Showing:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: ProgressBar,
         model: nn.Module,
         params: Any,
         vocabulary: Vocabulary | SourceAndTarget,

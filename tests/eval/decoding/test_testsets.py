@@ -16,7 +16,7 @@ from m4.data.preprocess import language_of
 from m4.data.sources import Pair
 from m4.eval.decoding import testsets
 from m4.eval.decoding.testsets import Counting, Showing, check_held_out, split_pairs
-from m4.storage.metrics_log import Stage
+from m4.progress import ProgressBar
 from m4.train import routing_counts
 
 
@@ -73,7 +73,7 @@ def test_progress_runs_through_all_calls_and_cuts_are_counted(
 
     shown: list[int] = []
 
-    class Shown(Stage):
+    class Shown(ProgressBar):
         def update(self, done: int, text: str = "") -> None:
             assert text.endswith(" tokens/s")
             shown.append(done)

@@ -1,0 +1,141 @@
+"""What a progress bar writes on a terminal, in a notebook and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+
+import pytest
+
+from m4 import progress
+from m4.progress import ProgressBar, duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    # 59.6 rounds up to a minute; 7383 = 2 * 3600 + 3 * 60 + 3; a clock set back is no time.
+    [(0, "0:00"), (5.2, "0:05"), (59.6, "1:00"), (65, "1:05"), (7383, "2:03:03"), (-4, "0:00")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+class Clock:
+    """time.monotonic, set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    return clock
+
+
+def test_without_a_terminal_it_is_a_line_every_ten_seconds(clock: Clock) -> None:
+    stream = io.StringIO()
+    with ProgressBar("train", 100, stream=stream) as bar:
+        for done in range(41, 71):
+            clock.now += 1.0
+            bar.update(done, f"loss {done}")
+    # Resumed at 41 after a second. After 12 s, 11 steps are done and 48 are left: 48 * 12 / 11 =
+    # 52 s, 11 / 12 = 0.92 a second; after 23 s, 22 and 37: 37 * 23 / 22 = 39 s; at the end, 29 and
+    # 30: 30 * 30 / 29 = 31 s.
+    assert stream.getvalue().splitlines() == [
+        "train: 41/100 steps  loss 41  [0:01, left ?]",
+        "train: 52/100 steps  loss 52  [0:12, left 0:52, 0.92 steps/s]",
+        "train: 63/100 steps  loss 63  [0:23, left 0:39, 0.96 steps/s]",
+        "train: 70/100 steps  loss 70  [0:30, left 0:31, 0.97 steps/s]",
+    ]
+
+
+def test_total_may_change(clock: Clock) -> None:
+    stream = io.StringIO()
+    with ProgressBar("baselines", 100, stream=stream) as bar:
+        bar.update(0)
+        clock.now += 20.0
+        bar.update(20, total=60)
+        clock.now += 5.0
+    # 20 of 60 in 20 s: 40 are left for 40 s, 50 s when 25 have gone by.
+    assert stream.getvalue().splitlines() == [
+        "baselines: 0/100 steps  [0:00, left ?]",
+        "baselines: 20/60 steps  [0:20, left 0:40, 1.00 steps/s]",
+        "baselines: 20/60 steps  [0:25, left 0:50, 0.80 steps/s]",
+    ]
+
+
+def test_failed_work_adds_no_line(clock: Clock) -> None:
+    stream = io.StringIO()
+
+    def work() -> None:
+        with ProgressBar("decode", 2, "sentences", stream) as bar:
+            bar.update(1)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    assert stream.getvalue() == "decode: 1/2 sentences  [0:00, left ?]\n"
+
+
+def test_on_a_terminal_it_is_a_bar(clock: Clock) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with ProgressBar("train [dense]", 2, stream=stream) as bar:
+        bar.update(1, "loss [1]")
+        clock.now += 3
+        bar.update(2, "loss [2]")
+    # Square brackets are text, not rich's markup.
+    assert "train [dense]" in stream.getvalue()
+    assert "loss [2]" in stream.getvalue()
+
+
+def test_closed_early_it_shows_the_last_state_once(clock: Clock) -> None:
+    stream = io.StringIO()
+    bar = ProgressBar("decode", 30, "sentences", stream)
+    for done in (0, 10, 20):
+        bar.update(done)
+        clock.now += 1.0
+    bar.close()
+    bar.close()
+    bar.update(30)
+    assert stream.getvalue().splitlines() == [
+        "decode: 0/30 sentences  [0:00, left ?]",
+        "decode: 20/30 sentences  [0:03, left 0:02, 6.67 sentences/s]",
+    ]
+
+
+def test_closed_before_any_work_it_writes_nothing() -> None:
+    stream = io.StringIO()
+    ProgressBar("decode", 30, stream=stream).close()
+    assert stream.getvalue() == ""
+
+
+class ZMQInteractiveShell:
+    """What IPython's get_ipython() returns in a notebook, by its name."""
+
+
+def test_in_a_notebook_it_is_one_line_redrawn(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ipython = types.SimpleNamespace(get_ipython=ZMQInteractiveShell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    with ProgressBar("train", 48) as bar:
+        bar.update(0)
+        clock.now += 2.0
+        bar.update(24, "loss 2.5")
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 1
+    assert shown.endswith("\n")
+    last = shown.rstrip().split("\r")[-1].rstrip()
+    assert (
+        last == f"train {'█' * 12}{'░' * 12} 24/48 steps  loss 2.5  [0:02, left 0:02, 12 steps/s]"
+    )

@@ -17,7 +17,7 @@ from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.stream.mixture import check_unit, make_stream
 from m4.data.stream.stream import Stream
-from m4.eval.decoding.decode import check_settings
+from m4.eval.decoding.settings import Decoding
 from m4.eval.report.report import Report
 from m4.eval.report.report import report as write_report
 from m4.model.transformer import Transformer
@@ -29,21 +29,6 @@ from m4.progress import ProgressBar
 from m4.storage import remote
 from m4.train import loop
 from m4.train.baselines import Recipe
-
-
-@dataclasses.dataclass(frozen=True)
-class Decoding:
-    """How test sets and users' lines are translated; see `m4.eval.decoding.decode.decode`."""
-
-    beams: int = 4
-    alpha: float = 0.6
-    max_source_length: int = 128
-    max_target_length: int = 128
-    batch_rows: int = 64
-
-    def __post_init__(self) -> None:
-        # At once, before anything is made or the folder claimed.
-        check_settings(**dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)

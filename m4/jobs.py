@@ -12,7 +12,6 @@ Each takes a `Setup`, which gin fills in. Jobs speak to each other through files
     scores.jsonl deltas.jsonl delta_bleu.png delta_bleu.pdf report.html
 """
 
-import dataclasses
 import datetime
 import json
 import sys
@@ -26,14 +25,19 @@ from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.hypotheses import decode_to_files
 from m4.eval.decoding.inference_checkpoint import restore_params, trained_step
-from m4.eval.decoding.testsets import Showing, check_held_out, counting_of, split_pairs
+from m4.eval.decoding.settings import Decoding as Decoding
+from m4.eval.decoding.testsets import (
+    ProgressDecoder,
+    check_held_out,
+    routing_counter,
+    split_pairs,
+)
 from m4.eval.decoding.testsets import train_pairs as train_pairs_of
 from m4.eval.decoding.translate import Translator
 from m4.eval.report.page import Background
 from m4.eval.report.report import Report
 from m4.eval.scoring.delta import level, tables
 from m4.eval.scoring.score import System, measure, score_rows, score_table, write_scores
-from m4.experiment import Decoding as Decoding
 from m4.experiment import Setup as Setup
 from m4.experiment import build_model as build_model
 from m4.experiment import console, corpus, model_folder, training_stream, translation_layout
@@ -129,7 +133,7 @@ def baselines(setup: Setup) -> dict[str, Finished]:
         cache.folder,
         cache.languages(),
         recipe_of,
-        decoding=dataclasses.asdict(setup.decoding),
+        decoding=setup.decoding.search(),
         seed=setup.seed,
     )
 
@@ -157,12 +161,14 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     )
     directions = [d for d in cache.directions if cache.size(language_of(d), split)]
     pairs = split_pairs(cache, directions, split)
-    settings = dataclasses.asdict(setup.decoding)
+    settings = setup.decoding.search()
     made_by = {**settings, "step": step, "vocabulary": cache.vocabulary.fingerprint}
-    counting = counting_of(cache, directions, model, folder / "decodes", split, made_by)
+    counter = routing_counter(cache, directions, model, folder / "decodes", split, made_by)
     name = "decode dense" if dense else "decode test"
     with ProgressBar(name, sum(map(len, pairs.values())), "sentences") as stage:
-        translate = Showing(stage, model, params, cache.vocabulary, settings, counting, layout)
+        translate = ProgressDecoder(
+            stage, model, params, cache.vocabulary, setup.decoding, counter, layout
+        )
         decode_to_files(
             translate, folder / "decodes", split, pairs, made_by, starting=translate.starting
         )
@@ -272,7 +278,7 @@ def translator(setup: Setup) -> Translator:
         model,
         params,
         cache.vocabulary,
-        **{**dataclasses.asdict(setup.decoding), "batch_rows": 8},
+        setup.decoding,
         languages=list(dict.fromkeys(split_direction(d)[1] for d in cache.directions)),
         layout=layout,
     )

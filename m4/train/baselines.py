@@ -231,6 +231,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
     from m4.data.stream.stream import Stream
     from m4.eval.decoding.decode import decode
     from m4.eval.decoding.hypotheses import decode_to_files
+    from m4.eval.decoding.settings import Decoding
     from m4.eval.decoding.testsets import split_pairs
     from m4.parallel.jax_setup import set_up
     from m4.parallel.mesh import make_mesh
@@ -251,7 +252,7 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
     translate = functools.partial(
         decode, model, vocabulary=cache.vocabulary, on_cut=lambda *_: None
     )
-    decoding = dict(plan["decoding"])
+    decoding = Decoding(**plan["decoding"])
 
     class Shown(ProgressBar):
         def update(self, done: int, text: str = "", total: int | None = None) -> None:
@@ -280,11 +281,15 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
         stage=Shown(language, recipe.max_steps),
     )
     decode_to_files(
-        lambda sources: translate(params=trained.params, sources=sources, **decoding),
+        lambda sources: translate(params=trained.params, sources=sources, settings=decoding),
         folder / "decodes",
         "test",
         split_pairs(cache, cache.directions, "test"),
-        {**decoding, "step": trained.note["best_step"], "vocabulary": cache.vocabulary.fingerprint},
+        {
+            **plan["decoding"],
+            "step": trained.note["best_step"],
+            "vocabulary": cache.vocabulary.fingerprint,
+        },
     )
     result = {
         "plan": dict(plan),

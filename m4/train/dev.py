@@ -1,6 +1,7 @@
 """What is measured on dev sentences during training: losses, and chrF of greedy translations."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of, split_direction, tag
 from m4.data.stream.stream import Stream, evaluation_batches
+from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import split_pairs
 from m4.eval.metrics.chrf import chrf
 from m4.model.transformer import Transformer
@@ -63,7 +65,7 @@ def dev_loss(
 
 
 def dev_chrf(
-    cache: Cache, translate: Callable[..., list[str]], decoding: Mapping[str, Any]
+    cache: Cache, translate: Callable[..., list[str]], decoding: Decoding
 ) -> Callable[[Any], dict[str, float]]:
     """params -> {"dev/chrf": mean over directions of the greedy translations' chrF, percent}.
 
@@ -76,10 +78,10 @@ def dev_chrf(
         for direction, sentences in pairs.items()
         for source, _ in sentences
     ]
-    greedy = {**decoding, "beams": 1}
+    greedy = dataclasses.replace(decoding, beams=1)
 
     def run(params: Any) -> dict[str, float]:
-        hypotheses = iter(translate(params=params, sources=sources, **greedy))
+        hypotheses = iter(translate(params=params, sources=sources, settings=greedy))
         scores = {}
         for direction, sentences in pairs.items():
             said = [next(hypotheses) for _ in sentences]

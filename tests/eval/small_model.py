@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from m4.eval.decoding.settings import Decoding
 from m4.model.transformer import Transformer
 from m4.parallel.batched_init import draw_together
 
 VOCAB, WORDS = 24, 20
 # One set of shapes for nearly all tests: a compile takes seconds.
-SETTINGS: dict[str, Any] = {"beams": 2, "batch_rows": 4, "max_target_length": 10}
+SETTINGS = Decoding(beams=2, batch_rows=4, max_target_length=10)
 
 
 class Words:

@@ -20,8 +20,10 @@ import numpy as np
 
 from m4.data.preprocess import trim
 from m4.eval.decoding.search import search, search_over
+from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.cpus import own_cores
 from m4.parallel.layout import Layout
+from m4.settings import SettingError
 
 SHORTEST_BUCKET = 16
 # On a CPU as many batches are searched at once as there are cores, up to this many
@@ -130,36 +132,13 @@ def warn_of_cut(index: int, pieces: int, limit: int) -> None:
     print(f"source {index + 1}: {pieces} pieces, cut to {limit}", file=sys.stderr)
 
 
-def check_settings(
-    beams: int, alpha: float, max_source_length: int, max_target_length: int, batch_rows: int
-) -> None:
-    """Raises ValueError where a setting of `decode` is out of range."""
-    for name, value in (("beams", beams), ("batch_rows", batch_rows)):
-        if value < 1:
-            raise ValueError(f"jobs.Decoding.{name} = {value}: must be at least 1")
-    if alpha < 0:
-        raise ValueError(f"jobs.Decoding.alpha = {alpha}: must not be negative")
-    for name, value in (
-        ("max_source_length", max_source_length),
-        ("max_target_length", max_target_length),
-    ):
-        if value < 2:
-            raise ValueError(
-                f"jobs.Decoding.{name} = {value}: must be at least 2 (a piece and EOS)"
-            )
-
-
 def decode(
     model: nn.Module,
     params: Any,
     vocabulary: Pieces,
     sources: Sequence[str],
+    settings: Decoding = DEFAULTS,
     *,
-    beams: int = 4,
-    alpha: float = 0.6,
-    max_source_length: int = 256,
-    max_target_length: int = 256,
-    batch_rows: int = 64,
     buckets: Sequence[int] | None = None,
     progress: Progress | None = None,
     on_cut: OnCut = warn_of_cut,
@@ -172,12 +151,7 @@ def decode(
       model, params: a module with T5X's contract (`m4.model.transformer`) and its parameters.
       vocabulary: text <-> ids, without EOS.
       sources: the texts.
-      beams: K; 1 is greedy search.
-      alpha: exponent of the length penalty.
-      max_source_length: pieces of a source with tag and EOS; longer ones are cut and `on_cut` told.
-      max_target_length: tokens of a translation with EOS. A bucket of length L has the limit
-        min(max_target_length, 2 L + 16).
-      batch_rows: sentences a batch, also of the last one.
+      settings: a batch, also the last one, has `settings.batch_rows` sentences.
       buckets: the padded lengths, ascending; default 16, 32, 64, ... max_source_length.
       progress: called after every batch.
       on_routed: called after every batch with the experts of its sources' tokens and of their
@@ -187,15 +161,13 @@ def decode(
         this with the same sources, and all get the result.
 
     Raises:
-      ValueError: a setting out of range.
+      SettingError: buckets that are no lengths.
     """
-    check_settings(beams, alpha, max_source_length, max_target_length, batch_rows)
-    lengths = sorted(default_buckets(max_source_length) if buckets is None else buckets)
+    lengths = sorted(default_buckets(settings.max_source_length) if buckets is None else buckets)
     if not lengths or lengths[0] < 1:
-        raise ValueError(f"decode.buckets = {list(lengths)}: must be positive lengths")
-    longest = min(max_source_length, lengths[-1])
-    if layout is not None:
-        batch_rows = layout.rows(batch_rows)
+        raise SettingError("decode.buckets", list(lengths), "a list of positive lengths")
+    longest = min(settings.max_source_length, lengths[-1])
+    batch_rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
 
     ids = vocabulary.encode(sources)
     for index, pieces in enumerate(ids):
@@ -205,9 +177,10 @@ def decode(
     done = tokens = 0
 
     def found_for(batch: Batch) -> _Found:
-        limit = target_limit(batch.tokens_BL.shape[1], max_target_length)
-        asked = (params, batch.tokens_BL, limit, beams, alpha, on_routed is not None)
-        found = search(model, *asked) if layout is None else search_over(layout, model, *asked)
+        limit = target_limit(batch.tokens_BL.shape[1], settings.max_target_length)
+        how = (limit, settings.beams, settings.alpha, on_routed is not None)
+        asked = (model, params, batch.tokens_BL, *how)
+        found = search(*asked) if layout is None else search_over(layout, *asked)
         return jax.block_until_ready(found)
 
     coming = batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows)

@@ -14,6 +14,7 @@ from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decoding.decode import decode
+from m4.eval.decoding.settings import Decoding
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.progress import ProgressBar
@@ -53,7 +54,7 @@ def check_held_out(cache: Cache) -> None:
             )
 
 
-class Counting:
+class RoutingCounter:
     """Counts who went where in the sentences that are decoded, by direction, in a file of
     `m4.train.routing_counts`: `decode`'s on_routed.
 
@@ -91,24 +92,24 @@ class Counting:
             routing_counts.write(self._path, self._counts, self._about)
 
 
-def counting_of(
+def routing_counter(
     cache: Cache,
     directions: Sequence[str],
     model: Any,
     folder: Path,
     split: str,
     made_by: Mapping[str, Any],
-) -> Counting | None:
+) -> RoutingCounter | None:
     """Counts in folder/atlas.<split>.json, if the model has experts."""
     if not model.num_experts:
         return None
     about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
-    return Counting(folder / f"atlas.{split}.json", directions, model.num_experts, about)
+    return RoutingCounter(folder / f"atlas.{split}.json", directions, model.num_experts, about)
 
 
-class Showing:
+class ProgressDecoder:
     """`decode` for `decode_to_files`, call by call: progress in a stage, and a count of the sources
-    that were too long (`cut`); with `counting`, who went where.
+    that were too long (`cut`); with `counter`, who went where.
 
     Of several processes, which all call it, the first one writes the counts and warns.
     """
@@ -119,26 +120,24 @@ class Showing:
         model: nn.Module,
         params: Any,
         vocabulary: Vocabulary | SourceAndTarget,
-        settings: Mapping[str, Any],
-        counting: Counting | None = None,
+        settings: Decoding,
+        counter: RoutingCounter | None = None,
         layout: Layout | None = None,
     ) -> None:
         """layout: where the parameters lie; None: on one device."""
         self.cut = 0
-        self._longest = settings.get("max_source_length")
-        self._counting = counting
-        if counting is not None:
-            settings = {**settings, "on_routed": counting}
+        self._longest = settings.max_source_length
+        self._counter = counter
         self._stage, self._start = stage, time.monotonic()
         self._decode = lambda sources, **more: decode(
-            model, params, vocabulary, sources, layout=layout, **settings, **more
+            model, params, vocabulary, sources, settings, on_routed=counter, layout=layout, **more
         )
         self._sentences = self._tokens = 0
 
     def starting(self, directions: list[str]) -> None:
         """The directions of the sources of the next call."""
-        if self._counting is not None:
-            self._counting.starting(directions)
+        if self._counter is not None:
+            self._counter.starting(directions)
 
     def __call__(self, sources: Sequence[str]) -> list[str]:
         tokens = 0
@@ -153,8 +152,8 @@ class Showing:
             self.cut += 1
 
         hypotheses = self._decode(sources, progress=progress, on_cut=on_cut)
-        if self._counting is not None and distributed.is_first():
-            self._counting.save()
+        if self._counter is not None and distributed.is_first():
+            self._counter.save()
         self._sentences, self._tokens = self._sentences + len(sources), self._tokens + tokens
         return hypotheses
 

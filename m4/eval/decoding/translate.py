@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import flax.linen as nn
@@ -15,6 +15,7 @@ from m4.data.languages import Language, describe
 from m4.data.preprocess import tag
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decoding.decode import decode
+from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.layout import Layout
 
 _PIPE_BYTES = 1 << 16  # what a pipe holds on Linux
@@ -52,9 +53,10 @@ def check_language(to: str, languages: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Translator:
-    """A model ready to translate; the settings are those of `m4.eval.decoding.decode.decode`.
+    """A model ready to translate.
 
-    batch_rows is the number of lines that are translated together when so many are waiting.
+    batch_rows: lines that are translated together, in the place of decoding.batch_rows: of what a
+        user types few are waiting.
     languages: those that it was trained to translate into; None: all that have a tag.
     layout: where the parameters lie; None: on one device.
     """
@@ -62,10 +64,7 @@ class Translator:
     model: nn.Module
     params: Any
     vocabulary: Vocabulary | SourceAndTarget
-    beams: int = 4
-    alpha: float = 0.6
-    max_source_length: int = 256
-    max_target_length: int = 256
+    decoding: Decoding = DEFAULTS
     batch_rows: int = 8
     languages: Sequence[str] | None = None
     layout: Layout | None = None
@@ -101,11 +100,7 @@ class Translator:
             self.params,
             self.vocabulary,
             [tag(lines[number], to) for number in full],
-            beams=self.beams,
-            alpha=self.alpha,
-            max_source_length=self.max_source_length,
-            max_target_length=self.max_target_length,
-            batch_rows=self.batch_rows,
+            replace(self.decoding, batch_rows=self.batch_rows),
             on_cut=warn,
             layout=self.layout,
         )

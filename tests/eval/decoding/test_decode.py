@@ -2,6 +2,7 @@
 
 import re
 import threading
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
@@ -11,9 +12,12 @@ import pytest
 
 from m4.eval.decoding import decode as decoding
 from m4.eval.decoding.decode import batches, decode, default_buckets, target_limit
+from m4.eval.decoding.settings import Decoding
+from m4.eval.metrics.bleu import bleu
 from m4.model.moe import sown_choices
 from m4.parallel.layout import Layout
 from m4.parallel.mesh import logical, make_mesh
+from m4.settings import SettingError
 from tests.eval.search_over_lists import search_over_lists
 from tests.eval.small_model import SETTINGS, Words, sentences, tiny
 
@@ -60,7 +64,7 @@ def test_equals_search_without_cache_or_batches(model_and_params):
 
     checked = 0
     vocabulary, texts = Words(), sentences(12)
-    got = decode(model, params, vocabulary, texts, alpha=alpha, **SETTINGS)
+    got = decode(model, params, vocabulary, texts, SETTINGS)
     for text, hypothesis in zip(texts, got, strict=True):
         ids = [*vocabulary.encode([text])[0], 1]
         source = np.zeros((1, 16), np.int32)
@@ -81,22 +85,22 @@ def test_equals_search_without_cache_or_batches(model_and_params):
 def test_does_not_depend_on_batch_or_order(model_and_params):
     model, params = model_and_params
     texts = sentences(21, seed=1)
-    together = decode(model, params, Words(), texts, **SETTINGS)
+    together = decode(model, params, Words(), texts, SETTINGS)
     assert len(set(together)) > 10  # the law would be empty otherwise
-    assert decode(model, params, Words(), texts, **{**SETTINGS, "batch_rows": 1}) == together
+    assert decode(model, params, Words(), texts, replace(SETTINGS, batch_rows=1)) == together
     order = np.random.default_rng(2).permutation(len(texts))
-    shuffled = decode(model, params, Words(), [texts[i] for i in order], **SETTINGS)
+    shuffled = decode(model, params, Words(), [texts[i] for i in order], SETTINGS)
     assert shuffled == [together[i] for i in order]
     # Alone in a batch of four.
-    assert decode(model, params, Words(), texts[:1], **SETTINGS) == together[:1]
-    assert decode(model, params, Words(), [], **SETTINGS) == []
+    assert decode(model, params, Words(), texts[:1], SETTINGS) == together[:1]
+    assert decode(model, params, Words(), [], SETTINGS) == []
 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 1), (2, 2), (4, 2)])
 def test_what_is_searched_at_once_changes_nothing(model_and_params, monkeypatch, cores, most):
     model, params = model_and_params
     texts = sentences(21, seed=1)
-    wanted = [decode(model, params, Words(), [text], **SETTINGS)[0] for text in texts]
+    wanted = [decode(model, params, Words(), [text], SETTINGS)[0] for text in texts]
     search, lock, together = decoding.search, threading.Lock(), threading.Barrier(most, timeout=60)
     now, seen, first = 0, [], iter([True] * most)
 
@@ -115,7 +119,7 @@ def test_what_is_searched_at_once_changes_nothing(model_and_params, monkeypatch,
 
     monkeypatch.setattr(decoding, "own_cores", lambda: list(range(cores)))
     monkeypatch.setattr(decoding, "search", counted)
-    assert decode(model, params, Words(), texts, **SETTINGS) == wanted
+    assert decode(model, params, Words(), texts, SETTINGS) == wanted
     assert max(seen) == most
 
 
@@ -142,7 +146,7 @@ def test_an_error_comes_out_and_ends_the_search(model_and_params, monkeypatch, c
     monkeypatch.setattr(decoding, "own_cores", lambda: list(range(cores)))
     monkeypatch.setattr(decoding, "search", failing)
     with pytest.raises(RuntimeError, match="no memory"):
-        decode(model, params, Words(), sentences(40, seed=1), **SETTINGS)
+        decode(model, params, Words(), sentences(40, seed=1), SETTINGS)
     # Ten batches of four. Of two threads each may begin one more before the error is read.
     assert len(begun) <= 2 + 2 * (cores - 1)
 
@@ -151,12 +155,12 @@ def test_models_of_equal_shape_share_the_program(model_and_params):
     model, params = model_and_params
     texts = sentences(3)
     programs = cast(Any, decoding.search)._cache_size
-    one = decode(model, params, Words(), texts, **SETTINGS)
+    one = decode(model, params, Words(), texts, SETTINGS)
     compiled = programs()
     other_model, other_params = tiny(seed=1)
     assert other_model is not model
-    assert decode(other_model, other_params, Words(), texts, **SETTINGS) != one
-    assert decode(model, params, Words(), texts[:1], **SETTINGS) == one[:1]
+    assert decode(other_model, other_params, Words(), texts, SETTINGS) != one
+    assert decode(model, params, Words(), texts[:1], SETTINGS) == one[:1]
     assert programs() == compiled
 
 
@@ -170,18 +174,17 @@ def test_progress_and_cut(model_and_params, capsys):
         params,
         Words(),
         texts,
-        max_source_length=16,
+        replace(SETTINGS, max_source_length=16),
         progress=lambda *step: steps.append(step),
         on_cut=lambda *cut: cuts.append(cut),
-        **SETTINGS,
     )
     # Tag, 20 words and EOS are 22 pieces; of them stay the first 15 and EOS.
     assert cuts == [(1, 22, 16)]
-    assert decode(model, params, Words(), ["<2xx>" + " w3" * 14], **SETTINGS) == [got[1]]
+    assert decode(model, params, Words(), ["<2xx>" + " w3" * 14], SETTINGS) == [got[1]]
     assert [step[:2] for step in steps] == [(4, 6), (6, 6)]
     assert 0 < steps[0][2] < steps[1][2] <= 6 * 10
     # By default stderr is told.
-    decode(model, params, Words(), [long], max_source_length=16, **SETTINGS)
+    decode(model, params, Words(), [long], replace(SETTINGS, max_source_length=16))
     assert capsys.readouterr().err == "source 1: 22 pieces, cut to 16\n"
 
 
@@ -189,17 +192,24 @@ def test_progress_and_cut(model_and_params, capsys):
     ("setting", "value"),
     [
         ("beams", 0),
+        ("beams", 10**12),
         ("batch_rows", 0),
         ("alpha", -0.1),
         ("max_source_length", 1),
-        ("max_target_length", 1),
-        ("buckets", []),
+        ("max_target_length", "x"),
+        ("metrics", ()),
+        ("metrics", bleu),
     ],
 )
-def test_bad_settings(model_and_params, setting, value):
+def test_a_bad_setting_is_named(setting, value):
+    with pytest.raises(SettingError, match=re.escape(f"Decoding.{setting} = {value!r}: must be ")):
+        Decoding(**{setting: value})
+
+
+def test_bad_buckets_are_named(model_and_params):
     model, params = model_and_params
-    with pytest.raises(ValueError, match=re.escape(f".{setting} = {value}")):
-        decode(model, params, Words(), ["w1"], **{setting: value})
+    with pytest.raises(SettingError, match=re.escape("decode.buckets = []: must be ")):
+        decode(model, params, Words(), ["w1"], buckets=[])
 
 
 # ---------------------------------------------------------------------------- who went where
@@ -209,7 +219,7 @@ def test_bad_settings(model_and_params, setting, value):
 def test_routes_are_those_of_the_best_translations(beams):
     model, params = tiny()
     model = model.clone(directions=2)
-    settings = {**SETTINGS, "beams": beams}
+    settings = replace(SETTINGS, beams=beams)
     texts = sentences(9, seed=3)
     found: dict[int, dict[str, np.ndarray]] = {}
 
@@ -219,9 +229,9 @@ def test_routes_are_those_of_the_best_translations(beams):
             found[row] = {layer: chosen[place] for layer, chosen in layers.items()}
 
     vocabulary = Words()
-    got = decode(model, params, vocabulary, texts, on_routed=on_routed, **settings)
+    got = decode(model, params, vocabulary, texts, settings, on_routed=on_routed)
     # The same translations as without.
-    assert got == decode(model.clone(directions=0), params, vocabulary, texts, **settings)
+    assert got == decode(model.clone(directions=0), params, vocabulary, texts, settings)
     assert sorted(found) == list(range(9))
 
     @jax.jit

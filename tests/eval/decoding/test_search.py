@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ def run(
         for layer, chosen in layers.items():
             routes.update({(layer, i): chosen[at] for at, i in enumerate(indices)})
 
-    settings = {**SETTINGS, "beams": beams, "batch_rows": rows, "max_source_length": 16}
-    texts = decode(model, params, Words(), TEXTS, layout=layout, on_routed=on_routed, **settings)
+    settings = replace(SETTINGS, beams=beams, batch_rows=rows, max_source_length=16)
+    texts = decode(model, params, Words(), TEXTS, settings, layout=layout, on_routed=on_routed)
     # The same programs again, for the scores.
     scores = np.zeros(len(TEXTS))
     ids = [[*pieces, 1] for pieces in Words().encode(TEXTS)]

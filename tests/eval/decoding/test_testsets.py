@@ -15,7 +15,13 @@ from m4.data.cache import cache as caches
 from m4.data.preprocess import language_of
 from m4.data.sources import Pair
 from m4.eval.decoding import testsets
-from m4.eval.decoding.testsets import Counting, Showing, check_held_out, split_pairs
+from m4.eval.decoding.settings import Decoding
+from m4.eval.decoding.testsets import (
+    ProgressDecoder,
+    RoutingCounter,
+    check_held_out,
+    split_pairs,
+)
 from m4.progress import ProgressBar
 from m4.train import routing_counts
 
@@ -64,11 +70,11 @@ def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None
 def test_progress_runs_through_all_calls_and_cuts_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def decode(*_: Any, progress: Any, on_cut: Any, beams: int, layout: Any) -> list[str]:
-        sources = _[-1]
+    def decode(*_: Any, progress: Any, on_cut: Any, **more: Any) -> list[str]:
+        sources, settings = _[3:]
         on_cut(0, 70, 64)
         for done in range(1, len(sources) + 1):
-            progress(done, len(sources), 10 * beams * done)
+            progress(done, len(sources), 10 * settings.beams * done)
         return [source.upper() for source in sources]
 
     shown: list[int] = []
@@ -81,7 +87,7 @@ def test_progress_runs_through_all_calls_and_cuts_are_counted(
     monkeypatch.setattr(testsets, "decode", decode)
     nothing: Any = None  # what the decoder that is replaced would need
     shows = Shown("decode", 5, stream=io.StringIO())
-    translate = Showing(shows, nothing, {}, nothing, {"beams": 2})
+    translate = ProgressDecoder(shows, nothing, {}, nothing, Decoding(beams=2))
     assert translate(["a", "b", "c"]) == ["A", "B", "C"]
     assert translate(["d", "e"]) == ["D", "E"]
     assert shown == [1, 2, 3, 4, 5]
@@ -93,7 +99,7 @@ def test_counts_grow_by_groups_and_begin_anew_for_another_model(tmp_path: Path) 
 
     def counted(step: int, group: list[str], expert: int) -> dict[str, Any]:
         """One sentence of each of `group`, of two tokens: both choose `expert`, then nothing."""
-        counting = Counting(path, directions, 3, {"made_by": {"step": step}})
+        counting = RoutingCounter(path, directions, 3, {"made_by": {"step": step}})
         counting.starting(group)
         chosen = np.array([[[expert, -1], [expert, -1], [-1, -1]]])
         for row in range(len(group)):

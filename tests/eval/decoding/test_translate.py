@@ -15,6 +15,7 @@ from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding import translate as translation
 from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.translate import Translator, check_language, waiting_lines
 from m4.model.transformer import Transformer
 from m4.storage.checkpoints import Checkpoints
@@ -34,11 +35,11 @@ class Louder:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, model, params, pieces, sources, *, on_cut, max_source_length, **settings):
+    def __call__(self, model, params, pieces, sources, settings, *, on_cut, layout):
         self.calls.append(sources)
         for index, source in enumerate(sources):
-            if len(source.split()) >= max_source_length:
-                on_cut(index, len(source.split()) + 1, max_source_length)
+            if len(source.split()) >= settings.max_source_length:
+                on_cut(index, len(source.split()) + 1, settings.max_source_length)
         return [source.split(" ", 1)[1].upper() for source in sources]
 
 
@@ -61,7 +62,7 @@ def test_order_empty_lines_and_tags(translator, louder):
 
 def test_a_line_that_is_too_long_is_named(pieces, louder):
     # Tag, three words and EOS are five; the model takes four.
-    translator = Translator(Transformer(pieces.size), {}, pieces, max_source_length=4)
+    translator = Translator(Transformer(pieces.size), {}, pieces, Decoding(max_source_length=4))
     warnings = io.StringIO()
     translator.translate(["a", "", "a b c", "b"], "gl", first_line=10, warnings=warnings)
     assert warnings.getvalue() == (
@@ -196,7 +197,7 @@ def test_from_a_checkpoint(pieces, tmp_path):
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="is missing there"):
         restore_params(model.clone(encoder_layers=2), tmp_path / "checkpoints")
-    translator = Translator(model, restored, pieces, beams=2, max_target_length=6, batch_rows=2)
+    translator = Translator(model, restored, pieces, Decoding(beams=2, max_target_length=6), 2)
     lines = ["ola mundo", "", "bo día"]
     translated = translator.translate(lines, "en")
     assert translated[1] == ""

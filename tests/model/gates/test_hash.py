@@ -218,5 +218,5 @@ def test_a_trained_model_needs_its_file_no_more(tmp_path):
     make_table.cache_clear()
     restored, _, _ = restore_params(model, tmp_path / "checkpoints")
     jax.tree.map(np.testing.assert_array_equal, restored, state.params)
-    hypotheses = decode(model, restored, Words(), ["<2xx> w1 w2"], **SETTINGS)
+    hypotheses = decode(model, restored, Words(), ["<2xx> w1 w2"], SETTINGS)
     assert len(hypotheses) == 1

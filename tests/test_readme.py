@@ -1,0 +1,74 @@
+"""What the documents promise: the README's Python runs, links lead somewhere, one version."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import m4
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def twelve_lines() -> str:
+    (code,) = (text for kind, text in FENCES.findall(README.read_text("utf-8")) if kind == "python")
+    return code
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(m4, "train"), reason="the front door is not there yet")
+def test_the_readmes_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The same lines on a config of a few seconds.
+    tiny = (ROOT / "tests" / "testdata" / "tiny.gin").read_text(encoding="utf-8")
+    (tmp_path / "gin_configs").mkdir()
+    (tmp_path / "gin_configs" / "demo.gin").write_text(tiny, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(twelve_lines(), str(README), "exec"), {})
+    assert (tmp_path / "delta_bleu.png").stat().st_size > 1000
+    assert capsys.readouterr().out.count("\n") >= 3
+
+
+def test_the_readme_is_for_a_first_visit() -> None:
+    assert len(README.read_text(encoding="utf-8").split()) <= 1200
+    assert len([line for line in twelve_lines().splitlines() if line.strip()]) <= 12
+
+
+def test_the_readme_leads_to_every_document() -> None:
+    linked = set(re.findall(r"\]\((docs/[\w/]+\.md)", README.read_text(encoding="utf-8")))
+    assert linked >= {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert "docs/lab/README.md" in linked
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    text = FENCES.sub("", document.read_text(encoding="utf-8"))
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+        if re.match(r"\w+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = document.parent / file if file else document
+        assert target.exists(), f"{document.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{document.name}: {link}"
+
+
+def anchors(document: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    text = FENCES.sub("", document.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+def test_the_citation_has_the_packages_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])

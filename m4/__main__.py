@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m4.arguments import DATA_JOBS, SHARED, gin_arguments, joining_of, parser
+from m4.arguments import DATA_JOBS, SHARED, distributed_options_of, gin_arguments, parser
 from m4.arguments import JOBS as JOBS
 from m4.mistakes import UserError, check_values, is_ours, missing_argument, near, one_line
-from m4.parallel.distributed_options import Joining
+from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.huge_pages import restart_with_huge_pages
-from m4.parallel.supervise import LOST_STATUS, supervise
-from m4.storage.lease import Taken, Unsaved
+from m4.parallel.supervise import PEER_LOST_STATUS, supervise
+from m4.storage.lease import LeaseLost, UploadFailed
 
 if TYPE_CHECKING:
     from m4.experiment import Setup
@@ -149,35 +149,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     others, bindings = gin_arguments(sys.argv[1:] if arguments is None else arguments)
     parsed = parser().parse_args(others)
     try:
-        joining = joining_of(parsed, os.environ)
+        options = distributed_options_of(parsed, os.environ)
     except ValueError as error:
         print(f"m4 {_name(parsed)}: {one_line(error)}", file=sys.stderr)
         return 2
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if arguments is None:  # the program itself, not a call from another one
         restart_with_huge_pages()
-        if joining is not None:
+        if options is not None:
             status = supervise(f"m4 {_name(parsed)}")
-            return together(parsed, bindings, joining) if status is None else status
+            return together(parsed, bindings, options) if status is None else status
     status = alone(parsed, bindings)
-    if arguments is None and status == Taken.status:
+    if arguments is None and status == LeaseLost.status:
         sys.stdout.flush()
         os._exit(status)  # the interpreter's own end would wait for a checkpoint being written
     return status
 
 
-def together(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining) -> int:
+def together(
+    parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions
+) -> int:
     """Runs one job as one of several processes; ends the process where it fails."""
     from m4.parallel import distributed
 
-    status = LOST_STATUS
+    status = PEER_LOST_STATUS
     try:
-        status = alone(parsed, bindings, joining)
+        status = alone(parsed, bindings, options)
         if status == 0:
-            distributed.leave()
-    except distributed.LOST_ERRORS as error:
-        status = LOST_STATUS
-        said = distributed.lost(error)
+            distributed.shutdown()
+    except distributed.PEER_LOST_ERRORS as error:
+        status = PEER_LOST_STATUS
+        said = distributed.peer_lost(error)
         if said is None:
             raise
         print(f"m4 {_name(parsed)}: {said}", file=sys.stderr)
@@ -186,22 +188,22 @@ def together(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joini
             if sys.exception() is not None:
                 traceback.print_exc()
             # The interpreter's own end would wait for the others.
-            distributed.give_up(status)
+            distributed.abort_process(status)
     return status
 
 
 def alone(
-    parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining | None = None
+    parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions | None = None
 ) -> int:
     """Runs one job; returns the exit status. Errors that are nobody's mistake are raised."""
     try:
-        status = run(parsed, bindings, joining)
+        status = run(parsed, bindings, options)
     except (UserError, ValueError) as error:
         if parsed.debug or not is_ours(error):
             raise
         print(f"m4 {_name(parsed)}: {one_line(error)}", file=sys.stderr)
         return 2
-    except (Taken, Unsaved) as error:
+    except (LeaseLost, UploadFailed) as error:
         print(f"m4 {_name(parsed)}: {one_line(error)}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt as error:
@@ -217,7 +219,9 @@ def _name(parsed: argparse.Namespace) -> str:
     return " ".join([parsed.job, *([parsed.look] if parsed.job == "data" else [])])
 
 
-def run(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining | None = None) -> int:
+def run(
+    parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions | None = None
+) -> int:
     """Configures and runs the job, after joining other processes where there are any."""
     if parsed.job == "atlas":
         draw_atlas(parsed.model_dir, parsed.split, bindings)
@@ -230,11 +234,11 @@ def run(parsed: argparse.Namespace, bindings: Sequence[str], joining: Joining | 
 
         return plan(parsed, bindings)
     config = parse_config(parsed, bindings)
-    if joining is not None:
+    if options is not None:
         from m4.parallel import distributed
         from m4.parallel.consistency_check import check_agreement
 
-        distributed.join(joining)
+        distributed.join(options)
         asked = {name: str(getattr(parsed, name, None)) for name in ("job", "compare", "fresh")}
         check_agreement({**config, **asked})
     try:
@@ -323,7 +327,7 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
     dense = parsed.compare == "dense"
     setup.mesh()  # one that is not possible is told before the folder is claimed
     distributed.check_joined()
-    if parsed.job == "demo" and distributed.several():
+    if parsed.job == "demo" and distributed.is_distributed():
         raise UserError("one process does all of the demo; several can share `m4 train`")
     with contextlib.ExitStack() as stack:
 
@@ -333,11 +337,13 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
             run_folder.claim(setup.folder, config, text, fresh=getattr(parsed, "fresh", False))
             return run_folder.digest(setup.folder)
 
-        run_folder.check_shared(setup.folder, distributed.by_first("MODEL_DIR", claim))
+        run_folder.check_shared(
+            setup.folder, distributed.on_primary_then_broadcast("MODEL_DIR", claim)
+        )
         jobs.prepare_process(setup)
 
         def save_config() -> None:
-            if distributed.is_first():
+            if distributed.is_primary():
                 run_folder.write_operative(setup.folder, gin.operative_config_str())
 
         do = {
@@ -352,7 +358,7 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
             if parsed.job in SHARED:
                 do()
             else:
-                distributed.by_first(parsed.job, lambda: (do(), None)[1])
+                distributed.on_primary_then_broadcast(parsed.job, lambda: (do(), None)[1])
         finally:
             save_config()
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from m4.parallel.distributed_options import Joining, joining
+from m4.parallel.distributed_options import DistributedOptions, distributed_options
 
 
 class DataJob(NamedTuple):
@@ -183,18 +183,20 @@ def _add_processes(job: argparse.ArgumentParser) -> None:
     )
 
 
-def joining_of(parsed: argparse.Namespace, environment: Mapping[str, str]) -> Joining | None:
-    """How this process joins others; None: it is alone. ValueError: see `joining`."""
+def distributed_options_of(
+    parsed: argparse.Namespace, environment: Mapping[str, str]
+) -> DistributedOptions | None:
+    """How this process joins others; None: it is alone. ValueError: see `distributed_options`."""
     if parsed.job not in TOGETHER:
         return None
-    return joining(
+    return distributed_options(
         environment,
         multiprocess=parsed.multiprocess,
         coordinator_address=parsed.coordinator_address,
         process_count=parsed.process_count,
         process_index=parsed.process_index,
         heartbeat_seconds=parsed.heartbeat_seconds,
-        start_seconds=parsed.start_seconds,
+        join_timeout_s=parsed.start_seconds,
     )
 
 

@@ -139,7 +139,7 @@ def corpus(setup: Setup) -> Cache:
         remote.push(setup.folder)
         return made[0].fingerprint
 
-    fingerprint = distributed.by_first("the corpus", make)
+    fingerprint = distributed.on_primary_then_broadcast("the corpus", make)
     if not made:
         remote.fetch(setup.folder)
     # A copy may take longer than what comes next waits for a process.
@@ -153,7 +153,7 @@ def corpus(setup: Setup) -> Cache:
 def _corpus(setup: Setup) -> Cache:
     settings = corpus_settings(setup)
     begun = [setup.folder / name for name in ("compare", "baselines")]
-    if any(path.exists() for path in (remote.place(setup.folder / "checkpoints"), *begun)):
+    if any(path.exists() for path in (remote.remote_path(setup.folder / "checkpoints"), *begun)):
         return setup.corpus(**settings)
     with contextlib.ExitStack() as stack:
         stages: list[ProgressBar] = []  # none while a cache is only opened

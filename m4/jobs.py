@@ -67,7 +67,9 @@ def train(setup: Setup, *, dense: bool = False) -> None:
         pairs = cache.size(language_of(direction), "train")
         groups[level(pairs, setup.high, setup.low)].append(direction)
     folder = model_folder(setup, dense)
-    latest = distributed.by_first("checkpoints", lambda: latest_step(folder / "checkpoints"))
+    latest = distributed.on_primary_then_broadcast(
+        "checkpoints", lambda: latest_step(folder / "checkpoints")
+    )
     if latest == setup.total_steps:
         return
     with ProgressBar("train dense" if dense else "train", setup.total_steps) as stage:
@@ -155,7 +157,9 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
     folder = model_folder(setup, dense)
     layout = translation_layout(setup, model, cache.directions)
-    latest = distributed.by_first("checkpoints", lambda: latest_step(folder / "checkpoints"))
+    latest = distributed.on_primary_then_broadcast(
+        "checkpoints", lambda: latest_step(folder / "checkpoints")
+    )
     params, step, _ = restore_params(
         model, folder / "checkpoints", latest, cache.vocabulary, layout
     )
@@ -295,7 +299,7 @@ def evaluate(setup: Setup, *, dense: bool = False) -> Path:
     if dense:
         decode_test(setup, dense=True)
     path = setup.folder / "scores.jsonl"
-    distributed.by_first("scores", lambda: _scored(setup, path, dense))
+    distributed.on_primary_then_broadcast("scores", lambda: _scored(setup, path, dense))
     return path
 
 

@@ -265,7 +265,7 @@ def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
         (
             ["--gin.mesh.make_mesh.expert=8", "--gin.transformer.Transformer.num_experts=12"],
             "transformer.Transformer.num_experts = 12 does not divide over the 8 parts of the "
-            "mesh axes expert; the nearest that do are 8 and 16",
+            "mesh axes expert; nearest valid sizes: 8 and 16",
         ),
     ],
 )

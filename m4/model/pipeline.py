@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from m4.model.blocks import REMAT, Block, Inputs, Mode
 from m4.model.layers import Array, constrain
-from m4.parallel.divides import nearest
+from m4.parallel.divisible import nearest_valid
 from m4.parallel.mesh import split_axes
 
 STAGE = "stage"
@@ -73,19 +73,19 @@ def check(mesh: Mesh | AbstractMesh, model: Stacks, rows: int, of: str = "BATCH_
         if (layers := getattr(model, stack)) % G:
             raise ValueError(
                 f"{name}.{stack} = {layers} does not divide by mesh.make_mesh.stage = {G}; "
-                f"{nearest(layers, G)}"
+                f"{nearest_valid(layers, G)}"
             )
     if m < 1 or m % G:
         raise ValueError(
             f"{name}.microbatches = {m} does not divide by mesh.make_mesh.stage = {G}; "
-            f"{nearest(m, G)}, {4 * G} leave a fifth of the time empty"
+            f"{nearest_valid(m, G)}, {4 * G} leave a fifth of the time empty"
         )
     copies = math.prod(mesh.shape[axis] for axis in _rows_over(mesh))
     if rows % (copies * m):
         raise ValueError(
             f"{of} = {rows} rows do not divide by {copies * m}: "
             f"{name}.microbatches = {m} on each of {copies} parts of the mesh's other axes; "
-            f"{nearest(rows, copies * m)}"
+            f"{nearest_valid(rows, copies * m)}"
         )
 
 

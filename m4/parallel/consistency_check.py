@@ -41,7 +41,7 @@ def facts(config: Mapping[str, str]) -> dict[str, str]:
     return {
         "code": code_digest(),
         "config": config_digest(config),
-        "--process_count": str(distributed.stated_count()),
+        "--process_count": str(distributed.declared_process_count()),
         "number of devices": str(jax.device_count()),
         "devices of its own": str(jax.local_device_count()),
         "kind of devices": jax.devices()[0].device_kind,

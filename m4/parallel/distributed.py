@@ -1,4 +1,4 @@
-"""One job in several processes: joining, what only the first one does, leaving.
+"""One job in several processes: options, what only the first one does, leaving.
 
 Every process runs the same program on its own devices, one process a host; JAX joins them
 (`jax.distributed`). Files are the first one's alone, but for the parts of checkpoints.
@@ -22,8 +22,8 @@ import jax
 # JAX gives no public name to the service that joins processes; orbax and others use this one.
 from jax._src import distributed
 
-from m4.parallel.distributed_options import Joining
-from m4.parallel.supervise import LOST, meaning
+from m4.parallel.distributed_options import DistributedOptions
+from m4.parallel.supervise import PEER_LOST, abort_message
 
 # How long the first one stays at most after an error of its own.
 _LINGER_SECONDS = 5.0
@@ -31,21 +31,24 @@ _ENDED = "m4/ended/"
 # A barrier must have a limit; nothing takes a week.
 _LONGEST_SECONDS = 7 * 24 * 3600
 _POLL_SECONDS = 10.0
-_LOST_WORDS = re.compile(r"Gloo|coordination|heartbeat|Connection (closed|reset)|preempted", re.I)
+_PEER_LOST_WORDS = re.compile(
+    r"Gloo|coordination|heartbeat|Connection (closed|reset)|preempted", re.I
+)
 
 
-class Lost(Exception):
+class PeerLost(Exception):
     """Another process of the job is gone."""
 
 
-# What `lost` may know to be of that kind.
-LOST_ERRORS = (Lost, jax.errors.JaxRuntimeError)
+# What `peer_lost` may know to be of that kind.
+PEER_LOST_ERRORS = (PeerLost, jax.errors.JaxRuntimeError)
 
 
 class _Order:
     """What this process knows of the job.
 
-    calls: of `by_first`, the same number in all processes. alone: the others wait for this one.
+    calls: of `on_primary_then_broadcast`, the same number in all processes. alone: the others wait
+        for this one.
     """
 
     def __init__(self) -> None:
@@ -57,53 +60,53 @@ class _Order:
 _order = _Order()
 
 
-def join(joining: Joining) -> None:
+def join(options: DistributedOptions) -> None:
     """Joins the other processes of the job; to be called before JAX is used.
 
     Standard output is the first one's from here on; errors are told by all.
 
     Raises:
         ValueError: nothing tells which processes there are.
-        Lost: the others do not come.
+        PeerLost: the others do not come.
     """
     # Those that have ended must not count as dead meanwhile.
-    _order.linger_seconds = min(_LINGER_SECONDS, joining.heartbeat_seconds / 2)
+    _order.linger_seconds = min(_LINGER_SECONDS, options.heartbeat_seconds / 2)
     # JAX's own handler would swallow SIGTERM, also where nobody asks it. The training loop has one,
     # whose processes agree on the step (`m4.train.loop`).
     jax.config.update("jax_enable_preemption_service", False)
     given: dict[str, Any] = {}
     where = "the cluster's own settings"
-    if joining.address is not None:
-        where = joining.address
+    if options.coordinator_address is not None:
+        where = options.coordinator_address
         given = {
-            "coordinator_address": joining.address,
-            "num_processes": joining.count,
-            "process_id": joining.index,
+            "coordinator_address": options.coordinator_address,
+            "num_processes": options.process_count,
+            "process_id": options.process_index,
             "cluster_detection_method": "deactivate",
         }
-    who = "this process" if joining.index is None else f"process {joining.index}"
-    said = f"{who} waits for the others at {where}, for {joining.start_seconds} s"
+    who = "this process" if options.process_index is None else f"process {options.process_index}"
+    said = f"{who} waits for the others at {where}, for {options.join_timeout_s} s"
     told = threading.Timer(_POLL_SECONDS, print, (said,), {"file": sys.stderr, "flush": True})
     told.daemon = True
     told.start()
     apart = (
-        f"the processes did not find each other at {where} within {joining.start_seconds} s "
+        f"the processes did not find each other at {where} within {options.join_timeout_s} s "
         "(--start_seconds)"
     )
     missing = f"{who} is alone; was each started, with a --process_index of its own?"
-    if joining.address is not None and joining.index == 0:
-        _check_port(joining.address)
+    if options.coordinator_address is not None and options.process_index == 0:
+        _check_port(options.coordinator_address)
     try:
         # Nearly always JAX ends the process itself.
-        with _ended_by_ctrl_c(), meaning(f"{apart}: {missing}"):
+        with _ended_by_ctrl_c(), abort_message(f"{apart}: {missing}"):
             jax.distributed.initialize(
                 **given,
-                initialization_timeout=joining.start_seconds,
-                heartbeat_timeout_seconds=joining.heartbeat_seconds,
+                initialization_timeout=options.join_timeout_s,
+                heartbeat_timeout_seconds=options.heartbeat_seconds,
             )
     except jax.errors.JaxRuntimeError as error:
         # Not a mistake: machines may come late, and the job be started again.
-        raise Lost(f"{apart}: {first_line(error)}") from error
+        raise PeerLost(f"{apart}: {first_line(error)}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise ValueError(
             f"nothing tells of the job's processes ({first_line(error)}): give "
@@ -112,9 +115,9 @@ def join(joining: Joining) -> None:
         ) from error
     finally:
         told.cancel()
-    # The first exchange of all has that limit too (`Program`).
+    # The first exchange of all has that limit too (`SynchronizedProgram`).
     wait_for_all("each other")
-    if not is_first():
+    if not is_primary():
         sys.stdout = io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8")
 
 
@@ -133,7 +136,7 @@ def _check_port(address: str) -> None:
         try:
             probe.bind(("", int(address.rpartition(":")[2])))
         except OSError as error:
-            raise Lost(
+            raise PeerLost(
                 f"the first process cannot answer at {address}: is the port taken? "
                 f"(--coordinator_address; {error.strerror})"
             ) from error
@@ -147,23 +150,23 @@ def check_joined() -> None:
         )
 
 
-def several() -> bool:
+def is_distributed() -> bool:
     """Whether the job has more than one process; no accelerator is touched for the answer."""
     state = distributed.global_state
     return state.client is not None and (state.num_processes or 1) > 1
 
 
-def stated_count() -> int:
+def declared_process_count() -> int:
     """How many processes there are, as this one was told; the first one's word is what counts."""
     return distributed.global_state.num_processes or 1
 
 
-def is_first() -> bool:
+def is_primary() -> bool:
     """Whether this is the process that writes files and speaks."""
-    return not several() or jax.process_index() == 0
+    return not is_distributed() or jax.process_index() == 0
 
 
-def by_first(what: str, work: Callable[[], Any]) -> Any:
+def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
     """Has the first process do something while the others wait; its result, in all of them.
 
     Waiting has no limit: a process that dies meanwhile ends the others. With one process it is
@@ -175,15 +178,15 @@ def by_first(what: str, work: Callable[[], Any]) -> Any:
 
     Raises:
         ValueError: raised by work, in all processes.
-        Lost: in the others, where work raised anything else.
+        PeerLost: in the others, where work raised anything else.
     """
     client = distributed.global_state.client
-    if not several() or _order.alone:
+    if not is_distributed() or _order.alone:
         return work()
     assert client is not None
     _order.calls += 1
     key = f"m4/{_order.calls}/{what}"
-    if is_first():
+    if is_primary():
         _order.alone = True
         try:
             said: dict[str, Any] = {"result": work()}
@@ -199,7 +202,7 @@ def by_first(what: str, work: Callable[[], Any]) -> Any:
     if "mistake" in said:
         raise ValueError(said["mistake"])
     if "failure" in said:
-        raise Lost(f"the first process failed: {said['failure']}")
+        raise PeerLost(f"the first process failed: {said['failure']}")
     return said["result"]
 
 
@@ -216,7 +219,7 @@ def _wait(client: Any, key: str, what: str) -> str:
             print(f"process {jax.process_index()} waits for the first one: {what}", file=sys.stderr)
 
 
-class Program:
+class SynchronizedProgram:
     """A jitted function that all processes call together: a program for each shape of a batch, its
     last argument.
 
@@ -229,7 +232,7 @@ class Program:
         self._programs: dict[Any, Any] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        if not several():
+        if not is_distributed():
             return self._jitted(*arguments)
         batch: dict[str, jax.Array] = arguments[-1]
         key = tuple((name, value.shape) for name, value in sorted(batch.items()))
@@ -241,7 +244,7 @@ class Program:
 
 def wait_for_all(what: str) -> None:
     """Returns when all processes are here; a process that dies meanwhile ends the others."""
-    if several() and not _order.alone:
+    if is_distributed() and not _order.alone:
         _order.calls += 1
         client: Any = distributed.global_state.client
         with _ended_by_ctrl_c():
@@ -265,22 +268,22 @@ def _ended_by_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def lost(error: BaseException) -> str | None:
+def peer_lost(error: BaseException) -> str | None:
     """What to say of an error that comes of another process's end; None: it is another error."""
-    if isinstance(error, Lost):
+    if isinstance(error, PeerLost):
         return first_line(error)  # gin adds lines of its own
-    if isinstance(error, jax.errors.JaxRuntimeError) and _LOST_WORDS.search(str(error)):
-        return f"{LOST} ({first_line(error)})"
+    if isinstance(error, jax.errors.JaxRuntimeError) and _PEER_LOST_WORDS.search(str(error)):
+        return f"{PEER_LOST} ({first_line(error)})"
     return None
 
 
-def leave() -> None:
+def shutdown() -> None:
     """At the end of the work, which all processes come to: waits for them, and parts."""
     sys.stdout.flush()
     jax.distributed.shutdown()
 
 
-def give_up(status: int) -> None:
+def abort_process(status: int) -> None:
     """Ends this process after an error, without waiting for those that do not know of it.
 
     With the first process ends what joins the others, so that they could only tell that it is gone:
@@ -293,7 +296,7 @@ def give_up(status: int) -> None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             client.key_value_set(f"{_ENDED}{jax.process_index()}", str(status))
             until = time.monotonic() + _order.linger_seconds
-            while is_first() and time.monotonic() < until:
+            while is_primary() and time.monotonic() < until:
                 if len(client.key_value_dir_get(_ENDED)) == jax.process_count():
                     break
                 time.sleep(0.1)

@@ -4,27 +4,28 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Joining(NamedTuple):
+class DistributedOptions(NamedTuple):
     """How a process joins the others.
 
-    address: "host:port" on which the first process answers, count of processes, index of this one;
-    all None: JAX asks the cluster (Cloud TPU, GKE, Slurm, Open MPI).
-    heartbeat_seconds: a process that is not heard of for so long is dead.
-    start_seconds: for how long the processes wait for each other when the job starts.
+    Attributes:
+        coordinator_address: "host:port" of process 0. process_count: of the job. process_index: of
+            this one. All None: JAX asks the cluster (Cloud TPU, GKE, Slurm, Open MPI).
+        heartbeat_seconds: without a heartbeat for so long a process counts as dead.
+        join_timeout_s: to wait for all processes at start-up.
     """
 
-    address: str | None
-    count: int | None
-    index: int | None
+    coordinator_address: str | None
+    process_count: int | None
+    process_index: int | None
     heartbeat_seconds: int
-    start_seconds: int
+    join_timeout_s: int
 
 
 # Who types an address starts the processes himself; a cluster may be slow to.
 _START_SECONDS, _CLUSTERS_START_SECONDS = 45, 300
 
 
-def joining(
+def distributed_options(
     environment: Mapping[str, str],
     *,
     multiprocess: bool,
@@ -32,8 +33,8 @@ def joining(
     process_count: int | None,
     process_index: int | None,
     heartbeat_seconds: int,
-    start_seconds: int | None = None,
-) -> Joining | None:
+    join_timeout_s: int | None = None,
+) -> DistributedOptions | None:
     """How to join, from the arguments of the command line; None: this process is alone.
 
     Where JAX is told to use TPUs first (JAX_PLATFORMS=tpu,cpu), the hosts of a slice belong
@@ -50,8 +51,8 @@ def joining(
     given = [name for name, value in flags.items() if value is not None]
     if heartbeat_seconds < 1:
         raise ValueError(f"--heartbeat_seconds={heartbeat_seconds}: must be at least 1")
-    if start_seconds is not None and start_seconds < 1:
-        raise ValueError(f"--start_seconds={start_seconds}: must be at least 1")
+    if join_timeout_s is not None and join_timeout_s < 1:
+        raise ValueError(f"--start_seconds={join_timeout_s}: must be at least 1")
     if multiprocess and given:
         raise ValueError(f"--multiprocess finds out what {', '.join(given)} says: give one of them")
     if process_count == 1 and given == ["--process_count"]:
@@ -59,8 +60,8 @@ def joining(
     if not given:
         first = environment.get("JAX_PLATFORMS", "").split(",")[0]
         if multiprocess or first == "tpu":
-            start = start_seconds or _CLUSTERS_START_SECONDS
-            return Joining(None, None, None, heartbeat_seconds, start)
+            start = join_timeout_s or _CLUSTERS_START_SECONDS
+            return DistributedOptions(None, None, None, heartbeat_seconds, start)
         return None
     if missing := [name for name in flags if name not in given]:
         raise ValueError(
@@ -81,5 +82,7 @@ def joining(
             f"--process_index={process_index}: must be from 0 to --process_count - 1, which is "
             f"{process_count - 1}"
         )
-    start = start_seconds or _START_SECONDS
-    return Joining(coordinator_address, process_count, process_index, heartbeat_seconds, start)
+    start = join_timeout_s or _START_SECONDS
+    return DistributedOptions(
+        coordinator_address, process_count, process_index, heartbeat_seconds, start
+    )

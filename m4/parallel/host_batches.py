@@ -16,7 +16,7 @@ from m4.parallel.mesh import logical_spec
 Part = tuple[int, int]
 
 
-def own_parts(mesh: Mesh) -> list[Part]:
+def host_shards(mesh: Mesh) -> list[Part]:
     """The parts of every batch that this process gives, in the order of the rows.
 
     One part where they are neighbours, as nearly always.
@@ -27,17 +27,17 @@ def own_parts(mesh: Mesh) -> list[Part]:
     return [(i, parts) for i in own]
 
 
-def own_batch(
+def host_batch(
     batch: Callable[[int, Part], Mapping[str, np.ndarray]], step: int, parts: Sequence[Part]
 ) -> Mapping[str, np.ndarray]:
-    """This process's rows of a step's batch; parts: of `own_parts`."""
+    """This process's rows of a step's batch; parts: of `host_shards`."""
     if len(parts) == 1:
         return batch(step, parts[0])
     each = [batch(step, part) for part in parts]
     return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
 
 
-def own_rows(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def host_rows(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """This process's rows of a batch that every process has whole."""
     own, parts = _own(_sharding(mesh))
     return {

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from m4.parallel.host_batches import own_rows, to_global
-from m4.parallel.mesh import Rules, logical, parameter_shardings, split_axes
+from m4.parallel.host_batches import host_rows, to_global
+from m4.parallel.mesh import Rules, axis_rules_context, parameter_shardings, split_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,31 +19,36 @@ class Layout:
     """A mesh and how weights and rows lie over it; equal ones share compiled programs.
 
     Attributes:
-        zero, rules: those of `m4.train.loop.train`, under which the model was trained.
+        fsdp_axes, extra_axis_rules: those under which the model was trained.
     """
 
     mesh: Mesh
-    zero: Sequence[str] = ("fsdp",)
-    rules: Rules = ()
+    fsdp_axes: Sequence[str] = ("fsdp",)
+    extra_axis_rules: Rules = ()
 
     def __post_init__(self) -> None:
         # gin gives lists, and what a program depends on must be hashable.
-        rules = [(name, to if isinstance(to, str) else tuple(to or ())) for name, to in self.rules]
-        object.__setattr__(self, "rules", tuple((name, to or None) for name, to in rules))
-        object.__setattr__(self, "zero", tuple(self.zero))
+        rules = [
+            (name, to if isinstance(to, str) else tuple(to or ()))
+            for name, to in self.extra_axis_rules
+        ]
+        object.__setattr__(
+            self, "extra_axis_rules", tuple((name, to or None) for name, to in rules)
+        )
+        object.__setattr__(self, "fsdp_axes", tuple(self.fsdp_axes))
 
-    def logical(self) -> AbstractContextManager[None]:
+    def axis_rules(self) -> AbstractContextManager[None]:
         """Within it logical axes mean the mesh's; programs are to be traced and called there."""
-        return logical(self.mesh, self.rules)
+        return axis_rules_context(self.mesh, self.extra_axis_rules)
 
     def shardings(self, params_axes: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
         """Of parameters (arrays or shapes), from their logical axes."""
-        with self.logical():
-            return parameter_shardings(self.mesh, params_axes, params, self.zero)
+        with self.axis_rules():
+            return parameter_shardings(self.mesh, params_axes, params, self.fsdp_axes)
 
     def rows(self, least: int) -> int:
         """The fewest rows, `least` or more, that divide over the devices that rows lie over."""
-        with self.logical():
+        with self.axis_rules():
             parts = math.prod(self.mesh.shape[axis] for axis in split_axes(self.mesh, "batch"))
         return -(-least // parts) * parts
 
@@ -52,5 +57,5 @@ class Layout:
 
         A process puts the rows of its own devices there.
         """
-        with self.logical():
-            return to_global(self.mesh, own_rows(self.mesh, batch))
+        with self.axis_rules():
+            return to_global(self.mesh, host_rows(self.mesh, batch))

@@ -12,7 +12,7 @@ from flax.linen import partitioning, spmd
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel.axes import LOGICAL_AXIS_RULES, MESH_AXES
-from m4.parallel.divides import nearest
+from m4.parallel.divisible import nearest_valid
 
 # Logical axis -> mesh axis, or several, or None; a logical axis may have more than one rule.
 Rules = Sequence[tuple[str, str | Sequence[str] | None]]
@@ -91,21 +91,22 @@ def check_divides(
 
 
 @contextlib.contextmanager
-def logical(mesh: Mesh, further_rules: Rules = ()):
+def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
     """Within this, logical axes in the model mean the mesh's axes (parallel/axes.py has the table).
 
-    further_rules: tried for what the table leaves whole; none within another `logical`: its own.
+    extra_rules: for the axes that the table leaves whole. Without any, a context inside another
+        one keeps that one's.
 
     Raises:
         ValueError: a rule that names no logical axis or no axis of the mesh, or that the table is
             before.
     """
-    rules = with_further(further_rules) if further_rules else _rules()
+    rules = with_extra_rules(extra_rules) if extra_rules else _rules()
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         yield
 
 
-def with_further(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
+def with_extra_rules(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
     """The table with `rules` after those that split, before those that leave an axis whole."""
     whole = {name for name, _ in LOGICAL_AXIS_RULES}
     further: list[tuple[str, str | tuple[str, ...] | None]] = []
@@ -134,7 +135,7 @@ def with_further(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | None]
 
 
 def _rules() -> Sequence[tuple[str, Any]]:
-    """Those of the `logical` that we are in; outside of one the table."""
+    """Those of the `axis_rules_context` that we are in; outside of one the table."""
     return nn.get_logical_axis_rules() or LOGICAL_AXIS_RULES
 
 
@@ -142,19 +143,20 @@ def parameter_shardings(
     mesh: Mesh,
     params_axes: Mapping[str, Any],
     params: Mapping[str, Any],
-    zero: Sequence[str] = ("fsdp",),
+    fsdp_axes: Sequence[str] = ("fsdp",),
 ) -> Any:
     """Shardings in the shape of `params` (arrays or shapes) from the collection `params_axes`.
 
-    zero: mesh axes over which a parameter is split further (`split_further`).
+    fsdp_axes: mesh axes over which a parameter is sharded further (`shard_further`).
 
     Raises:
-        ValueError: zero names no axis of the mesh; a dimension does not divide over its mesh axes.
+        ValueError: fsdp_axes names no axis of the mesh; a dimension does not divide over its mesh
+            axes.
     """
-    if isinstance(zero, str) or not set(zero) <= set(mesh.shape):
+    if isinstance(fsdp_axes, str) or not set(fsdp_axes) <= set(mesh.shape):
         raise ValueError(
-            f"loop.train.zero = {zero!r}: must be a tuple of axes of the mesh, such as ('fsdp',); "
-            f"they are {', '.join(mesh.shape)}"
+            f"loop.train.zero = {fsdp_axes!r}: must be a tuple of axes of the mesh, such as "
+            f"('fsdp',); they are {', '.join(mesh.shape)}"
         )
     names = unfreeze(partitioning.get_axis_names(params_axes))
 
@@ -163,7 +165,7 @@ def parameter_shardings(
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         _check_parameter(mesh, name, tuple(axes), leaf.shape)
         fixed = [i for i, name in enumerate(axes) if name == "layers"]
-        return NamedSharding(mesh, split_further(mesh, spec, leaf.shape, zero, fixed))
+        return NamedSharding(mesh, shard_further(mesh, spec, leaf.shape, fsdp_axes, fixed))
 
     return jax.tree_util.tree_map_with_path(
         sharding, names, unfreeze(dict(params)), is_leaf=lambda x: isinstance(x, PartitionSpec)
@@ -187,10 +189,11 @@ def _check_parameter(
 
 def _does_not_divide(size: int, over: Sequence[str], parts: int) -> str:
     axes = " x ".join(over)
-    return f"does not divide over the {parts} parts of the mesh axes {axes}; {nearest(size, parts)}"
+    valid = nearest_valid(size, parts)
+    return f"does not divide over the {parts} parts of the mesh axes {axes}; {valid}"
 
 
-def split_further(
+def shard_further(
     mesh: Mesh,
     spec: PartitionSpec,
     shape: Sequence[int],

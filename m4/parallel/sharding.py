@@ -39,7 +39,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from m4.parallel.divides import nearest
+from m4.parallel.divisible import nearest_valid
 
 A = TypeVar("A", jax.Array, jax.ShapeDtypeStruct)
 Devices = Sequence[Any] | None  # of jax.Device
@@ -284,5 +284,5 @@ def _check_divides(
         if size % count:
             raise ValueError(
                 f"sharding.{name}: dimension {dimension} of an array {list(shape)} does not divide "
-                f"into {count} parts; {nearest(size, count)}"
+                f"into {count} parts; {nearest_valid(size, count)}"
             )

@@ -13,20 +13,20 @@ import sys
 from collections.abc import Iterator
 
 # JAX's own lines stand above this one.
-LOST = (
+PEER_LOST = (
     "another process of the job has ended or cannot be reached, so this one ends too; started "
     "again, all of them go on from the latest checkpoint"
 )
 # Not 2, which is a mistake of the user's: a job that lost a process can be started again.
-LOST_STATUS = 1
+PEER_LOST_STATUS = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
-# What an abort of this process would mean, as its waiting one reads it; empty: LOST.
-_meaning = mmap.mmap(-1, 4096)
+# What an abort of this process would mean, as its waiting one reads it; empty: PEER_LOST.
+_abort_message = mmap.mmap(-1, 4096)
 
 
 @contextlib.contextmanager
-def meaning(text: str) -> Iterator[None]:
+def abort_message(text: str) -> Iterator[None]:
     """Within it an abort of this process means what the text says, in one line."""
     _mean(text)
     try:
@@ -36,8 +36,8 @@ def meaning(text: str) -> Iterator[None]:
 
 
 def _mean(text: str) -> None:
-    content = text.encode()[: len(_meaning) - 1]
-    _meaning[: len(content) + 1] = content + b"\0"
+    content = text.encode()[: len(_abort_message) - 1]
+    _abort_message[: len(content) + 1] = content + b"\0"
 
 
 def supervise(name: str) -> int | None:
@@ -63,9 +63,9 @@ def supervise(name: str) -> int | None:
     if code >= 0:
         return code
     if -code == signal.SIGABRT:
-        said = _meaning[:].partition(b"\0")[0].decode(errors="replace")
-        print(f"{name}: {said or LOST}", file=sys.stderr)
-        return LOST_STATUS
+        said = _abort_message[:].partition(b"\0")[0].decode(errors="replace")
+        print(f"{name}: {said or PEER_LOST}", file=sys.stderr)
+        return PEER_LOST_STATUS
     more = " (out of memory?)" if -code == signal.SIGKILL else ""
     print(f"{name}: ended by {signal.Signals(-code).name}{more}", file=sys.stderr)
     return 128 - code
@@ -77,7 +77,7 @@ def end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before this was asked for
-            os._exit(LOST_STATUS)
+            os._exit(PEER_LOST_STATUS)
 
 
 def _send(child: int, number: int) -> None:

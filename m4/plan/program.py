@@ -172,7 +172,7 @@ def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Prog
     else:
         rows = layout.rows(rows)
         params = _placed(params, layout.shardings(variables["params_axes"], params))
-        with layout.logical():
+        with layout.axis_rules():
             tokens_BL = _rows(layout.mesh, (rows, source_length), jnp.int32)
             batch = {"encoder_input_tokens": tokens_BL}
             traced = jit_search(layout, model, *asked).trace(params, batch)

@@ -30,7 +30,7 @@ class Checkpoints:
     def __init__(self, folder: Path | str, *, keep: int = 3, read_only: bool = False):
         logging.getLogger("absl").setLevel(logging.ERROR)  # orbax narrates every save
         self._here = Path(folder).absolute()
-        self.folder = remote.place(self._here)
+        self.folder = remote.remote_path(self._here)
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_names=("params", "optimizer", "average", "best", "note"),
@@ -57,7 +57,9 @@ class Checkpoints:
             return
         # What is written beside it must not be older than a checkpoint that a run goes on from. And
         # no process writes any part where the folder is another job's by now.
-        distributed.by_first("to save a checkpoint", lambda: remote.push(self._here))
+        distributed.on_primary_then_broadcast(
+            "to save a checkpoint", lambda: remote.push(self._here)
+        )
         saves = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         self._manager.save(
             step, args=ocp.args.Composite(**saves, note=ocp.args.JsonSave(dict(note)))
@@ -105,7 +107,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits and lets go of threads; where the folder is another job's by now, does neither."""
-        if not remote.lost(self._here):
+        if not remote.lease_lost(self._here):
             self._manager.close()
 
 
@@ -129,7 +131,7 @@ def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
 
 def latest_step(folder: Path) -> int | None:
     """The last complete step in a folder of checkpoints, or None; without reading any."""
-    there = remote.place(folder)
+    there = remote.remote_path(folder)
     if not there.is_dir():
         return None
     steps = [

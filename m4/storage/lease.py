@@ -38,10 +38,10 @@ RUNNING = ".running"
 PERIOD_SECONDS = 30.0
 SILENT_PERIODS = 3
 # Sent to the main thread of a job that has lost its folder; it wakes a call that waits.
-SIGNAL = signal.SIGUSR2
+LEASE_LOST_SIGNAL = signal.SIGUSR2
 
 
-class Taken(BaseException):
+class LeaseLost(BaseException):
     """Another job has taken this one's folder over.
 
     No Exception: it comes at any moment, from a signal, and nobody else should take it for theirs.
@@ -50,7 +50,7 @@ class Taken(BaseException):
     status = 3
 
 
-class Unsaved(Exception):
+class UploadFailed(Exception):
     """The last files of a job could not be taken to the store."""
 
     status = 1
@@ -79,9 +79,9 @@ class Lease:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._looked = -float("inf")
-        self.taken: Taken | None = None
+        self.lost: LeaseLost | None = None
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Says in the store that this job is at work; waits for others that may be dead.
 
         Raises:
@@ -89,7 +89,7 @@ class Lease:
         """
         try:
             self._say()
-            number = self._outlast()
+            number = self._wait_until_expired()
             self._say(working=True, number=number + 1)
             # This process may have slept since it looked, and been taken for dead.
             for other in self._others().values():
@@ -97,7 +97,7 @@ class Lease:
                     raise self._refused(other)
         except BaseException:
             with contextlib.suppress(Exception):  # a store's; the first error is the one to tell
-                self._withdraw()
+                self._remove_mark()
             raise
         self._looked = time.monotonic()
         self._thread.start()
@@ -108,9 +108,9 @@ class Lease:
         older_than_seconds: a look that is younger is good enough.
 
         Raises:
-            Taken: it has not, nor will it again.
+            LeaseLost: it has not, nor will it again.
         """
-        if self.taken is None:
+        if self.lost is None:
             if time.monotonic() - self._looked < older_than_seconds:
                 return
             began = time.monotonic()
@@ -119,23 +119,23 @@ class Lease:
             for other in marks.values():
                 if other["working"] and other["number"] > self._said["number"]:
                     self._lose(f"{other['host']}, process {other['pid']}")
-            if gone and self.taken is None:
+            if gone and self.lost is None:
                 self._lose(f"this one's file in {self._marks} is gone")
             self._looked = began
-        if self.taken is not None:
-            raise self.taken
+        if self.lost is not None:
+            raise self.lost
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Takes back that this job is at work; a store that cannot be reached is told, no error."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
         try:
-            self._withdraw()
+            self._remove_mark()
         except Exception as error:  # noqa: BLE001 (a store's: see the module)
             print(f"MODEL_DIR = {self._folder}: {self._marks} stays ({error})", file=sys.stderr)
 
-    def _outlast(self) -> int:
+    def _wait_until_expired(self) -> int:
         """Waits until there are no others; the highest number that was seen."""
         # Name -> what it said, and how often it was the same since. Looks and not seconds are
         # counted: this process may have slept, and the other one with it.
@@ -180,20 +180,20 @@ class Lease:
         )
 
     def _lose(self, to: str) -> None:
-        self.taken = Taken(
+        self.lost = LeaseLost(
             f"MODEL_DIR = {self._folder}: another job has taken it over ({to}); this one ends, and "
             f"what it did since is in {self._here} alone, until a job on this machine replaces it"
         )
         with contextlib.suppress(Exception):  # a store's; who comes later waits it out
-            self._withdraw()
+            self._remove_mark()
 
     def _follow(self) -> None:
         while not self._ended.wait(PERIOD_SECONDS):
             try:
                 self.check()
                 self._say(renewed=self._said["renewed"] + 1)
-            except Taken:
-                signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+            except LeaseLost:
+                signal.pthread_kill(threading.main_thread().ident or 0, LEASE_LOST_SIGNAL)
                 return
             except Exception as error:  # noqa: BLE001 (a store's: see the module)
                 # The job goes on: it may be over in a moment, and before every write it looks.
@@ -204,10 +204,10 @@ class Lease:
     def _say(self, **changes: Any) -> None:
         self._said |= changes if changes else {"renewed": self._said["renewed"] + 1}
         self._marks.mkdir(parents=True, exist_ok=True)
-        with appearing(self._marks / self._name) as part:
+        with atomic_upload(self._marks / self._name) as part:
             part.write_text(json.dumps({**self._said, "time": time.time()}))
 
-    def _withdraw(self) -> None:
+    def _remove_mark(self) -> None:
         (self._marks / self._name).unlink(missing_ok=True)
 
     def _others(self) -> dict[str, Mapping[str, Any]]:
@@ -229,25 +229,26 @@ class Lease:
 
 
 @contextlib.contextmanager
-def interrupting(lease: Lease) -> Iterator[None]:
-    """Within it SIGNAL raises `Taken` in the main thread; the training loop asks for less."""
+def interrupt_when_lost(lease: Lease) -> Iterator[None]:
+    """Within it LEASE_LOST_SIGNAL raises `LeaseLost` in the main thread. The training loop replaces
+    the handler by one that stops after the current step."""
 
     def lost(_number: int, _frame: object) -> None:
-        assert lease.taken is not None
-        raise lease.taken
+        assert lease.lost is not None
+        raise lease.lost
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(SIGNAL, lost)
+    before = signal.signal(LEASE_LOST_SIGNAL, lost)
     try:
         yield
     finally:
-        signal.signal(SIGNAL, before)
+        signal.signal(LEASE_LOST_SIGNAL, before)
 
 
 @contextlib.contextmanager
-def appearing(target: "epath.Path") -> Iterator["epath.Path"]:
+def atomic_upload(target: "epath.Path") -> Iterator["epath.Path"]:
     """A name to write to that becomes `target` whole. An object in a store is seen when it is."""
     if "://" in os.fspath(target):
         yield target

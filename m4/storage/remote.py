@@ -38,7 +38,7 @@ _PATIENT_PERIODS = 10
 # Relative path -> [bytes, time here in ns, bytes there, time there].
 _Record = dict[str, list[int]]
 
-_at_work: dict[Path, "_Copy"] = {}
+_at_work: dict[Path, "_WorkingCopy"] = {}
 
 
 def is_remote(model_dir: str) -> bool:
@@ -62,7 +62,7 @@ def local(model_dir: str) -> Path:
     return folder
 
 
-def place(folder: Path) -> epath.Path:
+def remote_path(folder: Path) -> epath.Path:
     """Where a folder within a model's folder really is: in the store, for a working copy."""
     for parent in (folder, *folder.parents):
         if (parent / MARK).is_file():
@@ -83,24 +83,24 @@ def fetch(folder: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        _Copy(folder).pull()
+        _WorkingCopy(folder).pull()
 
 
 def push(folder: Path) -> None:
     """Takes to the store what has changed in or around `folder`, if this process keeps it.
 
     Raises:
-        lease.Taken: another job keeps it now. Where the store cannot be reached for minutes: its
-            client's error.
+        lease.LeaseLost: another job keeps it now.
+        Exception: its client's error, where the store cannot be reached for minutes.
     """
-    if copy := _around(folder):
-        copy.push_patiently()
+    if copy := _copy_copy_around(folder):
+        copy.push_with_retries()
 
 
-def lost(folder: Path) -> bool:
+def lease_lost(folder: Path) -> bool:
     """Whether this process kept what `folder` is in, and another job has taken it over."""
-    copy = _around(folder)
-    return copy is not None and copy.lease is not None and copy.lease.taken is not None
+    copy = _copy_copy_around(folder)
+    return copy is not None and copy.lease is not None and copy.lease.lost is not None
 
 
 def start_over(folder: Path) -> None:
@@ -110,38 +110,38 @@ def start_over(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def kept(folder: Path) -> Iterator[None]:
+def synced(folder: Path) -> Iterator[None]:
     """Within it the store follows the working copy, if `folder` is one.
 
     Raises:
         ValueError: another job is at work there. Where the store cannot be reached: its client's
             error, which is nobody's mistake and may be over when the job is started again.
-        lease.Taken: another job has taken it over meanwhile; from a signal, at any moment.
-        lease.Unsaved: the last files could not be taken there.
+        lease.LeaseLost: another job has taken it over meanwhile; from a signal, at any moment.
+        lease.UploadFailed: the last files could not be taken there.
     """
     if not (folder / MARK).is_file():
         yield
         return
     mine = lease.Lease(_there(folder), _name(folder), folder)
-    copy = _Copy(folder, mine)
-    with lease.interrupting(mine):
-        mine.take()
+    copy = _WorkingCopy(folder, mine)
+    with lease.interrupt_when_lost(mine):
+        mine.acquire()
         try:
             copy.pull()
             with _followed(copy):
                 yield
         except BaseException as error:
-            if mine.taken is not None:
-                copy.give_up()
-                if error is not mine.taken:
-                    raise mine.taken from error
+            if mine.lost is not None:
+                copy.discard()
+                if error is not mine.lost:
+                    raise mine.lost from error
             raise
         finally:
-            mine.leave()
+            mine.release()
 
 
 @contextlib.contextmanager
-def _followed(copy: "_Copy") -> Iterator[None]:
+def _followed(copy: "_WorkingCopy") -> Iterator[None]:
     """Within it changes are taken to the store every PERIOD_SECONDS, and in the end."""
     ended = threading.Event()
     thread = threading.Thread(target=copy.follow, args=(ended,), daemon=True)
@@ -155,20 +155,20 @@ def _followed(copy: "_Copy") -> Iterator[None]:
             thread.join()
     except BaseException:
         try:
-            copy.push_patiently()
+            copy.push_with_retries()
         except Exception as error:  # noqa: BLE001 (a store's: see `m4.storage.lease`)
             print(copy.unsaved(error), file=sys.stderr)  # the job's own error is the one to raise
         raise
     else:
         try:
-            copy.push_patiently()
+            copy.push_with_retries()
         except Exception as error:
-            raise lease.Unsaved(copy.unsaved(error)) from error
+            raise lease.UploadFailed(copy.unsaved(error)) from error
     finally:
         del _at_work[copy.here]
 
 
-def _around(folder: Path) -> "_Copy | None":
+def _copy_copy_around(folder: Path) -> "_WorkingCopy | None":
     return next((_at_work[p] for p in (folder, *folder.parents) if p in _at_work), None)
 
 
@@ -183,7 +183,7 @@ def _name(folder: Path) -> str:
     return (folder / MARK).read_text(encoding="utf-8").splitlines()[1]
 
 
-class _Copy:
+class _WorkingCopy:
     """A working copy and what it is a copy of."""
 
     def __init__(self, folder: Path, kept_by: lease.Lease | None = None) -> None:
@@ -250,10 +250,10 @@ class _Copy:
     def _put(self, name: str) -> None:
         source, target = self.here / name, self.there / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        with source.open("rb") as file, lease.appearing(target) as part, part.open("wb") as out:
+        with source.open("rb") as file, lease.atomic_upload(target) as part, part.open("wb") as out:
             shutil.copyfileobj(file, out, 1 << 20)
 
-    def push_patiently(self) -> None:
+    def push_with_retries(self) -> None:
         """`push`, again and again for minutes where the store cannot be reached."""
         until = time.monotonic() + _PATIENT_PERIODS * lease.PERIOD_SECONDS
         while True:
@@ -272,7 +272,7 @@ class _Copy:
         while not ended.wait(lease.PERIOD_SECONDS):
             try:
                 self.push()
-            except lease.Taken:
+            except lease.LeaseLost:
                 return  # the job's own thread is told by its lease
             except Exception as error:  # noqa: BLE001 (a store's: see `m4.storage.lease`)
                 # The job goes on; the end, or a later round, takes everything.
@@ -286,7 +286,7 @@ class _Copy:
             "takes them there"
         )
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """The store is another job's: what it says goes, whatever there is here."""
         self._write({name: [0, 0, 0, 0] for name in self._names()})
 

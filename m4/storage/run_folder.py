@@ -81,7 +81,7 @@ def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = F
     """
     record = folder / "run.json"
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if remote.place(folder / "checkpoints").exists():
+    if remote.remote_path(folder / "checkpoints").exists():
         there.add("checkpoints")
     if there - _HERE:
         if not record.is_file():
@@ -175,7 +175,7 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"MODEL_DIR = {folder}: another m4 job is at work there") from None
-        with remote.kept(folder):
+        with remote.synced(folder):
             yield
 
 

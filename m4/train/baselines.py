@@ -21,7 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any
 
-from m4.parallel.cpus import own_cores
+from m4.parallel.cpus import available_cpus
 from m4.progress import ProgressBar
 from m4.storage.files import write_text
 from m4.storage.metrics_log import read_metrics
@@ -123,7 +123,7 @@ def train_baselines(
         plans[language] = {**plan, "folder": str(folder / f"{language}.{name}")}
     missing = {name: plan for name, plan in plans.items() if finished(plan) is None}
     if missing:
-        _run(missing, str(corpus), workers or len(own_cores()), stage)
+        _run(missing, str(corpus), workers or len(available_cpus()), stage)
     return {name: _expect(plan) for name, plan in plans.items()}
 
 
@@ -157,7 +157,7 @@ def _run(plans: Mapping[str, dict], corpus: str, workers: int, stage) -> None:
     context = multiprocessing.get_context("spawn")
     messages = context.Queue()
     cores = context.Queue()
-    for core in own_cores():
+    for core in available_cpus():
         cores.put(core)
     workers = min(workers, len(plans))
     steps = {name: plan["recipe"]["max_steps"] for name, plan in plans.items()}

@@ -15,9 +15,9 @@ from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import split_pairs
 from m4.eval.metrics.chrf import chrf
 from m4.model.transformer import Transformer
-from m4.parallel.distributed import Program
-from m4.parallel.host_batches import own_rows, to_global
-from m4.parallel.mesh import logical
+from m4.parallel.distributed import SynchronizedProgram
+from m4.parallel.host_batches import host_rows, to_global
+from m4.parallel.mesh import axis_rules_context
 from m4.train.step import make_eval_step
 
 
@@ -35,13 +35,13 @@ def dev_loss(
         make_eval_step(model, directions=len(stream.directions)),
         out_shardings=NamedSharding(mesh, PartitionSpec()),  # every process reads the sums
     )
-    compiled = Program(jitted, "the program of dev losses")
+    compiled = SynchronizedProgram(jitted, "the program of dev losses")
 
     def run(params: Any) -> dict[str, float]:
         if not directions:
             return {}
         nll_D = tokens_D = np.zeros(len(stream.directions))
-        with logical(mesh):
+        with axis_rules_context(mesh):
             for batch in evaluation_batches(
                 cache,
                 directions,
@@ -54,7 +54,7 @@ def dev_loss(
             ):
                 for name in ("direction_ids", "encoder_direction_ids"):
                     batch[name] = number[batch[name]]
-                sums = jax.device_get(compiled(params, to_global(mesh, own_rows(mesh, batch))))
+                sums = jax.device_get(compiled(params, to_global(mesh, host_rows(mesh, batch))))
                 nll_D, tokens_D = nll_D + sums["nll_sum_D"], tokens_D + sums["tokens_D"]
         result = {"dev/nll": float(nll_D.sum() / max(tokens_D.sum(), 1))}
         for direction, i in zip(directions, number, strict=True):

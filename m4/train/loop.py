@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from m4.model import pipeline
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
-from m4.parallel.host_batches import own_batch, own_parts, to_global
-from m4.parallel.mesh import Rules, check_divides, logical
+from m4.parallel.host_batches import host_batch, host_shards, to_global
+from m4.parallel.mesh import Rules, axis_rules_context, check_divides
 from m4.progress import ProgressBar
 from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.metrics_log import Metrics
@@ -125,7 +125,7 @@ def train(
         label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor, rng, accumulate: see
             `make_train_step`.
         zero: mesh axes over which weights and their statistics are split, see
-            `m4.parallel.mesh.split_further`.
+            `m4.parallel.mesh.shard_further`.
         rules: (logical axis, mesh axis or axes), further ones than those of `m4.parallel.axes`, for
             what the table leaves whole, such as ("embed", "model") or ("length", "model").
         keep: checkpoints that stay. evaluators, early_stopping: see there.
@@ -142,7 +142,7 @@ def train(
         Interrupted: Ctrl-C or SIGTERM, in any process; the step is saved first.
     """
     folder = Path(folder)
-    with logical(mesh, rules):
+    with axis_rules_context(mesh, rules):
         _check_divides(mesh, model, stream, accumulate)
     tx = optimizer(total_steps)
     step_fn = make_train_step(
@@ -158,7 +158,7 @@ def train(
         accumulate=accumulate,
     )
     if instead is not None:
-        with logical(mesh, rules):
+        with axis_rules_context(mesh, rules):
             return instead(Program(step_fn, tx, zero, rules))
     about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
     if stages := pipeline.about(mesh, model):
@@ -166,13 +166,15 @@ def train(
         _tell_of_stages(stages)
     checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
     try:
-        latest = distributed.by_first("latest checkpoint", lambda: checkpoints.latest)
+        latest = distributed.on_primary_then_broadcast(
+            "latest checkpoint", lambda: checkpoints.latest
+        )
         saved = {} if latest is None else checkpoints.note(latest)
         if latest is not None:
             _check_same(f"{checkpoints.folder}/{latest}", saved, about)
         if sampling is not None:
             sampling.resume(saved.get("sampling"))
-        with logical(mesh, rules):
+        with axis_rules_context(mesh, rules):
             state, shardings = create(mesh, model, tx, seed, zero)
         progress = Progress(early_stopping)
         if latest is not None:
@@ -185,19 +187,19 @@ def train(
             counted = {**seated.note(), **seen.note()}
             learned = {} if sampling is None else sampling.note()
             written = _save(checkpoints, state, progress, {**about, **more, **counted, **learned})
-            if distributed.is_first():
+            if distributed.is_primary():
                 seated.write(folder, written)
             return written
 
-        together = distributed.several()
+        together = distributed.is_distributed()
         jitted = jit_step(with_flags(step_fn) if together else step_fn, shardings)
-        compiled = distributed.Program(jitted, "the step's program")
+        compiled = distributed.SynchronizedProgram(jitted, "the step's program")
         window = Window(stream.directions, groups or {})
         step = start
         with (
-            logical(mesh, rules),
+            axis_rules_context(mesh, rules),
             Metrics(
-                folder if distributed.is_first() else None,
+                folder if distributed.is_primary() else None,
                 resume_step=start,
                 tensorboard=tensorboard,
             ) as metrics,
@@ -280,7 +282,7 @@ def _check_divides(mesh: Mesh, model: Transformer, stream: BatchStream, accumula
 
 
 def _tell_of_stages(stages: Mapping[str, Any]) -> None:
-    if distributed.is_first():
+    if distributed.is_primary():
         print(
             f"pipeline: {stages['stages']} stages, {stages['microbatches']} microbatches; "
             f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
@@ -291,12 +293,12 @@ def _batches(
     mesh: Mesh, stream: BatchStream, start: int
 ) -> Generator[dict[str, jax.Array], None, None]:
     """The batches from step `start` on, over the mesh; the next one is made meanwhile."""
-    parts = own_parts(mesh)
+    parts = host_shards(mesh)
     with ThreadPoolExecutor(1) as ahead:
-        coming = ahead.submit(own_batch, stream.batch, start, parts)
+        coming = ahead.submit(host_batch, stream.batch, start, parts)
         for step in itertools.count(start + 1):
             batch = to_global(mesh, coming.result())
-            coming = ahead.submit(own_batch, stream.batch, step, parts)
+            coming = ahead.submit(host_batch, stream.batch, step, parts)
             yield batch
 
 

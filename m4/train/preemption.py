@@ -39,7 +39,7 @@ def signals() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, lease.SIGNAL)
+    numbers = (signal.SIGINT, signal.SIGTERM, lease.LEASE_LOST_SIGNAL)
     kept = {number: signal.signal(number, note) for number in numbers}
     try:
         yield asked

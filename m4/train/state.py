@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.batched_init import draw_together, unoptimized
-from m4.parallel.mesh import logical, parameter_shardings
+from m4.parallel.mesh import axis_rules_context, parameter_shardings
 
 
 @struct.dataclass
@@ -98,7 +98,7 @@ def create(
 ) -> tuple[TrainState, TrainState]:
     """(new state, its shardings): every array is made where it belongs, in its parts."""
     shardings = state_shardings(mesh, model, optimizer, zero)
-    with logical(mesh):
+    with axis_rules_context(mesh):
         make = jax.jit(
             draw_together(lambda: initialize(model, optimizer, seed)),
             out_shardings=shardings,

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 from m4.model.layers import constrain
 from m4.model.moe import layer_metrics, mean_metrics, sown_choices
 from m4.model.transformer import Transformer
-from m4.parallel.divides import nearest
+from m4.parallel.divisible import nearest_valid
 from m4.parallel.mesh import split_axes
 from m4.train.loss import cross_entropy
 from m4.train.state import TrainState
@@ -152,7 +152,7 @@ def check_parts(mesh: Mesh | AbstractMesh, rows: int, accumulate: int) -> None:
         raise ValueError(
             f"BATCH_SIZE = {rows} rows do not divide by {devices * accumulate}: "
             f"loop.train.accumulate = {accumulate} parts on each of {devices} parts of the mesh; "
-            f"{nearest(rows, devices * accumulate)}"
+            f"{nearest_valid(rows, devices * accumulate)}"
         )
 
 

@@ -19,7 +19,7 @@ from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.axes import MESH_AXES
 from m4.parallel.batched_init import draw_together
 from m4.parallel.host_batches import to_global
-from m4.parallel.mesh import logical, parameter_shardings
+from m4.parallel.mesh import axis_rules_context, parameter_shardings
 from m4.plan.hlo.collectives import collectives, summary
 
 SIZES: dict[str, Any] = {
@@ -90,7 +90,7 @@ def compiled(mesh, remat: str):
     model = MODEL.clone(remat=remat)
     shardings = parameter_shardings(mesh, abstract_variables(model)["params_axes"], params())
     function = jax.value_and_grad(functools.partial(loss, model))
-    with logical(mesh):
+    with axis_rules_context(mesh):
         given = jax.device_put(params(), shardings), to_global(mesh, packed())
         lowered = jax.jit(function, out_shardings=(None, shardings)).lower(*given)
         return lowered.compile(), given
@@ -178,7 +178,7 @@ def test_every_layer_microbatch_and_device_draws_for_itself():
             dropout_key=jax.random.key(seed),
         )
 
-    with logical(mesh):
+    with axis_rules_context(mesh):
         first, again, other = (np.asarray(drawn(seed)) for seed in (1, 1, 2))
     assert len(np.unique(first)) == ROWS * 4
     np.testing.assert_array_equal(first, again)
@@ -234,7 +234,7 @@ def test_decoding_takes_the_pipeline_apart():
     arguments = (packed()["encoder_input_tokens"][:3], 6, 2, 0.6)
     expected = jax.device_get(search(model, few, *arguments))
     shardings = parameter_shardings(mesh, abstract_variables(model)["params_axes"], few)
-    with logical(mesh):
+    with axis_rules_context(mesh):
         found = jax.device_get(search(model, jax.device_put(few, shardings), *arguments))
     np.testing.assert_array_equal(found[0], expected[0])
 
@@ -252,21 +252,25 @@ def test_decoding_takes_the_pipeline_apart():
         (
             {"decoder_layers": 3},
             16,
-            "Transformer.decoder_layers = 3 does not divide by mesh.make_mesh.stage = 2; the "
-            "nearest that do are 2 and 4",
+            "Transformer.decoder_layers = 3 does not divide by mesh.make_mesh.stage = 2; "
+            "nearest valid sizes: 2 and 4",
         ),
         (
             {"microbatches": 0},
             16,
-            "microbatches = 0 does not divide by mesh.make_mesh.stage = 2; the least is 2, 8 leave",
+            "microbatches = 0 does not divide by mesh.make_mesh.stage = 2; nearest valid size: 2",
         ),
-        ({"microbatches": -3}, 16, "microbatches = -3 does not divide by .*; the least is 2, 8"),
-        ({"microbatches": 3}, 16, "does not divide by .*; the nearest that do are 2 and 4, 8 leav"),
+        (
+            {"microbatches": -3},
+            16,
+            "microbatches = -3 does not divide by .*; nearest valid size: 2, 8",
+        ),
+        ({"microbatches": 3}, 16, "does not divide by .*; nearest valid sizes: 2 and 4, 8 leav"),
         (
             {},
             24,
             "BATCH_SIZE = 24 rows do not divide by 16: transformer.Transformer.microbatches = 4 "
-            "on each of 4 parts of the mesh's other axes; the nearest that do are 16 and 32",
+            "on each of 4 parts of the mesh's other axes; nearest valid sizes: 16 and 32",
         ),
     ],
 )
@@ -278,5 +282,8 @@ def test_refusals(change, rows, message):
 
 def test_the_model_refuses_rows_while_it_is_traced():
     tokens = jax.ShapeDtypeStruct((6, LENGTH), jnp.int32)
-    with logical(mesh_of(stage=2)), pytest.raises(ValueError, match="BATCH_SIZE = 6 rows"):
+    with (
+        axis_rules_context(mesh_of(stage=2)),
+        pytest.raises(ValueError, match="BATCH_SIZE = 6 rows"),
+    ):
         jax.eval_shape(lambda x: MODEL.apply({"params": params()}, x, x, x), tokens)

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from m4.parallel.cpus import own_cores
+from m4.parallel.cpus import available_cpus
 
 
 def test_they_are_those_of_the_affinity(monkeypatch):
@@ -12,10 +12,10 @@ def test_they_are_those_of_the_affinity(monkeypatch):
 
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", mine, raising=False)  # only Linux has it
-    assert own_cores() == [2, 5]
+    assert available_cpus() == [2, 5]
 
 
 def test_elsewhere_they_are_all(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert own_cores() == [0, 1, 2]
+    assert available_cpus() == [0, 1, 2]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from m4.arguments import joining_of, parser
+from m4.arguments import distributed_options_of, parser
 from m4.parallel import distributed
 
 
@@ -52,9 +52,9 @@ def never() -> Any:
 
 def test_one_process_just_does_it() -> None:
     marker = object()
-    assert distributed.by_first("it", lambda: marker) is marker
-    assert distributed.is_first()
-    assert not distributed.several()
+    assert distributed.on_primary_then_broadcast("it", lambda: marker) is marker
+    assert distributed.is_primary()
+    assert not distributed.is_distributed()
     distributed.check_joined()
 
 
@@ -62,21 +62,26 @@ def test_the_others_have_what_the_first_one_found(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Twice by one name, and within each other: the others take no part in what is inside.
-    assert distributed.by_first("it", lambda: [1, "a"]) == [1, "a"]
-    assert distributed.by_first("it", lambda: distributed.by_first("inner", lambda: 2)) == 2
+    assert distributed.on_primary_then_broadcast("it", lambda: [1, "a"]) == [1, "a"]
+    assert (
+        distributed.on_primary_then_broadcast(
+            "it", lambda: distributed.on_primary_then_broadcast("inner", lambda: 2)
+        )
+        == 2
+    )
     become(monkeypatch, 1)
-    assert distributed.by_first("it", never) == [1, "a"]
-    assert distributed.by_first("it", never) == 2
+    assert distributed.on_primary_then_broadcast("it", never) == [1, "a"]
+    assert distributed.on_primary_then_broadcast("it", never) == 2
     assert len(service.values) == 2
 
 
 def test_the_others_wait_and_say_so_once(
     service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    distributed.by_first("the corpus", lambda: None)
+    distributed.on_primary_then_broadcast("the corpus", lambda: None)
     become(monkeypatch, 1)
     service.late = 3
-    assert distributed.by_first("the corpus", never) is None
+    assert distributed.on_primary_then_broadcast("the corpus", never) is None
     assert capsys.readouterr().err == "process 1 waits for the first one: the corpus\n"
 
 
@@ -85,22 +90,22 @@ def test_a_mistake_is_everybodys(service: Service, monkeypatch: pytest.MonkeyPat
         raise ValueError("MODEL_DIR = x: not empty\nIn call to configurable 'Setup'")
 
     with pytest.raises(ValueError, match="not empty"):
-        distributed.by_first("MODEL_DIR", work)
+        distributed.on_primary_then_broadcast("MODEL_DIR", work)
     become(monkeypatch, 1)
     with pytest.raises(ValueError, match=r"^MODEL_DIR = x: not empty$"):
-        distributed.by_first("MODEL_DIR", never)
+        distributed.on_primary_then_broadcast("MODEL_DIR", never)
 
 
 def test_a_bug_in_the_first_one_is_the_loss_of_the_others(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(AssertionError):
-        distributed.by_first("eval", never)
+        distributed.on_primary_then_broadcast("eval", never)
     become(monkeypatch, 1)
-    with pytest.raises(distributed.Lost) as caught:
-        distributed.by_first("eval", never)
+    with pytest.raises(distributed.PeerLost) as caught:
+        distributed.on_primary_then_broadcast("eval", never)
     said = "the first process failed: only the first process does this"
-    assert distributed.lost(caught.value) == said
+    assert distributed.peer_lost(caught.value) == said
     assert json.loads(service.values["m4/1/eval"]).keys() == {"failure"}
 
 
@@ -108,12 +113,12 @@ def test_errors_of_a_lost_connection_are_known() -> None:
     gone = jax.errors.JaxRuntimeError(
         "UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:5528"
     )
-    said = distributed.lost(gone)
+    said = distributed.peer_lost(gone)
     assert said is not None
     assert said.startswith("another process of the job has ended")
     assert "\n" not in said
     other = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
-    assert distributed.lost(other) is None
+    assert distributed.peer_lost(other) is None
 
 
 def test_the_end_of_a_process_is_known_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +129,9 @@ def test_the_end_of_a_process_is_known_within_a_minute(monkeypatch: pytest.Monke
     monkeypatch.setattr(jax.config, "update", lambda *_: None)  # the tests keep their own
     monkeypatch.setattr(distributed, "_order", distributed._Order())
     arguments = ["--coordinator_address=host:1", "--process_count=2", "--process_index=1"]
-    joining = joining_of(parser().parse_args(["train", *arguments]), {})
-    assert joining is not None
-    distributed.join(joining)
+    options = distributed_options_of(parser().parse_args(["train", *arguments]), {})
+    assert options is not None
+    distributed.join(options)
     assert asked["coordinator_address"] == "host:1"
     # Heartbeats come at every half of the limit. One that is missed is known after the limit, so
     # half of it later at most; then the first process leaves the others time to tell what is wrong.

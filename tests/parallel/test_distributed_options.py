@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from m4.arguments import TOGETHER, joining_of, parser
-from m4.parallel.distributed_options import Joining
+from m4.arguments import TOGETHER, distributed_options_of, parser
+from m4.parallel.distributed_options import DistributedOptions
 
 WHOLE = ["--coordinator_address=host:1234", "--process_count=4", "--process_index=3"]
 
 
 def joined(*arguments: str, job: str = "train", platforms: str | None = None) -> Any:
     environment = {} if platforms is None else {"JAX_PLATFORMS": platforms}
-    return joining_of(parser().parse_args([job, *arguments]), environment)
+    return distributed_options_of(parser().parse_args([job, *arguments]), environment)
 
 
 def test_a_process_is_alone_unless_told() -> None:
@@ -24,13 +24,13 @@ def test_a_process_is_alone_unless_told() -> None:
 
 
 def test_told_where_the_first_one_is() -> None:
-    assert joined(*WHOLE) == Joining("host:1234", 4, 3, 30, 45)
+    assert joined(*WHOLE) == DistributedOptions("host:1234", 4, 3, 30, 45)
     more = ["--heartbeat_seconds=7", "--start_seconds=8"]
-    assert joined(*WHOLE, *more, platforms="tpu") == Joining("host:1234", 4, 3, 7, 8)
+    assert joined(*WHOLE, *more, platforms="tpu") == DistributedOptions("host:1234", 4, 3, 7, 8)
 
 
 def test_the_cluster_is_asked_on_tpu_hosts_and_on_request() -> None:
-    asked = Joining(None, None, None, 30, 300)
+    asked = DistributedOptions(None, None, None, 30, 300)
     assert joined(platforms="tpu,cpu") == asked
     assert joined("--multiprocess") == asked
     # A machine with TPUs that belongs to nobody.

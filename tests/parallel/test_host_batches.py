@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from m4.parallel import host_batches
-from m4.parallel.host_batches import own_batch, own_parts, own_rows, to_global
+from m4.parallel.host_batches import host_batch, host_rows, host_shards, to_global
 from m4.parallel.mesh import make_mesh
 
 BATCH = {
@@ -76,10 +76,10 @@ def test_a_process_gives_what_its_devices_need(
 ) -> None:
     mesh = make_mesh(**sizes)
     on(monkeypatch, mine)
-    assert own_parts(mesh) == parts
-    given = own_batch(a_batch, 0, parts)
+    assert host_shards(mesh) == parts
+    given = host_batch(a_batch, 0, parts)
     # What it takes from a whole batch is the same.
-    for name, value in own_rows(mesh, BATCH).items():
+    for name, value in host_rows(mesh, BATCH).items():
         np.testing.assert_array_equal(given[name], value)
 
 
@@ -95,7 +95,7 @@ def test_parts_of_all_processes_make_the_whole(
         mine = {2 * process, 2 * process + 1}
         with monkeypatch.context() as patch:
             on(patch, mine)
-            given = own_batch(a_batch, 0, own_parts(mesh))["tokens"]
+            given = host_batch(a_batch, 0, host_shards(mesh))["tokens"]
         # What its devices hold of the whole, each row once, in order.
         held = {
             shard.index[0].start or 0: np.asarray(shard.data)

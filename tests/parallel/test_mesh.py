@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec
 
 from m4.parallel.axes import LOGICAL_AXIS_RULES, MESH_AXES
 from m4.parallel.mesh import (
+    axis_rules_context,
     check_divides,
-    logical,
     logical_spec,
     make_mesh,
     parameter_shardings,
+    shard_further,
     split_axes,
-    split_further,
 )
 
 
@@ -56,26 +56,26 @@ def test_zero_names_axes_of_the_mesh(zero: Any) -> None:
             ("relpos_buckets", "data"),
             {"rel_embedding": ((4, 32), ("heads", "relpos_buckets"))},
             "parameter encoder_bias/rel_embedding [4, 32]: its axis relpos_buckets = 32 does not "
-            "divide over the 3 parts of the mesh axes data; the nearest that do are 30 and 33; "
+            "divide over the 3 parts of the mesh axes data; nearest valid sizes: 30 and 33; "
             "loop.train.rules and mesh.make_mesh say what lies over which",
         ),
         (
             ("unmodeled", ("data", "model")),
             {"kernel": ((16, 8), ("embed", "unmodeled"))},
             "kernel [16, 8]: its axis unmodeled = 8 does not divide over the 6 parts of the mesh "
-            "axes data x model; the nearest that do are 6 and 12; ",
+            "axes data x model; nearest valid sizes: 6 and 12; ",
         ),
         (
             ("unmodeled", ("data", "model")),
             {"kernel": ((16, 4), ("embed", "unmodeled"))},
-            "axes data x model; the least is 6; ",
+            "axes data x model; nearest valid size: 6; ",
         ),
         # Those of the table as well: experts [E, M, F] over model, where F is 32.
         (
             ("kv", "data"),
             {"kernel": ((4, 16, 33), ("expert", "embed", "expert_mlp"))},
-            "its axis expert_mlp = 33 does not divide over the 2 parts of the mesh axes model; the "
-            "nearest that do are 32 and 34; ",
+            "its axis expert_mlp = 33 does not divide over the 2 parts of the mesh axes model; "
+            "nearest valid sizes: 32 and 34; ",
         ),
     ],
 )
@@ -83,7 +83,7 @@ def test_parameters_that_do_not_divide(rule: tuple, shape: dict[str, Any], said:
     params = {name: jax.ShapeDtypeStruct(size, float) for name, (size, _) in shape.items()}
     axes = {f"{name}_axes": AxisMetadata(names) for name, (_, names) in shape.items()}
     mesh = make_mesh(data=3, model=2, devices=jax.devices()[:6])
-    with logical(mesh, [rule]), pytest.raises(ValueError) as error:
+    with axis_rules_context(mesh, [rule]), pytest.raises(ValueError) as error:
         parameter_shardings(mesh, {"encoder_bias": axes}, {"encoder_bias": params})
     assert said in str(error.value)
     assert str(error.value).startswith("parameter encoder_bias/")
@@ -111,7 +111,7 @@ def test_sizes_that_do_not_fit(sizes: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("size", "nearest"),
     # The axis "batch" lies over data x expert = 2 x 4 = 8 devices.
-    [(12, "the nearest that do are 8 and 16"), (5, "the least is 8"), (17, "are 16 and 24")],
+    [(12, "nearest valid sizes: 8 and 16"), (5, "nearest valid size: 8"), (17, ": 16 and 24")],
 )
 def test_what_does_not_divide_is_named_with_what_would(size: int, nearest: str) -> None:
     mesh = make_mesh(data=2, expert=4)
@@ -174,16 +174,16 @@ def test_logical_axes_become_mesh_axes() -> None:
         (("fsdp",), (4, 2), (), (("fsdp", "data"), None)),  # no axis twice
     ],
 )
-def test_weights_are_split_further(spec: tuple, shape: tuple, fixed: tuple, split: tuple) -> None:
+def test_weights_are_sharded_further(spec: tuple, shape: tuple, fixed: tuple, split: tuple) -> None:
     mesh = make_mesh(data=2, fsdp=2, model=2)
-    found = split_further(mesh, PartitionSpec(*spec), shape, ("data", "fsdp", "expert"), fixed)
+    found = shard_further(mesh, PartitionSpec(*spec), shape, ("data", "fsdp", "expert"), fixed)
     assert tuple(found) == split
 
 
 def test_further_rules_split_what_the_table_leaves_whole() -> None:
     # The dense Transformer in two dimensions (GSPMD, arXiv 2105.04663, section 5.1): weights over
     # (width, inner width), activations over (rows, width).
-    with logical(make_mesh(data=4, model=2), [("embed", "data"), ("embed", "model")]):
+    with axis_rules_context(make_mesh(data=4, model=2), [("embed", "data"), ("embed", "model")]):
         everywhere = ("data", "fsdp", "node", "expert")
         assert logical_spec(("embed", "mlp")) == PartitionSpec("data", "model")
         assert logical_spec(("batch", "length", "embed")) == PartitionSpec(
@@ -194,14 +194,18 @@ def test_further_rules_split_what_the_table_leaves_whole() -> None:
             check_divides(make_mesh(data=4, model=2), "width", 6, "embed", "width")
         with pytest.raises(ValueError, match=r"width = 5 .* 2 parts of the mesh axes model"):
             check_divides(make_mesh(data=1, fsdp=4, model=2), "width", 5, "embed", "width")
-        with logical(make_mesh(data=4, model=2)):  # an evaluation in the middle of training
+        with axis_rules_context(
+            make_mesh(data=4, model=2)
+        ):  # an evaluation in the middle of training
             assert logical_spec(("embed", "mlp")) == PartitionSpec("data", "model")
     assert logical_spec(("embed", "mlp")) == PartitionSpec(None, "model")
 
 
 def test_axes_that_the_table_leaves_whole_can_be_split() -> None:
     mesh = make_mesh(stage=2, data=2, model=2)
-    with logical(mesh, [("kv", "stage"), ("relpos_buckets", "data"), ("unmodeled", "data")]):
+    with axis_rules_context(
+        mesh, [("kv", "stage"), ("relpos_buckets", "data"), ("unmodeled", "data")]
+    ):
         # A cache of keys in decoding: rows and heads have their axes already.
         assert logical_spec(("batch", "heads", None, "kv")) == PartitionSpec(
             ("data", "fsdp", "node", "expert"), "model", None, "stage"
@@ -224,6 +228,6 @@ def test_axes_that_the_table_leaves_whole_can_be_split() -> None:
     ],
 )
 def test_rules_that_name_nothing_or_change_nothing(rule: tuple, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as error, logical(make_mesh(), [rule]):
+    with pytest.raises(ValueError, match=said) as error, axis_rules_context(make_mesh(), [rule]):
         pass
     assert str(error.value).startswith("loop.train.rules: (")

@@ -255,10 +255,10 @@ def test_annotations_need_nothing_else_of_m4(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     # [8, 8] over 4 x 2.
-    # divides.py is one small function, for messages.
+    # divisible.py is one small function, for messages.
     assert said.stdout.splitlines() == [
         "(2, 4)",
-        "m4 m4.parallel m4.parallel.divides m4.parallel.sharding",
+        "m4 m4.parallel m4.parallel.divisible m4.parallel.sharding",
     ]
 
 
@@ -282,10 +282,10 @@ def test_the_partitioner_needs_no_more_than_the_input() -> None:
     [
         (
             lambda: split(abstract(3, 10), 1, 4),
-            r"sharding.split: dimension 1 of an array \[3, 10\] does not divide into 4 parts; the "
-            "nearest that do are 8 and 12",
+            r"sharding.split: dimension 1 of an array \[3, 10\] does not divide into 4 parts; "
+            "nearest valid sizes: 8 and 12",
         ),
-        (lambda: split(abstract(3), 0, 4), "into 4 parts; the least is 4"),
+        (lambda: split(abstract(3), 0, 4), "into 4 parts; nearest valid size: 4"),
         (lambda: split(abstract(6), 0, 3), "3 partitions of 8 devices; it can be 1, 2, 4, 8"),
         (lambda: split(abstract(8), 0, 0), "0 partitions of 8 devices"),
         (lambda: split(abstract(8), 1, 8), "dimension 1 of an array with 1 dimensions"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.parallel.supervise import LOST
+from m4.parallel.supervise import PEER_LOST
 
 START = """
 import os, signal, sys, time
@@ -41,16 +41,18 @@ def test_the_status_is_that_of_the_work(status: int) -> None:
 
 def test_an_abort_is_told_as_the_loss_of_another_process() -> None:
     said = run("os.abort()")
-    assert (said.returncode, said.stderr) == (1, f"m4 train: {LOST}\n")
+    assert (said.returncode, said.stderr) == (1, f"m4 train: {PEER_LOST}\n")
 
 
 def test_an_abort_is_told_as_what_it_means_at_that_moment() -> None:
-    within = "from m4.parallel.supervise import meaning\nwith meaning('ü' * 9000):\n    "
+    within = (
+        "from m4.parallel.supervise import abort_message\nwith abort_message('ü' * 9000):\n    "
+    )
     said = run(f"{within}os.abort()")
     assert said.returncode == 1
     assert said.stderr.startswith("m4 train: üü")
     said = run(f"{within}pass\nos.abort()")
-    assert said.stderr == f"m4 train: {LOST}\n"
+    assert said.stderr == f"m4 train: {PEER_LOST}\n"
 
 
 def test_a_kill_is_told() -> None:

@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 
 from m4.storage import lease
-from m4.storage.lease import Lease, Taken
+from m4.storage.lease import Lease, LeaseLost
 
 PERIOD = 0.05
 
@@ -34,7 +34,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Lease]]:
 
     yield make
     for one in made:
-        one.leave()
+        one.release()
 
 
 def marks(tmp_path: Path) -> list[dict]:
@@ -52,15 +52,15 @@ def silence(one: Lease) -> None:
 def taken_over(job: Callable[..., Lease]) -> tuple[Lease, Lease]:
     """One that has fallen silent, and the other that has outlasted it."""
     one, other = job(), job()
-    one.take()
+    one.acquire()
     silence(one)
-    other.take()
+    other.acquire()
     return one, other
 
 
 def test_who_works_says_so_and_takes_it_back(job: Callable[..., Lease], tmp_path: Path) -> None:
     one = job()
-    one.take()
+    one.acquire()
     (said,) = marks(tmp_path)
     assert said["working"]
     assert said["pid"]
@@ -72,7 +72,7 @@ def test_who_works_says_so_and_takes_it_back(job: Callable[..., Lease], tmp_path
             break
     assert said["renewed"] > before + 1
     one.check()
-    one.leave()
+    one.release()
     assert marks(tmp_path) == []
 
 
@@ -80,9 +80,9 @@ def test_another_one_is_refused_and_leaves_nothing(
     job: Callable[..., Lease], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = job()
-    one.take()
+    one.acquire()
     with pytest.raises(ValueError, match="another m4 job is at work there"):
-        job().take()
+        job().acquire()
     assert "was at work there; waiting whether it still is" in capsys.readouterr().err
     one.check()
     assert len(marks(tmp_path)) == 1
@@ -94,14 +94,14 @@ def test_of_those_that_come_at_once_one_works(job: Callable[..., Lease]) -> None
         together = threading.Barrier(len(jobs))
         refused: list[ValueError] = []
 
-        def take(one: Lease, together: threading.Barrier, refused: list[ValueError]) -> None:
+        def acquire(one: Lease, together: threading.Barrier, refused: list[ValueError]) -> None:
             together.wait()
             try:
-                one.take()
+                one.acquire()
             except ValueError as error:
                 refused.append(error)
 
-        threads = [threading.Thread(target=take, args=(one, together, refused)) for one in jobs]
+        threads = [threading.Thread(target=acquire, args=(one, together, refused)) for one in jobs]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -110,19 +110,19 @@ def test_of_those_that_come_at_once_one_works(job: Callable[..., Lease]) -> None
         assert len(working) == 1
         assert len(refused) == 3
         working[0].check()
-        working[0].leave()
+        working[0].release()
 
 
-def test_the_dead_are_outlasted_and_find_out(job: Callable[..., Lease], tmp_path: Path) -> None:
+def test_dead_jobs_expire_and_notice(job: Callable[..., Lease], tmp_path: Path) -> None:
     one, other = job(), job()
-    one.take()
+    one.acquire()
     silence(one)
     began = time.monotonic()
-    other.take()
+    other.acquire()
     assert time.monotonic() - began >= lease.SILENT_PERIODS * PERIOD
-    with pytest.raises(Taken, match=r"another job has taken it over \(.+, process \d+\)"):
+    with pytest.raises(LeaseLost, match=r"another job has taken it over \(.+, process \d+\)"):
         one.check()
-    with pytest.raises(Taken):
+    with pytest.raises(LeaseLost):
         one.check(older_than_seconds=1e9)
     other.check()
     assert [said["number"] for said in marks(tmp_path)] == [2]
@@ -133,7 +133,7 @@ def test_one_that_renews_too_late_does_not_win(job: Callable[..., Lease], tmp_pa
     one, other = taken_over(job)
     one._say()
     other.check()
-    with pytest.raises(Taken):
+    with pytest.raises(LeaseLost):
         one.check()
     other.check()
     assert len(marks(tmp_path)) == 1
@@ -142,8 +142,8 @@ def test_one_that_renews_too_late_does_not_win(job: Callable[..., Lease], tmp_pa
 def test_its_file_gone_is_its_folder_gone(job: Callable[..., Lease], tmp_path: Path) -> None:
     # Another one may have come, changed things and left.
     one, other = taken_over(job)
-    other.leave()
-    with pytest.raises(Taken, match="is gone"):
+    other.release()
+    with pytest.raises(LeaseLost, match="is gone"):
         one.check()
     assert marks(tmp_path) == []
 
@@ -154,13 +154,13 @@ def test_one_that_slept_before_it_began_is_refused(
     other = job()
 
     class Sleepy(Lease):
-        def _outlast(self) -> int:
-            number = super()._outlast()
-            other.take()  # takes this one for dead
+        def _wait_until_expired(self) -> int:
+            number = super()._wait_until_expired()
+            other.acquire()  # takes this one for dead
             return number
 
     with pytest.raises(ValueError, match="another m4 job is at work there"):
-        job(Sleepy).take()
+        job(Sleepy).acquire()
     other.check()
     assert len(marks(tmp_path)) == 1
 
@@ -169,11 +169,11 @@ def test_who_holds_a_copys_lock_need_not_wait_for_who_held_it(
     job: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = job(copy="the copy"), job(copy="the copy")
-    one.take()
+    one.acquire()
     silence(one)
     monkeypatch.setattr(lease, "PERIOD_SECONDS", 1000.0)
-    other.take()
-    with pytest.raises(Taken):
+    other.acquire()
+    with pytest.raises(LeaseLost):
         one.check()
 
 
@@ -189,7 +189,7 @@ def test_a_store_out_of_reach_is_borne_and_looked_at_afterwards(
             return super()._read()
 
     one = job(Far)
-    one.take()
+    one.acquire()
     down.set()
     (before,) = marks(tmp_path)
     time.sleep(4 * PERIOD)

@@ -49,7 +49,7 @@ def take_over(store: Path) -> None:
     (mine,) = marks(store)
     number = json.loads(mine.read_text(encoding="utf-8"))["number"] + 1
     said = {"host": "elsewhere", "pid": 7, "copy": None, "working": True, "number": number}
-    with lease.appearing(epath.Path(mine.with_name("other.json"))) as part:
+    with lease.atomic_upload(epath.Path(mine.with_name("other.json"))) as part:
         part.write_text(json.dumps({**said, "renewed": 0}))
     mine.unlink(missing_ok=True)
 
@@ -67,10 +67,10 @@ def test_where_a_folder_is(store: Path, here: Path, tmp_path: Path) -> None:
     assert here.parent == tmp_path / "home" / "m4"
     assert here.name.startswith("run.")
     assert remote.local(f"file://{store}/") == here != remote.local(f"file://{store}2")
-    assert str(remote.place(here / "checkpoints")) == f"{store}/checkpoints"
-    assert str(remote.place(here / "compare" / "dense")) == f"{store}/compare/dense"
+    assert str(remote.remote_path(here / "checkpoints")) == f"{store}/checkpoints"
+    assert str(remote.remote_path(here / "compare" / "dense")) == f"{store}/compare/dense"
     assert remote.local("runs/demo") == Path("runs/demo")
-    assert str(remote.place(tmp_path / "runs" / "demo")) == str(tmp_path / "runs" / "demo")
+    assert str(remote.remote_path(tmp_path / "runs" / "demo")) == str(tmp_path / "runs" / "demo")
 
 
 def test_the_store_has_what_the_copy_has_and_another_copy_gets_it(
@@ -161,7 +161,7 @@ def test_who_has_lost_the_folder_ends_and_writes_nothing_more(store: Path, here:
             time.sleep(60)  # its signal wakes it
             raise AssertionError("nobody told it")
 
-    with pytest.raises(lease.Taken, match="taken it over"):
+    with pytest.raises(lease.LeaseLost, match="taken it over"):
         work()
     assert files(store) == there
     assert [path.name for path in marks(store)] == ["other.json"]
@@ -182,21 +182,21 @@ def test_a_push_looks_first_whose_the_folder_is(
         with run_folder.locked(here):
             take_over(store)
             (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
-            with pytest.raises(lease.Taken):
+            with pytest.raises(lease.LeaseLost):
                 remote.push(here / "checkpoints")
-            assert remote.lost(here / "checkpoints")
-            with pytest.raises(lease.Taken):
+            assert remote.lease_lost(here / "checkpoints")
+            with pytest.raises(lease.LeaseLost):
                 remote.start_over(here)
 
-    with pytest.raises(lease.Taken):
+    with pytest.raises(lease.LeaseLost):
         work()
     assert files(store) == {}
-    assert not remote.lost(here)
+    assert not remote.lease_lost(here)
 
 
 def out_of_reach(monkeypatch: pytest.MonkeyPatch, what: str, times: int) -> list[str]:
     """So many calls of a method of working copies fail, of which a list is kept."""
-    work = getattr(remote._Copy, what)
+    work = getattr(remote._WorkingCopy, what)
     failed: list[str] = []
 
     def fails(self: Any, *arguments: Any) -> Any:
@@ -205,7 +205,7 @@ def out_of_reach(monkeypatch: pytest.MonkeyPatch, what: str, times: int) -> list
             raise OSError("no network")
         return work(self, *arguments)
 
-    monkeypatch.setattr(remote._Copy, what, fails)
+    monkeypatch.setattr(remote._WorkingCopy, what, fails)
     return failed
 
 
@@ -252,7 +252,7 @@ def test_last_files_that_do_not_get_there_are_kept_and_told(
         (said,) = [text for text in capsys.readouterr().err.splitlines() if "last files" in text]
         assert re.search(line, said)
     else:
-        with pytest.raises(lease.Unsaved, match=line):
+        with pytest.raises(lease.UploadFailed, match=line):
             work()
     assert not marks(store), "nobody is at work there"
     monkeypatch.undo()

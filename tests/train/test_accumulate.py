@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.model.gates.switch import switch
 from m4.parallel.host_batches import to_global
-from m4.parallel.mesh import logical
+from m4.parallel.mesh import axis_rules_context
 from m4.plan.hlo.collectives import collectives, summary
 from m4.train.state import create, initialize
 from m4.train.step import check_parts, in_parts, make_train_step
@@ -39,7 +39,7 @@ def one_step(name: str, mesh, accumulate: int):
     """The program, the new weights, the metrics."""
     model = MODELS[name]
     step = make_train_step(model, GRADIENT, directions=2, seed=0, accumulate=accumulate)
-    with logical(mesh):
+    with axis_rules_context(mesh):
         state, shardings = create(mesh, model, GRADIENT, 0)
         given = state, to_global(mesh, uneven(ROWS))
         program: Any = jax.jit(step, out_shardings=(shardings, None)).lower(*given).compile()
@@ -73,7 +73,7 @@ def test_rows_are_cut_where_they_lie():
     """Of 4 devices with 4 rows each, a part of 2 has two rows of each."""
     mesh = mesh_of(4, 1)
     rows = np.arange(16, dtype=np.int32)[:, None]
-    with logical(mesh):
+    with axis_rules_context(mesh):
         program = jax.jit(lambda x: in_parts(x, 2)).lower(to_global(mesh, {"x": rows})).compile()
         parts = program(to_global(mesh, {"x": rows}))["x"]
     assert not collectives(program.as_text() or "")
@@ -115,8 +115,8 @@ def test_parts_draw_for_themselves():
     ("rows", "accumulate", "message"),
     [
         (16, 3, "BATCH_SIZE = 16 rows do not divide by 12: loop.train.accumulate = 3 parts on eac"),
-        (16, 3, "on each of 4 parts of the mesh; the nearest that do are 12 and 24$"),
-        (16, 8, "do not divide by 32: .*; the least is 32$"),
+        (16, 3, "on each of 4 parts of the mesh; nearest valid sizes: 12 and 24$"),
+        (16, 8, "do not divide by 32: .*; nearest valid size: 32$"),
         (16, 0, "loop.train.accumulate = 0 is less than 1"),
     ],
 )

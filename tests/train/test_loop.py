@@ -12,7 +12,7 @@ import pytest
 from m4.data.cache import cache as caches
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.inference_checkpoint import restore_params
-from m4.parallel.mesh import logical
+from m4.parallel.mesh import axis_rules_context
 from m4.storage.checkpoints import latest_step
 from m4.storage.metrics_log import read_metrics
 from m4.train.average import averaged
@@ -212,7 +212,7 @@ def test_a_pipeline_in_parts_says_what_it_is(tmp_path, run, capsys):
     [
         (
             {"accumulate": 3},  # of 4 rows
-            "accumulate = 3 parts on each of 1 parts .*; the nearest that do are 3 and 6$",
+            "accumulate = 3 parts on each of 1 parts .*; nearest valid sizes: 3 and 6$",
         ),
         ({"mesh": mesh_of(1, 1, stage=2)}, "mesh.make_mesh.stage = 2: a pipeline has no experts"),
     ],
@@ -252,7 +252,7 @@ def test_what_does_not_divide_is_refused_before_anything_is_made(tmp_path, run, 
 )
 def test_sizes_of_the_model_that_do_not_divide(model, rules, message):
     mesh = mesh_of(1, 1, model=4)
-    with logical(mesh, rules), pytest.raises(ValueError) as error:
+    with axis_rules_context(mesh, rules), pytest.raises(ValueError) as error:
         check_model_divides(mesh, SHALLOW.clone(**{"heads": 4, **model}))
-    said = "does not divide over the 4 parts of the mesh axes model; the nearest that do are"
+    said = "does not divide over the 4 parts of the mesh axes model; nearest valid sizes:"
     assert str(error.value) == f"{message}{said} 128 and 132"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from m4.parallel.supervise import LOST
+from m4.parallel.supervise import PEER_LOST
 from m4.storage import lease, remote
 from m4.storage.checkpoints import latest_step
 from m4.storage.metrics_log import read_metrics
@@ -185,7 +185,7 @@ def test_a_process_killed_at_a_checkpoint_ends_the_other_and_the_run_goes_on(
 ) -> None:
     assert killed.statuses == [1, -signal.SIGKILL], killed.said
     assert killed.seconds < 60
-    assert killed.said[0].splitlines()[-1].startswith(f"m4 train: {LOST}"), killed.said
+    assert killed.said[0].splitlines()[-1].startswith(f"m4 train: {PEER_LOST}"), killed.said
     # Only the first one speaks.
     assert "corpus: 100/100 %" in killed.said[0]
     assert "corpus" not in killed.said[1]
@@ -257,7 +257,7 @@ def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
         job.wait_for(lambda: (latest_step(store / "checkpoints") or 0) >= 4, 300)
         job.processes[0].kill()
         assert job.statuses(60) == [-signal.SIGKILL, 1], job.said()
-        assert job.said()[1].splitlines()[-1].startswith(f"m4 train: {LOST}"), job.said()
+        assert job.said()[1].splitlines()[-1].startswith(f"m4 train: {PEER_LOST}"), job.said()
     assert steps(here) >= 4
     stopped = latest_step(store / "checkpoints")
     assert stopped is not None

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from m4.parallel.host_batches import to_global
-from m4.parallel.mesh import logical
+from m4.parallel.mesh import axis_rules_context
 from m4.train.optimizer import adafactor
 from m4.train.state import create
 from m4.train.step import make_train_step
@@ -18,7 +18,7 @@ def loss(rng: str, *sizes: int) -> float:
     mesh = mesh_of(*sizes)
     state, _ = create(mesh, DROPPING, optimizer, 0)
     step = make_train_step(DROPPING, optimizer, directions=2, seed=1, rng=rng)
-    with logical(mesh):
+    with axis_rules_context(mesh):
         _, metrics = jax.jit(step)(state, to_global(mesh, a_batch()))
         return float(metrics["loss"])
 

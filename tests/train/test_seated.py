@@ -17,7 +17,7 @@ from m4.data.stream.stream import Stream
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.routing import Routing
 from m4.parallel.host_batches import to_global
-from m4.parallel.mesh import logical
+from m4.parallel.mesh import axis_rules_context
 from m4.storage.metrics_log import read_metrics
 from m4.train.loop import Evaluator, Interrupted, train
 from m4.train.optimizer import adamw
@@ -47,7 +47,7 @@ def one_step(mesh: Any, **options: Any) -> dict[str, Any]:
     model, optimizer, batch = SHALLOW.clone(**options), adamw(10), a_batch_of_directions()
     state, shardings = create(mesh, model, optimizer, seed=0)
     step = make_train_step(model, optimizer, directions=DIRECTIONS, seed=0)
-    with logical(mesh):
+    with axis_rules_context(mesh):
         compiled = jax.jit(step, out_shardings=(shardings, None))
         return jax.device_get(compiled(state, to_global(mesh, batch))[1])
 

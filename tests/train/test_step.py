@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 from m4.model.transformer import Transformer
 from m4.parallel.axes import MESH_AXES
 from m4.parallel.host_batches import to_global
-from m4.parallel.mesh import logical
+from m4.parallel.mesh import axis_rules_context
 from m4.train.optimizer import adafactor, adamw
 from m4.train.state import create, state_shardings
 from m4.train.step import by_direction, make_train_step
@@ -63,7 +63,7 @@ def a_batch(rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
 def one_step(mesh, optimizer, zero=("fsdp",)):
     state, shardings = create(mesh, MODEL, optimizer, 0, zero)
     step = make_train_step(MODEL, optimizer, directions=2, seed=0)
-    with logical(mesh):
+    with axis_rules_context(mesh):
         compiled = jax.jit(step, out_shardings=(shardings, None))
         state, metrics = jax.block_until_ready(compiled(state, to_global(mesh, a_batch())))
     return jax.device_get(state.params), jax.device_get(metrics), state

@@ -16,7 +16,7 @@ from m4.data.sources import SPLITS
 from m4.data.vocabulary.chunks import SIDES, Array, Chunk, Tokenized, chunks_of, id_type, tokenized
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
-from m4.parallel.cpus import own_cores
+from m4.parallel.cpus import available_cpus
 
 ROLES = ("source", "target")
 # What a mixture's sources and targets are.
@@ -80,7 +80,7 @@ def tokenize(
         arrays,
         ways,
         settings["sampling_alpha"],
-        min(len(own_cores()), total * ways // _WORKER_PAIRS) if workers is None else workers,
+        min(len(available_cpus()), total * ways // _WORKER_PAIRS) if workers is None else workers,
     )
     done = 0
     for split in SPLITS:

@@ -21,7 +21,7 @@ from m4.data.stream.batches import evaluation_batches as evaluation_batches
 from m4.data.stream.packing import Ints, Plan, Shape
 from m4.data.stream.phases import Phases
 from m4.data.stream.sampling_order import WINDOW, Draws
-from m4.parallel.divides import nearest
+from m4.parallel.divisible import nearest_valid
 
 # Raised whenever the same arguments would give other batches.
 FORMAT = 2
@@ -140,7 +140,7 @@ class Stream:
         if shape.rows % part[1]:
             raise ValueError(
                 f"a batch of {shape.rows} rows does not divide over {part[1]} hosts (BATCH_SIZE); "
-                f"{nearest(shape.rows, part[1])}"
+                f"{nearest_valid(shape.rows, part[1])}"
             )
         chosen = group.by_step[group.edges[place] : group.edges[place + 1]]
         return lay_out(self._split, group.examples, chosen, group.plan.row_of, shape, part)

@@ -21,7 +21,7 @@ import numpy as np
 from m4.data.preprocess import trim
 from m4.eval.decoding.search import search, search_over
 from m4.eval.decoding.settings import DEFAULTS, Decoding
-from m4.parallel.cpus import own_cores
+from m4.parallel.cpus import available_cpus
 from m4.parallel.layout import Layout
 from m4.settings import SettingError
 
@@ -97,7 +97,7 @@ def _at_once(layout: Layout | None) -> int:
     """
     whole = layout is None and jax.sharding.get_abstract_mesh().empty
     on_cpu = jax.default_backend() == "cpu"
-    return min(len(own_cores()), MOST_AT_ONCE) if whole and on_cpu else 1
+    return min(len(available_cpus()), MOST_AT_ONCE) if whole and on_cpu else 1
 
 
 def _side_by_side(

@@ -56,7 +56,7 @@ def decode_to_files(
             if not _is_done(folder, split, direction, _made_by(pairs[direction], settings))
         ]
 
-    waiting = distributed.by_first("the translations that are missing", missing)
+    waiting = distributed.on_primary_then_broadcast("the translations that are missing", missing)
     group: list[str] = []
     for position, direction in enumerate(waiting):
         group.append(direction)
@@ -70,7 +70,7 @@ def decode_to_files(
                 [tag(pair[0], split_direction(each)[1]) for each in group for pair in pairs[each]]
             )
         )
-        for each in group if distributed.is_first() else ():
+        for each in group if distributed.is_primary() else ():
             _write(folder, split, each, pairs[each], hypotheses, settings)
         group = []
     return waiting

@@ -32,7 +32,7 @@ def _opened(
     step: int | None,
     vocabulary: Vocabulary | SourceAndTarget | None,
 ) -> Iterator[_Found]:
-    folder = remote.place(Path(checkpoints))
+    folder = remote.remote_path(Path(checkpoints))
     if not folder.is_dir():
         raise ValueError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
     store = Checkpoints(checkpoints, read_only=True)

@@ -38,7 +38,7 @@ def _search(
     there is none, for the tokens of the source and of the best sequence (model.directions > 0).
 
     `model` (static, by equality) follows T5X's contract; `params` are an argument, so that models
-    of equal shape share the compiled program. Within `Layout.logical` it is for the layout's mesh.
+    of equal shape share the compiled program. Within `Layout.axis_rules` it is for that mesh.
     """
     if getattr(model, "scan_layers", False):
         # One layer after the other: beams are gathered along the first axis of what is cached.
@@ -118,7 +118,7 @@ def jit_search(
     """`search` over a mesh as one program of (params, {"encoder_input_tokens": tokens_BL}).
 
     Parameters lie in `Layout.shardings` and rows in parts (`Layout.batch`). Results come whole, so
-    that every process can read them. To be traced within `Layout.logical`.
+    that every process can read them. To be traced within `Layout.axis_rules`.
     """
 
     def over_the_mesh(params: Any, batch: Mapping[str, jax.Array]):
@@ -129,8 +129,8 @@ def jit_search(
 
 
 @functools.lru_cache(maxsize=32)
-def _program(*arguments: Any) -> distributed.Program:
-    return distributed.Program(jit_search(*arguments), "the program of translations")
+def _program(*arguments: Any) -> distributed.SynchronizedProgram:
+    return distributed.SynchronizedProgram(jit_search(*arguments), "the program of translations")
 
 
 def search_over(
@@ -148,7 +148,7 @@ def search_over(
     B must be what `Layout.rows` gives.
     """
     program = _program(layout, model, target_length, beams, alpha, routes)
-    with layout.logical():
+    with layout.axis_rules():
         return program(params, layout.batch({"encoder_input_tokens": tokens_BL}))
 
 

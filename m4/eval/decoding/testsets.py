@@ -152,14 +152,14 @@ class ProgressDecoder:
             self.cut += 1
 
         hypotheses = self._decode(sources, progress=progress, on_cut=on_cut)
-        if self._counter is not None and distributed.is_first():
+        if self._counter is not None and distributed.is_primary():
             self._counter.save()
         self._sentences, self._tokens = self._sentences + len(sources), self._tokens + tokens
         return hypotheses
 
     def warn_of_cut(self, name: str) -> None:
         """A line on stderr, if there were sources that were too long."""
-        if self.cut and distributed.is_first():
+        if self.cut and distributed.is_primary():
             print(
                 f"{name}: {self.cut} sources were cut to jobs.Decoding.max_source_length = "
                 f"{self._longest} pieces",

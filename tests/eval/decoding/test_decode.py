@@ -16,7 +16,7 @@ from m4.eval.decoding.settings import Decoding
 from m4.eval.metrics.bleu import bleu
 from m4.model.moe import sown_choices
 from m4.parallel.layout import Layout
-from m4.parallel.mesh import logical, make_mesh
+from m4.parallel.mesh import axis_rules_context, make_mesh
 from m4.settings import SettingError
 from tests.eval.search_over_lists import search_over_lists
 from tests.eval.small_model import SETTINGS, Words, sentences, tiny
@@ -117,18 +117,18 @@ def test_what_is_searched_at_once_changes_nothing(model_and_params, monkeypatch,
             now -= 1
         return found
 
-    monkeypatch.setattr(decoding, "own_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(decoding, "available_cpus", lambda: list(range(cores)))
     monkeypatch.setattr(decoding, "search", counted)
     assert decode(model, params, Words(), texts, SETTINGS) == wanted
     assert max(seen) == most
 
 
 def test_within_a_mesh_one_batch_after_the_other(monkeypatch):
-    monkeypatch.setattr(decoding, "own_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(decoding, "available_cpus", lambda: [0, 1, 2, 3])
     assert decoding._at_once(None) == 2
     mesh = make_mesh()
     assert decoding._at_once(Layout(mesh)) == 1
-    with logical(mesh):
+    with axis_rules_context(mesh):
         assert decoding._at_once(None) == 1
 
 
@@ -143,7 +143,7 @@ def test_an_error_comes_out_and_ends_the_search(model_and_params, monkeypatch, c
             raise RuntimeError("no memory")
         return search(*arguments)
 
-    monkeypatch.setattr(decoding, "own_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(decoding, "available_cpus", lambda: list(range(cores)))
     monkeypatch.setattr(decoding, "search", failing)
     with pytest.raises(RuntimeError, match="no memory"):
         decode(model, params, Words(), sentences(40, seed=1), SETTINGS)

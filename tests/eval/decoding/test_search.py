@@ -83,7 +83,7 @@ def test_a_mesh_translates_as_one_device_does(
     stages = "stage" in mesh
     texts, routes, scores = translated(beams, stages)
     assert len(set(texts)) > 6  # the law would be empty otherwise
-    layout = Layout(make_mesh(**mesh), rules=rules)
+    layout = Layout(make_mesh(**mesh), extra_axis_rules=rules)
     model, params = tiny(directions=2, **changes)
     axes = abstract_variables(model)["params_axes"]
     there = jax.device_put(params, layout.shardings(axes, params))
@@ -107,7 +107,7 @@ def test_where_only_rows_are_in_parts_a_step_sends_one_flag() -> None:
     layout = Layout(make_mesh(data=8))
     given = shapes(params, layout.shardings(abstract_variables(model)["params_axes"], params))
     batch = layout.batch({"encoder_input_tokens": np.zeros((8, 16), np.int32)})
-    with layout.logical():
+    with layout.axis_rules():
         program = searching.jit_search(layout, model, 10, 4, 0.6).lower(given, batch).compile()
     found = collectives(program.as_text())
     # The loop: is every row done? After it: 8 rows of 10 tokens, 8 scores, of 4 bytes each.
@@ -132,7 +132,7 @@ def test_a_bfloat16_model_over_two_devices_is_that_of_one() -> None:
     alone = search.lower(model, params, rows.tokens_BL, 10, 2, 0.6).compile(exactly)
     expected = alone(params, rows.tokens_BL)
     batch = layout.batch({"encoder_input_tokens": rows.tokens_BL})
-    with layout.logical():
+    with layout.axis_rules():
         lowered = searching.jit_search(layout, model, 10, 2, 0.6).lower(there, batch)
         found = lowered.compile(exactly)(there, batch)
     assert len(np.unique(expected[0], axis=0)) > 2  # the law would be empty otherwise
@@ -147,7 +147,7 @@ def test_groups_that_do_not_divide_are_decodings_own() -> None:
     given = shapes(params, layout.shardings(abstract_variables(model)["params_axes"], params))
     batch = layout.batch({"encoder_input_tokens": np.zeros((4, 16), np.int32)})
     said = r"jobs.Decoding.batch_rows .*= 1 does not divide over the 2 parts"
-    with layout.logical(), pytest.raises(ValueError, match=said):
+    with layout.axis_rules(), pytest.raises(ValueError, match=said):
         searching.jit_search(layout, model, 10, 2, 0.6).lower(given, batch)
 
 

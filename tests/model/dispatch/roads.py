@@ -16,7 +16,7 @@ from flax import struct
 from m4.model import dispatch, gates
 from m4.model.experts import Experts, expert_product
 from m4.model.routing import Routing, Tokens
-from m4.parallel.mesh import logical, make_mesh
+from m4.parallel.mesh import axis_rules_context, make_mesh
 
 
 def functions_of(package) -> dict:
@@ -57,7 +57,7 @@ SETTINGS = {
 
 def on(sizes: Mapping[str, Any] | None):
     """The context of a mesh; without sizes: none."""
-    return contextlib.nullcontext() if sizes is None else logical(make_mesh(**sizes))
+    return contextlib.nullcontext() if sizes is None else axis_rules_context(make_mesh(**sizes))
 
 
 def random_plan(seed: int, G: int, S: int, E: int, C: int, K: int) -> Routing:

@@ -33,7 +33,7 @@ def test_groups_that_do_not_divide(run, G):
     said = (
         rf"^{run.__name__}: number of groups \(tokens / transformer.Transformer.group_tokens; "
         r"tokens of BATCH_SIZE in training, of jobs.Decoding.batch_rows in translation\) = "
-        rf"{G} does not divide over the 8 parts of the mesh axes data x expert; the "
+        rf"{G} does not divide over the 8 parts of the mesh axes data x expert; "
     )
     with on(setting.mesh), pytest.raises(ValueError, match=said):
         jax.eval_shape(run, *arguments(setting))

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer, mean_metrics
-from m4.parallel.mesh import logical, logical_spec, make_mesh
+from m4.parallel.mesh import axis_rules_context, logical_spec, make_mesh
 from m4.plan.hlo.collectives import collectives, summary
 from tests.model.dispatch.roads import TRANSPORTS, M, close
 
@@ -73,7 +73,7 @@ def compiled(model, mesh, *, backward: bool):
     function = functools.partial(run, model)
     if backward:
         function = jax.value_and_grad(function, argnums=(0, 1), has_aux=True)
-    with logical(mesh):
+    with axis_rules_context(mesh):
         return jax.jit(function).lower(*arguments).compile(), arguments
 
 

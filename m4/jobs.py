@@ -202,6 +202,7 @@ def report(
     written = setup.report(
         folder=setup.folder,
         systems=systems,
+        metrics=setup.decoding.metrics,
         train_pairs=train_pairs_of(cache),
         subsets={name: cache.subsets(name, "test") for name in cache.languages()},
         background=Background(
@@ -310,7 +311,7 @@ def _scored(setup: Setup, path: Path, dense: bool) -> None:
     if gathered.is_dir():
         systems.append(System("bilingual", gathered))
     rows = score_rows(
-        measure(systems),
+        measure(systems, setup.decoding.metrics),
         train_pairs_of(cache),
         {name: cache.subsets(name, "test") for name in cache.languages()},
     )

@@ -31,7 +31,9 @@ class Statistics:
 
     counts: int64 [sentences, counts], additive over sentences.
     formula: sums of rows [..., counts] -> scores in percent [...].
-    signature: sacreBLEU's, without the fields of the bootstrap.
+    metric: its name in scores.jsonl and in file names: letters, digits, "_", "-", ".".
+    signature: sacreBLEU's, without the fields of the bootstrap; of another metric any text that
+        says how it was computed.
     """
 
     metric: str

@@ -103,6 +103,6 @@ def paired_difference(
 
 
 def _signature(signature: str, resamples: int, seed: int) -> str:
-    """With the fields of the bootstrap, where sacreBLEU puts them: after the references."""
-    references, rest = signature.split("|", 1)
-    return f"{references}|bs:{resamples}|seed:{seed}|{rest}"
+    """With the fields of the bootstrap, where sacreBLEU puts them: after the first field."""
+    first, _, rest = signature.partition("|")
+    return "|".join(filter(None, [first, f"bs:{resamples}", f"seed:{seed}", rest]))

@@ -10,7 +10,7 @@ from m4.eval.metrics import Metric
 from m4.eval.report.page import Background, page
 from m4.eval.report.theme import DARK
 from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, plain
-from m4.eval.scoring.score import METRICS, Subsets, System, measure, score_rows, write_scores
+from m4.eval.scoring.score import Subsets, System, measure, score_rows, write_scores
 from m4.storage.files import whole, write_jsonl
 
 
@@ -29,12 +29,12 @@ class Report(NamedTuple):
 def report(
     folder: Path,
     systems: Sequence[System],
+    metrics: Sequence[Metric],
     train_pairs: Mapping[str, int],
     subsets: Subsets | None = None,
     background: Background | None = None,
     baseline: str = BILINGUAL,
     split: str = "test",
-    metrics: Sequence[Metric] = METRICS,
     high: int = 3000,
     low: int = 1000,
     window: int = 10,
@@ -49,7 +49,7 @@ def report(
     from m4.eval.report.plot import figure, plot, png
 
     folder = Path(folder)
-    measured = measure(systems, split, metrics)
+    measured = measure(systems, metrics, split)
     metric = next(iter(measured.statistics))[2]
     scores = score_rows(measured, train_pairs, subsets)
     rows = deltas(measured, train_pairs, baseline, metric)

@@ -6,6 +6,7 @@ decodes/<split>.<direction>.jsonl  ->  Measured  ->  rows of scores.jsonl
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,10 @@ from rich.table import Table
 
 from m4.data.preprocess import split_direction, tag_symbol
 from m4.eval.metrics import Metric, Statistics, bootstrap
-from m4.eval.metrics.bleu import bleu
-from m4.eval.metrics.chrf import chrf
 from m4.storage.files import read_jsonl, write_jsonl
 
 ENGLISH = "en"
 COPY = "copy"
-METRICS: tuple[Metric, ...] = (bleu, chrf)
 
 # language -> subset ('seen') -> a mark for every test sentence, in order, for both directions.
 Subsets = Mapping[str, Mapping[str, Sequence[bool]]]
@@ -104,14 +102,16 @@ def copied(decodes: Sequence[Decode], direction: str) -> list[Decode]:
 
 def measure(
     systems: Iterable[System],
+    metrics: Sequence[Metric],
     split: str = "test",
-    metrics: Sequence[Metric] = METRICS,
     copy: bool = True,
 ) -> Measured:
     """Reads every system's hypotheses and counts what its scores need.
 
-    Raises ValueError where systems disagree on the test set: a difference of scores on different
-    sentences would mean nothing.
+    Raises:
+        ValueError: systems disagree on the test set (a difference of scores on different sentences
+            would mean nothing); files of hypotheses are missing or damaged; two metrics have one
+            name, or a metric does not count every sentence.
     """
     systems = tuple(systems)
     decodes: dict[tuple[str, str], list[Decode]] = {}
@@ -137,6 +137,15 @@ def measure(
         references = [row.reference for row in rows]
         for metric in metrics:
             counted = metric(hypotheses, references, target)
+            if not re.fullmatch(r"[\w.-]+", counted.metric):
+                raise ValueError(f"a metric called {counted.metric!r}: letters, digits, _, - and .")
+            if counted.sentences != len(rows):
+                raise ValueError(
+                    f"metric {counted.metric}: counts of {counted.sentences} sentences of "
+                    f"{direction}, which has {len(rows)}"
+                )
+            if (name, direction, counted.metric) in statistics:
+                raise ValueError(f"two metrics are called {counted.metric!r}")
             statistics[name, direction, counted.metric] = counted
     return Measured(split, systems, decodes, statistics)
 
@@ -170,6 +179,8 @@ def score_rows(
             if not part.sentences:
                 continue
             score = bootstrap.score(part)
+            if not all(map(math.isfinite, (score.value, score.low, score.high))):
+                raise ValueError(f"{metric} of {name}, {direction}, {subset} is {score.value}")
             system = about.get(name)
             rows.append(
                 {
@@ -221,5 +232,4 @@ def _of(value: object, direction: str) -> object:
 
 def _rounded(value: float) -> float:
     """To 1e-6, where the platform's summation order begins to show; files stay comparable."""
-    assert math.isfinite(value)
     return round(value, 6)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.report.atlas import path_of
 from m4.eval.report.page import Background, language_tag
 from m4.eval.report.report import report
@@ -71,6 +72,7 @@ def made(tmp_path_factory):
     written = report(
         folder / "out",
         [System(name, folder / name, f"{name}.gin", 7) for name in ("moe", "bilingual")],
+        DEFAULTS.metrics,
         TRAIN,
         {language: {"seen": [n % 2 == 0 for n in range(20)]} for language in TRAIN},
         background,
@@ -143,7 +145,10 @@ def test_optional_parts(made, tmp_path):
     assert "41.0" in text
     folder = written.html.parent.parent
     plain = report(
-        tmp_path, [System(name, folder / name) for name in ("moe", "bilingual")], TRAIN
+        tmp_path,
+        [System(name, folder / name) for name in ("moe", "bilingual")],
+        DEFAULTS.metrics,
+        TRAIN,
     ).html.read_text(encoding="utf-8")
     for part in ("subsets", "training"):
         assert f'"{part}"' not in plain
@@ -155,7 +160,7 @@ def test_same_files_same_bytes(made, tmp_path):
     written, _ = made
     folder = written.html.parent.parent
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
-    one, two = (report(tmp_path / name, systems, TRAIN) for name in "ab")
+    one, two = (report(tmp_path / name, systems, DEFAULTS.metrics, TRAIN) for name in "ab")
     for name in ("html", "png", "pdf", "scores", "deltas"):
         assert getattr(one, name).read_bytes() == getattr(two, name).read_bytes()
 
@@ -173,7 +178,7 @@ def test_the_atlas_is_shown_where_there_are_counts(made, tmp_path):
             path_of(tmp_path, split), found, {"split": split, "train_pairs": TRAIN}
         )
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
-    text = report(tmp_path, systems, TRAIN).html.read_text(encoding="utf-8")
+    text = report(tmp_path, systems, DEFAULTS.metrics, TRAIN).html.read_text(encoding="utf-8")
     assert text.count("ALARM encoder_1: 1 of 3 experts is dead") == 2
     # Light and dark, beside those of the plot.
     assert text.count('"data:image/png;base64,') == 2 + 2 * 2
@@ -189,7 +194,7 @@ def test_unknown_curve_is_an_error(made, tmp_path):
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
     background = Background(curves={"moe": [{"step": 1, "nll": 2.0}]}, curve_keys=("los",))
     with pytest.raises(ValueError, match="no 'los' in the metrics to draw; they have nll, step"):
-        report(tmp_path, systems, TRAIN, background=background)
+        report(tmp_path, systems, DEFAULTS.metrics, TRAIN, background=background)
 
 
 def test_rows_are_json(made):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.scoring import delta, score
 from m4.storage.files import write_jsonl
 
@@ -32,7 +33,7 @@ def measured(tmp_path_factory):
             decode(folder / "same", direction, 2 if low else 8)
             decode(folder / "bilingual", direction, 2 if low else 8)
     names = ("moe", "same", "bilingual")
-    return score.measure([score.System(name, folder / name) for name in names])
+    return score.measure([score.System(name, folder / name) for name in names], DEFAULTS.metrics)
 
 
 def test_rows(measured):

@@ -1,9 +1,14 @@
+import functools
 import json
 
+import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from m4.eval.scoring import score
+from m4.eval.metrics import Statistics
+from m4.eval.metrics.bleu import bleu
+from m4.eval.metrics.chrf import chrf
+from m4.eval.scoring import delta, score
 from m4.storage.files import read_jsonl, write_jsonl
 
 
@@ -29,7 +34,7 @@ def systems(tmp_path):
 
 
 def test_rows_of_every_system_metric_and_subset(systems, tmp_path):
-    measured = score.measure(systems)
+    measured = score.measure(systems, [bleu, chrf])
     subsets = {"gl": {"seen": [True, False, True]}}
     rows = score.score_rows(measured, {"gl": 250}, subsets)
     assert [(r["system"], r["metric"], r["subset"]) for r in rows] == [
@@ -55,6 +60,50 @@ def test_rows_of_every_system_metric_and_subset(systems, tmp_path):
     assert read_jsonl(tmp_path / "scores.jsonl") == rows
 
 
+def exact(hypotheses, references, language, metric="exact", signature="exact match"):
+    """A user's own metric: the share of the sentences that are the reference."""
+    counts = [[h == r, 1] for h, r in zip(hypotheses, references, strict=True)]
+    return Statistics(metric, np.array(counts, np.int64), share, signature)
+
+
+def share(sums):
+    return 100.0 * sums[..., 0] / sums[..., 1]
+
+
+def test_rows_of_a_users_metric(systems):
+    measured = score.measure(systems, [exact])
+    rows = score.score_rows(measured, {"gl": 250})
+    assert [(r["system"], r["metric"], r["score"]) for r in rows] == [
+        ("moe", "exact", pytest.approx(100 * 2 / 3, abs=1e-6)),
+        ("bilingual", "exact", 0.0),
+        ("copy", "exact", 0.0),
+    ]
+    # Any text is a signature, also none.
+    assert {row["signature"] for row in rows} == {"exact match|bs:1000|seed:12345"}
+    unsigned = score.measure(systems, [functools.partial(exact, signature="")])
+    assert score.score_rows(unsigned, {})[0]["signature"] == "bs:1000|seed:12345"
+    (row,) = delta.deltas(measured, {"gl": 250}, metric="exact")
+    assert row.delta == pytest.approx(100 * 2 / 3)
+
+
+def test_a_metric_that_cannot_be_used_is_named(systems):
+    def too_few(hypotheses, references, language):
+        return exact(hypotheses[:1], references[:1], language)
+
+    def undefined(hypotheses, references, language):
+        counts = np.zeros((len(hypotheses), 1), np.int64)
+        return Statistics("none", counts, lambda sums: sums[..., 0] * np.nan, "")
+
+    for metrics, message in (
+        ([too_few], "metric exact: counts of 1 sentences of gl-en, which has 3"),
+        ([exact, exact], "two metrics are called 'exact'"),
+        ([functools.partial(exact, metric="../exact")], r"a metric called '\.\./exact'"),
+        ([undefined], "none of moe, gl-en, all is nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            score.score_rows(score.measure(systems, metrics), {})
+
+
 def test_copy_is_the_source_without_its_tag():
     rows = [
         score.Decode("<2zh_Hant> 3 weeks ago", "3週前", "?"),
@@ -64,19 +113,19 @@ def test_copy_is_the_source_without_its_tag():
 
 
 def test_an_empty_subset_has_no_row(systems):
-    rows = score.score_rows(score.measure(systems), {}, {"gl": {"seen": [True] * 3}})
+    rows = score.score_rows(score.measure(systems, [bleu, chrf]), {}, {"gl": {"seen": [True] * 3}})
     assert {row["subset"] for row in rows} == {"all", "seen"}
 
 
 def test_marks_must_fit_the_sentences(systems):
     with pytest.raises(ValueError, match=r"'seen' of 'gl' marks 2 sentences, moe has decoded 3"):
-        score.score_rows(score.measure(systems), {}, {"gl": {"seen": [True, False]}})
+        score.score_rows(score.measure(systems, [bleu, chrf]), {}, {"gl": {"seen": [True, False]}})
 
 
 def test_systems_on_different_test_sets_are_refused(systems, tmp_path):
     write(tmp_path / "other", "gl-en", ["a"], ["b"])
     with pytest.raises(ValueError, match="other test sentences than those of moe"):
-        score.measure([*systems, score.System("dense", tmp_path / "other")])
+        score.measure([*systems, score.System("dense", tmp_path / "other")], [chrf])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +150,7 @@ def test_bad_names_are_refused(systems, tmp_path):
     with pytest.raises(ValueError, match="no hypotheses in"):
         score.find_decodes(tmp_path, "test")
     with pytest.raises(ValueError, match="names are unique"):
-        score.measure([systems[0], systems[0]])
+        score.measure([systems[0], systems[0]], [chrf])
     for bad in ("gl", "gl-", "en-b-c", "gl-pt"):
         with pytest.raises(ValueError, match="must be 'en-xx' or 'xx-en'"):
             score.foreign(bad)

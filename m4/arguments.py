@@ -211,7 +211,12 @@ def _add_plan(job: argparse.ArgumentParser) -> None:
         type=float,
         help="what an hour of a chip, or a GPU, costs: the plan multiplies it out",
     )
-    job.add_argument("--job", dest="planned", choices=["train", "decode"], default="train")
+    job.add_argument(
+        "--program",
+        choices=["train", "decode"],
+        default="train",
+        help="which program to compile (%(default)s)",
+    )
     job.add_argument(
         "--languages",
         type=int,
@@ -231,9 +236,9 @@ def _add_plan(job: argparse.ArgumentParser) -> None:
         "--configs", default="gin_configs", help="with --sweep: folder of its configs (%(default)s)"
     )
     job.add_argument(
-        "--keep",
+        "--reuse",
         action="store_true",
-        help="with --sweep: plans that other code of m4 made are kept too",
+        help="with --sweep: also reuse plans made by other versions of m4's code",
     )
     # For the process that compiles: the file that it writes.
     job.add_argument("--facts", type=Path, help=argparse.SUPPRESS)

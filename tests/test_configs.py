@@ -18,14 +18,14 @@ from m4.data import samplers
 from m4.data.stream.mixture import tells_drawn
 from m4.model.transformer import abstract_variables, count_parameters
 from m4.plan.program import planned_model
-from m4.plan.table3 import TABLE3, row_of
+from m4.plan.table3 import TABLE3, paper_row_of
 from tests.command_line import own_gin
 
 FOLDER = Path(__file__).parents[1] / "gin_configs"
 CONFIGS = sorted(FOLDER.glob("**/*.gin"))
 # A second config of one of the paper's models, with another strategy.
 VARIANTS = {"t_96l_pipeline": "t_96l"}
-PAPERS = [path for path in CONFIGS if row_of(VARIANTS.get(path.stem, path.stem))]
+PAPERS = [path for path in CONFIGS if paper_row_of(VARIANTS.get(path.stem, path.stem))]
 
 
 @pytest.fixture(params=CONFIGS, ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))
@@ -91,7 +91,7 @@ def test_its_model_and_optimizer_can_be_built(setup: jobs.Setup) -> None:
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem, indirect=True)
 def test_the_papers_models_have_the_papers_sizes(path: Path, setup: jobs.Setup) -> None:
-    row = row_of(VARIANTS.get(path.stem, path.stem))
+    row = paper_row_of(VARIANTS.get(path.stem, path.stem))
     assert row is not None
     model, directions = planned_model(setup, 100)
     assert len(directions) == 100

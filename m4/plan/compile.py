@@ -18,10 +18,10 @@ from m4.plan.clusters import Cluster
 from m4.plan.hlo.collectives import Measured, measure, measure_apart, summary
 from m4.plan.machines import Machine
 from m4.plan.oom import decoding_advice, out_of_memory, too_much, training_advice
-from m4.plan.program import Program, decode_program, train_program
+from m4.plan.program import PlannedProgram, decode_program, train_program
 from m4.plan.step_time import step_time
 
-JOBS = {"train": train_program, "decode": decode_program}
+PROGRAMS = {"train": train_program, "decode": decode_program}
 
 
 def devices_of(machine: Machine) -> Sequence[Any]:
@@ -56,7 +56,7 @@ def _gpus(machine: Cluster) -> Sequence[Any]:
     return found.devices
 
 
-def facts(setup: Setup, machine: Machine, job: str, languages: int) -> dict[str, Any]:
+def facts(setup: Setup, machine: Machine, kind: str, languages: int) -> dict[str, Any]:
     """Everything that one compilation tells, as JSON; "refused" where it does not fit.
 
     Raises:
@@ -64,12 +64,12 @@ def facts(setup: Setup, machine: Machine, job: str, languages: int) -> dict[str,
     """
     start = _now()
     devices = devices_of(machine)
-    program = JOBS[job](setup, devices, languages)
+    program = PROGRAMS[kind](setup, devices, languages)
     traced = _now()
     given = memory.given(program)
     found: dict[str, Any] = {
         "format": launch.FORMAT,
-        "job": job,
+        "program": kind,
         "topology": machine.name,
         "devices": machine.devices,
         "device_kind": devices[0].device_kind,
@@ -104,7 +104,7 @@ def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str
     except jax.errors.JaxRuntimeError as error:
         # libtpu's printer lacks a case (a check of asynchronous operations, on v5p and v6e).
         return {"no_text": str(error).splitlines()[0][:300]}
-    if found["job"] == "decode":
+    if found["program"] == "decode":
         return _search(text, machine, found)
     measured = measure(text)
     told = {"compiled": float(measured.flops), "unread": measured.unread}
@@ -162,13 +162,13 @@ def _seconds(
     }
 
 
-def _advice(program: Program, given: Mapping[str, int]) -> list[str]:
+def _advice(program: PlannedProgram, given: Mapping[str, int]) -> list[str]:
     if program.optimizer is not None:
         return training_advice(program.model, given)
     return decoding_advice(program.model, given, program.rows, program.beams)
 
 
-def _sizes(program: Program) -> dict[str, Any]:
+def _sizes(program: PlannedProgram) -> dict[str, Any]:
     model = program.model
     return {
         "batch": {
@@ -191,7 +191,7 @@ def _sizes(program: Program) -> dict[str, Any]:
     }
 
 
-def _flops(program: Program, devices: int) -> dict[str, Any]:
+def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
     """A device's, of a step; of a search, by its parts."""
     model = program.model
     one_hot = model.transport is einsum or "einsum" in getattr(model.transport, "__name__", "")

@@ -1,24 +1,24 @@
-"""The job `m4 plan`: has a program compiled apart, shows what was found, writes it down."""
+"""The job `m4 plan`: compiles a config's program for a machine, prints and writes the plan."""
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from m4.plan import launch, report
+from m4.plan import launch, tables
 from m4.plan.machines import topology
-from m4.plan.sweep import sweep
+from m4.plan.sweep import Sweep
 from m4.storage.files import write_text
 
 if TYPE_CHECKING:
     from m4.experiment import Setup
 
 DOES_NOT_FIT = 3
-# What is planned for where --topology does not say.
+# The machine where --topology names none.
 TOPOLOGY = "v3:8x8"
 
 
@@ -28,72 +28,28 @@ def plan(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
     Writes <config>.<topology>.json, .md and .html in `parsed.output`.
 
     Raises:
-        ValueError: a mistake in the arguments or the config, or no TPU compiler.
+        ValueError: a mistake in the arguments or the config, or no compiler for the machine.
     """
     console = Console(width=None if sys.stdout.isatty() else 120)
+    shared = _shared_arguments(parsed)
+    given = [f"--gin_bindings={binding}" for binding in [*parsed.gin_bindings, *bindings]]
     if parsed.sweep:
         _check_sweep(parsed)
-        return sweep(parsed, bindings, console)
+        Sweep(Path(parsed.configs), parsed.output, shared, given, parsed.reuse).run(console)
+        return 0
     if len(parsed.gin_file) != 1:
         raise ValueError("give one config: --gin_file=gin_configs/moe_128e_12l.gin; or --sweep")
     if parsed.price_per_chip_hour is not None and not parsed.price_per_chip_hour >= 0:
         raise ValueError(f"--price_per_chip_hour={parsed.price_per_chip_hour}: less than 0")
-    config, job = Path(parsed.gin_file[0]).stem, parsed.planned
+    config = Path(parsed.gin_file[0])
+    arguments = [f"--gin_file={config}", *shared, *given, *(["--debug"] if parsed.debug else [])]
     machine = parsed.topology or TOPOLOGY
-    facts = compiled(config, config_arguments(parsed, bindings), machine, job, console)
+    facts = launch.compiled(config.stem, arguments, machine, parsed.program, console)
     facts["price_per_chip_hour"] = parsed.price_per_chip_hour
-    report.show(facts, console)
-    for path in report.write(facts, parsed.output / file_name(facts)):
+    tables.show(facts, console)
+    for path in tables.write(facts, parsed.output / tables.file_name(facts)):
         console.print(str(path), highlight=False, soft_wrap=True)
     return DOES_NOT_FIT if "refused" in facts else 0
-
-
-def _check_sweep(parsed: argparse.Namespace) -> None:
-    """Raises a ValueError for what `--sweep` would not heed."""
-    if parsed.gin_file or parsed.model_dir:
-        name = "--gin_file" if parsed.gin_file else "--model_dir"
-        raise ValueError(f"--sweep has configs of its own: leave {name} out (--configs=...)")
-    unheeded = {
-        f"--topology={parsed.topology}": parsed.topology is not None,
-        f"--job={parsed.planned}": parsed.planned != "train",
-        f"--price_per_chip_hour={parsed.price_per_chip_hour}": (
-            parsed.price_per_chip_hour is not None
-        ),
-    }
-    if name := next((name for name, given in unheeded.items() if given), None):
-        raise ValueError(
-            f"{name}: --sweep plans training steps on machines of its own, with no price: leave it "
-            "out"
-        )
-
-
-def file_name(facts: Mapping[str, Any]) -> str:
-    """moe_128e_12l.v3-8x8, and for decoding moe_128e_12l.v3-8x8.decode."""
-    name = f"{facts['config']}.{facts['topology'].replace(':', '-')}"
-    return name if facts["job"] == "train" else f"{name}.{facts['job']}"
-
-
-def config_arguments(parsed: argparse.Namespace, bindings: Sequence[str]) -> list[str]:
-    """The arguments that make the compiling process read the same config."""
-    found = [f"--gin_file={name}" for name in parsed.gin_file]
-    found += [f"--gin_search_paths={parsed.gin_search_paths}", f"--languages={parsed.languages}"]
-    found += [f"--gin_bindings={binding}" for binding in [*parsed.gin_bindings, *bindings]]
-    return found + (["--debug"] if parsed.debug else [])
-
-
-def compiled(
-    config: str, arguments: Sequence[str], machine: str, job: str, console: Console
-) -> dict[str, Any]:
-    """The facts of one compilation, with the config's name."""
-    platform = topology(machine).platform
-    launch.check_compiler(platform)
-    asked = [*arguments, f"--topology={machine}", f"--job={job}"]
-    with console.status(f"compiling {config} for {machine}: minutes"):
-        try:
-            found = launch.compile_apart(asked, platform)
-        except launch.ChildError as error:
-            raise ValueError(str(error)) from error
-    return {"config": config, **found}
 
 
 def write_facts(setup: "Setup", parsed: argparse.Namespace) -> None:
@@ -101,5 +57,30 @@ def write_facts(setup: "Setup", parsed: argparse.Namespace) -> None:
     launch.end_with_parent()
     from m4.plan.compile import facts
 
-    found = facts(setup, topology(parsed.topology or TOPOLOGY), parsed.planned, parsed.languages)
+    found = facts(setup, topology(parsed.topology or TOPOLOGY), parsed.program, parsed.languages)
     write_text(parsed.facts, json.dumps(found, ensure_ascii=False))
+
+
+def _shared_arguments(parsed: argparse.Namespace) -> list[str]:
+    """What the compiling process needs to read any config as this process does."""
+    return [f"--gin_search_paths={parsed.gin_search_paths}", f"--languages={parsed.languages}"]
+
+
+def _check_sweep(parsed: argparse.Namespace) -> None:
+    """Raises a ValueError for an argument that has no effect with `--sweep`."""
+    if parsed.gin_file or parsed.model_dir:
+        name = "--gin_file" if parsed.gin_file else "--model_dir"
+        raise ValueError(f"--sweep plans its own configs: leave {name} out (--configs=...)")
+    without_effect = {
+        f"--topology={parsed.topology}": parsed.topology is not None,
+        f"--program={parsed.program}": parsed.program != "train",
+        f"--price_per_chip_hour={parsed.price_per_chip_hour}": (
+            parsed.price_per_chip_hour is not None
+        ),
+    }
+    for name, given in without_effect.items():
+        if given:
+            raise ValueError(
+                f"{name}: --sweep plans training steps on its own machines, without a price: "
+                "leave it out"
+            )

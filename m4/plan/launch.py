@@ -1,11 +1,11 @@
-"""A compilation in a process of its own: its environment, and one at a time on a machine.
+"""A compilation in a subprocess: its environment, and one at a time on a machine.
 
 The compilers are packages: libtpu, and for GPUs JAX's CUDA plugin, which works without CUDA and
 without a GPU. Where there is no GPU the plugin complains at every start of JAX; so `make pod-gpu`
-puts it in a folder beside the environment's packages, which compiling processes alone look into.
+puts it in a separate folder, which only compiling processes have on their path.
 
-libtpu reads its environment once and takes gigabytes; nothing of that should stay in a process that
-does something else. This file needs neither JAX nor gin.
+libtpu reads its environment once and takes gigabytes; none of that should stay in a process that
+does something else. This module needs neither JAX nor gin.
 """
 
 import fcntl
@@ -21,16 +21,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from m4.parallel.supervise import end_with
+from m4.plan.machines import topology
 
 # Raised with every change of the facts that a compiling process writes (`m4.plan.compile.facts`).
-FORMAT = 3
-# No device is wanted, so libtpu need not look for one, ask the cloud who it is, or keep others from
-# a TPU that is not there. Where there is one, it is left alone.
+FORMAT = 4
+# No device is needed: libtpu does not look for one, query the cloud's metadata, or lock a TPU.
 ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "JAX_PLATFORMS": "cpu",
-    # Programs for devices that are not there cannot be loaded again.
+    # Programs for absent devices cannot be loaded again.
     "JAX_ENABLE_COMPILATION_CACHE": "false",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_ACCELERATOR_TYPE": "v3-8",
@@ -38,20 +40,20 @@ ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
-    # CUDA is not there either.
+    # CUDA need not be installed.
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
 # Where `make pod-gpu` puts the compiler for GPUs.
 CUDA_COMPILER = Path(sys.prefix) / "share" / "m4" / "cuda_compiler"
 _CUDA = "jax_cuda12_plugin"
-# What the compiler for GPUs says where there is no GPU, before it can be asked to be quiet.
+# What the compiler for GPUs logs where there is no GPU, before its log level applies.
 _NOISE = ("before absl::InitializeLog() is called", "Could not find cuda drivers")
-# Tells the compiling process who waits for it.
+# The variable with the process id of the one that waits for the compiling process.
 _PARENT = "M4_PLAN_PARENT"
 
 
 class ChildError(Exception):
-    """The compiling process ended with a mistake of the user's; its line is the message."""
+    """The user made a mistake: the message is the last line of the compiling process."""
 
 
 def check_compiler(platform: str) -> None:
@@ -60,7 +62,7 @@ def check_compiler(platform: str) -> None:
         if not (CUDA_COMPILER / _CUDA).is_dir() and importlib.util.find_spec(_CUDA) is None:
             raise ValueError(
                 "the compiler for GPUs is not installed: `make pod-gpu` (JAX's CUDA plugin, "
-                "182 MB; neither a GPU nor CUDA is needed)"
+                "182 MB; needs neither a GPU nor CUDA)"
             )
         return
     path = os.environ.get("TPU_LIBRARY_PATH")
@@ -70,12 +72,12 @@ def check_compiler(platform: str) -> None:
     elif importlib.util.find_spec("libtpu") is None:
         raise ValueError(
             "the TPU compiler is not installed: `make pod`, or `pip install '.[pod]'` in a "
-            "clone (libtpu, 205 MB; no TPU is needed)"
+            "clone (libtpu, 205 MB; needs no TPU)"
         )
 
 
 def versions(platform: str = "tpu") -> dict[str, str]:
-    """The packages that decide what a compilation gives; "": not installed as a package."""
+    """Versions of the packages that decide a compilation's result; "": not a package here."""
     found = {}
     for name in ("jax", "jaxlib", "jax-cuda12-pjrt" if platform == "cuda" else "libtpu", "m4"):
         try:
@@ -89,28 +91,50 @@ def versions(platform: str = "tpu") -> dict[str, str]:
 def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
     """Waits until no other plan of this user compiles on this machine.
 
-    Two at once would take twice the memory and as long as one after the other. The file stays: a
-    lock is held by a process, not by a file's being there, and ends with it, however it ends.
+    Two at once would take twice the memory and as long as one after the other. The lock file stays;
+    the lock itself ends with its process.
     """
     folder = Path(tempfile.gettempdir()) if folder is None else folder
     with (folder / f"m4-plan.{os.getuid()}.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("another plan is being made on this machine: waiting for it", file=sys.stderr)
+            print("waiting for another plan that compiles on this machine", file=sys.stderr)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def compile_apart(arguments: Sequence[str], platform: str = "tpu") -> dict[str, Any]:
-    """The facts that `m4 plan ARGUMENTS --facts=...` writes, from a process of its own.
+def compiled(
+    config: str, arguments: Sequence[str], machine: str, program: str, console: Console
+) -> dict[str, Any]:
+    """The facts of one compilation, with the config's name.
 
-    What that process says on its standard error, though its compilers are asked to be quiet, is
-    passed on.
+    Args:
+        config: its name. arguments: of the command line, from which the subprocess reads it.
+        machine: as "v3:8x8". program: "train" or "decode".
+
+    Raises:
+        ValueError: a mistake in the arguments or the config, or no compiler for the machine.
+    """
+    platform = topology(machine).platform
+    check_compiler(platform)
+    given = [*arguments, f"--topology={machine}", f"--program={program}"]
+    with console.status(f"compiling {config} for {machine}: minutes"):
+        try:
+            found = compile_in_subprocess(given, platform)
+        except ChildError as error:
+            raise ValueError(str(error)) from error
+    return {"config": config, **found}
+
+
+def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> dict[str, Any]:
+    """The facts that `m4 plan ARGUMENTS --facts=...` writes, run as a subprocess.
+
+    Passes on the subprocess's standard error.
 
     Raises:
         ChildError: a mistake in config or arguments.
-        RuntimeError: anything else; with all that the process said.
+        RuntimeError: anything else; with the subprocess's standard error.
     """
     with one_at_a_time(), tempfile.TemporaryDirectory(prefix="m4-plan-") as folder:
         path = Path(folder) / "facts.json"
@@ -119,7 +143,7 @@ def compile_apart(arguments: Sequence[str], platform: str = "tpu") -> dict[str, 
         if platform == "cuda" and CUDA_COMPILER.is_dir():
             folders = [str(CUDA_COMPILER), os.environ.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-        ended = subprocess.run(
+        done = subprocess.run(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -127,21 +151,20 @@ def compile_apart(arguments: Sequence[str], platform: str = "tpu") -> dict[str, 
             text=True,
             errors="replace",
         )
-        said = ended.stderr.strip()
-        if ended.returncode == 2:
-            raise ChildError(said.splitlines()[-1].removeprefix("m4 plan: "))
-        if ended.returncode or not path.is_file():
+        errors = done.stderr.strip()
+        if done.returncode == 2:
+            raise ChildError(errors.splitlines()[-1].removeprefix("m4 plan: "))
+        if done.returncode or not path.is_file():
             raise RuntimeError(
-                f"the compiling process ended with status {ended.returncode}:\n{said}"
+                f"the compiling process ended with status {done.returncode}:\n{errors}"
             )
-        for line in said.splitlines():
+        for line in errors.splitlines():
             if not any(noise in line for noise in _NOISE):
                 print(line, file=sys.stderr)
         return json.loads(path.read_text(encoding="utf-8"))
 
 
 def end_with_parent() -> None:
-    """In the compiling process: it ends when the one that waits for it does, so that none goes on
-    while the lock is free."""
+    """Makes the compiling process end with its parent: it never compiles without the lock."""
     if parent := os.environ.get(_PARENT):
         end_with(int(parent))

@@ -9,12 +9,12 @@ from flax.core import unfreeze
 from flax.linen import partitioning
 from jax.sharding import PartitionSpec
 
-from m4.plan.program import Program
+from m4.plan.program import PlannedProgram
 
 KINDS = ("replicated weights", "expert weights", "optimizer state", "batch", "temporaries", "code")
 
 
-def counts(program: Program) -> dict[str, int]:
+def counts(program: PlannedProgram) -> dict[str, int]:
     """Parameters over all devices by kind: experts, embeddings, routers, attention, the rest."""
     found: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(program.params)[0]:
@@ -36,7 +36,7 @@ def _kind(names: list[str]) -> str:
     return "routers, norms, biases"
 
 
-def given(program: Program) -> dict[str, int]:
+def given(program: PlannedProgram) -> dict[str, int]:
     """Bytes a device of what the program is given, as the shardings say (without padding).
 
     "replicated weights" are all that are no expert's, also where `loop.train.zero` or the mesh axis

@@ -36,7 +36,7 @@ from m4.train.state import TrainState, initialize, state_shardings
 _NOWHERE = "nowhere"
 
 
-class Program(NamedTuple):
+class PlannedProgram(NamedTuple):
     """A program before its compilation, and what it is about.
 
     Attributes:
@@ -102,7 +102,7 @@ def planned_model(setup: Setup, languages: int) -> tuple[Transformer, list[str]]
     return model_of(setup, sizes, len(directions)), directions
 
 
-def train_program(setup: Setup, devices: Sequence[Any], languages: int) -> Program:
+def train_program(setup: Setup, devices: Sequence[Any], languages: int) -> PlannedProgram:
     """The step of `m4 train`: the function that the loop compiles, with its shardings.
 
     Raises:
@@ -113,7 +113,7 @@ def train_program(setup: Setup, devices: Sequence[Any], languages: int) -> Progr
     rows = setup.batch_size
     source_length, target_length = setup.lengths["inputs"], setup.lengths["targets"]
 
-    def lower(step: loop.Program) -> Program:
+    def lower(step: loop.Program) -> PlannedProgram:
         tx = step.optimizer
         shardings = state_shardings(mesh, model, tx, step.zero)
         with shapes_only():
@@ -121,7 +121,7 @@ def train_program(setup: Setup, devices: Sequence[Any], languages: int) -> Progr
         state: TrainState = _placed(abstract, shardings)
         batch = _batch(mesh, rows, source_length, target_length)
         traced = loop.jit_step(step.step, shardings).trace(state, batch)
-        return Program(
+        return PlannedProgram(
             traced.lower(),
             traced.jaxpr,
             model,
@@ -137,11 +137,11 @@ def train_program(setup: Setup, devices: Sequence[Any], languages: int) -> Progr
 
     shapes = [(rows, source_length, target_length)]
     program = instead_of_training(setup, model, mesh, directions, lower, shapes)
-    assert isinstance(program, Program)
+    assert isinstance(program, PlannedProgram)
     return program
 
 
-def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Program:
+def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> PlannedProgram:
     """The beam search of `m4 decode` for a batch of the longest sources, over the config's mesh:
     the function that it compiles, with its shardings.
 
@@ -177,7 +177,7 @@ def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Prog
             batch = {"encoder_input_tokens": tokens_BL}
             traced = jit_search(layout, model, *asked).trace(params, batch)
             lowered = traced.lower()
-    return Program(
+    return PlannedProgram(
         lowered,
         traced.jaxpr,
         model,

@@ -1,23 +1,22 @@
-"""The whole family of the GShard paper planned at once: one table and its pictures."""
+"""All models of the GShard paper planned at once: one table and its pictures."""
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from m4.parallel.consistency_check import code_digest
-from m4.plan import launch, pictures, report, table3
+from m4.plan import launch, pages, pictures, table3, tables
 from m4.plan.machines import GIB
-from m4.plan.section import MODEL_NOTE, Section
-
-Row = tuple[str, ...]
+from m4.plan.pages import Section
+from m4.plan.wording import MODEL_NOTE
 
 
 class Case(NamedTuple):
-    """A config of the family on its machine, with changes; label "" is the config as it is."""
+    """A config of the family on its machine, with changes; label "": the config unchanged."""
 
     config: str
     topology: str
@@ -32,7 +31,7 @@ class Case(NamedTuple):
 
 
 _QUARTER = ("quarter batch", ("BATCH_SIZE = 2048",))
-_COPIES = ("mesh.make_mesh.data = -1", "mesh.make_mesh.fsdp = 1")
+_REPLICATED = ("mesh.make_mesh.data = -1", "mesh.make_mesh.fsdp = 1")
 # Equal tokens a core are 2,048 of each side, which all but the two of 128 experts have.
 CASES = (
     Case("moe_128e_12l", "v3:8x8"),
@@ -45,70 +44,73 @@ CASES = (
     Case("moe_2048e_36l", "v3:32x32"),
     Case("moe_2048e_60l", "v3:32x32"),
     Case("moe_2048e_60l", "v3:32x32", "bfloat16", ("transformer.Transformer.dtype = 'bfloat16'",)),
-    Case("moe_2048e_60l", "v3:32x32", "whole weights", ("loop.train.zero = ()",)),
+    Case("moe_2048e_60l", "v3:32x32", "replicated weights", ("loop.train.zero = ()",)),
     Case("t_96l", "v3:32x32"),
-    Case(
-        "t_96l",
-        "v3:32x32",
-        "whole weights",
-        ("mesh.make_mesh.data = -1", "mesh.make_mesh.fsdp = 1"),
-    ),
+    Case("t_96l", "v3:32x32", "replicated weights", _REPLICATED),
 )
 
 
-def sweep(parsed: argparse.Namespace, bindings: Sequence[str], console: Console) -> int:
-    """Plans every case, writes family.{json,md,html,png,pdf}; returns the exit status.
+@dataclass(frozen=True)
+class Sweep:
+    """All plans of `CASES`, and one page of them.
 
-    A case whose JSON is in the folder, made by the same arguments, config and versions, is not
-    compiled again; with --keep not even where m4's code has changed.
-
-    Raises:
-        ValueError: a config that is not there; mistakes of `m4.plan.job.compiled`.
+    Attributes:
+        configs: folder of the cases' gin files. output: folder of the plans and of
+            family.{json,md,html,png,pdf}.
+        arguments, bindings: of the command line, for every case; bindings come after its own.
+        reuse: reuse plans made by other versions of m4's code too.
     """
-    from m4.plan.job import compiled  # it starts this one
 
-    folder, given = Path(parsed.configs), [*parsed.gin_bindings, *bindings]
-    for case in CASES:
-        if not (folder / f"{case.config}.gin").is_file():
-            raise ValueError(f"--configs={folder}: it has no {case.config}.gin")
-    rows = []
-    for number, case in enumerate(CASES, start=1):
-        path = parsed.output / f"{case.name}.json"
-        arguments = [
-            f"--gin_file={folder / f'{case.config}.gin'}",
-            f"--gin_search_paths={parsed.gin_search_paths}",
-            f"--languages={parsed.languages}",
-            *(f"--gin_bindings={binding}" for binding in [*case.bindings, *given]),
-        ]
-        identity = made_of(arguments, case, folder)
-        facts = kept(path, identity, parsed.keep)
-        told = "kept" if facts else "compiled"
-        if facts is None:
-            facts = compiled(case.config, arguments, case.topology, "train", console)
-            facts |= {"label": case.label, "identity": identity, "code": code_digest()}
-            report.write(facts, path.with_suffix(""))
-        rows.append(facts)
-        console.print(
-            f"{number}/{len(CASES)} {case.name}: {told}; {report.verdict(facts)}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    for written in write(rows, parsed.output / "family"):
-        console.print(str(written), highlight=False, soft_wrap=True)
-    return 0
+    configs: Path
+    output: Path
+    arguments: Sequence[str]
+    bindings: Sequence[str]
+    reuse: bool = False
+
+    def run(self, console: Console) -> None:
+        """Compiles each case that has no plan yet from the same config, arguments and versions.
+
+        Raises:
+            ValueError: a config is missing; mistakes of `m4.plan.launch.compiled`.
+        """
+        for case in CASES:
+            if not self._config(case).is_file():
+                raise ValueError(f"--configs={self.configs}: no {case.config}.gin in it")
+        rows = []
+        for number, case in enumerate(CASES, start=1):
+            path = self.output / f"{case.name}.json"
+            identity = self.identity(case)
+            facts = reusable(path, identity, self.reuse)
+            done = "reused" if facts else "compiled"
+            if facts is None:
+                arguments = self._arguments(case)
+                facts = launch.compiled(case.config, arguments, case.topology, "train", console)
+                facts |= {"label": case.label, "identity": identity, "code": code_digest()}
+                tables.write(facts, path.with_suffix(""))
+            rows.append(facts)
+            line = f"{number}/{len(CASES)} {case.name}: {done}; {tables.verdict(facts)}"
+            console.print(line, highlight=False, soft_wrap=True)
+        for written in write(rows, self.output / "family"):
+            console.print(str(written), highlight=False, soft_wrap=True)
+
+    def identity(self, case: Case) -> dict[str, Any]:
+        """What decides a plan, except for m4's own code."""
+        return {
+            "arguments": [*self._arguments(case), f"--topology={case.topology}"],
+            "config": self._config(case).read_text(encoding="utf-8"),
+            "versions": launch.versions(),
+        }
+
+    def _config(self, case: Case) -> Path:
+        return self.configs / f"{case.config}.gin"
+
+    def _arguments(self, case: Case) -> list[str]:
+        bindings = [f"--gin_bindings={binding}" for binding in case.bindings]
+        return [f"--gin_file={self._config(case)}", *self.arguments, *bindings, *self.bindings]
 
 
-def made_of(arguments: Sequence[str], case: Case, folder: Path) -> dict[str, Any]:
-    """What decides a plan, but for m4's own code."""
-    return {
-        "arguments": [*arguments, f"--topology={case.topology}"],
-        "config": (folder / f"{case.config}.gin").read_text(encoding="utf-8"),
-        "versions": launch.versions(),
-    }
-
-
-def kept(path: Path, identity: Mapping[str, Any], other_code: bool) -> dict[str, Any] | None:
-    """The facts that are in the file, if the same made them; None: they are to be made."""
+def reusable(path: Path, identity: Mapping[str, Any], other_code: bool) -> dict[str, Any] | None:
+    """The facts in the file, if made from the same; None: the case must be compiled."""
     if not path.is_file():
         return None
     facts = json.loads(path.read_text(encoding="utf-8"))
@@ -119,23 +121,23 @@ def kept(path: Path, identity: Mapping[str, Any], other_code: bool) -> dict[str,
 def write(rows: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
     """The table and the pictures of all plans."""
     images = pictures.draw(rows, stem)
-    parts = [*tables(rows), Section("Pictures", pictures.NOTES, (), pictures.as_text(rows))]
+    parts = [*family_tables(rows), Section("Pictures", pictures.NOTES, (), pictures.as_text(rows))]
     text = json.dumps({"rows": rows}, ensure_ascii=False, indent=1) + "\n"
     verdict = f"{sum('refused' not in row for row in rows)} of {len(rows)} fit their machine"
     title = "The family of the GShard paper, compiled for its TPU v3 pods"
-    return [*report.write_pages(stem, title, verdict, parts, text), *images]
+    return [*pages.write(stem, title, verdict, parts, text), *images]
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Memory, traffic, time beside Table 3, and what compiling took: a row a plan."""
-    memory: list[Row] = [_MEMORY]
-    sent: list[Row] = [_SENT]
-    time: list[Row] = [_TIME]
-    made: list[Row] = [_MADE]
+def family_tables(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """Memory, traffic, time next to Table 3, and compilation: a row a plan."""
+    memory: list[tuple[str, ...]] = [_MEMORY]
+    sent: list[tuple[str, ...]] = [_SENT]
+    time: list[tuple[str, ...]] = [_TIME]
+    made: list[tuple[str, ...]] = [_MADE]
     for facts in rows:
         name = label(facts)
         size = f"{sum(facts['parameters'].values()) / 1e9:,.1f}"
-        model = report.paper_model(facts)
+        model = tables.paper_model(facts)
         paper = f"{model.parameters / 1e9:,g}" if model else ""
         head = (name, f"{facts['devices']:,}", size, paper)
         cost = facts["compiler"]
@@ -162,11 +164,11 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         Section("Memory, GiB a device", ["Of 16 GiB a core of TPU v3."], memory),
         Section("Collectives a step: number x, GiB a device", (), sent),
         Section("Time of a step: a model", [MODEL_NOTE, _OTHER_TOKENS], time),
-        Section("Compiling", ["Two cores; seconds by the clock depend on what else runs."], made),
+        Section("Compiling", ["Two cores; wall time depends on what else runs."], made),
     ]
 
 
-_MEMORY: Row = (
+_MEMORY = (
     "model",
     "cores",
     "10^9 parameters",
@@ -175,9 +177,9 @@ _MEMORY: Row = (
     "expert weights",
     "optimizer",
     "temporaries",
-    "together",
+    "total",
 )
-_SENT: Row = (
+_SENT = (
     "model",
     "all-to-all",
     "all-reduce",
@@ -185,7 +187,7 @@ _SENT: Row = (
     "reduce-scatter",
     "collective-permute",
 )
-_TIME: Row = (
+_TIME = (
     "model",
     "TFLOP a core",
     "compute, s",
@@ -204,12 +206,12 @@ _OTHER_TOKENS = " ".join(
     for row in table3.TABLE3
     if row.tokens != table3.TOKENS
 )
-_MADE: Row = ("model", "tracing, s", "compiling, s", "CPU, s", "host memory, GiB")
+_MADE = ("model", "tracing, s", "compiling, s", "CPU, s", "host memory, GiB")
 
 
 def label(facts: Mapping[str, Any]) -> str:
     """ "(1) MoE(2048E, 36L), bfloat16"."""
-    printed = table3.row_of(facts["config"])
+    printed = table3.paper_row_of(facts["config"])
     name = printed.model if printed else facts["config"]
     return f"{name}, {facts['label']}" if facts.get("label") else name
 
@@ -220,7 +222,7 @@ def _traffic(facts: Mapping[str, Any], kind: str) -> str:
 
 
 def _seconds(facts: Mapping[str, Any]) -> list[str]:
-    seconds, cost = facts["step_seconds"], report.costs(facts)
+    seconds, cost = facts["step_seconds"], tables.costs(facts)
     if cost is None:
         return [""] * (len(_TIME) - 1)
     exchange = seconds["communication"].get("all-to-all", 0.0)
@@ -229,7 +231,7 @@ def _seconds(facts: Mapping[str, Any]) -> list[str]:
         f"{facts['flops']['traced'] / 1e12:.1f}",
         *(f"{n:.3f}" for n in (seconds["compute"], exchange, other, seconds["total"])),
     ]
-    compare = report.paper_step(facts)
+    compare = tables.paper_step(facts)
     paper = compare.steps_per_second if compare else None
     if paper:
         found += [f"{1 / float(paper):.3f}", f"{seconds['total'] * float(paper):.2f}"]

@@ -10,7 +10,7 @@ _YEAR_DAYS = 365
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """One model of Table 3, as printed, and its size of Table 1.
 
     steps_per_second: None where the paper gives none. batch_tokens: of one side, rounded as there.
@@ -29,15 +29,15 @@ class Row:
 
 
 TABLE3 = (
-    Row("(1) MoE(2048E, 36L)", "moe_2048e_36l", 2048, 600e9, "0.72", 4_000_000, "22.4", "4.0"),
-    Row("(2) MoE(2048E, 12L)", "moe_2048e_12l", 2048, 200e9, "2.15", 4_000_000, "7.5", "1.4"),
-    Row("(3) MoE(512E, 36L)", "moe_512e_36l", 512, 150e9, "1.05", 1_000_000, "15.5", "11.0"),
-    Row("(4) MoE(512E, 12L)", "moe_512e_12l", 512, 50e9, "3.28", 1_000_000, "4.9", "3.5"),
-    Row("(5) MoE(128E, 36L)", "moe_128e_36l", 128, 37e9, "0.67", 1_000_000, "6.1", "17.3"),
-    Row("(6) MoE(128E, 12L)", "moe_128e_12l", 128, 12.5e9, "2.16", 1_000_000, "1.9", "5.4"),
-    Row("* MoE(2048E, 60L)", "moe_2048e_60l", 2048, 1e12, None, 4_000_000, None, None),
+    PaperRow("(1) MoE(2048E, 36L)", "moe_2048e_36l", 2048, 600e9, "0.72", 4_000_000, "22.4", "4.0"),
+    PaperRow("(2) MoE(2048E, 12L)", "moe_2048e_12l", 2048, 200e9, "2.15", 4_000_000, "7.5", "1.4"),
+    PaperRow("(3) MoE(512E, 36L)", "moe_512e_36l", 512, 150e9, "1.05", 1_000_000, "15.5", "11.0"),
+    PaperRow("(4) MoE(512E, 12L)", "moe_512e_12l", 512, 50e9, "3.28", 1_000_000, "4.9", "3.5"),
+    PaperRow("(5) MoE(128E, 36L)", "moe_128e_36l", 128, 37e9, "0.67", 1_000_000, "6.1", "17.3"),
+    PaperRow("(6) MoE(128E, 12L)", "moe_128e_12l", 128, 12.5e9, "2.16", 1_000_000, "1.9", "5.4"),
+    PaperRow("* MoE(2048E, 60L)", "moe_2048e_60l", 2048, 1e12, None, 4_000_000, None, None),
     # 300,000 steps (section 4.2) of 4 million pieces.
-    Row("T(96L)", "t_96l", 2048, 2.3e9, None, 4_000_000, "235.5", "42", 12 * 10**11),
+    PaperRow("T(96L)", "t_96l", 2048, 2.3e9, None, 4_000_000, "235.5", "42", 12 * 10**11),
 )
 
 
@@ -54,6 +54,6 @@ def core_years(days: Fraction, cores: int) -> Fraction:
     return days * cores / _YEAR_DAYS
 
 
-def row_of(config: str) -> Row | None:
+def paper_row_of(config: str) -> PaperRow | None:
     """The row whose model a config of that name (a file's stem) has."""
     return next((row for row in TABLE3 if row.config == config), None)

@@ -84,7 +84,7 @@ def test_a_batch_that_does_not_fit(tmp_path: Path) -> None:
 def test_decoding_with_weights_that_do_not_fit(tmp_path: Path) -> None:
     # Embeddings of 8 million pieces and as many logits: 2 * 8e6 * 1024 float32 on each core.
     pieces = "--gin.cache.prepare.target_vocabulary_size=8000000"
-    said = plan("t_96l", tmp_path, "--job=decode", *SHALLOW, pieces)
+    said = plan("t_96l", tmp_path, "--program=decode", *SHALLOW, pieces)
     facts = refused(said, tmp_path / "t_96l.v3-2x2.decode.json")
     assert facts["given_bytes"]["replicated weights"] > 2 * 8_000_000 * 1024 * 4
     for name in ("mesh.make_mesh.fsdp", "jobs.Decoding.batch_rows", "jobs.Decoding.beams"):

@@ -1,4 +1,4 @@
-"""Compilations in processes of their own: one at a time, and what they say when they fail."""
+"""Compilations in subprocesses: one at a time, and their errors."""
 
 import contextlib
 import os
@@ -15,7 +15,9 @@ from tests.command_line import m4
 CONFIG = Path(__file__).parents[2] / "gin_configs" / "moe_128e_12l.gin"
 
 
-def test_the_second_waits_for_the_first(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_second_compilation_waits_for_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     order: list[str] = []
     inside, leave = threading.Event(), threading.Event()
 
@@ -42,7 +44,7 @@ def test_the_second_waits_for_the_first(tmp_path: Path, capsys: pytest.CaptureFi
     assert "waiting" in capsys.readouterr().err
 
 
-def test_a_lock_whose_process_is_gone_holds_nobody_up(tmp_path: Path) -> None:
+def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, sys; from m4.plan import launch\n"
         "with launch.one_at_a_time(pathlib.Path(sys.argv[1])): os._exit(9)"
@@ -55,7 +57,7 @@ def test_a_lock_whose_process_is_gone_holds_nobody_up(tmp_path: Path) -> None:
     assert left.exists()  # a lock that another one waits for is never deleted
 
 
-def test_the_environment_is_the_childs_alone_and_what_it_says_is_passed_on(
+def test_environment_is_the_subprocess_alone_and_its_stderr_is_passed_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     seen, said = {}, "libtpu: a warning\n"
@@ -69,9 +71,9 @@ def test_the_environment_is_the_childs_alone_and_what_it_says_is_passed_on(
         )
 
     monkeypatch.setattr(launch.subprocess, "run", run)
-    # Another plan of this machine would be waited for, and that said.
+    # Waiting for another plan of this machine would print a line.
     monkeypatch.setattr(launch, "one_at_a_time", contextlib.nullcontext)
-    assert launch.compile_apart(["--topology=v3:8x8"]) == {"devices": 128}
+    assert launch.compile_in_subprocess(["--topology=v3:8x8"]) == {"devices": 128}
     assert capsys.readouterr().err == said
     assert seen["env"]["M4_PLAN_PARENT"] == str(os.getpid())
     assert seen["command"][1:4] == ["-m", "m4", "plan"]
@@ -96,21 +98,21 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
-def test_a_compilation_ends_with_the_process_that_waits_for_it() -> None:
+def test_compilation_ends_with_its_parent() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", DIES, WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as first:
         assert first.stdin is not None
         assert first.stdout is not None
         assert first.stdout.readline() == b"there\n"
-        # Its end is reached when nobody has the pipe open any more: when the child is gone too.
+        # The pipe ends when no process has it open: when the child is gone too.
         left, _ = first.communicate(b"\n", timeout=60)
     assert left == b""
     assert first.returncode < 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
-def test_a_compilation_whose_parent_is_gone_does_not_begin() -> None:
+def test_compilation_without_parent_does_not_start() -> None:
     environment = {**os.environ, "M4_PLAN_PARENT": "1"}
     if os.getpid() == 1:
         pytest.skip("this is process 1")
@@ -123,10 +125,10 @@ def test_a_compilation_whose_parent_is_gone_does_not_begin() -> None:
     [
         (2, launch.ChildError, "^config: no such thing$"),
         (1, RuntimeError, "status 1"),
-        (0, RuntimeError, "status 0"),  # it ended well and wrote nothing
+        (0, RuntimeError, "status 0"),  # status 0, and no file
     ],
 )
-def test_a_childs_mistake_is_one_line_and_a_crash_all_of_it(
+def test_user_mistake_is_one_line_and_a_crash_has_all_of_stderr(
     status: int, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(command, **_):
@@ -135,10 +137,10 @@ def test_a_childs_mistake_is_one_line_and_a_crash_all_of_it(
 
     monkeypatch.setattr(launch.subprocess, "run", run)
     with pytest.raises(error, match=said):
-        launch.compile_apart([])
+        launch.compile_in_subprocess([])
 
 
-def test_without_the_compiler_it_says_what_to_install(
+def test_missing_compiler_error_names_the_installation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
@@ -151,7 +153,7 @@ def test_without_the_compiler_it_says_what_to_install(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_topology_that_there_is_not_is_told_first(tmp_path: Path) -> None:
+def test_unknown_topology_is_refused_first(tmp_path: Path) -> None:
     said = m4("plan", f"--gin_file={CONFIG}", "--topology=v3:8", f"--output={tmp_path}")
     assert said.mistake.startswith("m4 plan: --topology=v3:8: ")
     said = m4("plan", "--topology=v3:8x8")

@@ -8,7 +8,7 @@ import pytest
 
 from m4.plan import pictures, sweep
 from tests.command_line import m4
-from tests.plan.test_report import FACTS, REFUSED
+from tests.plan.test_tables import FACTS, REFUSED
 
 
 def rows() -> list[dict[str, Any]]:
@@ -28,12 +28,12 @@ def rows() -> list[dict[str, Any]]:
         found.append({**FACTS, **about, "model": {**FACTS["model"], **model}})
     unread = {k: v for k, v in found[-1].items() if k not in ("collectives", "step_seconds")}
     found.append({**unread, "no_text": "RET_CHECK"})
-    found.append({**found[0], **REFUSED, "label": "whole weights", "config": "t_96l"})
+    found.append({**found[0], **REFUSED, "label": "replicated weights", "config": "t_96l"})
     return found
 
 
 def test_every_plan_has_its_row_and_the_paper_stands_beside_it() -> None:
-    memory, sent, time, made = sweep.tables(rows())
+    memory, sent, time, made = sweep.family_tables(rows())
     assert len(memory.rows) == len(made.rows) == 1 + 8
     assert len(sent.rows) == len(time.rows) == 1 + 6  # neither the unread nor the refused one
     for section in (memory, sent, time, made):
@@ -44,7 +44,7 @@ def test_every_plan_has_its_row_and_the_paper_stands_beside_it() -> None:
     assert row[6:8] == ("1.389", "0.72")
     # With another batch than the paper's there is nothing to compare.
     assert of["(6) MoE(128E, 12L), quarter batch"][6:8] == ("", "")
-    assert memory.rows[-1][0] == "T(96L), whole weights"
+    assert memory.rows[-1][0] == "T(96L), replicated weights"
     assert memory.rows[-1][-1] == "does not fit: Ran out of memory"
 
 
@@ -87,18 +87,18 @@ def test_pictures_show_plans_of_equal_tokens_a_core() -> None:
 
 def test_a_plan_is_kept_where_the_same_made_it(tmp_path: Path) -> None:
     path, identity = tmp_path / "plan.json", {"arguments": ["a"]}
-    assert sweep.kept(path, identity, True) is None
+    assert sweep.reusable(path, identity, True) is None
     facts = {"identity": identity, "code": "another", "format": sweep.launch.FORMAT}
     path.write_text(json.dumps(facts), encoding="utf-8")
-    assert sweep.kept(path, identity, True) == facts
-    assert sweep.kept(path, identity, False) is None
-    assert sweep.kept(path, {"arguments": ["b"]}, True) is None
+    assert sweep.reusable(path, identity, True) == facts
+    assert sweep.reusable(path, identity, False) is None
+    assert sweep.reusable(path, {"arguments": ["b"]}, True) is None
     path.write_text(json.dumps({**facts, "code": sweep.code_digest()}), encoding="utf-8")
-    assert sweep.kept(path, identity, False) is not None
+    assert sweep.reusable(path, identity, False) is not None
     # What another m4 wrote may lack what this one shows.
     for other in ({"format": sweep.launch.FORMAT - 1}, {"format": None}):
         path.write_text(json.dumps({**facts, **other}), encoding="utf-8")
-        assert sweep.kept(path, identity, True) is None
+        assert sweep.reusable(path, identity, True) is None
 
 
 def test_all_of_a_family_is_planned_without_compiling_what_is_there(
@@ -112,7 +112,7 @@ def test_all_of_a_family_is_planned_without_compiling_what_is_there(
         model = {**FACTS["model"], "encoder_layers": 6, "decoder_layers": 6, "experts": cores}
         return {**FACTS, "config": config, "topology": machine, "devices": cores, "model": model}
 
-    monkeypatch.setattr("m4.plan.job.compiled", compiled)
+    monkeypatch.setattr("m4.plan.launch.compiled", compiled)
     folder = Path(__file__).parents[2] / "gin_configs"
     said = m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}")
     assert said.status == 0, said.err
@@ -121,7 +121,7 @@ def test_all_of_a_family_is_planned_without_compiling_what_is_there(
     m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}")
     assert len(asked) == len(sweep.CASES)  # all are kept
     said = m4("plan", "--sweep", f"--configs={tmp_path}", f"--output={tmp_path}")
-    assert "it has no moe_128e_12l.gin" in said.mistake
+    assert "no moe_128e_12l.gin in it" in said.mistake
 
 
 def test_what_is_given_to_a_family_is_passed_on_or_refused(
@@ -133,7 +133,7 @@ def test_what_is_given_to_a_family_is_passed_on_or_refused(
         asked.append(arguments)
         raise ValueError("enough")
 
-    monkeypatch.setattr("m4.plan.job.compiled", compiled)
+    monkeypatch.setattr("m4.plan.launch.compiled", compiled)
     folder = Path(__file__).parents[2] / "gin_configs"
     both = ("--gin_bindings=DROPOUT_RATE = 0.0", "--gin.BATCH_SIZE=512")
     with pytest.raises(ValueError, match="enough"):
@@ -146,7 +146,7 @@ def test_what_is_given_to_a_family_is_passed_on_or_refused(
         "--gin_file=mine.gin",
         "--model_dir=runs/mine",
         "--topology=v4:4x4x4",
-        "--job=decode",
+        "--program=decode",
         "--price_per_chip_hour=2.0",
     ):
         said = m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}", argument)

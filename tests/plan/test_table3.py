@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from m4.plan.table3 import TABLE3, TOKENS, core_years, days, row_of
+from m4.plan.table3 import TABLE3, TOKENS, core_years, days, paper_row_of
 
 TIMED = [row for row in TABLE3 if row.steps_per_second is not None]
 
@@ -33,7 +33,7 @@ def test_the_papers_rows_follow_from_its_steps_a_second(row) -> None:
 
 
 def test_the_dense_models_days_and_core_years_agree() -> None:
-    row = row_of("t_96l")
+    row = paper_row_of("t_96l")
     assert row is not None
     assert row.days
     assert row.core_years
@@ -42,7 +42,7 @@ def test_the_dense_models_days_and_core_years_agree() -> None:
 
 
 def test_sixteen_times_the_model_costs_less_than_four_times_as_much() -> None:
-    large, small = row_of("moe_2048e_36l"), row_of("moe_128e_36l")
+    large, small = paper_row_of("moe_2048e_36l"), paper_row_of("moe_128e_36l")
     assert large is not None
     assert small is not None
     # Section 5: 37 to 600 billion parameters, 6 to 22 core-years.
@@ -50,4 +50,4 @@ def test_sixteen_times_the_model_costs_less_than_four_times_as_much() -> None:
     assert float(large.core_years or 0) / float(small.core_years or 1) == pytest.approx(
         3.6, abs=0.1
     )
-    assert row_of("demo") is None
+    assert paper_row_of("demo") is None

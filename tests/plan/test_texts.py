@@ -58,7 +58,7 @@ def test_a_search_is_encoding_and_a_turn(
 ) -> None:
     program = functools.partial(compiled_to, Searching, decode_program)
     monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
-    monkeypatch.setitem(compiling.JOBS, "decode", program)
+    monkeypatch.setitem(compiling.PROGRAMS, "decode", program)
     with own_gin():
         facts = compiling.facts(setup_of(tmp_path), topology(machine), "decode", 3)
     # The text's products, derived in tests/plan/hlo/test_cycles.py.
@@ -95,9 +95,9 @@ def test_what_is_known_without_the_text_is_told(
             return {"config": config, **compiling.facts(setup, topology("v3:2x2"), job, 3)}
 
     monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
-    monkeypatch.setitem(compiling.JOBS, job, functools.partial(compiled_to, Unprinted, program))
-    monkeypatch.setattr("m4.plan.job.compiled", compiled)
-    said = m4("plan", f"--gin_file={TINY}", f"--output={tmp_path}", f"--job={job}")
+    monkeypatch.setitem(compiling.PROGRAMS, job, functools.partial(compiled_to, Unprinted, program))
+    monkeypatch.setattr("m4.plan.launch.compiled", compiled)
+    said = m4("plan", f"--gin_file={TINY}", f"--output={tmp_path}", f"--program={job}")
     assert said.status == 0, said.err
     # 1 GiB given, 3 of temporaries, 1 MiB of code, of a core of TPU v3.
     assert "fits: 4.00 of 16 GiB a device at the most" in said.out
@@ -136,8 +136,8 @@ def test_a_program_that_xla_compiles_and_a_gpu_cannot_hold_is_refused(
 
     monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
     program = functools.partial(compiled_to, Large, train_program)
-    monkeypatch.setitem(compiling.JOBS, "train", program)
-    monkeypatch.setattr("m4.plan.job.compiled", compiled)
+    monkeypatch.setitem(compiling.PROGRAMS, "train", program)
+    monkeypatch.setattr("m4.plan.launch.compiled", compiled)
     said = m4("plan", f"--gin_file={TINY}", f"--output={tmp_path}", "--topology=h100:1x8")
     assert said.status == 3
     # 1 GiB given, 1 MiB of code.

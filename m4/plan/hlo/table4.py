@@ -40,7 +40,7 @@ MOST_DEVICES = 64
 
 _WIDE = 180  # columns of a terminal in which the bytes for all six numbers of devices fit
 
-Program = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
+PartitionedFunction = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
 
 
 class Operator(NamedTuple):
@@ -59,7 +59,7 @@ class Operator(NamedTuple):
     compute: str
     communication: str
     kinds: frozenset[str]
-    program: Callable[[Sequence[Any]], Program]
+    program: Callable[[Sequence[Any]], PartitionedFunction]
     listed: bool = True
 
 
@@ -72,7 +72,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class OperatorGrowth:
     """An operator and what was found.
 
     Attributes:
@@ -106,7 +106,7 @@ def check_devices(counts: Sequence[int]) -> None:
         )
 
 
-def table(counts: Sequence[int]) -> list[Row]:
+def table(counts: Sequence[int]) -> list[OperatorGrowth]:
     """Compiles every operator for each number of devices.
 
     Raises:
@@ -117,7 +117,7 @@ def table(counts: Sequence[int]) -> list[Row]:
     return [row(operator, counts) for operator in OPERATORS]
 
 
-def row(operator: Operator, counts: Sequence[int]) -> Row:
+def row(operator: Operator, counts: Sequence[int]) -> OperatorGrowth:
     """Compiles one operator for each number of devices."""
     costs = {count: cost(operator, count) for count in counts}
     kinds = {kind for cost in costs.values() for kind in cost.collectives}
@@ -125,7 +125,7 @@ def row(operator: Operator, counts: Sequence[int]) -> Row:
     exponent = None if sent is None else sent + (0.5 if "all-to-all" in kinds else 0.0)
     compute = growth({count: cost.flops for count, cost in costs.items()})
     time = written(exponent)
-    return Row(
+    return OperatorGrowth(
         operator.name,
         operator.split,
         operator.listed,
@@ -182,7 +182,7 @@ def _short(kinds: frozenset[str]) -> str:
     return " or ".join(sorted(ABBREVIATIONS.get(kind, kind) for kind in kinds))
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
+def show(rows: Sequence[OperatorGrowth], console: Console) -> None:
     """Prints the table; where it is narrow, bytes of the least and the most devices alone."""
     counts = [*rows[0].costs]
     if console.width < _WIDE:
@@ -217,7 +217,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
     )
 
 
-def save(rows: Sequence[Row], path: Path) -> None:
+def save(rows: Sequence[OperatorGrowth], path: Path) -> None:
     """Writes the rows as JSON, with the version of JAX that compiled them."""
     made = [
         {**asdict(row), "costs": {n: c._asdict() for n, c in row.costs.items()}} for row in rows
@@ -230,7 +230,7 @@ def _array(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def _add(devices: Sequence[Any]) -> Program:
+def _add(devices: Sequence[Any]) -> PartitionedFunction:
     x = split(_array(_PART * len(devices)), 0, len(devices), devices=devices)
     return jnp.add, (x, x)
 
@@ -241,7 +241,7 @@ def _matmul(a: int | None, b: int | None, out: int | None = None) -> Callable:
     Dimensions grow where they are split in an operand.
     """
 
-    def program(devices: Sequence[Any]) -> Program:
+    def program(devices: Sequence[Any]) -> PartitionedFunction:
         count = len(devices)
 
         def grown(*dimensions: bool) -> int:
@@ -264,14 +264,14 @@ def _matmul(a: int | None, b: int | None, out: int | None = None) -> Callable:
     return program
 
 
-def _batch_matmul(devices: Sequence[Any]) -> Program:
+def _batch_matmul(devices: Sequence[Any]) -> PartitionedFunction:
     count = len(devices)
     x = split(_array(count, _PART, _PART), 0, count, devices=devices)
     return jnp.matmul, (x, x)
 
 
 def _reduce(axis: int) -> Callable:
-    def program(devices: Sequence[Any]) -> Program:
+    def program(devices: Sequence[Any]) -> PartitionedFunction:
         count = len(devices)
         x = split(_array(_PART * count, _PART), 0, count, devices=devices)
         return lambda x: x.sum(axis), (x,)
@@ -279,7 +279,7 @@ def _reduce(axis: int) -> Callable:
     return program
 
 
-def _dispatch(devices: Sequence[Any]) -> Program:
+def _dispatch(devices: Sequence[Any]) -> PartitionedFunction:
     count = len(devices)
     G, E, C, S, M = count, count, MOST_DEVICES // count, _PART, _PART
     dispatch_GSEC, x_GSM = (
@@ -295,7 +295,7 @@ def _dispatch(devices: Sequence[Any]) -> Program:
     return function, (dispatch_GSEC, x_GSM)
 
 
-def _convolution(devices: Sequence[Any]) -> Program:
+def _convolution(devices: Sequence[Any]) -> PartitionedFunction:
     count = len(devices)
     x = split(_array(2, 4, 8 * count, 8), 2, count, devices=devices)
     kernel = replicate(_array(3, 3, 4, 4), devices=devices)

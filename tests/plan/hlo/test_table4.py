@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from m4.plan.hlo import table4
-from m4.plan.hlo.table4 import OPERATORS, Row, growth, written
+from m4.plan.hlo.table4 import OPERATORS, OperatorGrowth, growth, written
 from tests.command_line import m4
 
 # (operator, what is split) -> collectives of the compiled program, at any number of devices, and
@@ -40,7 +40,7 @@ KINDS = {
 
 
 @functools.cache
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[OperatorGrowth, ...]:
     return tuple(table4.table([2, 8]))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from m4.plan.clusters import Cluster
 from m4.plan.machines import topology
-from m4.plan.section import MODEL_NOTE, OPERATIONS, Section, uncounted
+from m4.plan.pages import Section
+from m4.plan.wording import MODEL_NOTE, OPERATIONS, uncounted
 
 # Kinds of parts: fact -> (as a row calls it, where an operation of it is).
 PARTS = {"encoding": ("encoding a batch", "encoding"), "turn": ("a turn", "a turn")}

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from m4.plan import decoding, launch, report
-from m4.plan.job import file_name
+from m4.plan import decoding_tables, launch, tables
 from m4.plan.machines import GIB
 
 FACTS: dict[str, Any] = {
     "format": launch.FORMAT,
     "config": "moe_2048e_36l",
-    "job": "train",
+    "program": "train",
     "topology": "v3:32x32",
     "devices": 2048,
     "device_bytes": 16 * GIB,
@@ -55,7 +54,7 @@ FACTS: dict[str, Any] = {
     },
 }
 REFUSED = {
-    **{key: FACTS[key] for key in ("config", "job", "topology", "devices", "device_bytes")},
+    **{key: FACTS[key] for key in ("config", "program", "topology", "devices", "device_bytes")},
     **{key: FACTS[key] for key in ("given_bytes", "batch", "model", "parameters", "compiler")},
     "versions": FACTS["versions"],
     "refused": {
@@ -68,7 +67,7 @@ REFUSED = {
 
 
 def test_costs_follow_from_the_time_of_a_step() -> None:
-    found = report.costs(FACTS)
+    found = tables.costs(FACTS)
     assert found is not None
     # 32,768 rows of 128 source pieces in a second: 4,194,304; 10^12 of them 238,419 s = 2.76 days;
     # times 2048 cores / 365 days = 15.48 years. 3 * 10^12 of 61.5 * 10^12 operations are 4.9%.
@@ -76,14 +75,14 @@ def test_costs_follow_from_the_time_of_a_step() -> None:
     assert found["days"] == pytest.approx(2.7595, abs=1e-4)
     assert found["core_years"] == pytest.approx(15.483, abs=1e-3)
     assert found["utilisation"] == pytest.approx(0.0488, abs=1e-4)
-    assert report.costs({**FACTS, "job": "decode"}) is None
+    assert tables.costs({**FACTS, "program": "decode"}) is None
     unknown = {**FACTS["step_seconds"], "compute": None, "total": None}
-    assert report.costs({**FACTS, "step_seconds": unknown}) is None
+    assert tables.costs({**FACTS, "step_seconds": unknown}) is None
 
 
 def said(facts: dict[str, Any]) -> str:
     stream = io.StringIO()
-    report.show(facts, Console(file=stream, width=160))
+    tables.show(facts, Console(file=stream, width=160))
     return stream.getvalue()
 
 
@@ -91,7 +90,7 @@ def test_the_model_of_the_time_stands_beside_the_paper() -> None:
     text = said(FACTS)
     assert "fits: 9.00 of 16 GiB" in text
     assert "A MODEL, not a measurement" in text
-    rows = {row[0]: row[1] for part in report.sections(FACTS) for row in part.rows}
+    rows = {row[0]: row[1] for part in tables.sections(FACTS) for row in part.rows}
     # 1 / 0.72 steps a second; 1.0 s / 1.389 s = 0.72.
     assert (rows["the paper's step (table 3)"], rows["model / paper"]) == ("1.389", "0.72")
     assert rows["together"] == "619,000,000,000"
@@ -107,7 +106,7 @@ def test_the_model_of_the_time_stands_beside_the_paper() -> None:
         {"parameters": {**parameters, "experts": 500_000_000_000}},
     ]
     for other in others:
-        names = [row[0] for part in report.sections({**FACTS, **other}) for row in part.rows]
+        names = [row[0] for part in tables.sections({**FACTS, **other}) for row in part.rows]
         assert "step" in names
         assert "model / paper" not in names, other
 
@@ -125,7 +124,7 @@ def test_the_compiled_programs_products_stand_beside_the_traced_ones() -> None:
     assert name not in said(FACTS)  # its text could not be had
     for compiled, why in ((4.1e12, "+0.0%"), (5.125e12, "+25.0%"), (2.05e12, "-50.0%")):
         flops = {**FACTS["flops"], "compiled": compiled, "unread": {}}
-        parts = report.sections({**FACTS, "flops": flops})
+        parts = tables.sections({**FACTS, "flops": flops})
         (part,) = [part for part in parts if part.title == "FLOPs"]
         assert {row[0]: row[1] for row in part.rows}[name] == f"{compiled / 1e12:.3f}"
         note = part.notes[-1]
@@ -136,10 +135,10 @@ def test_the_compiled_programs_products_stand_beside_the_traced_ones() -> None:
         ]
         assert "cannot be counted" not in note
     flops = {**FACTS["flops"], "compiled": 4e12, "unread": {"tpu_custom_call": 1200}}
-    (part,) = [p for p in report.sections({**FACTS, "flops": flops}) if p.title == "FLOPs"]
+    (part,) = [p for p in tables.sections({**FACTS, "flops": flops}) if p.title == "FLOPs"]
     assert "1,200 operations of a step cannot be counted" in part.notes[-1]
     assert part.notes[-1].endswith("too: tpu_custom_call.")
-    looped = report.sections({**FACTS, "flops": flops, "loops_unknown": True})
+    looped = tables.sections({**FACTS, "flops": flops, "loops_unknown": True})
     assert any("counts once" in note for p in looped if p.title == "FLOPs" for note in p.notes)
 
 
@@ -147,14 +146,14 @@ def test_what_does_not_fit_says_what_would_help() -> None:
     text = said(REFUSED)
     assert "does not fit: Ran out of memory" in text
     assert "would help: a smaller batch" in text
-    rows = {row[0]: row[1] for part in report.sections(REFUSED) for row in part.rows}
+    rows = {row[0]: row[1] for part in tables.sections(REFUSED) for row in part.rows}
     assert rows["needed, as the compiler says"] == "20.000"
     # What is known without a program that fits, and what finding out took.
     assert rows["together"] == "619,000,000,000"
     assert rows["seconds to compile"] == "2"
     assert rows["host memory, GiB"] == "4.0"
     # For GPUs it is this project that adds up: XLA compiles what does not fit.
-    gpus = report.sections({**REFUSED, "topology": "h100:256x8"})
+    gpus = tables.sections({**REFUSED, "topology": "h100:256x8"})
     names = [row[0] for part in gpus for row in part.rows]
     assert "needed, added up" in names
     assert "needed, as the compiler says" not in names
@@ -171,7 +170,7 @@ def test_a_program_that_cannot_be_printed_is_said_to_be_one() -> None:
 PART = {"forward": {"dense": 1e12}, "model": 2e12, "executed": 3e12, "compiled": 3.5e12}
 DECODING: dict[str, Any] = {
     **{key: value for key, value in FACTS.items() if key != "step_seconds"},
-    "job": "decode",
+    "program": "decode",
     "batch": {"rows": 2048, "source_length": 128, "target_length": 100, "beams": 4},
     "flops": {
         "encoding": {**PART, "unread": {}},
@@ -189,14 +188,14 @@ DECODING: dict[str, Any] = {
 
 
 def test_a_plan_of_decoding_tells_a_batch_with_all_its_turns() -> None:
-    found = decoding.costs(DECODING)
+    found = decoding_tables.costs(DECODING)
     assert found is not None
     # 3 s and a hundred turns of 0.05 s are 8 s for 2,048 sentences, 256 a second; 10^6 of them take
     # 3,906.25 s, with 1,024 chips 1,111.1 hours of a chip.
     assert found["batch_seconds"] == pytest.approx(8.0)
     assert found["sentences_per_second"] == pytest.approx(256.0)
     assert found["chip_hours"] == pytest.approx(1111.11, abs=0.01)
-    parts = {part.title: part for part in report.sections(DECODING)}
+    parts = {part.title: part for part in tables.sections(DECODING)}
     time = parts["Time of decoding: a model"]
     rows = {row[0]: row[1] for row in time.rows}
     assert rows["encoding a batch"] == "3.0000"
@@ -213,19 +212,19 @@ def test_a_plan_of_decoding_tells_a_batch_with_all_its_turns() -> None:
     assert not any("loops whose length" in note for note in flops.notes)
     assert any("eval_capacity_factor = None" in note for note in flops.notes)
     for other in ({"experts": 0}, {"eval_capacity_factor": 2.0}):
-        few = report.sections({**DECODING, "model": {**FACTS["model"], **other}})
+        few = tables.sections({**DECODING, "model": {**FACTS["model"], **other}})
         assert not any("eval_capacity_factor" in note for part in few for note in part.notes)
     # 3.5 * 10^12 operations are more than 3; 3.1 are within what arithmetic leaves out.
     assert sum("does more than by arithmetic" in note for note in flops.notes) == 2
     close = {part: {**found, "compiled": 3.1e12} for part, found in DECODING["flops"].items()}
-    close_parts = report.sections({**DECODING, "flops": close})
+    close_parts = tables.sections({**DECODING, "flops": close})
     assert not any("does more than" in note for part in close_parts for note in part.notes)
-    two = report.sections({**DECODING, "search_loops": 2})
+    two = tables.sections({**DECODING, "search_loops": 2})
     assert any("has 2 loops whose length" in note for part in two for note in part.notes)
     # Without a price there is none, and a training step's time is not told.
     names = [
         row[0]
-        for part in report.sections({**DECODING, "price_per_chip_hour": None})
+        for part in tables.sections({**DECODING, "price_per_chip_hour": None})
         for row in part.rows
     ]
     assert not any("price" in name for name in names)
@@ -246,7 +245,7 @@ def test_decoding_without_a_clock_or_a_text_has_no_time() -> None:
         (unread, "neither collectives nor the time"),
         (gpus, "XLA estimates no cycles for GPUs"),
     ):
-        assert decoding.costs(facts) is None
+        assert decoding_tables.costs(facts) is None
         text = " ".join(said(facts).split())
         assert why in text
         assert "executed, by arithmetic" in text
@@ -255,7 +254,7 @@ def test_decoding_without_a_clock_or_a_text_has_no_time() -> None:
 
 def test_files_are_whole_escaped_and_load_nothing(tmp_path: Path) -> None:
     facts = {**FACTS, "config": "<script>a|b</script>", "versions": {"jax": "<img src=x>"}}
-    paths = report.write(facts, tmp_path / "plan")
+    paths = tables.write(facts, tmp_path / "plan")
     assert [path.name for path in paths] == ["plan.json", "plan.md", "plan.html"]
     assert set(tmp_path.iterdir()) == set(paths)
     assert json.loads(paths[0].read_text("utf-8")) == facts
@@ -271,5 +270,5 @@ def test_files_are_whole_escaped_and_load_nothing(tmp_path: Path) -> None:
 
 
 def test_files_are_named_after_what_was_planned() -> None:
-    assert file_name(FACTS) == "moe_2048e_36l.v3-32x32"
-    assert file_name({**FACTS, "job": "decode"}) == "moe_2048e_36l.v3-32x32.decode"
+    assert tables.file_name(FACTS) == "moe_2048e_36l.v3-32x32"
+    assert tables.file_name({**FACTS, "program": "decode"}) == "moe_2048e_36l.v3-32x32.decode"

@@ -1,23 +1,19 @@
-"""A plan as people read it: the same tables on the terminal, in Markdown and in HTML."""
+"""The tables of a plan: what `m4.plan.compile.facts` found, as `m4.plan.pages` shows it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from m4.plan import decoding, table3
+from m4.plan import decoding_tables, pages, table3
 from m4.plan.clusters import Cluster
 from m4.plan.machines import GIB, topology
-from m4.plan.section import MODEL_NOTE, OPERATIONS, Section, gib, tera, uncounted
-from m4.storage.files import write_text
+from m4.plan.pages import Section
+from m4.plan.wording import MODEL_NOTE, OPERATIONS, gib, tera, uncounted
 
-TEMPLATE = Path(__file__).with_name("plan.html.j2")
 PEAK_NOTE = (
     "A MODEL, not a measurement: executed FLOPs at the GPU's peak, which no program reaches, and "
     "collectives at the links' stated speed; nothing overlaps, no latency. XLA estimates no cycles "
@@ -31,13 +27,14 @@ def sections(facts: Mapping[str, Any]) -> list[Section]:
     if "refused" in facts:
         return [*found, _parameters(facts), _made(facts)]
     found.append(_collectives(facts))
-    found += decoding.sections(facts) if facts["job"] == "decode" else [_flops(facts), _time(facts)]
+    decode = facts["program"] == "decode"
+    found += decoding_tables.sections(facts) if decode else [_flops(facts), _time(facts)]
     found += [_parameters(facts), _made(facts)]
     return [section for section in found if section.notes or section.rows]
 
 
 def title(facts: Mapping[str, Any]) -> str:
-    what = {"train": "a training step", "decode": "a beam search"}[facts["job"]]
+    what = {"train": "a training step", "decode": "a beam search"}[facts["program"]]
     return f"{facts['config']} on {facts['topology']}: {what} on {facts['devices']:,} devices"
 
 
@@ -47,6 +44,12 @@ def verdict(facts: Mapping[str, Any]) -> str:
         return f"does not fit: {facts['refused']['message']}"
     used, there = sum(facts["memory_bytes"].values()), facts["device_bytes"]
     return f"fits: {used / GIB:.2f} of {there / GIB:.0f} GiB a device at the most"
+
+
+def file_name(facts: Mapping[str, Any]) -> str:
+    """The stem of a plan's files: moe_128e_12l.v3-8x8, for decoding moe_128e_12l.v3-8x8.decode."""
+    name = f"{facts['config']}.{facts['topology'].replace(':', '-')}"
+    return name if facts["program"] == "train" else f"{name}.{facts['program']}"
 
 
 def _memory(facts: Mapping[str, Any]) -> Section:
@@ -81,7 +84,7 @@ def _collectives(facts: Mapping[str, Any]) -> Section:
                 f"collectives nor the time of a step are known: {facts['no_text']}"
             ],
         )
-    each = "a batch" if facts["job"] == "decode" else "a step"
+    each = "a batch" if facts["program"] == "decode" else "a step"
     rows = [("kind", each, "payload, GiB a device", "sent, GiB a device")]
     for kind, total in facts["collectives"].items():
         rows.append(
@@ -93,7 +96,7 @@ def _collectives(facts: Mapping[str, Any]) -> Section:
             )
         )
     notes = ["As in the compiled program, loops multiplied out."]
-    if facts["job"] == "decode":
+    if facts["program"] == "decode":
         notes.append("Of the search's loop one turn: the text decides how often it goes round.")
     elif facts["loops_unknown"]:
         notes.append("A loop's length is not in the program: what is in it counts once.")
@@ -190,19 +193,19 @@ def _time(facts: Mapping[str, Any]) -> Section:
     return Section("Time of a step: a model", notes, rows)
 
 
-def paper_model(facts: Mapping[str, Any]) -> table3.Row | None:
+def paper_model(facts: Mapping[str, Any]) -> table3.PaperRow | None:
     """The paper's row of this model; None: there is none, or the sizes were changed.
 
     The paper leaves out embeddings and softmax, up to 7%; 10% more or less is another model.
     """
-    row = table3.row_of(facts["config"])
+    row = table3.paper_row_of(facts["config"])
     if row is None:
         return None
     ratio = sum(facts["parameters"].values()) / row.parameters
     return row if abs(ratio - 1) <= _OTHER_MODEL else None
 
 
-def paper_step(facts: Mapping[str, Any]) -> table3.Row | None:
+def paper_step(facts: Mapping[str, Any]) -> table3.PaperRow | None:
     """The row whose step this is: the paper's model, cores and batch, with no change."""
     row, batch = paper_model(facts), facts["batch"]
     if row is None or facts.get("label") or not facts["topology"].startswith("v3:"):
@@ -219,7 +222,7 @@ _OTHER_MODEL, _OTHER_BATCH = 0.1, 0.05
 def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
     """What the time model comes to: tokens a second; days, core-years (of JAX devices) and
     chip-hours to 10^12 source tokens; model FLOPs over the peak."""
-    if facts["job"] != "train" or facts.get("step_seconds", {}).get("total") is None:
+    if facts["program"] != "train" or facts.get("step_seconds", {}).get("total") is None:
         return None
     batch, seconds = facts["batch"], facts["step_seconds"]["total"]
     tokens = batch["rows"] * batch["source_length"]
@@ -271,60 +274,13 @@ def show(facts: Mapping[str, Any], console: Console) -> None:
     """The plan on the terminal."""
     console.print(title(facts), style="bold", highlight=False)
     console.print(verdict(facts), highlight=False)
-    for section in sections(facts):
-        if section.rows:
-            console.print(_table(section))
-        for note in section.notes:
-            console.print(note, style="dim", highlight=False)
-
-
-def _table(section: Section) -> Table:
-    table = Table(title=section.title, title_justify="left", box=box.SIMPLE_HEAD)
-    for index, name in enumerate(section.rows[0]):
-        table.add_column(name, justify="right" if index else "left")
-    for row in section.rows[1:]:
-        table.add_row(*row)
-    return table
+    pages.show(sections(facts), console)
 
 
 def write(facts: Mapping[str, Any], stem: Path) -> list[Path]:
-    """stem.json, .md and .html; returns them."""
+    """Writes stem.json, .md and .html; returns them."""
     text = json.dumps(facts, ensure_ascii=False, indent=1) + "\n"
-    return write_pages(stem, title(facts), verdict(facts), sections(facts), text)
-
-
-def write_pages(
-    stem: Path, title: str, verdict: str, parts: Sequence[Section], json_text: str
-) -> list[Path]:
-    """The three files of a report."""
-    paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".json", ".md", ".html")]
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    html = page.render(title=title, verdict=verdict, sections=parts)
-    for path, text in zip(paths, (json_text, markdown(title, verdict, parts), html), strict=True):
-        write_text(path, text)
-    return paths
-
-
-def markdown(title: str, verdict: str, parts: Sequence[Section]) -> str:
-    """The sections as Markdown tables."""
-    lines = [f"# {_cell(title)}", "", _cell(verdict), ""]
-    for section in parts:
-        lines += [f"## {_cell(section.title)}", ""]
-        for note in section.notes:
-            lines += [_cell(note), ""]
-        if section.rows:
-            head, *rest = section.rows
-            lines.append("| " + " | ".join(map(_cell, head)) + " |")
-            lines.append("| --- |" + " ---: |" * (len(head) - 1))
-            lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rest]
-            lines.append("")
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    """Text that ends neither a cell nor a line, and is no HTML."""
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    return pages.write(stem, title(facts), verdict(facts), sections(facts), text)
 
 
 def _on_gpus(facts: Mapping[str, Any]) -> bool:

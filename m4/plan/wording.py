@@ -1,7 +1,4 @@
-"""What a plan's pages are made of, and how they write numbers."""
-
-from collections.abc import Sequence
-from typing import NamedTuple
+"""Words and numbers that several tables of a plan share."""
 
 from m4.plan.machines import GIB
 
@@ -19,15 +16,6 @@ OPERATIONS = {
     "dispatch": "one-hot dispatch and combine",
     "logits": "logits",
 }
-
-
-class Section(NamedTuple):
-    """A table with a title and notes; its first row is the header. picture: a PNG in base64."""
-
-    title: str
-    notes: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    picture: str = ""
 
 
 def gib(count: float) -> str:

@@ -55,13 +55,14 @@ def start(
     JAX, and the cache's settings and source are compared."""
     if jobs:
         importlib.import_module("m4.jobs")
-    from m4.data.cache.cache import Cache, prepare
+    from m4.data.cache.cache import Cache
+    from m4.data.corpus import CorpusSpec
     from m4.data.stream.stream import Stream
 
     imported = time.process_time()
     if jobs:
         source, codes = corpora.text(text, languages)
-        cache = prepare(folder, source, codes, vocabulary_size=pieces)
+        cache = CorpusSpec(source, codes, vocabulary_size=pieces).build(folder)
     else:
         cache = Cache(folder)
     opened = time.process_time()
@@ -141,7 +142,7 @@ def seqio(folder: str, rows: int, seconds: float) -> dict[str, Any]:
     tasks.register_cache(Cache(folder))
     lengths = {"inputs": LENGTH, "targets": LENGTH}
     converter: Any = tasks.seqio.EncDecFeatureConverter(pack=True)
-    mixture = tasks.seqio.get_mixture_or_task("m4.any_to_any")
+    mixture = tasks.seqio.get_mixture_or_task("m4.english_centric")
     dataset = converter(
         mixture.get_dataset(lengths, split="train", shuffle=True, num_epochs=None, seed=0), lengths
     )
@@ -231,7 +232,7 @@ def measured(name: str, **arguments: Any) -> dict[str, Any]:
 
 def build(folder: Path, text: str, languages: int, pieces: int) -> None:
     """The cache of the text; how fast its stages were."""
-    from m4.data.cache.cache import prepare
+    from m4.data.corpus import CorpusSpec
 
     source, codes = corpora.text(text, languages)
     stages: list[tuple[str, float]] = []
@@ -241,7 +242,7 @@ def build(folder: Path, text: str, languages: int, pieces: int) -> None:
             stages.append((stage, time.perf_counter()))
 
     started = time.perf_counter()
-    cache = prepare(folder, source, codes, vocabulary_size=pieces, report=report)
+    cache = CorpusSpec(source, codes, vocabulary_size=pieces).build(folder, progress=report)
     ended = time.perf_counter()
     times = [since for _, since in stages] + [ended]
     seconds = {name: end - since for (name, since), end in zip(stages, times[1:], strict=True)}

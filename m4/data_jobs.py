@@ -84,20 +84,20 @@ def audit(setup: Setup, stages: str, list: str | None) -> None:
     stages: "configured" or "all". list: the beginning of the reasons whose pairs are written to
     dropped.jsonl.gz, "" for all; None: no list. Writes data_report.json and data_report.html.
     """
-    # With `instead` what comes back is no cache.
+    # With `instead` what comes back is the CorpusSpec.
     found: Any = setup.corpus(**corpus_settings(setup), instead=lambda corpus: corpus)
     cleaning = clean.thorough(found.cleaning.stages) if stages == "all" else found.cleaning
-    path = setup.folder / "dropped.jsonl.gz"
+    folder, path = setup.folder / "data", setup.folder / "dropped.jsonl.gz"
     with ProgressBar("audit", 100, "%") as stage:
 
         def progress(done: int, total: int, what: str) -> None:
             stage.update(round(100 * done / max(total, 1)), what)
 
         if list is None:
-            ledger = audits.audit(found, cleaning, progress=progress)
+            ledger = audits.audit(found, folder, cleaning, progress=progress)
         else:
             with audits.listing(path, list) as on_drop:
-                ledger = audits.audit(found, cleaning, on_drop, progress)
+                ledger = audits.audit(found, folder, cleaning, on_drop, progress)
     written = audits.write_report(setup.folder, ledger)
     screen = console()
     for table in audits.tables(ledger):

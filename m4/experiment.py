@@ -39,7 +39,7 @@ class Setup:
         model_dir: everything is read and written under it. total_steps: where training ends.
         corpus: (folder, ...) -> Cache, e.g. @cache.prepare with its source and languages.
         model: (vocab_size) -> Transformer. train: see `loop.train`. mesh: () -> Mesh.
-        mixture: to_english, from_english or any_to_any.
+        mixture: to_english, from_english or english_centric.
         sampler: sizes of the directions -> their shares, e.g. @temperature.temperature.
         sample_by: what sizes and shares are counted in, "examples" (pairs) or "tokens".
         stream: the training stream, (cache, phases, seed, ...) -> Stream, e.g. @stream.Stream.
@@ -59,7 +59,7 @@ class Setup:
     model: Callable[..., Transformer] = Transformer
     train: Callable[..., loop.Trained] = loop.train
     mesh: Callable[..., Any] = make_mesh
-    mixture: str = "any_to_any"
+    mixture: str = "english_centric"
     sampler: Sampler = temperature
     sample_by: str = "examples"
     stream: Callable[..., Stream] = Stream

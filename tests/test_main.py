@@ -241,7 +241,7 @@ def test_a_folder_without_text(tmp_path: Path) -> None:
 
 def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
     small = "--gin.cache.prepare.vocabulary_size=100"
-    assert "cache.prepare.vocabulary_size" in train(tmp_path / "model", small).mistake
+    assert "CorpusSpec.vocabulary_size" in train(tmp_path / "model", small).mistake
     # Another mistake is told, and not that the folder belongs to the first attempt.
     assert "'xx'" in train(tmp_path / "model", "--gin.cldr.Cldr.sizes={'xx': 9}").mistake
 
@@ -342,7 +342,7 @@ def test_folders_that_are_nobodys_or_nothing(tmp_path: Path) -> None:
 def test_fresh_starts_over(trained: tuple[Path, list[str]]) -> None:
     folder, arguments = trained
     peak = "--gin.cache.prepare.vocabulary_size=10"
-    assert "too small" in train(folder, *arguments, peak, "--fresh").mistake
+    assert "must be at least" in train(folder, *arguments, peak, "--fresh").mistake
     assert not (folder / "checkpoints").exists()
 
 

@@ -1,12 +1,12 @@
 """seqio tasks and mixtures over m4's sources: the only file that imports seqio (4-14 s).
 
 One seqio.Task a direction, `<prefix>.en_gl` (English to Galician) and `<prefix>.gl_en`, and three
-seqio.Mixtures over them, `<prefix>.to_english`, `<prefix>.from_english`, `<prefix>.any_to_any`,
-whose rates are a sampler's (temperature's are those of seqio.mixing_rate_num_examples). The prefix
-keeps several corpora apart in one process. So a stock seqio or T5X user has m4's data:
+seqio.Mixtures over them, `<prefix>.to_english`, `.from_english` and `.english_centric`. Their rates
+are a sampler's (temperature's are those of seqio.mixing_rate_num_examples). The prefix keeps
+several corpora apart in one process. So a stock seqio or T5X user has m4's data:
 
     tasks.register_cache(Cache("runs/demo/data"))
-    seqio.get_mixture_or_task("m4.any_to_any").get_dataset(
+    seqio.get_mixture_or_task("m4.english_centric").get_dataset(
         {"inputs": 128, "targets": 128}, split="train", num_epochs=None)
 
 Features are `inputs` ('<2gl> ' and the source) and `targets`, both with eos; splits are train, dev
@@ -26,7 +26,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from m4.data.cache.cache import MIXTURES, Cache, directions_of
+from m4.data.cache.cache import Cache
+from m4.data.directions import MIXTURES, directions_of
 from m4.data.preprocess import split_direction, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
@@ -211,7 +212,7 @@ def register_cache(
     sample_by: what the sampler counts, "examples" or "tokens" (jobs.Setup.sample_by). A cache
     whose two vocabularies are made for one mixture has that one only.
     """
-    mixtures = MIXTURES if cache.has_all_directions else (cache.mixture_name,)
+    mixtures = MIXTURES if cache.has_all_directions else (cache.mixture,)
     register(
         cache,
         cache.languages(),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from m4.data.cache.cache import directions_of
+from m4.data.directions import directions_of
 from m4.data.languages import LANGUAGES
 from m4.data.sources import Pair
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
@@ -91,7 +91,7 @@ def planned_model(setup: Setup, languages: int) -> tuple[Transformer, list[str]]
         arguments.pop("folder"),
         _Unread(codes),
         **arguments,
-        instead=lambda corpus: corpus.settings,
+        instead=lambda corpus: corpus.settings(),
     )
     assert isinstance(settings, dict)
     directions = directions_of(setup.mixture, settings["languages"])

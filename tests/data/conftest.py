@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from m4.data.cache import cache
+from m4.data.corpus import CorpusSpec
 from tests.data.corpus import Made
 
 # A folder of real sentences, <language>.{train,dev,test}.tsv. They are no part of the repository.
@@ -25,9 +26,9 @@ def made() -> Made:
 def made_cache(made: Made, tmp_path_factory: pytest.TempPathFactory) -> cache.Cache:
     """Read-only: of tests that write, each prepares its own."""
     folder = tmp_path_factory.mktemp("made") / "cache"
-    return cache.prepare(
-        folder, made, made.languages(), vocabulary_size=500, source_length=96, target_length=96
-    )
+    return CorpusSpec(
+        made, made.languages(), vocabulary_size=500, lengths={"inputs": 96, "targets": 96}
+    ).build(folder)
 
 
 @pytest.fixture(scope="session")

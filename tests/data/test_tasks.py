@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from m4.data.cache import cache
-from m4.data.cache.cache import MIXTURES, Cache
+from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec
+from m4.data.directions import MIXTURES
 from m4.data.preprocess import source_ids, split_direction, target_ids
 from m4.data.samplers.schedule import Schedule
 from m4.data.samplers.temperature import temperature
@@ -80,7 +81,7 @@ def test_real_text_in_many_scripts(
     tasks: ModuleType, seqio: Any, tatoeba: Path, tmp_path: Path
 ) -> None:
     codes = ["glg", "fry", "cmn_Hans", "jpn", "heb", "ben", "tha"]
-    made = cache.prepare(tmp_path / "c", Tsv(tatoeba), codes)
+    made = CorpusSpec(Tsv(tatoeba), codes).build(tmp_path / "c")
     tasks.register_cache(made, "real")
     for code in codes:
         for direction in (f"en-{code}", f"{code}-en"):
@@ -121,7 +122,7 @@ def test_rates_are_those_of_seqio(
 def test_rates_of_other_samplers_and_by_tokens(tasks: ModuleType, registered: Cache) -> None:
     schedule = Schedule([(0, uniform, ["gl", "pt-en"]), (50, uniform, None)])
     tasks.register_cache(registered, "first", schedule, "tokens")
-    rates = tasks.mixture_rates("first.any_to_any")
+    rates = tasks.mixture_rates("first.english_centric")
     (first, _) = mixing.phases(registered, schedule, "tokens")
     assert {name: rate for name, rate in rates.items() if rate} == pytest.approx(first.rates)
     assert set(rates) == set(registered.directions)  # seqio knows the others, at rate 0
@@ -150,7 +151,7 @@ def test_the_stream_gives_the_examples_and_the_shares_of_the_mixture(
 ) -> None:
     stream = Stream(registered, batch_rows=16, layout="single")
     # Draws come in blocks of 4,096 (draws.py): with 16 pairs a step 256 steps.
-    rates, block_steps = tasks.mixture_rates("m4.any_to_any"), 256
+    rates, block_steps = tasks.mixture_rates("m4.english_centric"), 256
     drawn: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {name: [] for name in rates}
     for step in range(block_steps):
         batch = stream.batch(step)
@@ -205,13 +206,9 @@ def test_feature_converter_of_t5x(seqio: Any, registered: Cache) -> None:
 def test_inputs_and_targets_have_vocabularies_of_their_own(
     tasks: ModuleType, seqio: Any, tmp_path: Path
 ) -> None:
-    made = cache.prepare(
-        tmp_path / "c",
-        Made({"gl": 60}),
-        mixture_name="to_english",
-        vocabulary_size=400,
-        target_vocabulary_size=350,
-    )
+    made = CorpusSpec(
+        Made({"gl": 60}), mixture="to_english", vocabulary_size=400, target_vocabulary_size=350
+    ).build(tmp_path / "c")
     tasks.register_cache(made, "own")
     assert [task.name for task in seqio.get_mixture_or_task("own.to_english").tasks] == [
         "own.gl_en"
@@ -221,28 +218,30 @@ def test_inputs_and_targets_have_vocabularies_of_their_own(
     inputs = source_ids(made.source_vocabulary, [p.foreign for p in pairs], "en", LENGTHS["inputs"])
     targets = target_ids(made.target_vocabulary, [p.english for p in pairs], LENGTHS["targets"])
     assert ids_of(dataset) == list(zip(inputs, targets, strict=True))
-    with pytest.raises(ValueError, match=r"own\.any_to_any"):
-        seqio.get_mixture_or_task("own.any_to_any")
+    with pytest.raises(ValueError, match=r"own\.english_centric"):
+        seqio.get_mixture_or_task("own.english_centric")
     tasks.unregister("own")
 
 
 def test_names_in_use(tasks: ModuleType, registered: Cache, tmp_path: Path) -> None:
     tasks.register_cache(registered)  # the same again
-    other = cache.prepare(tmp_path / "c", Made({"gl": 40}), ["gl"], vocabulary_size=400)
+    other = CorpusSpec(Made({"gl": 40}), ["gl"], vocabulary_size=400).build(tmp_path / "c")
     with pytest.raises(ValueError, match=r"seqio tasks m4\.\* are registered for another corpus"):
         tasks.register_cache(other)
     tasks.register_cache(other, "other")
-    assert tasks.mixture_rates("other.any_to_any") == {"en-gl": 0.5, "gl-en": 0.5}
+    assert tasks.mixture_rates("other.english_centric") == {"en-gl": 0.5, "gl-en": 0.5}
     tasks.unregister("other")
 
 
 def test_a_vocabulary_that_was_made_anew(tasks: ModuleType, tmp_path: Path) -> None:
-    arguments: Any = (tmp_path / "c", Made({"gl": 40}), ["gl"])
-    tasks.register_cache(cache.prepare(*arguments, vocabulary_size=400), "anew")
-    tasks.unregister("anew")
-    made = cache.prepare(*arguments, vocabulary_size=380, rebuild=True)
+    spec = CorpusSpec(Made({"gl": 40}), ["gl"], vocabulary_size=400)
+    tasks.register_cache(spec.build(tmp_path / "c"), "rebuilt")
+    tasks.unregister("rebuilt")
+    made = CorpusSpec(Made({"gl": 40}), ["gl"], vocabulary_size=380).build(
+        tmp_path / "c", rebuild=True
+    )
     with pytest.raises(ValueError, match=r"vocabulary\.model: was made anew since seqio read it"):
-        tasks.register_cache(made, "anew")
+        tasks.register_cache(made, "rebuilt")
 
 
 def test_one_tf_op_a_model(tasks: ModuleType, seqio: Any, registered: Cache) -> None:

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from m4.data.cache import cache as caches
+from m4.data.corpus import CorpusSpec
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.progress import ProgressBar
 from m4.storage.checkpoints import Checkpoints, shapes
@@ -49,7 +50,9 @@ class Made8(Made):
 
 
 def corpus_of(folder: Path, sizes: dict[str, int]) -> Path:
-    caches.prepare(folder, Made8(sizes), vocabulary_size=320, source_length=128, target_length=128)
+    CorpusSpec(Made8(sizes), vocabulary_size=320, lengths={"inputs": 128, "targets": 128}).build(
+        folder
+    )
     return folder
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from m4.data.cache import cache as caches
+from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage.checkpoints import Checkpoints, latest_step
 from m4.storage.metrics_log import read_metrics
@@ -52,8 +53,8 @@ def run(folder: Path, corpus: Path, killed_at: int = 0) -> Trained:
 @pytest.mark.slow
 def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
-    caches.prepare(
-        corpus, Made({"gl": 60}), vocabulary_size=300, source_length=64, target_length=64
+    CorpusSpec(Made({"gl": 60}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}).build(
+        corpus
     )
     process = multiprocessing.get_context("spawn").Process(
         target=run, args=(tmp_path / "killed", corpus, 5)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from m4.data.cache import cache as caches
+from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage.metrics_log import read_metrics
 from m4.train.loop import Trained, train
@@ -19,7 +20,9 @@ from tests.train.test_step import MODEL, mesh_of
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> caches.Cache:
     folder = tmp_path_factory.mktemp("corpus") / "data"
     sizes = Made({"gl": 60, "de": 120})
-    return caches.prepare(folder, sizes, vocabulary_size=300, source_length=64, target_length=64)
+    return CorpusSpec(sizes, vocabulary_size=300, lengths={"inputs": 64, "targets": 64}).build(
+        folder
+    )
 
 
 def bucketed(corpus: caches.Cache) -> Stream:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from m4.data.cache import cache as caches
+from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.parallel.mesh import axis_rules_context
@@ -26,9 +26,9 @@ from tests.train.test_step import SHALLOW, mesh_of
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus") / "data"
-    return caches.prepare(
-        folder, Made({"gl": 60, "de": 120}), vocabulary_size=300, source_length=64, target_length=64
-    )
+    return CorpusSpec(
+        Made({"gl": 60, "de": 120}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}
+    ).build(folder)
 
 
 @pytest.fixture(scope="module")

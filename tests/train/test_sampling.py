@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from m4.data.cache import cache as caches
+from m4.data.corpus import CorpusSpec
 from m4.data.samplers import Phase
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
@@ -34,9 +35,9 @@ LEARNED = Learned(start=uniform, step_size=1.0)
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> caches.Cache:
     folder = tmp_path_factory.mktemp("corpus") / "data"
-    return caches.prepare(
-        folder, Made({"gl": 60, "de": 120}), vocabulary_size=300, source_length=64, target_length=64
-    )
+    return CorpusSpec(
+        Made({"gl": 60, "de": 120}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}
+    ).build(folder)
 
 
 def recounted(stream: Stream, batch: Mapping[str, np.ndarray]) -> dict[str, collections.Counter]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from m4.data.cache import cache as caches
+from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.routing import Routing
@@ -112,9 +113,9 @@ def test_counts_on_eight_devices_are_those_on_one() -> None:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> caches.Cache:
     folder = tmp_path_factory.mktemp("corpus") / "data"
-    return caches.prepare(
-        folder, Made({"gl": 60, "de": 120}), vocabulary_size=300, source_length=64, target_length=64
-    )
+    return CorpusSpec(
+        Made({"gl": 60, "de": 120}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}
+    ).build(folder)
 
 
 def run(folder: Path, corpus: caches.Cache, total_steps: int, **options: Any) -> None:

@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data import permutation
+from m4.data.cache.cache import FORMAT
 from m4.data.cache.corpus_text import Report, text_file, write_text
-from m4.data.cache.tokens import ROLES, SIDES_OF, tokenize, vocabulary_file
+from m4.data.cache.tokens import ROLES, tokenize, vocabulary_file
 from m4.data.cleaning.clean import Cleaning
 from m4.data.cleaning.ledger import LEDGER_FILE
+from m4.data.directions import SIDES, SIDES_OF
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Source
 from m4.data.vocabulary import vocabulary
-from m4.data.vocabulary.chunks import SIDES
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.storage.files import write_text as write_text_file
 
@@ -33,13 +34,13 @@ def build(
     settings: dict[str, Any],
     cleaning: Cleaning,
     report: Report,
-    workers: int | None = None,
-) -> dict[str, Any]:
-    """Write everything but the manifest into `folder`; return the manifest's contents.
+    workers: int | None,
+    head: dict[str, Any],
+) -> None:
+    """Write a cache into `folder`.
 
-    settings: languages, vocabulary_size, vocabulary_sentences, vocabulary_temperature,
-    source_length, target_length, target_vocabulary_size, mixture, segmentations, sampling_alpha,
-    as in cache.prepare. workers: processes; they change nothing.
+    settings: those of `CorpusSpec.settings`. workers: processes; they change nothing.
+    head: identity and replaced, for the manifest.
     """
     languages = settings["languages"]
     (folder / "text").mkdir(parents=True)
@@ -52,14 +53,24 @@ def build(
             ledger.count(code, split).leave_out("pieces: too long", count.pop("too_long"), split)
     ledger.check()
     write_text_file(folder / LEDGER_FILE, json.dumps(ledger.as_json(), ensure_ascii=False))
-    return {
+    texts = [[counts[c][s]["sha256"] for s in SPLITS] for c in languages]
+    corpus = _sha256(json.dumps(dict(zip(languages, texts, strict=True))))
+    fingerprint = _sha256(json.dumps([head["identity"], corpus, made], sort_keys=True))
+    manifest = {
+        "format": FORMAT,
+        **head,
         "languages": counts,
         "vocabularies": made,
         "ledger": ledger.as_json(examples=False),
-        "corpus": hashlib.sha256(
-            json.dumps({c: [counts[c][s]["sha256"] for s in SPLITS] for c in languages}).encode()
-        ).hexdigest(),
+        "corpus": corpus,
+        "fingerprint": fingerprint,
     }
+    text = json.dumps(manifest, indent=1, ensure_ascii=False)
+    (folder / "manifest.json").write_text(text, encoding="utf-8")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _train_vocabularies(

@@ -10,42 +10,28 @@ token_counts.<role>.npy, role being source or target.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cache import build
-from m4.data.cache.corpus_text import Report, read_pairs, text_file
-from m4.data.cache.identity import check, checked_languages, differences, identity_of
+from m4.data.cache.corpus_text import read_pairs, text_file
 from m4.data.cache.tokens import ROLES, array_name, vocabulary_file
 from m4.data.cleaning import clean
 from m4.data.cleaning.ledger import LEDGER_FILE, Ledger
+from m4.data.directions import SIDES, Mixture, directions_of, mixture_of
 from m4.data.preprocess import language_of, split_direction
 from m4.data.sources import SPLITS, Pair, Source
-from m4.data.sources.files import remembering
-from m4.data.vocabulary.chunks import SIDES
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.storage.files import whole_folder
+from m4.settings import check_value
 
 # Raised whenever the same settings would give other files (test_format.py notices).
 FORMAT = 6
-MIXTURES = ("to_english", "from_english", "any_to_any")
-
-
-class Corpus(NamedTuple):
-    """What a cache is made of: the source, the cleaning, and all settings that decide the ids."""
-
-    folder: Path
-    source: Source
-    settings: dict[str, Any]
-    cleaning: clean.Cleaning
 
 
 class OtherFormat(ValueError):
@@ -55,8 +41,8 @@ class OtherFormat(ValueError):
 class Cache:
     """A ready cache, opened for reading. Also a Source: pairs(), subsets(), identity()."""
 
-    def __init__(self, folder: str | os.PathLike[str], mixture_name: str | None = None) -> None:
-        """mixture_name defaults to the one that the cache was made for, or else any_to_any."""
+    def __init__(self, folder: str | os.PathLike[str], mixture: str | None = None) -> None:
+        """mixture defaults to the one that the cache was made for, or else english_centric."""
         self.folder = Path(folder)
         path = self.folder / "manifest.json"
         try:
@@ -68,14 +54,16 @@ class Cache:
         if self.manifest.get("format") != FORMAT:
             raise OtherFormat(
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
-                " (rebuild it: cache.prepare.rebuild = True)"
+                " (rebuild it: CorpusSpec.rebuild = True)"
             )
-        made_for = self.manifest["identity"]["mixture"]
-        self.mixture_name = _checked_mixture(mixture_name or made_for or "any_to_any")
-        if not self.has_all_directions and self.mixture_name != made_for:
+        identity = self.manifest["identity"]
+        made_for = identity["mixture"] = mixture_of(identity["mixture"])
+        self.mixture: str = mixture or made_for or "english_centric"
+        check_value("Cache.mixture", self.mixture, Mixture)
+        if not self.has_all_directions and self.mixture != made_for:
             raise ValueError(
                 f"{self.folder}: its source and target vocabularies are made for the mixture "
-                f"{made_for}, not {self.mixture_name} (jobs.Setup.mixture; cache.prepare.rebuild)"
+                f"{made_for}, not {self.mixture} (CorpusSpec.mixture, CorpusSpec.rebuild)"
             )
 
     @property
@@ -85,7 +73,7 @@ class Cache:
 
     @property
     def replaced(self) -> str | None:
-        """Why it was made anew, in one line; None: it was the first in its folder."""
+        """Why it was rebuilt, in one line; None: it was the first in its folder."""
         return self.manifest["replaced"]
 
     def languages(self) -> list[str]:
@@ -95,7 +83,7 @@ class Cache:
     @property
     def directions(self) -> list[str]:
         """The directions of the cache's mixture: those out of English first."""
-        return directions_of(self.mixture_name, self.languages())
+        return directions_of(self.mixture, self.languages())
 
     @property
     def source_length(self) -> int:
@@ -115,7 +103,7 @@ class Cache:
     @property
     def has_all_directions(self) -> bool:
         """Whether every mixture's tokens are there; else only those of the one it was made for."""
-        return self.manifest["identity"]["mixture"] in (None, "any_to_any")
+        return self.manifest["identity"]["mixture"] in (None, "english_centric")
 
     @cached_property
     def source_vocabulary(self) -> Vocabulary:
@@ -184,7 +172,7 @@ class Cache:
         assert side in SIDES, side
         stem = self.folder / f"{split}.{self._array_name(side, role)}"
         assert not self.separate or stem.with_name(f"{stem.name}.offsets.npy").is_file(), (
-            f"{self.mixture_name} has no {role} that is {side}"
+            f"{self.mixture} has no {role} that is {side}"
         )
         # An empty file cannot be mapped.
         offsets = np.load(f"{stem}.offsets.npy", mmap_mode="r")
@@ -249,151 +237,46 @@ def prepare(
     folder: str | os.PathLike[str],
     source: Source,
     languages: Sequence[str] | None = None,
-    mixture_name: str = "any_to_any",
-    vocabulary_size: int = 8000,
-    vocabulary_temperature: float = 5.0,
+    mixture_name: str = "english_centric",
     source_length: int = 128,
     target_length: int = 128,
+    report: Any = None,
+    instead: Callable[[Any], Any] | None = None,
+    rebuild: bool = False,
+    vocabulary_size: int = 8000,
+    vocabulary_temperature: float = 5.0,
     vocabulary_sentences: int = 200_000,
     target_vocabulary_size: int | None = None,
     segmentations: int = 1,
     sampling_alpha: float = 0.1,
     workers: int | None = None,
     cleaning: clean.Cleaning = clean.DEFAULT,
-    rebuild: bool = False,
-    report: Report | None = None,
-    instead: Callable[[Corpus], Any] | None = None,
 ) -> Cache:
-    """The cache of `source` in `folder`: opened if it is there, else built.
+    """`corpus.CorpusSpec(...).build(folder)`, until all callers have moved there."""
+    from m4.data.corpus import CorpusSpec
 
-    languages default to all of the source's. Training pairs longer than the lengths (in ids, with
-    tag and eos) are dropped and counted, as are those that the stages of `cleaning` drop.
-    A folder that was made with other settings, from other text or by another format is an error, or
-    with rebuild=True made anew (`Cache.replaced` says why). report(stage, done, total) is called
-    with the stages text, vocabulary, tokens.
-
-    target_vocabulary_size: None: one vocabulary for all text. Else sources have one of
-    vocabulary_size pieces and targets one of this size, each made of the text that is source or
-    target in the mixture.
-    segmentations: ways to tokenize each training sentence that are kept: the best one, and others
-    by BPE-dropout with probability sampling_alpha. workers: processes; None: as many as are of use.
-    instead: called with what the cache would be made of, in the place of everything else; its
-    result is this function's.
-    """
-    settings = {
-        "languages": checked_languages(source.languages() if languages is None else languages),
-        "vocabulary_size": vocabulary_size,
-        "vocabulary_sentences": vocabulary_sentences,
-        "vocabulary_temperature": float(vocabulary_temperature),
-        "source_length": source_length,
-        "target_length": target_length,
-        "target_vocabulary_size": target_vocabulary_size,
-        # What decides nothing is not in the way of a cache that is there.
-        "mixture": None if target_vocabulary_size is None else mixture_name,
-        "segmentations": segmentations,
-        "sampling_alpha": float(sampling_alpha) if segmentations > 1 else None,
-        "cleaning": cleaning.identity(),
-    }
-    if instead is not None:
-        return instead(Corpus(Path(folder), source, settings, cleaning))
-    return _open_or_build(
-        folder, source, settings, mixture_name, rebuild, report, workers, cleaning
+    spec = CorpusSpec(
+        source,
+        languages,
+        mixture_name,
+        {"inputs": source_length, "targets": target_length},
+        vocabulary_size,
+        vocabulary_temperature,
+        vocabulary_sentences,
+        target_vocabulary_size,
+        segmentations,
+        sampling_alpha,
+        workers,
+        cleaning,
+        rebuild,
     )
+    return spec.build(folder, progress=report) if instead is None else instead(spec)
 
 
 def subset(
-    cache: Cache,
-    folder: str | os.PathLike[str],
-    language: str,
-    vocabulary_size: int = 1000,
-    source_length: int | None = None,
-    target_length: int | None = None,
-    rebuild: bool = False,
-    report: Report | None = None,
+    cache: Cache, folder: str | os.PathLike[str], language: str, vocabulary_size: int = 1000
 ) -> Cache:
-    """A bilingual cache out of a multilingual one, with a small vocabulary of its own.
+    """`corpus.bilingual(...).build(folder)`, until all callers have moved there."""
+    from m4.data.corpus import bilingual
 
-    It has the same pairs (the parent's text), the directions en-xx and xx-en at equal rates, and
-    depends on that language's text only: other languages of the parent may change. Lengths
-    default to the parent's.
-    """
-    settings = {
-        "languages": [language],
-        "vocabulary_size": vocabulary_size,
-        "vocabulary_sentences": cache.manifest["identity"]["vocabulary_sentences"],
-        "vocabulary_temperature": 1.0,
-        "source_length": source_length or cache.source_length,
-        "target_length": target_length or cache.target_length,
-        "target_vocabulary_size": None,
-        "mixture": None,
-        "segmentations": 1,
-        "sampling_alpha": None,
-    }
-    nothing = clean.NOTHING  # the parent's text is clean
-    settings["cleaning"] = nothing.identity()
-    return _open_or_build(folder, cache, settings, "any_to_any", rebuild, report, 1, nothing)
-
-
-def _open_or_build(
-    folder: str | os.PathLike[str],
-    source: Source,
-    settings: dict[str, Any],
-    mixture_name: str,
-    rebuild: bool,
-    report: Report | None,
-    workers: int | None,
-    cleaning: clean.Cleaning,
-) -> Cache:
-    folder, report = Path(folder), report or (lambda *_: None)
-    _checked_mixture(mixture_name)
-    # Beside the cache: it outlives one that is made anew, and one that is not finished.
-    with remembering(folder.with_name(f".{folder.name}.hashes.json")):
-        identity = identity_of(source, settings)
-    replaced = None
-    if (folder / "manifest.json").is_file():
-        try:
-            cache = Cache(folder, mixture_name)
-            if different := differences(cache.manifest["identity"], identity):
-                raise ValueError(
-                    f"{folder}: this cache was made with {'; '.join(different[:3])}"
-                    f"{f' and {len(different) - 3} more' if len(different) > 3 else ''}"
-                    " (another folder, or cache.prepare.rebuild = True, makes it anew)"
-                )
-            return cache
-        except ValueError as error:
-            if not rebuild:
-                raise
-            replaced = str(error).partition(" (")[0]
-    elif folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder}: neither a cache nor empty; give another folder")
-    check(settings, workers)
-    with whole_folder(folder) as unfinished:
-        manifest = {
-            "format": FORMAT,
-            "identity": identity,
-            "replaced": replaced,
-            **build.build(unfinished, source, settings, cleaning, report, workers),
-        }
-        text = json.dumps([identity, manifest["corpus"], manifest["vocabularies"]], sort_keys=True)
-        manifest["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()
-        text = json.dumps(manifest, indent=1, ensure_ascii=False)
-        (unfinished / "manifest.json").write_text(text, encoding="utf-8")
-    return Cache(folder, mixture_name)
-
-
-def directions_of(mixture_name: str, languages: Sequence[str]) -> list[str]:
-    """'any_to_any', ['gl'] -> ['en-gl', 'gl-en']."""
-    from_english, to_english = ([f"en-{c}" for c in languages], [f"{c}-en" for c in languages])
-    return {
-        "from_english": from_english,
-        "to_english": to_english,
-        "any_to_any": from_english + to_english,
-    }[mixture_name]
-
-
-def _checked_mixture(name: str) -> str:
-    if name not in MIXTURES:
-        raise ValueError(
-            f"mixture {name!r}: must be one of {', '.join(MIXTURES)} (jobs.Setup.mixture)"
-        )
-    return name
+    return bilingual(cache, language, vocabulary_size).build(folder)

@@ -12,19 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache.corpus_text import Report, text_file
+from m4.data.directions import SIDES, SIDES_OF
 from m4.data.sources import SPLITS
-from m4.data.vocabulary.chunks import SIDES, Array, Chunk, Tokenized, chunks_of, id_type, tokenized
+from m4.data.vocabulary.chunks import Array, Chunk, Tokenized, chunks_of, id_type, tokenized
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from m4.parallel.cpus import available_cpus
 
 ROLES = ("source", "target")
-# What a mixture's sources and targets are.
-SIDES_OF = {
-    "to_english": {"source": ("foreign",), "target": ("english",)},
-    "from_english": {"source": ("english",), "target": ("foreign",)},
-    "any_to_any": {"source": SIDES, "target": SIDES},
-}
 # Fewer pairs a worker are done before it has started: it loads Numba, for 2 seconds.
 _WORKER_PAIRS = 400_000
 _BLOCK = 1 << 22
@@ -99,7 +94,7 @@ def tokenize(
                 least = min(a.longest for a in arrays)
                 raise ValueError(
                     f"language {code!r} has no training pairs: all {language.too_long} are longer "
-                    f"than {least} pieces (jobs.Setup.lengths)"
+                    f"than {least} pieces (CorpusSpec.lengths)"
                 )
         for file in files.values():
             file.finish()

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning.chunk import SIDES, Chunk
+from m4.data.cleaning.chunk import Chunk
+from m4.data.directions import SIDES
 
 Mask = npt.NDArray[np.bool_]
 

@@ -13,7 +13,6 @@ from m4.data.sources import Pair
 
 # Large enough for numpy, small enough for the arrays to stay in the processor's cache.
 PAIRS = 1024
-SIDES = ("english", "foreign")
 
 
 class Chunk:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from m4.data.cleaning import Check, Findings, Opened
-from m4.data.cleaning.chunk import SIDES, Chunk
+from m4.data.cleaning.chunk import Chunk
+from m4.data.directions import SIDES
 
 # Letters that show nothing.
 _FILLERS = "\u115f\u1160\u3164\uffa0"

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cleaning import Check, Findings, NotChecked, Opened, check_number
-from m4.data.cleaning.chunk import SIDES, Chunk
+from m4.data.cleaning.chunk import Chunk
+from m4.data.directions import SIDES
 from m4.data.languages import describe
 
 PACKAGE = "py3langid"

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from m4.data.cleaning import Check, Findings, Opened, check_number
-from m4.data.cleaning.chunk import SIDES, Chunk
+from m4.data.cleaning.chunk import Chunk
+from m4.data.directions import SIDES
 
 
 @dataclass(frozen=True)

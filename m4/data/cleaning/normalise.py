@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from m4.data.cleaning import Check, Findings, Opened
-from m4.data.cleaning.chunk import SIDES, Chunk
+from m4.data.cleaning.chunk import Chunk
+from m4.data.directions import SIDES
 
 FORMS = ("NFC", "NFKC", "none")
 

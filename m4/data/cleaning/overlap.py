@@ -10,8 +10,9 @@ from typing import Any
 from etils import epath
 
 from m4.data.cleaning import Check, Findings, Opened, check_sides
-from m4.data.cleaning.chunk import PAIRS, SIDES, Chunk, chunks
+from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
 from m4.data.cleaning.keys import Digests, normal_digests
+from m4.data.directions import SIDES
 from m4.data.sources import Source
 from m4.data.sources.files import digest, lines
 from m4.data.sources.lines import BOM, MAX_LINE_BYTES

@@ -6,6 +6,7 @@ dropped.jsonl.gz lists the pairs that were dropped.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import tempfile
@@ -16,15 +17,16 @@ from typing import Any
 
 from rich.table import Table
 
-from m4.data.cache.cache import Cache, Corpus, OtherFormat
+from m4.data.cache.cache import Cache, OtherFormat
 from m4.data.cache.identity import differences, identity_of
 from m4.data.cleaning import clean
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.clean import Cleaner, Cleaning, OnDrop
 from m4.data.cleaning.ledger import Count, Ledger
+from m4.data.corpus import CorpusSpec
 from m4.data.inspection.audit_page import page
 from m4.data.languages import describe
-from m4.data.sources import SPLITS, Pair
+from m4.data.sources import SPLITS, Pair, Source
 from m4.storage.files import whole, write_text
 
 PIECES = "pieces: too long"
@@ -34,22 +36,24 @@ Progress = Callable[[int, int, str], None]
 
 
 def audit(
-    corpus: Corpus,
+    spec: CorpusSpec,
+    folder: Path,
     cleaning: Cleaning | None = None,
     on_drop: OnDrop | None = None,
     progress: Progress = lambda *_: None,
 ) -> Ledger:
     """Runs a cleaning, by default the corpus's own, over all languages and splits.
 
-    Nothing is tokenized. What is too long in pieces is known where the corpus has its cache, made
-    with the same settings; else it stands as not checked. progress(done, total, what).
+    Nothing is tokenized. What is too long in pieces is known where `folder` has the corpus's cache,
+    made with the same settings; else it is "not checked". progress(done, total, what).
     """
-    languages = corpus.settings["languages"]
-    cleaning = corpus.cleaning if cleaning is None else cleaning
-    cache, why = _cache_of(corpus, cleaning)
+    cleaning = spec.cleaning if cleaning is None else cleaning
+    settings = dataclasses.replace(spec, cleaning=cleaning).settings()
+    languages = settings["languages"]
+    cache, why = _cache_of(folder, spec.source, settings)
     total, done = len(SPLITS) * len(languages), 0
     with tempfile.TemporaryDirectory(prefix="m4-audit-") as spool:
-        cleaner = Cleaner(cleaning, corpus.source, languages, Path(spool), on_drop=on_drop)
+        cleaner = Cleaner(cleaning, spec.source, languages, Path(spool), on_drop=on_drop)
         for split in reversed(SPLITS):
             for code in languages:
                 progress(done, total, f"{split} {code}")
@@ -70,15 +74,15 @@ def audit(
         return cleaner.finish()
 
 
-def _cache_of(corpus: Corpus, cleaning: Cleaning) -> tuple[Cache | None, str]:
+def _cache_of(folder: Path, source: Source, settings: dict[str, Any]) -> tuple[Cache | None, str]:
     """The corpus's cache, or why there is none to count pieces with."""
-    if not (corpus.folder / "manifest.json").is_file():
+    if not (folder / "manifest.json").is_file():
         return None, "not tokenized yet"
     try:
-        cache = Cache(corpus.folder)
+        cache = Cache(folder)
     except OtherFormat:
         return None, "tokenized by another version of m4"
-    identity = identity_of(corpus.source, {**corpus.settings, "cleaning": cleaning.identity()})
+    identity = identity_of(source, settings)
     if differences(cache.manifest["identity"], identity):
         return None, "tokenized with other settings"
     return cache, ""

@@ -19,9 +19,9 @@ import numpy as np
 from rich.table import Table
 
 from m4.data.cache.cache import Cache
-from m4.data.cache.tokens import ROLES, SIDES_OF
+from m4.data.cache.tokens import ROLES
+from m4.data.directions import SIDES, SIDES_OF
 from m4.data.languages import describe
-from m4.data.vocabulary.chunks import SIDES
 from m4.data.vocabulary.ragged import Texts
 from m4.data.vocabulary.vocabulary import UNK_ID
 from m4.data.vocabulary.word_cache import WordEncoder
@@ -89,7 +89,7 @@ def measure(cache: Cache, sentences: int = 2000) -> list[Row]:
     if cache.separate:
         own = zip(ROLES, (cache.source_vocabulary, cache.target_vocabulary), strict=True)
         encoders = {role: WordEncoder(vocabulary) for role, vocabulary in own}
-        served = {role: SIDES_OF[cache.mixture_name][role] for role in ROLES}
+        served = {role: SIDES_OF[cache.mixture][role] for role in ROLES}
     english, foreign = _texts(cache, sentences)
     rows = []
     for name, encoder in encoders.items():

@@ -12,7 +12,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from m4.data.cache.cache import Cache, directions_of
+from m4.data.cache.cache import Cache
+from m4.data.directions import directions_of
 from m4.data.samplers import Phase, Sampler, normalized, plan
 from m4.data.samplers.proportional import proportional
 from m4.data.stream.batches import EOS_IDS, TAG_IDS
@@ -36,7 +37,7 @@ def units(cache: Cache, sample_by: str, mixture: str | None = None) -> dict[str,
     """How much a mean pair of each direction is, in the sampler's unit; of the cache's mixture or
     of another one that it has."""
     check_unit(sample_by)
-    names = directions_of(mixture or cache.mixture_name, cache.languages())
+    names = directions_of(mixture or cache.mixture, cache.languages())
     if sample_by == "examples":
         return dict.fromkeys(names, 1.0)
     return {direction: pair_tokens(cache, direction) for direction in names}

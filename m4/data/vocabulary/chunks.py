@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from m4.data.directions import SIDES
 from m4.data.vocabulary.ragged import Ragged, Texts
 from m4.data.vocabulary.vocabulary import Vocabulary
 
-SIDES: tuple[str, ...] = ("english", "foreign")
 _CHUNK_BYTES = 1 << 20
 
 

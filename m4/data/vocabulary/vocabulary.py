@@ -20,6 +20,7 @@ import sentencepiece
 from sentencepiece import SentencePieceProcessor
 
 from m4.data.preprocess import tag_symbol
+from m4.settings import SettingError
 from m4.storage.files import whole
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
@@ -169,7 +170,9 @@ def train(
     text's characters that have a piece), characters.
     """
     tags = [SPACE + tag_symbol(language) for language in languages]
-    free = check_size(size, len(tags))
+    if size < (least := least_size(len(tags))):
+        raise SettingError("train.size", size, f"at least {least}")
+    free = size - least + _LEAST_PIECES
     lines = [" ".join(text.split()) for text in texts]
     counts = Counter[str]()
     for line in lines:
@@ -192,15 +195,9 @@ def train(
     }
 
 
-def check_size(size: int, tags: int, setting: str = "cache.prepare.vocabulary_size") -> int:
-    """Pieces that are free for characters and merges; ValueError when they are too few."""
-    fixed = UNK_ID + 1 + tags + _BYTES
-    if size < fixed + _LEAST_PIECES:
-        raise ValueError(
-            f"a vocabulary of {size} pieces is too small: {UNK_ID + 1} special pieces, {tags} tags "
-            f"and {_BYTES} bytes need at least {fixed + _LEAST_PIECES} ({setting})"
-        )
-    return size - fixed
+def least_size(tags: int) -> int:
+    """The fewest pieces of a vocabulary that has so many tags."""
+    return UNK_ID + 1 + tags + _BYTES + _LEAST_PIECES
 
 
 def _keep(counts: Counter[str], coverage: float, most: int) -> tuple[set[str], float]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,12 +15,13 @@ import pytest
 from m4.data.cache import cache
 from m4.data.cache.cache import Cache
 from m4.data.cleaning import clean
+from m4.data.corpus import CorpusSpec, bilingual
 from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.tsv import Tsv
 from tests.data.corpus import Made
 
-SMALL: dict[str, Any] = {"vocabulary_size": 400, "source_length": 96, "target_length": 96}
+SMALL: dict[str, Any] = {"vocabulary_size": 400, "lengths": {"inputs": 96, "targets": 96}}
 
 
 class Listed(Made):
@@ -97,11 +99,11 @@ def test_subsets_of_the_source(made: Made, made_cache: Cache) -> None:
 
 def test_a_ready_cache_is_opened_not_built(tmp_path: Path) -> None:
     stages: list[str] = []
-    arguments: Any = (tmp_path / "c", Made({"gl": 50}), ["gl"])
-    built = cache.prepare(*arguments, **SMALL, report=lambda stage, *_: stages.append(stage))
+    spec = CorpusSpec(Made({"gl": 50}), ["gl"], **SMALL)
+    built = spec.build(tmp_path / "c", progress=lambda stage, *_: stages.append(stage))
     assert list(dict.fromkeys(stages)) == ["text", "vocabulary", "tokens"]
     stages.clear()
-    opened = cache.prepare(*arguments, **SMALL, report=lambda stage, *_: stages.append(stage))
+    opened = spec.build(tmp_path / "c", progress=lambda stage, *_: stages.append(stage))
     assert not stages
     assert opened.fingerprint == built.fingerprint
     assert [p.name for p in tmp_path.iterdir()] == ["c"], "nothing temporary is left"
@@ -112,7 +114,7 @@ def test_a_ready_cache_is_opened_not_built(tmp_path: Path) -> None:
 
 def test_the_same_input_gives_the_same_cache(tmp_path: Path) -> None:
     one, two = (
-        cache.prepare(tmp_path / name, Made({"gl": 50, "pt": 20}), ["pt", "gl"], **SMALL)
+        CorpusSpec(Made({"gl": 50, "pt": 20}), ["pt", "gl"], **SMALL).build(tmp_path / name)
         for name in ("one", "two")
     )
     assert one.manifest == two.manifest
@@ -131,25 +133,21 @@ def test_the_same_input_gives_the_same_cache(tmp_path: Path) -> None:
     ],
 )
 def test_a_cache_of_something_else(tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    arguments = {
-        "folder": tmp_path / "c",
-        "source": Made({"gl": 50, "pt": 30}),
-        "languages": ["gl"],
-    }
-    before = cache.prepare(**arguments, **SMALL)
-    changed = {**arguments, **SMALL, **change}
+    spec = CorpusSpec(Made({"gl": 50, "pt": 30}), ["gl"], **SMALL)
+    before = spec.build(tmp_path / "c")
+    changed = dataclasses.replace(spec, **change)
     with pytest.raises(ValueError, match=f"c: this cache was made with {says}") as error:
-        cache.prepare(**changed)
+        changed.build(tmp_path / "c")
     assert "\n" not in str(error.value)
-    assert cache.prepare(**arguments, **SMALL).fingerprint == before.fingerprint
-    rebuilt = cache.prepare(**changed, rebuild=True)
+    assert spec.build(tmp_path / "c").fingerprint == before.fingerprint
+    rebuilt = dataclasses.replace(changed, rebuild=True).build(tmp_path / "c")
     assert rebuilt.fingerprint != before.fingerprint
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
 def test_other_languages_of_the_source_do_not_matter(tmp_path: Path) -> None:
-    first = cache.prepare(tmp_path / "c", Made({"gl": 50}), ["gl"], **SMALL)
-    again = cache.prepare(tmp_path / "c", Made({"gl": 50, "pt": 9}), ["gl"], **SMALL)
+    first = CorpusSpec(Made({"gl": 50}), ["gl"], **SMALL).build(tmp_path / "c")
+    again = CorpusSpec(Made({"gl": 50, "pt": 9}), ["gl"], **SMALL).build(tmp_path / "c")
     assert again.fingerprint == first.fingerprint
     assert again.languages() == ["gl"]
 
@@ -160,7 +158,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cache.prepare(tmp_path / "c", Made({"gl": 50}), ["gl"], **SMALL, report=interrupt)
+        CorpusSpec(Made({"gl": 50}), ["gl"], **SMALL).build(tmp_path / "c", progress=interrupt)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -170,14 +168,16 @@ def test_overlap_with_dev_and_test_is_dropped_and_counted(tmp_path: Path) -> Non
         dev=[("good day", "e")],
         test=[("Bye", "f")],
     )
-    made = cache.prepare(tmp_path / "c", source, ["gl"], **SMALL)
+    made = CorpusSpec(source, ["gl"], **SMALL).build(tmp_path / "c")
     assert list(made.pairs("gl", "train")) == [("hello", "d")]
     assert made.manifest["ledger"]["languages"]["gl"]["train"]["dropped"] == {
         "overlap: english side in dev": 2,
         "overlap: english side in test": 1,
     }
     with pytest.raises(ValueError, match="'gl' has no training pairs: all 1 are dropped: overlap:"):
-        cache.prepare(tmp_path / "d", Listed(train=[("x", "a")], dev=[("x", "a")]), ["gl"], **SMALL)
+        CorpusSpec(Listed(train=[("x", "a")], dev=[("x", "a")]), ["gl"], **SMALL).build(
+            tmp_path / "d"
+        )
 
 
 def test_long_pairs_are_dropped_from_train_and_counted(tmp_path: Path) -> None:
@@ -186,8 +186,8 @@ def test_long_pairs_are_dropped_from_train_and_counted(tmp_path: Path) -> None:
         train=[(f"word {n}", f"drow {n}") for n in range(50)] + [(long, "x"), ("x", long)],
         dev=[(f"{long} {long}", "x y")],
     )
-    settings = {**SMALL, "vocabulary_size": 300, "source_length": 24, "target_length": 24}
-    made = cache.prepare(tmp_path / "c", source, ["gl"], **settings)
+    settings = {**SMALL, "vocabulary_size": 300, "lengths": {"inputs": 24, "targets": 24}}
+    made = CorpusSpec(source, ["gl"], **settings).build(tmp_path / "c")
     ledger = made.manifest["ledger"]["languages"]["gl"]
     too_long = {"pieces: too long": 2}
     assert ledger["train"] == {"read": 52, "kept": 50, "dropped": too_long}
@@ -197,39 +197,41 @@ def test_long_pairs_are_dropped_from_train_and_counted(tmp_path: Path) -> None:
     assert list(made.pairs("gl", "dev")) == [(f"{long} {long}", "x y")]
     assert max(made.longest("gl").values()) <= 22
     only_long = Listed(train=[(long, "x")])
-    with pytest.raises(ValueError, match=r"all 1 are longer than 22 pieces \(jobs\.Setup\.lengths"):
-        cache.prepare(tmp_path / "d", only_long, ["gl"], **settings)
+    with pytest.raises(ValueError, match=r"all 1 are longer than 22 pieces \(CorpusSpec\.lengths"):
+        CorpusSpec(only_long, ["gl"], **settings).build(tmp_path / "d")
 
 
 def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
-    def prepare(source: Made, languages: list[str], **other: Any) -> Cache:
-        return cache.prepare(tmp_path / "c", source, languages, **{**SMALL, **other})
+    def build(source: Made, languages: list[str], **other: Any) -> Cache:
+        return CorpusSpec(source, languages, **{**SMALL, **other}).build(tmp_path / "c")
 
     with pytest.raises(ValueError, match="'gl' has no training pairs: the source has none"):
-        prepare(Made({"gl": 0}), ["gl"])
+        build(Made({"gl": 0}), ["gl"])
     with pytest.raises(ValueError, match="gl train: a tab or line end inside a sentence"):
-        prepare(Listed(train=[("a\tb", "c")]), ["gl"], cleaning=clean.NOTHING)
+        build(Listed(train=[("a\tb", "c")]), ["gl"], cleaning=clean.NOTHING)
     for wrong in (["en"], ["g-l"], ["gl", "gl"], []):
-        with pytest.raises(ValueError, match=r"cache\.prepare\.languages"):
-            prepare(Made({"gl": 9}), wrong)
-    with pytest.raises(ValueError, match=r"mixture 'all': must be one of to_english, from_english"):
-        prepare(Made({"gl": 9}), ["gl"], mixture_name="all")
-    with pytest.raises(ValueError, match="vocabulary of 100 pieces is too small"):
-        prepare(Made({"gl": 9}), ["gl"], vocabulary_size=100)
-    with pytest.raises(ValueError, match=r"vocabulary_temperature is 0\.5: must be at least 1"):
-        prepare(Made({"gl": 9}), ["gl"], vocabulary_temperature=0.5)
-    with pytest.raises(ValueError, match=r"\.vocabulary_size is 'x': must be a whole number"):
-        prepare(Made({"gl": 9}), ["gl"], vocabulary_size="x")
-    with pytest.raises(ValueError, match=r"\.vocabulary_sentences is 0: must be at least 1"):
-        prepare(Made({"gl": 9}), ["gl"], vocabulary_sentences=0)
-    with pytest.raises(ValueError, match=r"prepare\.languages is 'gl': must be a list of codes"):
-        prepare(Made({"gl": 9}), "gl")  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ValueError, match=r"CorpusSpec\.languages = "):
+            build(Made({"gl": 9}), wrong)
+    with pytest.raises(ValueError, match=r"mixture = 'all': must be one of to_english"):
+        build(Made({"gl": 9}), ["gl"], mixture="all")
+    with pytest.raises(
+        ValueError, match=r"vocabulary_size = 100: must be at least 277 \(3 special"
+    ):
+        build(Made({"gl": 9}), ["gl"], vocabulary_size=100)
+    with pytest.raises(ValueError, match=r"vocabulary_temperature = 0\.5: must be a number"):
+        build(Made({"gl": 9}), ["gl"], vocabulary_temperature=0.5)
+    with pytest.raises(ValueError, match=r"\.vocabulary_size = 'x': must be a whole number"):
+        build(Made({"gl": 9}), ["gl"], vocabulary_size="x")
+    with pytest.raises(ValueError, match=r"\.vocabulary_sentences = 0: must be a whole"):
+        build(Made({"gl": 9}), ["gl"], vocabulary_sentences=0)
+    with pytest.raises(ValueError, match=r"CorpusSpec\.languages = 'gl': must be a list"):
+        build(Made({"gl": 9}), "gl")  # pyright: ignore[reportArgumentType]
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "precious").touch()
     for rebuild in (False, True):
         with pytest.raises(ValueError, match="c: neither a cache nor empty"):
-            prepare(Made({"gl": 9}), ["gl"], rebuild=rebuild)
+            build(Made({"gl": 9}), ["gl"], rebuild=rebuild)
     with pytest.raises(ValueError, match="not a cache, it has no manifest"):
         Cache(tmp_path / "c")
     (tmp_path / "c" / "manifest.json").write_text("{")
@@ -248,18 +250,18 @@ def test_bad_lines_that_were_skipped_are_in_the_manifest(tmp_path: Path) -> None
     lines = [f"word {n}\tdrow {n}" for n in range(30)]
     (folder / "gl.train.tsv").write_text("\n".join([*lines, "no tab", ""]))
     source = Tsv(folder, on_bad_line="skip")
-    made = cache.prepare(tmp_path / "c", source, ["gl"], **SMALL)
+    made = CorpusSpec(source, ["gl"], **SMALL).build(tmp_path / "c")
     assert made.manifest["ledger"]["languages"]["gl"]["train"] == {
         "read": 31,
         "kept": 30,
         "dropped": {"source: no tab": 1},
     }
     with pytest.raises(ValueError, match=r"gl\.train\.tsv line 31: no tab"):
-        cache.prepare(tmp_path / "d", Tsv(folder), ["gl"], **SMALL)
+        CorpusSpec(Tsv(folder), ["gl"], **SMALL).build(tmp_path / "d")
 
 
-def test_subset_is_a_small_bilingual_cache(tmp_path: Path, made_cache: Cache) -> None:
-    small = cache.subset(made_cache, tmp_path / "pt", "pt", vocabulary_size=350)
+def test_bilingual_is_a_small_cache_of_the_same_pairs(tmp_path: Path, made_cache: Cache) -> None:
+    small = bilingual(made_cache, "pt", vocabulary_size=350).build(tmp_path / "pt")
     assert small.directions == ["en-pt", "pt-en"]
     assert small.directions == ["en-pt", "pt-en"]
     assert small.vocabulary.languages == ["en", "pt"]
@@ -270,19 +272,15 @@ def test_subset_is_a_small_bilingual_cache(tmp_path: Path, made_cache: Cache) ->
     assert small.subsets("pt", "dev") == made_cache.subsets("pt", "dev")
 
 
-def test_subset_depends_on_its_own_language_only(tmp_path: Path) -> None:
+def test_bilingual_depends_on_its_own_language_only(tmp_path: Path) -> None:
     parents = [
-        cache.prepare(tmp_path / str(size), Made({"gl": 60, "pt": size}), ["gl", "pt"], **SMALL)
+        CorpusSpec(Made({"gl": 60, "pt": size}), ["gl", "pt"], **SMALL).build(tmp_path / str(size))
         for size in (30, 40)
     ]
-    first = cache.subset(parents[0], tmp_path / "gl", "gl", vocabulary_size=350)
+    first = bilingual(parents[0], "gl", vocabulary_size=350).build(tmp_path / "gl")
     stages: list[str] = []
-    again = cache.subset(
-        parents[1],
-        tmp_path / "gl",
-        "gl",
-        vocabulary_size=350,
-        report=lambda s, *_: stages.append(s),
+    again = bilingual(parents[1], "gl", vocabulary_size=350).build(
+        tmp_path / "gl", progress=lambda stage, *_: stages.append(stage)
     )
     assert not stages, "reused"
     assert again.fingerprint == first.fingerprint
@@ -303,7 +301,7 @@ def test_neither_tensorflow_nor_jax_is_imported(made_cache: Cache) -> None:
 def test_real_text(tatoeba: Path, tmp_path: Path) -> None:
     source = Tsv(tatoeba)
     codes = ["glg", "fry", "cmn_Hans", "jpn", "heb"]
-    made = cache.prepare(tmp_path / "c", source, codes, source_length=64, target_length=64)
+    made = CorpusSpec(source, codes, lengths={"inputs": 64, "targets": 64}).build(tmp_path / "c")
     for code in codes:
         count = made.manifest["ledger"]["languages"][code]["train"]
         english = [reason for reason in count["dropped"] if "english side in" in reason]
@@ -312,12 +310,7 @@ def test_real_text(tatoeba: Path, tmp_path: Path) -> None:
         for split in ("dev", "test"):
             assert list(made.pairs(code, split)) == list(source.pairs(code, split))
     stages: list[str] = []
-    cache.prepare(
-        tmp_path / "c",
-        Tsv(tatoeba),
-        codes,
-        source_length=64,
-        target_length=64,
-        report=lambda stage, *_: stages.append(stage),
+    CorpusSpec(Tsv(tatoeba), codes, lengths={"inputs": 64, "targets": 64}).build(
+        tmp_path / "c", progress=lambda stage, *_: stages.append(stage)
     )
     assert not stages, "it is opened, not built"

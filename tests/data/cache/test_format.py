@@ -12,6 +12,7 @@ import pytest
 from m4.data.cache import cache
 from m4.data.cleaning.clean import Cleaning, thorough
 from m4.data.cleaning.script import Script
+from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS, Pair
 from m4.data.stream import stream
 from m4.data.stream.stream import Stream
@@ -59,16 +60,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> cache.Cache:
     trainer = PINNED[1]
     if version("sentencepiece") != trainer:
         pytest.skip(f"needs sentencepiece {trainer}: another one may train another vocabulary")
-    return cache.prepare(
-        tmp_path_factory.mktemp("format") / "c",
+    return CorpusSpec(
         Made({"gl": 80, "sr_Latn": 30, "pt_BR": 20}),
         vocabulary_size=400,
-        source_length=64,
-        target_length=64,
         segmentations=2,
         cleaning=Cleaning((*cache.clean.DEFAULT.stages, Script())),
         workers=1,
-    )
+        lengths={"inputs": 64, "targets": 64},
+    ).build(tmp_path_factory.mktemp("format") / "c")
 
 
 def test_the_format_is_raised_with_every_change_of_the_files(made: cache.Cache) -> None:

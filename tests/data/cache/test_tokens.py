@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m4.data.cache import build, cache, tokens
+from m4.data.cache import build, tokens
 from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec, bilingual
+from m4.data.directions import MIXTURES, SIDES
 from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources import SPLITS
 from m4.data.vocabulary import chunks
 from tests.data.corpus import Made
 
-SMALL: dict[str, Any] = {"vocabulary_size": 400, "source_length": 96, "target_length": 96}
+SMALL: dict[str, Any] = {"vocabulary_size": 400, "lengths": {"inputs": 96, "targets": 96}}
 
 
 def sentences(made: Cache, split: str, side: str, role: str = "source") -> list[list[int]]:
@@ -38,12 +40,12 @@ def texts(made: Cache, split: str, side: str) -> list[str]:
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     folder = tmp_path_factory.mktemp("sampled") / "cache"
     source = Made({"gl": 120, "pt": 40})
-    return cache.prepare(folder, source, segmentations=3, sampling_alpha=0.2, **SMALL)
+    return CorpusSpec(source, segmentations=3, sampling_alpha=0.2, **SMALL).build(folder)
 
 
 def separate(folder: Path, mixture: str, **changed: Any) -> Cache:
     settings = {**SMALL, "target_vocabulary_size": 350, **changed}
-    return cache.prepare(folder, Made({"gl": 120, "pt": 40}), mixture_name=mixture, **settings)
+    return CorpusSpec(Made({"gl": 120, "pt": 40}), mixture=mixture, **settings).build(folder)
 
 
 def test_the_best_segmentation_comes_first_then_others(sampled: Cache) -> None:
@@ -73,7 +75,7 @@ def test_the_best_segmentation_comes_first_then_others(sampled: Cache) -> None:
 
 def test_token_counts_are_over_all_segmentations(sampled: Cache) -> None:
     counts = np.load(sampled.folder / "token_counts.npy")
-    every = [ids for side in chunks.SIDES for ids in sentences(sampled, "train", side)]
+    every = [ids for side in SIDES for ids in sentences(sampled, "train", side)]
     in_text = 2 * np.bincount(np.concatenate(every), minlength=len(counts))
     # 160 pairs, two directions, three segmentations: an eos a source, a pad a target, a tag.
     assert counts[0] == counts[1] == 160 * 2 * 3
@@ -87,14 +89,14 @@ def test_a_sampled_way_that_is_too_long_is_the_best_one(tmp_path: Path) -> None:
     # Sentences of one size in a vocabulary that knows their words: the best ways fit easily.
     source = Made({"gl": 80})
     settings = {"vocabulary_size": 600, "segmentations": 4, "sampling_alpha": 0.9}
-    wide = cache.prepare(tmp_path / "wide", source, **settings)
-    longest = max(len(ids) for side in chunks.SIDES for ids in sentences(wide, "dev", side)) + 8
-    narrow = cache.prepare(
-        tmp_path / "c", source, **settings, source_length=longest + 2, target_length=longest + 1
-    )
+    wide = CorpusSpec(source, **settings).build(tmp_path / "wide")
+    longest = max(len(ids) for side in SIDES for ids in sentences(wide, "dev", side)) + 8
+    narrow = CorpusSpec(
+        source, **settings, lengths={"inputs": longest + 2, "targets": longest + 1}
+    ).build(tmp_path / "c")
     assert narrow.size("gl", "train") == 80, "none is too long in its best way"
     replaced = 0
-    for side in chunks.SIDES:
+    for side in SIDES:
         free, kept = sentences(wide, "train", side), sentences(narrow, "train", side)
         for place, (anywhere, here) in enumerate(zip(free, kept, strict=True)):
             too_long = len(anywhere) > longest
@@ -104,7 +106,7 @@ def test_a_sampled_way_that_is_too_long_is_the_best_one(tmp_path: Path) -> None:
     assert max(narrow.longest("gl").values()) <= longest
 
 
-@pytest.mark.parametrize("mixture", cache.MIXTURES)
+@pytest.mark.parametrize("mixture", MIXTURES)
 def test_separate_vocabularies_have_arrays_of_their_own(tmp_path: Path, mixture: str) -> None:
     made = separate(tmp_path / "c", mixture, segmentations=2)
     source, target = made.source_vocabulary, made.target_vocabulary
@@ -116,7 +118,7 @@ def test_separate_vocabularies_have_arrays_of_their_own(tmp_path: Path, mixture:
     sides = {
         "to_english": {"source": ["foreign"], "target": ["english"]},
         "from_english": {"source": ["english"], "target": ["foreign"]},
-        "any_to_any": {role: ["english", "foreign"] for role in ("source", "target")},
+        "english_centric": {role: ["english", "foreign"] for role in ("source", "target")},
     }[mixture]
     made_of = {}
     for role, vocabulary in (("source", source), ("target", target)):
@@ -130,7 +132,7 @@ def test_separate_vocabularies_have_arrays_of_their_own(tmp_path: Path, mixture:
             for ids in sentences(made, "train", side, role):
                 made_of[role] += np.bincount(ids, minlength=vocabulary.size)
     # What encoder and decoder take in: 2 segmentations of 160 pairs in each direction.
-    number = 2 * 160 * (2 if mixture == "any_to_any" else 1)
+    number = 2 * 160 * (2 if mixture == "english_centric" else 1)
     made_of["source"][1] += number
     made_of["target"][0] += number
     for direction in made.directions:
@@ -174,14 +176,14 @@ def test_the_mixture_is_part_of_a_cache_with_two_vocabularies(tmp_path: Path) ->
     made = separate(tmp_path / "c", "to_english")
     assert Cache(tmp_path / "c").directions == made.directions == ["gl-en", "pt-en"]
     assert separate(tmp_path / "c", "to_english").fingerprint == made.fingerprint
-    with pytest.raises(ValueError, match="made for the mixture to_english, not any_to_any"):
-        separate(tmp_path / "c", "any_to_any")
+    with pytest.raises(ValueError, match="made for the mixture to_english, not english_centric"):
+        separate(tmp_path / "c", "english_centric")
     with pytest.raises(ValueError, match="target_vocabulary_size = 350, now 340"):
         separate(tmp_path / "c", "to_english", target_vocabulary_size=340)
     with pytest.raises(AssertionError, match="to_english has no source that is english"):
         made.tokens("train", "english", "source")
     # A bilingual baseline takes the text alone, in both directions.
-    small = cache.subset(Cache(tmp_path / "c"), tmp_path / "gl", "gl", vocabulary_size=350)
+    small = bilingual(Cache(tmp_path / "c"), "gl", vocabulary_size=350).build(tmp_path / "gl")
     assert small.directions == ["en-gl", "gl-en"]
     assert not small.separate
     assert small.source_vocabulary is small.target_vocabulary is small.vocabulary
@@ -189,13 +191,16 @@ def test_the_mixture_is_part_of_a_cache_with_two_vocabularies(tmp_path: Path) ->
 
 def test_settings_out_of_range(tmp_path: Path) -> None:
     for changed, says in (
-        ({"segmentations": 0}, r"cache\.prepare\.segmentations is 0: must be at least 1"),
-        ({"segmentations": 2, "sampling_alpha": 1.0}, r"prepare\.sampling_alpha is 1\.0: must be"),
-        ({"target_vocabulary_size": 200}, r"need at least 275 \(cache\.prepare\.target_vocabulary"),
-        ({"workers": 0}, r"cache\.prepare\.workers is 0: must be at least 1"),
+        ({"segmentations": 0}, r"CorpusSpec\.segmentations = 0: must be a whole number from 1"),
+        (
+            {"segmentations": 2, "sampling_alpha": 1.0},
+            r"\.sampling_alpha = 1\.0: must be a number above 0",
+        ),
+        ({"target_vocabulary_size": 200}, r"\.target_vocabulary_size = 200: must be at least 275"),
+        ({"workers": 0}, r"CorpusSpec\.workers = 0: must be"),
     ):
         with pytest.raises(ValueError, match=says):
-            cache.prepare(tmp_path / "c", Made({"gl": 9}), **{**SMALL, **changed})
+            CorpusSpec(Made({"gl": 9}), **{**SMALL, **changed}).build(tmp_path / "c")
     assert not list(tmp_path.iterdir())
 
 
@@ -210,7 +215,7 @@ def test_workers_and_blocks_change_nothing(
     monkeypatch.setattr(build, "_BLOCK", 11)
     source = Made({"gl": 120, "pt": 40})
     settings = {**SMALL, "segmentations": 3, "sampling_alpha": 0.2}
-    made = cache.prepare(tmp_path / "c", source, **settings, workers=2)
+    made = CorpusSpec(source, **settings, workers=2).build(tmp_path / "c")
     assert contents(made.folder) == contents(sampled.folder)
 
 
@@ -232,15 +237,15 @@ def test_chunks_are_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_killed_build_leaves_no_worker_and_the_next_one_cleans_up(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
-        "from m4.data.cache import cache\n"
+        "from m4.data.corpus import CorpusSpec\n"
         "from tests.data.corpus import Made\n"
         "def report(stage, done, total):\n"
         "    if stage == 'tokens':\n"
         "        import multiprocessing\n"
         "        print(*[c.pid for c in multiprocessing.active_children()], flush=True)\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"cache.prepare({str(tmp_path / 'c')!r}, Made({{'gl': 50}}), report=report, workers=2,"
-        f" **{SMALL!r})\n"
+        f"spec = CorpusSpec(Made({{'gl': 50}}), workers=2, **{SMALL!r})\n"
+        f"spec.build({str(tmp_path / 'c')!r}, progress=report)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=120)
     assert done.returncode == -signal.SIGKILL
@@ -252,7 +257,7 @@ def test_a_killed_build_leaves_no_worker_and_the_next_one_cleans_up(tmp_path: Pa
     assert not any(_runs(pid) for pid in workers)
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".c.")
-    cache.prepare(tmp_path / "c", Made({"gl": 50}), **SMALL)
+    CorpusSpec(Made({"gl": 50}), **SMALL).build(tmp_path / "c")
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
@@ -271,11 +276,11 @@ def test_the_sample_for_a_vocabulary_has_a_fixed_budget(tmp_path: Path, made_cac
     def drawn(sentences: int, sides: tuple[str, ...], temperature: float) -> list[str]:
         return list(build.sample(made_cache.folder, pairs, sides, sentences, temperature))
 
-    english, foreign = (set(texts(made_cache, "train", side)) for side in chunks.SIDES)
+    english, foreign = (set(texts(made_cache, "train", side)) for side in SIDES)
     # Shares are rounded language by language: at most one off for each of the four.
     for temperature in (1.0, 5.0):
-        assert abs(len(drawn(100, chunks.SIDES, temperature)) - 100) <= 4
-    assert abs(len(drawn(10**9, chunks.SIDES, 5.0)) - 2 * 421) <= 4, "what there is"
+        assert abs(len(drawn(100, SIDES, temperature)) - 100) <= 4
+    assert abs(len(drawn(10**9, SIDES, 5.0)) - 2 * 421) <= 4, "what there is"
     assert set(drawn(10**9, ("english",), 1.0)) == english
     assert set(drawn(10**9, ("foreign",), 1.0)) == foreign
     few = drawn(60, ("foreign",), 1.0)
@@ -289,7 +294,7 @@ def test_the_sample_for_a_vocabulary_has_a_fixed_budget(tmp_path: Path, made_cac
 
 
 def test_manifest_says_what_was_made(tmp_path: Path) -> None:
-    made = separate(tmp_path / "c", "any_to_any")
+    made = separate(tmp_path / "c", "english_centric")
     manifest = json.loads((made.folder / "manifest.json").read_text())
     assert set(manifest["vocabularies"]) == {"source", "target"}
     for role, vocabulary in (

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m4.data.cache import cache
 from m4.data.cleaning import clean
 from m4.data.cleaning.clean import Cleaner
 from m4.data.cleaning.ledger import ANY, Example, Ledger
+from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.tsv import Tsv
 from tests.data.cleaning.cases import Listed, run
@@ -113,8 +113,8 @@ def test_the_ledger_of_a_cache_adds_up_to_its_rows(tmp_path: Path) -> None:
     long = ("12345678901234567890123456789", "x")  # digits are pieces of their own
     train = [*pairs, pairs[3], long, ("tested", "y")]
     source = Listed({("gl", "train"): train, ("gl", "test"): [("Tested", "z")]})
-    made = cache.prepare(
-        tmp_path / "c", source, vocabulary_size=320, source_length=24, target_length=24
+    made = CorpusSpec(source, vocabulary_size=320, lengths={"inputs": 24, "targets": 24}).build(
+        tmp_path / "c"
     )
     ledger = made.ledger()
     assert ledger.count("gl", "train").dropped == {
@@ -133,12 +133,12 @@ def test_the_ledger_of_a_cache_adds_up_to_its_rows(tmp_path: Path) -> None:
 
 def test_settings_of_the_cleaning_are_the_caches_identity(tmp_path: Path) -> None:
     source = Listed({("gl", "train"): [(f"word {n}", f"drow {n}") for n in range(60)]})
-    settings: dict[str, Any] = {"vocabulary_size": 320, "source_length": 24, "target_length": 24}
-    made = cache.prepare(tmp_path / "c", source, **settings)
+    settings: dict[str, Any] = {"vocabulary_size": 320, "lengths": {"inputs": 24, "targets": 24}}
+    made = CorpusSpec(source, **settings).build(tmp_path / "c")
     stricter = clean.thorough()
     with pytest.raises(ValueError, match=r"was made with cleaning\.order = \['normalise'"):
-        cache.prepare(tmp_path / "c", source, **settings, cleaning=stricter)
-    again = cache.prepare(tmp_path / "c", source, **settings, cleaning=stricter, rebuild=True)
+        CorpusSpec(source, **settings, cleaning=stricter).build(tmp_path / "c")
+    again = CorpusSpec(source, **settings, cleaning=stricter).build(tmp_path / "c", rebuild=True)
     assert again.fingerprint != made.fingerprint
     assert again.manifest["corpus"] == made.manifest["corpus"]
 
@@ -146,7 +146,7 @@ def test_settings_of_the_cleaning_are_the_caches_identity(tmp_path: Path) -> Non
 def test_a_language_that_is_cleaned_away_says_by_what(tmp_path: Path) -> None:
     source = Listed({("ru", "train"): [("a", "b")] * 3})
     with pytest.raises(ValueError, match="'ru' has no training pairs: all 3 are dropped: script:"):
-        cache.prepare(tmp_path / "c", source, vocabulary_size=320, cleaning=clean.thorough())
+        CorpusSpec(source, vocabulary_size=320, cleaning=clean.thorough()).build(tmp_path / "c")
     assert not [*tmp_path.iterdir()]
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from m4.data.cache import cache
-from m4.data.cache.cache import Corpus
 from m4.data.cleaning import clean
 from m4.data.cleaning.ledger import Ledger
+from m4.data.corpus import CorpusSpec
 from m4.data.inspection import audit
 from m4.data.inspection.audit_page import seen
 from tests.command_line import TINY, m4
@@ -23,7 +22,7 @@ from tests.data.cleaning.cases import Listed
 
 LONG = ("12345678901234567890123456789", "x")  # digits are pieces of their own
 LONG_TOO = ("98765432109876543210987654321", "w")
-SETTINGS: dict[str, Any] = {"vocabulary_size": 320, "source_length": 24, "target_length": 24}
+SETTINGS: dict[str, Any] = {"vocabulary_size": 320, "lengths": {"inputs": 24, "targets": 24}}
 
 
 def source() -> Listed:
@@ -38,16 +37,14 @@ def source() -> Listed:
     )
 
 
-def corpus(folder: Path) -> Corpus:
-    found = cache.prepare(folder, source(), **SETTINGS, instead=lambda corpus: corpus)
-    assert isinstance(found, Corpus)
-    return found
+def corpus(folder: Path) -> tuple[CorpusSpec, Path]:
+    return CorpusSpec(source(), **SETTINGS), folder
 
 
 def test_audit_counts_as_the_build_does(tmp_path: Path) -> None:
-    before = audit.audit(corpus(tmp_path / "c"))
+    before = audit.audit(*corpus(tmp_path / "c"))
     assert not (tmp_path / "c").exists(), "nothing is made"
-    made = cache.prepare(tmp_path / "c", source(), **SETTINGS)
+    made = CorpusSpec(source(), **SETTINGS).build(tmp_path / "c")
     built = made.ledger()
     # Without tokens, what is too long in pieces is not known, and said to be so.
     for code, splits in before.counts.items():
@@ -58,18 +55,18 @@ def test_audit_counts_as_the_build_does(tmp_path: Path) -> None:
     manifest = tmp_path / "c" / "manifest.json"
     ours = manifest.read_text(encoding="utf-8")
     manifest.write_text(json.dumps({**json.loads(ours), "format": 0}), encoding="utf-8")
-    older = audit.audit(corpus(tmp_path / "c")).count("gl", "train")
+    older = audit.audit(*corpus(tmp_path / "c")).count("gl", "train")
     assert older.not_checked == {"pieces: tokenized by another version of m4": older.kept}
     manifest.write_text(ours, encoding="utf-8")
     told = []
-    after = audit.audit(corpus(tmp_path / "c"), on_drop=lambda *of: told.append(of))
+    after = audit.audit(*corpus(tmp_path / "c"), on_drop=lambda *of: told.append(of))
     assert after.as_json(examples=False) == built.as_json(examples=False)
     assert after.count("gl", "train").dropped[audit.PIECES] == 1, "the other one is a duplicate"
     assert after.count("gl", "test").flagged == {audit.PIECES: 1}
     assert [(of[0], of[3], of[4]) for of in told if of[0] == audit.PIECES] == [
         (audit.PIECES, 61, LONG)
     ]
-    other = audit.audit(corpus(tmp_path / "c"), clean.thorough())
+    other = audit.audit(*corpus(tmp_path / "c"), clean.thorough())
     assert other.count("gl", "train").not_checked["pieces: tokenized with other settings"]
 
 
@@ -77,7 +74,7 @@ def test_what_is_dropped_can_be_listed(tmp_path: Path) -> None:
     path, files = tmp_path / "dropped.jsonl.gz", []
     for reason in ("", "", "overlap"):
         with audit.listing(path, reason) as on_drop:
-            ledger = audit.audit(corpus(tmp_path / "c"), on_drop=on_drop)
+            ledger = audit.audit(*corpus(tmp_path / "c"), on_drop=on_drop)
         files.append(path.read_bytes())
     assert files[0] == files[1]
     rows = [json.loads(line) for line in gzip.decompress(files[0]).splitlines()]
@@ -105,7 +102,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_shows_any_text_and_runs_none(tmp_path: Path) -> None:
-    ledger = audit.audit(corpus(tmp_path / "c"), clean.thorough())
+    ledger = audit.audit(*corpus(tmp_path / "c"), clean.thorough())
     json_path, html_path = audit.write_report(tmp_path, ledger)
     page = Page(html_path.read_text(encoding="utf-8"))
     kinds = {tag for tag, _ in page.tags}

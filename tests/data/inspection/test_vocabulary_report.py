@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from m4.data.cache import cache
 from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec
 from m4.data.inspection import vocabulary_report
 from m4.data.inspection.vocabulary_report import measure, measure_texts, spelled_out
 from m4.data.vocabulary.word_cache import WordEncoder
@@ -52,13 +52,12 @@ def test_rows_are_the_pieces_of_the_cache(made_cache: Cache) -> None:
 
 
 def test_separate_vocabularies_are_asked_for_their_own_languages(tmp_path: Path) -> None:
-    made = cache.prepare(
-        tmp_path / "c",
+    made = CorpusSpec(
         Made({"gl": 60, "pt": 30}),
-        mixture_name="to_english",
+        mixture="to_english",
         vocabulary_size=400,
         target_vocabulary_size=350,
-    )
+    ).build(tmp_path / "c")
     rows = [(row.vocabulary, row.language) for row in measure(made)]
     assert rows == [("source", "gl"), ("source", "pt"), ("target", "en")]
     paths = vocabulary_report.write(tmp_path, made, measure(made), 0.01)

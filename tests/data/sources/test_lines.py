@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m4.data.cache import cache
+from m4.data.corpus import CorpusSpec
 from m4.data.sources import Source
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.lines import Reading, Reason
@@ -119,8 +119,8 @@ def test_corrupted_lines(
     make: Callable[[Path], tuple[Source, Counter[str]]], tmp_path: Path
 ) -> None:
     source, expected = make(tmp_path)
-    made = cache.prepare(
-        tmp_path / "data", source, vocabulary_size=400, source_length=64, target_length=64
+    made = CorpusSpec(source, vocabulary_size=400, lengths={"inputs": 64, "targets": 64}).build(
+        tmp_path / "data"
     )
     # Every line is counted: left out, put right, or good.
     counted: Counter[str] = Counter()

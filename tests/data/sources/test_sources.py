@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from m4.data import sources
-from m4.data.cache import cache
+from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS, Pair, Source
 from m4.data.sources.cldr import Cldr
 from tests.data.corpora import WRITERS, Texts, arguments_of, texts_of
@@ -171,8 +171,8 @@ def test_through_the_cache(
     name: str, made_sources: Callable[[str], Source], tmp_path: Path
 ) -> None:
     source = made_sources(name)
-    made = cache.prepare(
-        tmp_path / "data", source, vocabulary_size=400, source_length=96, target_length=96
+    made = CorpusSpec(source, vocabulary_size=400, lengths={"inputs": 96, "targets": 96}).build(
+        tmp_path / "data"
     )
     assert made.languages() == ["gl", "pt"]
     for code in made.languages():

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m4.data.cache.cache import Cache, prepare
+from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec
 from m4.data.preprocess import EOS_ID, source_ids, split_direction, target_ids
 from m4.data.samplers import Phase
 from m4.data.samplers.temperature import temperature
@@ -240,17 +241,16 @@ def test_tokens_seen_are_exact_after_whole_epochs(made_cache: Cache, texts: dict
 
 @pytest.fixture(scope="module")
 def three_ways(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    return prepare(
-        tmp_path_factory.mktemp("ways") / "cache",
+    spec = CorpusSpec(
         made,
         ["sr_Latn", "pt"],
+        lengths={"inputs": 140, "targets": 140},
         vocabulary_size=300,
-        source_length=140,
-        target_length=140,
         segmentations=3,
         sampling_alpha=0.5,
         workers=1,
     )
+    return spec.build(tmp_path_factory.mktemp("ways") / "cache")
 
 
 def test_each_epoch_has_its_way_to_tokenize(three_ways: Cache) -> None:
@@ -277,17 +277,16 @@ def test_each_epoch_has_its_way_to_tokenize(three_ways: Cache) -> None:
 
 def test_a_mixture_with_vocabularies_of_its_own(made: Made, tmp_path: Path) -> None:
     """To English only: there are no English sources and no foreign targets."""
-    cache = prepare(
-        tmp_path / "cache",
+    spec = CorpusSpec(
         made,
         ["gl", "pt"],
         "to_english",
+        {"inputs": 96, "targets": 96},
         vocabulary_size=400,
         target_vocabulary_size=300,
-        source_length=96,
-        target_length=96,
         workers=1,
     )
+    cache = spec.build(tmp_path / "cache")
     stream = Stream(cache, batch_rows=8)
     known = set()
     for code in ("gl", "pt"):

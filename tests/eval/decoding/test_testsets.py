@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from m4.data.cache import cache as caches
+from m4.data.corpus import CorpusSpec
 from m4.data.preprocess import language_of
 from m4.data.sources import Pair
 from m4.eval.decoding import testsets
@@ -44,7 +45,7 @@ class Corpus:
 
 
 def opened(folder: Path, lacking: dict[str, tuple[str, ...]]) -> caches.Cache:
-    return caches.prepare(folder, Corpus(lacking), vocabulary_size=300)
+    return CorpusSpec(Corpus(lacking), vocabulary_size=300).build(folder)
 
 
 def test_pairs_by_direction(tmp_path: Path) -> None:

@@ -1,0 +1,198 @@
+"""A corpus as a config decides it: `CorpusSpec(source=...).build(folder)` is its token cache."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from m4.data.cache import build
+from m4.data.cache.cache import Cache
+from m4.data.cache.corpus_text import Report
+from m4.data.cache.identity import differences, identity_of
+from m4.data.cleaning import clean
+from m4.data.directions import Mixture, directions_of
+from m4.data.sources import Source
+from m4.data.sources.files import remembering
+from m4.data.vocabulary.vocabulary import least_size
+from m4.settings import MUTABLE, Between, SettingError, checked
+from m4.storage.files import whole_folder
+
+# A tag, a piece, eos.
+Length = Annotated[int, Between(3, 2**20)]
+Pieces = Annotated[int, Between(1, 2**24)]
+
+
+@checked
+@dataclass(frozen=True)
+class CorpusSpec:
+    """All that decides a corpus's token ids. Nothing is read before `settings` or `build`.
+
+    Attributes:
+        source: of the sentence pairs. languages: codes; None: all of the source's.
+        mixture: the directions: to_english, from_english or english_centric.
+        lengths: {"inputs": ..., "targets": ...}: longer training pairs are dropped and counted (in
+            pieces, with tag and eos).
+        vocabulary_size: pieces; of the sources' vocabulary where target_vocabulary_size is given.
+        vocabulary_temperature: of the languages in the text that vocabularies are trained on.
+        vocabulary_sentences: of that text, in all.
+        target_vocabulary_size: None: one vocabulary for all text. Else sources and targets have
+            separate ones, each trained on the text that is source or target in the mixture.
+        segmentations: ways to tokenize each training sentence that are kept: the best one, and
+            others by BPE-dropout with probability sampling_alpha.
+        workers: processes, which change nothing; None: as many as are of use.
+        cleaning: what is dropped or changed before anything is tokenized.
+        rebuild: replace a cache of other settings, text or format; else it is an error.
+    """
+
+    source: Source
+    languages: Sequence[str] | None = None
+    mixture: Mixture = "english_centric"
+    lengths: Mapping[str, Length] = field(default_factory=lambda: {"inputs": 128, "targets": 128})
+    vocabulary_size: Pieces = 8000
+    vocabulary_temperature: Annotated[float, Between(1, 1e6)] = 5.0
+    vocabulary_sentences: Annotated[int, Between(1, 10**9)] = 200_000
+    target_vocabulary_size: Pieces | None = None
+    segmentations: Annotated[int, Between(1, 1000)] = 1
+    sampling_alpha: Annotated[float, Between(0, 1, above=True, below=True)] = 0.1
+    workers: Annotated[int | None, Between(1, 1024), MUTABLE] = None
+    cleaning: clean.Cleaning = clean.DEFAULT
+    rebuild: Annotated[bool, MUTABLE] = False
+
+    def __post_init__(self) -> None:
+        if self.languages is not None:
+            _check_languages(self.languages)
+        if set(self.lengths) != {"inputs", "targets"}:
+            raise SettingError(
+                "CorpusSpec.lengths", dict(self.lengths), "{'inputs': ..., 'targets': ...}"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """All but the text that decides the ids, as JSON. Asks the source for its languages where
+        the spec names none."""
+        languages = self.source.languages() if self.languages is None else self.languages
+        separate = self.target_vocabulary_size is not None
+        return {
+            "languages": _check_languages(languages),
+            "vocabulary_size": self.vocabulary_size,
+            "vocabulary_sentences": self.vocabulary_sentences,
+            "vocabulary_temperature": float(self.vocabulary_temperature),
+            "source_length": self.lengths["inputs"],
+            "target_length": self.lengths["targets"],
+            "target_vocabulary_size": self.target_vocabulary_size,
+            # None where they decide nothing: a cache is opened whatever they are.
+            "mixture": self.mixture if separate else None,
+            "segmentations": self.segmentations,
+            "sampling_alpha": float(self.sampling_alpha) if self.segmentations > 1 else None,
+            "cleaning": self.cleaning.identity(),
+        }
+
+    def directions(self, languages: Sequence[str] = ()) -> list[str]:
+        """Those of the mixture, from English first. languages: used where the spec names none."""
+        return directions_of(self.mixture, self.languages or languages)
+
+    def build(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rebuild: bool | None = None,
+        progress: Report | None = None,
+    ) -> Cache:
+        """The cache in `folder`: opened if it is there, else built.
+
+        rebuild: instead of the spec's own. progress(stage, done, total): stages text, vocabulary,
+        tokens.
+
+        Raises:
+            ValueError: the folder holds something else, or (without rebuild) a cache of other
+                settings, text or format; a language has no training pairs.
+        """
+        folder, settings = Path(folder), self.settings()
+        rebuild = self.rebuild if rebuild is None else rebuild
+        # Next to the cache: it outlives one that is rebuilt, and one that is not finished.
+        with remembering(folder.with_name(f".{folder.name}.hashes.json")):
+            identity = identity_of(self.source, settings)
+        replaced = None
+        if (folder / "manifest.json").is_file():
+            try:
+                cache = Cache(folder, self.mixture)
+                _check_same(cache, identity)
+                return cache
+            except ValueError as error:
+                if not rebuild:
+                    raise
+                replaced = str(error).partition(" (")[0]
+        elif folder.exists() and any(folder.iterdir()):
+            raise ValueError(f"{folder}: neither a cache nor empty; give another folder")
+        self._check_vocabulary_sizes(len(settings["languages"]))
+        with whole_folder(folder) as unfinished:
+            build.build(
+                unfinished,
+                self.source,
+                settings,
+                self.cleaning,
+                progress or (lambda *_: None),
+                self.workers,
+                {"identity": identity, "replaced": replaced},
+            )
+        return Cache(folder, self.mixture)
+
+    def _check_vocabulary_sizes(self, languages: int) -> None:
+        """SettingError: no room for characters and merges. Before any text is read."""
+        for name, tags in (("vocabulary_size", 1 + languages), ("target_vocabulary_size", 0)):
+            size, least = getattr(self, name), least_size(tags)
+            if size is not None and size < least:
+                needs = f"3 special pieces, {tags} tags, 256 bytes and 16 others"
+                raise SettingError(f"CorpusSpec.{name}", size, f"at least {least} ({needs})")
+
+
+def bilingual(
+    parent: Cache,
+    language: str,
+    vocabulary_size: int = 1000,
+    lengths: Mapping[str, int] | None = None,
+) -> CorpusSpec:
+    """A bilingual corpus out of a multilingual one, with a small vocabulary of its own.
+
+    It has the same pairs (the parent's text, which is clean), the directions en-xx and xx-en at
+    equal rates, and depends on that language's text only: other languages of the parent may
+    change. Lengths default to the parent's.
+    """
+    return CorpusSpec(
+        source=parent,
+        languages=[language],
+        lengths=lengths or {"inputs": parent.source_length, "targets": parent.target_length},
+        vocabulary_size=vocabulary_size,
+        vocabulary_temperature=1.0,
+        vocabulary_sentences=parent.manifest["identity"]["vocabulary_sentences"],
+        workers=1,
+        cleaning=clean.NOTHING,
+    )
+
+
+def _check_languages(languages: Sequence[str]) -> list[str]:
+    """The codes, each once, none English, all fit for a direction's name; else a SettingError."""
+    codes = list(languages)
+    for code in codes:
+        if code == "en" or not re.fullmatch(r"[A-Za-z0-9_]+", code):
+            raise SettingError(
+                "CorpusSpec.languages",
+                code,
+                "codes of letters, digits and '_'; English is in every pair and not listed",
+            )
+    if len(set(codes)) < len(codes) or not codes:
+        raise SettingError("CorpusSpec.languages", codes, "at least one code, each once")
+    return codes
+
+
+def _check_same(cache: Cache, identity: dict[str, Any]) -> None:
+    """ValueError where a cache was made of other text or with other settings."""
+    if different := differences(cache.manifest["identity"], identity):
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        raise ValueError(
+            f"{cache.folder}: this cache was made with {'; '.join(different[:3])}{more}"
+            " (give another folder, or set CorpusSpec.rebuild = True)"
+        )

@@ -24,9 +24,10 @@ from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
 from m4.model.transformer import Transformer, count_parameters
 from m4.parallel.huge_pages import restart_with_huge_pages
+from m4.parallel.mesh import make_mesh
 from m4.train.optimizer import adafactor, adamw, muon
 from m4.train.state import initialize
-from m4.train.step import make_train_step
+from m4.train.trainer import Trainer, Training
 
 TRANSPORTS = {"einsum": einsum, "gather": gather}
 OPTIMIZERS = {
@@ -85,9 +86,10 @@ class Setting:
             directions=args.directions,
             dtype=jnp.dtype(args.dtype),
         )
-        optimizer = OPTIMIZERS[args.optimizer](1000)
-        step = make_train_step(model, optimizer, directions=max(args.directions, 2), seed=0)
-        init = functools.partial(initialize, model, optimizer)
+        training = Training(1000, args.rows, OPTIMIZERS[args.optimizer])
+        directions = [f"en-{i}" for i in range(max(args.directions, 2))]
+        program = Trainer(training, model, directions, make_mesh()).program
+        step, init = program.step, functools.partial(initialize, model, program.optimizer)
         lead = ()
         if args.models > 1:
             lead, step, init = (args.models,), jax.vmap(step), jax.vmap(init)

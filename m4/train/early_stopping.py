@@ -3,25 +3,28 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 
+from m4.settings import Between, Factor, checked
 
+
+@checked
 @dataclasses.dataclass(frozen=True)
 class EarlyStopping:
     """Stops when `metric` (higher is better) has not risen for `patience` evaluations.
 
     Attributes:
-        least_gain: a smaller rise is none, for `patience`; the best parameters are the best.
+        min_delta: a smaller rise is none, for `patience`; the best parameters are kept anyway.
     """
 
     metric: str
-    patience: int
-    least_gain: float = 0.0
+    patience: Annotated[int, Between(1, 10**6)]
+    min_delta: Factor = 0.0
 
 
-class Progress:
+class EarlyStopper:
     """The best evaluation so far, and whether it is time to stop."""
 
     def __init__(self, rule: EarlyStopping | None):
@@ -37,7 +40,7 @@ class Progress:
         return self.rule is not None and self.since >= self.rule.patience
 
     def evaluated(self, step: int, values: Mapping[str, float], params: Any) -> None:
-        """Takes what was measured of the parameters after `step`."""
+        """Takes the values measured with the parameters after `step`."""
         if self.rule is None or self.rule.metric not in values:
             return
         value = values[self.rule.metric]
@@ -46,7 +49,7 @@ class Progress:
             # A copy: the step that follows reuses the memory of its argument.
             self.best = jax.tree.map(lambda x: x.copy(), params)
         # Above the last rise, not above the best: many small rises are one.
-        if value > self.risen_to + self.rule.least_gain:
+        if value > self.risen_to + self.rule.min_delta:
             self.risen_to, self.since = value, 0
         else:
             self.since += 1
@@ -63,6 +66,6 @@ class Progress:
         }
 
     def resume(self, note: Mapping[str, Any], best: Any) -> None:
-        """Goes on from a checkpoint's note and best parameters."""
+        """Continues from a checkpoint's note and best parameters."""
         self.best, self.best_step, self.best_value = best, note["best_step"], note["best"]
         self.risen_to, self.since = note["risen_to"], note["since_best"]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-# With more experts a log row would be mostly their loads; the counts of `Seated` have them all.
+# With more experts a log row would be mostly their loads; `ExpertLoadCounter` counts them all.
 _MOST_LOADS = 64
 
 
@@ -35,7 +35,7 @@ class NotFinite(ValueError):
     """A step whose loss or gradient is no number: its weights are of no use."""
 
 
-class Window:
+class MetricWindow:
     """Metrics since the last log row: sums of counts, means of the rest, tokens a second."""
 
     def __init__(self, directions: Sequence[str], groups: Mapping[str, Sequence[str]]):
@@ -53,7 +53,7 @@ class Window:
                 raise NotFinite(
                     f"step {step}: {name} is {value}; no checkpoint is of this step or later. "
                     "The learning rate may be too high or its warmup too short (where nothing else "
-                    "is bound, optimizer.rsqrt.peak and optimizer.rsqrt.warmup_steps)"
+                    "is set, rsqrt.peak and rsqrt.warmup_steps)"
                 )
         self._steps.append(metrics)
 

@@ -1,4 +1,4 @@
-"""The training state and how it comes to be: shapes first, then arrays where they belong."""
+"""The training state, its shardings, and a new one made where it belongs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -41,15 +41,15 @@ def state_shardings(
     mesh: Mesh,
     model: Transformer,
     optimizer: optax.GradientTransformation,
-    zero: Sequence[str] = ("fsdp",),
+    fsdp_axes: Sequence[str] = ("fsdp",),
 ) -> TrainState:
-    """The sharding of every array of the state; zero: see `parameter_shardings`.
+    """The sharding of every array of the state; fsdp_axes: see `parameter_shardings`.
 
     An optimizer statistic with its parameter's shape is sharded like it; a factored one follows
     the leading axes that it shares with its parameter (an expert's statistics stay with it).
     """
     variables = abstract_variables(model)
-    params = parameter_shardings(mesh, variables["params_axes"], variables["params"], zero)
+    params = parameter_shardings(mesh, variables["params_axes"], variables["params"], fsdp_axes)
     replicated = NamedSharding(mesh, PartitionSpec())
     by_path = {
         _names(path): (leaf.shape, sharding)
@@ -89,15 +89,14 @@ def _names(path) -> tuple[str, ...]:
     return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
-def create(
+def new_state(
     mesh: Mesh,
     model: Transformer,
     optimizer: optax.GradientTransformation,
     seed: int,
-    zero: Sequence[str] = ("fsdp",),
-) -> tuple[TrainState, TrainState]:
-    """(new state, its shardings): every array is made where it belongs, in its parts."""
-    shardings = state_shardings(mesh, model, optimizer, zero)
+    shardings: TrainState,
+) -> TrainState:
+    """The state before the first step: every array is made in its shards, where they belong."""
     with axis_rules_context(mesh):
         make = jax.jit(
             draw_together(lambda: initialize(model, optimizer, seed)),
@@ -105,4 +104,16 @@ def create(
             # It runs once: on CPUs optimizing it takes several times as long as running it.
             compiler_options=unoptimized(mesh),
         )
-        return make(), shardings
+        return make()
+
+
+def create(
+    mesh: Mesh,
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    fsdp_axes: Sequence[str] = ("fsdp",),
+) -> tuple[TrainState, TrainState]:
+    """(new state, its shardings)."""
+    shardings = state_shardings(mesh, model, optimizer, fsdp_axes)
+    return new_state(mesh, model, optimizer, seed, shardings), shardings

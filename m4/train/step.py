@@ -1,24 +1,22 @@
 """One training step and one evaluation step: (state, batch) -> (state, metrics)."""
 
-import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, Mesh
 
 from m4.model.layers import constrain
 from m4.model.moe import layer_metrics, mean_metrics, sown_choices
 from m4.model.transformer import Transformer
-from m4.parallel.divisible import nearest_valid
-from m4.parallel.mesh import split_axes
 from m4.train.loss import cross_entropy
+from m4.train.mesh_checks import rows_over
 from m4.train.state import TrainState
 
 Array = jax.Array
 Batch = Mapping[str, Array]
-# What random numbers of training are made by.
+# The generators of random numbers in training.
 RNGS = ("unsafe_rbg", "threefry2x32")
 
 
@@ -55,14 +53,14 @@ def make_train_step(
     *,
     directions: int,
     seed: int,
-    label_smoothing: float = 0.1,
-    z_loss: float = 1e-4,
-    aux_loss_factor: float = 0.01,
-    router_z_loss_factor: float = 0.0,
-    accumulate: int = 1,
-    rng: str = "unsafe_rbg",
+    label_smoothing: float,
+    z_loss: float,
+    aux_loss_factor: float,
+    router_z_loss_factor: float,
+    grad_accum_steps: int,
+    rng: str,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
-    """The step function (pure, to be jitted).
+    """The step function (pure, to be jitted). `m4.train.trainer.Training` has the defaults.
 
     loss = sum over real target tokens of the smoothed cross-entropy + z-loss, divided by their
     number, + aux_loss_factor * mean over MoE layers of the auxiliary loss (1 when balanced) +
@@ -71,12 +69,13 @@ def make_train_step(
 
     rng: JAX's generator (`RNGS`). "unsafe_rbg" is counter-based and far cheaper a number for
     dropout's many bits, but on TPU every device makes those of all devices: 128 GiB of them for the
-    masks of 2,048 experts. "threefry2x32" is made in parts, the same numbers on any mesh.
+    masks of 2,048 experts. "threefry2x32" is made in shards, the same numbers on any mesh.
 
-    With accumulate = n the rows go through the model in n parts, one after the other, and the sum
-    of the parts' gradients makes one step: the same loss and gradients in the memory of a part's
-    activations (T5X: num_microbatches). Not the same are random numbers, which every part draws for
-    itself, and MoE layers where a part is no whole number of groups (`m4.model.moe`).
+    With grad_accum_steps = n the rows go through the model in n parts, one after the other, and the
+    sum of the parts' gradients makes one step: the same loss and gradients in the memory of a
+    part's activations (T5X: num_microbatches). Not the same are random numbers, which every part
+    draws with a key of its own, and MoE layers where a part is no whole number of groups
+    (`m4.model.moe`).
 
     Metrics: loss, nll (nats a token, neither smoothed nor with anything added),
     gradient_norm, target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the
@@ -84,9 +83,6 @@ def make_train_step(
     seated_DE by layer where the model counts directions, and in `seen` the pairs and tokens by
     direction.
     """
-
-    if rng not in RNGS:
-        raise ValueError(f"loop.train.rng = {rng!r}: must be one of {', '.join(RNGS)}")
 
     def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array):
         """The part of the loss that these rows make; tokens: real target tokens of all parts."""
@@ -96,45 +92,24 @@ def make_train_step(
         total = jnp.sum(loss.training_BT * weights_BT) / tokens
         # Means over layers: of each part they are the n-th part of the whole's.
         moe, layers = jax.tree.map(
-            lambda x: x / accumulate, (mean_metrics(sown), layer_metrics(sown))
+            lambda x: x / grad_accum_steps, (mean_metrics(sown), layer_metrics(sown))
         )
         if moe:
             total = total + aux_loss_factor * moe["auxiliary_loss"]
             total = total + router_z_loss_factor * moe["router_z_loss"]
         nll_BT = jax.lax.stop_gradient(loss.nll_BT) * weights_BT
-        metrics = {
+        return total, {
             "loss": total,
             "nll": jnp.sum(nll_BT) / tokens,
-            "target_tokens": jnp.sum(weights_BT),
-            "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0),
-            **by_direction(nll_BT, weights_BT, batch["direction_ids"], directions),
+            **_token_metrics(nll_BT, batch, directions),
             **moe,
             "layers": layers,
             "seated": sown_choices(sown, "seated_DE"),
-            "seen": seen_by_direction(batch, directions),
         }
-        return total, metrics
-
-    def gradients_of(params, batch: Batch, key: Array, step: Array):
-        tokens = jnp.maximum(jnp.sum(batch["decoder_loss_weights"]), 1.0)
-        part = jax.grad(loss_fn, has_aux=True)
-        if accumulate == 1:
-            return part(params, batch, key, step, tokens)
-
-        def add(sums, numbered):
-            rows, number = numbered
-            gradients, metrics = part(params, rows, jax.random.fold_in(key, number), step, tokens)
-            return jax.tree.map(jnp.add, sums, (gradients, metrics)), None
-
-        parts = in_parts(batch, accumulate)
-        first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(part, params, first, key, step, tokens)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.scan(add, zeros, (parts, jnp.arange(accumulate)))[0]
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
-        gradients, metrics = gradients_of(state.params, batch, key, state.step)
+        gradients, metrics = _gradients(loss_fn, grad_accum_steps, state, batch, key)
         updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics["gradient_norm"] = optax.tree.norm(gradients)
@@ -143,39 +118,51 @@ def make_train_step(
     return train_step
 
 
-def check_parts(mesh: Mesh | AbstractMesh, rows: int, accumulate: int) -> None:
-    """Raises a ValueError where a batch's rows are not that many equal parts on every device."""
-    if accumulate < 1:
-        raise ValueError(f"loop.train.accumulate = {accumulate} is less than 1")
-    devices = _rows_over(mesh)
-    if rows % (devices * accumulate):
-        raise ValueError(
-            f"BATCH_SIZE = {rows} rows do not divide by {devices * accumulate}: "
-            f"loop.train.accumulate = {accumulate} parts on each of {devices} parts of the mesh; "
-            f"{nearest_valid(rows, devices * accumulate)}"
-        )
+def _token_metrics(nll_BT: Array, batch: Batch, directions: int) -> dict[str, Any]:
+    weights_BT = batch["decoder_loss_weights"]
+    return {
+        "target_tokens": jnp.sum(weights_BT),
+        "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0),
+        **by_direction(nll_BT, weights_BT, batch["direction_ids"], directions),
+        "seen": seen_by_direction(batch, directions),
+    }
+
+
+def _gradients(
+    loss_fn: Callable[..., Any], parts: int, state: TrainState, batch: Batch, key: Array
+) -> tuple[Any, dict[str, Any]]:
+    """(gradients, metrics) of `loss_fn`, its rows in `parts` parts one after the other."""
+    tokens = jnp.maximum(jnp.sum(batch["decoder_loss_weights"]), 1.0)
+    part = jax.grad(loss_fn, has_aux=True)
+    if parts == 1:
+        return part(state.params, batch, key, state.step, tokens)
+
+    def add(sums, numbered):
+        rows, number = numbered
+        own_key = jax.random.fold_in(key, number)
+        found = part(state.params, rows, own_key, state.step, tokens)
+        return jax.tree.map(jnp.add, sums, found), None
+
+    batches = in_parts(batch, parts)
+    first = jax.tree.map(lambda x: x[0], batches)
+    shapes = jax.eval_shape(part, state.params, first, key, state.step, tokens)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(add, zeros, (batches, jnp.arange(parts)))[0]
 
 
 def in_parts(batch: Batch, n: int) -> dict[str, Array]:
     """Rows [B, ...] -> n parts [n, B / n, ...], each with rows of every device.
 
-    A device's rows are cut where they lie: nothing is sent.
+    A device's rows are cut where they are: nothing is sent.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    devices = _rows_over(mesh)
+    devices = rows_over(jax.sharding.get_abstract_mesh())
 
     def cut(x: Array) -> Array:
-        check_parts(mesh, x.shape[0], n)
         x = constrain(x.reshape(devices, n, -1, *x.shape[1:]), ("batch",))
         x = constrain(jnp.swapaxes(x, 0, 1), (None, "batch"))
         return constrain(x.reshape(n, -1, *x.shape[3:]), (None, "batch"))
 
     return {name: cut(x) for name, x in batch.items()}
-
-
-def _rows_over(mesh: Mesh | AbstractMesh) -> int:
-    """Parts of the mesh that have rows of their own."""
-    return math.prod(mesh.shape[axis] for axis in split_axes(mesh, "batch"))
 
 
 def by_direction(
@@ -192,8 +179,8 @@ def by_direction(
 def seen_by_direction(batch: Batch, directions: int) -> dict[str, Array]:
     """Integers by direction, each [directions]: pairs, source_tokens, target_tokens.
 
-    A token is an id that is no padding, with tag and eos. A pair begins where the decoder's input
-    is 0 and its target is real.
+    Tokens are ids other than padding; tag and eos count. A pair begins where the decoder's input is
+    0 and its target is real.
     """
     source_BL, target_BT = batch["encoder_input_tokens"] > 0, batch["decoder_target_tokens"] > 0
     first_BT = target_BT & (batch["decoder_input_tokens"] == 0)

@@ -12,7 +12,7 @@ from m4.data.preprocess import language_of
 from m4.train import routing_counts
 
 
-class Seated:
+class ExpertLoadCounter:
     """Seated choices by layer, direction and expert of all steps; in the note of a checkpoint, so
     that a resumed run goes on counting."""
 
@@ -48,7 +48,7 @@ class Seated:
             routing_counts.write(folder / "atlas.train.json", self._counts, about)
 
 
-class Seen:
+class DataCounter:
     """Training data seen so far, by direction and language; in the note of a checkpoint.
 
     Pairs and tokens that were in the batches, so not what was left out; padding is no token. Both
@@ -61,12 +61,12 @@ class Seen:
         old = {} if saved is None else saved["directions"]
         self._counts = {
             name: np.array([old.get(d, {}).get(name, 0) for d in directions], np.int64)
-            for name in SEEN
+            for name in DATA_COUNTS
         }
         self._steps: list[Mapping[str, Any]] = []
 
     def add(self, seen: Mapping[str, Any]) -> None:
-        """Integers by direction of each of `SEEN`; stays where it is until `flush`."""
+        """Integers by direction of each of `DATA_COUNTS`; stays where it is until `flush`."""
         self._steps.append(seen)
 
     def flush(self) -> dict[str, float]:
@@ -74,7 +74,7 @@ class Seen:
         steps, self._steps = jax.device_get(self._steps), []
         tokens_D = np.zeros(len(self._directions), np.int64)
         for step in steps:
-            for name in SEEN:
+            for name in DATA_COUNTS:
                 self._counts[name] += step[name]
             tokens_D += step["source_tokens"].astype(np.int64) + step["target_tokens"]
         share_D = tokens_D / max(tokens_D.sum(), 1)
@@ -85,17 +85,17 @@ class Seen:
         """What `saved` must be to go on from here."""
         self.flush()
         directions = {
-            direction: {name: int(self._counts[name][i]) for name in SEEN}
+            direction: {name: int(self._counts[name][i]) for name in DATA_COUNTS}
             for i, direction in enumerate(self._directions)
         }
         languages: dict[str, dict[str, int]] = {}
         for direction, count in directions.items():
-            total = languages.setdefault(language_of(direction), dict.fromkeys(SEEN, 0))
-            for name in SEEN:
+            total = languages.setdefault(language_of(direction), dict.fromkeys(DATA_COUNTS, 0))
+            for name in DATA_COUNTS:
                 total[name] += count[name]
         about = {"from_step": self._from, "directions": directions, "languages": languages}
         return {"seen": about}
 
 
 # The names of what a step counts by direction (`m4.train.step.seen_by_direction`).
-SEEN = ("pairs", "source_tokens", "target_tokens")
+DATA_COUNTS = ("pairs", "source_tokens", "target_tokens")

@@ -16,7 +16,7 @@ from m4.eval.decoding import inference_checkpoint, search
 from m4.model.transformer import abstract_variables
 from m4.plan import memory
 from m4.plan.program import decode_program, planned_model, train_program
-from m4.train import loop
+from m4.train import program
 from tests.command_line import TINY, m4, own_gin
 
 
@@ -36,7 +36,7 @@ def test_the_planned_step_is_the_trained_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts: list[str] = []
-    real = loop.jit_step
+    real = program.jit_step
 
     def jit_step(step, shardings) -> Any:
         def first_call(state, batch):
@@ -45,11 +45,11 @@ def test_the_planned_step_is_the_trained_one(
 
         return first_call
 
-    monkeypatch.setattr(loop, "jit_step", jit_step)
+    monkeypatch.setattr(program, "jit_step", jit_step)
     mesh = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.expert=4"]
     with pytest.raises(_Seen):
         m4("train", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'trained'}", *mesh)
-    monkeypatch.setattr(loop, "jit_step", real)
+    monkeypatch.setattr(program, "jit_step", real)
     with own_gin():
         # As many languages as the corpus of that config has.
         planned = train_program(setup_of(tmp_path / "planned", *mesh), jax.devices(), 3)

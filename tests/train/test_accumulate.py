@@ -13,9 +13,12 @@ from m4.model.gates.switch import switch
 from m4.parallel.host_batches import to_global
 from m4.parallel.mesh import axis_rules_context
 from m4.plan.hlo.collectives import collectives, summary
-from m4.train.state import create, initialize
-from m4.train.step import check_parts, in_parts, make_train_step
+from m4.settings import SettingError
+from m4.train.mesh_checks import check_accumulation
+from m4.train.state import initialize
+from m4.train.step import in_parts
 from tests.train.test_step import SHALLOW, a_batch, mesh_of
+from tests.train.trainers import program_of, training_of
 
 # One layer a stack; with experts a row is a group and nothing is drawn at random.
 DENSE = SHALLOW.clone(num_experts=0)
@@ -35,29 +38,28 @@ def uneven(rows: int) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def one_step(name: str, mesh, accumulate: int):
+def one_step(name: str, mesh, grad_accum_steps: int):
     """The program, the new weights, the metrics."""
     model = MODELS[name]
-    step = make_train_step(model, GRADIENT, directions=2, seed=0, accumulate=accumulate)
-    with axis_rules_context(mesh):
-        state, shardings = create(mesh, model, GRADIENT, 0)
-        given = state, to_global(mesh, uneven(ROWS))
-        program: Any = jax.jit(step, out_shardings=(shardings, None)).lower(*given).compile()
-        state, metrics = jax.device_get(program(*given))
-    return program, state.params, metrics
+    program = program_of(model, mesh, GRADIENT, grad_accum_steps=grad_accum_steps)
+    with program.axis_rules():
+        given = program.new_state(), to_global(mesh, uneven(ROWS))
+        compiled: Any = program.jit().lower(*given).compile()
+        state, metrics = jax.device_get(compiled(*given))
+    return compiled, state.params, metrics
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "accumulate"),
+    ("name", "sizes", "parts"),
     [
         ("dense", (4, 1), 2),
         pytest.param("dense", (1, 1), 4, marks=pytest.mark.thorough),
         pytest.param("experts", (2, 2), 4, marks=pytest.mark.thorough),
     ],
 )
-def test_parts_make_the_same_step(name, sizes, accumulate):
+def test_parts_make_the_same_step(name, sizes, parts):
     _, params, metrics = one_step(name, mesh_of(1, 1), 1)
-    _, found, its = one_step(name, mesh_of(*sizes), accumulate)
+    _, found, its = one_step(name, mesh_of(*sizes), parts)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, params)
     assert set(its) == set(metrics)
     assert bool(metrics["layers"]) == bool(metrics["seated"]) == (name == "experts")
@@ -105,21 +107,29 @@ def test_parts_draw_for_themselves():
         )
 
     model = DENSE.clone(dropout_rate=0.5)
-    step = make_train_step(model, GRADIENT, directions=2, seed=0, accumulate=2)
+    step = program_of(model, mesh_of(1, 1), GRADIENT, grad_accum_steps=2).step
     metrics = jax.jit(lambda batch: step(initialize(model, GRADIENT, 0), batch)[1])(batch)
     first, second = np.asarray(metrics["nll_sum_D"])
     assert abs(first - second) > 1e-3 * first
 
 
 @pytest.mark.parametrize(
-    ("rows", "accumulate", "message"),
+    ("rows", "parts", "message"),
     [
-        (16, 3, "BATCH_SIZE = 16 rows do not divide by 12: loop.train.accumulate = 3 parts on eac"),
-        (16, 3, "on each of 4 parts of the mesh; nearest valid sizes: 12 and 24$"),
-        (16, 8, "do not divide by 32: .*; nearest valid size: 32$"),
-        (16, 0, "loop.train.accumulate = 0 is less than 1"),
+        (
+            16,
+            3,
+            "^Training.batch_size = 16: must be a multiple of 12: Training.grad_accum",
+        ),
+        (16, 3, "on each of 4 devices with different rows; .* 12 and 24$"),
+        (16, 8, "a multiple of 32: .* 32$"),
     ],
 )
-def test_refusals(rows, accumulate, message):
-    with pytest.raises(ValueError, match=message):
-        check_parts(mesh_of(4, 1), rows, accumulate)
+def test_rows_that_do_not_divide_are_refused(rows, parts, message):
+    with pytest.raises(SettingError, match=message):
+        check_accumulation(mesh_of(4, 1), rows, parts)
+
+
+def test_no_parts_are_refused():
+    with pytest.raises(SettingError, match=r"^Training.grad_accum_steps = 0: must be a whole"):
+        training_of(grad_accum_steps=0)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from m4.train.early_stopping import EarlyStopping, Progress
+from m4.train.early_stopping import EarlyStopper, EarlyStopping
 
 
 def after(rule, values):
     """The progress and the number of evaluations until it stops, or all."""
-    progress = Progress(rule)
+    progress = EarlyStopper(rule)
     for step, value in enumerate(values, 1):
         progress.evaluated(step, {"dev/chrf": value}, {"w": np.array([step])})
         if progress.stopped:
@@ -17,7 +17,7 @@ def after(rule, values):
 
 
 @pytest.mark.parametrize(
-    ("least_gain", "values", "stops", "best"),
+    ("min_delta", "values", "stops", "best"),
     [
         # Two without a rise above 3.
         (0.0, [1, 3, 2, 3, 9], 4, 2),
@@ -29,8 +29,8 @@ def after(rule, values):
         (0.5, [70, 80, 80.4, 80.2, 99], 4, 3),
     ],
 )
-def test_patience_counts_what_is_no_rise(least_gain, values, stops, best):
-    progress, seen = after(EarlyStopping("dev/chrf", 2, least_gain), values)
+def test_patience_counts_what_is_no_rise(min_delta, values, stops, best):
+    progress, seen = after(EarlyStopping("dev/chrf", 2, min_delta), values)
     assert (seen, progress.best_step) == (stops, best)
     assert progress.best == {"w": [best]}
     assert progress.best_value == max(values[:stops])
@@ -41,7 +41,7 @@ def test_a_resumed_one_stops_where_the_first_would_have():
     rule = EarlyStopping("dev/chrf", 2, 0.5)
     for kept in range(1, 4):
         first, _ = after(rule, values[:kept])
-        again = Progress(rule)
+        again = EarlyStopper(rule)
         again.resume(first.note(), first.best)
         for step, value in enumerate(values[kept:], kept + 1):
             again.evaluated(step, {"dev/chrf": value}, {"w": np.array([step])})

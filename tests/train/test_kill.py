@@ -16,10 +16,10 @@ from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage.checkpoints import Checkpoints, latest_step
 from m4.storage.metrics_log import read_metrics
-from m4.train.loop import Evaluator, Trained, train
-from m4.train.optimizer import adamw
+from m4.train.trainer import Evaluator, Trained
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
+from tests.train.trainers import train
 
 
 def run(folder: Path, corpus: Path, killed_at: int = 0) -> Trained:
@@ -40,13 +40,11 @@ def run(folder: Path, corpus: Path, killed_at: int = 0) -> Trained:
         folder,
         SHALLOW.clone(vocab_size=-(-cache.source_vocabulary.size // 8) * 8, dropout_rate=0.1),
         Stream(cache, seed=1, batch_rows=4),
-        adamw,
         mesh_of(1, 1),
         total_steps=6,
         checkpoint_period=2,
         log_period=1,
         evaluators=[Evaluator(1, evaluate)],
-        tensorboard=False,
     )
 
 

@@ -1,4 +1,4 @@
-"""Training on buckets through the loop: several shapes of batches, resumed."""
+"""Training on buckets: several shapes of batches, resumed."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from m4.data.cache import cache as caches
 from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage.metrics_log import read_metrics
-from m4.train.loop import Trained, train
-from m4.train.optimizer import adamw
+from m4.train.trainer import Trained
 from tests.data.corpus import Made
 from tests.train.test_step import MODEL, mesh_of
+from tests.train.trainers import train
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,9 @@ def run(corpus: caches.Cache, folder: Path, steps: int, devices: int = 2) -> Tra
         folder,
         MODEL.clone(vocab_size=-(-corpus.target_vocabulary.size // 8) * 8),
         bucketed(corpus),
-        adamw,
         mesh_of(devices, 1),
         total_steps=steps,
         log_period=1,
-        tensorboard=False,
     )
 
 
@@ -59,6 +57,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, corpus: caches.C
     assert len(shapes) == len(stream.shapes)
 
 
-def test_rows_that_do_not_divide_are_told(tmp_path: Path, corpus: caches.Cache) -> None:
-    with pytest.raises(ValueError, match="BATCH_SIZE"):
+def test_rows_that_do_not_divide_are_refused(tmp_path: Path, corpus: caches.Cache) -> None:
+    with pytest.raises(ValueError, match=r"Training\.batch_size"):
         run(corpus, tmp_path, 1, devices=4)

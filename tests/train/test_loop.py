@@ -1,4 +1,4 @@
-"""The loop: exact resume, what is written, early stopping, interruption, refusals."""
+"""The trainer: exact resume, what is written, early stopping, interruption, refusals."""
 
 import functools
 import os
@@ -17,10 +17,12 @@ from m4.storage.checkpoints import latest_step
 from m4.storage.metrics_log import read_metrics
 from m4.train.average import averaged
 from m4.train.early_stopping import EarlyStopping
-from m4.train.loop import Evaluator, Interrupted, check_model_divides, train
+from m4.train.mesh_checks import check_model
 from m4.train.optimizer import adamw
+from m4.train.trainer import Evaluator, Interrupted
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
+from tests.train.trainers import train
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +176,7 @@ def test_ctrl_c_saves_the_step(tmp_path, run):
         os.kill(os.getpid(), signal.SIGINT)
         return {}
 
-    with pytest.raises(Interrupted, match="step 3, which is saved"):
+    with pytest.raises(Interrupted, match=r"step 3 \(saved\)"):
         run(tmp_path, total_steps=50, evaluators=[Evaluator(3, ask)])
     assert latest_step(tmp_path / "checkpoints") == 3
     assert run(tmp_path, total_steps=4).note["step"] == 4
@@ -199,7 +201,7 @@ def test_a_pipeline_in_parts_says_what_it_is(tmp_path, run, capsys):
     model = run.keywords["model"].clone(
         num_experts=0, encoder_layers=2, decoder_layers=2, scan_layers=True, microbatches=2
     )
-    trained = run(tmp_path, total_steps=1, mesh=mesh, model=model, accumulate=2)
+    trained = run(tmp_path, total_steps=1, mesh=mesh, model=model, grad_accum_steps=2)
     assert trained.note["pipeline"] == {"stages": 2, "microbatches": 2, "bubble": 1 / 3}
     assert (
         "2 stages, 2 microbatches; each stack's stages are idle for 33.3%"
@@ -211,8 +213,8 @@ def test_a_pipeline_in_parts_says_what_it_is(tmp_path, run, capsys):
     ("change", "message"),
     [
         (
-            {"accumulate": 3},  # of 4 rows
-            "accumulate = 3 parts on each of 1 parts .*; nearest valid sizes: 3 and 6$",
+            {"grad_accum_steps": 3},  # of 4 rows
+            "grad_accum_steps = 3 parts on each of 1 devices .*; nearest valid sizes: 3 and 6$",
         ),
         ({"mesh": mesh_of(1, 1, stage=2)}, "mesh.make_mesh.stage = 2: a pipeline has no experts"),
     ],
@@ -227,32 +229,32 @@ def test_what_does_not_divide_is_refused_before_anything_is_made(tmp_path, run, 
     ("model", "rules", "message"),
     [
         # 130 over 4: 32 * 4 = 128 and 33 * 4 = 132.
-        ({"vocab_size": 130}, [], "embedding: cache.prepare.vocabulary_size, rounded, = 130 "),
+        ({"vocab_size": 130}, [], "embedding: CorpusSpec.vocabulary_size, rounded, = 130 "),
         (
             {"vocab_size": 130, "source_vocab_size": 128},
             [],
-            "embedding: cache.prepare.target_vocabulary_size, rounded, = 130 ",
+            "embedding: CorpusSpec.target_vocabulary_size, rounded, = 130 ",
         ),
         (
             {"vocab_size": 128, "source_vocab_size": 130},
             [],
-            "embedding: cache.prepare.vocabulary_size, rounded, = 130 ",
+            "embedding: CorpusSpec.vocabulary_size, rounded, = 130 ",
         ),
         (
             {"vocab_size": 128, "heads": 4, "head_width": 130},
             [("kv", "model")],
-            "attention: transformer.Transformer.head_width = 130 ",
+            "attention: Transformer.head_width = 130 ",
         ),
         (
             {"vocab_size": 128, "mlp_width": 130},
             [],
-            "feed-forward: transformer.Transformer.mlp_width = 130 ",
+            "feed-forward: Transformer.mlp_width = 130 ",
         ),
     ],
 )
 def test_sizes_of_the_model_that_do_not_divide(model, rules, message):
     mesh = mesh_of(1, 1, model=4)
     with axis_rules_context(mesh, rules), pytest.raises(ValueError) as error:
-        check_model_divides(mesh, SHALLOW.clone(**{"heads": 4, **model}))
+        check_model(mesh, SHALLOW.clone(**{"heads": 4, **model}))
     said = "does not divide over the 4 parts of the mesh axes model; nearest valid sizes:"
     assert str(error.value) == f"{message}{said} 128 and 132"

@@ -225,7 +225,7 @@ def test_another_number_of_processes_goes_on_and_stops_together(
     assert stopped is not None
     assert stopped > before
     for said in job.said():
-        assert f"m4 train: interrupted at step {stopped}, which is saved" in said, said
+        assert f"m4 train: interrupted at step {stopped} (saved)" in said, said
     assert steps(folder) == stopped
     assert_as_never_interrupted(folder, stopped, tmp_path / "alone", corpus=killed.folder)
 

@@ -21,13 +21,13 @@ from m4.data.samplers.uniform import uniform
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.storage.metrics_log import read_metrics
-from m4.train.loop import Evaluator, Interrupted, Trained, train
-from m4.train.optimizer import adamw
 from m4.train.sampling import LearnedSampling
 from m4.train.step import seen_by_direction
-from m4.train.training_counts import SEEN, Seen
+from m4.train.trainer import Evaluator, Interrupted, Trained
+from m4.train.training_counts import DATA_COUNTS, DataCounter
 from tests.data.corpus import Made
 from tests.train.test_step import MODEL, mesh_of
+from tests.train.trainers import train
 
 LEARNED = Learned(start=uniform, step_size=1.0)
 
@@ -42,7 +42,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> caches.Cache:
 
 def recounted(stream: Stream, batch: Mapping[str, np.ndarray]) -> dict[str, collections.Counter]:
     """One by one: a pair is a segment of a row; the row and the segment are its name."""
-    counts = {name: collections.Counter() for name in SEEN}
+    counts = {name: collections.Counter() for name in DATA_COUNTS}
     for row, column in np.ndindex(*batch["decoder_target_tokens"].shape):
         if batch["decoder_segment_ids"][row, column]:
             direction = stream.directions[batch["direction_ids"][row, column]]
@@ -61,14 +61,14 @@ def test_a_steps_count_is_a_recount(corpus: caches.Cache, layout: str) -> None:
     batch = stream.batch(3)
     seen = jax.device_get(seen_by_direction(batch, len(stream.directions)))  # pyright: ignore
     counts = recounted(stream, batch)
-    for name in SEEN:
+    for name in DATA_COUNTS:
         assert seen[name].tolist() == [counts[name][d] for d in stream.directions]
     assert sum(counts["pairs"].values()) >= 4
 
 
 def test_counts_go_on_from_a_note() -> None:
-    step = {name: np.array([i + 1, 10 * i]) for i, name in enumerate(SEEN)}
-    seen = Seen(["en-gl", "gl-en"], None, 0)
+    step = {name: np.array([i + 1, 10 * i]) for i, name in enumerate(DATA_COUNTS)}
+    seen = DataCounter(["en-gl", "gl-en"], None, 0)
     seen.add(step)
     seen.add(step)
     # Tokens a step: 2 + 3 of en-gl, 10 + 20 of gl-en.
@@ -79,11 +79,11 @@ def test_counts_go_on_from_a_note() -> None:
         "gl-en": {"pairs": 0, "source_tokens": 20, "target_tokens": 40},
     }
     assert saved["languages"] == {"gl": {"pairs": 2, "source_tokens": 24, "target_tokens": 46}}
-    again = Seen(["en-gl", "gl-en"], saved, 2)
+    again = DataCounter(["en-gl", "gl-en"], saved, 2)
     again.add(step)
     assert again.note()["seen"]["directions"]["en-gl"]["target_tokens"] == 9
     assert again.note()["seen"]["from_step"] == 0
-    assert Seen(["en-gl"], None, 7).note()["seen"]["from_step"] == 7
+    assert DataCounter(["en-gl"], None, 7).note()["seen"]["from_step"] == 7
 
 
 def run(
@@ -118,14 +118,12 @@ def run(
             decoder_layers=1,
         ),
         stream,
-        adamw,
         mesh_of(1, 1),
         total_steps=8,
         checkpoint_period=100,
         log_period=1,
         evaluators=[Evaluator(dev_period, measure), *evaluators],
         sampling=sampling,
-        tensorboard=False,
     )
 
 
@@ -167,12 +165,12 @@ def test_a_resumed_run_learns_and_draws_as_one_that_was_not_stopped(
         batch_rows=4,
         layout="single",
     )
-    counts = {name: collections.Counter() for name in SEEN}
+    counts = {name: collections.Counter() for name in DATA_COUNTS}
     for step in range(8):
         for name, more in recounted(stream, stream.batch(step)).items():
             counts[name].update(more)
     for direction, seen in whole.note["seen"]["directions"].items():
-        assert seen == {name: counts[name][direction] for name in SEEN}
+        assert seen == {name: counts[name][direction] for name in DATA_COUNTS}
     weights = [row for row in rows["whole"] if "weight/en-gl" in row]
     assert [row["step"] for row in weights] == [2, 4, 6, 8]
     for row in weights:

@@ -18,14 +18,12 @@ from m4.data.stream.stream import Stream
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.routing import Routing
 from m4.parallel.host_batches import to_global
-from m4.parallel.mesh import axis_rules_context
 from m4.storage.metrics_log import read_metrics
-from m4.train.loop import Evaluator, Interrupted, train
 from m4.train.optimizer import adamw
-from m4.train.state import create
-from m4.train.step import make_train_step
+from m4.train.trainer import Evaluator, Interrupted
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, a_batch, mesh_of
+from tests.train.trainers import program_of, train
 
 DIRECTIONS = 3
 
@@ -46,11 +44,9 @@ def a_batch_of_directions() -> dict[str, np.ndarray]:
 @functools.cache
 def one_step(mesh: Any, **options: Any) -> dict[str, Any]:
     model, optimizer, batch = SHALLOW.clone(**options), adamw(10), a_batch_of_directions()
-    state, shardings = create(mesh, model, optimizer, seed=0)
-    step = make_train_step(model, optimizer, directions=DIRECTIONS, seed=0)
-    with axis_rules_context(mesh):
-        compiled = jax.jit(step, out_shardings=(shardings, None))
-        return jax.device_get(compiled(state, to_global(mesh, batch))[1])
+    program = program_of(model, mesh, optimizer, DIRECTIONS)
+    with program.axis_rules():
+        return jax.device_get(program.jit()(program.new_state(), to_global(mesh, batch))[1])
 
 
 def test_counts_are_a_recount_of_the_plans() -> None:
@@ -123,13 +119,11 @@ def run(folder: Path, corpus: caches.Cache, total_steps: int, **options: Any) ->
         folder,
         SHALLOW.clone(vocab_size=-(-corpus.source_vocabulary.size // 8) * 8, directions=4),
         Stream(corpus, seed=1, batch_rows=4),
-        adamw,
         mesh_of(1, 1),
         total_steps=total_steps,
         note={"train_pairs": {"gl": 60, "de": 120}},
         log_period=2,
         checkpoint_period=100,
-        tensorboard=False,
         **options,
     )
 
@@ -202,9 +196,8 @@ def test_a_row_has_every_layer_and_their_mean(whole: Path) -> None:
 @pytest.mark.thorough
 def test_a_checkpoint_without_counts_begins_to_count(tmp_path: Path, corpus: caches.Cache) -> None:
     model = SHALLOW.clone(vocab_size=-(-corpus.source_vocabulary.size // 8) * 8)
-    settings: dict[str, Any] = {"log_period": 1, "tensorboard": False}
     stream = Stream(corpus, seed=1, batch_rows=4)
-    train(tmp_path, model, stream, adamw, mesh_of(1, 1), total_steps=1, **settings)
+    train(tmp_path, model, stream, mesh_of(1, 1), total_steps=1, log_period=1)
     assert not (tmp_path / "atlas.train.json").exists()
     run(tmp_path, corpus, 2)
     saved = json.loads((tmp_path / "atlas.train.json").read_text("utf-8"))

@@ -13,10 +13,10 @@ from jax.sharding import AxisType, PartitionSpec
 from m4.model.transformer import Transformer
 from m4.parallel.axes import MESH_AXES
 from m4.parallel.host_batches import to_global
-from m4.parallel.mesh import axis_rules_context
 from m4.train.optimizer import adafactor, adamw
-from m4.train.state import create, state_shardings
-from m4.train.step import by_direction, make_train_step
+from m4.train.state import state_shardings
+from m4.train.step import by_direction
+from tests.train.trainers import program_of
 
 MODEL = Transformer(
     vocab_size=32,
@@ -60,12 +60,11 @@ def a_batch(rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
     }
 
 
-def one_step(mesh, optimizer, zero=("fsdp",)):
-    state, shardings = create(mesh, MODEL, optimizer, 0, zero)
-    step = make_train_step(MODEL, optimizer, directions=2, seed=0)
-    with axis_rules_context(mesh):
-        compiled = jax.jit(step, out_shardings=(shardings, None))
-        state, metrics = jax.block_until_ready(compiled(state, to_global(mesh, a_batch())))
+def one_step(mesh, optimizer, fsdp_axes=("fsdp",)):
+    program = program_of(MODEL, mesh, optimizer, fsdp_axes=fsdp_axes)
+    with program.axis_rules():
+        batch = to_global(mesh, a_batch())
+        state, metrics = jax.block_until_ready(program.jit()(program.new_state(), batch))
     return jax.device_get(state.params), jax.device_get(metrics), state
 
 
@@ -83,21 +82,21 @@ def on_one_device():
     return optimizer, *one_step(mesh_of(1, 1), optimizer)[:2]
 
 
-@pytest.mark.parametrize(("layout", "zero"), LAYOUTS)
+@pytest.mark.parametrize(("layout", "fsdp_axes"), LAYOUTS)
 @pytest.mark.thorough
-def test_eight_devices_are_one(layout, zero):
+def test_eight_devices_are_one(layout, fsdp_axes):
     # Evaluation's rule for the second expert: the draws of "random" depend on nothing but the
     # key, and the groups are the same on every mesh, so training is compared as it is.
     optimizer, one, metrics_one = on_one_device()
-    eight, metrics_eight, state = one_step(mesh_of(*layout), optimizer, zero)
+    eight, metrics_eight, state = one_step(mesh_of(*layout), optimizer, fsdp_axes)
     np.testing.assert_allclose(metrics_eight["loss"], metrics_one["loss"], rtol=1e-5)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(eight), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
     wi = state.params["encoder_1"]["moe"]["experts"]["wi"]["kernel"]
     assert wi.sharding.shard_shape(wi.shape)[0] == 4 // layout[1]
-    # A weight of the attention lies in as many parts as `zero` says, times those of "model".
+    # A weight of the attention lies in as many shards as `fsdp_axes` says, times those of "model".
     sizes = dict(zip(("data", "expert", "model", "fsdp"), layout, strict=True))
-    parts = layout[2] * math.prod(sizes[name] for name in zero)
+    parts = layout[2] * math.prod(sizes[name] for name in fsdp_axes)
     query = state.params["encoder_0"]["attention"]["query"]["kernel"]
     assert math.prod(query.sharding.shard_shape(query.shape)) == query.size // parts
 
@@ -143,11 +142,11 @@ def test_sums_by_direction_by_hand():
 def test_dropout_depends_on_seed_and_step_alone():
     model = SHALLOW.clone(dropout_rate=0.5)
     optimizer = adamw(10)
-    state, _ = create(mesh_of(1, 1), model, optimizer, seed=0)
+    state = program_of(model, mesh_of(1, 1), optimizer).new_state()
     batch = a_batch()
     losses = {}
     for seed in (0, 1):
-        step = jax.jit(make_train_step(model, optimizer, directions=2, seed=seed))
+        step = jax.jit(program_of(model, mesh_of(1, 1), optimizer, seed=seed).step)
         losses[seed] = [float(step(state, batch)[1]["loss"]) for _ in range(2)]
         later = functools.reduce(lambda s, _: step(s, batch)[0], range(2), state)
         assert (

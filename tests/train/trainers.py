@@ -1,0 +1,52 @@
+"""Trainers for tests: settings that most of them share, and a run in one call."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import optax
+from jax.sharding import Mesh
+
+from m4.model.transformer import Transformer
+from m4.train.batches import BatchStream
+from m4.train.optimizer import adamw
+from m4.train.program import TrainProgram
+from m4.train.trainer import Trained, Trainer, Training
+
+
+def training_of(
+    optimizer: Callable[[int], optax.GradientTransformation] = adamw, **changes: Any
+) -> Training:
+    settings = {"total_steps": 10, "batch_size": 4, "tensorboard": False}
+    return Training(optimizer=optimizer, **{**settings, **changes})
+
+
+def program_of(
+    model: Transformer,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    directions: int = 2,
+    **changes: Any,
+) -> TrainProgram:
+    """The step of this optimizer."""
+    training = training_of(lambda steps: optimizer, **changes)
+    return Trainer(training, model, [f"en-x{i}" for i in range(directions)], mesh).program
+
+
+# What `Trainer.run` takes; all else are settings.
+_OF_RUN = ("evaluators", "sampling", "groups", "note", "progress")
+
+
+def train(
+    folder: Path,
+    model: Transformer,
+    stream: BatchStream,
+    mesh: Mesh,
+    optimizer: Callable[[int], optax.GradientTransformation] = adamw,
+    **options: Any,
+) -> Trained:
+    """Trains; options: settings of `Training`, and arguments of `Trainer.run`."""
+    run = {name: options.pop(name) for name in _OF_RUN if name in options}
+    shapes: Sequence[Any] = stream.shapes
+    training = training_of(optimizer, **{"batch_size": shapes[0][0], **options})
+    return Trainer(training, model, stream.directions, mesh, shapes).run(folder, stream, **run)

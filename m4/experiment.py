@@ -18,8 +18,7 @@ from m4.data.samplers.temperature import temperature
 from m4.data.stream.mixture import check_unit, make_stream
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.settings import Decoding
-from m4.eval.report.report import Report
-from m4.eval.report.report import report as write_report
+from m4.eval.report.results import Results, write_results
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.parallel.jax_setup import set_up
@@ -50,7 +49,7 @@ class Setup:
         baselines: resource level ("high", "medium", "low") -> recipe of its bilingual models.
         baselines_dir: where these are kept; None: MODEL_DIR/baselines.
         high, low: training pairs from which a language is high-resource, and below which low.
-        report: see `m4.eval.report.report`. about: what the corpus is, for the report.
+        report: see `m4.eval.report.results`. about: what the corpus is, for the report.
     """
 
     model_dir: str
@@ -75,7 +74,7 @@ class Setup:
     baselines_dir: str | None = None
     high: int = 3000
     low: int = 1000
-    report: Callable[..., Report] = write_report
+    report: Callable[..., Results] = write_results
     about: str = ""
 
     def __post_init__(self) -> None:

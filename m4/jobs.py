@@ -35,8 +35,9 @@ from m4.eval.decoding.testsets import (
 from m4.eval.decoding.testsets import train_pairs as train_pairs_of
 from m4.eval.decoding.translate import Translator
 from m4.eval.report.page import Background
-from m4.eval.report.report import Report
-from m4.eval.scoring.delta import level, tables
+from m4.eval.report.results import Results
+from m4.eval.scoring.delta import tables
+from m4.eval.scoring.groups import ResourceLevels
 from m4.eval.scoring.score import System, measure, score_rows, score_table, write_scores
 from m4.experiment import Setup as Setup
 from m4.experiment import build_model as build_model
@@ -65,7 +66,7 @@ def train(setup: Setup, *, dense: bool = False) -> None:
     groups: dict[str, list[str]] = {"high": [], "medium": [], "low": []}
     for direction in stream.directions:
         pairs = cache.size(language_of(direction), "train")
-        groups[level(pairs, setup.high, setup.low)].append(direction)
+        groups[_levels(setup).of(pairs)].append(direction)
     folder = model_folder(setup, dense)
     latest = distributed.on_primary_then_broadcast(
         "checkpoints", lambda: latest_step(folder / "checkpoints")
@@ -95,6 +96,10 @@ def train(setup: Setup, *, dense: bool = False) -> None:
             },
             stage=stage,
         )
+
+
+def _levels(setup: Setup) -> ResourceLevels:
+    return ResourceLevels(setup.high, setup.low)
 
 
 def _check_learning(setup: Setup) -> None:
@@ -128,7 +133,7 @@ def baselines(setup: Setup) -> dict[str, Finished]:
     check_held_out(cache)
 
     def recipe_of(language: str) -> Recipe:
-        return recipes[level(cache.size(language, "train"), setup.high, setup.low)]
+        return recipes[_levels(setup).of(cache.size(language, "train"))]
 
     return train_baselines(
         setup.baselines_dir or setup.folder / "baselines",
@@ -183,7 +188,7 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
 
 def report(
     setup: Setup, *, dense: bool = False, save_config: Callable[[], None] = lambda: None
-) -> Report:
+) -> Results:
     """Scores everything that is decoded against the bilingual baselines; writes and prints it.
 
     save_config: writes operative_config.gin, which the report shows.
@@ -214,8 +219,7 @@ def report(
             sampling=shares,
             epochs=epochs,
         ),
-        high=setup.high,
-        low=setup.low,
+        levels=_levels(setup),
     )
     terminal = console()
     for table in tables(written.rows, written.averages, terminal.width):
@@ -247,7 +251,7 @@ def _seen(setup: Setup, cache: Cache) -> tuple[dict[str, float], dict[str, float
 
 def demo(
     setup: Setup, *, dense: bool = False, save_config: Callable[[], None] = lambda: None
-) -> Report:
+) -> Results:
     """The whole road: corpus, training, baselines, decoding, scores, ΔBLEU and its picture."""
     # What the baselines need is told before the training.
     _recipes(setup)

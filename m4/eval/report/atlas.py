@@ -24,14 +24,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from m4.data.preprocess import split_direction
+from m4.data.preprocess import language_of
 from m4.eval.report.plot import png
 from m4.eval.report.theme import DARK, LIGHT, Theme
+from m4.eval.scoring.groups import DIRECTION_GROUPS, direction_group
 from m4.storage.files import whole
 from m4.train import routing_counts
 
-# The sides, in the order of the picture's blocks.
-SIDES = ("xx → en", "en → xx")
 # An expert with less than this part of an even share of all choices is dead; a language with more
 # than this multiple of it has a specialist.
 DEAD, SPECIAL = 0.1, 2.0
@@ -46,8 +45,8 @@ _MOST_COLUMNS = 256  # of a panel
 class Atlas:
     """Counts by layer, int64 [directions, E]: the encoder's layers first, by depth.
 
-    directions: into English first, each side by falling training size; those without any count
-        are left out. languages: of each direction, the side that is not English.
+    directions: into English first, each group by falling training size; those without any count
+        are left out. languages: of each direction, the one that is not English.
     """
 
     split: str
@@ -55,9 +54,9 @@ class Atlas:
     languages: list[str]
     layers: dict[str, npt.NDArray[np.int64]]
 
-    def sides(self) -> list[str]:
-        """The side of each direction, of `SIDES`."""
-        return [_side(direction) for direction in self.directions]
+    def groups(self) -> list[str]:
+        """The group of each direction, of `DIRECTION_GROUPS`."""
+        return [direction_group(direction) for direction in self.directions]
 
 
 def path_of(folder: Path, split: str) -> Path:
@@ -84,9 +83,9 @@ def read(path: Path) -> Atlas:
     kept = sorted(
         (i for i in range(len(found.directions)) if any(x[i].any() for x in found.layers.values())),
         key=lambda i: (
-            SIDES.index(_side(found.directions[i])),
-            -pairs.get(_language(found.directions[i]), 0),
-            _language(found.directions[i]),
+            DIRECTION_GROUPS.index(direction_group(found.directions[i])),
+            -pairs.get(language_of(found.directions[i]), 0),
+            language_of(found.directions[i]),
         ),
     )
     if not kept:
@@ -96,18 +95,9 @@ def read(path: Path) -> Atlas:
     return Atlas(
         saved.get("split", ""),
         directions,
-        [_language(direction) for direction in directions],
+        [language_of(direction) for direction in directions],
         {name: found.layers[name][kept] for name in order},
     )
-
-
-def _side(direction: str) -> str:
-    return SIDES[split_direction(direction)[0] == "en"]
-
-
-def _language(direction: str) -> str:
-    source, target = split_direction(direction)
-    return target if source == "en" else source
 
 
 def _stack(layer: str) -> str:
@@ -180,6 +170,10 @@ def _first(names, most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+def _arrow(group: str) -> str:
+    return group.replace("->", " → ")
+
+
 # ------------------------------------------------------------------------------------- tables
 
 
@@ -187,7 +181,7 @@ def tables(atlas: Atlas) -> dict[str, Table]:
     """Heading -> table, one a layer: every expert (of many, those with languages), its load, and
     its languages, those that give it more than twice an even share of their choices."""
     made = {}
-    sides = atlas.sides()
+    groups = atlas.groups()
     for layer, seated_DE in atlas.layers.items():
         experts = seated_DE.shape[1]
         load_E, share_DE, gone = load_of(seated_DE), shares(seated_DE), set(dead(seated_DE))
@@ -195,13 +189,13 @@ def tables(atlas: Atlas) -> dict[str, Table]:
         table = Table(box=SIMPLE_HEAD)
         table.add_column("expert", justify="right")
         table.add_column("load", justify="right")
-        for side in SIDES:
-            table.add_column(f"{side}, over {100 * SPECIAL / experts:.3g}%")
+        for group in DIRECTION_GROUPS:
+            table.add_column(f"{_arrow(group)}, over {100 * SPECIAL / experts:.3g}%")
         shown = range(experts) if experts <= _MOST_LINES else list(special)[:_MOST_LINES]
         for expert in shown:
             cells = []
-            for side in SIDES:
-                rows = [row for row in special.get(expert, []) if sides[row] == side]
+            for group in DIRECTION_GROUPS:
+                rows = [row for row in special.get(expert, []) if groups[row] == group]
                 cells.append(
                     _first(
                         (f"{atlas.languages[r]} {100 * share_DE[r, expert]:.0f}%" for r in rows),
@@ -235,19 +229,19 @@ def show(folder: Path, split: str, console: Console) -> Path:
 
 def figure(atlas: Atlas, theme: Theme = LIGHT) -> Figure:
     """A panel a layer, the encoder's in the left column: languages by falling training size, a
-    block a side; columns are experts; one scale for all. A cross marks a dead expert.
+    block a group; columns are experts; one scale for all. A cross marks a dead expert.
 
     Languages are labelled with their codes, which every font has.
     """
     stacks = list(dict.fromkeys(_stack(layer) for layer in atlas.layers))
     columns = [[layer for layer in atlas.layers if _stack(layer) == stack] for stack in stacks]
     deep = max(map(len, columns))
-    sides = atlas.sides()
-    blocks = [[i for i, here in enumerate(sides) if here == side] for side in SIDES]
+    groups = atlas.groups()
+    blocks = [[i for i, here in enumerate(groups) if here == group] for group in DIRECTION_GROUPS]
     wide = max(map(len, blocks)) > _FEW
     width, size = (10.0, 15.0) if wide else (7.0, 11.0)
     line = 1.3 * size / 72  # inches of a line of text
-    tall = min(0.055 if wide else line, _TALLEST / (deep * (len(sides) + 1)))
+    tall = min(0.055 if wide else line, _TALLEST / (deep * (len(groups) + 1)))
     rows, names = _rows(blocks, max(round(line / tall), 1))
     chosen = [row for block in blocks for row in block[:: math.ceil(0.95 * line / tall)]]
 
@@ -300,12 +294,12 @@ def _colours(theme: Theme) -> LinearSegmentedColormap:
 
 
 def _rows(blocks: Sequence[Sequence[int]], gap: int) -> tuple[list[int | None], dict[float, str]]:
-    """The picture's rows (a direction, or None in a gap), and where the names of sides stand."""
+    """The picture's rows (a direction, or None in a gap), and where the names of groups stand."""
     rows: list[int | None] = []
     names = {}
-    for side, block in zip(SIDES, blocks, strict=True):
+    for group, block in zip(DIRECTION_GROUPS, blocks, strict=True):
         if block:
-            names[len(rows) + (gap - 1) / 2] = side
+            names[len(rows) + (gap - 1) / 2] = _arrow(group)
             rows += [None] * gap + list(block)
     return [*rows, *([None] * max(gap // 2, 1))], names
 
@@ -325,7 +319,7 @@ def _panel(
     experts = share_DE.shape[1]
     nothing = np.full(experts, np.nan)
     drawn = np.stack([nothing if row is None else share_DE[row] for row in rows])
-    # More than the picture has points for: of some side by side the most.
+    # More than the picture has points for: of some adjacent ones the most.
     together = -(-experts // _MOST_COLUMNS)
     drawn = np.pad(drawn, ((0, 0), (0, -experts % together)), mode="edge")
     drawn = drawn.reshape(len(rows), -1, together).max(axis=2)

@@ -12,18 +12,17 @@ from typing import Any, NamedTuple
 import jinja2
 
 from m4.data.languages import describe
-from m4.data.preprocess import split_direction
+from m4.data.preprocess import language_of, split_direction
 from m4.eval.metrics import bootstrap
 from m4.eval.report import curve
 from m4.eval.report.theme import DARK, LIGHT
-from m4.eval.scoring.delta import LEVELS, METRIC_NAMES, SIDES, Average, Delta, level
+from m4.eval.scoring.delta import METRIC_NAMES, Average, Delta
+from m4.eval.scoring.groups import DIRECTION_GROUPS, LEVELS, ResourceLevels
 from m4.eval.scoring.score import (
     COPY,
-    ENGLISH,
     Decode,
     Measured,
     Subsets,
-    foreign,
     untagged,
     with_complements,
 )
@@ -65,7 +64,7 @@ def page(
     images: Mapping[str, bytes],
     background: Background,
     subsets: Subsets,
-    thresholds: tuple[int, int],
+    levels: ResourceLevels,
     samples: int,
     experts: Sequence[Mapping[str, Any]] = (),
 ) -> str:
@@ -92,8 +91,8 @@ def page(
         baseline=rows[0].baseline,
         systems=names,
         levels=LEVELS,
-        sides=[side for side in SIDES if any(row.side == side for row in rows)],
-        thresholds=thresholds,
+        sides=[side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)],
+        thresholds=levels,
         headline=_headline(means),
         images=data_uris(images),
         experts=[{**one, "images": data_uris(one["images"])} for one in experts],
@@ -107,7 +106,7 @@ def page(
         metrics=[METRIC_NAMES.get(name, name) for name in _in_order(scores, "metric")],
         translations=_translations(measured, subsets, train_pairs, samples),
         curves=_curves(background),
-        data=_data_table(train_pairs, background, thresholds),
+        data=_data_table(train_pairs, background, levels),
         signatures=_in_order(scores, "signature"),
         resamples=bootstrap.RESAMPLES,
         seed=bootstrap.SEED,
@@ -199,8 +198,7 @@ def _score_table(scores: Sequence[Mapping[str, Any]]) -> list[dict]:
 def _direction_order(direction: str, scores: Sequence[Mapping[str, Any]]) -> tuple:
     """By falling training size, both directions of a language together, into English first."""
     pairs = next(row["train_pairs"] for row in scores if row["direction"] == direction)
-    source, target = split_direction(direction)
-    return -(pairs or 0), source if target == ENGLISH else target, target != ENGLISH
+    return -(pairs or 0), language_of(direction), direction.startswith("en-")
 
 
 def _translations(
@@ -214,7 +212,7 @@ def _translations(
             by_direction.setdefault(direction, {})[name] = decodes
     languages: dict[str, list[dict]] = {}
     for direction, at in sorted(by_direction.items()):
-        language, to_english = foreign(direction)
+        language = language_of(direction)
         source, target = split_direction(direction)
         first = next(iter(at.values()))
         marks = with_complements(subsets.get(language, {}))
@@ -224,7 +222,6 @@ def _translations(
             {
                 "source": source,
                 "target": target,
-                "to_english": to_english,
                 "sentences": [
                     {
                         "source": untagged(first[i].source, direction),
@@ -241,7 +238,7 @@ def _translations(
         {
             "language": describe(code).name,
             "code": code,
-            "directions": sorted(languages[code], key=lambda part: not part["to_english"]),
+            "directions": sorted(languages[code], key=lambda part: part["source"] == "en"),
         }
         for code in order
     ]
@@ -264,7 +261,7 @@ def _curves(background: Background) -> list[dict]:
 
 
 def _data_table(
-    train_pairs: Mapping[str, int], background: Background, thresholds: tuple[int, int]
+    train_pairs: Mapping[str, int], background: Background, levels: ResourceLevels
 ) -> list[dict]:
     """A row a language, by falling size: pairs, their share, share of the stream, epochs."""
     total = sum(train_pairs.values())
@@ -274,7 +271,7 @@ def _data_table(
             "language": describe(code),
             "pairs": pairs,
             "share": pairs / total if total else 0.0,
-            "level": level(pairs, *thresholds),
+            "level": levels.of(pairs),
             "sampling": background.sampling.get(code),
             "epochs": background.epochs.get(code),
         }

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from m4.eval.report.theme import LIGHT, Theme
-from m4.eval.scoring.delta import LEVELS, METRIC_NAMES, SIDES, Delta, level
+from m4.eval.scoring.delta import METRIC_NAMES, Delta
+from m4.eval.scoring.groups import DEFAULT_LEVELS, DIRECTION_GROUPS, LEVELS, ResourceLevels
 from m4.storage.files import whole
 
 _POINTS = 72  # an inch
@@ -33,8 +34,6 @@ def window_size(languages: int, window: int = 10) -> int:
     """The sliding window for so many languages: `window`, but at most a quarter of them (12
     languages: 3, 24: 6, from 40 on: 10), so that the trend keeps both ends of the range apart.
     Fewer than 8 languages have no trend (a window of 1)."""
-    if window < 1:
-        raise ValueError(f"report.report.window must be 1 or more languages, not {window}")
     return max(1, min(window, languages // 4))
 
 
@@ -54,8 +53,7 @@ def plot(
     rows: Sequence[Delta],
     paths: Sequence[Path],
     window: int = 10,
-    high: int = 3000,
-    low: int = 1000,
+    levels: ResourceLevels = DEFAULT_LEVELS,
     names: bool = False,
     theme: Theme = LIGHT,
 ) -> None:
@@ -70,7 +68,7 @@ def plot(
     comes with matplotlib and has every letter of them; languages' own names (Arabic, CJK) would
     need fonts that a machine may lack, so they are never drawn.
     """
-    drawn = figure(rows, window, high, low, names, theme)
+    drawn = figure(rows, window, levels, names, theme)
     for path in paths:
         if path.suffix not in METADATA:
             raise ValueError(f"{path}: a plot is .png or .pdf")
@@ -88,8 +86,7 @@ def png(drawn: Figure) -> bytes:
 def figure(
     rows: Sequence[Delta],
     window: int = 10,
-    high: int = 3000,
-    low: int = 1000,
+    levels: ResourceLevels = DEFAULT_LEVELS,
     names: bool = False,
     theme: Theme = LIGHT,
 ) -> Figure:
@@ -98,7 +95,7 @@ def figure(
         raise ValueError("nothing to plot: no direction is decoded by a system and its baseline")
     pairs = {row.language: row.train_pairs for row in rows}
     languages = sorted(pairs, key=lambda language: (-pairs[language], language))
-    sides = [side for side in SIDES if any(row.side == side for row in rows)]
+    sides = [side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)]
     wide = len(languages) > _FEW
     # Letters grow with the page: shrunk to a phone's width, the axes stay legible either way.
     width, size = (10.0, 15.0) if wide else (7.0, 11.0)
@@ -125,7 +122,7 @@ def figure(
         panel.set_ylim(min(edges) - margin, max(edges) + 2 * margin)
         arrow = side.replace("->", " → ")
         panel.set_ylabel(f"Δ{metric}, {arrow}", fontsize=size, color=theme.ink)
-    _levels(panels[:-1], [pairs[language] for language in languages], high, low, theme, size, slot)
+    _levels(panels[:-1], [pairs[language] for language in languages], levels, theme, size, slot)
     size_bars(panels[-1], [pairs[language] for language in languages], theme, size, slot)
     panels[-1].set_xticks(range(len(labels)), labels, fontsize=letters, color=theme.ink,
                           rotation=90 if upright else 0)  # fmt: skip
@@ -203,8 +200,7 @@ def _signed(y: float) -> str:
 def _levels(
     panels: Sequence[Axes],
     sizes: Sequence[int],
-    high: int,
-    low: int,
+    levels: ResourceLevels,
     theme: Theme,
     size: float,
     slot: float,
@@ -212,7 +208,7 @@ def _levels(
     """Where a resource level ends, and its name where there is room for it."""
     start = 0
     for name in LEVELS:
-        count = sum(level(pairs, high, low) == name for pairs in sizes)
+        count = sum(levels.of(pairs) == name for pairs in sizes)
         for panel in panels:
             if count and start:
                 panel.axvline(start - 0.5, color=theme.bar, linewidth=0.9, linestyle=(0, (2, 3)))

@@ -14,14 +14,18 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from m4.data.languages import describe, near_clones
+from m4.data.preprocess import language_of
 from m4.eval.metrics import bootstrap
-from m4.eval.scoring.score import COPY, Measured, foreign
+from m4.eval.scoring.groups import (
+    DEFAULT_LEVELS,
+    DIRECTION_GROUPS,
+    LEVELS,
+    ResourceLevels,
+    direction_group,
+)
+from m4.eval.scoring.score import COPY, Measured
 
 BILINGUAL = "bilingual"
-LEVELS = ("high", "medium", "low")
-TO_ENGLISH, FROM_ENGLISH = "xx->en", "en->xx"
-SIDES = (TO_ENGLISH, FROM_ENGLISH)
-
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
@@ -69,22 +73,11 @@ class Average:
     high: float
 
 
-def level(train_pairs: int, high: int = 3000, low: int = 1000) -> str:
-    """The resource level of a language: 'high' from `high` training pairs on, 'low' under `low`."""
-    if low > high:
-        raise ValueError(
-            f"jobs.Setup.low = {low} is above jobs.Setup.high = {high} (training pairs)"
-        )
-    if train_pairs >= high:
-        return "high"
-    return "low" if train_pairs < low else "medium"
-
-
 def deltas(
     measured: Measured,
     train_pairs: Mapping[str, int],
+    metric: str,
     baseline: str = BILINGUAL,
-    metric: str = "bleu",
 ) -> list[Delta]:
     """Every system against the baseline, in the order of the systems, then by falling training
     size, into English first. Directions that either has not decoded are left out."""
@@ -92,7 +85,7 @@ def deltas(
     if not ours:
         known = ", ".join(system.name for system in measured.systems)
         raise ValueError(f"no hypotheses of the baseline {baseline!r} among: {known}")
-    languages = {foreign(direction)[0] for direction in ours}
+    languages = {language_of(direction) for direction in ours}
     rows = []
     for system in measured.systems:
         if system.name == baseline:
@@ -102,7 +95,9 @@ def deltas(
                 rows.append(_delta(measured, direction, system.name, baseline, metric, train_pairs))
     order = {system.name: rank for rank, system in enumerate(measured.systems)}
     # Languages of equal size keep one order on both sides and in all systems.
-    rows.sort(key=lambda r: (order[r.system], -r.train_pairs, r.language, SIDES.index(r.side)))
+    rows.sort(
+        key=lambda r: (order[r.system], -r.train_pairs, r.language, DIRECTION_GROUPS.index(r.side))
+    )
     return [_with_clones(row, languages) for row in rows]
 
 
@@ -114,7 +109,7 @@ def _delta(
     metric: str,
     train_pairs: Mapping[str, int],
 ) -> Delta:
-    language, to_english = foreign(direction)
+    language = language_of(direction)
     if language not in train_pairs:
         raise ValueError(f"no number of training pairs for {language!r} ({direction})")
     ours = measured.statistics[system, direction, metric]
@@ -125,7 +120,7 @@ def _delta(
         direction=direction,
         language=language,
         name=describe(language).name,
-        side=TO_ENGLISH if to_english else FROM_ENGLISH,
+        side=direction_group(direction),
         system=system,
         baseline=baseline,
         metric=metric,
@@ -164,7 +159,7 @@ def from_plain(rows: Iterable[dict]) -> list[Delta]:
     return [Delta(**{**row, "near_clones": tuple(row["near_clones"])}) for row in rows]
 
 
-def averages(rows: Sequence[Delta], high: int = 3000, low: int = 1000) -> list[Average]:
+def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> list[Average]:
     """Mean Δ by side, system and resource level; levels without languages are left out.
 
     The interval: in every bootstrap replicate the mean over the languages, then the percentiles of
@@ -174,10 +169,10 @@ def averages(rows: Sequence[Delta], high: int = 3000, low: int = 1000) -> list[A
     """
     result = []
     systems = list(dict.fromkeys(row.system for row in rows))
-    for side in SIDES:
+    for side in DIRECTION_GROUPS:
         for system in systems:
             mine = [row for row in rows if row.side == side and row.system == system]
-            groups = {name: [r for r in mine if level(r.train_pairs, high, low) == name]
+            groups = {name: [r for r in mine if levels.of(r.train_pairs) == name]
                       for name in LEVELS}  # fmt: skip
             for name, group in {**groups, "all": mine}.items():
                 if group:
@@ -203,7 +198,7 @@ def _average(side: str, name: str, system: str, group: Sequence[Delta]) -> Avera
 def tables(rows: Sequence[Delta], means: Sequence[Average], width: int = 120) -> list[Table]:
     """One table a system for a terminal of `width` characters: languages by falling training size,
     then the averages. Where it does not fit: first without names, then one table a side."""
-    sides = [side for side in SIDES if any(row.side == side for row in rows)]
+    sides = [side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)]
     layouts = [
         ([sides], True),
         ([sides], False),

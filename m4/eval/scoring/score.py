@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from m4.data.preprocess import split_direction, tag_symbol
+from m4.data.preprocess import language_of, split_direction, tag_symbol
 from m4.eval.metrics import Metric, Statistics, bootstrap
 from m4.storage.files import read_jsonl, write_jsonl
 
-ENGLISH = "en"
 COPY = "copy"
 
 # language -> subset ('seen') -> a mark for every test sentence, in order, for both directions.
@@ -60,12 +59,6 @@ class Measured:
 
     def directions(self, system: str) -> list[str]:
         return [direction for name, direction in self.decodes if name == system]
-
-
-def foreign(direction: str) -> tuple[str, bool]:
-    """The language beside English, and whether the direction is into English."""
-    source, target = split_direction(direction)
-    return (source, True) if target == ENGLISH else (target, False)
 
 
 def read_decodes(path: Path) -> list[Decode]:
@@ -166,7 +159,7 @@ def score_rows(
     about = {system.name: system for system in measured.systems}
     rows = []
     for (name, direction, metric), statistics in measured.statistics.items():
-        language = next((code for code in split_direction(direction) if code != ENGLISH), ENGLISH)
+        language = language_of(direction)
         marks = with_complements((subsets or {}).get(language, {}))
         everything: dict[str, list[bool]] = {"all": [True] * statistics.sentences}
         for subset, keep in (everything | marks).items():

@@ -37,7 +37,7 @@ def measured(tmp_path_factory):
 
 
 def test_rows(measured):
-    rows = delta.deltas(measured, TRAIN)
+    rows = delta.deltas(measured, TRAIN, "bleu")
     assert [(r.system, r.language, r.side) for r in rows] == [
         (system, language, side)
         for system in ("moe", "same")
@@ -56,28 +56,28 @@ def test_rows(measured):
 
 
 def test_identical_systems_differ_by_nothing(measured):
-    rows = [row for row in delta.deltas(measured, TRAIN) if row.system == "same"]
+    rows = [row for row in delta.deltas(measured, TRAIN, "bleu") if row.system == "same"]
     assert {(row.delta, row.low, row.high, row.p_value) for row in rows} == {(0, 0, 0, 1)}
     for mean in delta.averages(rows):
         assert (mean.delta, mean.low, mean.high) == (0, 0, 0)
 
 
 def test_near_clones_are_marked_under_the_codes_of_the_run(measured):
-    rows = delta.deltas(measured, TRAIN)
+    rows = delta.deltas(measured, TRAIN, "bleu")
     assert {row.language: row.near_clones for row in rows} == {
         "de": (), "hr": ("bs",), "nl": (), "gl": (), "bs": ("hr",),
     }  # fmt: skip
 
 
 def test_rows_survive_their_file(measured):
-    rows = delta.deltas(measured, TRAIN)
+    rows = delta.deltas(measured, TRAIN, "bleu")
     again = delta.from_plain(json.loads(json.dumps(delta.plain(rows))))
     assert again == rows
     assert not again[0].replicates.size
 
 
 def test_averages_by_resource(measured):
-    rows = [row for row in delta.deltas(measured, TRAIN) if row.system == "moe"]
+    rows = [row for row in delta.deltas(measured, TRAIN, "bleu") if row.system == "moe"]
     means = delta.averages(rows)
     assert [(m.side, m.level, m.languages) for m in means] == [
         (side, *of)
@@ -96,22 +96,16 @@ def test_averages_by_resource(measured):
     assert (low.low, low.high) == (group[0].low, group[0].high)
 
 
-def test_levels():
-    assert [delta.level(n) for n in (3000, 2999, 1000, 999)] == ["high", "medium", "medium", "low"]
-    with pytest.raises(ValueError, match=r"jobs\.Setup\.low = 9 is above jobs\.Setup\.high = 3"):
-        delta.level(5, high=3, low=9)
-
-
 def test_users_mistakes(measured):
     with pytest.raises(ValueError, match="no hypotheses of the baseline 'nobody' among: moe"):
-        delta.deltas(measured, TRAIN, baseline="nobody")
+        delta.deltas(measured, TRAIN, "bleu", baseline="nobody")
     with pytest.raises(ValueError, match="no number of training pairs for 'bs'"):
-        delta.deltas(measured, {})
+        delta.deltas(measured, {}, "bleu")
 
 
 @pytest.mark.parametrize(("width", "count"), [(160, 2), (80, 4)])
 def test_tables_fit_the_terminal(measured, width, count):
-    rows = delta.deltas(measured, TRAIN)
+    rows = delta.deltas(measured, TRAIN, "bleu")
     tables = delta.tables(rows, delta.averages(rows), width)
     assert len(tables) == count
     console = Console(width=width, record=True, file=io.StringIO())

@@ -10,11 +10,13 @@ from m4.eval.metrics import Metric
 from m4.eval.report.page import Background, page
 from m4.eval.report.theme import DARK
 from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, plain
+from m4.eval.scoring.groups import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.score import Subsets, System, measure, score_rows, write_scores
+from m4.settings import Count, Size, checked
 from m4.storage.files import whole, write_jsonl
 
 
-class Report(NamedTuple):
+class Results(NamedTuple):
     """What was written, and the numbers in it for the terminal's table (delta.tables)."""
 
     html: Path
@@ -26,7 +28,8 @@ class Report(NamedTuple):
     averages: list[Average]
 
 
-def report(
+@checked
+def write_results(
     folder: Path,
     systems: Sequence[System],
     metrics: Sequence[Metric],
@@ -35,15 +38,18 @@ def report(
     background: Background | None = None,
     baseline: str = BILINGUAL,
     split: str = "test",
-    high: int = 3000,
-    low: int = 1000,
-    window: int = 10,
-    samples: int = 3,
-) -> Report:
+    levels: ResourceLevels = DEFAULT_LEVELS,
+    window: Size = 10,
+    samples: Count = 3,
+) -> Results:
     """Scores all systems from their files of hypotheses and writes the report's files to `folder`.
 
-    The first metric is the one of the differences and the plot. high, low: the resource levels in
-    training pairs; window: of the trend line, languages; samples: sentences shown a direction.
+    Args:
+        metrics: the first one is the one of the differences and the plot.
+        window: languages of the trend line. samples: sentences shown a direction.
+
+    Raises:
+        ValueError: hypotheses are missing or damaged, or none are of the baseline.
     """
     # Not before there is something to draw: every job imports this file, and matplotlib takes long.
     from m4.eval.report.plot import figure, plot, png
@@ -52,9 +58,9 @@ def report(
     measured = measure(systems, metrics, split)
     metric = next(iter(measured.statistics))[2]
     scores = score_rows(measured, train_pairs, subsets)
-    rows = deltas(measured, train_pairs, baseline, metric)
-    means = averages(rows, high, low)
-    written = Report(
+    rows = deltas(measured, train_pairs, metric, baseline)
+    means = averages(rows, levels)
+    written = Results(
         html=folder / "report.html",
         png=folder / f"delta_{metric}.png",
         pdf=folder / f"delta_{metric}.pdf",
@@ -65,8 +71,8 @@ def report(
     )
     write_scores(written.scores, scores)
     write_jsonl(written.deltas, plain(rows))
-    plot(rows, [written.png, written.pdf], window, high, low)
-    dark = png(figure(rows, window, high, low, theme=DARK))
+    plot(rows, [written.png, written.pdf], window, levels)
+    dark = png(figure(rows, window, levels, theme=DARK))
     text = page(
         measured,
         rows,
@@ -76,7 +82,7 @@ def report(
         {"light": written.png.read_bytes(), "dark": dark},
         background or Background(),
         subsets or {},
-        (high, low),
+        levels,
         samples,
         _experts(folder, split),
     )

@@ -7,7 +7,7 @@ import pytest
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.report.atlas import path_of
 from m4.eval.report.page import Background, language_tag
-from m4.eval.report.report import report
+from m4.eval.report.results import write_results
 from m4.eval.scoring.score import System
 from m4.storage.files import read_jsonl, write_jsonl
 from m4.train import routing_counts
@@ -69,7 +69,7 @@ def made(tmp_path_factory):
         sampling={"gl": 0.25},
         epochs={"gl": 41.0},
     )
-    written = report(
+    written = write_results(
         folder / "out",
         [System(name, folder / name, f"{name}.gin", 7) for name in ("moe", "bilingual")],
         DEFAULTS.metrics,
@@ -144,7 +144,7 @@ def test_optional_parts(made, tmp_path):
     assert "25.0%" in text
     assert "41.0" in text
     folder = written.html.parent.parent
-    plain = report(
+    plain = write_results(
         tmp_path,
         [System(name, folder / name) for name in ("moe", "bilingual")],
         DEFAULTS.metrics,
@@ -160,7 +160,7 @@ def test_same_files_same_bytes(made, tmp_path):
     written, _ = made
     folder = written.html.parent.parent
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
-    one, two = (report(tmp_path / name, systems, DEFAULTS.metrics, TRAIN) for name in "ab")
+    one, two = (write_results(tmp_path / name, systems, DEFAULTS.metrics, TRAIN) for name in "ab")
     for name in ("html", "png", "pdf", "scores", "deltas"):
         assert getattr(one, name).read_bytes() == getattr(two, name).read_bytes()
 
@@ -178,7 +178,9 @@ def test_the_atlas_is_shown_where_there_are_counts(made, tmp_path):
             path_of(tmp_path, split), found, {"split": split, "train_pairs": TRAIN}
         )
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
-    text = report(tmp_path, systems, DEFAULTS.metrics, TRAIN).html.read_text(encoding="utf-8")
+    text = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN).html.read_text(
+        encoding="utf-8"
+    )
     assert text.count("ALARM encoder_1: 1 of 3 experts is dead") == 2
     # Light and dark, beside those of the plot.
     assert text.count('"data:image/png;base64,') == 2 + 2 * 2
@@ -194,7 +196,7 @@ def test_unknown_curve_is_an_error(made, tmp_path):
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
     background = Background(curves={"moe": [{"step": 1, "nll": 2.0}]}, curve_keys=("los",))
     with pytest.raises(ValueError, match="no 'los' in the metrics to draw; they have nll, step"):
-        report(tmp_path, systems, DEFAULTS.metrics, TRAIN, background=background)
+        write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN, background=background)
 
 
 def test_rows_are_json(made):

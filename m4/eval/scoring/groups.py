@@ -1,0 +1,44 @@
+"""What differences are averaged over: resource levels, into English, out of English."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from m4.data.preprocess import split_direction
+from m4.settings import MUTABLE, Count, SettingError, checked
+
+LEVELS = ("high", "medium", "low")
+TO_ENGLISH, FROM_ENGLISH = "xx->en", "en->xx"
+DIRECTION_GROUPS = (TO_ENGLISH, FROM_ENGLISH)
+
+
+def direction_group(direction: str) -> str:
+    """'xx->en' of 'gl-en', 'en->xx' of 'en-gl'. ValueError: no direction."""
+    return TO_ENGLISH if split_direction(direction)[1] == "en" else FROM_ENGLISH
+
+
+@checked
+@dataclass(frozen=True)
+class ResourceLevels:
+    """Training pairs from which a language is high-resource, and below which low-resource."""
+
+    high_resource_from: Annotated[Count, MUTABLE] = 3000
+    low_resource_below: Annotated[Count, MUTABLE] = 1000
+
+    def __post_init__(self) -> None:
+        if self.low_resource_below > self.high_resource_from:
+            raise SettingError(
+                "ResourceLevels.low_resource_below",
+                self.low_resource_below,
+                f"at most high_resource_from = {self.high_resource_from}",
+            )
+
+    def of(self, train_pairs: int) -> str:
+        """The resource level of a language with so many training pairs, one of `LEVELS`."""
+        if train_pairs >= self.high_resource_from:
+            return "high"
+        return "low" if train_pairs < self.low_resource_below else "medium"
+
+
+DEFAULT_LEVELS = ResourceLevels()

@@ -215,6 +215,21 @@ def alone(
     return status
 
 
+def _mutable(config: Mapping[str, str]) -> list[str]:
+    """The settings that may change between two runs in one folder."""
+    # A scope ("low/baselines.Recipe.width") belongs to what it scopes.
+    return [name for name in config if name.split("/")[-1].startswith(_MUTABLE)]
+
+
+_MUTABLE = (
+    *("MODEL_DIR", "TRAIN_STEPS", "cache.prepare.rebuild", "jobs.Decoding.", "baselines."),
+    *("jobs.Setup.about", "jobs.Setup.baselines", "jobs.Setup.decoding", "jobs.Setup.dev_"),
+    *("jobs.Setup.high", "jobs.Setup.low", "jobs.Setup.model_dir", "jobs.Setup.total_steps"),
+    *("loop.train.checkpoint_period", "loop.train.keep", "loop.train.log_period"),
+    *("loop.train.rules", "loop.train.tensorboard", "loop.train.zero", "report.", "mesh."),
+)
+
+
 def _name(parsed: argparse.Namespace) -> str:
     return " ".join([parsed.job, *([parsed.look] if parsed.job == "data" else [])])
 
@@ -315,7 +330,7 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
         write_facts(setup, parsed)
         return
     if parsed.job == "translate":
-        run_folder.check(model_folder(setup.model_dir), config)
+        run_folder.check(model_folder(setup.model_dir), config, _mutable(config))
         jobs.prepare_process(setup)
         translator = jobs.translator(setup)
         if parsed.text:
@@ -334,7 +349,8 @@ def work(parsed: argparse.Namespace, config: Mapping[str, str]) -> None:
         def claim() -> str:
             stack.enter_context(run_folder.locked(setup.folder))
             text = gin.config_str()
-            run_folder.claim(setup.folder, config, text, fresh=getattr(parsed, "fresh", False))
+            fresh = getattr(parsed, "fresh", False)
+            run_folder.claim(setup.folder, config, text, mutable=_mutable(config), fresh=fresh)
             return run_folder.digest(setup.folder)
 
         run_folder.check_shared(
@@ -372,7 +388,7 @@ def look(setup: "Setup", parsed: argparse.Namespace, config: Mapping[str, str]) 
 
     options = {name: getattr(parsed, name) for name in DATA_JOBS[parsed.look].options}
     with run_folder.locked(setup.folder):
-        run_folder.claim(setup.folder, config, gin.config_str())
+        run_folder.claim(setup.folder, config, gin.config_str(), mutable=_mutable(config))
         try:
             getattr(data_jobs, parsed.look)(setup, **options)
         finally:

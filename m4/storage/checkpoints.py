@@ -20,15 +20,14 @@ class Checkpoints:
     `average` are averaged parameters, where the optimizer makes them (`m4.train.average`), `best`
     those of the best evaluation so far, where there is early stopping.
 
-    With several processes all of them open, save and restore together; read_only it is each for
-    itself.
+    With several processes all of them open, save and restore together; read-only, each alone.
 
     Saving is asynchronous (call `wait` or `close` before reading) and atomic: a step's folder
     appears, complete, by a rename, so that a killed job leaves the last complete step.
     """
 
     def __init__(self, folder: Path | str, *, keep: int = 3, read_only: bool = False):
-        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax narrates every save
+        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save
         self._here = Path(folder).absolute()
         self.folder = remote.remote_path(self._here)
         self._manager = ocp.CheckpointManager(
@@ -51,12 +50,12 @@ class Checkpoints:
     def save(self, step: int, items: Mapping[str, Any], note: Mapping[str, Any]) -> None:
         """Starts to save trees of arrays under their names ("params", "optimizer", ...).
 
-        Returns once the arrays may be overwritten. A step that is there is left alone.
+        Returns once the arrays may be overwritten. A step that is saved already stays as it is.
         """
         if step in self._manager.all_steps():
             return
-        # What is written beside it must not be older than a checkpoint that a run goes on from. And
-        # no process writes any part where the folder is another job's by now.
+        # A run resumes from the checkpoint: the files next to it must not be older. And no process
+        # may write any shard once the folder is another job's.
         distributed.on_primary_then_broadcast(
             "to save a checkpoint", lambda: remote.push(self._here)
         )
@@ -87,7 +86,7 @@ class Checkpoints:
     def check_shapes(self, step: int, name: str, tree: Any) -> None:
         """Raises ValueError when an item of a step has other arrays than `tree` (nested dicts).
 
-        To be called before `restore`, which says so in thousands of lines.
+        To be called before `restore`, whose message has thousands of lines.
         """
         alone = _processes(alone=True)
         with ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
@@ -106,13 +105,13 @@ class Checkpoints:
         self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits and lets go of threads; where the folder is another job's by now, does neither."""
+        """Waits and ends threads; does neither once the folder is another job's."""
         if not remote.lease_lost(self._here):
             self._manager.close()
 
 
 def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
-    """Which processes wait for each other: all of them, or this one for nobody."""
+    """Which processes wait for each other: all of them, or none for this one."""
     if jax.process_count() == 1 or not alone:
         return ocp.options.MultiprocessingOptions()
     here = jax.process_index()
@@ -141,7 +140,7 @@ def latest_step(folder: Path) -> int | None:
 
 
 def _is_whole(step: epath.Path) -> bool:
-    """A disk's folder has its name when it is; in a store, which cannot rename, orbax marks it."""
+    """On a disk a step has its name once it is whole; a store cannot rename, so orbax marks it."""
     return "://" not in os.fspath(step) or (step / "commit_success.txt").exists()
 
 

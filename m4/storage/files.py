@@ -10,14 +10,14 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _LOCK = ".unfinished"
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A name to write to that becomes `path` at the end, or nothing if the writing fails."""
+    """A file to write that becomes `path` at the end, or is removed if the writing fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The suffix stays last: matplotlib and others go by it.
     unfinished = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
@@ -30,10 +30,10 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill that becomes `folder` at the end, or nothing if the filling fails.
+    """A new folder to fill that becomes `folder` at the end, or is removed if the filling fails.
 
-    What was there before is replaced at the end. What a killed process left half filled is removed
-    by the next one that wants the same folder.
+    It replaces what was there. What a killed process left half filled is removed by the next one
+    that writes the same folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*/{_LOCK}"):
@@ -62,8 +62,23 @@ def _remove_abandoned(lock: Path) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # somebody is at work there
+            return  # another process is filling it
         shutil.rmtree(lock.parent)
+
+
+def confined(folder: Path, name: str) -> Path:
+    """The file of that name, relative and with "/", in a folder.
+
+    Raises:
+        ValueError: it is outside of the folder. Names that are read from a run's files decide what
+            is written and deleted, and the run may be somebody else's.
+    """
+    target = folder / name
+    inside = bool(name) and ".." not in PurePosixPath(name).parts and not Path(name).is_absolute()
+    # A link within the folder may lead outside, too.
+    if not (inside and target.parent.resolve().is_relative_to(folder.resolve())):
+        raise ValueError(f"{folder}: a file there names {name!r}, which is outside of it")
+    return target
 
 
 def write_text(path: Path, text: str) -> None:

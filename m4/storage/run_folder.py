@@ -1,4 +1,4 @@
-"""A model's folder: whose it is, what made it, and that one job at a time works in it."""
+"""A run's folder (MODEL_DIR): one config, one job at a time, and a record of what made it."""
 
 import fcntl
 import hashlib
@@ -11,37 +11,12 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from m4.storage import remote
 from m4.storage.files import write_text
-
-# What may change between two runs in one folder: how long, how often, and what comes after
-# training. Everything else decides the model.
-FREE = (
-    "MODEL_DIR",
-    "TRAIN_STEPS",
-    "cache.prepare.rebuild",
-    "jobs.Decoding.",
-    "jobs.Setup.about",
-    "jobs.Setup.baselines",
-    "jobs.Setup.decoding",
-    "jobs.Setup.dev_",
-    "jobs.Setup.high",
-    "jobs.Setup.low",
-    "jobs.Setup.model_dir",
-    "jobs.Setup.total_steps",
-    "loop.train.checkpoint_period",
-    "loop.train.keep",
-    "loop.train.log_period",
-    "loop.train.rules",
-    "loop.train.tensorboard",
-    "loop.train.zero",
-    "report.",
-    "mesh.",
-)
 
 _PACKAGES = [
     "m4",
@@ -57,27 +32,34 @@ _PACKAGES = [
     "numpy",
 ]
 
-
 # Of this machine, not of the run (`m4.storage.remote`).
 _HERE = {".lock", ".remote", ".remote.json"}
 
-# A folder with nothing else in it has made nothing that another config could spoil: a corpus
-# (data/) checks for itself whether it is the config's.
+# In a folder with nothing else no work is lost: another config may take it over. A corpus (data/)
+# checks for itself whether it is the config's.
 _OWN = {".lock", "run.json", "config.gin", "operative_config.gin", "compilation_cache", "data"}
 _OWN |= {".data.hashes.json"} | _HERE
 _OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabulary_report")
          for ending in ("json", "html", "png", "pdf")}  # fmt: skip
 
 
-def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = False) -> None:
-    """Makes the folder this config's own, or checks that it already is.
+def claim(
+    folder: Path,
+    config: Mapping[str, str],
+    text: str,
+    *,
+    mutable: Collection[str] = (),
+    fresh: bool = False,
+) -> None:
+    """Makes the folder this config's, or checks that it already is.
 
     Args:
-        folder: MODEL_DIR. config: binding -> value, as text. text: the whole gin config.
-        fresh: start over: what is there is removed (only if it is a model's folder).
+        folder: MODEL_DIR. config: setting -> value, as text. text: the whole config.
+        mutable: the settings that may change between two runs in one folder.
+        fresh: start over: what is there is removed (only from a run's folder).
 
     Raises:
-        ValueError: it belongs to another config, or is somebody else's folder.
+        ValueError: it belongs to another config, or is no run's folder.
     """
     record = folder / "run.json"
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()
@@ -86,19 +68,20 @@ def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = F
     if there - _HERE:
         if not record.is_file():
             raise ValueError(
-                f"MODEL_DIR = {folder}: not empty and not a model's folder (it has no run.json)"
+                f"MODEL_DIR = {folder}: not empty and not a run's folder (it has no run.json)"
             )
         if fresh:
-            # The record last: killed in the middle, it is still a model's folder.
+            # run.json last: where this is killed half way, it is still known whose folder it is.
             for path in sorted(folder.iterdir(), key=lambda path: path == record):
                 if path.name not in _HERE:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             remote.start_over(folder)
         elif there - _OWN:
-            check(folder, config)
+            check(folder, config, mutable)
     versions = {name: _version(name) for name in _PACKAGES}
     about = {
         "config": dict(config),
+        "mutable": sorted(mutable),
         "versions": {**versions, "python": platform.python_version()},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "command": sys.argv,
@@ -108,9 +91,11 @@ def claim(folder: Path, config: Mapping[str, str], text: str, *, fresh: bool = F
     remote.push(folder)
 
 
-def check(folder: Path, config: Mapping[str, str]) -> None:
-    """ValueError: what is in the folder was made with another config (binding -> value)."""
-    if differences := _differences(read(folder)["config"], config):
+def check(folder: Path, config: Mapping[str, str], mutable: Collection[str] = ()) -> None:
+    """ValueError: the folder belongs to another config: some setting differs that is not mutable,
+    neither there nor here."""
+    record = read(folder)
+    if differences := _differences(record["config"], config, {*mutable, *record["mutable"]}):
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
         raise ValueError(
             f"MODEL_DIR = {folder} belongs to another config: {'; '.join(differences[:3])}"
@@ -119,30 +104,34 @@ def check(folder: Path, config: Mapping[str, str]) -> None:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of what `claim` wrote: other processes tell by it that they see the same folder."""
+    """SHA-256 of run.json, by which other processes check that they see the same folder."""
     return hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()
 
 
 def check_shared(folder: Path, written: str, seconds: float = 30.0) -> None:
-    """ValueError: this process does not see in the folder what another one has written there.
+    """Checks that this process sees in the folder what another one has written there.
 
-    written: `digest` in that process. seconds: for how long a file server may be behind.
+    Args:
+        written: `digest` in that process. seconds: for how long a file server may be behind.
+
+    Raises:
+        ValueError: it does not.
     """
     until = time.monotonic() + seconds
     while not (folder / "run.json").is_file() or digest(folder) != written:
         if time.monotonic() >= until:
             raise ValueError(
-                f"MODEL_DIR = {folder}: {socket.gethostname()} does not see there what the first "
-                "process wrote; it must be one folder that all processes share"
+                f"MODEL_DIR = {folder}: {socket.gethostname()} does not see there what process 0 "
+                "wrote; it must be one folder that all processes share"
             )
         remote.fetch(folder)
         time.sleep(0.5)
 
 
 def write_operative(folder: Path, text: str) -> None:
-    """Keeps the operative config: gin's, of what this job called, over that of earlier jobs.
+    """Keeps the operative config: of what this job called, over that of earlier jobs.
 
-    A second run that trains nothing must not forget how the model was trained.
+    Without that, a second run that trains nothing would drop how the model was trained.
     """
     path = folder / "operative_config.gin"
     there = _sections(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -156,21 +145,26 @@ def _sections(text: str) -> dict[str, str]:
 
 
 def read(folder: Path) -> dict:
-    """What `claim` wrote. ValueError: no model's folder."""
-    record = Path(folder) / "run.json"
-    if not record.is_file():
-        raise ValueError(f"{folder}: not a model's folder (no run.json); train first")
-    return json.loads(record.read_text(encoding="utf-8"))
+    """What `claim` wrote. ValueError: no run's folder, or its run.json is damaged."""
+    path = Path(folder) / "run.json"
+    if not path.is_file():
+        raise ValueError(f"{folder}: not a run's folder (no run.json); train first")
+    try:
+        record = json.loads(path.read_bytes())
+        return {**record, "config": dict(record["config"]), "mutable": record.get("mutable", [])}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: damaged, not what m4 wrote ({error})") from error
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One job at a time. ValueError: another process is at work there, or no folder can be."""
+    """One job at a time. ValueError: another process is at work there, or it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
     except OSError as error:
-        raise ValueError(f"MODEL_DIR = {folder}: no folder can be made there ({error})") from error
-    with (folder / ".lock").open("w") as file:
+        raise ValueError(f"MODEL_DIR = {folder}: cannot be made or written ({error})") from error
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -179,17 +173,13 @@ def locked(folder: Path) -> Iterator[None]:
             yield
 
 
-def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    # A scope ("low/baselines.Recipe.width") belongs to what it scopes.
-    names = [
-        name
-        for name in {**there, **here}
-        if not name.split("/")[-1].startswith((*FREE, "baselines."))
-    ]
+def _differences(
+    there: Mapping[str, str], here: Mapping[str, str], mutable: Collection[str]
+) -> list[str]:
     return [
         f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
-        for name in names
-        if there.get(name) != here.get(name)
+        for name in {**there, **here}
+        if there.get(name) != here.get(name) and name not in mutable
     ]
 
 

@@ -1,4 +1,4 @@
-"""One job at a time in a store. A disk stands in for it; periods are short."""
+"""One job at a time in a store. A disk stands in for the store; periods are short."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Callable[..., Lease]]:
-    """Makes leases of one folder, each of a working copy of its own."""
+    """Makes leases of one folder, each with a separate working copy."""
     made: list[Lease] = []
 
     def make(kind: type[Lease] = Lease, copy: str | None = None) -> Lease:
@@ -38,19 +38,19 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Lease]]:
 
 
 def marks(tmp_path: Path) -> list[dict]:
-    """What jobs say in the store."""
+    """The leases in the store."""
     paths = (tmp_path / "store" / lease.RUNNING).glob("[!.]*.json")
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def silence(one: Lease) -> None:
-    """From here on it does not renew, as if its machine had no network."""
-    one._ended.set()
+    """Ends its renewals, as if its machine had no network."""
+    one._released.set()
     one._thread.join()
 
 
 def taken_over(job: Callable[..., Lease]) -> tuple[Lease, Lease]:
-    """One that has fallen silent, and the other that has outlasted it."""
+    """One whose lease has expired, and the other that has taken it."""
     one, other = job(), job()
     one.acquire()
     silence(one)
@@ -58,25 +58,25 @@ def taken_over(job: Callable[..., Lease]) -> tuple[Lease, Lease]:
     return one, other
 
 
-def test_who_works_says_so_and_takes_it_back(job: Callable[..., Lease], tmp_path: Path) -> None:
+def test_lease_is_renewed_and_released(job: Callable[..., Lease], tmp_path: Path) -> None:
     one = job()
     one.acquire()
-    (said,) = marks(tmp_path)
-    assert said["working"]
-    assert said["pid"]
-    before = said["renewed"]
+    (mark,) = marks(tmp_path)
+    assert mark["working"]
+    assert mark["pid"]
+    before = mark["renewed"]
     for _ in range(200):
         time.sleep(PERIOD / 2)
-        (said,) = marks(tmp_path)
-        if said["renewed"] > before + 1:
+        (mark,) = marks(tmp_path)
+        if mark["renewed"] > before + 1:
             break
-    assert said["renewed"] > before + 1
+    assert mark["renewed"] > before + 1
     one.check()
     one.release()
     assert marks(tmp_path) == []
 
 
-def test_another_one_is_refused_and_leaves_nothing(
+def test_second_job_is_refused_and_leaves_nothing(
     job: Callable[..., Lease], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = job()
@@ -88,7 +88,7 @@ def test_another_one_is_refused_and_leaves_nothing(
     assert len(marks(tmp_path)) == 1
 
 
-def test_of_those_that_come_at_once_one_works(job: Callable[..., Lease]) -> None:
+def test_one_of_simultaneous_jobs_gets_the_lease(job: Callable[..., Lease]) -> None:
     for _ in range(3):
         jobs = [job() for _ in range(4)]
         together = threading.Barrier(len(jobs))
@@ -113,7 +113,7 @@ def test_of_those_that_come_at_once_one_works(job: Callable[..., Lease]) -> None
         working[0].release()
 
 
-def test_dead_jobs_expire_and_notice(job: Callable[..., Lease], tmp_path: Path) -> None:
+def test_silent_lease_expires(job: Callable[..., Lease], tmp_path: Path) -> None:
     one, other = job(), job()
     one.acquire()
     silence(one)
@@ -125,13 +125,13 @@ def test_dead_jobs_expire_and_notice(job: Callable[..., Lease], tmp_path: Path) 
     with pytest.raises(LeaseLost):
         one.check(older_than_seconds=1e9)
     other.check()
-    assert [said["number"] for said in marks(tmp_path)] == [2]
+    assert [mark["number"] for mark in marks(tmp_path)] == [2]
 
 
-def test_one_that_renews_too_late_does_not_win(job: Callable[..., Lease], tmp_path: Path) -> None:
-    # Between its look and its write the other one came: so its file is there again.
+def test_late_renewal_does_not_win(job: Callable[..., Lease], tmp_path: Path) -> None:
+    # The other one came between its check and its write: so its file exists again.
     one, other = taken_over(job)
-    one._say()
+    one._renew()
     other.check()
     with pytest.raises(LeaseLost):
         one.check()
@@ -139,8 +139,8 @@ def test_one_that_renews_too_late_does_not_win(job: Callable[..., Lease], tmp_pa
     assert len(marks(tmp_path)) == 1
 
 
-def test_its_file_gone_is_its_folder_gone(job: Callable[..., Lease], tmp_path: Path) -> None:
-    # Another one may have come, changed things and left.
+def test_removed_mark_means_lost_lease(job: Callable[..., Lease], tmp_path: Path) -> None:
+    # Another job may have come, changed things and ended.
     one, other = taken_over(job)
     other.release()
     with pytest.raises(LeaseLost, match="is gone"):
@@ -148,7 +148,7 @@ def test_its_file_gone_is_its_folder_gone(job: Callable[..., Lease], tmp_path: P
     assert marks(tmp_path) == []
 
 
-def test_one_that_slept_before_it_began_is_refused(
+def test_job_that_slept_while_acquiring_is_refused(
     job: Callable[..., Lease], tmp_path: Path
 ) -> None:
     other = job()
@@ -156,7 +156,7 @@ def test_one_that_slept_before_it_began_is_refused(
     class Sleepy(Lease):
         def _wait_until_expired(self) -> int:
             number = super()._wait_until_expired()
-            other.acquire()  # takes this one for dead
+            other.acquire()  # this one counts as expired
             return number
 
     with pytest.raises(ValueError, match="another m4 job is at work there"):
@@ -165,7 +165,7 @@ def test_one_that_slept_before_it_began_is_refused(
     assert len(marks(tmp_path)) == 1
 
 
-def test_who_holds_a_copys_lock_need_not_wait_for_who_held_it(
+def test_owner_of_a_copys_lock_does_not_wait_for_its_former_owner(
     job: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = job(copy="the copy"), job(copy="the copy")
@@ -177,7 +177,7 @@ def test_who_holds_a_copys_lock_need_not_wait_for_who_held_it(
         one.check()
 
 
-def test_a_store_out_of_reach_is_borne_and_looked_at_afterwards(
+def test_unreachable_store_is_a_warning_until_it_is_back(
     job: Callable[..., Lease], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     down = threading.Event()
@@ -196,7 +196,7 @@ def test_a_store_out_of_reach_is_borne_and_looked_at_afterwards(
     with pytest.raises(OSError, match="no network"):
         one.check()
     assert "not reached (no network)" in capsys.readouterr().err
-    # It says nothing where it cannot look.
+    # It renews nothing where it cannot check.
     assert marks(tmp_path)[0]["renewed"] - before["renewed"] <= 1
     down.clear()
     for _ in range(200):

@@ -34,18 +34,44 @@ def here(store: Path) -> Path:
     return remote.local(f"file://{store}")
 
 
+def test_working_copy_of_somebody_else_is_refused(tmp_path: Path, store: Path) -> None:
+    """A run's folder from elsewhere cannot name what is written and deleted."""
+    store.mkdir(parents=True)
+    theirs = tmp_path / "downloads" / "run"
+    theirs.mkdir(parents=True)
+    (theirs / remote.MARK).write_text(f"file://{store}\na name\n", encoding="utf-8")
+    for use in (remote.fetch, remote.remote_path, lambda folder: remote.synced(folder).__enter__()):
+        with pytest.raises(ValueError, match=f"names file://{store}, whose working copy is"):
+            use(theirs)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_names_of_the_record_stay_in_the_folder(
+    store: Path, here: Path, tmp_path: Path, absolute: bool
+) -> None:
+    victim = here.parent / "victim.txt"
+    victim.write_text("precious", encoding="utf-8")
+    store.mkdir(parents=True)
+    name = str(victim) if absolute else "../victim.txt"
+    (here / ".remote.json").write_text(json.dumps({name: [9, 1, 1, 1]}), encoding="utf-8")
+    for use in (remote.fetch, lambda folder: run_folder.locked(folder).__enter__()):
+        with pytest.raises(ValueError, match=r"victim\.txt', which is outside"):
+            use(here)
+    assert victim.read_text(encoding="utf-8") == "precious"
+
+
 def another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     return remote.local(f"file://{store}")
 
 
 def marks(store: Path) -> list[Path]:
-    """Of jobs that say that they are at work."""
+    """The leases in a store."""
     return sorted((store / lease.RUNNING).glob("[!.]*.json"))
 
 
 def take_over(store: Path) -> None:
-    """What a job of another machine does that takes the one at work for dead."""
+    """What a job of another machine does for which this one's lease has expired."""
     (mine,) = marks(store)
     number = json.loads(mine.read_text(encoding="utf-8"))["number"] + 1
     said = {"host": "elsewhere", "pid": 7, "copy": None, "working": True, "number": number}
@@ -55,7 +81,7 @@ def take_over(store: Path) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What is in a store, but who is at work."""
+    """What is in a store, without leases."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
@@ -63,7 +89,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_where_a_folder_is(store: Path, here: Path, tmp_path: Path) -> None:
+def test_address_has_one_working_copy(store: Path, here: Path, tmp_path: Path) -> None:
     assert here.parent == tmp_path / "home" / "m4"
     assert here.name.startswith("run.")
     assert remote.local(f"file://{store}/") == here != remote.local(f"file://{store}2")
@@ -73,7 +99,7 @@ def test_where_a_folder_is(store: Path, here: Path, tmp_path: Path) -> None:
     assert str(remote.remote_path(tmp_path / "runs" / "demo")) == str(tmp_path / "runs" / "demo")
 
 
-def test_the_store_has_what_the_copy_has_and_another_copy_gets_it(
+def test_store_equals_the_copy_and_another_copy_gets_it(
     store: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with run_folder.locked(here):
@@ -98,7 +124,7 @@ def test_the_store_has_what_the_copy_has_and_another_copy_gets_it(
     assert not (here / "metrics.jsonl").exists()
 
 
-def test_it_follows_while_the_job_works(store: Path, here: Path) -> None:
+def test_changes_are_uploaded_while_the_job_works(store: Path, here: Path) -> None:
     with run_folder.locked(here):
         (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
         for _ in range(200):
@@ -108,23 +134,23 @@ def test_it_follows_while_the_job_works(store: Path, here: Path) -> None:
         assert (store / "metrics.jsonl").exists()
 
 
-def test_a_reader_leaves_a_job_of_this_machine_alone(store: Path, here: Path) -> None:
+def test_reader_does_not_replace_files_of_a_job_of_this_machine(store: Path, here: Path) -> None:
     with run_folder.locked(here):
         metrics = (here / "metrics.jsonl").open("a", encoding="utf-8")
         metrics.write("1\n")
         metrics.flush()
         remote.push(here)
         (store / "metrics.jsonl").write_text("of another machine\n", encoding="utf-8")
-        # As another process would: the lock, not what this one remembers, says that a job works.
-        copy = remote._at_work.pop(here)
+        # As in another process, where the lock alone shows that a job works.
+        copy = remote._open.pop(here)
         remote.fetch(here)
-        remote._at_work[here] = copy
+        remote._open[here] = copy
         with metrics:
             metrics.write("2\n")
         assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
 
 
-def test_what_a_killed_job_could_not_take_there_stays(store: Path, here: Path) -> None:
+def test_what_a_killed_job_did_not_upload_stays(store: Path, here: Path) -> None:
     with run_folder.locked(here):
         (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
     (here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
@@ -146,7 +172,7 @@ def test_one_job_at_a_time_over_all_machines(
         assert (other / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
 
 
-def test_who_has_lost_the_folder_ends_and_writes_nothing_more(store: Path, here: Path) -> None:
+def test_job_that_lost_its_lease_ends_and_writes_nothing_more(store: Path, here: Path) -> None:
     there: dict[str, bytes] = {}
 
     def work() -> None:
@@ -159,13 +185,13 @@ def test_who_has_lost_the_folder_ends_and_writes_nothing_more(store: Path, here:
             (here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
             (here / "atlas.train.json").write_text("{}", encoding="utf-8")
             time.sleep(60)  # its signal wakes it
-            raise AssertionError("nobody told it")
+            raise AssertionError("it was not interrupted")
 
     with pytest.raises(lease.LeaseLost, match="taken it over"):
         work()
     assert files(store) == there
     assert [path.name for path in marks(store)] == ["other.json"]
-    # What the other one left is what a job here goes on with.
+    # A job here continues with what the other one left.
     marks(store)[0].unlink()
     with run_folder.locked(here):
         assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2 of the other\n"
@@ -173,7 +199,7 @@ def test_who_has_lost_the_folder_ends_and_writes_nothing_more(store: Path, here:
     assert files(store) == there
 
 
-def test_a_push_looks_first_whose_the_folder_is(
+def test_push_checks_the_lease_first(
     store: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "PERIOD_SECONDS", 1000.0)
@@ -195,7 +221,7 @@ def test_a_push_looks_first_whose_the_folder_is(
 
 
 def out_of_reach(monkeypatch: pytest.MonkeyPatch, what: str, times: int) -> list[str]:
-    """So many calls of a method of working copies fail, of which a list is kept."""
+    """Makes the first `times` calls of a method of working copies fail; a list of those."""
     work = getattr(remote._WorkingCopy, what)
     failed: list[str] = []
 
@@ -209,7 +235,7 @@ def out_of_reach(monkeypatch: pytest.MonkeyPatch, what: str, times: int) -> list
     return failed
 
 
-def test_what_could_not_be_copied_here_is_nobodys(
+def test_failed_download_releases_the_lease(
     store: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out_of_reach(monkeypatch, "pull", 1)
@@ -218,7 +244,7 @@ def test_what_could_not_be_copied_here_is_nobodys(
     assert not marks(store)
 
 
-def test_a_store_is_waited_for_where_it_is_needed(
+def test_unreachable_store_is_retried(
     store: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with run_folder.locked(here):
@@ -227,11 +253,11 @@ def test_a_store_is_waited_for_where_it_is_needed(
         remote.push(here)
         assert (store / "metrics.jsonl").exists()
     assert len(failed) == 3
-    assert "not up to date, it is tried again (no network)" in capsys.readouterr().err
+    assert "not up to date, will retry (no network)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_last_files_that_do_not_get_there_are_kept_and_told(
+def test_last_files_that_cannot_be_uploaded_are_kept_and_reported(
     store: Path,
     here: Path,
     failing: bool,
@@ -245,7 +271,7 @@ def test_last_files_that_do_not_get_there_are_kept_and_told(
             if failing:
                 raise KeyError("a bug")
 
-    line = rf"last files could not be taken there \(no network\); they are in {here}, and the same"
+    line = rf"last files could not be uploaded \(no network\); they are in {here}, and the same"
     if failing:  # that is what the job ends with
         with pytest.raises(KeyError, match="a bug"):
             work()
@@ -254,7 +280,7 @@ def test_last_files_that_do_not_get_there_are_kept_and_told(
     else:
         with pytest.raises(lease.UploadFailed, match=line):
             work()
-    assert not marks(store), "nobody is at work there"
+    assert not marks(store), "the lease is released"
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(here.parents[1]))
     with run_folder.locked(here):
@@ -263,7 +289,7 @@ def test_last_files_that_do_not_get_there_are_kept_and_told(
 
 
 def taken_over_in_training(store: Path) -> None:
-    """When training goes on: the latest checkpoint is then the other job's."""
+    """Once training has resumed: the latest checkpoint is then the other job's."""
     before = latest_step(store / "checkpoints")
     until = time.monotonic() + 120
     while latest_step(store / "checkpoints") == before and time.monotonic() < until:

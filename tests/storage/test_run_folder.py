@@ -1,4 +1,4 @@
-"""A model's folder: one config's, one job's at a time, and never lost by a mistake."""
+"""A run's folder: one config, one job at a time, and never lost by a mistake."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def claimed(folder: Path, config: dict[str, str] = CONFIG) -> Path:
     return folder
 
 
-def test_a_claim_says_what_made_the_folder(tmp_path: Path) -> None:
+def test_claim_records_what_made_the_folder(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
     about = run_folder.read(folder)
     assert about["config"] == CONFIG
@@ -33,32 +33,24 @@ def test_a_claim_says_what_made_the_folder(tmp_path: Path) -> None:
     json.loads((folder / "run.json").read_text())
 
 
-def test_the_same_config_may_go_on(tmp_path: Path) -> None:
+def test_same_config_may_continue(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
     run_folder.claim(folder, CONFIG, "again")
     assert (folder / "checkpoints" / "note.json").is_file()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "TRAIN_STEPS",
-        "jobs.Setup.total_steps",
-        "jobs.Decoding.beams",
-        "mesh.make_mesh.data",
-        "loop.train.checkpoint_period",
-        "baselines.Recipe.width",
-        "small/baselines.Recipe.width",
-        "cache.prepare.rebuild",
-    ],
-)
-def test_what_does_not_decide_the_model_may_change(tmp_path: Path, name: str) -> None:
+def test_mutable_settings_may_change(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
-    run_folder.claim(folder, {**CONFIG, name: "3"}, "changed")
-    assert run_folder.read(folder)["config"][name] == "3"
+    longer = {**CONFIG, "TRAIN_STEPS": "30"}
+    run_folder.claim(folder, longer, "changed", mutable={"TRAIN_STEPS"})
+    assert run_folder.read(folder)["config"] == longer
+    # What was mutable there may be left out here.
+    run_folder.claim(folder, {k: v for k, v in CONFIG.items() if k != "TRAIN_STEPS"}, "left out")
+    with pytest.raises(ValueError, match="TRAIN_STEPS is not set there and 30 here"):
+        run_folder.claim(folder, longer, "again")
 
 
-def test_another_config_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_another_config_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
     other = {
         **CONFIG,
@@ -75,10 +67,10 @@ def test_another_config_is_refused_and_nothing_is_touched(tmp_path: Path) -> Non
     )
     assert (folder / "config.gin").read_text() == "text of the config\n"
     with pytest.raises(ValueError, match="width is 64 there and not set here"):
-        run_folder.check(folder, {"TRAIN_STEPS": "10"})
+        run_folder.check(folder, {"TRAIN_STEPS": "10"}, {"MODEL_DIR"})
 
 
-def test_a_folder_in_which_nothing_was_made_is_free(tmp_path: Path) -> None:
+def test_folder_without_results_may_be_taken_over(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     with run_folder.locked(folder):
         run_folder.claim(folder, CONFIG, "first")
@@ -89,7 +81,7 @@ def test_a_folder_in_which_nothing_was_made_is_free(tmp_path: Path) -> None:
     assert run_folder.read(folder)["config"] == other
 
 
-def test_fresh_removes_a_models_folder_only(tmp_path: Path) -> None:
+def test_fresh_removes_a_runs_folder_only(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
     with run_folder.locked(folder):
         run_folder.claim(folder, {"other": "1"}, "other", fresh=True)
@@ -97,10 +89,10 @@ def test_fresh_removes_a_models_folder_only(tmp_path: Path) -> None:
 
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    with pytest.raises(ValueError, match="not empty and not a model's folder"):
+    with pytest.raises(ValueError, match="not empty and not a run's folder"):
         run_folder.claim(tmp_path / "photos", CONFIG, "", fresh=True)
     assert (tmp_path / "photos" / "cat.jpg").is_file()
-    with pytest.raises(ValueError, match="photos: not a model's folder"):
+    with pytest.raises(ValueError, match="photos: not a run's folder"):
         run_folder.read(tmp_path / "photos")
 
 
@@ -115,7 +107,7 @@ def test_one_job_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_a_killed_job_holds_nothing(tmp_path: Path) -> None:
+def test_killed_job_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, signal, sys\n"
         "from m4.storage import run_folder\n"
@@ -128,17 +120,18 @@ def test_a_killed_job_holds_nothing(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+    (tmp_path / "folder" / ".lock").mkdir(parents=True)  # cannot be opened, also by root
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "folder"):
         with (
-            pytest.raises(ValueError, match="no folder can be made there"),
+            pytest.raises(ValueError, match="cannot be made or written"),
             run_folder.locked(folder),
         ):
             pass
 
 
-def test_the_operative_config_of_a_later_job_forgets_nothing(tmp_path: Path) -> None:
+def test_operative_config_of_a_later_job_drops_nothing(tmp_path: Path) -> None:
     imports = "from m4.train import loop\n"
     macros = "# Macros:\n# ====\nTRAIN_STEPS = {}\n"
     train = "# Parameters for loop.train:\n# ====\nloop.train.keep = 3\n"
@@ -155,3 +148,12 @@ def test_other_processes_must_see_the_same_folder(tmp_path: Path) -> None:
     for folder in (elsewhere, tmp_path / "empty"):
         with pytest.raises(ValueError, match="one folder that all processes share"):
             run_folder.check_shared(folder, run_folder.digest(here), seconds=0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"config": 3}', "{}", "\xff"])
+def test_damaged_record_is_one_line(tmp_path: Path, text: str) -> None:
+    folder = claimed(tmp_path / "model")
+    (folder / "run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"run\.json: damaged") as error:
+        run_folder.check(folder, CONFIG)
+    assert "\n" not in str(error.value)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jinja2
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from m4 import html
 from m4.storage.files import write_text
 
 TEMPLATE = Path(__file__).with_name("plan.html.j2")
@@ -42,10 +42,8 @@ def write(
 ) -> list[Path]:
     """Writes stem.json, .md and .html; returns them."""
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".json", ".md", ".html")]
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    html = page.render(title=title, verdict=verdict, sections=sections)
-    texts = (json_text, markdown(title, verdict, sections), html)
+    page = html.render(TEMPLATE, title=title, verdict=verdict, sections=sections)
+    texts = (json_text, markdown(title, verdict, sections), page)
     for path, text in zip(paths, texts, strict=True):
         write_text(path, text)
     return paths

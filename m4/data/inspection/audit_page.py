@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
+from m4 import html
 from m4.data.cleaning.ledger import ANY, Count, Ledger
 from m4.data.languages import describe
 from m4.data.sources import SPLITS
@@ -23,20 +22,13 @@ _COUNTERS = ("dropped", "changed", "flagged", "not_checked")
 
 
 def page(ledger: Ledger, not_run: Sequence[str], warnings: Sequence[str]) -> str:
-    """One file that opens from disk. No scripts and no requests (its own Content-Security-Policy
-    forbids both), everything escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATE.parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["seen"] = seen
-    environment.filters["tag"] = lambda code: describe(code).code.replace("_", "-")
-    environment.filters["share"] = _share
+    """The text of the page, self-contained (`m4.html.render`)."""
+    filters = {"seen": seen, "tag": lambda code: describe(code).code.replace("_", "-")}
+    filters["share"] = _share
     total = ledger.total("train")
-    return environment.get_template(TEMPLATE.name).render(
+    return html.render(
+        TEMPLATE,
+        filters,
         total=total,
         dropped=sum(total.dropped.values()),
         splits={split: ledger.total(split) for split in SPLITS},

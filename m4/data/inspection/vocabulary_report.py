@@ -14,10 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from rich.table import Table
 
+from m4 import html
 from m4.data.cache.cache import Cache
 from m4.data.cache.tokens import ROLES
 from m4.data.directions import SIDES, SIDES_OF
@@ -178,13 +178,7 @@ def write(folder: Path, cache: Cache, rows: Sequence[Row], warn_above: float) ->
             {"language": row.language, "vocabulary": row.vocabulary, **row.rates()} for row in rows
         ],
     }
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"name_of": name_of}
-    page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        data, columns=COLUMNS, shown=shown
-    )
+    page = html.render(_TEMPLATE, {"name_of": name_of}, **data, columns=COLUMNS, shown=shown)
     paths = [folder / f"{NAME}.json", folder / f"{NAME}.html"]
     write_text(paths[0], json.dumps(data, indent=1, ensure_ascii=False))
     write_text(paths[1], page)

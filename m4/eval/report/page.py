@@ -9,8 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
-
+from m4 import html
 from m4.data.languages import describe
 from m4.data.preprocess import language_of, split_direction
 from m4.eval.metrics import bootstrap
@@ -68,23 +67,16 @@ def page(
     samples: int,
     experts: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The text of report.html: one file that opens from disk. No scripts and no requests (its own
-    Content-Security-Policy forbids both), everything escaped.
+    """The text of report.html, self-contained (`m4.html.render`).
 
     images: the plot as PNG, 'light' and 'dark'. experts: {title, images, alarms} of each atlas.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATE.parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["signed"] = lambda value: f"{value:+.1f}".replace("-", "−")
-    environment.filters["tag"] = language_tag
+    filters = {"signed": lambda value: f"{value:+.1f}".replace("-", "−"), "tag": language_tag}
     metric = rows[0].metric
     names = [system.name for system in measured.systems]
-    return environment.get_template(TEMPLATE.name).render(
+    return html.render(
+        TEMPLATE,
+        filters,
         background=background,
         paragraphs=[text for text in background.corpus.split("\n\n") if text.strip()],
         metric=METRIC_NAMES.get(metric, metric),

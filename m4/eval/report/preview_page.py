@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,6 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from m4 import html as pages
 from m4.data.inspection.preview import Column, Preview, repeated_more_than, short, times
 from m4.data.languages import describe
 from m4.eval.report.page import data_uris
@@ -131,26 +131,18 @@ _MARKERS = ("o", "^", "D", "v", "P", "X")
 
 
 def html(preview: Preview, most_epochs: float, images: dict[str, bytes]) -> str:
-    """One file that opens from disk: no scripts, no requests, everything escaped.
+    """The text of the page, self-contained (`m4.html.render`).
 
     images: the figure as PNG, 'light' and 'dark'.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATE.parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["times"] = times
-    environment.filters["short"] = short
-    return environment.get_template(TEMPLATE.name).render(
+    return pages.render(
+        TEMPLATE,
+        {"times": times, "short": short},
         preview=preview,
         most_epochs=most_epochs,
         over=repeated_more_than(preview, most_epochs),
         rows=[_row(preview, code) for code in preview.pairs],
         images=data_uris(images),
-        theme={"light": LIGHT, "dark": DARK},
     )
 
 

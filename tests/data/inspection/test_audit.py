@@ -109,7 +109,7 @@ def test_the_page_shows_any_text_and_runs_none(tmp_path: Path) -> None:
     assert not kinds & {"script", "img", "link", "iframe", "a", "object"}
     assert "<script>alert(1)</script>" in page.text, "shown, not run"
     policy = [a["content"] for _, a in page.tags if a.get("http-equiv")]
-    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
     sides = [a for tag, a in page.tags if tag == "td" and a.get("class") == "text"]
     assert {a["dir"] for a in sides} == {"auto"}
     assert {a["lang"] for a in sides} == {"en", "gl", "ar"}

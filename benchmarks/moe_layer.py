@@ -1,6 +1,6 @@
 """Seconds of one mixture-of-experts layer, forward and backward; JSON lines.
 
-    python benchmarks/moe_layer.py --experts 8 --vs "--transport einsum"
+    python benchmarks/moe_layer.py --experts 8 --vs "--dispatch einsum"
     python benchmarks/moe_layer.py --experts 64 --gate switch --dtype bfloat16
 
 The default shape is 4,096 tokens of width 1,024 in 8 groups, experts of width 4,096, seats for all
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         result.add_argument(f"--{name}", type=int, default=default)
     result.add_argument("--capacity_factor", type=float, default=1.0)
     result.add_argument("--gate", default="top2_gshard", help="a file of m4/model/gates")
-    result.add_argument("--transport", default="gather", help="a file of m4/model/dispatch")
+    result.add_argument("--dispatch", default="gather", help="a file of m4/model/dispatch")
     result.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     result.add_argument("--forward", action="store_true", help="no backward pass")
     result.add_argument("--vs", default=None, help="other settings, timed in turn with these")
@@ -70,7 +70,8 @@ class Setting:
             group_tokens=args.group_tokens,
             train_capacity_factor=args.capacity_factor,
             gate=in_folder(gates)[args.gate],
-            transport=in_folder(dispatch)[args.transport],
+            dispatch=in_folder(dispatch)[args.dispatch],
+            activations=("relu",),
             dropout_rate=0.0,
             vocab_size=1000,
             dtype=jnp.dtype(args.dtype),

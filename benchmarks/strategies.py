@@ -35,7 +35,7 @@ ALONE = [
     "--gin.loop.train.zero=()",
     "--gin.loop.train.rules=()",
     "--gin.loop.train.accumulate=1",
-    "--gin.transformer.Transformer.microbatches=0",
+    "--gin.transformer.Transformer.pipeline_microbatches=0",
     "--gin.transformer.Transformer.remat='none'",
 ]
 # Configs whose model on one device is another's.

@@ -22,6 +22,7 @@ from in_turn import turns
 
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
+from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, count_parameters
 from m4.parallel.huge_pages import restart_with_huge_pages
 from m4.parallel.mesh import make_mesh
@@ -29,7 +30,7 @@ from m4.train.optimizer import adafactor, adamw, muon
 from m4.train.state import initialize
 from m4.train.trainer import Trainer, Training
 
-TRANSPORTS = {"einsum": einsum, "gather": gather}
+DISPATCH = {"einsum": einsum, "gather": gather}
 OPTIMIZERS = {
     "adamw": adamw,
     "adafactor": adafactor,
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--dropout", type=float, default=0.0)
     result.add_argument("--capacity_factor", type=float, default=1.25)
     result.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    result.add_argument("--transport", choices=TRANSPORTS, default="gather")
+    result.add_argument("--dispatch", choices=DISPATCH, default="gather")
     result.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     result.add_argument("--vs", default=None, help="other settings, timed in turn with these")
     return result
@@ -70,6 +71,13 @@ class Setting:
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
+        moe = functools.partial(
+            MoeLayer,
+            num_experts=args.experts,
+            group_tokens=args.group_tokens,
+            train_capacity_factor=args.capacity_factor,
+            dispatch=DISPATCH[args.dispatch],
+        )
         model = Transformer(
             vocab_size=args.vocab,
             width=args.width,
@@ -78,10 +86,7 @@ class Setting:
             mlp_width=args.mlp_width,
             encoder_layers=args.layers,
             decoder_layers=args.layers,
-            num_experts=args.experts,
-            group_tokens=args.group_tokens,
-            train_capacity_factor=args.capacity_factor,
-            transport=TRANSPORTS[args.transport],
+            moe=moe if args.experts else None,
             dropout_rate=args.dropout,
             directions=args.directions,
             dtype=jnp.dtype(args.dtype),

@@ -61,7 +61,7 @@ def train(setup: Setup, *, dense: bool = False) -> None:
     _check_learning(setup)
     mesh = setup.mesh()
     cache = corpus(setup)
-    model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
+    model = build_model(setup, cache, **({"moe": None} if dense else {}))
     stream = training_stream(setup, cache)
     groups: dict[str, list[str]] = {"high": [], "medium": [], "low": []}
     for direction in stream.directions:
@@ -159,7 +159,7 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     Several processes search together; the first one writes.
     """
     cache = corpus(setup)
-    model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
+    model = build_model(setup, cache, **({"moe": None} if dense else {}))
     folder = model_folder(setup, dense)
     layout = translation_layout(setup, model, cache.directions)
     latest = distributed.on_primary_then_broadcast(
@@ -326,11 +326,11 @@ def _scored(setup: Setup, path: Path, dense: bool) -> None:
 
 
 def _system(setup: Setup, cache: Cache, dense: bool) -> System:
-    model = build_model(setup, cache, **({"num_experts": 0} if dense else {}))
+    model = build_model(setup, cache, **({"moe": None} if dense else {}))
     folder = model_folder(setup, dense)
     step = trained_step(model, folder / "checkpoints", cache.vocabulary)
     return System(
-        "moe" if model.num_experts else "dense",
+        "moe" if model.moe is not None else "dense",
         folder / "decodes",
         config=str(setup.folder / "operative_config.gin"),
         checkpoint_step=step,

@@ -49,7 +49,7 @@ def from_tsv(folder: Path) -> list[str]:
         "--gin.cache.prepare.source=@tsv.Tsv()",
         f"--gin.tsv.Tsv.folder={str(folder)!r}",
         "--gin.cache.prepare.vocabulary_size=320",
-        "--gin.transformer.Transformer.num_experts=8",
+        "--gin.moe.MoeLayer.num_experts=8",
         "--gin.TRAIN_STEPS=1",
     ]
 
@@ -263,8 +263,8 @@ def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
         (["--gin.mesh.make_mesh.model=-1"], "only one of ['data', 'model'] may be -1"),
         (["--gin.BATCH_SIZE=12"], "BATCH_SIZE = 12 does not divide over the 8 parts"),
         (
-            ["--gin.mesh.make_mesh.expert=8", "--gin.transformer.Transformer.num_experts=12"],
-            "transformer.Transformer.num_experts = 12 does not divide over the 8 parts of the "
+            ["--gin.mesh.make_mesh.expert=8", "--gin.moe.MoeLayer.num_experts=12"],
+            "MoeLayer.num_experts = 12 does not divide over the 8 parts of the "
             "mesh axes expert; nearest valid sizes: 8 and 16",
         ),
     ],

@@ -25,7 +25,7 @@ def test_train_decode_translate(tmp_path: Path) -> None:
         "--gin.jobs.Setup.mixture='to_english'",
         "--gin.TRAIN_STEPS=2",
         "--gin.jobs.Setup.dev_period=2",
-        "--gin.transformer.Transformer.num_experts=0",
+        "--gin.transformer.Transformer.moe=None",
         "--gin.transformer.Transformer.encoder_layers=1",
         "--gin.transformer.Transformer.decoder_layers=1",
     ]

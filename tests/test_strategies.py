@@ -35,7 +35,7 @@ SMALL = [
     "--gin.transformer.Transformer.width=16",
     "--gin.transformer.Transformer.head_width=2",
     "--gin.transformer.Transformer.mlp_width=16",
-    "--gin.transformer.Transformer.group_tokens=8",
+    "--gin.moe.MoeLayer.group_tokens=8",
 ]
 
 
@@ -86,12 +86,12 @@ def a_step(name: str, alone: bool, *bindings: str) -> Taken:
     with own_gin():
         setup = setup_of(name, *SMALL, *bindings)
         model = setup.model(vocab_size=VOCABULARY, directions=len(DIRECTIONS))
-        if model.num_experts:  # half as much to compile; a pipeline needs two layers
+        if model.moe is not None:  # half as much to compile; a pipeline needs two layers
             model = model.clone(encoder_layers=1, decoder_layers=1, moe_every=1)
         options: dict[str, Any] = {}
         mesh = setup.mesh()
         if alone:
-            model = model.clone(remat="none", microbatches=0)
+            model = model.clone(remat="none", pipeline_microbatches=0)
             mesh = make_mesh(**dict.fromkeys(MESH_AXES, 1), devices=jax.devices()[:1])
             options = {"zero": (), "rules": (), "accumulate": 1}
         taken = setup.train(
@@ -152,8 +152,8 @@ KINDS = {
 
 # Models that are the same on one device are run there once.
 ALONE: list[tuple[str, Callable[[Transformer], bool]]] = [
-    ("data_parallel", lambda model: model.num_experts == 8),
-    ("two_dimensional", lambda model: model.num_experts == 0),
+    ("data_parallel", lambda model: model.moe is not None),
+    ("two_dimensional", lambda model: model.moe is None),
 ]
 
 

@@ -1,5 +1,6 @@
 """The mixture-of-experts layer: groups -> gate -> transport -> experts (GShard, section 2.2)."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from m4.model.experts import ExpertParameters
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.layers import Array, constrain
 from m4.model.routing import Gate, Routing, Tokens, expert_capacity
+from m4.settings import SettingError
 
 # What a router matrix starts as, by name; which gate wants which is in docs/gates.md.
 ROUTER_INITS = {
@@ -36,14 +38,18 @@ class MoeLayer(nn.Module):
     (decoding), `chosen_BLK`, the expert of each choice, -1 without a seat, for the caller to count.
 
     Attributes:
-        num_experts: E. width: F of each expert.
+        num_experts: E.
+        mlp_width: F of each expert. activations: see `m4.model.ffn.activate`, e.g. ("silu",
+            "linear"), Mixtral's SwiGLU. dropout_rate: within the experts. In a `Transformer` None
+            is the model's own; elsewhere these three must be given.
         group_tokens: largest S; the largest divisor of B*L up to it is used. 0: one group.
         train_capacity_factor: times K*S/E seats an expert (`routing.expert_capacity`).
         eval_capacity_factor, decode_capacity_factor: the same outside training, for whole
             sentences and in decoding one position after the other; None never drops a token, so
             that a sentence's translation does not depend on its batch.
         capacity_rule: how a fraction of a seat is rounded (`routing.CAPACITY_RULES`).
-        gate: the router (`m4.model.gates`). transport: the road (`m4.model.dispatch`).
+        gate: the router (`m4.model.gates`).
+        dispatch: how tokens reach their experts and come back (`m4.model.dispatch`).
         causal: in a decoder; gates that look at later tokens refuse.
         vocab_size: V, for gates that route by token id.
         directions: number of translation directions whose tokens are counted by expert; 0: none.
@@ -51,20 +57,25 @@ class MoeLayer(nn.Module):
     """
 
     num_experts: int
-    width: int
+    mlp_width: int | None = None
     group_tokens: int = 1024
     train_capacity_factor: float = 1.25
     eval_capacity_factor: float | None = None
     decode_capacity_factor: float | None = None
     capacity_rule: str = "lingvo"
     gate: Gate = top2_gshard
-    transport: Transport = gather
-    activations: Sequence[str] = ("relu",)
-    dropout_rate: float = 0.1
+    dispatch: Transport = gather
+    activations: Sequence[str] | None = None
+    dropout_rate: float | None = None
     causal: bool = False
     vocab_size: int = 0
     directions: int = 0
     dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self) -> None:
+        if self.activations is not None:  # gin gives lists, and a module must be hashable
+            self.activations = tuple(self.activations)
+        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -111,16 +122,16 @@ class MoeLayer(nn.Module):
         routing = self.gate(tokens, self.num_experts, capacity)
         experts = ExpertParameters(
             self.num_experts,
-            self.width,
-            activations=self.activations,
-            dropout_rate=self.dropout_rate,
+            _given(self, "mlp_width"),
+            activations=_given(self, "activations"),
+            dropout_rate=_given(self, "dropout_rate"),
             dtype=self.dtype,
             name="experts",
         )(M, x_GSM.shape[0], deterministic=deterministic)
         x_GSM = x_GSM.astype(self.dtype)
-        # Parameters do not depend on the road, and the few tokens that they are made with need
+        # Parameters do not depend on the dispatch, and the few tokens that they are made with need
         # not divide over the devices.
-        transport = gather if self.is_initializing() else self.transport
+        transport = gather if self.is_initializing() else self.dispatch
         if routing.shortcut is None:
             y_GSM = transport(x_GSM, routing, experts)
         else:
@@ -189,6 +200,43 @@ class MoeLayer(nn.Module):
         cell_J = jnp.where(seated_GSK, cell_GSK, D * E).reshape(-1)  # D*E is outside: not counted
         count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
         self.sow("intermediates", "seated_DE", count_J.reshape(D, E))
+
+
+def _given(layer: MoeLayer, name: str) -> Any:
+    if (value := getattr(layer, name)) is None:
+        raise SettingError(f"MoeLayer.{name}", value, "given, for a layer outside a Transformer")
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeFactory:
+    """Makes layers like `layer`, with other arguments where they are given.
+
+    A model keeps this of the function that it is given: gin's bindings are those of the time when
+    the model is made, and equal models are equal keys of jit's cache.
+    """
+
+    layer: MoeLayer
+
+    @classmethod
+    def of(cls, make: Callable[..., MoeLayer], setting: str) -> "MoeFactory":
+        """SettingError, which names the `setting`: it is no function that makes layers."""
+        if isinstance(make, cls):
+            return make
+        wanted = "a function that makes a MoeLayer, such as @moe.MoeLayer"
+        if isinstance(make, nn.Module) or not callable(make):
+            raise SettingError(setting, make, wanted)
+        if not isinstance(layer := make(parent=None), MoeLayer):
+            raise SettingError(setting, make, wanted)
+        return cls(layer)
+
+    def __call__(self, **options: Any) -> MoeLayer:
+        fields = [field.name for field in dataclasses.fields(self.layer) if field.init]
+        kept = {name: getattr(self.layer, name) for name in fields if name not in _PLACE}
+        return type(self.layer)(**{**kept, **options})
+
+
+_PLACE = ("parent", "name")  # flax's own fields
 
 
 class Table(nn.Module):

@@ -33,9 +33,9 @@ class Stacks(Protocol):
 
     encoder_layers: int
     decoder_layers: int
-    num_experts: int
+    moe: Any
     scan_layers: bool
-    microbatches: int
+    pipeline_microbatches: int
 
 
 def stages(mesh: Mesh | AbstractMesh) -> int:
@@ -58,14 +58,14 @@ def check(mesh: Mesh | AbstractMesh, model: Stacks, rows: int, of: str = "BATCH_
         ValueError: layers, microbatches or rows that do not divide; experts; stacks that are no
             scans.
     """
-    G, m = stages(mesh), model.microbatches
+    G, m = stages(mesh), model.pipeline_microbatches
     if G == 1:
         return
     name = "transformer.Transformer"
-    if model.num_experts:
+    if model.moe is not None:
         raise ValueError(
-            f"mesh.make_mesh.stage = {G}: a pipeline has no experts ({name}.num_experts = "
-            f"{model.num_experts}); 0 is the dense model, mesh.make_mesh.expert spreads experts"
+            f"mesh.make_mesh.stage = {G}: a pipeline has no experts ({name}.moe); None is the "
+            "dense model, mesh.make_mesh.expert spreads experts"
         )
     if not model.scan_layers:
         raise ValueError(f"mesh.make_mesh.stage = {G}: needs {name}.scan_layers = True")
@@ -77,15 +77,15 @@ def check(mesh: Mesh | AbstractMesh, model: Stacks, rows: int, of: str = "BATCH_
             )
     if m < 1 or m % G:
         raise ValueError(
-            f"{name}.microbatches = {m} does not divide by mesh.make_mesh.stage = {G}; "
+            f"{name}.pipeline_microbatches = {m} does not divide by mesh.make_mesh.stage = {G}; "
             f"{nearest_valid(m, G)}, {4 * G} leave a fifth of the time empty"
         )
     copies = math.prod(mesh.shape[axis] for axis in _rows_over(mesh))
     if rows % (copies * m):
         raise ValueError(
             f"{of} = {rows} rows do not divide by {copies * m}: "
-            f"{name}.microbatches = {m} on each of {copies} parts of the mesh's other axes; "
-            f"{nearest_valid(rows, copies * m)}"
+            f"{name}.pipeline_microbatches = {m} on each of {copies} parts of the mesh's other "
+            f"axes; {nearest_valid(rows, copies * m)}"
         )
 
 
@@ -94,7 +94,7 @@ def about(mesh: Mesh | AbstractMesh, model: Stacks) -> dict[str, float]:
 
     The decoder begins when the encoder is through, so both have one.
     """
-    G, m = stages(mesh), model.microbatches
+    G, m = stages(mesh), model.pipeline_microbatches
     return {} if G == 1 else {"stages": G, "microbatches": m, "bubble": bubble(G, m)}
 
 

@@ -123,12 +123,12 @@ def expert_capacity(
     choices: theirs of 2.0 is this one of 1.0.)
 
     Raises:
-        ValueError: an unknown rule (gin: `transformer.Transformer.capacity_rule`), a factor that is
+        ValueError: an unknown rule (gin: `moe.MoeLayer.capacity_rule`), a factor that is
             not positive.
     """
     if rule not in CAPACITY_RULES:
         raise ValueError(
-            f"transformer.Transformer.capacity_rule: {rule!r} is none of {sorted(CAPACITY_RULES)}"
+            f"moe.MoeLayer.capacity_rule: {rule!r} is none of {sorted(CAPACITY_RULES)}"
         )
     if not factor > 0:
         raise ValueError(
@@ -338,5 +338,5 @@ def refuse_causal(tokens: Tokens, what: str) -> None:
     if tokens.causal:
         raise ValueError(
             f"{what} looks at later tokens and may not be used in a decoder: "
-            "set transformer.Transformer.decoder_gate to another gate"
+            "set another one for the decoder by Transformer.decoder_moe"
         )

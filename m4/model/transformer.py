@@ -6,7 +6,7 @@ train, decode and score it (docs/model.md).
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -16,10 +16,7 @@ import jax.numpy as jnp
 from m4.model import pipeline
 from m4.model.attention import Attention, RelativeBias
 from m4.model.blocks import DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
-from m4.model.dispatch import Transport
-from m4.model.dispatch.gather import gather
 from m4.model.ffn import FeedForward
-from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.layers import (
     Array,
     Dense,
@@ -29,8 +26,8 @@ from m4.model.layers import (
     constrain,
     dropout,
 )
-from m4.model.moe import MoeLayer, shapes_only
-from m4.model.routing import Gate
+from m4.model.moe import MoeFactory, MoeLayer, shapes_only
+from m4.settings import SettingError
 
 
 class Transformer(nn.Module):
@@ -42,21 +39,19 @@ class Transformer(nn.Module):
             None: shared.
         width: M. heads: N. head_width: D. mlp_width: F.
         encoder_layers, decoder_layers: depth of each stack.
-        num_experts: E of each MoE layer; 0 is the dense baseline, the same model without experts.
+        moe: makes the mixtures of experts: `MoeLayer`, or a function that takes its arguments. None
+            is the dense model, the same without experts.
+        decoder_moe: the decoder's; None: as the encoder's. Both have as many experts.
         moe_every: every n-th feed-forward layer is a MoE (2: the second, the fourth, ...).
-        group_tokens, train_capacity_factor, eval_capacity_factor, decode_capacity_factor,
-            capacity_rule, gate, transport, directions: see `MoeLayer`.
-        decoder_gate: the decoder's gate; None: the same as the encoder's.
         activations: ("relu",) or ("gelu", "linear") for gated GELU.
-        expert_activations: the experts' own, e.g. ("silu", "linear"), Mixtral's SwiGLU; None: the
-            same.
+        directions: see `MoeLayer`.
         absolute_positions: adds sinusoidal positions to the embeddings, beside the relative bias.
             T5 has none; but then attention between the stacks must find its alignment by content
             alone, which short runs on little data do not learn in time (docs/model.md).
         scan_layers: the stacks are scans over blocks of `moe_every` layers (m4.model.blocks): they
             compile in the time of one block; parameters are stacked.
-        microbatches: with a mesh of several stages, the parts of a device's rows that pass through
-            them as a pipeline (m4.model.pipeline); elsewhere it changes nothing.
+        pipeline_microbatches: with a mesh of several stages, the parts of a device's rows that pass
+            through them as a pipeline (m4.model.pipeline); without one it has no effect.
         remat: what the backward pass computes again, a name of `m4.model.blocks.REMAT`.
         tied_logits: the output projection is the embedding; False gives it a matrix of its own.
         dtype: of the activations; parameters, routing, softmax and logits are float32.
@@ -69,41 +64,66 @@ class Transformer(nn.Module):
     mlp_width: int = 2048
     encoder_layers: int = 6
     decoder_layers: int = 6
-    num_experts: int = 0
+    moe: Callable[..., MoeLayer] | None = None
+    decoder_moe: Callable[..., MoeLayer] | None = None
     moe_every: int = 2
-    group_tokens: int = 1024
-    train_capacity_factor: float = 1.25
-    eval_capacity_factor: float | None = None
-    decode_capacity_factor: float | None = None
-    capacity_rule: str = "lingvo"
-    gate: Gate = top2_gshard
-    decoder_gate: Gate | None = None
-    transport: Transport = gather
     activations: Sequence[str] = ("relu",)
-    expert_activations: Sequence[str] | None = None
     dropout_rate: float = 0.1
     absolute_positions: bool = False
     tied_logits: bool = True
     directions: int = 0
     source_vocab_size: int | None = None
     scan_layers: bool = False
-    microbatches: int = 0
+    pipeline_microbatches: int = 0
     remat: str = "none"
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self) -> None:
         # gin gives lists, and a module must be hashable to be a static argument of jit.
         self.activations = tuple(self.activations)
-        if self.expert_activations is not None:
-            self.expert_activations = tuple(self.expert_activations)
+        for name, least in (("moe_every", 1), ("pipeline_microbatches", 0)):
+            if getattr(self, name) < least:
+                raise SettingError(
+                    f"Transformer.{name}", getattr(self, name), f"a whole number from {least}"
+                )
+        for name in ("moe", "decoder_moe"):
+            if (given := getattr(self, name)) is not None:
+                setattr(self, name, MoeFactory.of(given, f"Transformer.{name}"))
         super().__post_init__()
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        if self.moe is None:
+            return
+        layers = max(self.encoder_layers, self.decoder_layers)
+        if self.moe_every > layers:
+            raise SettingError(
+                "Transformer.moe_every",
+                self.moe_every,
+                f"at most {layers}, the layers of a stack, or no layer has experts "
+                "(Transformer.moe = None is the dense model)",
+            )
+        encoder, decoder = self.encoder_experts, self.decoder_experts
+        assert encoder is not None
+        assert decoder is not None
+        if encoder.num_experts != decoder.num_experts:
+            raise SettingError(
+                "Transformer.decoder_moe",
+                f"{decoder.num_experts} experts",
+                f"a layer of {encoder.num_experts} experts, as many as the encoder's",
+            )
+
+    @property
+    def encoder_experts(self) -> MoeLayer | None:
+        """The encoder's mixture of experts, unbound; None: the model is dense."""
+        return moe_layer(self, causal=False, parent=None)
+
+    @property
+    def decoder_experts(self) -> MoeLayer | None:
+        """The decoder's mixture of experts, unbound; None: the model is dense."""
+        return moe_layer(self, causal=True, parent=None)
 
     def setup(self) -> None:
-        for name, least in (("num_experts", 0), ("moe_every", 1), ("microbatches", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"transformer.Transformer.{name}: {getattr(self, name)} is less than {least}"
-                )
         self.token_embedder = Embed(self.vocab_size, self.width, dtype=self.dtype)
         if self.source_vocab_size is not None:
             self.source_token_embedder = Embed(self.source_vocab_size, self.width, dtype=self.dtype)
@@ -124,7 +144,7 @@ class Transformer(nn.Module):
     def _stack(self, kind, layers: int, name: str) -> list[nn.Module]:
         if self.scan_layers:
             make = functools.partial(make_layer, self, kind)
-            block = self.moe_every if self.num_experts else 1
+            block = 1 if self.moe is None else self.moe_every
             return [scanned(make, layers, block, self.remat, f"{name}_blocks")]
         kind = remat(kind, self.remat, scanned=False)
         return [make_layer(self, kind, index, f"{name}_{index}") for index in range(layers)]
@@ -138,7 +158,7 @@ class Transformer(nn.Module):
                 x_BLM,
                 inputs,
                 mode,
-                microbatches=self.microbatches,
+                microbatches=self.pipeline_microbatches,
                 policy=self.remat,
                 dropout_key=None if mode.deterministic else self.make_rng("dropout"),
             )
@@ -150,7 +170,12 @@ class Transformer(nn.Module):
 
     def _pipelined(self, decode: bool = False) -> bool:
         """Whether the stacks run over the stages of the mesh; else one device has all layers."""
-        if not self.scan_layers or not self.microbatches or decode or self.is_initializing():
+        if (
+            not self.scan_layers
+            or not self.pipeline_microbatches
+            or decode
+            or self.is_initializing()
+        ):
             return False
         return pipeline.stages(jax.sharding.get_abstract_mesh()) > 1
 
@@ -303,28 +328,10 @@ def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Mod
         )
 
     def feed_forward() -> nn.Module:
-        if model.num_experts and (index + 1) % model.moe_every == 0:
+        if (index + 1) % model.moe_every == 0:
             causal = issubclass(kind, DecoderLayer)
-            own = model.decoder_gate if causal else None
-            ids = model.vocab_size if causal else model.source_vocab_size or model.vocab_size
-            return MoeLayer(
-                model.num_experts,
-                model.mlp_width,
-                group_tokens=model.group_tokens,
-                train_capacity_factor=model.train_capacity_factor,
-                eval_capacity_factor=model.eval_capacity_factor,
-                decode_capacity_factor=model.decode_capacity_factor,
-                capacity_rule=model.capacity_rule,
-                gate=model.gate if own is None else own,
-                transport=model.transport,
-                activations=model.expert_activations or model.activations,
-                dropout_rate=model.dropout_rate,
-                causal=causal,
-                vocab_size=ids,
-                directions=model.directions,
-                dtype=model.dtype,
-                name="moe",
-            )
+            if (experts := moe_layer(model, causal=causal, name="moe")) is not None:
+                return experts
         return FeedForward(
             model.mlp_width,
             activations=model.activations,
@@ -334,6 +341,32 @@ def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Mod
         )
 
     return kind(attention, feed_forward, model.dropout_rate, model.dtype, name=name)
+
+
+def moe_layer(model: Transformer, *, causal: bool, **place: Any) -> MoeLayer | None:
+    """A MoE layer of the encoder or (`causal`) decoder; None: the model is dense. A function, as
+    `make_layer` is.
+
+    place: the name, or `parent=None` for an unbound layer.
+    """
+    if model.moe is None:
+        return None
+    own = model.decoder_moe if causal else None
+    make = model.moe if own is None else own
+    layer = make(parent=None)
+    defaults = {
+        name: getattr(model, name)
+        for name in ("mlp_width", "activations", "dropout_rate")
+        if getattr(layer, name) is None
+    }
+    return make(
+        **defaults,
+        causal=causal,
+        vocab_size=model.vocab_size if causal else model.source_vocab_size or model.vocab_size,
+        directions=model.directions,
+        dtype=model.dtype,
+        **place,
+    )
 
 
 def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:

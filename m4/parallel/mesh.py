@@ -36,7 +36,7 @@ def make_mesh(
         fsdp: the same, but every weight lies in parts over these devices and is gathered where a
             layer uses it.
         node, expert: experts lie apart over node * expert devices, rows too; with `node` the
-            transport `hierarchical_all_to_all` tells machines (node) from devices of one (expert).
+            dispatch `hierarchical_all_to_all` tells machines (node) from devices of one (expert).
         model: parts of each matrix.
         devices: other ones than all that there are, such as those of a topology (`m4.plan`).
 

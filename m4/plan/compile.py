@@ -170,6 +170,7 @@ def _advice(program: PlannedProgram, given: Mapping[str, int]) -> list[str]:
 
 def _sizes(program: PlannedProgram) -> dict[str, Any]:
     model = program.model
+    experts = model.encoder_experts
     return {
         "batch": {
             "rows": program.rows,
@@ -180,8 +181,8 @@ def _sizes(program: PlannedProgram) -> dict[str, Any]:
         "model": {
             "encoder_layers": model.encoder_layers,
             "decoder_layers": model.decoder_layers,
-            "experts": model.num_experts,
-            "eval_capacity_factor": model.eval_capacity_factor,
+            "experts": experts.num_experts if experts else 0,
+            "eval_capacity_factor": experts.eval_capacity_factor if experts else None,
             "vocab_size": model.vocab_size,
             "source_vocab_size": model.source_vocab_size,
             "directions": program.directions,
@@ -194,7 +195,8 @@ def _sizes(program: PlannedProgram) -> dict[str, Any]:
 def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
     """A device's, of a step; of a search, by its parts."""
     model = program.model
-    one_hot = model.transport is einsum or "einsum" in getattr(model.transport, "__name__", "")
+    ways = [layer.dispatch for layer in (model.encoder_experts, model.decoder_experts) if layer]
+    one_hot = any(way is einsum or "einsum" in getattr(way, "__name__", "") for way in ways)
     lengths = program.rows, program.source_length, program.target_length
     if program.optimizer is None:
         parts = flops.search_flops(model, *lengths, program.beams)

@@ -69,9 +69,9 @@ def _flops(facts: Mapping[str, Any]) -> Section:
     if facts["model"]["experts"] and facts["model"]["eval_capacity_factor"] is None:
         notes.append(
             "Seats of experts are many times two a token, and most are empty: with "
-            "transformer.Transformer.eval_capacity_factor = None each expert has a seat for every "
+            "moe.MoeLayer.eval_capacity_factor = None each expert has a seat for every "
             "token. A factor, say 2.0, makes fewer seats, and drops tokens that find none. One-hot "
-            "products over the seats are made by the transport einsum alone; gather has the same "
+            "products over the seats are made by the dispatch einsum alone; gather has the same "
             "result without them."
         )
     if "compiled" in flops["encoding"]:
@@ -84,7 +84,7 @@ def _flops(facts: Mapping[str, Any]) -> Section:
                 notes.append(
                     f"{name}: the compiled program does more than by arithmetic. The compiler "
                     "repeats on several devices what it does not split, such as groups of tokens "
-                    "(transformer.Transformer.group_tokens) that are fewer than the devices."
+                    "(moe.MoeLayer.group_tokens) that are fewer than the devices."
                 )
             if flops[part]["unread"]:
                 notes.append(uncounted(flops[part]["unread"], where))

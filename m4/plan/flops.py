@@ -12,7 +12,7 @@ from typing import Any
 from jax.extend import core as jex
 
 from m4.model.ffn import part_names
-from m4.model.moe import group_size
+from m4.model.moe import MoeLayer, group_size
 from m4.model.routing import expert_capacity
 from m4.model.transformer import Transformer
 
@@ -31,19 +31,18 @@ def forward_flops(
     attention: the projections. attention_logits: queries times keys, weights times values, masked
     places included. experts: of every seat, empty ones included. experts_used: of two choices a
     token, all seated (what a count of "model FLOPs" takes). dispatch: GShard's one-hot products
-    there and back (Algorithm 2, lines 3 and 8), which only the transport `einsum` makes.
+    there and back (Algorithm 2, lines 3 and 8), which only the dispatch `einsum` makes.
     """
     source, target = rows * source_length, rows * target_length
     M, ND = model.width, model.heads * model.head_width
     found = Counter[str](dict.fromkeys(KINDS, 0))
-    for layers, tokens, length in (
-        (model.encoder_layers, source, source_length),
-        (model.decoder_layers, target, target_length),
+    for layers, experts, tokens, length in (
+        (model.encoder_layers, model.encoder_experts, source, source_length),
+        (model.decoder_layers, model.decoder_experts, target, target_length),
     ):
         found["attention"] += layers * 4 * 2 * tokens * M * ND
         found["attention_logits"] += layers * 2 * 2 * tokens * length * ND
-        group = group_size(tokens, model.group_tokens)
-        found.update(_feed_forward(model, layers, tokens, group, model.train_capacity_factor))
+        found.update(_feed_forward(model, layers, experts, tokens))
     # Attention over the encoder's output: queries and result of the target, keys and values of the
     # source.
     found["attention"] += model.decoder_layers * 2 * 2 * (source + target) * M * ND
@@ -73,26 +72,52 @@ def search_flops(
     reach = target_length + source_length
     turn["attention_logits"] = model.decoder_layers * 2 * 2 * pieces * reach * ND
     turn["logits"] = 2 * pieces * M * model.vocab_size
-    for found, layers, tokens, length, factor in (
-        (encoding, model.encoder_layers, source, source_length, model.eval_capacity_factor),
-        (turn, model.decoder_layers, pieces, 1, model.decode_capacity_factor),
-    ):
-        group = length if factor is None else group_size(tokens, model.group_tokens)
-        found.update(_feed_forward(model, layers, tokens, group, factor))
+    stacks = (
+        (encoding, model.encoder_layers, model.encoder_experts, source, source_length),
+        (turn, model.decoder_layers, model.decoder_experts, pieces, 1),
+    )
+    for found, layers, experts, tokens, length in stacks:
+        found.update(_feed_forward(model, layers, experts, tokens, length, decode=found is turn))
     return dict(encoding), dict(turn)
 
 
 def _feed_forward(
-    model: Transformer, layers: int, tokens: int, group: int, factor: float | None
+    model: Transformer,
+    layers: int,
+    experts: MoeLayer | None,
+    tokens: int,
+    row: int | None = None,
+    *,
+    decode: bool = False,
 ) -> dict[str, int]:
-    """Of the feed-forward layers of a stack, with experts or without."""
+    """Of the feed-forward layers of a stack, with experts or without.
+
+    row: tokens of one, outside training; decode: one position after the other.
+    """
     inward = len(part_names(model.activations))
-    inward_experts = len(part_names(model.expert_activations or model.activations))
-    expert_layers = layers // model.moe_every if model.num_experts else 0
-    ffn = 2 * model.width * model.mlp_width
-    found = {"dense": (layers - expert_layers) * (inward + 1) * tokens * ffn}
-    if expert_layers:
-        E, rule = model.num_experts, model.capacity_rule
+    expert_layers = 0 if experts is None else layers // model.moe_every
+    found = {
+        "dense": (layers - expert_layers)
+        * (inward + 1)
+        * tokens
+        * 2
+        * model.width
+        * model.mlp_width
+    }
+    if experts is not None and expert_layers:
+        assert experts.activations is not None
+        assert experts.mlp_width is not None
+        inward_experts, ffn = (
+            len(part_names(experts.activations)),
+            2 * model.width * experts.mlp_width,
+        )
+        factor = experts.train_capacity_factor
+        if row is not None:
+            factor = experts.decode_capacity_factor if decode else experts.eval_capacity_factor
+        group = (
+            group_size(tokens, experts.group_tokens) if row is None or factor is not None else row
+        )
+        E, rule = experts.num_experts, experts.capacity_rule
         C = group if factor is None else expert_capacity(group, E, factor, 2, rule)
         seats = tokens // group * E * C
         found["router"] = expert_layers * 2 * tokens * model.width * E
@@ -132,7 +157,7 @@ def executed_flops(model: Transformer, forward: Mapping[str, int], *, one_hot: b
     again = 0
     if model.remat == "full":
         again = sum(n for kind, n in kinds.items() if kind != "logits") - kinds["dispatch"] // 2
-        if not (model.scan_layers and model.num_experts):  # there a block ends with experts
+        if not (model.scan_layers and model.moe is not None):  # there a block ends with experts
             again -= kinds["dense"] // (len(part_names(model.activations)) + 1)
     if model.remat == "products":
         again = kinds["attention_logits"] + kinds["experts"] + kinds["dispatch"] // 2

@@ -77,10 +77,9 @@ def training_advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
             "compute activations again in the backward pass: transformer.Transformer.remat = 'full'"
         )
     found.append("a smaller batch: half of BATCH_SIZE halves the activations")
-    if model.num_experts:
+    if model.moe is not None:
         found.append(
-            "smaller groups: half of transformer.Transformer.group_tokens halves the masks of "
-            "dispatch"
+            "smaller groups: half of moe.MoeLayer.group_tokens halves the masks of dispatch"
         )
     if jnp.dtype(model.dtype) != jnp.bfloat16:
         found.append(
@@ -102,15 +101,13 @@ def decoding_advice(
         beams: hypotheses of a row.
     """
     found = _in_parts(given["replicated weights"], "weights")
-    if model.num_experts and model.eval_capacity_factor is None:
+    if model.encoder_experts and model.encoder_experts.eval_capacity_factor is None:
         found.append(
-            "fewer seats of experts in the encoder: transformer.Transformer.eval_capacity_factor, "
+            "fewer seats of experts in the encoder: moe.MoeLayer.eval_capacity_factor, "
             "say 2.0; without one an expert has a seat for every token, and none is dropped"
         )
-    if model.num_experts and model.decode_capacity_factor is None:
-        found.append(
-            "fewer seats of experts in the decoder: transformer.Transformer.decode_capacity_factor"
-        )
+    if model.decoder_experts and model.decoder_experts.decode_capacity_factor is None:
+        found.append("fewer seats of experts in the decoder: moe.MoeLayer.decode_capacity_factor")
     found += [
         f"fewer rows at a time: jobs.Decoding.batch_rows; {rows} over all devices here, and at "
         "least one for each device that rows lie over",

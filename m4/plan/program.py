@@ -158,7 +158,7 @@ def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Plan
         target_limit(source_length, settings.max_target_length),
         settings.beams,
         settings.alpha,
-        bool(model.num_experts),
+        model.moe is not None,
     )
     variables = abstract_variables(model)
     params = dict(variables["params"])

@@ -28,9 +28,11 @@ def check_model(mesh: Mesh, model: Transformer) -> None:
         vocabularies["vocabulary_size"] = model.source_vocab_size
     for setting, size in vocabularies.items():
         check_divides(mesh, "embedding", size, "vocab", f"CorpusSpec.{setting}, rounded,")
-    if model.num_experts:
-        check_divides(mesh, "experts", model.num_experts, "expert", "MoeLayer.num_experts")
-        check_divides(mesh, "experts", model.mlp_width, "expert_mlp", "Transformer.mlp_width")
+    for experts in (model.encoder_experts, model.decoder_experts):
+        if experts is not None:
+            assert experts.mlp_width is not None
+            check_divides(mesh, "experts", experts.num_experts, "expert", "MoeLayer.num_experts")
+            check_divides(mesh, "experts", experts.mlp_width, "expert_mlp", "MoeLayer.mlp_width")
 
 
 def check_batches(

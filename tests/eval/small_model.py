@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from m4.eval.decoding.settings import Decoding
+from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.parallel.batched_init import draw_together
 
@@ -41,6 +42,9 @@ def init(model, key):
     return draw_together(make)(key, ones, ones, ones)["params"]
 
 
+MOE = partial(MoeLayer, num_experts=4, group_tokens=16)
+
+
 def tiny(seed=0, **changes):
     """A model with experts; wide random weights, so that its translations differ and end."""
     model = Transformer(
@@ -51,9 +55,8 @@ def tiny(seed=0, **changes):
         mlp_width=32,
         encoder_layers=1,
         decoder_layers=1,
-        num_experts=4,
+        moe=MOE,
         moe_every=1,
-        group_tokens=16,
     ).clone(**changes)
     params = jax.device_get(init(model, jax.random.key(seed)))
     return model, jax.tree.map(lambda x: 2.0 * x, params)

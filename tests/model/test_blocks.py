@@ -11,7 +11,7 @@ import pytest
 
 from m4.eval.decoding.search import search
 from m4.model.blocks import REMAT, unstack
-from m4.model.moe import layer_metrics
+from m4.model.moe import MoeLayer, layer_metrics
 from m4.model.transformer import Transformer
 from m4.train.optimizer import adafactor, adamw
 
@@ -23,9 +23,7 @@ SIZES: dict[str, Any] = {
     "mlp_width": 8,
     "encoder_layers": 4,
     "decoder_layers": 2,
-    "num_experts": 2,
-    "group_tokens": 8,
-    "train_capacity_factor": 2.0,
+    "moe": functools.partial(MoeLayer, num_experts=2, group_tokens=8, train_capacity_factor=2.0),
     "dropout_rate": 0.0,
 }
 X_BL = jnp.asarray(np.random.default_rng(0).integers(1, 32, (2, 8)), jnp.int32)

@@ -295,7 +295,13 @@ def test_law_causal_or_refused(gate):
 def test_law_the_layer_trains_and_evaluates_with_it(gate):
     """What a gate asks for does not depend on the mode: parameters made in one serve the other."""
     layer = MoeLayer(
-        num_experts=E, width=5, gate=gate, group_tokens=S, dropout_rate=0.0, vocab_size=50
+        num_experts=E,
+        mlp_width=5,
+        activations=("relu",),
+        gate=gate,
+        group_tokens=S,
+        dropout_rate=0.0,
+        vocab_size=50,
     )
     rng = np.random.default_rng(0)
     x_BLM = rng.normal(size=(2, S, 6)).astype(np.float32)

@@ -19,7 +19,14 @@ M, F = 6, 5
 
 def layer(**options: Any) -> MoeLayer:
     return MoeLayer(
-        **{"num_experts": 4, "width": F, "group_tokens": 8, "dropout_rate": 0.0, **options}
+        **{
+            "num_experts": 4,
+            "mlp_width": F,
+            "activations": ("relu",),
+            "group_tokens": 8,
+            "dropout_rate": 0.0,
+            **options,
+        }
     )
 
 
@@ -71,7 +78,7 @@ def test_transports_agree_in_the_layer(train, activations):
     # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 seats of each expert for 8 tokens; some drop.
     options = {"activations": activations, "train_capacity_factor": 0.25}
     x_BLM, mask_BL = inputs(seed=4, B=4)
-    by_einsum, by_gather = (layer(transport=t, **options) for t in (einsum, gather))
+    by_einsum, by_gather = (layer(dispatch=t, **options) for t in (einsum, gather))
     params = init(by_einsum, x_BLM, mask_BL)
     # A strong router, so that experts overflow.
     params = {**params, "router": jax.tree.map(lambda w: 30.0 * w, params["router"])}
@@ -157,7 +164,7 @@ def test_capacity_rules_by_hand(rule, seats):
 
 
 def test_bad_capacity():
-    with pytest.raises(ValueError, match=r"Transformer\.capacity_rule: 'best' is none of"):
+    with pytest.raises(ValueError, match=r"MoeLayer\.capacity_rule: 'best' is none of"):
         expert_capacity(8, 4, 1.0, rule="best")
     for factor in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match=rf"capacity factor of {factor} .* is not positive"):

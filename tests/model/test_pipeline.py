@@ -15,6 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 from m4.eval.decoding.search import search
 from m4.model import pipeline
 from m4.model.blocks import Mode, unstack
+from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.axes import MESH_AXES
 from m4.parallel.batched_init import draw_together
@@ -32,7 +33,7 @@ SIZES: dict[str, Any] = {
     "decoder_layers": 4,
     "dropout_rate": 0.0,
 }
-MODEL = Transformer(scan_layers=True, microbatches=4, **SIZES)
+MODEL = Transformer(scan_layers=True, pipeline_microbatches=4, **SIZES)
 ROWS, LENGTH = 16, 8
 
 
@@ -243,10 +244,10 @@ def test_decoding_takes_the_pipeline_apart():
     ("change", "rows", "message"),
     [
         (
-            {"num_experts": 2},
+            {"moe": functools.partial(MoeLayer, num_experts=2)},
             16,
             "mesh.make_mesh.stage = 2: a pipeline has no experts "
-            r"\(transformer.Transformer.num_experts = 2\)",
+            r"\(transformer.Transformer.moe\)",
         ),
         ({"scan_layers": False}, 16, "transformer.Transformer.scan_layers = True"),
         (
@@ -256,21 +257,21 @@ def test_decoding_takes_the_pipeline_apart():
             "nearest valid sizes: 2 and 4",
         ),
         (
-            {"microbatches": 0},
+            {"pipeline_microbatches": 0},
             16,
-            "microbatches = 0 does not divide by mesh.make_mesh.stage = 2; nearest valid size: 2",
+            "pipeline_microbatches = 0 does not divide by mesh.make_mesh.stage = 2; nearest valid",
         ),
         (
-            {"microbatches": -3},
+            {"pipeline_microbatches": 3},
             16,
-            "microbatches = -3 does not divide by .*; nearest valid size: 2, 8",
+            "does not divide by .*; nearest valid sizes: 2 and 4, 8 leav",
         ),
-        ({"microbatches": 3}, 16, "does not divide by .*; nearest valid sizes: 2 and 4, 8 leav"),
         (
             {},
             24,
-            "BATCH_SIZE = 24 rows do not divide by 16: transformer.Transformer.microbatches = 4 "
-            "on each of 4 parts of the mesh's other axes; nearest valid sizes: 16 and 32",
+            "BATCH_SIZE = 24 rows do not divide by 16: transformer.Transformer.pipeline_"
+            "microbatches = 4 on each of 4 parts of the mesh's other axes; "
+            "nearest valid sizes: 16 and 32",
         ),
     ],
 )

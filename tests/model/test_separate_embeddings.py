@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from m4.model.gates.hash import hash
+from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 
 V, SOURCE = 24, 40
@@ -63,7 +65,7 @@ def test_the_encoder_reads_the_sources_table_and_the_decoder_its_own() -> None:
 
 
 def test_hash_routes_each_stack_by_its_own_ids() -> None:
-    model = MODEL.clone(num_experts=2, gate=hash)
+    model = MODEL.clone(moe=partial(MoeLayer, num_experts=2, gate=hash))
     shapes = names_and_shapes(model)
     tables = {name: shape for name, shape in shapes.items() if name.endswith("hash/table")}
     assert {name.split("_")[0]: shape for name, shape in tables.items()} == {

@@ -10,8 +10,12 @@ import pytest
 from flax.core import unfreeze
 from flax.linen import partitioning
 
+from m4.model.gates.switch import switch
+from m4.model.gates.top2_gshard import top2_gshard
+from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, count_parameters
 from m4.parallel.batched_init import draw_together
+from m4.settings import SettingError
 
 V, L, T = 19, 7, 6
 
@@ -39,8 +43,7 @@ def tiny(**options: Any) -> Transformer:
             "mlp_width": 12,
             "encoder_layers": 2,
             "decoder_layers": 2,
-            "num_experts": 4,
-            "group_tokens": 16,
+            "moe": partial(MoeLayer, num_experts=4, group_tokens=16),
             **options,
         }
     )
@@ -50,7 +53,7 @@ variants = pytest.mark.parametrize(
     "model",
     [
         tiny(),
-        tiny(num_experts=0, activations=("gelu", "linear"), tied_logits=False),
+        tiny(moe=None, activations=("gelu", "linear"), tied_logits=False),
         tiny(absolute_positions=True, dtype=jnp.bfloat16),
     ],
     ids=["moe", "dense gated untied", "positions bfloat16"],
@@ -380,9 +383,38 @@ def test_an_unknown_activation_is_named():
         jax.eval_shape(lambda: init(tiny(activations=("swash",))))
 
 
-@pytest.mark.parametrize(("option", "wrong"), [("num_experts", -1), ("moe_every", 0)])
-def test_bad_numbers_of_experts(option, wrong):
-    with pytest.raises(
-        ValueError, match=rf"transformer\.Transformer\.{option}: {wrong} is less than"
-    ):
-        jax.eval_shape(partial(init, tiny(**{option: wrong})))
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        ({"moe_every": 0}, "Transformer.moe_every"),
+        ({"moe_every": 3}, "Transformer.moe_every"),  # of two layers: no layer would have experts
+        ({"moe": MoeLayer(num_experts=4)}, "Transformer.moe"),
+        ({"moe": 8}, "Transformer.moe"),
+        ({"decoder_moe": partial(MoeLayer, num_experts=2)}, "Transformer.decoder_moe"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused_when_the_model_is_made(options, setting):
+    with pytest.raises(SettingError) as error:
+        tiny(**options)
+    assert error.value.setting == setting
+
+
+def test_a_layer_of_experts_has_the_models_sizes_but_its_own_where_they_are_given():
+    own = tiny(moe=partial(MoeLayer, 4, 20, activations=["silu", "linear"], dropout_rate=0.5))
+    for model, sizes in ((tiny(), (12, ("relu",), 0.1)), (own, (20, ("silu", "linear"), 0.5))):
+        layer = model.encoder_experts
+        assert layer is not None
+        assert (layer.mlp_width, layer.activations, layer.dropout_rate) == sizes
+    assert tiny(moe=None).encoder_experts is None
+    # A model of the same options is the same key of jit's cache.
+    assert hash(tiny()) == hash(tiny())
+    assert tiny() == tiny() != own
+
+
+def test_the_decoder_has_experts_of_its_own_where_they_are_given():
+    model = tiny(decoder_moe=partial(MoeLayer, num_experts=4, gate=switch))
+    encoder, decoder = model.encoder_experts, model.decoder_experts
+    assert encoder is not None
+    assert decoder is not None
+    assert (encoder.gate, decoder.gate) == (top2_gshard, switch)
+    assert (encoder.causal, decoder.causal) == (False, True)

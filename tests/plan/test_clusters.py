@@ -113,7 +113,7 @@ def test_a_step_compiled_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     small = [
         "--gin.transformer.Transformer.encoder_layers=2",
         "--gin.transformer.Transformer.decoder_layers=2",
-        "--gin.transformer.Transformer.num_experts=16",
+        "--gin.moe.MoeLayer.num_experts=16",
         "--gin.BATCH_SIZE=256",
         "--gin.DROPOUT_RATE=0.0",
     ]

@@ -97,9 +97,9 @@ def test_decoding_with_weights_that_do_not_fit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mistakes_of_config_and_machine_are_one_line(tmp_path: Path) -> None:
-    experts = "--gin.transformer.Transformer.num_experts=100"
+    experts = "--gin.moe.MoeLayer.num_experts=100"
     for argument, start in (
-        (experts, "m4 plan: experts: transformer.Transformer.num_experts = 100 "),
+        (experts, "m4 plan: experts: MoeLayer.num_experts = 100 "),
         ("--topology=v3:3x5", "m4 plan: --topology=v3:3x5: "),
     ):
         said = plan("moe_128e_12l", tmp_path, argument)

@@ -9,7 +9,7 @@ import pytest
 
 from m4.model.blocks import REMAT
 from m4.model.dispatch.einsum import einsum
-from m4.model.dispatch.gather import gather
+from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.flops import executed_flops, forward_flops, model_flops, traced_flops
 
@@ -83,8 +83,15 @@ def test_a_step_is_three_passes_and_what_is_done_again(remat: str) -> None:
 def test_policies_trade_operations_for_memory(experts: int) -> None:
     # Losses and gradients are the same: tests/model/test_blocks.py.
     # Groups of 8 with 4 seats an expert; einsum, whose dispatch is products too.
-    seats = {"group_tokens": 8, "train_capacity_factor": 1.0, "capacity_rule": "paper"}
-    given: dict[str, Any] = {**SIZES, **seats, "num_experts": experts, "transport": einsum}
+    moe = functools.partial(
+        MoeLayer,
+        num_experts=experts,
+        group_tokens=8,
+        train_capacity_factor=1.0,
+        capacity_rule="paper",
+        dispatch=einsum,
+    )
+    given: dict[str, Any] = {**SIZES, "moe": moe if experts else None}
     one_hot = experts > 0
     steps, executed = {}, {}
     for remat in REMAT:
@@ -107,14 +114,10 @@ def test_policies_trade_operations_for_memory(experts: int) -> None:
 def test_experts_work_on_all_seats() -> None:
     # 32 + 24 tokens, groups of 8, four experts with 2 * 8 / 4 = 4 seats: 4 * 4 = 16 seats a group,
     # two a token, so that all seats are as many as two choices a token.
-    model = functools.partial(
-        Transformer,
-        **SIZES,
-        num_experts=4,
-        group_tokens=8,
-        capacity_rule="paper",
-        transport=gather,
-    )
+    def model(**options: Any) -> Transformer:
+        moe = functools.partial(MoeLayer, num_experts=4, group_tokens=8, capacity_rule="paper")
+        return Transformer(**SIZES, moe=functools.partial(moe, **options))
+
     found = arithmetic(model(train_capacity_factor=1.0))
     assert found["experts"] == found["experts_used"] == 2 * 2 * (2 * 56) * 16 * 32
     assert found["router"] == 2 * 56 * 16 * 4
@@ -127,7 +130,10 @@ def test_experts_work_on_all_seats() -> None:
 
 
 def test_one_hot_dispatch_costs_as_much_as_groups_are_long() -> None:
-    model = functools.partial(Transformer, **SIZES, num_experts=4, capacity_rule="paper")
+    def model(**options: Any) -> Transformer:
+        moe = functools.partial(MoeLayer, num_experts=4, capacity_rule="paper")
+        return Transformer(**SIZES, moe=functools.partial(moe, **options))
+
     small = arithmetic(model(group_tokens=4, train_capacity_factor=1.0))
     large = arithmetic(model(group_tokens=8, train_capacity_factor=1.0))
     # Tokens * E * C = tokens * 2 S: there and back, 2 operations, two layers' tokens.

@@ -19,7 +19,7 @@ SMALL = [
     "--gin.transformer.Transformer.moe_every=1",
     "--gin.transformer.Transformer.width=32",
     "--gin.transformer.Transformer.mlp_width=64",
-    "--gin.transformer.Transformer.group_tokens=8",
+    "--gin.moe.MoeLayer.group_tokens=8",
 ]
 
 

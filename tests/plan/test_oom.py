@@ -1,8 +1,11 @@
 """What is made of the compiler's messages when a program does not fit."""
 
+import functools
+
 import jax.numpy as jnp
 import pytest
 
+from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.plan.machines import GIB
 from m4.plan.oom import decoding_advice, out_of_memory, training_advice
@@ -15,6 +18,7 @@ USED = (
     "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 24.00G of 15.48G hbm. "
     "Exceeded hbm capacity by 8.52G.\n\nTotal hbm usage >= 24.52G:\n"
 )
+EXPERTS = functools.partial(MoeLayer, num_experts=4)
 LITTLE = {"replicated weights": 0, "expert weights": 0, "optimizer state": 0}
 
 
@@ -41,7 +45,7 @@ def test_another_error_is_none() -> None:
 
 def test_advice_names_what_the_config_does_not_do_yet() -> None:
     weights = {**LITTLE, "replicated weights": 3 * GIB}
-    helps = training_advice(Transformer(vocab_size=8, num_experts=4), weights)
+    helps = training_advice(Transformer(vocab_size=8, moe=EXPERTS), weights)
     # Weights and their gradients are what is saved: twice 3 GiB.
     assert "loop.train.zero" in helps[0]
     assert "6.0 GiB" in helps[0]
@@ -54,7 +58,7 @@ def test_advice_names_what_the_config_does_not_do_yet() -> None:
 
 def test_advice_for_decoding_names_what_decoding_has() -> None:
     weights = {**LITTLE, "replicated weights": 3 * GIB}
-    helps = decoding_advice(Transformer(vocab_size=8, num_experts=4), weights, 2048, 4)
+    helps = decoding_advice(Transformer(vocab_size=8, moe=EXPERTS), weights, 2048, 4)
     # There are no gradients: once 3 GiB.
     assert "loop.train.zero" in helps[0]
     assert "3.0 GiB" in helps[0]

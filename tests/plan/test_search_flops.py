@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from m4.eval.decoding.search import search
-from m4.model.dispatch.gather import gather
+from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.flops import all_flops, own_flops, search_flops, traced_flops
 from m4.plan.hlo.collectives import measure_apart
@@ -71,9 +71,10 @@ def test_a_dense_search_does_what_arithmetic_says() -> None:
 
 
 def test_without_a_capacity_every_expert_has_a_seat_for_every_token() -> None:
-    model = functools.partial(
-        Transformer, **SIZES, num_experts=4, group_tokens=8, capacity_rule="paper", transport=gather
-    )
+    def model(**options: Any) -> Transformer:
+        moe = functools.partial(MoeLayer, num_experts=4, group_tokens=8, capacity_rule="paper")
+        return Transformer(**SIZES, moe=functools.partial(moe, **options))
+
     encoding, turn = arithmetic(model())
     # One of two layers a stack has experts; four of them, for 24 and for 6 tokens.
     assert encoding["experts"] == 2 * 2 * (4 * 24) * 16 * 32

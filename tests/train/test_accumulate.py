@@ -17,12 +17,14 @@ from m4.settings import SettingError
 from m4.train.mesh_checks import check_accumulation
 from m4.train.state import initialize
 from m4.train.step import in_parts
-from tests.train.test_step import SHALLOW, a_batch, mesh_of
+from tests.train.test_step import MOE, SHALLOW, a_batch, mesh_of
 from tests.train.trainers import program_of, training_of
 
 # One layer a stack; with experts a row is a group and nothing is drawn at random.
-DENSE = SHALLOW.clone(num_experts=0)
-EXPERTS = SHALLOW.clone(gate=functools.partial(switch, jitter=0.0), directions=2)
+DENSE = SHALLOW.clone(moe=None)
+EXPERTS = SHALLOW.clone(
+    moe=functools.partial(MOE, gate=functools.partial(switch, jitter=0.0)), directions=2
+)
 MODELS = {"dense": DENSE, "experts": EXPERTS}
 ROWS = 64
 GRADIENT = optax.sgd(1.0)  # the new weights are the old ones less the gradients

@@ -199,7 +199,7 @@ def test_a_pipeline_in_parts_says_what_it_is(tmp_path, run, capsys):
     """4 rows in 2 parts of 2 microbatches, over 2 stages: 1 of 2 + 2 - 1 ticks is idle."""
     mesh = mesh_of(1, 1, stage=2)
     model = run.keywords["model"].clone(
-        num_experts=0, encoder_layers=2, decoder_layers=2, scan_layers=True, microbatches=2
+        moe=None, encoder_layers=2, decoder_layers=2, scan_layers=True, pipeline_microbatches=2
     )
     trained = run(tmp_path, total_steps=1, mesh=mesh, model=model, grad_accum_steps=2)
     assert trained.note["pipeline"] == {"stages": 2, "microbatches": 2, "bubble": 1 / 3}

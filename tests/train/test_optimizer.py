@@ -272,7 +272,14 @@ def test_first_muon_step_is_optax_muons():
 
 @pytest.mark.parametrize("make", [adafactor, adamw, muon])
 def test_a_table_stays_as_it_is_to_the_bit(make):
-    layer = MoeLayer(num_experts=4, width=5, gate=hash, vocab_size=50, dropout_rate=0.0)
+    layer = MoeLayer(
+        num_experts=4,
+        mlp_width=5,
+        activations=("relu",),
+        gate=hash,
+        vocab_size=50,
+        dropout_rate=0.0,
+    )
     rng = np.random.default_rng(0)
     x_BLM = rng.normal(size=(2, 8, 6)).astype(np.float32)
     inputs = x_BLM, np.ones((2, 8), bool), rng.integers(0, 50, (2, 8))

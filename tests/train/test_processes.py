@@ -240,11 +240,11 @@ def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
     store = tmp_path / "store" / "run"
     address = f"--model_dir=file://{store}"
     model = [
-        "--gin.transformer.Transformer.num_experts=0",
+        "--gin.transformer.Transformer.moe=None",
         "--gin.transformer.Transformer.encoder_layers=2",
         "--gin.transformer.Transformer.decoder_layers=2",
         "--gin.transformer.Transformer.scan_layers=True",
-        "--gin.transformer.Transformer.microbatches=2",
+        "--gin.transformer.Transformer.pipeline_microbatches=2",
         # A pipeline draws other numbers.
         "--gin.transformer.Transformer.dropout_rate=0.0",
     ]

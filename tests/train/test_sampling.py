@@ -113,7 +113,7 @@ def run(
         folder,
         MODEL.clone(
             vocab_size=-(-corpus.source_vocabulary.size // 8) * 8,
-            num_experts=0,
+            moe=None,
             encoder_layers=1,
             decoder_layers=1,
         ),

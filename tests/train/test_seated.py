@@ -22,7 +22,7 @@ from m4.storage.metrics_log import read_metrics
 from m4.train.optimizer import adamw
 from m4.train.trainer import Evaluator, Interrupted
 from tests.data.corpus import Made
-from tests.train.test_step import SHALLOW, a_batch, mesh_of
+from tests.train.test_step import MOE, SHALLOW, a_batch, mesh_of
 from tests.train.trainers import program_of, train
 
 DIRECTIONS = 3
@@ -65,8 +65,8 @@ def test_counts_are_a_recount_of_the_plans() -> None:
         return routing
 
     # A small capacity, so that some choices find no seat: 2 * 8 * .25 / 4 = 1, raised to 4.
-    options = {"gate": seen_gate, "train_capacity_factor": 0.25}
-    metrics = one_step(mesh_of(1, 1), directions=DIRECTIONS, **options)
+    moe = functools.partial(MOE, gate=seen_gate, train_capacity_factor=0.25)
+    metrics = one_step(mesh_of(1, 1), directions=DIRECTIONS, moe=moe)
     jax.effects_barrier()
     batch = a_batch_of_directions()
     sides = {"encoder_0": "encoder_direction_ids", "decoder_0": "direction_ids"}

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
+from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.parallel.axes import MESH_AXES
 from m4.parallel.host_batches import to_global
@@ -18,6 +20,7 @@ from m4.train.state import state_shardings
 from m4.train.step import by_direction
 from tests.train.trainers import program_of
 
+MOE = partial(MoeLayer, num_experts=4, group_tokens=8)
 MODEL = Transformer(
     vocab_size=32,
     width=8,
@@ -26,8 +29,7 @@ MODEL = Transformer(
     mlp_width=16,
     encoder_layers=2,
     decoder_layers=2,
-    num_experts=4,
-    group_tokens=8,
+    moe=MOE,
     dropout_rate=0.0,
 )
 

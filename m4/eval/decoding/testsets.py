@@ -101,10 +101,12 @@ def routing_counter(
     made_by: Mapping[str, Any],
 ) -> RoutingCounter | None:
     """Counts in folder/atlas.<split>.json, if the model has experts."""
-    if not model.num_experts:
+    if model.encoder_experts is None:
         return None
     about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
-    return RoutingCounter(folder / f"atlas.{split}.json", directions, model.num_experts, about)
+    return RoutingCounter(
+        folder / f"atlas.{split}.json", directions, model.encoder_experts.num_experts, about
+    )
 
 
 class ProgressDecoder:

@@ -62,14 +62,14 @@ def by_exchange(
     if not experts_over:
         return local.gather(x_GSM, routing, experts)
     E, C = routing.num_experts, routing.capacity
-    check_divides(mesh, name, E, "expert", "transformer.Transformer.num_experts")
+    check_divides(mesh, name, E, "expert", "moe.MoeLayer.num_experts")
     check_divides(
         mesh,
         name,
         x_GSM.shape[0],
         "batch",
         # A transport does not know what it is asked for.
-        "number of groups (tokens / transformer.Transformer.group_tokens; tokens of BATCH_SIZE in "
+        "number of groups (tokens / moe.MoeLayer.group_tokens; tokens of BATCH_SIZE in "
         "training, of jobs.Decoding.batch_rows in translation)",
     )
 

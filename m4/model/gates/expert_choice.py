@@ -33,7 +33,7 @@ def expert_choice(
 
     Outside training only ceil(real tokens * capacity_factor / E) seats of a group are given away.
     There a row is a group, and so its result does not depend on how far it is padded. (With a
-    `transformer.Transformer.eval_capacity_factor` groups mix rows, and it depends on those.)
+    `moe.MoeLayer.eval_capacity_factor` groups mix rows, and it depends on those.)
 
     Args:
         tokens: see `Tokens`; the router matrix is `score("router")`.

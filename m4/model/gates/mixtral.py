@@ -28,7 +28,7 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: in
     (Hugging Face counts each as 1, k times this, and averages over the tokens of all layers.)
 
     Two parts of Mixtral are set elsewhere. Its experts are SwiGLU:
-    `transformer.Transformer.expert_activations = ("silu", "linear")`. And it drops no token, which
+    `moe.MoeLayer.activations = ("silu", "linear")`. And it drops no token, which
     outside training is the layer's default; in training a `train_capacity_factor` of E/k gives
     every token its seats, fewer take all first choices of a group in token order, then all second.
 

@@ -53,7 +53,7 @@ def top2_gshard(
     Raises:
         ValueError: an unknown policy or normalisation; fewer than two experts.
     """
-    check_choices("top2_gshard with transformer.Transformer.num_experts", 2, num_experts)
+    check_choices("top2_gshard with moe.MoeLayer.num_experts", 2, num_experts)
     _check("second_policy", second_policy, POLICIES)
     _check("eval_second_policy", eval_second_policy, ("all", "none"))
     _check("normalize", normalize, ("before", "after"))

@@ -23,14 +23,14 @@ from m4.parallel.layout import Layout
 from m4.parallel.mesh import Rules, make_mesh
 from m4.plan.hlo.collectives import collectives
 from m4.storage.checkpoints import Checkpoints, shapes
-from tests.eval.small_model import SETTINGS, Words, sentences, tiny
+from tests.eval.small_model import MOE, SETTINGS, Words, sentences, tiny
 
 TEXTS = sentences(11, seed=1)
 THOROUGH = pytest.mark.thorough
 TWICE: dict[str, Any] = {"data": 2, "expert": 2, "model": 2}
 # A dense stack whose layers lie over the stages of a pipeline.
-STAGES: dict[str, Any] = {"num_experts": 0, "encoder_layers": 2, "decoder_layers": 2}
-STAGES |= {"scan_layers": True, "microbatches": 2}
+STAGES: dict[str, Any] = {"moe": None, "encoder_layers": 2, "decoder_layers": 2}
+STAGES |= {"scan_layers": True, "pipeline_microbatches": 2}
 
 
 @functools.cache
@@ -103,7 +103,7 @@ def test_a_mesh_translates_as_one_device_does(
 
 @pytest.mark.slow
 def test_where_only_rows_are_in_parts_a_step_sends_one_flag() -> None:
-    model, params = tiny(num_experts=0)
+    model, params = tiny(moe=None)
     layout = Layout(make_mesh(data=8))
     given = shapes(params, layout.shardings(abstract_variables(model)["params_axes"], params))
     batch = layout.batch({"encoder_input_tokens": np.zeros((8, 16), np.int32)})
@@ -142,7 +142,9 @@ def test_a_bfloat16_model_over_two_devices_is_that_of_one() -> None:
 
 def test_groups_that_do_not_divide_are_decodings_own() -> None:
     # Four rows of two hypotheses, a position each: one group of 8 tokens for two devices.
-    model, params = tiny(transport=all_to_all, decode_capacity_factor=2.0)
+    model, params = tiny()
+    moe = functools.partial(MOE, dispatch=all_to_all, decode_capacity_factor=2.0)
+    model = model.clone(moe=moe)
     layout = Layout(make_mesh(data=1, expert=2, devices=jax.devices()[:2]))
     given = shapes(params, layout.shardings(abstract_variables(model)["params_axes"], params))
     batch = layout.batch({"encoder_input_tokens": np.zeros((4, 16), np.int32)})

@@ -22,12 +22,12 @@ def layer(transport, **options) -> MoeLayer:
     return MoeLayer(
         **{
             "num_experts": 4,
-            "width": 4,
+            "mlp_width": 4,
             "group_tokens": 8,
             "train_capacity_factor": 0.25,
             "activations": ("gelu", "linear"),
             "dropout_rate": 0.5,
-            "transport": transport,
+            "dispatch": transport,
             **options,
         }
     )

@@ -125,7 +125,8 @@ def test_the_layer_with_its_shortcut_is_the_layer_without():
         # .25 * 16 / 4 = 1 seat, raised to Lingvo's 4: some tokens find no seat.
         return MoeLayer(
             num_experts=4,
-            width=5,
+            mlp_width=5,
+            activations=("relu",),
             group_tokens=16,
             train_capacity_factor=0.25,
             gate=gate,

@@ -153,7 +153,14 @@ def test_the_table_comes_from_the_checkpoint(tmp_path):
     def gate(tokens, num_experts, capacity):
         return hash(tokens, num_experts, capacity, table="balanced", counts=str(path))
 
-    layer = MoeLayer(num_experts=4, width=5, gate=gate, vocab_size=20, dropout_rate=0.0)
+    layer = MoeLayer(
+        num_experts=4,
+        mlp_width=5,
+        activations=("relu",),
+        gate=gate,
+        vocab_size=20,
+        dropout_rate=0.0,
+    )
     rng = np.random.default_rng(0)
     x_BLM = rng.normal(size=(2, 8, 6)).astype(np.float32)
     ids_BL = rng.integers(0, 20, (2, 8))
@@ -184,7 +191,8 @@ def model_of(gate) -> Transformer:
     # A scan's body is traced by itself, and again where it is computed again.
     return Transformer(
         vocab_size=VOCAB, width=16, heads=2, head_width=8, mlp_width=8, encoder_layers=2,
-        decoder_layers=1, num_experts=4, moe_every=1, gate=gate, scan_layers=True, remat="full",
+        decoder_layers=1, moe=functools.partial(MoeLayer, num_experts=4, gate=gate), moe_every=1,
+        scan_layers=True, remat="full",
     )  # fmt: skip
 
 

@@ -124,7 +124,7 @@ def test_jitter_scales_what_the_router_sees_and_nothing_else():
 
         return switch(replace(tokens, score=score), num_experts, capacity, jitter=0.25)
 
-    layer = MoeLayer(num_experts=4, width=3, gate=gate, dropout_rate=0.0)
+    layer = MoeLayer(num_experts=4, mlp_width=3, activations=("relu",), gate=gate, dropout_rate=0.0)
     x_BLM, mask_BL = np.full((8, 32, 1), 2.0, np.float32), np.ones((8, 32), bool)
 
     @jax.jit

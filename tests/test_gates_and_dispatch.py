@@ -1,6 +1,6 @@
-"""The demo's model on the demo's text, 50 steps with every gate and with every transport.
+"""The demo's model on the demo's text, 50 steps with every gate and with every dispatch.
 
-A run has one gate in the encoder, another in the decoder, and one of the transports.
+A run has one gate in the encoder, another in the decoder, and one dispatch.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from m4.__main__ import gin_arguments, parse_config, parser
 from m4.data.cache.cache import Cache
 from m4.data.stream.stream import Stream
 from m4.model import dispatch, gates
+from m4.model.moe import MoeLayer
 from m4.parallel.axes import MESH_AXES
 from m4.storage.metrics_log import read_metrics
 from tests.command_line import own_gin
@@ -43,7 +44,7 @@ def in_folder(package: ModuleType) -> dict[str, Callable[..., Any]]:
     return {n: getattr(importlib.import_module(f"{package.__name__}.{n}"), n) for n in names}
 
 
-GATES, TRANSPORTS = in_folder(gates), in_folder(dispatch)
+GATES, DISPATCH = in_folder(gates), in_folder(dispatch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Run:
 
     encoder: str
     decoder: str
-    transport: str
+    dispatch: str
     mesh: tuple[int, ...] = (1, 1, 1, 1, 1, 1)
 
 
@@ -103,27 +104,31 @@ def mesh(shape: tuple[int, ...]) -> Mesh:
     return Mesh(devices.reshape(shape), MESH_AXES, axis_types=kinds)
 
 
-def test_the_runs_have_every_gate_and_transport() -> None:
+def test_the_runs_have_every_gate_and_dispatch() -> None:
     assert {gate for run in RUNS for gate in (run.encoder, run.decoder)} == {*GATES}
-    assert {run.transport for run in RUNS} == {*TRANSPORTS}
+    assert {run.dispatch for run in RUNS} == {*DISPATCH}
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "run",
-    [pytest.param(run, id=f"{run.encoder} {run.decoder} {run.transport}") for run in RUNS],
+    [pytest.param(run, id=f"{run.encoder} {run.decoder} {run.dispatch}") for run in RUNS],
 )
 def test_fifty_steps(
     setup: jobs.Setup, corpus: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
+    moe = functools.partial(
+        MoeLayer,
+        num_experts=8,
+        group_tokens=32,  # eight groups
+        dispatch=DISPATCH[run.dispatch],
+    )
     model = jobs.build_model(
         setup,
         corpus,
-        gate=function_of(run.encoder),
-        decoder_gate=function_of(run.decoder),
-        transport=TRANSPORTS[run.transport],
-        group_tokens=32,  # eight groups
+        moe=functools.partial(moe, gate=function_of(run.encoder)),
+        decoder_moe=functools.partial(moe, gate=function_of(run.decoder)),
     )
     # Four rows of the demo's 22: two cores do not only run this.
     stream = Stream(corpus, seed=0, batch_rows=4, source_length=64, target_length=64)
@@ -167,19 +172,17 @@ def test_fifty_steps(
 
 def test_gates_gin_is_the_demo_with_a_line_for_every_gate() -> None:
     text = (CONFIGS / "gates.gin").read_text(encoding="utf-8")
-    lines = re.findall(
-        r"^(?:# )?transformer\.Transformer\.gate = (@(\w+)\.\w+)", text, re.MULTILINE
-    )
+    lines = re.findall(r"^(?:# )?moe\.MoeLayer\.gate = (@(\w+)\.\w+)", text, re.MULTILINE)
     assert sorted(name for _, name in lines) == sorted(GATES)
     with own_gin():
         demo = config("demo.gin")
     for line, name in lines:
         with own_gin():
-            bindings = config("gates.gin", f"--gin.transformer.Transformer.gate={line}")
+            bindings = config("gates.gin", f"--gin.moe.MoeLayer.gate={line}")
             model = gin.get_configurable(jobs.Setup)().model(vocab_size=128)
-        assert model.gate.__name__ == name
+        assert model.encoder_experts.gate.__name__ == name
         for key, value in bindings.items():
             if key.startswith(
-                ("transformer.", "cldr.", "cache.", "DROPOUT_RATE")
+                ("transformer.", "moe.", "cldr.", "cache.", "DROPOUT_RATE")
             ) and not key.endswith("gate"):
                 assert demo[key] == value, key

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from m4.settings import Factor, SettingError, Steps, checked
 from m4.train.state import TrainState
 
 Array = jax.Array
@@ -20,34 +21,33 @@ class Averaged(NamedTuple):
     average: Any
 
 
+@checked
 def averaged(
-    total_steps: int,
+    total_steps: Steps,
     *,
     optimizer: Callable[[int], optax.GradientTransformation] | None = None,
-    eta: float = 8.0,
+    eta: Factor = 8.0,
 ) -> optax.GradientTransformation:
-    """`optimizer`, and beside its parameters their average over the steps, the late ones weighing
+    """`optimizer`, and next to its parameters their average over the steps, the late ones weighing
     most: polynomial-decay averaging (Shamir and Zhang 2013, arXiv 1212.1824, section 4).
 
     average_t = (1 - c) average_{t-1} + c params_t, c = (eta + 1) / (t + eta), t = 1, 2, ...
 
-    The steps are those of `optimizer`; evaluations, early stopping and whatever reads a checkpoint
-    take the average (`used`). It stands for what a falling rate does at the end of training, the
-    wavering around a minimum, at every step: so training can end when dev has stopped rising, not
-    at a step that is known before. It costs as much memory as the parameters. It has to be the
-    outermost transformation: inside another one nothing finds the average.
+    The steps are those of `optimizer`; evaluations, early stopping and all that reads a checkpoint
+    take the average (`used`). Like a falling rate at the end of training it damps the oscillation
+    around a minimum, but at every step: so training can end when dev has stopped rising, not at a
+    step that is known before. It costs as much memory as the parameters. It must be the outermost
+    transformation: inside another one the average is not found.
 
     Args:
         total_steps: for `optimizer`. optimizer: (total steps) -> the steps.
         eta: the average goes back over about 1 / (eta + 1) of the steps so far; 0: all alike.
 
     Raises:
-        ValueError: eta is below 0, or no optimizer is given (a config may have forgotten it).
+        SettingError: eta is below 0, or no optimizer is given (a config may have forgotten it).
     """
     if optimizer is None:
-        raise ValueError("average.averaged.optimizer is not set: e.g. @optimizer.adamw")
-    if eta < 0:
-        raise ValueError(f"average.averaged.eta = {eta}: must be 0 or more")
+        raise SettingError("averaged.optimizer", None, "a reference such as @optimizer.adamw")
     inner = optimizer(total_steps)
 
     def init(params):

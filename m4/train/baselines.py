@@ -233,9 +233,9 @@ def train_one(plan: Mapping[str, Any], corpus: str) -> tuple[str, int]:
     from m4.eval.decoding.hypotheses import decode_to_files
     from m4.eval.decoding.settings import Decoding
     from m4.eval.decoding.testsets import split_pairs
+    from m4.eval.scoring.dev_chrf import dev_chrf
     from m4.parallel.jax_setup import set_up
     from m4.parallel.mesh import make_mesh
-    from m4.train.dev import dev_chrf
     from m4.train.early_stopping import EarlyStopping
     from m4.train.loop import Evaluator, train
 

@@ -1,6 +1,5 @@
-"""What is measured on dev sentences during training: losses, and chrF of greedy translations."""
+"""Losses on dev sentences during training."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +8,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import language_of, split_direction, tag
+from m4.data.preprocess import language_of
 from m4.data.stream.stream import Stream, evaluation_batches
-from m4.eval.decoding.settings import Decoding
-from m4.eval.decoding.testsets import split_pairs
-from m4.eval.metrics.chrf import chrf
 from m4.model.transformer import Transformer
 from m4.parallel.distributed import SynchronizedProgram
 from m4.parallel.host_batches import host_rows, to_global
@@ -60,36 +56,5 @@ def dev_loss(
         for direction, i in zip(directions, number, strict=True):
             result[f"dev/nll/{direction}"] = float(nll_D[i] / max(tokens_D[i], 1))
         return result
-
-    return run
-
-
-def dev_chrf(
-    cache: Cache, translate: Callable[..., list[str]], decoding: Decoding
-) -> Callable[[Any], dict[str, float]]:
-    """params -> {"dev/chrf": mean over directions of the greedy translations' chrF, percent}.
-
-    chrF and not the loss picks a model trained on few sentences: its loss rises from
-    overconfidence long before its translations stop getting better.
-    """
-    pairs = split_pairs(cache, cache.directions, "dev")
-    sources = [
-        tag(source, split_direction(direction)[1])
-        for direction, sentences in pairs.items()
-        for source, _ in sentences
-    ]
-    greedy = dataclasses.replace(decoding, beams=1)
-
-    def run(params: Any) -> dict[str, float]:
-        hypotheses = iter(translate(params=params, sources=sources, settings=greedy))
-        scores = {}
-        for direction, sentences in pairs.items():
-            said = [next(hypotheses) for _ in sentences]
-            wanted = [reference for _, reference in sentences]
-            scores[direction] = chrf(said, wanted, split_direction(direction)[1]).value()
-        return {
-            "dev/chrf": float(np.mean(list(scores.values()))),
-            **{f"dev/chrf/{direction}": score for direction, score in scores.items()},
-        }
 
     return run

@@ -1,4 +1,4 @@
-"""A row of metrics.jsonl: what the steps since the last one say."""
+"""A row of metrics.jsonl: the metrics of the steps since the last row."""
 
 import math
 import time
@@ -13,7 +13,7 @@ _MOST_LOADS = 64
 
 
 def _layer_row(layers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """ "moe/<layer>/<metric>" -> number, short: six digits, and what has two names only once."""
+    """ "moe/<layer>/<metric>" -> number, short: six digits; what has two names is there once."""
     row = {}
     for layer, values in layers.items():
         for name, value in values.items():
@@ -32,7 +32,7 @@ def _parts(name: str, value: np.ndarray) -> dict[str, float]:
 
 
 class NotFinite(ValueError):
-    """A step whose loss or gradient is no number: its weights are of no use."""
+    """A step whose loss or gradient is not finite: its weights are of no use."""
 
 
 class MetricWindow:
@@ -58,8 +58,8 @@ class MetricWindow:
         self._steps.append(metrics)
 
     def flush(self) -> dict[str, float]:
-        """The row: loss, nll, nll/<direction>, tokens_per_second, and what the MoE layers say, on
-        average and each ("moe/encoder_1/load/0")."""
+        """The row: loss, nll, nll/<direction>, tokens_per_second, and the MoE layers' metrics, on
+        average and of each ("moe/encoder_1/load/0")."""
         steps = jax.device_get(self._steps)
         seconds = time.monotonic() - self._since
         self._steps, self._since = [], time.monotonic()

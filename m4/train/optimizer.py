@@ -5,24 +5,29 @@ An optimizer here is a function of the total number of steps -> optax.GradientTr
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from optax import contrib
 
+from m4.settings import Between, Factor, Rate, Size, Steps, checked
+
 Array = jax.Array
 Schedule = optax.Schedule
 
+_Positive = Annotated[float, Between(0, 1e6, above=True)]
 
+
+@checked
 def rsqrt(
-    total_steps: int,
+    total_steps: Steps,
     *,
-    peak: float = 0.01,
-    hold_steps: int = 10_000,
-    warmup_steps: int = 0,
-    cooldown_steps: int = 0,
+    peak: _Positive = 0.01,
+    hold_steps: Steps = 10_000,
+    warmup_steps: Steps = 0,
+    cooldown_steps: Steps = 0,
 ) -> Schedule:
     """Inverse square root: peak until `hold_steps`, then peak * sqrt(hold_steps / step).
 
@@ -40,12 +45,12 @@ def rsqrt(
     def schedule(step):
         t = step + 1.0
         hold = float(max(hold_steps, warmup_steps, 1))
-        rate = peak * jax.numpy.sqrt(hold / jax.numpy.maximum(t, hold))
+        rate = peak * jnp.sqrt(hold / jnp.maximum(t, hold))
         if warmup_steps:
-            rate = rate * jax.numpy.minimum(1.0, t / warmup_steps)
+            rate = rate * jnp.minimum(1.0, t / warmup_steps)
         if cooldown_steps:
             left = (total_steps - step) / cooldown_steps
-            rate = rate * jax.numpy.clip(left, 0.0, 1.0)
+            rate = rate * jnp.clip(left, 0.0, 1.0)
         return rate
 
     return schedule
@@ -87,9 +92,9 @@ def scale_by_matrix(
 
     optax.adafactor is the same on one matrix. It factors the two LARGEST axes, so that more experts
     than hidden units would share statistics between experts; and on CPUs it takes longer
-    over large matrices, because XLA computes factors of rows and columns anew for every element,
+    over large matrices, because XLA computes factors of rows and columns again for every element,
     writes squares out that several sums share and copies the weights: hence the barriers and
-    `_when_all_are_there` (docs/performance.md).
+    `_one_after_all` (docs/performance.md).
     """
 
     def init(params):
@@ -105,9 +110,9 @@ def scale_by_matrix(
     def update(updates, state, params=None):
         assert params is not None
         kept = 1 - (state.count + 1).astype(jnp.float32) ** -decay_rate
-        one_in_time = _when_all_are_there(updates)
+        one = _one_after_all(updates)
 
-        def one(path, g, moment, p):
+        def scale_one(path, g, moment, p):
             axes = tuple(range(-_block_axes(path, p), 0))
             if isinstance(moment, Moments):
                 means = []
@@ -129,12 +134,12 @@ def scale_by_matrix(
             else:
                 moment = kept * moment + (1 - kept) * (jnp.square(g) + _SMALLEST)
                 scaled = g * jax.lax.rsqrt(moment)
-            scale = one_in_time / jnp.maximum(1.0, _rms(scaled, axes) / clipping_threshold)
+            scale = one / jnp.maximum(1.0, _rms(scaled, axes) / clipping_threshold)
             if parameter_scale:
                 scale = scale * jnp.maximum(_rms(p, axes), 1e-3)
             return scaled * jax.lax.optimization_barrier(scale), moment
 
-        found = jax.tree_util.tree_map_with_path(one, updates, state.moments, params)
+        found = jax.tree_util.tree_map_with_path(scale_one, updates, state.moments, params)
         treedef = jax.tree.structure(params)
         pairs = treedef.flatten_up_to(found)
         scaled, moments = (treedef.unflatten(each) for each in zip(*pairs, strict=True))
@@ -152,7 +157,7 @@ def _another(x: Array) -> Array:
     return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
 
 
-def _when_all_are_there(gradients) -> Array:
+def _one_after_all(gradients) -> Array:
     """1.0, on CPUs after all gradients (and NaN where their norm is not finite).
 
     XLA's CPU compiler copies weights that may be replaced while gradients of others need them.
@@ -179,7 +184,7 @@ def _is_factored(path, leaf, smallest: int) -> bool:
 
 
 def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner`, but parameters called `table` (`m4.model.moe.Table`) stay as they are, to the bit.
+    """`inner`, but parameters called `table` (`m4.model.moe.Table`) stay bit-equal.
 
     They have no gradient, which stops neither weight decay nor noise. The state is `inner`'s.
     """
@@ -196,15 +201,16 @@ def _still(path, leaf):
     return jnp.zeros_like(leaf) if is_table else leaf
 
 
+@checked
 def adafactor(
-    total_steps: int,
+    total_steps: Steps,
     *,
     schedule: Callable[..., Schedule] = rsqrt,
-    decay_rate: float = 0.8,
-    clipping_threshold: float = 1.0,
-    smallest_factored: int = 128,
+    decay_rate: _Positive = 0.8,
+    clipping_threshold: _Positive = 1.0,
+    smallest_factored: Size = 128,
     multiply_by_parameter_scale: bool = True,
-    weight_decay: float = 0.0,
+    weight_decay: Factor = 0.0,
 ) -> optax.GradientTransformation:
     """Adafactor as GShard ran it (A.2): no first moment, second-moment decay 1 - t^-0.8, clip 1.0.
 
@@ -226,15 +232,16 @@ def adafactor(
     )
 
 
+@checked
 def adamw(
-    total_steps: int,
+    total_steps: Steps,
     *,
     schedule: Callable[..., Schedule] = rsqrt,
-    b1: float = 0.9,
-    b2: float = 0.98,
-    eps: float = 1e-9,
-    weight_decay: float = 0.0,
-    clip_norm: float = 1.0,
+    b1: Rate = 0.9,
+    b2: Rate = 0.98,
+    eps: _Positive = 1e-9,
+    weight_decay: Factor = 0.0,
+    clip_norm: _Positive = 1.0,
 ) -> optax.GradientTransformation:
     """AdamW with the Transformer's betas, after clipping the gradient's global norm.
 
@@ -264,16 +271,17 @@ def adamw(
     )
 
 
+@checked
 def muon(
-    total_steps: int,
+    total_steps: Steps,
     *,
     schedule: Callable[..., Schedule] = rsqrt,
-    matrix_rate: float = 1.0,
+    matrix_rate: _Positive = 1.0,
     experts: bool = True,
-    beta: float = 0.95,
-    b1: float = 0.9,
-    b2: float = 0.98,
-    eps: float = 1e-9,
+    beta: Rate = 0.95,
+    b1: Rate = 0.9,
+    b2: Rate = 0.98,
+    eps: _Positive = 1e-9,
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024; optax's) for matrices within layers, Adam for all else.
 
@@ -286,7 +294,7 @@ def muon(
         total_steps: for the schedule. schedule: (total_steps) -> step -> rate of Adam.
         matrix_rate: the matrices' rate over that one. beta: of their momentum.
         experts: whether the experts' matrices are orthogonalized too; if not, Adam has them. They
-            are most of a model's numbers, so most of the Newton-Schulz products would be theirs,
+            are most of a model's parameters, so most of the Newton-Schulz products would be theirs,
             and each sees only a part of the tokens.
         b1, b2, eps: Adam's.
     """
@@ -312,8 +320,8 @@ def orthogonalize() -> optax.GradientTransformation:
     """Each matrix (the last two axes) -> one with singular values near 1, times
     sqrt(max(1, columns / rows)): optax's Muon without momentum.
 
-    Small matrices of one shape are one batched product: 32 of a bilingual model one by one take
-    twice as long on a CPU core, 480 products of some microseconds each.
+    Small matrices of one shape are one batched product: the 32 of a bilingual model one by one take
+    twice as long on a CPU core (480 products of some microseconds each).
     """
     # Of momentum 0: what comes in is orthogonalized as it is.
     inner = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=_all_matrices)
@@ -323,7 +331,7 @@ def orthogonalize() -> optax.GradientTransformation:
         leaves, treedef = jax.tree.flatten(updates)
         groups: dict[Any, list[int]] = defaultdict(list)
         for i, leaf in enumerate(leaves):
-            # Larger ones, and experts, may be in parts on several devices.
+            # Larger ones, and experts, may be sharded over devices.
             small = leaf.ndim == 2 and leaf.size <= _LARGEST_TOGETHER
             groups[leaf.shape if small else i].append(i)
         stacks = [jnp.stack([leaves[i] for i in group]) for group in groups.values()]

@@ -1,4 +1,5 @@
-"""Who went where: seated choices by MoE layer, translation direction and expert, as JSON.
+"""Tokens' choices of experts by MoE layer, translation direction and expert, as JSON: choices that
+found a slot in the expert's buffer.
 
 Training writes MODEL_DIR/atlas.train.json, decoding MODEL_DIR/decodes/atlas.<split>.json;
 `m4.eval.report.atlas` shows them.
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from m4.storage.files import write_text
 
-# Raised when files of the older kind cannot be read any more.
+# Raised when older files cannot be read any more.
 FORMAT = 1
 
 
@@ -44,7 +45,7 @@ class Counts:
         self.add({layer: cells.reshape(-1, experts)})
 
     def replace(self, other: Counts) -> None:
-        """Takes over every direction that `other` has counted, in place of what was there."""
+        """Replaces the counts of every direction that `other` has counted."""
         for layer, seated_DE in other.layers.items():
             mine = self.layers.setdefault(
                 layer, np.zeros((len(self.directions), seated_DE.shape[1]), np.int64)
@@ -79,7 +80,7 @@ def write(path: Path, counts: Counts, about: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> tuple[Counts, dict[str, Any]]:
-    """(counts, everything that the file says). ValueError: it is not such a file."""
+    """(counts, the whole file). ValueError: it is not such a file."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         if saved["format"] != FORMAT:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from m4.data.samplers.learned import Learned
+from m4.settings import SettingError
 
 
 class PhasedStream(Protocol):
@@ -15,8 +16,8 @@ class PhasedStream(Protocol):
 class LearnedSampling:
     """One run's learned rates: the sampler's state and the phases that came of it.
 
-    Both are in the note of every checkpoint. The stream is a function of its phases, so a run that
-    goes on from a checkpoint draws what it would have drawn.
+    Both are in the note of every checkpoint. The stream is a function of its phases, so a resumed
+    run draws what it would have drawn.
     """
 
     def __init__(
@@ -29,25 +30,30 @@ class LearnedSampling:
     ):
         """start: the rates at the beginning, in the sampler's unit (pairs or tokens).
         pair_rates: rates in that unit -> shares of the pairs, which the stream wants.
-        measured: gin name -> value of what decides when and on what the sampler learns."""
+        measured: setting ("Training.dev_period") -> value, of the settings that decide when and on
+        what the sampler learns."""
         self._sampler, self._start, self._pair_rates = sampler, dict(start), pair_rates
         self._stream, self._measured = stream, dict(measured)
         self._state = sampler.begin()
         self._phases: list[tuple[int, dict[str, float]]] = []
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
-        """Goes on from a checkpoint's note; None: it has none, from the beginning.
+        """Continues from a checkpoint's note; None: it has none, from the beginning.
 
-        ValueError: it learned from other measurements. Of another sampler these may change.
+        Raises:
+            SettingError: it learned from other measurements.
         """
         if saved is None:
             return
+        # By the parameter alone: its class once had another name.
+        began = {name.split(".")[-1]: value for name, value in saved.get("measured", {}).items()}
         for name, here in self._measured.items():
-            there = saved.get("measured", {}).get(name)
-            if there != here:
-                raise ValueError(
-                    f"{name} = {here}: learned sampling began with {there}, and its rates depend "
-                    "on it; set it back, choose another MODEL_DIR, or start over with --fresh"
+            if (there := began.get(name.split(".")[-1])) != here:
+                raise SettingError(
+                    name,
+                    here,
+                    f"{there}, with which learned sampling began: its rates depend on it; set it "
+                    "back, choose another MODEL_DIR, or start over with --fresh",
                 )
         self._state = saved["state"]
         for first_step, rates in saved["phases"]:
@@ -57,17 +63,18 @@ class LearnedSampling:
             self._phases.append((first_step, dict(rates)))
 
     def evaluated(self, step: int, measured: Mapping[str, float]) -> dict[str, float]:
-        """Takes in what was measured after `step` steps; the rates change as soon as they can.
+        """Learns from what was measured after `step` steps; the rates change as soon as they can.
 
-        Returns what is logged: "weight/<direction>", relative to the start and at most 1, and
-        "rate/<direction>", the new rates in the sampler's unit.
+        Returns:
+            The row to log: "weight/<direction>", relative to the start and at most 1, and
+            "rate/<direction>", the new rates in the sampler's unit.
         """
         self._state = self._sampler.update(self._state, measured)
         rates = self._sampler.rates(self._state, self._start)
         pairs = self._pair_rates(rates)
         begun = self._stream.begin(step, pairs)
         if self._phases and self._phases[-1][0] == begun:
-            self._phases.pop()  # it never came into force
+            self._phases.pop()  # it was never used
         self._phases.append((begun, pairs))
         weights = self._sampler.weights(self._state, list(self._start))
         return {

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -30,17 +29,17 @@ from m4.settings import (
     Steps,
     checked,
 )
-from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import Metrics
 from m4.train import average
 from m4.train.batches import BatchShape, BatchStream, device_batches
 from m4.train.early_stopping import EarlyStopper, EarlyStopping
 from m4.train.mesh_checks import check_batches, check_model
 from m4.train.metric_window import MetricWindow
-from m4.train.preemption import ASKED, flags, signals, with_flags
+from m4.train.preemption import STOP, stop_flags, stop_signals, with_stop_flags
 from m4.train.program import TrainProgram
+from m4.train.resume import check_same, restore
 from m4.train.sampling import LearnedSampling
-from m4.train.state import TrainState
 from m4.train.step import RNGS, make_train_step
 from m4.train.training_counts import DataCounter, ExpertLoadCounter
 
@@ -259,13 +258,13 @@ class _Run:
         )
         saved = {} if latest is None else checkpoints.note(latest)
         if latest is not None:
-            _check_same(f"{checkpoints.folder}/{latest}", saved, about)
+            check_same(f"{checkpoints.folder}/{latest}", saved, about)
         if sampling is not None:
             sampling.resume(saved.get("sampling"))
         self.state = trainer.program.new_state()
         self.stopper = EarlyStopper(trainer.training.early_stopping)
         if latest is not None:
-            self.state = _restore(checkpoints, latest, saved, self.state, self.stopper)
+            self.state = restore(checkpoints, latest, saved, self.state, self.stopper)
         self._start = int(self.state.step)
         self._counters = _Counters(trainer.directions, groups, saved, self._start)
 
@@ -278,26 +277,26 @@ class _Run:
         """Steps until total_steps, early stopping or a signal; checkpoints but for the last one."""
         training, program, mesh = self._trainer.training, self._trainer.program, self._trainer.mesh
         together = distributed.is_distributed()
-        jitted = program.jit(with_flags(program.step) if together else program.step)
+        jitted = program.jit(with_stop_flags(program.step) if together else program.step)
         compiled = distributed.SynchronizedProgram(jitted, "the step's program")
         folder = self._folder if distributed.is_primary() else None
         with (
             program.axis_rules(),
             Metrics(folder, resume_step=self._start, tensorboard=training.tensorboard) as metrics,
             contextlib.closing(device_batches(mesh, stream, self._start)) as batches,
-            signals() as asked,
+            stop_signals() as received,
         ):
             for step in range(self._start + 1, training.total_steps + 1):
                 if self.stopper.stopped:
                     break
                 batch = next(batches)
                 if together:
-                    batch[ASKED] = flags(mesh, bool(asked))
+                    batch[STOP] = stop_flags(mesh, bool(received))
                 self.state, step_metrics = compiled(self.state, batch)
                 # One step at a time: on few cores, more than two steps with collectives in
                 # flight deadlock in XLA's thread pool.
                 step_metrics = jax.block_until_ready(step_metrics)
-                stop = int(step_metrics.pop(ASKED)) if together else asked
+                stop = int(step_metrics.pop(STOP)) if together else received
                 self._counters.add(step, step_metrics)
                 last = step == training.total_steps
                 if step % training.log_period == 0 or last:
@@ -392,31 +391,3 @@ def _print_stages(stages: Mapping[str, Any]) -> None:
             f"pipeline: {stages['stages']} stages, {stages['microbatches']} microbatches; "
             f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
         )
-
-
-def _check_same(checkpoint: str, saved: Mapping[str, Any], note: Mapping[str, Any]) -> None:
-    """ValueError: the checkpoint was trained on something else."""
-    for name in ("vocabulary", "stream"):
-        if name in note and saved.get(name) != note[name]:
-            raise ValueError(
-                f"{checkpoint} was trained with another {name} "
-                f"({str(saved.get(name))[:12]} there, {str(note[name])[:12]} here); "
-                "choose another MODEL_DIR, or start over with --fresh"
-            )
-
-
-def _restore(
-    checkpoints: Checkpoints,
-    step: int,
-    saved: Mapping[str, Any],
-    state: TrainState,
-    stopper: EarlyStopper,
-) -> TrainState:
-    items = {name: shapes(tree) for name, tree in average.items(state).items()}
-    if stopper.rule is not None and "best_step" in saved:
-        items["best"] = shapes(state.params)
-    found = checkpoints.restore(step, items)
-    if "best" in found:
-        stopper.resume(saved, found["best"])
-    at = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
-    return average.from_items(at, found)

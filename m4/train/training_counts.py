@@ -1,5 +1,5 @@
 """What is counted over all steps of a run and kept in its checkpoints' notes, so that a resumed run
-goes on counting: seated choices (the atlas), and the training data seen."""
+continues to count: choices of experts (the atlas), and the training data."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,13 +11,15 @@ import numpy as np
 from m4.data.preprocess import language_of
 from m4.train import routing_counts
 
+# What a step counts by direction (`m4.train.step.seen_by_direction`).
+DATA_COUNTS = ("pairs", "source_tokens", "target_tokens")
+
 
 class ExpertLoadCounter:
-    """Seated choices by layer, direction and expert of all steps; in the note of a checkpoint, so
-    that a resumed run goes on counting."""
+    """Choices of experts that found a slot, of all steps, by layer, direction and expert."""
 
     def __init__(self, directions: Sequence[str], saved: Mapping[str, Any] | None, start: int):
-        # A checkpoint of a run that did not count: counting begins with the next step.
+        # A checkpoint without counts: counting begins with the next step.
         self._from = start if saved is None else saved["from_step"]
         self._counts = routing_counts.Counts(directions)
         if saved is not None:
@@ -25,7 +27,7 @@ class ExpertLoadCounter:
         self._steps: list[Mapping[str, Any]] = []
 
     def add(self, layers: Mapping[str, Any]) -> None:
-        """seated_DE of each layer; stays where it is until `flush`."""
+        """seated_DE of each layer; stays on the devices until `flush`."""
         if layers:
             self._steps.append(layers)
 
@@ -35,7 +37,7 @@ class ExpertLoadCounter:
         self._steps = []
 
     def note(self) -> dict[str, Any]:
-        """What `saved` must be to go on from here."""
+        """What `saved` must be to continue from here, under its name in a note."""
         self.flush()
         if not self._counts.layers:
             return {}
@@ -49,10 +51,9 @@ class ExpertLoadCounter:
 
 
 class DataCounter:
-    """Training data seen so far, by direction and language; in the note of a checkpoint.
+    """Pairs and tokens of all batches so far, by direction and language.
 
-    Pairs and tokens that were in the batches, so not what was left out; padding is no token. Both
-    directions of a language count for it.
+    Padding is no token. Both directions of a language count for it.
     """
 
     def __init__(self, directions: Sequence[str], saved: Mapping[str, Any] | None, start: int):
@@ -66,7 +67,7 @@ class DataCounter:
         self._steps: list[Mapping[str, Any]] = []
 
     def add(self, seen: Mapping[str, Any]) -> None:
-        """Integers by direction of each of `DATA_COUNTS`; stays where it is until `flush`."""
+        """Integers by direction of each of `DATA_COUNTS`; on the devices until `flush`."""
         self._steps.append(seen)
 
     def flush(self) -> dict[str, float]:
@@ -82,7 +83,7 @@ class DataCounter:
         return {f"share/{name}": float(f"{share:.6g}") for name, share in row if share}
 
     def note(self) -> dict[str, Any]:
-        """What `saved` must be to go on from here."""
+        """What `saved` must be to continue from here, under its name in a note."""
         self.flush()
         directions = {
             direction: {name: int(self._counts[name][i]) for name in DATA_COUNTS}
@@ -95,7 +96,3 @@ class DataCounter:
                 total[name] += count[name]
         about = {"from_step": self._from, "directions": directions, "languages": languages}
         return {"seen": about}
-
-
-# The names of what a step counts by direction (`m4.train.step.seen_by_direction`).
-DATA_COUNTS = ("pairs", "source_tokens", "target_tokens")

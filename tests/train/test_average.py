@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import pytest
 
+from m4.settings import SettingError
 from m4.train.average import Averaged, averaged, from_items, items, used
 from m4.train.state import TrainState
 
@@ -52,9 +53,9 @@ def test_the_average_is_the_weighted_sum_of_all_steps_parameters(eta):
 
 
 def test_a_negative_eta_or_no_optimizer_is_refused():
-    with pytest.raises(ValueError, match=r"average\.averaged\.optimizer is not set"):
+    with pytest.raises(SettingError, match=r"^averaged\.optimizer = None: must be a reference"):
         averaged(10)
-    with pytest.raises(ValueError, match=r"average\.averaged\.eta = -2: must be 0 or more"):
+    with pytest.raises(SettingError, match=r"^averaged\.eta = -2: must be a number from 0"):
         averaged(10, optimizer=lambda total: optax.sgd(0.1), eta=-2)
 
 

@@ -13,6 +13,7 @@ from optax import contrib
 
 from m4.model.gates.hash import hash
 from m4.model.moe import MoeLayer
+from m4.settings import SettingError
 from m4.train.optimizer import Moments, adafactor, adamw, muon, rsqrt
 
 
@@ -31,6 +32,27 @@ def test_defaults_are_gshards_schedule():
     schedule = rsqrt(1_000_000)
     for step, rate in ((0, 0.01), (9_999, 0.01), (39_999, 0.005)):
         np.testing.assert_allclose(schedule(jnp.asarray(step)), rate, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "setting", "value"),
+    [
+        (rsqrt, "peak", 0.0),
+        (rsqrt, "peak", 10**12),
+        (rsqrt, "warmup_steps", -1),
+        (rsqrt, "hold_steps", "x"),
+        (adamw, "b2", 1.0),
+        (adamw, "schedule", None),
+        (adafactor, "decay_rate", 0),
+        (adafactor, "smallest_factored", 0),
+        (muon, "matrix_rate", -1.0),
+        (muon, "experts", 1),
+    ],
+)
+def test_settings_out_of_range_are_refused(function, setting, value):
+    name = re.escape(f"{function.__name__}.{setting} = {value!r}: must be ")
+    with pytest.raises(SettingError, match=f"^{name}"):
+        function(100, **{setting: value})
 
 
 def test_warmup_hold_decay_and_cooldown():

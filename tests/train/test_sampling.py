@@ -107,7 +107,7 @@ def run(
         LEARNED(mixture.sizes(corpus, "tokens")),
         lambda rates: mixture.pair_rates(rates, unit),
         stream,
-        {"jobs.Setup.dev_period": dev_period},
+        {"Training.dev_period": dev_period},
     )
     return train(
         folder,
@@ -140,7 +140,7 @@ def test_a_resumed_run_learns_and_draws_as_one_that_was_not_stopped(
     # At step 5, where two updates have been made and the rates of the second are in force.
     with pytest.raises(Interrupted):
         run(tmp_path / "parts", corpus, [Evaluator(5, interrupt)])
-    with pytest.raises(ValueError, match=r"^jobs\.Setup\.dev_period = 4: .* began with 2, .* set"):
+    with pytest.raises(ValueError, match=r"^Training\.dev_period = 4: must be 2, .* set"):
         run(tmp_path / "parts", corpus, [], dev_period=4)
     parts = run(tmp_path / "parts", corpus, [])
     for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):

@@ -1,0 +1,44 @@
+"""chrF of greedy translations of dev sentences, to stop a small model's training by."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from m4.data.cache.cache import Cache
+from m4.data.preprocess import split_direction, tag
+from m4.eval.decoding.settings import Decoding
+from m4.eval.decoding.testsets import split_pairs
+from m4.eval.metrics.chrf import chrf
+
+
+def dev_chrf(
+    cache: Cache, translate: Callable[..., list[str]], decoding: Decoding
+) -> Callable[[Any], dict[str, float]]:
+    """params -> {"dev/chrf": mean over directions of the greedy translations' chrF, percent}.
+
+    chrF and not the loss picks a model trained on few sentences: its loss rises from overconfidence
+    long before its translations stop improving.
+    """
+    pairs = split_pairs(cache, cache.directions, "dev")
+    sources = [
+        tag(source, split_direction(direction)[1])
+        for direction, sentences in pairs.items()
+        for source, _ in sentences
+    ]
+    greedy = dataclasses.replace(decoding, beams=1)
+
+    def run(params: Any) -> dict[str, float]:
+        hypotheses = iter(translate(params=params, sources=sources, settings=greedy))
+        scores = {}
+        for direction, sentences in pairs.items():
+            found = [next(hypotheses) for _ in sentences]
+            references = [reference for _, reference in sentences]
+            scores[direction] = chrf(found, references, split_direction(direction)[1]).value()
+        return {
+            "dev/chrf": float(np.mean(list(scores.values()))),
+            **{f"dev/chrf/{direction}": score for direction, score in scores.items()},
+        }
+
+    return run

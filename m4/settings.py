@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -184,9 +185,12 @@ def describe(annotation: Any) -> str:
     if annotation in _NAMES:
         return _NAMES[annotation]
     if origin is collections.abc.Mapping or origin is dict:
-        return "a {name: value} dictionary"
+        kinds = " to ".join(map(describe, args))
+        return f"a dictionary, {kinds}" if args else "a {name: value} dictionary"
     if origin in (collections.abc.Sequence, list, tuple):
         return f"a list, each {describe(args[0])}" if args else "a list"
+    if origin is os.PathLike:
+        return "a path"
     if origin is collections.abc.Callable or getattr(annotation, "_is_protocol", False):
         return "a reference such as @module.name"
     return f"a {getattr(annotation, '__name__', str(annotation))}"
@@ -225,6 +229,8 @@ def _fits_container(value: Any, annotation: Any, origin: Any, args: tuple[Any, .
     if origin in (collections.abc.Sequence, list) or (origin is tuple and args[-1:] == (...,)):
         listed = isinstance(value, collections.abc.Sequence) and not isinstance(value, str)
         return listed and all(_fits(item, args[0]) for item in value)
+    if origin is os.PathLike:
+        return isinstance(value, os.PathLike)
     if origin is collections.abc.Callable or getattr(annotation, "_is_protocol", False):
         return callable(value) or not _literal(value)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):

@@ -1,6 +1,8 @@
 """Every kind of annotation allows what it says and refuses the rest, by the parameter's name."""
 
 import dataclasses
+import os
+import pathlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional
@@ -35,6 +37,7 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     (Sequence[int], [[1, 2], (3,), []], ["x", 1, ["x"], None]),
     (tuple[str, ...], [("a",)], ["a", (1,), None]),
     (Mapping[str, Size], [{"a": 1}, {}], [{"a": 0}, {1: 1}, 3, None, [1]]),
+    (str | os.PathLike[str], ["x", pathlib.Path()], ["", 0, None]),
     (Callable[..., Any], [len], [3, "x", None, []]),
     (Any, [None, object()], []),
 ]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import unicodedata
 from hashlib import blake2b
 
+from m4.settings import SettingError
+
 _ALL = 1 << 64
 
 
@@ -24,18 +26,20 @@ class HashSplit:
     """
 
     def __init__(self, owner: str, dev_every: int, test_every: int) -> None:
-        """owner: the source's gin name. ValueError where nothing would be left to train on."""
+        """owner: the source's class. SettingError where nothing would be left to train on."""
         for name, every in (("dev_every", dev_every), ("test_every", test_every)):
             if every < 0 or every == 1:
-                raise ValueError(
-                    f"{owner}.{name} is {every}: must be 0 (none) or at least 2 (one in so many)"
+                raise SettingError(
+                    f"{owner}.{name}", every, "0 (none) or at least 2 (one in so many)"
                 )
         self.dev_every, self.test_every = dev_every, test_every
         self._test_below = _ALL // test_every if test_every else 0
         self._dev_below = self._test_below + (_ALL // dev_every if dev_every else 0)
         if self._dev_below == _ALL:
-            raise ValueError(
-                f"{owner}.dev_every and {owner}.test_every are both 2: nothing is left for training"
+            raise SettingError(
+                f"{owner}.test_every",
+                2,
+                "above 2 where dev_every is 2: else none is left to train on",
             )
 
     def __bool__(self) -> bool:

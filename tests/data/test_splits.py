@@ -6,7 +6,7 @@ from m4.data.splits import HashSplit, text_hash
 
 
 def test_shares_are_those_asked_for() -> None:
-    split = HashSplit("a.B", dev_every=20, test_every=10)
+    split = HashSplit("B", dev_every=20, test_every=10)
     counts = {"train": 0, "dev": 0, "test": 0}
     for number in range(20_000):
         counts[split(f"sentence {number}")] += 1
@@ -16,7 +16,7 @@ def test_shares_are_those_asked_for() -> None:
 
 
 def test_case_width_and_spacing_do_not_matter() -> None:
-    split = HashSplit("a.B", dev_every=4, test_every=4)
+    split = HashSplit("B", dev_every=4, test_every=4)
     for number in range(50):
         variants = (f"Good Day {number}", f"good  day {number}", f"Ｇood day {number}")
         assert len({split(text) for text in variants}) == 1
@@ -24,7 +24,7 @@ def test_case_width_and_spacing_do_not_matter() -> None:
 
 
 def test_a_larger_test_share_keeps_the_test_sentences_of_a_smaller_one() -> None:
-    few, many = HashSplit("a.B", 0, 100), HashSplit("a.B", 0, 10)
+    few, many = HashSplit("B", 0, 100), HashSplit("B", 0, 10)
     texts = [f"sentence {number}" for number in range(2000)]
     chosen = [text for text in texts if few(text) == "test"]
     assert chosen
@@ -37,10 +37,10 @@ def test_the_hash_is_the_same_in_every_process() -> None:
 
 
 def test_bad_shares() -> None:
-    with pytest.raises(ValueError, match=r"a\.B\.dev_every is 1: must be 0"):
-        HashSplit("a.B", 1, 5)
-    with pytest.raises(ValueError, match=r"a\.B\.test_every is -2"):
-        HashSplit("a.B", 5, -2)
-    with pytest.raises(ValueError, match="nothing is left for training"):
-        HashSplit("a.B", 2, 2)
-    assert not HashSplit("a.B", 0, 0)
+    with pytest.raises(ValueError, match=r"B\.dev_every = 1: must be 0"):
+        HashSplit("B", 1, 5)
+    with pytest.raises(ValueError, match=r"B\.test_every = -2"):
+        HashSplit("B", 5, -2)
+    with pytest.raises(ValueError, match="none is left to train on"):
+        HashSplit("B", 2, 2)
+    assert not HashSplit("B", 0, 0)

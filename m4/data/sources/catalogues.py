@@ -113,8 +113,8 @@ def read_mo(content: bytes) -> tuple[list[Entry], int]:
 def _decode(content: bytes, charset: str) -> str:
     try:
         return content.decode(charset)
-    except LookupError as error:
-        raise CatalogueError(1, f"unknown charset {charset}") from error
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise CatalogueError(line, f"not {charset}") from error
+    except (LookupError, UnicodeError) as error:  # UnicodeError: of the codec "undefined"
+        raise CatalogueError(1, f"unknown charset {charset}") from error

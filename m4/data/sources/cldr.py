@@ -19,7 +19,8 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 from m4.data.cldr.filters import accept, held, split_of
 from m4.data.cldr.phrases import Spec, english, phrases
@@ -27,11 +28,16 @@ from m4.data.cldr.specs import Atom, Drawer, atoms
 from m4.data.cldr.tables import cldr_version
 from m4.data.languages import LANGUAGES
 from m4.data.sources import SPLITS, Pair
+from m4.settings import Between, Count, SettingError, checked
 
 # Raise it when drawing, rendering or filtering changes the text; a test holds both together.
 GENERATOR = 1
 # Draws in a row without a new pair after which a language counts as exhausted.
 PATIENCE = 20_000
+
+
+# CLDR gives some 50,000 different sentences a language.
+Pairs = Annotated[int, Between(1, 10**7)]
 
 
 class _Train(NamedTuple):
@@ -55,39 +61,39 @@ def power_law(largest: int, smallest: int) -> dict[str, int]:
     return {code: round(largest * ratio ** (rank / last)) for rank, code in enumerate(LANGUAGES)}
 
 
+@checked
+@dataclass(eq=False)
 class Cldr:
     """The corpus `cldr`; decided by its arguments and the CLDR version, whatever is asked first.
 
     Pairs are made when a language is first asked for and kept. Digits are those of the locale's
     default numbering system: fa, ps, bn, as, mr, ne, my, sd and ckb have their own.
+
+    Attributes:
+        sizes: language -> training pairs; None: all 137 languages, `largest` to `smallest`.
+        test_pairs, dev_pairs: of each language.
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, int] | None = None,
-        largest: int = 5000,
-        smallest: int = 120,
-        seed: int = 0,
-        test_pairs: int = 200,
-        dev_pairs: int = 100,
-    ):
-        """`sizes`: language -> training pairs; None: all 137 languages, `largest` to `smallest`."""
-        if sizes is None and not 0 < smallest <= largest:
-            raise ValueError(
-                f"the training sizes cannot run from {largest} down to {smallest}: "
-                "set cldr.Cldr.largest >= cldr.Cldr.smallest >= 1"
+    sizes: Mapping[str, Pairs] | None = None
+    largest: Pairs = 5000
+    smallest: Pairs = 120
+    seed: Count = 0
+    test_pairs: Pairs = 200
+    dev_pairs: Pairs = 100
+
+    def __post_init__(self) -> None:
+        if self.sizes is None and self.smallest > self.largest:
+            raise SettingError(
+                "Cldr.smallest", self.smallest, f"at most Cldr.largest, {self.largest}"
             )
-        self.sizes = dict(power_law(largest, smallest) if sizes is None else sizes)
-        for code, size in self.sizes.items():
+        sizes = power_law(self.largest, self.smallest) if self.sizes is None else self.sizes
+        for code in sizes:
             if code not in LANGUAGES:
-                raise ValueError(f"{_unknown(code)}; it stands in cldr.Cldr.sizes")
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"cldr.Cldr.sizes: {code!r} has {size!r} training pairs, not >= 1")
-        for name, count in (("test_pairs", test_pairs), ("dev_pairs", dev_pairs)):
-            if count < 1:
-                raise ValueError(f"cldr.Cldr.{name} is {count}, not >= 1")
-        self.seed = seed
-        self.counts = {"test": test_pairs, "dev": dev_pairs}
+                raise SettingError(
+                    "Cldr.sizes", code, f"a language of the corpus: {_nearest(code)}"
+                )
+        self.sizes = self._sizes = dict(sizes)
+        self.counts = {"test": self.test_pairs, "dev": self.dev_pairs}
         self._train: dict[str, _Train] = {}
         self._heldout: dict[tuple[str, str], _Heldout] = {}
         self._common: Drawer | None = None
@@ -96,7 +102,7 @@ class Cldr:
 
     def languages(self) -> list[str]:
         """The languages of `sizes`, in its order."""
-        return list(self.sizes)
+        return list(self._sizes)
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         """The pairs of `language` in `split`: distinct English sides, in the order drawn.
@@ -125,7 +131,7 @@ class Cldr:
             "generator": GENERATOR,
             "cldr": cldr_version(),
             "seed": self.seed,
-            "sizes": self.sizes,
+            "sizes": self._sizes,
             **{f"{split}_pairs": count for split, count in self.counts.items()},
         }
 
@@ -134,9 +140,9 @@ class Cldr:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
     def _check(self, language: str, split: str) -> None:
-        if language not in self.sizes:
-            listed = ", ".join(self.sizes)
-            raise ValueError(f"no pairs of {language!r}: cldr.Cldr.sizes has only {listed}")
+        if language not in self._sizes:
+            listed = ", ".join(self._sizes)
+            raise ValueError(f"no pairs of {language!r}: Cldr.sizes has only {listed}")
         if split not in SPLITS:
             raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
 
@@ -151,7 +157,7 @@ class Cldr:
         return self._heldout[language, split]
 
     def _draw(self, language: str) -> _Train:
-        wanted = self.sizes[language]
+        wanted = self._sizes[language]
         drawer = Drawer(_stream_seed(self.seed, language))
         source, target = english(), phrases(language)
         train, taken = _Train([], set()), set()
@@ -217,8 +223,8 @@ def _stream_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "big")
 
 
-def _unknown(code: str) -> str:
-    """The beginning of the error message about a language that the corpus does not have."""
+def _nearest(code: str) -> str:
+    """The languages with names like this one, or all, as text."""
     by_word = {
         word.casefold(): known
         for known, language in LANGUAGES.items()
@@ -226,10 +232,9 @@ def _unknown(code: str) -> str:
     }
     words = difflib.get_close_matches(str(code).casefold(), by_word, n=5, cutoff=0.5)
     near = dict.fromkeys(by_word[word] for word in words)
-    choice = f"nearest: {', '.join(near)}" if near else f"it has {', '.join(LANGUAGES)}"
-    return f"the corpus cldr has no language {code!r} ({choice})"
+    return f"nearest: {', '.join(near)}" if near else ", ".join(LANGUAGES)
 
 
 def _too_few(language: str, split: str, wanted: int, available: int) -> str:
-    change = f"cldr.Cldr.sizes[{language!r}]" if split == "train" else f"cldr.Cldr.{split}_pairs"
+    change = f"Cldr.sizes[{language!r}]" if split == "train" else f"Cldr.{split}_pairs"
     return f"{language} has {available} {split} pairs, not {wanted}: lower {change}"

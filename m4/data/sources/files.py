@@ -32,7 +32,7 @@ _ZST_PIECE_BYTES = 1 << 13
 _TICK_SECONDS = 2.0
 
 
-def folder_at(folder: str | os.PathLike[str], gin_name: str) -> epath.Path:
+def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
     """The folder as a path; ValueError where there is none."""
     path = epath.Path(folder)
     scheme, _, rest = os.fspath(path).partition("://")
@@ -40,14 +40,14 @@ def folder_at(folder: str | os.PathLike[str], gin_name: str) -> epath.Path:
     if rest and scheme != "gs" and by_tensorflow:  # which epath prefers, and which has gs:// alone
         raise ValueError(
             f"{folder}: {scheme}:// needs EPATH_USE_TF=false in the environment, and the package "
-            f"that fsspec needs for it ({gin_name})"
+            f"that fsspec needs for it ({setting})"
         )
     try:
         there = path.is_dir()
     except ImportError as error:  # a remote file system whose package is not installed
-        raise ValueError(f"{folder}: cannot be read, {error} ({gin_name})") from error
+        raise ValueError(f"{folder}: cannot be read, {error} ({setting})") from error
     if not there:
-        raise ValueError(f"{folder}: no such folder ({gin_name})")
+        raise ValueError(f"{folder}: no such folder ({setting})")
     return path
 
 

@@ -4,53 +4,64 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
+
+from etils import epath
 
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.files import digest, folder_at
 from m4.data.sources.layout import File, Layout
-from m4.data.sources.lines import Reading
+from m4.data.sources.lines import MAX_LINE_BYTES, Reading
 from m4.data.sources.spool import Spool
 from m4.data.splits import HashSplit
+from m4.settings import Between, OneOf, SettingError
+
+# One sentence in so many; 0: none.
+Every = Annotated[int, Between(0, 10**9)]
 
 
+@dataclass(eq=False)
 class Folder:
-    """A Source over a folder; its child reads files.
+    """A Source over a folder; its child reads files. Nothing is read before it is asked for pairs,
+    languages or its identity.
 
-    The split of a pair is told by its file's name ({split} in `files`), or by a hash of the English
-    side (dev_every, test_every). The language is told by the name, or by what is in the file:
-    then all files are read once and sorted apart on disk.
+    The split of a pair is in its file's name ({split} in `files`), or decided by a hash of the
+    English side (dev_every, test_every). The language is in the name, or in the file: then all
+    files are read once and sorted by language on disk.
+
+    Attributes:
+        folder: also gs://, s3:// and the like. files: pattern of names, see `Layout`.
+        on_bad_line: fail, or skip and count. max_line_bytes: longer lines are bad.
+        splits: split -> its word in names. codes: m4's code -> the code in names.
+        dev_every, test_every: one English sentence in so many is dev, or test; 0: none.
+        english: the code of English in names.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        folder: str | os.PathLike[str],
-        files: str,
-        english: str,
-        splits: Mapping[str, str] | None,
-        codes: Mapping[str, str] | None,
-        dev_every: int,
-        test_every: int,
-        on_bad_line: str,
-        max_line_bytes: int,
-    ) -> None:
-        """owner: the child's gin name. The others: docs/data.md, "One's own corpus"."""
-        self.owner = owner
-        self.reading = Reading(owner, on_bad_line, max_line_bytes)
-        self.hash_split = HashSplit(owner, dev_every, test_every)
-        self.folder = folder_at(folder, f"{owner}.folder")
-        self.layout = Layout(owner, self.folder, files, english, splits, codes)
+    folder: str | os.PathLike[str]
+    files: str
+    on_bad_line: Annotated[str, OneOf(("fail", "skip"))] = "fail"
+    splits: Mapping[str, str] | None = None
+    codes: Mapping[str, str] | None = None
+    dev_every: Every = 0
+    test_every: Every = 0
+    max_line_bytes: Annotated[int, Between(1, 2**30)] = MAX_LINE_BYTES
+    english: str = "en"
+
+    def __post_init__(self) -> None:
+        self.owner = owner = type(self).__name__
+        self.reading = Reading(owner, self.on_bad_line, self.max_line_bytes)
+        self.hash_split = HashSplit(owner, self.dev_every, self.test_every)
+        path = epath.Path(self.folder)
+        self.layout = Layout(owner, path, self.files, self.english, self.splits, self.codes)
         if ("split" in self.layout.fields) == bool(self.hash_split):
-            raise ValueError(
-                f"{owner}.files = {files!r}: "
-                + (
-                    "its {split} tells the split already; leave out dev_every and test_every"
-                    if self.hash_split
-                    else "without {split} in it, "
-                    f"{owner}.dev_every and {owner}.test_every must say how to split"
-                )
+            allowed = (
+                "a pattern without {split} where dev_every and test_every are set"
+                if self.hash_split
+                else "a pattern with {split}, or dev_every and test_every must be set"
             )
+            raise SettingError(f"{owner}.files", self.files, allowed)
 
     @property
     def skipped(self) -> dict[tuple[str, str], int]:
@@ -128,6 +139,7 @@ class Folder:
 
     @cached_property
     def _files(self) -> list[File]:
+        folder_at(self.folder, f"{self.owner}.folder")
         files = self._choose(self.layout.find())
         if not files:
             raise self.layout.nothing()

@@ -5,17 +5,18 @@ OPUS's GNOME, KDE4 and Ubuntu are these.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from m4.data.sources import Pair
 from m4.data.sources.catalogues import CatalogueError, Entry, read_mo, read_po
 from m4.data.sources.files import chunks
-from m4.data.sources.folder import Folder
+from m4.data.sources.folder import Every, Folder
 from m4.data.sources.layout import File
-from m4.data.sources.lines import MAX_LINE_BYTES
+from m4.settings import OneOf, SettingError, checked
 
 # printf's %s, %1$s, %(name)s; Qt's %1, %L1, %n; {name} and {0}. Not printf's flag ' ', because of
 # "100 % of".
@@ -28,6 +29,8 @@ _MNEMONIC = re.compile(r"[_&](?=\w)")
 _MNEMONIC_BEHIND = re.compile(r"\s*[(（][_&]\w[)）]")
 
 
+@checked
+@dataclass(eq=False)
 class Gettext(Folder):
     """Sentence pairs from PO and MO catalogues; `files` should end in .po or .mo, or in '*'.
 
@@ -41,42 +44,16 @@ class Gettext(Folder):
     where both sides have one; 'keep' leaves it there.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        files: str = "{lang}.po",
-        placeholders: str = "same",
-        mnemonics: str = "strip",
-        codes: Mapping[str, str] | None = None,
-        dev_every: int = 100,
-        test_every: int = 50,
-        on_bad_line: str = "fail",
-        max_line_bytes: int = MAX_LINE_BYTES,
-    ) -> None:
-        for name, value, allowed in (
-            ("placeholders", placeholders, ("same", "drop", "keep")),
-            ("mnemonics", mnemonics, ("strip", "keep")),
-        ):
-            if value not in allowed:
-                raise ValueError(
-                    f"{name} is {value!r}: must be one of {', '.join(allowed)} "
-                    f"(gettext.Gettext.{name})"
-                )
-        super().__init__(
-            "gettext.Gettext",
-            folder,
-            files,
-            "en",
-            None,
-            codes,
-            dev_every,
-            test_every,
-            on_bad_line,
-            max_line_bytes,
-        )
+    files: str = "{lang}.po"
+    dev_every: Every = 100
+    test_every: Every = 50
+    placeholders: Annotated[str, OneOf(("same", "drop", "keep"))] = "same"
+    mnemonics: Annotated[str, OneOf(("strip", "keep"))] = "strip"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if "lang" not in self.layout.fields:
-            raise ValueError(f"gettext.Gettext.files = {files!r}: needs {{lang}}")
-        self.placeholders, self.mnemonics = placeholders, mnemonics
+            raise SettingError("Gettext.files", self.files, "a pattern with {lang}")
 
     def _settings(self) -> dict:
         return {"placeholders": self.placeholders, "mnemonics": self.mnemonics}

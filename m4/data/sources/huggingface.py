@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import IO, Any
 
 import pyarrow as pa
@@ -17,52 +18,41 @@ from m4.data.sources import Pair
 from m4.data.sources.files import seekable
 from m4.data.sources.folder import Folder
 from m4.data.sources.layout import File
-from m4.data.sources.lines import MAX_LINE_BYTES, Reason
+from m4.data.sources.lines import Reason
 from m4.data.sources.records import Fields
+from m4.settings import checked
 
 _BATCH_ROWS = 1000
 # What an Arrow stream ends with: a continuation, and a message of no bytes.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
+@checked
+@dataclass(eq=False)
 class HuggingFace(Folder):
-    """Sentence pairs from Arrow files (stream or file format, told by their content) or Parquet.
+    """Sentence pairs from Arrow files (stream or file format) or Parquet.
 
     The default is the hub's layout of a dataset with a configuration a pair, and its column
     `translation`: {"en": ..., "gl": ...}. The fields: `Fields` in sources/records.py; a field's
     first part is a column.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        files: str = "{pair}/{split}-*.parquet",
-        foreign_field: str = "translation.{lang}",
-        english_field: str | None = None,
-        language_field: str | None = None,
-        english: str = "en",
-        splits: Mapping[str, str] | None = None,
-        codes: Mapping[str, str] | None = None,
-        dev_every: int = 0,
-        test_every: int = 0,
-        on_bad_line: str = "fail",
-        max_line_bytes: int = MAX_LINE_BYTES,
-    ) -> None:
-        super().__init__(
-            "huggingface.HuggingFace",
-            folder,
-            files,
-            english,
-            # The names of Hugging Face's own splits.
-            splits or {"train": "train", "dev": "validation", "test": "test"},
-            codes,
-            dev_every,
-            test_every,
-            on_bad_line,
-            max_line_bytes,
-        )
+    files: str = "{pair}/{split}-*.parquet"
+    foreign_field: str = "translation.{lang}"
+    english_field: str | None = None
+    language_field: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.splits is None:  # the names of Hugging Face's own splits
+            self.splits = {"train": "train", "dev": "validation", "test": "test"}
+        super().__post_init__()
         self.fields = Fields(
-            self.owner, english, foreign_field, english_field, language_field, self.layout.language
+            self.owner,
+            self.english,
+            self.foreign_field,
+            self.english_field,
+            self.language_field,
+            self.layout.language,
         )
         self.fields.check(self.owner, self.layout)
 

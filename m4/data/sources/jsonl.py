@@ -3,54 +3,42 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from m4.data.sources import Pair
 from m4.data.sources.files import lines
 from m4.data.sources.folder import Folder
 from m4.data.sources.layout import File
-from m4.data.sources.lines import MAX_LINE_BYTES, Reason
+from m4.data.sources.lines import Reason
 from m4.data.sources.records import Fields
+from m4.settings import checked
 
 
+@checked
+@dataclass(eq=False)
 class Jsonl(Folder):
     """Sentence pairs from JSON objects, UTF-8, one a line; files may be .gz or .zst.
 
-    The language is told by the file's name ({lang} or {pair}), by language_field, or by the names
-    of the fields: {"translation": {"en": ..., "gl": ..., "pt": ...}} is two pairs. The fields:
+    The language is in the file's name ({lang} or {pair}), in language_field, or in the names of
+    the fields: {"translation": {"en": ..., "gl": ..., "pt": ...}} is two pairs. The fields:
     `Fields` in sources/records.py.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        files: str = "{lang}.{split}.jsonl",
-        foreign_field: str = "translation.{lang}",
-        english_field: str | None = None,
-        language_field: str | None = None,
-        english: str = "en",
-        splits: Mapping[str, str] | None = None,
-        codes: Mapping[str, str] | None = None,
-        dev_every: int = 0,
-        test_every: int = 0,
-        on_bad_line: str = "fail",
-        max_line_bytes: int = MAX_LINE_BYTES,
-    ) -> None:
-        super().__init__(
-            "jsonl.Jsonl",
-            folder,
-            files,
-            english,
-            splits,
-            codes,
-            dev_every,
-            test_every,
-            on_bad_line,
-            max_line_bytes,
-        )
+    files: str = "{lang}.{split}.jsonl"
+    foreign_field: str = "translation.{lang}"
+    english_field: str | None = None
+    language_field: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.fields = Fields(
-            self.owner, english, foreign_field, english_field, language_field, self.layout.language
+            self.owner,
+            self.english,
+            self.foreign_field,
+            self.english_field,
+            self.language_field,
+            self.layout.language,
         )
         self.fields.check(self.owner, self.layout)
 

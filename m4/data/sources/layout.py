@@ -10,6 +10,7 @@ from etils import epath
 
 from m4.data.sources import SPLITS
 from m4.data.sources.files import unpacked_name
+from m4.settings import SettingError
 
 # Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn.
 _CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
@@ -42,7 +43,7 @@ def m4_code(code: str) -> str:
 class Codes:
     """Language codes in names and in data -> m4's. ValueError: two of them would be one language.
 
-    owner: the source's gin name. given: m4's code -> the code in the data. folder: of the data.
+    owner: the source's class. given: m4's code -> the code in the data. folder: of the data.
     """
 
     def __init__(self, owner: str, given: Mapping[str, str], folder: epath.Path) -> None:
@@ -56,8 +57,8 @@ class Codes:
         other, place = self._seen.setdefault(language, (code, path))
         if code != other:
             raise ValueError(
-                f"{path or self._folder}: language code {code!r} beside {other!r}"
-                f"{f' of {place}' if place else ''}: both would be {language!r}; write them alike, "
+                f"{path or self._folder}: language code {code!r} next to {other!r}"
+                f"{f' of {place}' if place else ''}: both would be {language!r}; use one code, "
                 f"or give one another name: {self._owner}.codes = {{'{language}_2': {code!r}}}"
             )
         return language
@@ -70,7 +71,7 @@ class Layout:
     code of the side that the file holds. {split}: train, dev, test, or as `splits` says. '*': any
     part of a name. Every file may have .gz or .zst after its name.
 
-    owner: the source's gin name. english: the code of English in names. splits: split -> its word
+    owner: the source's class. english: the code of English in names. splits: split -> its word
     in names; a split that it leaves out is not there. codes: m4's code -> the code in names, where
     they differ by more than '-' and '_'.
     """
@@ -94,21 +95,23 @@ class Layout:
             ("codes", self.codes, set(self.codes.values())),
         ):
             if len(inverse) < len(given):
-                raise ValueError(f"{owner}.{name} = {given}: names one thing twice")
-        if unknown := [split for split in self.splits if split not in SPLITS]:
-            raise ValueError(f"{owner}.splits: unknown split {unknown[0]!r}: one of {SPLITS}")
-        if "train" not in self.splits:
-            raise ValueError(f"{owner}.splits = {self.splits}: needs 'train'")
+                raise SettingError(f"{owner}.{name}", given, "a dictionary of different values")
+        if "train" not in self.splits or not set(self.splits) <= set(SPLITS):
+            raise SettingError(
+                f"{owner}.splits",
+                self.splits,
+                "of train (needed), dev and test",
+            )
         fields = {field for field, star in _FIELD.findall(pattern) if not star}
         if wrong := sorted(fields.difference(_FIELDS)):
-            raise ValueError(
-                f"{owner}.files = {pattern!r}: unknown field {{{wrong[0]}}}; there are "
-                f"{', '.join(f'{{{field}}}' for field in _FIELDS)} and *"
+            known = ", ".join(f"{{{field}}}" for field in _FIELDS)
+            raise SettingError(
+                f"{owner}.files", pattern, f"a pattern of {known} and *, not {{{wrong[0]}}}"
             )
         self.fields = fields
         parts = pattern.split("/")
         if pattern.startswith("/") or any(part in ("", ".", "..") for part in parts):
-            raise ValueError(f"{owner}.files = {pattern!r}: must be a path below {owner}.folder")
+            raise SettingError(f"{owner}.files", pattern, f"a path below {owner}.folder")
         self._parts = [re.compile(self._expression(part, named=False)) for part in parts]
         self._whole = re.compile(self._expression(pattern, named=True))
 

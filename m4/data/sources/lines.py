@@ -49,16 +49,10 @@ class Reason(str):
 class Reading:
     """How a source treats what it cannot read, and what it has counted, by file and reason.
 
-    owner: the source's gin name, for messages. on_bad_line: 'fail' or 'skip'.
+    owner: the source's class, for messages. on_bad_line: 'fail' or 'skip'.
     """
 
     def __init__(self, owner: str, on_bad_line: str, max_line_bytes: int) -> None:
-        if on_bad_line not in ("fail", "skip"):
-            raise ValueError(
-                f"on_bad_line is {on_bad_line!r}: must be 'fail' or 'skip' ({owner}.on_bad_line)"
-            )
-        if max_line_bytes < 1:
-            raise ValueError(f"{owner}.max_line_bytes is {max_line_bytes}, not >= 1")
         self.owner, self.on_bad_line, self.max_line_bytes = owner, on_bad_line, max_line_bytes
         # (file, reason) -> lines left out; (file, what) -> lines put right.
         self.skipped: dict[tuple[str, str], int] = {}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from m4.data.sources import Pair
 from m4.data.sources.files import lines
 from m4.data.sources.folder import Folder
 from m4.data.sources.layout import File
-from m4.data.sources.lines import MAX_LINE_BYTES, Tally
+from m4.data.sources.lines import Tally
+from m4.settings import SettingError, checked
 
 
+@checked
+@dataclass(eq=False)
 class Moses(Folder):
     """Sentence pairs from files like train.en-gl.en and train.en-gl.gl, UTF-8; also .gz, .zst.
 
@@ -22,33 +25,13 @@ class Moses(Folder):
     whatever on_bad_line says: which of their lines belong together is not known.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        files: str = "{split}.{pair}.{side}",
-        english: str = "en",
-        splits: Mapping[str, str] | None = None,
-        codes: Mapping[str, str] | None = None,
-        dev_every: int = 0,
-        test_every: int = 0,
-        on_bad_line: str = "fail",
-        max_line_bytes: int = MAX_LINE_BYTES,
-    ) -> None:
-        super().__init__(
-            "moses.Moses",
-            folder,
-            files,
-            english,
-            splits,
-            codes,
-            dev_every,
-            test_every,
-            on_bad_line,
-            max_line_bytes,
-        )
+    files: str = "{split}.{pair}.{side}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if "side" not in self.layout.fields:
-            raise ValueError(
-                f"moses.Moses.files = {files!r}: needs {{side}}, the code of a file's own language"
+            raise SettingError(
+                "Moses.files", self.files, "a pattern with {side}, the code of a file's language"
             )
 
     def languages(self) -> list[str]:
@@ -71,16 +54,14 @@ class Moses(Folder):
         foreign = {(f.language, f.split, f.stars) for f in files if not f.english}
         for of, file in self._english.items():
             if file.language and of not in foreign:
-                raise ValueError(
-                    f"{file.path}: its {file.code} side is missing (moses.Moses.files)"
-                )
+                raise ValueError(f"{file.path}: its {file.code} side is missing (Moses.files)")
         return files
 
     def _english_of(self, file: File) -> File:
         for language in (file.language, None):  # None: all languages share it
             if english := self._english.get((language, file.split, file.stars)):
                 return english
-        raise ValueError(f"{file.path}: its English side is missing (moses.Moses.files)")
+        raise ValueError(f"{file.path}: its English side is missing (Moses.files)")
 
     def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
         for file in files:

@@ -8,6 +8,7 @@ from typing import Any
 
 from m4.data.sources.layout import Layout
 from m4.data.sources.lines import Reason
+from m4.settings import SettingError
 
 _LANG = "{lang}"
 
@@ -16,8 +17,8 @@ class Fields:
     """Names of fields; 'translation.en' is the field en of the field translation.
 
     foreign_field: {lang} in it is the language's code; where neither a file's name nor
-    language_field tells the language, every field that fits is one. english_field: None is
-    foreign_field with the code of English. language_field: the one that tells the language.
+    language_field has the language, every field that fits is one. english_field: None is
+    foreign_field with the code of English. language_field: the one with the language's code.
     The object before '.{lang}' may also be {'language': [codes], 'translation': [texts]}, as
     datasets of TED talks have it.
     """
@@ -31,16 +32,17 @@ class Fields:
         language_field: str | None,
         language_of: Callable[[str], str],
     ) -> None:
-        """owner: the source's gin name; language_of: code in the data -> m4's code."""
+        """owner: the source's class; language_of: code in the data -> m4's code."""
         if english_field is None and _LANG not in foreign_field:
-            raise ValueError(
-                f"{owner}.foreign_field = {foreign_field!r} has no {_LANG}: "
-                f"then {owner}.english_field must be set"
+            raise SettingError(
+                f"{owner}.foreign_field",
+                foreign_field,
+                f"a name with {_LANG}, or {owner}.english_field must be set",
             )
         *parents, last = foreign_field.split(".")
         if any(_LANG in parent for parent in parents):
-            raise ValueError(
-                f"{owner}.foreign_field = {foreign_field!r}: {_LANG} must be in its last part"
+            raise SettingError(
+                f"{owner}.foreign_field", foreign_field, f"a name with {_LANG} in its last part"
             )
         self.english, self.language_of = english, language_of
         self.names = (foreign_field, english_field, language_field)
@@ -52,13 +54,14 @@ class Fields:
         self._language_path = language_field.split(".") if language_field else None
 
     def check(self, owner: str, layout: Layout) -> None:
-        """ValueError where neither a file's name nor a record tells the language."""
+        """ValueError where neither a file's name nor a record has the language."""
         by_record = self._language_path is not None or _LANG in self._last
         if "side" in layout.fields or not (layout.tells_language or by_record):
-            raise ValueError(
-                f"{owner}.files = {layout.pattern!r}: nothing tells the language; put {{lang}} or "
-                f"{{pair}} there, or {{lang}} in {owner}.foreign_field, or set "
-                f"{owner}.language_field"
+            raise SettingError(
+                f"{owner}.files",
+                layout.pattern,
+                f"a pattern with {{lang}} or {{pair}}; or put {{lang}} in {owner}.foreign_field, "
+                f"or set {owner}.language_field",
             )
 
     def columns(self, names: Iterable[str], code: str | None) -> list[str]:

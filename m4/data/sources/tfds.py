@@ -5,70 +5,69 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from etils import epath
 
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.files import digest, folder_at
+from m4.data.sources.folder import Every
 from m4.data.sources.layout import Codes
 from m4.data.sources.lines import MAX_LINE_BYTES, Reading, Reason
 from m4.data.sources.spool import Spool
 from m4.data.splits import HashSplit
+from m4.settings import Between, OneOf, SettingError, checked
 
-OWNER = "tfds.Tfds"
 _BATCH = 1024
 
 
+@checked
+@dataclass(eq=False)
 class Tfds:
     """Sentence pairs of prepared datasets: opus, wmt*, flores, ted_hrlr, ted_multi ...
 
     A dataset has a feature `Translation` (a language pair, or several languages of which one is
     English) or `TranslationVariableLanguages` (as ted_multi: then it is read once and its languages
-    are sorted apart on disk). Several datasets with one language follow each other.
+    are sorted by language on disk). Several datasets with one language follow each other.
+
+    Attributes:
+        datasets: 'name/config' or 'name/config:version' (without it the newest), as for
+            `tfds build`. data_dir: None: TFDS_DATA_DIR, else ~/tensorflow_datasets.
+        splits: split -> TFDS's, which may be a part ('train[:90%]'). None: train, validation and
+            test; with dev_every and test_every train alone, split by a hash of the English side.
+        The others: as in `m4.data.sources.folder.Folder`.
     """
 
-    def __init__(
-        self,
-        datasets: Sequence[str],
-        data_dir: str | os.PathLike[str] | None = None,
-        splits: Mapping[str, str] | None = None,
-        english: str = "en",
-        codes: Mapping[str, str] | None = None,
-        dev_every: int = 0,
-        test_every: int = 0,
-        on_bad_line: str = "fail",
-        max_line_bytes: int = MAX_LINE_BYTES,
-    ) -> None:
-        """datasets: 'name/config' or 'name/config:version' (without it the newest), as for
-        `tfds build`. data_dir: None is TFDS_DATA_DIR, else ~/tensorflow_datasets. splits: split ->
-        TFDS's, which may be a part ('train[:90%]'); None is train, validation and test, or with
-        dev_every and test_every train alone, split by a hash of the English side.
-        """
-        self.reading = Reading(OWNER, on_bad_line, max_line_bytes)
-        self.hash_split = HashSplit(OWNER, dev_every, test_every)
+    datasets: str | Sequence[str]
+    data_dir: str | os.PathLike[str] | None = None
+    splits: Mapping[str, str] | None = None
+    english: str = "en"
+    codes: Mapping[str, str] | None = None
+    dev_every: Every = 0
+    test_every: Every = 0
+    on_bad_line: Annotated[str, OneOf(("fail", "skip"))] = "fail"
+    max_line_bytes: Annotated[int, Between(1, 2**30)] = MAX_LINE_BYTES
+
+    def __post_init__(self) -> None:
+        self.reading = Reading("Tfds", self.on_bad_line, self.max_line_bytes)
+        self.hash_split = HashSplit("Tfds", self.dev_every, self.test_every)
+        splits = self.splits
         if splits is None:
             splits = {"train": "train"}
             if not self.hash_split:
                 splits |= {"dev": "validation", "test": "test"}
-        self.splits = dict(splits)
-        if "train" not in self.splits or not set(self.splits) <= set(SPLITS):
-            raise ValueError(
-                f"{OWNER}.splits = {self.splits}: needs 'train', and may have 'dev' and 'test'"
+        known = {"train"} if self.hash_split else set(SPLITS)
+        if "train" not in splits or not set(splits) <= known:
+            allowed = (
+                "of train (needed), dev and test; of train alone with dev_every and test_every"
             )
-        if self.hash_split and len(self.splits) > 1:
-            raise ValueError(
-                f"{OWNER}.splits = {self.splits}: with dev_every and test_every only 'train'"
-            )
-        self.english, self.codes = english, dict(codes or {})
-        default = os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
-        self.data_dir = folder_at(data_dir or default, f"{OWNER}.data_dir")
-        self._m4 = Codes(OWNER, self.codes, self.data_dir)
-        names = [datasets] if isinstance(datasets, str) else list(datasets)
-        if not names:
-            raise ValueError(f"{OWNER}.datasets is empty")
-        self._folders = {name: self._version_folder(name) for name in names}
+            raise SettingError("Tfds.splits", splits, allowed)
+        if not self.datasets:
+            raise SettingError("Tfds.datasets", self.datasets, "at least one name")
+        self._splits = dict(splits)
+        self._codes = dict(self.codes or {})
 
     @property
     def skipped(self) -> dict[tuple[str, str], int]:
@@ -97,17 +96,17 @@ class Tfds:
         assert split in SPLITS, split
         if language not in self.languages():
             raise ValueError(
-                f"{self.data_dir}: no {language!r} in {', '.join(self._folders)}; there is "
-                f"{', '.join(self.languages()) or 'no language'} ({OWNER}.datasets, {OWNER}.codes)"
+                f"{self._data_dir}: no {language!r} in {', '.join(self._folders)}; there is "
+                f"{', '.join(self.languages()) or 'no language'} (Tfds.datasets, Tfds.codes)"
             )
         origin = "train" if self.hash_split else split
         for dataset in self._datasets:
             code = next((code for code in dataset.codes or () if self._m4(code) == language), None)
-            if code is None or origin not in self.splits:
+            if code is None or origin not in self._splits:
                 continue
             with self.reading.of(*self._names(dataset, origin), "example") as tally:
                 for number, (english, foreign) in enumerate(
-                    dataset.pairs(self.splits[origin], self.english, code), 1
+                    dataset.pairs(self._splits[origin], self.english, code), 1
                 ):
                     pair = tally.pair(number, _text(english), _text(foreign))
                     if pair and (not self.hash_split or self.hash_split(pair.english) == split):
@@ -119,9 +118,9 @@ class Tfds:
         """The settings, and sizes and SHA-256 of the datasets' files. Without TensorFlow."""
         return {
             "source": "tfds",
-            "splits": self.splits,
+            "splits": self._splits,
             "english": self.english,
-            "codes": self.codes,
+            "codes": self._codes,
             **self.hash_split.identity(),
             **self.reading.identity(),
             "datasets": {
@@ -136,11 +135,11 @@ class Tfds:
 
     def warnings(self) -> list[str]:
         """One line for every dataset and reason of which examples were left out, for the log."""
-        return self.reading.warnings(self.data_dir)
+        return self.reading.warnings(self._data_dir)
 
     def _version_folder(self, dataset: str) -> epath.Path:
         name, _, version = dataset.partition(":")
-        folder = self.data_dir / name
+        folder = self._data_dir / name
         there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         versions = [name for name in there if re.fullmatch(r"\d+\.\d+\.\d+", name)]
         if version in versions:
@@ -149,15 +148,29 @@ class Tfds:
             listed = f"{', '.join(sorted(there))} is there" if there else "nothing is there"
             raise ValueError(
                 f"{folder}: no prepared dataset{version and f' of version {version}'}, {listed}; "
-                f"`tfds build {dataset} --data_dir={self.data_dir}` makes it ({OWNER}.datasets)"
+                f"`tfds build {dataset} --data_dir={self._data_dir}` makes it (Tfds.datasets)"
             )
         return folder / max(versions, key=lambda text: [int(part) for part in text.split(".")])
+
+    @cached_property
+    def _data_dir(self) -> epath.Path:
+        default = os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
+        return folder_at(self.data_dir or default, "Tfds.data_dir")
+
+    @cached_property
+    def _m4(self) -> Codes:
+        return Codes("Tfds", self._codes, self._data_dir)
+
+    @cached_property
+    def _folders(self) -> dict[str, epath.Path]:
+        names = [self.datasets] if isinstance(self.datasets, str) else self.datasets
+        return {name: self._version_folder(name) for name in names}
 
     @cached_property
     def _datasets(self) -> list[_Dataset]:
         found = [_Dataset(name, folder) for name, folder in self._folders.items()]
         for dataset in found:
-            dataset.check(self.english, self.splits.values())
+            dataset.check(self.english, self._splits.values())
         return found
 
     @cached_property
@@ -168,7 +181,7 @@ class Tfds:
             self._names(dataset, split)[0]
             for dataset in self._datasets
             if dataset.codes is None
-            for split in self.splits
+            for split in self._splits
         )
         return spool
 
@@ -176,7 +189,7 @@ class Tfds:
         for dataset in self._datasets:
             if dataset.codes is not None:
                 continue
-            for split, origin in self.splits.items():
+            for split, origin in self._splits.items():
                 with self.reading.of(*self._names(dataset, split), "example") as tally:
                     for number, sides in enumerate(dataset.examples(origin), 1):
                         english = sides.pop(self.english, None)
@@ -192,7 +205,7 @@ class Tfds:
                                     yield self._m4(code), own, pair
 
     def _names(self, dataset: _Dataset, split: str) -> tuple[str, str]:
-        return f"{dataset.name} {self.splits[split]}", f"{dataset.folder} {self.splits[split]}"
+        return f"{dataset.name} {self._splits[split]}", f"{dataset.folder} {self._splits[split]}"
 
 
 class _Dataset:
@@ -214,7 +227,7 @@ class _Dataset:
             if len(fitting) != 1:
                 raise ValueError(
                     f"{folder}: not a dataset of translations, its features are "
-                    f"{', '.join(features)} ({OWNER}.datasets)"
+                    f"{', '.join(features)} (Tfds.datasets)"
                 )
             self._feature = fitting[0]
             features = features[self._feature]
@@ -228,7 +241,7 @@ class _Dataset:
         if self.codes is not None:
             if english not in self.codes:
                 raise ValueError(
-                    f"{self.folder}: has {', '.join(self.codes)}, no {english!r} ({OWNER}.english)"
+                    f"{self.folder}: has {', '.join(self.codes)}, no {english!r} (Tfds.english)"
                 )
             self.codes = [code for code in self.codes if code != english]
         there = list(self._builder.info.splits)
@@ -236,7 +249,7 @@ class _Dataset:
             if split.partition("[")[0] not in there:
                 raise ValueError(
                     f"{self.folder}: no split {split!r}; it has {', '.join(there)} "
-                    f"({OWNER}.splits; {OWNER}.dev_every and test_every split what is in one piece)"
+                    f"(Tfds.splits; Tfds.dev_every and test_every split what is in one piece)"
                 )
 
     def pairs(self, split: str, english: str, code: str) -> Iterator[tuple[bytes, bytes]]:

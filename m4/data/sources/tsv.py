@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from m4.data.sources import Pair
 from m4.data.sources.files import lines
 from m4.data.sources.folder import Folder
 from m4.data.sources.layout import File
-from m4.data.sources.lines import MAX_LINE_BYTES, Reason
+from m4.data.sources.lines import Reason
+from m4.settings import SettingError, checked
 
 
+@checked
+@dataclass(eq=False)
 class Tsv(Folder):
     """Sentence pairs, one a line: english<TAB>foreign, UTF-8. Files may be .gz or .zst.
 
@@ -19,31 +22,14 @@ class Tsv(Folder):
     left out and counted.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        on_bad_line: str = "fail",
-        files: str = "{lang}.{split}.tsv",
-        splits: Mapping[str, str] | None = None,
-        codes: Mapping[str, str] | None = None,
-        dev_every: int = 0,
-        test_every: int = 0,
-        max_line_bytes: int = MAX_LINE_BYTES,
-    ) -> None:
-        super().__init__(
-            "tsv.Tsv",
-            folder,
-            files,
-            "en",
-            splits,
-            codes,
-            dev_every,
-            test_every,
-            on_bad_line,
-            max_line_bytes,
-        )
+    files: str = "{lang}.{split}.tsv"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if "side" in self.layout.fields or not {"lang", "pair"} & self.layout.fields:
-            raise ValueError(f"tsv.Tsv.files = {files!r}: needs {{lang}} or {{pair}}, no {{side}}")
+            raise SettingError(
+                "Tsv.files", self.files, "a pattern with {lang} or {pair}, without {side}"
+            )
 
     def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
         for file in files:

@@ -162,13 +162,15 @@ def test_at_least_100_languages_yield_pairs():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"sizes": {"galician": 5}}, ["'galician'", "nearest: gl", "cldr.Cldr.sizes"]),
-        ({"sizes": {"sr_Cyrl": 5}}, ["'sr_Cyrl'", "sr_Latn", "cldr.Cldr.sizes"]),
-        ({"sizes": {"1234": 5}}, ["'1234'", "it has es, fr", "cldr.Cldr.sizes"]),
-        ({"sizes": {"gl": 0}}, ["'gl'", "0", "cldr.Cldr.sizes"]),
-        ({"sizes": {"gl": 2.5}}, ["'gl'", "2.5", "cldr.Cldr.sizes"]),
-        ({"largest": 10, "smallest": 20}, ["10", "20", "cldr.Cldr.largest"]),
-        ({"test_pairs": 0}, ["cldr.Cldr.test_pairs", "0"]),
+        ({"sizes": {"galician": 5}}, ["'galician'", "nearest: gl", "Cldr.sizes"]),
+        ({"sizes": {"sr_Cyrl": 5}}, ["'sr_Cyrl'", "sr_Latn", "Cldr.sizes"]),
+        ({"sizes": {"1234": 5}}, ["'1234'", "es, fr", "Cldr.sizes"]),
+        ({"sizes": {"gl": 0}}, ["'gl'", "0", "Cldr.sizes"]),
+        ({"sizes": {"gl": 2.5}}, ["'gl'", "2.5", "Cldr.sizes"]),
+        ({"largest": 10, "smallest": 20}, ["10", "20", "Cldr.smallest"]),
+        ({"test_pairs": 0}, ["Cldr.test_pairs", "0"]),
+        ({"sizes": "x"}, ["Cldr.sizes = 'x'", "a dictionary"]),
+        ({"sizes": {"gl": 10**12}}, ["Cldr.sizes", "1 to 10,000,000"]),
     ],
 )
 def test_bad_arguments(arguments, said):
@@ -179,7 +181,7 @@ def test_bad_arguments(arguments, said):
 
 
 def test_bad_requests(corpus):
-    with pytest.raises(ValueError, match=r"'fr': cldr\.Cldr\.sizes has only ru, de, gl, ckb"):
+    with pytest.raises(ValueError, match=r"'fr': Cldr\.sizes has only ru, de, gl, ckb"):
         corpus.pairs("fr", "train")
     with pytest.raises(ValueError, match="'valid': one of train, dev, test"):
         corpus.pairs("gl", "valid")
@@ -187,9 +189,9 @@ def test_bad_requests(corpus):
 
 def test_too_many_pairs(monkeypatch):
     monkeypatch.setattr(cldr, "PATIENCE", 100)
-    with pytest.raises(ValueError, match=r"ce has \d+ train pairs, not 50000: lower cldr.Cldr.s"):
+    with pytest.raises(ValueError, match=r"ce has \d+ train pairs, not 50000: lower Cldr.s"):
         Cldr({"ce": 50_000}).pairs("ce", "train")
-    with pytest.raises(ValueError, match=r"ce has \d+ dev pairs, not 300: lower cldr.Cldr.dev_p"):
+    with pytest.raises(ValueError, match=r"ce has \d+ dev pairs, not 300: lower Cldr.dev_p"):
         Cldr({"ce": 5}, dev_pairs=300).pairs("ce", "dev")
 
 

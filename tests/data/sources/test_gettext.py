@@ -140,9 +140,11 @@ def test_options(tmp_path: Path) -> None:
     dropped = pairs(catalogue(tmp_path, placeholders="drop"))
     assert not [pair for pair in dropped if "%s" in pair.english]
     assert Pair("100 % of the R&D", "O 100 % da I+D") in dropped
-    with pytest.raises(ValueError, match=r"must be one of same, drop, keep \(gettext\.Gettext\.pl"):
+    with pytest.raises(ValueError, match=r"Gettext\.placeholders = .*one of same, drop, keep"):
         catalogue(tmp_path, placeholders="none")
-    with pytest.raises(ValueError, match=r"gettext\.Gettext\.files = 'x\.po': needs \{lang\}"):
+    with pytest.raises(
+        ValueError, match=r"Gettext\.files = 'x\.po': must be a pattern with \{lang\}"
+    ):
         catalogue(tmp_path, files="x.po")
 
 
@@ -171,6 +173,7 @@ def test_mo_has_the_same_pairs_as_po(tmp_path: Path) -> None:
         ('"text"\n', 1),
         ('msgid "a"\n\nmsgid "b"\nmsgstr "c"\n', 1),
         ('msgid ""\nmsgstr "charset=NONE-1\\n"\n', 1),
+        ('msgid ""\nmsgstr "charset=undefined\\n"\n', 1),
     ],
 )
 def test_what_is_no_catalogue_is_one_bad_line(tmp_path: Path, text: str, line: int) -> None:

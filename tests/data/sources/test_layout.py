@@ -19,9 +19,9 @@ def test_two_codes_of_one_language_are_an_error_with_both_files(tmp_path: Path) 
     with pytest.raises(ValueError) as error:
         Tsv(tmp_path).languages()
     assert str(error.value) == (
-        f"{tmp_path}/pt_BR.train.tsv: language code 'pt_BR' beside 'pt-BR' of "
-        f"{tmp_path}/pt-BR.dev.tsv: both would be 'pt_BR'; write them alike, or give one another "
-        "name: tsv.Tsv.codes = {'pt_BR_2': 'pt_BR'}"
+        f"{tmp_path}/pt_BR.train.tsv: language code 'pt_BR' next to 'pt-BR' of "
+        f"{tmp_path}/pt-BR.dev.tsv: both would be 'pt_BR'; use one code, or give one another "
+        "name: Tsv.codes = {'pt_BR_2': 'pt_BR'}"
     )
     (tmp_path / "pt_BR.train.tsv").write_text("night\tnoite\n")
     source = Tsv(tmp_path, codes={"pt_BR_2": "pt_BR"})
@@ -33,7 +33,7 @@ def test_two_codes_of_one_language_are_an_error_with_both_files(tmp_path: Path) 
 def test_a_given_name_that_is_another_files_own(tmp_path: Path) -> None:
     for name in ("gl.train.tsv", "glg.train.tsv"):
         (tmp_path / name).write_text("day\tdía\n")
-    with pytest.raises(ValueError, match=r"'glg' beside 'gl' of .*gl\.train\.tsv: both .* 'gl'"):
+    with pytest.raises(ValueError, match=r"'glg' next to 'gl' of .*gl\.train\.tsv: both .* 'gl'"):
         Tsv(tmp_path, codes={"gl": "glg"}).languages()
 
 
@@ -41,7 +41,7 @@ def test_pairs_of_moses(tmp_path: Path) -> None:
     for name in ("train.en-sr@latin", "train.en-sr_latin"):
         for side in ("en", name.removeprefix("train.en-")):
             (tmp_path / f"{name}.{side}").write_text("day\n")
-    with pytest.raises(ValueError, match=r"'sr_latin' beside 'sr@latin' of .*moses\.Moses\.codes"):
+    with pytest.raises(ValueError, match=r"'sr_latin' next to 'sr@latin' of .*Moses\.codes"):
         Moses(tmp_path).languages()
 
 
@@ -49,5 +49,5 @@ def test_records_of_one_file(tmp_path: Path) -> None:
     records = [{"en": "day", "pt-BR": "dia"}, {"en": "night", "pt_BR": "noite"}]
     text = "".join(json.dumps({"translation": record}) + "\n" for record in records)
     (tmp_path / "train.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=r"'pt_BR' beside 'pt-BR': both .* jsonl\.Jsonl\.codes"):
+    with pytest.raises(ValueError, match=r"'pt_BR' next to 'pt-BR': both .* Jsonl\.codes"):
         Jsonl(tmp_path, files="{split}.jsonl").languages()

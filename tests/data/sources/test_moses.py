@@ -68,19 +68,19 @@ def test_missing_sides_and_files_twice(tmp_path: Path) -> None:
 
 
 def test_a_pattern_must_say_side_and_split(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"moses\.Moses\.files = .* needs \{side\}"):
+    with pytest.raises(ValueError, match=r"Moses\.files = .*: must be a pattern with \{side\}"):
         Moses(tmp_path, files="{split}.{pair}")
-    with pytest.raises(ValueError, match=r"without \{split\} .*moses\.Moses\.dev_every"):
+    with pytest.raises(ValueError, match=r"must be a pattern with \{split\}, or dev_every"):
         Moses(tmp_path, files="{pair}.{side}")
-    with pytest.raises(ValueError, match=r"leave out dev_every and test_every"):
+    with pytest.raises(ValueError, match=r"a pattern without \{split\} where dev_every"):
         Moses(tmp_path, test_every=9)
-    with pytest.raises(ValueError, match=r"unknown field \{langs\}; there are \{lang\}, "):
+    with pytest.raises(ValueError, match=r"a pattern of \{lang\}, .* not \{langs\}"):
         Moses(tmp_path, files="{langs}.{split}.{side}")
-    with pytest.raises(ValueError, match=r"must be a path below moses\.Moses\.folder"):
+    with pytest.raises(ValueError, match=r"must be a path below Moses\.folder"):
         Moses(tmp_path, files="../{pair}.{split}.{side}")
-    with pytest.raises(ValueError, match=r"unknown split 'valid'"):
+    with pytest.raises(ValueError, match=r"of train .needed., dev and test"):
         Moses(tmp_path, splits={"train": "train", "valid": "dev"})
-    with pytest.raises(ValueError, match=r"needs 'train'"):
+    with pytest.raises(ValueError, match=r"of train .needed., dev and test"):
         Moses(tmp_path, splits={"dev": "dev"})
-    with pytest.raises(ValueError, match=r"names one thing twice"):
+    with pytest.raises(ValueError, match=r"a dictionary of different values"):
         Moses(tmp_path, codes={"zh": "zh_CN", "yue": "zh_CN"})

@@ -148,21 +148,21 @@ def test_an_unknown_language_is_one_clear_line(
     source = made_sources(name)
     with pytest.raises(ValueError, match=r"'eo'.*gl, pt") as error:
         list(source.pairs("eo", "train"))
-    assert f"{name}.{type(source).__name__}." in str(error.value)
+    assert f"{type(source).__name__}." in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_missing_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
     argument = "data_dir" if name == "tfds" else "folder"
-    with pytest.raises(ValueError, match=rf"nowhere: no such folder \({name}\.\w+\.{argument}\)"):
-        source_classes()[name](**arguments_of(name, tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=rf"nowhere: no such folder \(\w+\.{argument}\)"):
+        source_classes()[name](**arguments_of(name, tmp_path / "nowhere")).languages()
 
 
 @pytest.mark.parametrize("name", sorted(set(WRITERS) - {"tfds"}))
 def test_an_empty_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
     source = source_classes()[name](**arguments_of(name, tmp_path))
-    with pytest.raises(ValueError, match=rf"no file is called like .* \({name}\.\w+\.files\)"):
+    with pytest.raises(ValueError, match=r"no file is called like .* \(\w+\.files\)"):
         source.languages()
 
 

@@ -86,20 +86,23 @@ def test_mistakes_are_one_clear_line(data_dir: Path) -> None:
             r"no prepared dataset, de-gl, en-gl, many, talks is there",
         ),
         ({"datasets": ["made_dataset/talks:9.0.0"]}, r"no prepared dataset of version 9\.0\.0"),
-        ({"datasets": []}, r"tfds\.Tfds\.datasets is empty"),
-        ({"datasets": ["made_dataset/talks"], "splits": {"dev": "x"}}, r"needs 'train', and may"),
+        ({"datasets": []}, r"Tfds\.datasets = \[\]: must be at least one name"),
+        (
+            {"datasets": ["made_dataset/talks"], "splits": {"dev": "x"}},
+            r"must be of train \(needed\)",
+        ),
         (
             {
                 "datasets": ["made_dataset/talks"],
                 "splits": {"train": "train", "dev": "validation"},
                 "dev_every": 9,
             },
-            r"with dev_every and test_every only 'train'",
+            r"of train alone with dev_every and test_every",
         ),
     ):
         with pytest.raises(ValueError, match=said):
-            Tfds(data_dir=data_dir, **arguments)  # type: ignore
-    with pytest.raises(ValueError, match=r"no split 'test'; it has train, validation \(tfds\.Tfds"):
+            Tfds(data_dir=data_dir, **arguments).languages()  # type: ignore
+    with pytest.raises(ValueError, match=r"no split 'test'; it has train, validation \(Tfds"):
         Tfds(["made_dataset/talks"], data_dir).languages()
-    with pytest.raises(ValueError, match=r"has de, gl, no 'en' \(tfds\.Tfds\.english\)"):
+    with pytest.raises(ValueError, match=r"has de, gl, no 'en' \(Tfds\.english\)"):
         Tfds(["made_dataset/de-gl"], data_dir, splits={"train": "train"}).languages()

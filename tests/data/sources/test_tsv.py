@@ -80,7 +80,7 @@ def test_languages_and_missing_files(tmp_path: Path) -> None:
     source = write(tmp_path, GOOD, "gl.train.tsv")
     assert source.languages() == ["gl", "pt"]
     assert list(source.pairs("gl", "dev")) == []
-    with pytest.raises(ValueError, match=r"no 'eo' in .*; there is gl, pt \(tsv\.Tsv\.files"):
+    with pytest.raises(ValueError, match=r"no 'eo' in .*; there is gl, pt \(Tsv\.files"):
         list(source.pairs("eo", "train"))
     (tmp_path / "eo.train.tsv").touch()
     with pytest.raises(ValueError, match=r"eo\.train\.tsv: no pairs"):
@@ -97,13 +97,15 @@ def test_one_file_a_language_is_split_by_hash(tmp_path: Path) -> None:
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere: no such folder \(tsv\.Tsv\.folder\)"):
-        Tsv(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"'ignore': must be 'fail' or 'skip'"):
+    with pytest.raises(ValueError, match=r"nowhere: no such folder \(Tsv\.folder\)"):
+        Tsv(tmp_path / "nowhere").languages()
+    with pytest.raises(ValueError, match=r"'ignore': must be one of fail, skip"):
         Tsv(tmp_path, on_bad_line="ignore")
-    with pytest.raises(ValueError, match=r"tsv\.Tsv\.files = '\{split\}\.tsv': needs \{lang\}"):
+    with pytest.raises(
+        ValueError, match=r"Tsv\.files = '\{split\}\.tsv': must be a pattern with \{lang\}"
+    ):
         Tsv(tmp_path, files="{split}.tsv")
-    with pytest.raises(ValueError, match=r"tsv\.Tsv\.max_line_bytes is 0"):
+    with pytest.raises(ValueError, match=r"Tsv\.max_line_bytes = 0"):
         Tsv(tmp_path, max_line_bytes=0)
 
 
@@ -112,7 +114,7 @@ def test_identity_is_the_content(tmp_path: Path) -> None:
     assert write(tmp_path, GOOD).identity() == before
     changed = write(tmp_path, [*GOOD[:-1], b"good 8\tbo 9"]).identity()
     assert changed != before
-    assert Tsv(tmp_path, "skip").identity() != changed
+    assert Tsv(tmp_path, on_bad_line="skip").identity() != changed
 
 
 def test_a_folder_called_like_a_file_is_told(tmp_path: Path) -> None:

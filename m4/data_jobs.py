@@ -14,7 +14,9 @@ from m4.data.inspection import audit as audits
 from m4.data.inspection import preview as previews
 from m4.data.inspection import vocabulary_report
 from m4.data.inspection.preview import Column, drawn_of
+from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
+from m4.data.samplers.uniform import uniform
 from m4.eval.report import preview_page as preview_page
 from m4.experiment import Setup, console, corpus, corpus_settings, training_stream
 from m4.progress import ProgressBar
@@ -38,7 +40,9 @@ def preview(setup: Setup, temperatures: str, most_epochs: float) -> None:
         columns.append(Column("configured", drawn_of(cache, stream, setup.total_steps)))
         for name, value in others.items():
             stage.update(len(columns), name)
-            sampler = functools.partial(temperature, temperature=value)
+            sampler: Sampler = functools.partial(temperature, temperature=value)
+            if value == float("inf"):
+                sampler = uniform
             try:
                 stream = training_stream(dataclasses.replace(setup, sampler=sampler), cache)
             except ValueError as error:  # a share that is too small to draw; the rest goes on

@@ -15,7 +15,7 @@ import pytest
 from m4 import jobs
 from m4.__main__ import gin_arguments, parse_config, parser
 from m4.data import samplers
-from m4.data.stream.mixture import tells_drawn
+from m4.data.stream.mixture import takes_drawn
 from m4.model.transformer import abstract_variables, count_parameters
 from m4.plan.program import planned_model
 from m4.plan.table3 import TABLE3, paper_row_of
@@ -153,7 +153,7 @@ def test_samplers_gin_has_a_line_for_every_sampler() -> None:
             setup = gin.get_configurable(jobs.Setup)()
             corpus = gin.query_parameter("cldr.Cldr.sizes")
             sizes = {f"en-{code}": size for code, size in corpus.items()}
-            told = {"drawn": 7.5e4} if tells_drawn(setup.sampler) else {}
+            told = {"drawn": 7.5e4} if takes_drawn(setup.sampler) else {}
             rates = setup.sampler(sizes, **told)
         made = getattr(setup.sampler, "__name__", type(setup.sampler).__name__)
         assert made == function

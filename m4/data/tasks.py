@@ -209,7 +209,7 @@ def register_cache(
 ) -> None:
     """Register the tasks and mixtures of a ready cache: the same pairs, ids and rates.
 
-    sample_by: what the sampler counts, "examples" or "tokens" (jobs.Setup.sample_by). A cache
+    sample_by: what the sampler counts, "examples" or "tokens". A cache
     whose two vocabularies are made for one mixture has that one only.
     """
     mixtures = MIXTURES if cache.has_all_directions else (cache.mixture,)

@@ -64,4 +64,4 @@ def why_none(count: Count) -> str:
     if not count.read:
         return "the source has none"
     reasons = ", ".join(f"{reason} {pairs:,}" for reason, pairs in count.dropped.most_common())
-    return f"all {count.read:,} are dropped: {reasons} (clean.Cleaning.stages)"
+    return f"all {count.read:,} are dropped: {reasons} (Cleaning.stages)"

@@ -15,8 +15,7 @@ def identity_of(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
         text["by_language"] = {
             code: text["by_language"].get(code) for code in settings["languages"]
         }
-    # Sorted: gin writes the keys of a dictionary in another order than it was given, and the order
-    # in which a cache holds its languages is its own affair.
+    # Sorted: the order in which a cache holds its languages decides no ids.
     return {**settings, "languages": sorted(settings["languages"]), "source": text}
 
 

@@ -1,4 +1,4 @@
-"""Stages of cleaning: one file a stage, each a frozen dataclass of settings that is a `Stage`.
+"""Stages of cleaning: one file a stage, each a frozen dataclass of settings, a `CleaningStage`.
 
 A stage never sees a whole corpus at once: it gets chunks of one language and split, and says which
 pairs to drop and why, or gives them back with other text.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from m4.data.cleaning.chunk import Chunk
-from m4.data.directions import SIDES
+from m4.settings import Between
 
 Mask = npt.NDArray[np.bool_]
+Share = Annotated[float, Between(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class FittedCheck(Protocol):
 Opened = Callable[[str, str], "Check | FittedCheck | NotChecked"]
 
 
-class Stage(Protocol):
+class CleaningStage(Protocol):
     """The settings of a stage; `name` is that of its file and begins its reasons in the ledger.
 
     Dev and test go through the checks too. There they only flag: nothing is dropped or changed.
@@ -73,20 +74,3 @@ class Stage(Protocol):
     def open(self, languages: Sequence[str]) -> Opened:
         """The stage at work on one corpus of these languages."""
         ...
-
-
-def check_sides(sides: Sequence[str], gin_name: str) -> None:
-    """ValueError where `sides` is not one or both of SIDES."""
-    if isinstance(sides, str) or not sides or set(sides) - set(SIDES):
-        raise ValueError(
-            f"sides is {sides!r}: must be a list of one or both of {', '.join(SIDES)} ({gin_name})"
-        )
-
-
-def check_number(value: Any, least: float, gin_name: str, most: float = float("inf")) -> None:
-    """ValueError where a setting is no number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        allowed = f"at least {least}" if most == float("inf") else f"from {least} to {most}"
-        raise ValueError(
-            f"{gin_name.rpartition('.')[2]} is {value!r}: must be {allowed} ({gin_name})"
-        )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from m4.data.cleaning import Check, FittedCheck, Mask, NotChecked, Stage
+from m4.data.cleaning import Check, CleaningStage, FittedCheck, Mask, NotChecked
 from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
 from m4.data.cleaning.duplicates import Duplicates
 from m4.data.cleaning.empty import Empty
@@ -28,11 +28,13 @@ from m4.data.cleaning.overlap import Overlap
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.skipped import SkippedLines
 from m4.data.sources import Pair, Source
+from m4.settings import SettingError, checked
 
 # (reason, language, split, number of the pair, pair), for every training pair that is dropped.
 OnDrop = Callable[[str, str, str, int, Pair], None]
 
 
+@checked
 @dataclass(frozen=True)
 class Cleaning:
     """What is done to a corpus before it is tokenized.
@@ -41,12 +43,12 @@ class Cleaning:
     `thorough` has all of them.
     """
 
-    stages: Sequence[Stage] = (Normalise(), Empty(), Duplicates(), Overlap())
+    stages: Sequence[CleaningStage] = (Normalise(), Empty(), Duplicates(), Overlap())
 
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"stage {min(twice)!r} is there twice (clean.Cleaning.stages)")
+        if len(set(names)) < len(names):
+            raise SettingError("Cleaning.stages", names, "stages of different kinds")
 
     def identity(self) -> dict[str, Any]:
         """All that decides what it does, as JSON: {stage: settings}, and their order."""
@@ -66,10 +68,10 @@ def english_overlap() -> Cleaning:
     return Cleaning([Overlap(sides=["english"])])
 
 
-def thorough(stages: Sequence[Stage] = ()) -> Cleaning:
+def thorough(stages: Sequence[CleaningStage] = ()) -> Cleaning:
     """Every stage at its defaults, but duplicates without regard to case, width and spacing; those
     given in `stages` in the place of their kind."""
-    every: tuple[Stage, ...] = (
+    every: tuple[CleaningStage, ...] = (
         Normalise(),
         Empty(),
         Length(),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from m4.data.cleaning import Check, Findings, Opened
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.keys import U64, Digests, both
+from m4.settings import OneOf, checked
 
 BY = ("pair", "english", "foreign")
 
 
+@checked
 @dataclass(frozen=True)
 class Duplicates:
     """Keeps the first of the pairs of a language and split that are the same.
@@ -22,14 +24,8 @@ class Duplicates:
     a pair, 16 with normalised.
     """
 
-    by: str = "pair"
+    by: Annotated[str, OneOf(BY)] = "pair"
     normalised: bool = False
-
-    def __post_init__(self) -> None:
-        if self.by not in BY:
-            raise ValueError(
-                f"by is {self.by!r}: must be one of {', '.join(BY)} (duplicates.Duplicates.by)"
-            )
 
     @property
     def name(self) -> str:

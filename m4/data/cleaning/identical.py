@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from m4.data.cleaning import Check, Findings, Opened, check_number
+from m4.data.cleaning import Check, Findings, Opened
 from m4.data.cleaning.chunk import Chunk
+from m4.settings import Between, checked
 
 
+@checked
 @dataclass(frozen=True)
 class Identical:
     """Drops a pair whose sides are the same, but for case, width and spacing.
@@ -19,10 +21,7 @@ class Identical:
     Sides of at most `name_words` words stay: names, numbers and titles are rightly the same.
     """
 
-    name_words: int = 3
-
-    def __post_init__(self) -> None:
-        check_number(self.name_words, 0, "identical.Identical.name_words")
+    name_words: Annotated[int, Between(0, 10**6)] = 3
 
     @property
     def name(self) -> str:

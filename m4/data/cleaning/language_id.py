@@ -6,15 +6,16 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning import Check, Findings, NotChecked, Opened, check_number
+from m4.data.cleaning import Check, Findings, NotChecked, Opened, Share
 from m4.data.cleaning.chunk import Chunk
 from m4.data.directions import SIDES
 from m4.data.languages import describe
+from m4.settings import Between, checked
 
 PACKAGE = "py3langid"
 # ISO 639's codes for undetermined and for no linguistic content.
@@ -43,6 +44,7 @@ class Identifier(Protocol):
         ...
 
 
+@checked
 @dataclass(frozen=True)
 class LanguageId:
     """Drops a pair with a side that an identifier takes for another language.
@@ -56,13 +58,9 @@ class LanguageId:
     model in the package). Where it is not installed the stage does not run, and the report says so.
     """
 
-    least_sure: float = 0.9
-    least_letters: int = 20
+    least_sure: Share = 0.9
+    least_letters: Annotated[int, Between(1, 10**6)] = 20
     identifier: Callable[[], Identifier] | None = None
-
-    def __post_init__(self) -> None:
-        check_number(self.least_sure, 0, "language_id.LanguageId.least_sure", 1)
-        check_number(self.least_letters, 1, "language_id.LanguageId.least_letters")
 
     @property
     def name(self) -> str:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from m4.data.cleaning import Check, Findings, Opened, check_number
+from m4.data.cleaning import Check, Findings, Opened
 from m4.data.cleaning.chunk import Chunk
 from m4.data.directions import SIDES
+from m4.settings import Between, checked
 
 
+@checked
 @dataclass(frozen=True)
 class Length:
     """Drops a pair with a side of more than `most_characters`.
 
     Sentences that are too long in pieces are dropped when they are tokenized, whatever is set here
-    (jobs.Setup.lengths); this stage saves the work, and drops whole paragraphs.
+    (CorpusSpec.lengths); this stage saves the work, and drops whole paragraphs.
     """
 
-    most_characters: int = 1000
-
-    def __post_init__(self) -> None:
-        check_number(self.most_characters, 1, "length.Length.most_characters")
+    most_characters: Annotated[int, Between(1, 10**9)] = 1000
 
     @property
     def name(self) -> str:

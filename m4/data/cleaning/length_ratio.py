@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning import Findings, Opened, check_number
+from m4.data.cleaning import Findings, Opened
 from m4.data.cleaning.chunk import Chunk
+from m4.settings import Between, OneOf, checked
 
 UNITS = ("characters", "bytes")
 
 
+@checked
 @dataclass(frozen=True)
 class LengthRatio:
     """Drops a pair whose foreign side is more than `bound` times as long, or as short, as expected.
@@ -29,20 +31,10 @@ class LengthRatio:
     A language with fewer than `fewest` pairs has no median to trust and is not checked.
     """
 
-    bound: float = 2.5
-    slack: float = 10.0
-    fewest: int = 50
-    unit: str = "characters"
-
-    def __post_init__(self) -> None:
-        check_number(self.bound, 1, "length_ratio.LengthRatio.bound")
-        check_number(self.slack, 0, "length_ratio.LengthRatio.slack")
-        check_number(self.fewest, 1, "length_ratio.LengthRatio.fewest")
-        if self.unit not in UNITS:
-            raise ValueError(
-                f"unit is {self.unit!r}: must be one of {', '.join(UNITS)} "
-                "(length_ratio.LengthRatio.unit)"
-            )
+    bound: Annotated[float, Between(1, 1e6)] = 2.5
+    slack: Annotated[float, Between(0, 1e6)] = 10.0
+    fewest: Annotated[int, Between(1, 10**9)] = 50
+    unit: Annotated[str, OneOf(UNITS)] = "characters"
 
     @property
     def name(self) -> str:

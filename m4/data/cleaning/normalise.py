@@ -6,13 +6,14 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from m4.data.cleaning import Check, Findings, Opened
 from m4.data.cleaning.chunk import Chunk
 from m4.data.directions import SIDES
+from m4.settings import OneOf, checked
 
 FORMS = ("NFC", "NFKC", "none")
 
@@ -51,6 +52,7 @@ class Fixed(NamedTuple):
     reasons: tuple[str, ...]
 
 
+@checked
 @dataclass(frozen=True)
 class Normalise:
     """Changes text, drops nothing.
@@ -61,15 +63,8 @@ class Normalise:
     marks go where nothing is written from right to left.
     """
 
-    form: str = "NFC"
+    form: Annotated[str, OneOf(FORMS)] = "NFC"
     junk: bool = True
-
-    def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise ValueError(
-                f"form is {self.form!r}: must be one of {', '.join(FORMS)} "
-                "(normalise.Normalise.form)"
-            )
 
     @property
     def name(self) -> str:

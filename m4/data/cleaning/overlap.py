@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 from etils import epath
 
-from m4.data.cleaning import Check, Findings, Opened, check_sides
+from m4.data.cleaning import Check, Findings, Opened
 from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
 from m4.data.cleaning.keys import Digests, normal_digests
 from m4.data.directions import SIDES
 from m4.data.sources import Source
 from m4.data.sources.files import digest, lines
 from m4.data.sources.lines import BOM, MAX_LINE_BYTES
+from m4.settings import OneOf, SettingError, checked
 
 HELD_OUT = ("test", "dev")
 
 
+@checked
 @dataclass(frozen=True)
 class Overlap:
     """Drops a training pair with a side that is in a dev or test set, compared without case, width
@@ -33,17 +35,17 @@ class Overlap:
     sentence a line, English under "en".
     """
 
-    sides: Sequence[str] = SIDES
+    sides: Sequence[Annotated[str, OneOf(SIDES)]] = SIDES
     sources: Mapping[str, Source] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, str | Sequence[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_sides(self.sides, "overlap.Overlap.sides")
+        if not self.sides:
+            raise SettingError("Overlap.sides", self.sides, f"one or both of {', '.join(SIDES)}")
         for given, argument in ((self.sources, "sources"), (self.files, "files")):
             if taken := {*HELD_OUT} & {*given}:
-                raise ValueError(
-                    f"a test set cannot be called {min(taken)!r}: the corpus's own are called so "
-                    f"(overlap.Overlap.{argument})"
+                raise SettingError(
+                    f"Overlap.{argument}", min(taken), "another name: the corpus's own sets have it"
                 )
 
     @property
@@ -121,7 +123,7 @@ def _sentences(path: epath.Path) -> Iterator[str]:
         try:
             text = line.removeprefix(BOM).decode("utf-8").strip()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} line {number}: not UTF-8 (overlap.Overlap.files)") from error
+            raise ValueError(f"{path} line {number}: not UTF-8 (Overlap.files)") from error
         if text:
             yield text
 
@@ -131,5 +133,5 @@ def _paths(of: str | Sequence[str]) -> list[epath.Path]:
     found = [epath.Path(path) for path in ([of] if isinstance(of, str) else of)]
     for path in found:
         if not path.is_file():
-            raise ValueError(f"{path}: no such file (overlap.Overlap.files)")
+            raise ValueError(f"{path}: no such file (Overlap.files)")
     return found

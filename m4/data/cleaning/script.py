@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning import Check, Findings, NotChecked, Opened, check_number
+from m4.data.cleaning import Check, Findings, NotChecked, Opened, Share
 from m4.data.cleaning.chunk import Chunk
 from m4.data.scripts import COMMON, NUMBERS, SCRIPTS, likely_scripts_of, script_numbers, scripts_of
+from m4.settings import SettingError, checked
 
 # A Chinese character says about as much as three Latin letters: "Allen是个诗人" is Chinese.
 _LATIN_IN_HAN = 1 / 3
 
 
+@checked
 @dataclass(frozen=True)
 class Script:
     """Drops a pair with a side in another script than its language's.
@@ -32,18 +34,17 @@ class Script:
     which nothing is known is not checked.
     """
 
-    most_latin: float = 0.5
-    most_other: float = 0.2
+    most_latin: Share = 0.5
+    most_other: Share = 0.2
     scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_number(self.most_latin, 0, "script.Script.most_latin", 1)
-        check_number(self.most_other, 0, "script.Script.most_other", 1)
         for code, scripts in self.scripts.items():
-            if isinstance(scripts, str) or not scripts or set(scripts) - set(SCRIPTS):
-                raise ValueError(
-                    f"scripts of {code!r} are {scripts!r}: must be a list of ISO 15924 codes of "
-                    "Unicode's scripts, e.g. ['Latn'] (script.Script.scripts)"
+            if not scripts or set(scripts) - set(SCRIPTS):
+                raise SettingError(
+                    f"Script.scripts[{code!r}]",
+                    scripts,
+                    "a list of ISO 15924 codes of Unicode's scripts, e.g. ['Latn']",
                 )
 
     @property

@@ -116,8 +116,8 @@ def warnings(preview: Preview, most_epochs: float) -> list[str]:
         more = ", ..." if len(over) > _MOST_NAMES else ""
         lines.append(
             f"repeated more than {most_epochs:g} times: {len(over)} of {len(preview.pairs)} "
-            f"languages ({', '.join(most)}{more}); a lower temperature, unimax.unimax.max_epochs "
-            "or fewer TRAIN_STEPS repeat less"
+            f"languages ({', '.join(most)}{more}); a lower temperature, unimax's max_epochs "
+            "or fewer steps repeat less"
         )
     if never := [code for code, one in preview.configured.drawn.items() if not one.pairs]:
         lines.append(f"never drawn: {', '.join(never)}")

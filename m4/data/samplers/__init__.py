@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from m4.settings import SettingError
+
 
 class Sampler(Protocol):
     """Sizes of the directions' training data -> rates that sum to 1, in the same order.
@@ -42,7 +44,7 @@ def plan(sampler: Sampler, sizes: dict[str, int]) -> list[Phase]:
 def check_sizes(sizes: Mapping[str, int]) -> None:
     """ValueError: there is nothing to sample from, or a direction has no data."""
     if not sizes:
-        raise ValueError("no directions to sample from (cache.prepare.languages)")
+        raise ValueError("no directions to sample from (CorpusSpec.languages)")
     if empty := [name for name, size in sizes.items() if size <= 0]:
         raise ValueError(f"no examples to sample from in {', '.join(empty)}")
 
@@ -53,19 +55,17 @@ def normalized(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items()}
 
 
-def matching(languages: Sequence[str], directions: Sequence[str], gin_name: str) -> list[str]:
+def matching(languages: Sequence[str], directions: Sequence[str], setting: str) -> list[str]:
     """The directions of some languages, in their order: 'gl' means en-gl and gl-en, 'en-gl' itself.
 
-    ValueError: one of them is neither a language nor a direction here.
+    SettingError: one of them is neither a language nor a direction here.
     """
     chosen = set()
     for name in languages:
         found = [d for d in directions if name == d or (name in d.split("-") and name != "en")]
         if not found:
             known = [code for d in directions for code in d.split("-") if code != "en"]
-            raise ValueError(
-                f"{gin_name}: no language or direction {name!r}; there are "
-                f"{', '.join(dict.fromkeys(known))}"
-            )
+            allowed = f"a language or direction of {', '.join(dict.fromkeys(known))}"
+            raise SettingError(setting, name, allowed)
         chosen.update(found)
     return [d for d in directions if d in chosen]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from m4.data.samplers import Planned, Sampler, normalized
 from m4.data.samplers.temperature import temperature
+from m4.settings import Between, SettingError, checked
 
 State = dict[str, Any]  # JSON
 
@@ -54,6 +55,7 @@ def loss(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, flo
     return {k.removeprefix(_DEV): value for k, value in now.items() if k.startswith(_DEV)}
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Learned:
     """Exponentiated weights: after each evaluation w_d *= exp(step_size * reward_d).
@@ -62,7 +64,7 @@ class Learned:
     beginning. Rewards are centred (a direction that the signal does not know keeps its weight) and
     divided by the largest, so that step_size is the most that the logarithm of a weight moves at
     once. All directions are measured each time, so nothing has to be explored: this is Hedge, not a
-    bandit. Weights change with evaluations only: `jobs.Setup.dev_period` is their period.
+    bandit. Weights change with evaluations only: `Training.dev_period` is their period.
 
     Source: Hedge, Freund and Schapire 1997, section 2; the floor is the mixing of Exp3, Auer et
     al. 2002, with `start` in the place of the uniform distribution.
@@ -74,16 +76,12 @@ class Learned:
 
     start: Sampler = temperature
     signal: Signal = improvement
-    step_size: float = 0.2
-    floor: float = 0.25
+    step_size: Annotated[float, Between(0, 100, above=True)] = 0.2
+    floor: Annotated[float, Between(0, 1, above=True)] = 0.25
 
     def __post_init__(self) -> None:
         if isinstance(self.start, Planned):
-            raise ValueError("learned.Learned.start: one sampler, a schedule is none")
-        if not 0 < self.step_size < math.inf:
-            raise ValueError(f"learned.Learned.step_size = {self.step_size}: must be above 0")
-        if not 0 < self.floor <= 1:
-            raise ValueError(f"learned.Learned.floor = {self.floor}: must be above 0, at most 1")
+            raise SettingError("Learned.start", self.start, "a sampler without phases")
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
         """The rates at the beginning."""
@@ -91,7 +89,7 @@ class Learned:
 
     def begin(self) -> State:
         """What is known before the first evaluation: nothing. JSON, and so is what `update` makes
-        of it: a checkpoint holds it, and a resumed run goes on from the same numbers."""
+        of it: a checkpoint holds it, and a resumed run continues from the same numbers."""
         return {"log_weights": {}, "measured": {}}
 
     def update(self, state: State, measured: Mapping[str, float]) -> State:
@@ -100,7 +98,7 @@ class Learned:
         if bad := [name for name, reward in rewards.items() if not math.isfinite(reward)]:
             raise ValueError(
                 f"learned sampling: no finite reward for {', '.join(sorted(bad)[:5])}; training "
-                "has diverged, or learned.Learned.signal does not fit"
+                "has diverged, or Learned.signal does not fit"
             )
         mean = sum(rewards.values()) / max(len(rewards), 1)
         most = max((abs(reward - mean) for reward in rewards.values()), default=0.0)
@@ -112,7 +110,7 @@ class Learned:
         return {"log_weights": log_weights, "measured": {**state["measured"], **measured}}
 
     def weights(self, state: State, directions: list[str]) -> dict[str, float]:
-        """Weight of each direction beside its start; their largest is 1, so that none overflows."""
+        """Factor of each direction to its start; their largest is 1, so that none overflows."""
         log_weights = {name: state["log_weights"].get(name, 0.0) for name in directions}
         largest = max(log_weights.values())
         return {name: math.exp(value - largest) for name, value in log_weights.items()}

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from m4.data.samplers import Phase, Sampler, check_sizes, matching
+from m4.settings import SettingError, checked
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Phases of training, each with a sampler of its own.
+    """Phases of training, each with its own sampler.
 
     In gin, where a scope gives each phase its own temperature:
 
-        jobs.Setup.sampler = @schedule.Schedule()
+        experiment.Data.sampler = @schedule.Schedule()
         schedule.Schedule.phases = (
             (0, @early/temperature.temperature, ('es', 'de', 'ru')),
             (20000, @late/temperature.temperature, None),
@@ -31,25 +33,26 @@ class Schedule:
             ('en-gl'); None: all. What a phase does not name is not drawn in it. A phase begins at
             the first group of steps that begins at or after its first step (`m4.data.stream`).
 
+            A phase's sampler does not get what the run draws: unimax needs its own budget there.
+
     Raises:
-        ValueError: no phase begins at step 0, or the steps do not rise. A sampler in a phase is not
-            told what the run draws: unimax needs a budget of its own there.
+        SettingError: no phase begins at step 0, or the steps do not rise.
     """
 
     phases: Sequence[tuple[int, Sampler, Sequence[str] | None]]
 
     def __post_init__(self) -> None:
-        name = "schedule.Schedule.phases"
+        name = "Schedule.phases"
         for number, phase in enumerate(self.phases):
             if not (isinstance(phase, (tuple, list)) and len(phase) == 3 and callable(phase[1])):
-                raise ValueError(f"{name}[{number}] must be (first step, sampler, languages)")
+                raise SettingError(f"{name}[{number}]", phase, "(first step, sampler, languages)")
             languages = phase[2]
             if isinstance(languages, str) or (languages is not None and not len(languages)):
-                raise ValueError(f"{name}[{number}]: languages must be a list of codes, or None")
+                raise SettingError(f"{name}[{number}]", phase, "with a list of codes, or None")
         steps = [phase[0] for phase in self.phases]
         rise = all(a < b for a, b in pairwise(steps))
         if steps[:1] != [0] or not rise or not all(isinstance(step, int) for step in steps):
-            raise ValueError(f"{name} begin at steps {steps}: must be whole numbers from 0, rising")
+            raise SettingError(f"{name}: first steps", steps, "whole numbers from 0, rising")
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
         """Rates of the first phase; 0 for what it does not draw."""
@@ -62,6 +65,6 @@ class Schedule:
         for number, (first_step, sampler, languages) in enumerate(self.phases):
             drawn = list(sizes)
             if languages is not None:
-                drawn = matching(languages, drawn, f"schedule.Schedule.phases[{number}]")
+                drawn = matching(languages, drawn, f"Schedule.phases[{number}]")
             made.append(Phase(first_step, sampler({name: sizes[name] for name in drawn})))
         return made

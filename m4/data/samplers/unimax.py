@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from m4.data.samplers import check_sizes, normalized
+from m4.settings import Between, SettingError, checked
 
 
+@checked
 def unimax(
     sizes: dict[str, int],
-    max_epochs: float = 4.0,
-    budget: float | None = None,
+    max_epochs: Annotated[float, Between(0, 1e9, above=True)] = 4.0,
+    budget: Annotated[float | None, Between(0, 1e15, above=True)] = None,
     drawn: float | None = None,
 ) -> dict[str, float]:
     """Rates at which no direction is seen more than `max_epochs` times.
@@ -19,28 +23,22 @@ def unimax(
 
     Args:
         sizes: of the directions. budget: what training draws, in the unit of the sizes; None: what
-            the whole run draws (`drawn`, which m4 works out from TRAIN_STEPS).
+            the whole run draws (`drawn`, which m4 works out from the steps).
 
     Raises:
-        ValueError: all data max_epochs times is less than the budget; the budget is not known.
+        SettingError: all data max_epochs times is less than the budget; the budget is not known.
 
     Source: Chung et al. 2023, "UniMax: Fairer and more Effective Language Sampling for Large-Scale
     Multilingual Pretraining", Algorithm 1 (there in characters).
     """
     check_sizes(sizes)
-    if not 0 < max_epochs < float("inf"):
-        raise ValueError(f"max_epochs is {max_epochs}: must be above 0 (unimax.unimax.max_epochs)")
     budget = drawn if budget is None else budget
     if budget is None:
-        raise ValueError("how much is drawn is not known here: set unimax.unimax.budget")
-    if not budget > 0:
-        raise ValueError(f"budget is {budget}: must be above 0 (unimax.unimax.budget)")
+        raise SettingError("unimax.budget", None, "set here, where what the run draws is not known")
     if (most := max_epochs * sum(sizes.values())) < budget:
-        raise ValueError(
-            f"max_epochs = {max_epochs:g} allows {most:,.0f} draws and training makes "
-            f"{budget:,.0f}: at least {budget / sum(sizes.values()):.3g} epochs are needed "
-            "(unimax.unimax.max_epochs; or fewer TRAIN_STEPS)"
-        )
+        needed = f"at least {budget / sum(sizes.values()):.3g}, or train fewer steps"
+        why = f"it allows {most:,.0f} draws and training makes {budget:,.0f}"
+        raise SettingError("unimax.max_epochs", max_epochs, f"{needed}: {why}")
     left, shares = float(budget), {}
     for number, name in enumerate(sorted(sizes, key=lambda name: sizes[name])):
         shares[name] = min(left / (len(sizes) - number), max_epochs * sizes[name])

@@ -8,6 +8,7 @@ import numpy as np
 
 from m4.data import permutation
 from m4.data.stream.packing import Ints, Plan, Shape
+from m4.settings import SettingError
 
 
 def shapes(
@@ -28,12 +29,10 @@ def shapes(
         widths = sorted({-(-longest * part // 64) * 8 for part in (1, 2, 3, 4, 6)})
         widths = [width for width in widths if width < longest]
     if list(widths) != sorted(set(widths)) or any(width < 3 for width in widths):
-        raise ValueError(f"widths {list(widths)}: must rise, from 3 ids on (stream.Stream.widths)")
-    if rows_multiple < 1 or batch_rows % rows_multiple:
-        raise ValueError(
-            f"batch_rows is {batch_rows}: with layout 'bucketed' it must be a multiple of "
-            f"rows_multiple, {rows_multiple} (BATCH_SIZE, stream.Stream.rows_multiple)"
-        )
+        raise SettingError("Stream.widths", list(widths), "rising numbers of ids, from 3")
+    if batch_rows % rows_multiple:
+        allowed = f"a multiple of rows_multiple, {rows_multiple}, with layout 'bucketed'"
+        raise SettingError("Stream.batch_rows", batch_rows, allowed)
     made = []
     for width in [*(width for width in widths if width < longest), longest]:
         source, target = min(width, source_length), min(width, target_length)

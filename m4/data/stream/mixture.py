@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import directions_of
@@ -18,14 +18,15 @@ from m4.data.samplers import Phase, Sampler, normalized, plan
 from m4.data.samplers.proportional import proportional
 from m4.data.stream.batches import EOS_IDS, TAG_IDS
 from m4.data.stream.stream import Stream
+from m4.settings import OneOf, check_value
 
 UNITS = ("examples", "tokens")
+Unit = Annotated[str, OneOf(UNITS)]
 
 
 def check_unit(sample_by: str) -> None:
-    """ValueError: neither examples nor tokens."""
-    if sample_by not in UNITS:
-        raise ValueError(f"jobs.Setup.sample_by is {sample_by!r}: must be {' or '.join(UNITS)}")
+    """SettingError: neither examples nor tokens."""
+    check_value("make_stream.sample_by", sample_by, Unit)
 
 
 def pair_tokens(cache: Cache, direction: str) -> float:
@@ -58,7 +59,7 @@ def phases(
     cache: Cache, sampler: Sampler, sample_by: str = "examples", drawn: float | None = None
 ) -> list[Phase]:
     """Shares of the pairs by phase. drawn: all that training draws, in the sampler's unit."""
-    if drawn is not None and tells_drawn(sampler):
+    if drawn is not None and takes_drawn(sampler):
         informed: Any = sampler
         made = [Phase(0, informed(sizes(cache, sample_by), drawn=drawn))]
     else:
@@ -67,7 +68,7 @@ def phases(
     return [Phase(first_step, pair_rates(rates, unit)) for first_step, rates in made]
 
 
-def tells_drawn(sampler: Sampler) -> bool:
+def takes_drawn(sampler: Sampler) -> bool:
     """Whether a sampler wants to know what the whole run draws."""
     return "drawn" in inspect.signature(sampler).parameters
 
@@ -83,26 +84,28 @@ def make_stream(
     """The training stream of a sampler; `options` are the stream's (seed, rows, lengths).
 
     How many pairs a step holds depends on their lengths, so on the rates; and the rates of a
-    sampler like UniMax depend on the number of pairs. The two are brought together here: the
-    sampler is told at least what the stream then draws in `total_steps`, and little more (how many
+    sampler like UniMax depend on the number of pairs. Both are found together here: the
+    sampler gets at least what the stream then draws in `total_steps`, and little more (how many
     pairs a step holds is found to about 1%).
     """
-    if not tells_drawn(sampler):
+    if not takes_drawn(sampler):
         planned = phases(cache, sampler, sample_by)
         made = stream(cache, phases=planned, **options)
         _check_they_begin(planned, made.group_steps, total_steps)
         return made
     unit = units(cache, sample_by)
     made = stream(cache, phases=phases(cache, proportional, sample_by), **options)
-    told = 0.0
-    for _ in range(_ROUNDS):
-        told = max(told, _drawn(made, total_steps, unit) * _MORE)  # it only rises, so this ends
-        made = stream(cache, phases=phases(cache, sampler, sample_by, told), **options)
-        if _drawn(made, total_steps, unit) <= told:
+    at_most = 0.0
+    for _ in range(_ROUNDS):  # at_most only rises, so this ends
+        at_most = max(
+            at_most, _drawn(made, total_steps, unit) * _MORE
+        )  # it only rises, so this ends
+        made = stream(cache, phases=phases(cache, sampler, sample_by, at_most), **options)
+        if _drawn(made, total_steps, unit) <= at_most:
             return made
     raise ValueError(
-        f"no rates after {_ROUNDS} tries: the rates of jobs.Setup.sampler change how many pairs "
-        f"{total_steps} steps hold, and that changes the rates; give it a budget (in gin)"
+        f"no rates after {_ROUNDS} tries: the sampler's rates change how many pairs "
+        f"{total_steps} steps hold, and that changes the rates; give it a budget"
     )
 
 
@@ -114,9 +117,9 @@ def _check_they_begin(planned: Sequence[Phase], group_steps: int, total_steps: i
     for phase, start, after in zip(planned, starts, [*starts[1:], None], strict=True):
         if phase.first_step >= total_steps:
             continue
-        never = f"jobs.Setup.sampler: a phase from step {phase.first_step} on never begins: {why}"
+        never = f"the sampler's phase from step {phase.first_step} never begins: {why}"
         if start >= total_steps:
-            raise ValueError(f"{never}, and TRAIN_STEPS = {total_steps}")
+            raise ValueError(f"{never}, and training has {total_steps}")
         if start == after:
             raise ValueError(f"{never}, and the next one begins at {after} too")
 

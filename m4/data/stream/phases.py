@@ -62,7 +62,7 @@ class Phases:
         if not self._entries or self._entries[0].first_step != 0:
             raise ValueError(
                 f"phases begin at steps {[e.first_step for e in self._entries]}: the first one "
-                "must begin at 0 (jobs.Setup.sampler)"
+                "must begin at 0"
             )
 
     def of(self, group: int) -> Stretch:
@@ -108,9 +108,9 @@ class Phases:
         if self._entries and entry.first_step < self._entries[-1].first_step:
             raise ValueError(
                 f"a phase begins at step {entry.first_step}, the one before it at step "
-                f"{self._entries[-1].first_step}: must not fall (jobs.Setup.sampler)"
+                f"{self._entries[-1].first_step}: must not fall"
             )
-        self._draws(entry)  # mistakes in the rates are told at once, not when the phase begins
+        self._draws(entry)  # mistakes in the rates are raised at once, not when the phase begins
         self._entries.append(entry)
 
     def _draws(self, entry: _Entry, before: list[int] | None = None, number: int = 0) -> Draws:

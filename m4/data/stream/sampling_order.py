@@ -59,13 +59,11 @@ class Draws:
         assert len(names) == len(sizes) == len(rates) > 0
         for name, size, rate in zip(names, sizes, rates, strict=True):
             if not 0 <= rate < math.inf:
-                raise ValueError(
-                    f"{name}: the rate is {rate}: must be 0 or more (jobs.Setup.sampler)"
-                )
+                raise ValueError(f"{name}: the rate is {rate}: must be 0 or more")
             if rate and size <= 0:
                 raise ValueError(f"{name}: no training pairs, but a rate of {rate}")
         if not any(rates):
-            raise ValueError("all rates are 0: nothing to draw (jobs.Setup.sampler)")
+            raise ValueError("all rates are 0: nothing to draw")
         self.names, self.phase = list(names), phase
         self.first = [0] * len(names) if first is None else list(first)
         total, upto = float(sum(rates)), 0.0
@@ -86,7 +84,7 @@ class Draws:
                 raise ValueError(
                     f"{self.names[rarest]}: a share of {rates[rarest] / total:.1e} is too small, "
                     f"at least {1 / _LARGEST_BLOCK:.1e} (leave the direction out or raise "
-                    "jobs.Setup.sampler's temperature)"
+                    "the sampler's temperature)"
                 )
         self._sizes, self._window = np.array(sizes, np.uint64), np.uint64(window)
         order = ("block", seed, phase) if phase else ("block", seed)

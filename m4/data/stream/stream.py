@@ -7,7 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from m4.data.stream.packing import Ints, Plan, Shape
 from m4.data.stream.phases import Phases
 from m4.data.stream.sampling_order import WINDOW, Draws
 from m4.parallel.divisible import nearest_valid
+from m4.settings import Between, Count, OneOf, SettingError, Size, check_arguments
 
 # Raised whenever the same arguments would give other batches.
 FORMAT = 2
@@ -60,14 +61,14 @@ class Stream:
         cache: Cache,
         directions: Sequence[str] | None = None,
         phases: Mapping[str, float] | Sequence[Phase | Mapping[str, Any]] | None = None,
-        seed: int = 0,
-        batch_rows: int = 16,
-        source_length: int | None = None,
-        target_length: int | None = None,
-        layout: str = "packed",
-        widths: Sequence[int] | None = None,
-        rows_multiple: int = 8,
-        window: int = WINDOW,
+        seed: Count = 0,
+        batch_rows: Size = 16,
+        source_length: Size | None = None,
+        target_length: Size | None = None,
+        layout: Annotated[str, OneOf(LAYOUTS)] = "packed",
+        widths: Sequence[Size] | None = None,
+        rows_multiple: Size = 8,
+        window: Annotated[int, Between(1, 10**9)] = WINDOW,
     ) -> None:
         """directions default to those that a phase has rates for, lengths to the cache's.
 
@@ -75,26 +76,33 @@ class Stream:
         what `self.phases` was of another stream; default: temperature(T=5). widths and
         rows_multiple: of the layout "bucketed", see buckets.shapes. window: a direction with more
         pairs is read in stretches of so many, see Draws.
-        ValueError for a direction without a rate and for lengths below the longest training pair.
+        ValueError for a direction without a rate, SettingError for lengths below the longest
+        training pair.
         """
+        check_arguments(
+            Stream,
+            {
+                "directions": directions,
+                "seed": seed,
+                "batch_rows": batch_rows,
+                "source_length": source_length,
+                "target_length": target_length,
+                "layout": layout,
+                "widths": widths,
+                "rows_multiple": rows_multiple,
+                "window": window,
+            },
+        )
         if phases is None:
             phases = temperature(cache.sizes())
         if isinstance(phases, Mapping):
             phases = [Phase(0, dict(phases))]
         if not phases:
-            raise ValueError("no phases: nothing to draw (jobs.Setup.sampler)")
+            raise ValueError("no phases: nothing to draw")
         self.directions = _directions(cache, directions, phases)
         self.seed, self.batch_rows, self.layout = seed, batch_rows, layout
         self.source_length = source_length or cache.source_length
         self.target_length = target_length or cache.target_length
-        if batch_rows < 1:
-            raise ValueError(f"batch_rows is {batch_rows}: must be at least 1 (BATCH_SIZE)")
-        if layout not in LAYOUTS:
-            raise ValueError(
-                f"layout {layout!r}: must be one of {', '.join(LAYOUTS)} (stream.Stream.layout)"
-            )
-        if window < 1:
-            raise ValueError(f"window is {window}: must be at least 1 pair (stream.Stream.window)")
         self._window = window
         whole = Shape(batch_rows, self.source_length, self.target_length)
         # The shapes that batches have: one program is compiled for each.
@@ -139,7 +147,7 @@ class Stream:
         shape = group.plan.shapes[place]
         if shape.rows % part[1]:
             raise ValueError(
-                f"a batch of {shape.rows} rows does not divide over {part[1]} hosts (BATCH_SIZE); "
+                f"a batch of {shape.rows} rows does not divide over {part[1]} hosts; "
                 f"{nearest_valid(shape.rows, part[1])}"
             )
         chosen = group.by_step[group.edges[place] : group.edges[place + 1]]
@@ -226,16 +234,14 @@ class Stream:
 
     def _check_lengths(self, cache: Cache) -> None:
         for code in dict.fromkeys(self._split.codes):
-            for role, feature, length, extra in (
-                ("source", "inputs", self.source_length, TAG_IDS + EOS_IDS),
-                ("target", "targets", self.target_length, EOS_IDS),
+            for role, length, extra in (
+                ("source", self.source_length, TAG_IDS + EOS_IDS),
+                ("target", self.target_length, EOS_IDS),
             ):
                 name, needed = f"{role}_length", max(cache.longest(code, role).values()) + extra
                 if length < needed:
-                    raise ValueError(
-                        f"{name} is {length}, but a training sentence of {code!r} needs {needed} "
-                        f"ids (raise TASK_FEATURE_LENGTHS[{feature!r}], or make the cache for it)"
-                    )
+                    allowed = f"at least {needed}, as a training sentence of {code!r} needs"
+                    raise SettingError(f"Stream.{name}", length, allowed)
 
     def _most_pairs(self, draws: Draws) -> int:
         """Draws a group: nearly the largest number of which nothing was left over in the trials."""

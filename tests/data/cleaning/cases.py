@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from m4.data.cleaning import Stage
+from m4.data.cleaning import CleaningStage
 from m4.data.cleaning.clean import Cleaner, Cleaning
 from m4.data.cleaning.ledger import Ledger
 from m4.data.sources import SPLITS, Pair
@@ -29,7 +29,7 @@ class Listed:
 
 
 def run(
-    stages: list[Stage], source: Any, folder: Path, **more: Any
+    stages: list[CleaningStage], source: Any, folder: Path, **more: Any
 ) -> tuple[dict[tuple[str, str], list[Pair]], Ledger]:
     """What is left of each language and split, and the ledger."""
     cleaner = Cleaner(Cleaning(stages), source, source.languages(), folder, **more)
@@ -45,7 +45,9 @@ def run(
     return kept, cleaner.finish()
 
 
-def dropped(stage: Stage, pairs: list[tuple[str, str]], tmp_path: Path, code: str = "gl") -> Any:
+def dropped(
+    stage: CleaningStage, pairs: list[tuple[str, str]], tmp_path: Path, code: str = "gl"
+) -> Any:
     """[reasons of the pairs that the stage drops], by the place of the pair."""
     reasons: dict[int, str] = {}
     source = Listed({(code, "train"): pairs})

@@ -66,15 +66,13 @@ def test_overlap_of_both_sides_with_every_test_set(tmp_path: Path) -> None:
 
 
 def test_overlap_says_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"sides is 'english': must be a list .*overlap\.Overlap\."
-    ):
+    with pytest.raises(ValueError, match=r"Overlap\.sides = 'english': must be a list"):
         Overlap(sides="english")
-    with pytest.raises(ValueError, match="cannot be called 'dev'"):
+    with pytest.raises(ValueError, match=r"Overlap\.files = 'dev': must be another name"):
         Overlap(files={"dev": {}})
     gone = Overlap(files={"news": {"gl": str(tmp_path / "gone")}})
     for use in (gone.identity, lambda: gone.open(["gl"])):
-        with pytest.raises(ValueError, match=r"gone: no such file \(overlap\.Overlap\.files\)"):
+        with pytest.raises(ValueError, match=r"gone: no such file \(Overlap\.files\)"):
             use()
     (tmp_path / "bad").write_bytes(b"fine\n\xff\n")
     with pytest.raises(ValueError, match="bad line 2: not UTF-8"):

@@ -41,7 +41,7 @@ def test_sizes_by_tokens_are_the_tokens(made_cache: Cache) -> None:
     assert mixture.sizes(made_cache, "examples") == made_cache.sizes()
     with pytest.raises(ValueError) as error:
         mixture.sizes(made_cache, "words")
-    assert str(error.value) == "jobs.Setup.sample_by is 'words': must be examples or tokens"
+    assert str(error.value) == ("make_stream.sample_by = 'words': must be one of examples, tokens")
 
 
 def test_by_tokens_the_rates_are_shares_of_the_tokens(made_cache: Cache) -> None:
@@ -67,8 +67,8 @@ def test_a_phase_that_training_never_reaches_is_refused(made_cache: Cache) -> No
     with pytest.raises(ValueError) as error:
         made(257, 512)
     assert str(error.value) == (
-        "jobs.Setup.sampler: a phase from step 257 on never begins: phases change at multiples of "
-        "256 steps, and TRAIN_STEPS = 512"
+        "the sampler's phase from step 257 never begins: phases change at multiples of "
+        "256 steps, and training has 512"
     )
     # One more step and it has one; a phase of after the training is for a longer one.
     assert len(made(257, 513).phases) == len(made(600, 512).phases) == 2
@@ -83,7 +83,7 @@ def test_a_phase_that_begins_with_the_next_one_is_refused(made_cache: Cache) -> 
     with pytest.raises(ValueError) as error:
         made(0, 300, 400)
     assert str(error.value) == (
-        "jobs.Setup.sampler: a phase from step 300 on never begins: phases change at multiples of "
+        "the sampler's phase from step 300 never begins: phases change at multiples of "
         "256 steps, and the next one begins at 512 too"
     )
     assert len(made(0, 300, 512 + 1).phases) == 3  # 512 and 768
@@ -135,7 +135,7 @@ def test_unimax_keeps_its_bound_by_the_streams_own_count(made_cache: Cache, samp
 
 def test_unimax_without_room_is_refused(made_cache: Cache) -> None:
     bounded = functools.partial(unimax, max_epochs=0.01)
-    with pytest.raises(ValueError, match=r"epochs are needed \(unimax\.unimax\.max_epochs"):
+    with pytest.raises(ValueError, match=r"unimax\.max_epochs = .*: must be at least"):
         mixture.make_stream(made_cache, bounded, total_steps=200, batch_rows=4)
 
 

@@ -245,9 +245,7 @@ def test_translate_has_an_answer_where_the_mesh_cannot_be(first: tuple[Path, str
     alone, told = say("--gin.mesh.make_mesh.data=3")
     assert alone == over_eight
     (line,) = told.splitlines()
-    assert line.startswith(
-        "m4 translate: on the first device alone: mesh.make_mesh: stage 1 x data 3"
-    )
+    assert line.startswith("m4 translate: on the first device alone: make_mesh.data = 3")
 
 
 @pytest.mark.slow

@@ -254,18 +254,21 @@ def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
     [
         (
             ["--gin.mesh.make_mesh.expert=3"],
-            "mesh.make_mesh: stage 1 x data -1 x fsdp 1 x node 1 x expert 3 x model 1 over 8 "
-            "devices: the sizes must multiply to 8; where one is -1, the others to one of 1, 2, "
-            "4, 8",
+            "make_mesh.expert = 3: must be a size that makes stage 1 x data -1 x fsdp 1 x node 1 x "
+            "expert 3 x model 1 fit 8 devices: all sizes multiply to 8 or, where one is -1, the "
+            "others to one of 1, 2, 4, 8",
         ),
-        (["--gin.mesh.make_mesh.data=4"], "data 4 x fsdp 1 x node 1 x expert 1 x model 1 over 8"),
-        (["--gin.mesh.make_mesh.data=0"], "mesh.make_mesh.data = 0: a size is at least 1, or -1"),
-        (["--gin.mesh.make_mesh.model=-1"], "only one of ['data', 'model'] may be -1"),
-        (["--gin.BATCH_SIZE=12"], "BATCH_SIZE = 12 does not divide over the 8 parts"),
+        (["--gin.mesh.make_mesh.data=4"], "data 4 x fsdp 1 x node 1 x expert 1 x model 1 fit 8"),
+        (["--gin.mesh.make_mesh.data=0"], "make_mesh.data = 0: must be at least 1, or -1"),
+        (
+            ["--gin.mesh.make_mesh.model=-1"],
+            "make_mesh.model = -1: must be at least 1: make_mesh",
+        ),
+        (["--gin.BATCH_SIZE=12"], " = 12: must be divisible by 8"),
         (
             ["--gin.mesh.make_mesh.expert=8", "--gin.moe.MoeLayer.num_experts=12"],
-            "MoeLayer.num_experts = 12 does not divide over the 8 parts of the "
-            "mesh axes expert; nearest valid sizes: 8 and 16",
+            "MoeLayer.num_experts = 12: must be divisible by 8, the mesh axes "
+            "expert; nearest valid sizes: 8 and 16",
         ),
     ],
 )
@@ -333,10 +336,10 @@ def test_folders_that_are_nobodys_or_nothing(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat.jpg").touch()
     for fresh in ([], ["--fresh"]):
         mistake = train(tmp_path / "photos", *fresh).mistake
-        assert "photos: not empty and not a model's folder" in mistake
+        assert "photos: not empty and not a run's folder" in mistake
     assert (tmp_path / "photos" / "cat.jpg").is_file()
     (tmp_path / "file").touch()
-    assert "no folder can be made there" in train(tmp_path / "file").mistake
+    assert "cannot be made or written" in train(tmp_path / "file").mistake
 
 
 def test_fresh_starts_over(trained: tuple[Path, list[str]]) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from flax import linen as nn
@@ -13,60 +13,76 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from m4.parallel.axes import LOGICAL_AXIS_RULES, MESH_AXES
 from m4.parallel.divisible import nearest_valid
+from m4.settings import Between, SettingError, checked
 
 # Logical axis -> mesh axis, or several, or None; a logical axis may have more than one rule.
+MeshSize = Annotated[int, Between(-1, 2**20)]
 Rules = Sequence[tuple[str, str | Sequence[str] | None]]
 
 
+@checked
 def make_mesh(
     *,
-    stage: int = 1,
-    data: int = -1,
-    fsdp: int = 1,
-    node: int = 1,
-    expert: int = 1,
-    model: int = 1,
-    devices: Sequence[Any] | None = None,
+    stage: MeshSize = 1,
+    data: MeshSize = -1,
+    fsdp: MeshSize = 1,
+    node: MeshSize = 1,
+    expert: MeshSize = 1,
+    model: MeshSize = 1,
+    devices: Any = None,
 ) -> Mesh:
     """A mesh with these axes over all devices; -1 takes what is left.
 
     Args:
-        stage: parts of each stack, its layers in order, through which a pipeline passes rows.
-        data: copies of the whole model, each with rows of its own.
-        fsdp: the same, but every weight lies in parts over these devices and is gathered where a
-            layer uses it.
-        node, expert: experts lie apart over node * expert devices, rows too; with `node` the
-            dispatch `hierarchical_all_to_all` tells machines (node) from devices of one (expert).
+        stage: parts of each stack, its layers in order: the stages of a pipeline.
+        data: copies of the whole model, each with separate rows.
+        fsdp: the same, but every weight is sharded over these devices and gathered where a layer
+            uses it.
+        node, expert: experts, and rows, are sharded over node * expert devices. With `node` the
+            dispatch `hierarchical_all_to_all` treats machines (node) and the devices of one
+            (expert) differently.
         model: parts of each matrix.
-        devices: other ones than all that there are, such as those of a topology (`m4.plan`).
+        devices: a sequence of devices, such as those of a topology (`m4.plan`); None: all.
 
     Raises:
-        ValueError: the sizes do not multiply to the number of devices.
+        SettingError: the sizes do not multiply to the number of devices.
     """
     sizes: dict[str, int] = {"stage": stage, "data": data, "fsdp": fsdp}
     sizes |= {"node": node, "expert": expert, "model": model}
     devices = jax.devices() if devices is None else devices
-    count = len(devices)
-    for name, size in sizes.items():
-        if size < 1 and size != -1:
-            raise ValueError(f"mesh.make_mesh.{name} = {size}: a size is at least 1, or -1 once")
-    free = [name for name, size in sizes.items() if size == -1]
+    free = _check_sizes(sizes, len(devices))
     fixed = math.prod(size for size in sizes.values() if size != -1)
-    if len(free) > 1:
-        raise ValueError(f"mesh.make_mesh: only one of {free} may be -1")
-    if count % fixed or (not free and fixed != count):
-        divisors = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-        raise ValueError(
-            f"mesh.make_mesh: {' x '.join(f'{name} {size}' for name, size in sizes.items())} over "
-            f"{count} devices: the sizes must multiply to {count}; where one is -1, the others "
-            f"to one of {divisors}"
-        )
-    if free:
-        sizes[free[0]] = count // fixed
+    if free is not None:
+        sizes[free] = len(devices) // fixed
     # Auto: the partitioner decides what the annotations leave open (jax.make_mesh's own default,
     # Explicit, would refuse products of differently sharded operands).
     kinds = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=kinds, devices=devices)
+
+
+def _check_sizes(sizes: Mapping[str, int], count: int) -> str | None:
+    """The axis whose size is -1. SettingError: the sizes do not fit that many devices."""
+    for name, size in sizes.items():
+        if size == 0:
+            raise SettingError(f"make_mesh.{name}", size, "at least 1, or -1 for what is left")
+    free = [name for name, size in sizes.items() if size == -1]
+    if len(free) > 1:
+        allowed = f"at least 1: make_mesh.{free[0]} is -1 already"
+        raise SettingError(f"make_mesh.{free[1]}", -1, allowed)
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if count % fixed or (not free and fixed != count):
+        # One size is named: the first that does not fit alone, or else the largest.
+        names = [name for name in sizes if count % sizes[name]]
+        name = names[0] if names else max(sizes, key=lambda name: sizes[name])
+        divisors = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
+        raise SettingError(
+            f"make_mesh.{name}",
+            sizes[name],
+            f"a size that makes {' x '.join(f'{axis} {size}' for axis, size in sizes.items())} "
+            f"fit {count} devices: all sizes multiply to {count} or, where one is -1, the others "
+            f"to one of {divisors}",
+        )
+    return free[0] if free else None
 
 
 def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
@@ -79,27 +95,27 @@ def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
 
 
 def check_divides(
-    mesh: Mesh | AbstractMesh, array: str, size: int, logical_axis: str, gin_name: str
+    mesh: Mesh | AbstractMesh, array: str, size: int, logical_axis: str, setting: str
 ) -> None:
-    """Raises a ValueError when an axis of an array cannot be split evenly over its mesh axes."""
+    """SettingError, of the setting that an axis's size is: it cannot be split over the mesh."""
     for rule in [rule for name, rule in _rules() if name == logical_axis]:
         names = [name for name in _names(rule) if mesh.shape.get(name, 1) > 1]
         parts = math.prod(mesh.shape[name] for name in names)
         if size % parts == 0:
             continue
-        raise ValueError(f"{array}: {gin_name} = {size} {_does_not_divide(size, names, parts)}")
+        raise SettingError(setting, size, f"{_divisible(size, names, parts)} ({array})")
 
 
 @contextlib.contextmanager
 def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
-    """Within this, logical axes in the model mean the mesh's axes (parallel/axes.py has the table).
+    """Within it logical axes in the model mean axes of this mesh, by the table of parallel/axes.py.
 
     extra_rules: for the axes that the table leaves whole. Without any, a context inside another
         one keeps that one's.
 
     Raises:
-        ValueError: a rule that names no logical axis or no axis of the mesh, or that the table is
-            before.
+        SettingError: a rule that names no logical axis or no axis of the mesh, or an axis that the
+            table splits already.
     """
     rules = with_extra_rules(extra_rules) if extra_rules else _rules()
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
@@ -118,16 +134,19 @@ def with_extra_rules(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | N
             ("axis of the mesh", MESH_AXES, set(axes)),
         ):
             if wrong := found - {*known}:
-                raise ValueError(
-                    f"loop.train.rules: {entry!r} is no pair of a logical axis and mesh axes: "
-                    f"{', '.join(map(repr, wrong))} is no {kind} ({', '.join(sorted(known))})"
+                raise SettingError(
+                    "Training.extra_axis_rules",
+                    entry,
+                    f"a pair of a logical axis and mesh axes: {', '.join(map(repr, wrong))} is no "
+                    f"{kind} ({', '.join(sorted(known))})",
                 )
         if taken := dict(LOGICAL_AXIS_RULES)[name]:
             left = ", ".join(repr(name) for name, over in LOGICAL_AXIS_RULES if not over)
-            raise ValueError(
-                f"loop.train.rules: {entry!r} would change nothing: {name!r} is split over "
-                f"{taken!r} by the table of parallel/axes.py; rules are for what that leaves whole "
-                f"({left})"
+            raise SettingError(
+                "Training.extra_axis_rules",
+                entry,
+                f"about an axis that the table of parallel/axes.py leaves whole ({left}); it has "
+                f"no effect on {name!r}, which is split over {taken!r}",
             )
         further.append((name, rule if isinstance(rule, str) else axes or None))
     split = [rule for rule in LOGICAL_AXIS_RULES if rule[1]]
@@ -135,7 +154,7 @@ def with_extra_rules(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | N
 
 
 def _rules() -> Sequence[tuple[str, Any]]:
-    """Those of the `axis_rules_context` that we are in; outside of one the table."""
+    """Those of the `axis_rules_context` around the call; without one, the table."""
     return nn.get_logical_axis_rules() or LOGICAL_AXIS_RULES
 
 
@@ -150,14 +169,14 @@ def parameter_shardings(
     fsdp_axes: mesh axes over which a parameter is sharded further (`shard_further`).
 
     Raises:
-        ValueError: fsdp_axes names no axis of the mesh; a dimension does not divide over its mesh
-            axes.
+        SettingError: fsdp_axes names no axis of the mesh.
+        ValueError: a dimension does not divide over its mesh axes.
     """
     if isinstance(fsdp_axes, str) or not set(fsdp_axes) <= set(mesh.shape):
-        raise ValueError(
-            f"loop.train.zero = {fsdp_axes!r}: must be a tuple of axes of the mesh, such as "
-            f"('fsdp',); they are {', '.join(mesh.shape)}"
+        allowed = (
+            f"a tuple of axes of the mesh, such as ('fsdp',); they are {', '.join(mesh.shape)}"
         )
+        raise SettingError("Training.fsdp_axes", fsdp_axes, allowed)
     names = unfreeze(partitioning.get_axis_names(params_axes))
 
     def sharding(path: Any, axes: PartitionSpec, leaf: Any) -> NamedSharding:
@@ -181,16 +200,15 @@ def _check_parameter(
         parts = math.prod(mesh.shape[axis] for axis in over)
         if size % parts:
             raise ValueError(
-                f"parameter {name} {list(shape)}: its axis {logical_axis} = {size} "
-                f"{_does_not_divide(size, over, parts)}; loop.train.rules and mesh.make_mesh say "
-                "what lies over which"
+                f"parameter {name} {list(shape)}: its axis {logical_axis} = {size} must be "
+                f"{_divisible(size, over, parts)}; Training.extra_axis_rules and make_mesh decide "
+                "what is split over which"
             )
 
 
-def _does_not_divide(size: int, over: Sequence[str], parts: int) -> str:
+def _divisible(size: int, over: Sequence[str], parts: int) -> str:
     axes = " x ".join(over)
-    valid = nearest_valid(size, parts)
-    return f"does not divide over the {parts} parts of the mesh axes {axes}; {valid}"
+    return f"divisible by {parts}, the mesh axes {axes}; {nearest_valid(size, parts)}"
 
 
 def shard_further(
@@ -203,7 +221,7 @@ def shard_further(
     """`spec` with one dimension split over those axes of `over` that it does not use yet.
 
     The largest dimension that they divide, none of `fixed`; where there is none, `spec`: what does
-    not divide is small. Weights that are kept so and used whole are ZeRO's third stage
+    not divide is small. Weights that are stored so and used whole are ZeRO's third stage
     (Rajbhandari et al. 2020, section 5; Xu et al. 2020, "Automatic Cross-Replica Sharding of
     Weight Update"): the partitioner gathers each where a layer uses it.
     """

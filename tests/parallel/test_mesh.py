@@ -38,13 +38,13 @@ def test_minus_one_takes_what_is_left() -> None:
     assert make_mesh().axis_names == MESH_AXES
 
 
-@pytest.mark.parametrize("zero", [("exprt",), "expert", ("fsdp", "rows")])
-def test_zero_names_axes_of_the_mesh(zero: Any) -> None:
+@pytest.mark.parametrize("axes", [("exprt",), "expert", ("fsdp", "rows")])
+def test_fsdp_axes_are_axes_of_the_mesh(axes: Any) -> None:
     with pytest.raises(ValueError) as error:
-        parameter_shardings(make_mesh(), {}, {}, zero)
+        parameter_shardings(make_mesh(), {}, {}, axes)
     assert str(error.value) == (
-        f"loop.train.zero = {zero!r}: must be a tuple of axes of the mesh, such as ('fsdp',); they "
-        "are stage, data, fsdp, node, expert, model"
+        f"Training.fsdp_axes = {axes!r}: must be a tuple of axes of the mesh, such as ('fsdp',); "
+        "they are stage, data, fsdp, node, expert, model"
     )
 
 
@@ -55,15 +55,15 @@ def test_zero_names_axes_of_the_mesh(zero: Any) -> None:
         (
             ("relpos_buckets", "data"),
             {"rel_embedding": ((4, 32), ("heads", "relpos_buckets"))},
-            "parameter encoder_bias/rel_embedding [4, 32]: its axis relpos_buckets = 32 does not "
-            "divide over the 3 parts of the mesh axes data; nearest valid sizes: 30 and 33; "
-            "loop.train.rules and mesh.make_mesh say what lies over which",
+            "parameter encoder_bias/rel_embedding [4, 32]: its axis relpos_buckets = 32 must be "
+            "divisible by 3, the mesh axes data; nearest valid sizes: 30 and 33; "
+            "Training.extra_axis_rules and make_mesh decide what is split over which",
         ),
         (
             ("unmodeled", ("data", "model")),
             {"kernel": ((16, 8), ("embed", "unmodeled"))},
-            "kernel [16, 8]: its axis unmodeled = 8 does not divide over the 6 parts of the mesh "
-            "axes data x model; nearest valid sizes: 6 and 12; ",
+            "kernel [16, 8]: its axis unmodeled = 8 must be divisible by 6, the mesh axes "
+            "data x model; nearest valid sizes: 6 and 12; ",
         ),
         (
             ("unmodeled", ("data", "model")),
@@ -74,7 +74,7 @@ def test_zero_names_axes_of_the_mesh(zero: Any) -> None:
         (
             ("kv", "data"),
             {"kernel": ((4, 16, 33), ("expert", "embed", "expert_mlp"))},
-            "its axis expert_mlp = 33 does not divide over the 2 parts of the mesh axes model; "
+            "its axis expert_mlp = 33 must be divisible by 2, the mesh axes model; "
             "nearest valid sizes: 32 and 34; ",
         ),
     ],
@@ -93,13 +93,25 @@ def test_parameters_that_do_not_divide(rule: tuple, shape: dict[str, Any], said:
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"expert": 3}, r"expert 3 .* 8 devices: the sizes must multiply to 8; .* of 1, 2, 4, 8"),
-        ({"expert": 16}, r"expert 16 x model 1 over 8 devices"),
-        ({"data": 2, "expert": 2}, r"data 2 x fsdp 1 x node 1 x expert 2 x model 1 over 8"),
-        ({"model": 0}, r"mesh\.make_mesh\.model = 0: a size is at least 1, or -1 once"),
-        ({"node": 3}, r"node 3 x expert 1 x model 1 over 8 devices"),
-        ({"data": -2}, r"mesh\.make_mesh\.data = -2"),
-        ({"expert": -1}, r"only one of \['data', 'expert'\] may be -1"),
+        (
+            {"expert": 3},
+            r"make_mesh\.expert = 3: must be .* fit 8 devices: .* multiply to 8 or.* of 1, 2, 4, 8",
+        ),
+        ({"expert": 16}, r"make_mesh\.expert = 16: .*expert 16 x model 1 fit 8 devices"),
+        (
+            {"data": 2, "expert": 2},
+            r"make_mesh\.data = 2: .*data 2 x fsdp 1 x node 1 x expert 2 x model 1 fit 8",
+        ),
+        ({"model": 0}, r"make_mesh\.model = 0: must be at least 1, or -1 for what is left"),
+        ({"node": 3}, r"make_mesh\.node = 3: .*node 3 x expert 1 x model 1 fit 8 devices"),
+        ({"data": -2}, r"make_mesh\.data = -2"),
+        (
+            {"expert": -1},
+            r"make_mesh\.expert = -1: must be at least 1: make_mesh\.data is -1 already",
+        ),
+        ({"expert": 10**12}, r"make_mesh\.expert = 1000000000000: must be a whole number from -1"),
+        ({"fsdp": "2"}, r"make_mesh\.fsdp = '2': must be a whole number"),
+        ({"fsdp": True}, r"make_mesh\.fsdp = True"),
     ],
 )
 def test_sizes_that_do_not_fit(sizes: dict[str, Any], said: str) -> None:
@@ -113,13 +125,12 @@ def test_sizes_that_do_not_fit(sizes: dict[str, Any], said: str) -> None:
     # The axis "batch" lies over data x expert = 2 x 4 = 8 devices.
     [(12, "nearest valid sizes: 8 and 16"), (5, "nearest valid size: 8"), (17, ": 16 and 24")],
 )
-def test_what_does_not_divide_is_named_with_what_would(size: int, nearest: str) -> None:
+def test_error_names_the_nearest_valid_sizes(size: int, nearest: str) -> None:
     mesh = make_mesh(data=2, expert=4)
     with pytest.raises(ValueError, match=nearest) as error:
-        check_divides(mesh, "batch", size, "batch", "BATCH_SIZE")
+        check_divides(mesh, "batch", size, "batch", "Training.batch_size")
     assert str(error.value).startswith(
-        f"batch: BATCH_SIZE = {size} does not divide over the 8 parts of the mesh axes "
-        "data x expert"
+        f"Training.batch_size = {size}: must be divisible by 8, the mesh axes data x expert"
     )
 
 
@@ -136,7 +147,7 @@ def test_what_divides_is_fine(size: int, axis: str, refused: int | None) -> None
     mesh = make_mesh(data=2, expert=4)
     assert check_divides(mesh, "an array", size, axis, "SIZE") is None
     if refused is not None:
-        with pytest.raises(ValueError, match=f"SIZE = {refused} does not divide"):
+        with pytest.raises(ValueError, match=f"SIZE = {refused}: must be divisible by"):
             check_divides(mesh, "an array", refused, axis, "SIZE")
 
 
@@ -145,7 +156,7 @@ def test_axes_that_split() -> None:
     mesh = make_mesh(data=1, node=2, expert=4)
     assert split_axes(mesh, "batch") == split_axes(mesh, "expert") == ("node", "expert")
     assert split_axes(mesh, "expert_group") == split_axes(mesh, "embed") == ()
-    with pytest.raises(ValueError, match="over the 8 parts of the mesh axes node x expert"):
+    with pytest.raises(ValueError, match="by 8, the mesh axes node x expert"):
         check_divides(mesh, "experts", 12, "expert", "num_experts")
 
 
@@ -190,9 +201,9 @@ def test_further_rules_split_what_the_table_leaves_whole() -> None:
             everywhere, None, "model"
         )
         assert logical_spec(("batch", "length", "mlp")) == PartitionSpec(everywhere, None, "model")
-        with pytest.raises(ValueError, match="width = 6 does not divide over the 4 parts"):
+        with pytest.raises(ValueError, match="width = 6: must be divisible by 4"):
             check_divides(make_mesh(data=4, model=2), "width", 6, "embed", "width")
-        with pytest.raises(ValueError, match=r"width = 5 .* 2 parts of the mesh axes model"):
+        with pytest.raises(ValueError, match=r"width = 5: .* 2, the mesh axes model"):
             check_divides(make_mesh(data=1, fsdp=4, model=2), "width", 5, "embed", "width")
         with axis_rules_context(
             make_mesh(data=4, model=2)
@@ -220,14 +231,14 @@ def test_axes_that_the_table_leaves_whole_can_be_split() -> None:
         (("embeds", "data"), r"'embeds' is no logical axis \(batch, "),
         (("embed", "dta"), r"'dta' is no axis of the mesh \(data, "),
         (("embed", ("data", "x")), r"'x' is no axis of the mesh"),
-        (("embed",), r"is no pair of a logical axis and mesh axes"),
+        (("embed",), r"must be a pair of a logical axis and mesh axes"),
         (
             ("heads", "data"),
-            r"would change nothing: 'heads' is split over 'model' by the table .*kv",
+            r"leaves whole .*'kv'.* it has no effect on 'heads', which is split over 'model'",
         ),
     ],
 )
-def test_rules_that_name_nothing_or_change_nothing(rule: tuple, said: str) -> None:
+def test_rules_without_effect_are_refused(rule: tuple, said: str) -> None:
     with pytest.raises(ValueError, match=said) as error, axis_rules_context(make_mesh(), [rule]):
         pass
-    assert str(error.value).startswith("loop.train.rules: (")
+    assert str(error.value).startswith("Training.extra_axis_rules = (")

@@ -64,8 +64,8 @@ def test_settings_without_a_config_are_no_table() -> None:
     ("arguments", "said"),
     [
         (["--devices=2,4"], "--devices=2,4: one number, as 8"),
-        (["--gin.mesh.make_mesh.data=3"], "mesh.make_mesh: stage 1 x data 3"),
-        (["--gin.BATCH_SIZE=12"], "BATCH_SIZE = 12 does not divide over the 8 parts"),
+        (["--gin.mesh.make_mesh.data=3"], "make_mesh.data = 3"),
+        (["--gin.BATCH_SIZE=12"], " = 12: must be divisible by 8"),
     ],
 )
 def test_mistakes(arguments: list[str], said: str) -> None:

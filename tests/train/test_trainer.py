@@ -226,35 +226,39 @@ def test_what_does_not_divide_is_refused_before_anything_is_made(tmp_path, run, 
 
 
 @pytest.mark.parametrize(
-    ("model", "rules", "message"),
+    ("model", "rules", "message", "array"),
     [
         # 130 over 4: 32 * 4 = 128 and 33 * 4 = 132.
-        ({"vocab_size": 130}, [], "embedding: CorpusSpec.vocabulary_size, rounded, = 130 "),
+        ({"vocab_size": 130}, [], "CorpusSpec.vocabulary_size, rounded, = 130: ", "embedding"),
         (
             {"vocab_size": 130, "source_vocab_size": 128},
             [],
-            "embedding: CorpusSpec.target_vocabulary_size, rounded, = 130 ",
+            "CorpusSpec.target_vocabulary_size, rounded, = 130: ",
+            "embedding",
         ),
         (
             {"vocab_size": 128, "source_vocab_size": 130},
             [],
-            "embedding: CorpusSpec.vocabulary_size, rounded, = 130 ",
+            "CorpusSpec.vocabulary_size, rounded, = 130: ",
+            "embedding",
         ),
         (
             {"vocab_size": 128, "heads": 4, "head_width": 130},
             [("kv", "model")],
-            "attention: Transformer.head_width = 130 ",
+            "Transformer.head_width = 130: ",
+            "attention",
         ),
         (
             {"vocab_size": 128, "mlp_width": 130},
             [],
-            "feed-forward: Transformer.mlp_width = 130 ",
+            "Transformer.mlp_width = 130: ",
+            "feed-forward",
         ),
     ],
 )
-def test_sizes_of_the_model_that_do_not_divide(model, rules, message):
+def test_sizes_of_the_model_that_do_not_divide(model, rules, message, array):
     mesh = mesh_of(1, 1, model=4)
     with axis_rules_context(mesh, rules), pytest.raises(ValueError) as error:
         check_model(mesh, SHALLOW.clone(**{"heads": 4, **model}))
-    said = "does not divide over the 4 parts of the mesh axes model; nearest valid sizes:"
-    assert str(error.value) == f"{message}{said} 128 and 132"
+    said = "must be divisible by 4, the mesh axes model; nearest valid sizes: 128 and 132"
+    assert str(error.value) == f"{message}{said} ({array})"

@@ -25,11 +25,11 @@ from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.hypotheses import decode_to_files
 from m4.eval.decoding.inference_checkpoint import restore_params, trained_step
+from m4.eval.decoding.routing_counter import routing_counter
 from m4.eval.decoding.settings import Decoding as Decoding
 from m4.eval.decoding.testsets import (
     ProgressDecoder,
     check_held_out,
-    routing_counter,
     split_pairs,
 )
 from m4.eval.decoding.testsets import train_pairs as train_pairs_of
@@ -172,7 +172,7 @@ def decode_test(setup: Setup, *, dense: bool = False, split: str = "test") -> Pa
     pairs = split_pairs(cache, directions, split)
     settings = setup.decoding.search()
     made_by = {**settings, "step": step, "vocabulary": cache.vocabulary.fingerprint}
-    counter = routing_counter(cache, directions, model, folder / "decodes", split, made_by)
+    counter = routing_counter(cache, model, params, folder / "decodes", split, made_by, layout)
     name = "decode dense" if dense else "decode test"
     with ProgressBar(name, sum(map(len, pairs.values())), "sentences") as stage:
         translate = ProgressDecoder(

@@ -144,8 +144,8 @@ class MoeLayer(nn.Module):
             )
         y_GSM = constrain(y_GSM, ("batch", "length", "embed"))
         self._sow(routing, tokens)
-        if self.directions:
-            self._sow_choices(routing, tokens, (B, L))
+        if self.directions and tokens.language_GS is not None:
+            self._sow_choices(routing, tokens.language_GS)
         return y_GSM.reshape(B, L, M)
 
     def _score(
@@ -188,15 +188,11 @@ class MoeLayer(nn.Module):
         for name, value in values.items():
             self.sow("intermediates", name, jnp.asarray(value, jnp.float32))
 
-    def _sow_choices(self, routing: Routing, tokens: Tokens, shape: tuple[int, int]) -> None:
+    def _sow_choices(self, routing: Routing, language_GS: Array) -> None:
         seated_GSK = routing.seat_GSK >= 0
-        if tokens.language_GS is None:
-            chosen_GSK = jnp.where(seated_GSK, routing.expert_GSK, -1)
-            self.sow("intermediates", "chosen_BLK", chosen_GSK.reshape(*shape, -1))
-            return
         # On CPUs quicker than the product of one-hots, which writes [tokens, D * E].
         D, E = self.directions, self.num_experts
-        cell_GSK = tokens.language_GS[..., None] * E + routing.expert_GSK
+        cell_GSK = language_GS[..., None] * E + routing.expert_GSK
         cell_J = jnp.where(seated_GSK, cell_GSK, D * E).reshape(-1)  # D*E is outside: not counted
         count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
         self.sow("intermediates", "seated_DE", count_J.reshape(D, E))
@@ -312,7 +308,7 @@ def group_size(tokens: int, largest: int) -> int:
 
 
 # Sown beside the metrics: counts, which have no mean.
-CHOICES = ("seated_DE", "chosen_BLK")
+CHOICES = ("seated_DE",)
 
 
 def mean_metrics(intermediates) -> dict[str, Array]:

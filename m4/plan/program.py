@@ -146,7 +146,7 @@ def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Plan
     the function that it compiles, with its shardings.
 
     Sentences are as many as `jobs.Decoding.batch_rows`, made up to a multiple of the devices that
-    rows lie over. Who went where is recorded, as `m4 decode` does of a model with experts.
+    rows lie over.
 
     Raises:
         ValueError: as `train_program`.
@@ -158,7 +158,6 @@ def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Plan
         target_limit(source_length, settings.max_target_length),
         settings.beams,
         settings.alpha,
-        model.moe is not None,
     )
     variables = abstract_variables(model)
     params = dict(variables["params"])

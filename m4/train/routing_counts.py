@@ -35,15 +35,6 @@ class Counts:
             assert len(seated_DE) == len(self.directions), (layer, seated_DE.shape)
             self.layers[layer] = self.layers.get(layer, np.zeros_like(seated_DE)) + seated_DE
 
-    def add_choices(
-        self, layer: str, experts: int, directions: npt.ArrayLike, chosen: npt.ArrayLike
-    ) -> None:
-        """Choices one by one: chosen [rows, positions, K], the expert or -1; directions [rows]."""
-        chosen = np.asarray(chosen)
-        cell = np.asarray(directions)[:, None, None] * experts + chosen
-        cells = np.bincount(cell[chosen >= 0], minlength=len(self.directions) * experts)
-        self.add({layer: cells.reshape(-1, experts)})
-
     def replace(self, other: Counts) -> None:
         """Replaces the counts of every direction that `other` has counted."""
         for layer, seated_DE in other.layers.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -35,10 +35,7 @@ Progress = Callable[[int, int, int], None]
 # (index of the source, its pieces, the most that are taken)
 OnCut = Callable[[int, int, int], None]
 # As `m4.eval.decoding.search.search` returns it.
-_Found = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
-# (indices of sources, MoE layer -> the expert of each choice of their tokens, [rows, L or T, K];
-# -1: padding, or a choice without a seat)
-OnRouted = Callable[[list[int], Mapping[str, np.ndarray]], None]
+_Found = tuple[jax.Array, jax.Array]
 
 
 class Pieces(Protocol):
@@ -53,6 +50,9 @@ class Batch(NamedTuple):
 
     rows: list[int]
     tokens_BL: np.ndarray
+
+
+OnBatch = Callable[[Batch, np.ndarray], None]
 
 
 def default_buckets(max_source_length: int) -> list[int]:
@@ -142,7 +142,7 @@ def decode(
     buckets: Sequence[int] | None = None,
     progress: Progress | None = None,
     on_cut: OnCut = warn_of_cut,
-    on_routed: OnRouted | None = None,
+    on_batch: OnBatch | None = None,
     layout: Layout | None = None,
 ) -> list[str]:
     """Translates tagged sources ("<2en> ola mundo"); the result is in their order.
@@ -154,8 +154,7 @@ def decode(
       settings: a batch, also the last one, has `settings.batch_rows` sentences.
       buckets: the padded lengths, ascending; default 16, 32, 64, ... max_source_length.
       progress: called after every batch.
-      on_routed: called after every batch with the experts of its sources' tokens and of their
-        translations', if the model has MoE layers and `directions`.
+      on_batch: called after every batch with it and its translations, int32 [B, T].
       layout: a mesh, over which the parameters lie already; None: one device. A batch has then as
         many rows as divide over it, `batch_rows` or more. With several processes all of them call
         this with the same sources, and all get the result.
@@ -178,21 +177,21 @@ def decode(
 
     def found_for(batch: Batch) -> _Found:
         limit = target_limit(batch.tokens_BL.shape[1], settings.max_target_length)
-        how = (limit, settings.beams, settings.alpha, on_routed is not None)
-        asked = (model, params, batch.tokens_BL, *how)
-        found = search(*asked) if layout is None else search_over(layout, *asked)
+        arguments = (model, params, batch.tokens_BL, limit, settings.beams, settings.alpha)
+        found = search(*arguments) if layout is None else search_over(layout, *arguments)
         return jax.block_until_ready(found)
 
     coming = batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows)
     with contextlib.closing(_side_by_side(found_for, coming, _at_once(layout))) as searched:
-        for batch, (sequences_BT, _, chosen) in searched:
-            best_BT = np.asarray(sequences_BT)[: len(batch.rows)]
-            for row, text in zip(batch.rows, vocabulary.decode(best_BT.tolist()), strict=True):
+        for batch, (sequences_BT, _) in searched:
+            best_BT = np.asarray(sequences_BT)
+            asked_BT = best_BT[: len(batch.rows)]  # without the rows that fill the batch up
+            for row, text in zip(batch.rows, vocabulary.decode(asked_BT.tolist()), strict=True):
                 hypotheses[row] = text
-            if on_routed is not None:
-                on_routed(batch.rows, {k: np.asarray(x)[: len(best_BT)] for k, x in chosen.items()})
+            if on_batch is not None:
+                on_batch(batch, best_BT)
             done += len(batch.rows)
-            tokens += int(np.count_nonzero(best_BT))
+            tokens += int(np.count_nonzero(asked_BT))
             if progress is not None:
                 progress(done, len(sources), tokens)
     return hypotheses

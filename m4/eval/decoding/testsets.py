@@ -1,11 +1,9 @@
 """The dev and test sentences of a corpus, by direction, and their translation step by step."""
 
-import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import flax.linen as nn
 import numpy as np
@@ -13,12 +11,11 @@ import numpy as np
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.eval.decoding.decode import decode
+from m4.eval.decoding.decode import Batch, decode
 from m4.eval.decoding.settings import Decoding
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.progress import ProgressBar
-from m4.train import routing_counts
 
 
 def split_pairs(
@@ -54,64 +51,17 @@ def check_held_out(cache: Cache) -> None:
             )
 
 
-class RoutingCounter:
-    """Counts who went where in the sentences that are decoded, by direction, in a file of
-    `m4.train.routing_counts`: `decode`'s on_routed.
+class Counter(Protocol):
+    """What counts routing: `m4.eval.decoding.routing_counter.RoutingCounter`."""
 
-    The file grows with every group of directions and is begun anew when `about` changes.
-    """
-
-    def __init__(
-        self, path: Path, directions: Sequence[str], experts: int, about: Mapping[str, Any]
-    ) -> None:
-        """experts: E. about: JSON, what decides the translations."""
-        self._path, self._experts = path, experts
-        self._about = json.loads(json.dumps(about))
-        self._counts = routing_counts.Counts(directions)
-        if path.is_file():
-            there, saved = routing_counts.read(path)
-            if {**saved, **self._about} == saved and there.directions == self._counts.directions:
-                self._counts = there
-        self._group = routing_counts.Counts([])
-        self._direction_of = np.zeros(0, np.int64)
-
-    def starting(self, directions: Sequence[str]) -> None:
-        """The directions of the sources of the next call; they are counted anew."""
-        self._group = routing_counts.Counts(list(dict.fromkeys(directions)))
-        number = {name: i for i, name in enumerate(self._group.directions)}
-        self._direction_of = np.array([number[name] for name in directions], np.int64)
-
-    def __call__(self, rows: list[int], layers: Mapping[str, np.ndarray]) -> None:
-        for layer, chosen in layers.items():
-            self._group.add_choices(layer, self._experts, self._direction_of[rows], chosen)
-
-    def save(self) -> None:
-        """Writes the file; before the translations, which would not be made again."""
-        self._counts.replace(self._group)
-        if self._counts.layers:
-            routing_counts.write(self._path, self._counts, self._about)
-
-
-def routing_counter(
-    cache: Cache,
-    directions: Sequence[str],
-    model: Any,
-    folder: Path,
-    split: str,
-    made_by: Mapping[str, Any],
-) -> RoutingCounter | None:
-    """Counts in folder/atlas.<split>.json, if the model has experts."""
-    if model.encoder_experts is None:
-        return None
-    about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
-    return RoutingCounter(
-        folder / f"atlas.{split}.json", directions, model.encoder_experts.num_experts, about
-    )
+    def starting(self, directions: Sequence[str]) -> None: ...
+    def __call__(self, batch: Batch, best_BT: np.ndarray) -> None: ...
+    def save(self) -> None: ...
 
 
 class ProgressDecoder:
     """`decode` for `decode_to_files`, call by call: progress in a stage, and a count of the sources
-    that were too long (`cut`); with `counter`, who went where.
+    that were too long (`cut`); with `counter`, routing is counted.
 
     Of several processes, which all call it, the first one writes the counts and warns.
     """
@@ -123,7 +73,7 @@ class ProgressDecoder:
         params: Any,
         vocabulary: Vocabulary | SourceAndTarget,
         settings: Decoding,
-        counter: RoutingCounter | None = None,
+        counter: Counter | None = None,
         layout: Layout | None = None,
     ) -> None:
         """layout: where the parameters lie; None: on one device."""
@@ -132,7 +82,7 @@ class ProgressDecoder:
         self._counter = counter
         self._stage, self._start = stage, time.monotonic()
         self._decode = lambda sources, **more: decode(
-            model, params, vocabulary, sources, settings, on_routed=counter, layout=layout, **more
+            model, params, vocabulary, sources, settings, on_batch=counter, layout=layout, **more
         )
         self._sentences = self._tokens = 0
 

@@ -15,6 +15,7 @@ import pytest
 from m4.eval.decoding import search as searching
 from m4.eval.decoding.decode import batches, decode
 from m4.eval.decoding.inference_checkpoint import restore_params, trained_step
+from m4.eval.decoding.routing_counter import RoutingCounter
 from m4.eval.decoding.search import search, search_over
 from m4.model.dispatch.all_to_all import all_to_all
 from m4.model.dispatch.einsum import einsum
@@ -38,29 +39,27 @@ def translated(
     beams: int, stages: bool = False, rows: int = 4
 ) -> tuple[list[str], dict, np.ndarray]:
     """On one device, by `gather`: translations, layer -> choices of each sentence, scores."""
-    return run(*tiny(directions=2, **(STAGES if stages else {})), None, beams, rows)
+    return run(*tiny(directions=len(TEXTS), **(STAGES if stages else {})), None, beams, rows)
 
 
 def run(
     model: Any, params: Any, layout: Layout | None, beams: int, rows: int
-) -> tuple[list[str], dict[tuple[str, int], np.ndarray], np.ndarray]:
-    routes: dict[tuple[str, int], np.ndarray] = {}
-
-    def on_routed(indices: list[int], layers: Any) -> None:
-        for layer, chosen in layers.items():
-            routes.update({(layer, i): chosen[at] for at, i in enumerate(indices)})
-
+) -> tuple[list[str], dict[str, np.ndarray], np.ndarray]:
+    # A direction a sentence: the counts of each.
+    names = [f"en-{i}" for i in range(len(TEXTS))]
+    counter = RoutingCounter(Path("unread"), names, model, params, {}, layout)
+    counter.starting(names)
     settings = replace(SETTINGS, beams=beams, batch_rows=rows, max_source_length=16)
-    texts = decode(model, params, Words(), TEXTS, settings, layout=layout, on_routed=on_routed)
+    texts = decode(model, params, Words(), TEXTS, settings, layout=layout, on_batch=counter)
     # The same programs again, for the scores.
     scores = np.zeros(len(TEXTS))
     ids = [[*pieces, 1] for pieces in Words().encode(TEXTS)]
     rows = rows if layout is None else layout.rows(rows)
     for batch in batches(ids, [16], rows):
-        asked = (model, params, batch.tokens_BL, 10, beams, 0.6, True)
-        _, found, _ = search(*asked) if layout is None else search_over(layout, *asked)
+        asked = (model, params, batch.tokens_BL, 10, beams, 0.6)
+        _, found = search(*asked) if layout is None else search_over(layout, *asked)
         scores[batch.rows] = np.asarray(found)[: len(batch.rows)]
-    return texts, routes, scores
+    return texts, counter.group.layers, scores
 
 
 @pytest.mark.slow
@@ -84,7 +83,7 @@ def test_a_mesh_translates_as_one_device_does(
     texts, routes, scores = translated(beams, stages)
     assert len(set(texts)) > 6  # the law would be empty otherwise
     layout = Layout(make_mesh(**mesh), extra_axis_rules=rules)
-    model, params = tiny(directions=2, **changes)
+    model, params = tiny(directions=len(TEXTS), **changes)
     axes = abstract_variables(model)["params_axes"]
     there = jax.device_put(params, layout.shardings(axes, params))
     # Three rows a batch become as many as divide: 4 over data x expert, 8 over fsdp x expert.

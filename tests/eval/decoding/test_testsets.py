@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from m4.data.cache import cache as caches
@@ -19,7 +17,6 @@ from m4.eval.decoding import testsets
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import (
     ProgressDecoder,
-    RoutingCounter,
     check_held_out,
     split_pairs,
 )
@@ -93,28 +90,6 @@ def test_progress_runs_through_all_calls_and_cuts_are_counted(
     assert translate(["d", "e"]) == ["D", "E"]
     assert shown == [1, 2, 3, 4, 5]
     assert translate.cut == 2
-
-
-def test_counts_grow_by_groups_and_begin_anew_for_another_model(tmp_path: Path) -> None:
-    path, directions = tmp_path / "atlas.test.json", ["en-gl", "gl-en"]
-
-    def counted(step: int, group: list[str], expert: int) -> dict[str, Any]:
-        """One sentence of each of `group`, of two tokens: both choose `expert`, then nothing."""
-        counting = RoutingCounter(path, directions, 3, {"made_by": {"step": step}})
-        counting.starting(group)
-        chosen = np.array([[[expert, -1], [expert, -1], [-1, -1]]])
-        for row in range(len(group)):
-            counting([row], {"encoder_1": chosen})
-        counting.save()
-        return json.loads(path.read_text("utf-8"))
-
-    assert counted(7, ["gl-en", "gl-en"], 1)["layers"] == {"encoder_1": [[0, 0, 0], [0, 4, 0]]}
-    # Another process goes on with the other direction; the same direction again replaces its own.
-    assert counted(7, ["en-gl"], 2)["layers"] == {"encoder_1": [[0, 0, 2], [0, 4, 0]]}
-    assert counted(7, ["gl-en"], 0)["layers"] == {"encoder_1": [[0, 0, 2], [2, 0, 0]]}
-    saved = counted(8, ["gl-en"], 0)
-    assert saved["layers"] == {"encoder_1": [[0, 0, 0], [2, 0, 0]]}
-    assert (saved["made_by"], saved["directions"]) == ({"step": 8}, directions)
 
 
 def test_a_damaged_file_of_counts_is_named(tmp_path: Path) -> None:

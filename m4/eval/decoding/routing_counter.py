@@ -1,0 +1,125 @@
+"""Which experts the sentences that are decoded go to: the counts of a test set's atlas."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from m4.data.cache.cache import Cache
+from m4.eval.decoding.decode import Batch
+from m4.eval.decoding.search import unstacked
+from m4.eval.decoding.testsets import train_pairs
+from m4.model.moe import sown_choices
+from m4.model.transformer import Transformer
+from m4.parallel import distributed
+from m4.parallel.layout import Layout
+from m4.train import routing_counts
+from m4.train.step import apply_model
+
+
+class RoutingCounter:
+    """Counts assigned choices by direction, MoE layer and expert: `decode`'s `on_batch`.
+
+    One forward pass over a batch and its translations says them, as in training: an encoder's
+    tokens are those of the source, a decoder's those of the translation with its EOS.
+
+    The counts are kept in a file of `m4.train.routing_counts`, which grows with every group of
+    directions. A file with another `about` is replaced.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        directions: Sequence[str],
+        model: Transformer,
+        params: Any,
+        about: Mapping[str, Any],
+        layout: Layout | None = None,
+    ) -> None:
+        """directions: those of training, D. about: JSON, what decides the translations."""
+        self._path, self._directions = path, list(directions)
+        self._about = json.loads(json.dumps(about))
+        self._model, self._params, self._layout = model, params, layout
+        self._counts = routing_counts.Counts(directions)
+        if path.is_file():
+            there, saved = routing_counts.read(path)
+            if {**saved, **self._about} == saved and there.directions == self._counts.directions:
+                self._counts = there
+        self.group = routing_counts.Counts([])  # of the sources of the present call
+        self._number_of_source = np.zeros(0, np.int32)
+
+    def starting(self, directions: Sequence[str]) -> None:
+        """The directions of the sources of the next call; they are counted from zero."""
+        self.group = routing_counts.Counts(list(dict.fromkeys(directions)))
+        numbers = {name: i for i, name in enumerate(self._directions)}
+        self._number_of_source = np.array([numbers[name] for name in directions], np.int32)
+
+    def __call__(self, batch: Batch, best_BT: np.ndarray) -> None:
+        """Adds a batch, of which `best_BT` are the translations."""
+        # Rows that only fill the batch up have no direction: D is not counted.
+        number_B = np.full(len(best_BT), len(self._directions), np.int32)
+        number_B[: len(batch.rows)] = self._number_of_source[batch.rows]
+        arrays = {
+            "encoder_input_tokens": batch.tokens_BL,
+            "decoder_input_tokens": np.pad(best_BT[:, :-1], ((0, 0), (1, 0))),
+            "decoder_target_tokens": best_BT,
+            "encoder_direction_ids": np.repeat(number_B[:, None], batch.tokens_BL.shape[1], axis=1),
+            "direction_ids": np.repeat(number_B[:, None], best_BT.shape[1], axis=1),
+        }
+        if self._layout is None:
+            found = _counted(self._model, self._params, arrays)
+        else:
+            with self._layout.axis_rules():
+                program = _program(self._layout, cast(Any, self._model))
+                found = program(self._params, self._layout.batch(arrays))
+        here = [self._directions.index(name) for name in self.group.directions]
+        self.group.add({layer: x_DE[here] for layer, x_DE in jax.device_get(found).items()})
+
+    def save(self) -> None:
+        """Writes the file. To be called before the translations are: what has a translation is not
+        counted again."""
+        self._counts.replace(self.group)
+        if self._counts.layers:
+            routing_counts.write(self._path, self._counts, self._about)
+
+
+def routing_counter(
+    cache: Cache,
+    model: Transformer,
+    params: Any,
+    folder: Path,
+    split: str,
+    made_by: Mapping[str, Any],
+    layout: Layout | None = None,
+) -> RoutingCounter | None:
+    """Counts in folder/atlas.<split>.json, if the model has experts."""
+    if model.encoder_experts is None:
+        return None
+    about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
+    path = folder / f"atlas.{split}.json"
+    return RoutingCounter(path, cache.directions, model, params, about, layout)
+
+
+def _count(model: Transformer, params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """MoE layer -> assigned choices, int32 [D, E]."""
+    _, sown = apply_model(*unstacked(model, params), batch, None)
+    return sown_choices(sown, "seated_DE")
+
+
+_counted = jax.jit(_count, static_argnames="model")
+
+
+@functools.lru_cache(maxsize=32)
+def _program(layout: Layout, model: Transformer) -> distributed.SynchronizedProgram:
+    jitted = jax.jit(
+        functools.partial(_count, model),
+        out_shardings=NamedSharding(layout.mesh, PartitionSpec()),
+    )
+    return distributed.SynchronizedProgram(jitted, "the program that counts routing")

@@ -287,8 +287,9 @@ def muon(
 
     A matrix' update is its momentum with all singular values near 1 (five Newton-Schulz steps),
     times sqrt(max(1, columns / rows)): every direction moves alike, so that fewer steps are needed
-    (docs/evaluation.md) and each costs more. Every expert's and layer's matrix is one by itself.
-    Embeddings, logits, relative positions, routers and norm scales have Adam (Nesterov's momentum).
+    (docs/lab/2026-11-23-evaluation.md) and each costs more. Every expert's and layer's matrix is
+    one by itself. Embeddings, logits, relative positions, routers and norm scales have Adam
+    (Nesterov's momentum).
 
     Args:
         total_steps: for the schedule. schedule: (total_steps) -> step -> rate of Adam.

@@ -1,1 +1,1 @@
-"""`m4 plan`: an experiment compiled for machines that are not there: what fits, what it costs."""
+"""`m4 plan`: ahead-of-time compilation for accelerators that need not be present."""

@@ -1,4 +1,4 @@
-"""Clusters of GPUs that a plan can be made for: nodes of GPUs, and what links them.
+"""Clusters of GPUs to plan for: nodes of GPUs, and their links.
 
 Sources: NVIDIA's data sheets of the H100 SXM5 and the H200 SXM (peaks without sparsity, memory,
 NVLink) and the tables of compute capability 9.0 in the CUDA C++ programming guide. Between nodes:
@@ -17,10 +17,10 @@ class Gpu:
 
     Attributes:
         description: as CUDA calls it. node: GPUs a node at most, linked with each other.
-        memory_bytes: what CUDA gives to programs.
+        memory_bytes: available to programs under CUDA.
         bfloat16_flops, tf32_flops: peak of dense products, a second. XLA multiplies float32 in
-            TF32 unless it is asked for more.
-        memory_speed: bytes a second. clock_hz: at most.
+            TF32 by default.
+        memory_speed: bytes a second. clock_hz: the highest.
         nvlink_bytes: to the GPUs of its node; network_bytes: to other nodes; a second, a GPU.
         multiprocessors, l2_bytes: of the GPU.
     """
@@ -44,9 +44,9 @@ class Gpu:
 
     @property
     def target_config(self) -> str:
-        """What XLA asks of a device that is not there: its `GpuTargetConfigProto`, as text.
+        """XLA's `GpuTargetConfigProto`, as text: it stands for the device.
 
-        All of compute capability 9.0 but for what differs from GPU to GPU.
+        Constants of compute capability 9.0, and what differs from GPU to GPU.
         """
         return f"""
             platform_name: "CUDA"

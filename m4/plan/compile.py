@@ -1,6 +1,6 @@
-"""Compiles a program for a topology and says what it found: runs in a process of its own.
+"""Compiles a program for a topology and collects facts about it, in a subprocess.
 
-The process's environment is `m4.plan.launch`'s. No accelerator is asked for or touched.
+The environment is `m4.plan.launch`'s. No accelerator is used.
 """
 
 import resource
@@ -15,7 +15,7 @@ from m4.experiment import Setup
 from m4.model.dispatch.einsum import einsum
 from m4.plan import flops, launch, memory
 from m4.plan.clusters import Cluster
-from m4.plan.hlo.collectives import Measured, measure, measure_apart, summary
+from m4.plan.hlo.collectives import Measured, measure, measure_by_loop, summary
 from m4.plan.machines import Machine
 from m4.plan.oom import decoding_advice, out_of_memory, too_much, training_advice
 from m4.plan.program import PlannedProgram, decode_program, train_program
@@ -25,10 +25,10 @@ PROGRAMS = {"train": train_program, "decode": decode_program}
 
 
 def devices_of(machine: Machine) -> Sequence[Any]:
-    """The topology's devices, which can be compiled for and nothing else.
+    """The topology's devices: programs can be compiled for them, not run.
 
     Raises:
-        ValueError: the compiler knows no such topology.
+        ValueError: a topology that the compiler does not know.
     """
     if isinstance(machine, Cluster):
         return _gpus(machine)
@@ -37,15 +37,15 @@ def devices_of(machine: Machine) -> Sequence[Any]:
     try:
         found = topologies.get_topology_desc(machine.name, platform="tpu", **setting)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-        said = str(error).splitlines()[0]
-        raise ValueError(f"--topology={machine.name}: libtpu makes none: {said}") from error
+        first = str(error).splitlines()[0]
+        raise ValueError(f"--topology={machine.name}: unknown to libtpu: {first}") from error
     devices = found.devices
     assert len(devices) == machine.devices, (len(devices), machine)
     return devices
 
 
 def _gpus(machine: Cluster) -> Sequence[Any]:
-    # Slices are what NVLink joins: nodes. All hosts' devices are in one process here.
+    # Slices are the domains of NVLink: nodes. All hosts' devices are in one process here.
     found = topologies.get_topology_desc(
         machine.chip.name,
         platform="cuda",
@@ -57,7 +57,7 @@ def _gpus(machine: Cluster) -> Sequence[Any]:
 
 
 def facts(setup: Setup, machine: Machine, kind: str, languages: int) -> dict[str, Any]:
-    """Everything that one compilation tells, as JSON; "refused" where it does not fit.
+    """The facts of one compilation, as JSON; "refused" where it does not fit.
 
     Raises:
         ValueError: mistakes in the config, before anything is compiled.
@@ -90,7 +90,7 @@ def facts(setup: Setup, machine: Machine, kind: str, languages: int) -> dict[str
     found["compiler"] = _cost(start, traced)
     by_kind = memory.by_kind(given, compiled.memory_analysis())
     if isinstance(machine, Cluster) and sum(by_kind.values()) > machine.device_bytes:
-        # XLA compiles for a GPU what does not fit.
+        # XLA compiles programs for GPUs whether they fit or not.
         refused = too_much(by_kind, machine.device_bytes, _advice(program, given))
         return {**found, "refused": refused}
     found["memory_bytes"] = by_kind
@@ -98,7 +98,7 @@ def facts(setup: Setup, machine: Machine, kind: str, languages: int) -> dict[str
 
 
 def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What the program's text tells; why, where it cannot be had. found: what is known already."""
+    """What is read from the program's text, or why there is none. found: the facts so far."""
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
@@ -107,9 +107,9 @@ def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str
     if found["program"] == "decode":
         return _search(text, machine, found)
     measured = measure(text)
-    told = {"compiled": float(measured.flops), "unread": measured.unread}
+    more = {"compiled": float(measured.flops), "unread": measured.unread}
     return {
-        "flops": {**found["flops"], **told},
+        "flops": {**found["flops"], **more},
         "collectives": _kinds(measured),
         "loops_unknown": measured.loops_unknown,
         "cycles": measured.cycles,
@@ -119,10 +119,9 @@ def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str
 
 
 def _search(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a beam search, whose loop goes round as often as the text wants: what is done
-    once a batch, and one turn."""
-    apart = measure_apart(text)
-    told = {"encoding": apart.once, "turn": apart.turn}
+    """The same of a beam search: of encoding a batch, and of one decoding step."""
+    by_loop = measure_by_loop(text)
+    found_parts = {"encoding": by_loop.once, "step": by_loop.iteration}
     parts: dict[str, Any] = {
         "flops": {
             name: {
@@ -130,18 +129,18 @@ def _search(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, 
                 "compiled": float(measured.flops),
                 "unread": measured.unread,
             }
-            for name, measured in told.items()
+            for name, measured in found_parts.items()
         },
-        "collectives": _kinds(apart.once, apart.turn),
-        "loops_unknown": apart.turn.loops_unknown,
-        "search_loops": apart.loops,
-        "cycles": {name: measured.cycles for name, measured in told.items()},
-        "uncosted": {name: measured.uncosted for name, measured in told.items()},
+        "collectives": _kinds(by_loop.once, by_loop.iteration),
+        "loops_unknown": by_loop.iteration.loops_unknown,
+        "search_loops": by_loop.loops,
+        "cycles": {name: measured.cycles for name, measured in found_parts.items()},
+        "uncosted": {name: measured.uncosted for name, measured in found_parts.items()},
     }
     if isinstance(machine, Cluster):
-        # A turn reads all weights for a few pieces: FLOPs at the peak would say next to nothing.
+        # A decoding step reads all weights for a few pieces: its FLOPs do not decide its time.
         return parts
-    seconds = {name: _seconds(each, 0.0, machine, found) for name, each in told.items()}
+    seconds = {name: _seconds(each, 0.0, machine, found) for name, each in found_parts.items()}
     return {**parts, "search_seconds": seconds}
 
 
@@ -193,7 +192,7 @@ def _sizes(program: PlannedProgram) -> dict[str, Any]:
 
 
 def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
-    """A device's, of a step; of a search, by its parts."""
+    """Of a device and training step; of a search, for encoding and for a decoding step."""
     model = program.model
     ways = [layer.dispatch for layer in (model.encoder_experts, model.decoder_experts) if layer]
     one_hot = any(way is einsum or "einsum" in getattr(way, "__name__", "") for way in ways)
@@ -206,7 +205,7 @@ def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
                 "model": flops.own_flops(forward) / devices,
                 "executed": flops.all_flops(forward, one_hot=one_hot) / devices,
             }
-            for name, forward in zip(("encoding", "turn"), parts, strict=True)
+            for name, forward in zip(("encoding", "step"), parts, strict=True)
         }
     forward = flops.forward_flops(model, *lengths)
     return {
@@ -218,7 +217,7 @@ def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
 
 
 class _Clock(NamedTuple):
-    """Seconds by the clock, and of all the process's threads on all cores."""
+    """Seconds of wall time, and of CPU time of all threads of the process."""
 
     wall: float
     cpu: float

@@ -1,7 +1,7 @@
-"""What a plan tells of decoding: of encoding a batch, and of a turn of the search's loop.
+"""The tables of a plan of decoding: of encoding a batch, and of a decoding step.
 
-How many turns there are the text decides. Their number has a bound, the longest translation that is
-allowed; what follows from it is told as "all turns".
+The text decides how many decoding steps there are, at most as many as the longest translation that
+is allowed has pieces; figures for that bound say "all steps".
 """
 
 from collections.abc import Mapping
@@ -12,29 +12,32 @@ from m4.plan.machines import topology
 from m4.plan.pages import Section
 from m4.plan.wording import MODEL_NOTE, OPERATIONS, uncounted
 
-# Kinds of parts: fact -> (as a row calls it, where an operation of it is).
-PARTS = {"encoding": ("encoding a batch", "encoding"), "turn": ("a turn", "a turn")}
+# Part of a search -> (its name in rows, its name in notes).
+PARTS = {
+    "encoding": ("encoding a batch", "encoding"),
+    "step": ("a decoding step", "a decoding step"),
+}
 SENTENCES = 10**6
-# From here on the compiled program does more than arithmetic says; gates' small products are less.
+# Times the arithmetic's FLOPs: above, the compiled program repeats work; gates add less.
 _MORE = 1.05
 
 
 def sections(facts: Mapping[str, Any]) -> list[Section]:
-    """FLOPs and the model of the time, of a beam search."""
+    """FLOPs and the time model of a beam search."""
     return [_flops(facts), _time(facts)]
 
 
 def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
-    """What the model of the time comes to if the search takes all turns that it may.
+    """What follows from the time model if the search takes all steps that it may.
 
     Seconds of a batch; sentences a second, with full batches of the longest sources; chip-hours
-    to 10^6 sentences. None: there is no such model.
+    for 10^6 sentences. None: there is no time model.
     """
     seconds = facts.get("search_seconds")
     if seconds is None or any(seconds[part]["total"] is None for part in PARTS):
         return None
     batch = facts["batch"]
-    whole = seconds["encoding"]["total"] + batch["target_length"] * seconds["turn"]["total"]
+    whole = seconds["encoding"]["total"] + batch["target_length"] * seconds["step"]["total"]
     sentences = batch["rows"] / whole
     return {
         "batch_seconds": whole,
@@ -52,19 +55,19 @@ def _flops(facts: Mapping[str, Any]) -> Section:
         counts = [flops[part]["forward"].get(kind, 0) for part in PARTS]
         if any(counts):
             rows.append((OPERATIONS.get(kind, kind), *map(_giga, counts)))
-    told = {
+    totals = {
         "model": "model FLOPs (two experts a token)",
         "executed": "executed, by arithmetic",
         "compiled": "executed, in the compiled program",
     }
-    for key, name in told.items():
+    for key, name in totals.items():
         if key in flops["encoding"]:
             rows.append((name, *(_giga(flops[part][key]) for part in PARTS)))
     notes = [
-        "Encoding is all that is done once a batch: the encoder, and the keys and values of its "
-        "output for every layer of the decoder. A turn of the search's loop takes a piece of every "
-        "hypothesis through the decoder, over all places of the cache. The text decides how many "
-        f"turns there are, at most {facts['batch']['target_length']}."
+        "Encoding is done once a batch: the encoder, and the keys and values of its output for "
+        "every layer of the decoder. A decoding step takes one piece of every hypothesis through "
+        "the decoder, over all positions of the cache. The text decides how many steps there are, "
+        f"at most {facts['batch']['target_length']}."
     ]
     if facts["model"]["experts"] and facts["model"]["eval_capacity_factor"] is None:
         notes.append(
@@ -76,8 +79,8 @@ def _flops(facts: Mapping[str, Any]) -> Section:
         )
     if "compiled" in flops["encoding"]:
         notes.append(
-            "In the compiled program matrix products are counted as they stand in its text; those "
-            "that it writes as multiplications and sums are not in it."
+            "The compiled program's matrix products are read from its text; those that it writes "
+            "as multiplications and sums are not counted."
         )
         for part, (name, where) in PARTS.items():
             if flops[part]["compiled"] > _MORE * flops[part]["executed"]:
@@ -90,25 +93,25 @@ def _flops(facts: Mapping[str, Any]) -> Section:
                 notes.append(uncounted(flops[part]["unread"], where))
         if facts["search_loops"] != 1:
             notes.append(
-                f"The program has {facts['search_loops']} loops whose length it does not tell, "
-                "where one was looked for: a turn is one of each."
+                f"The program has {facts['search_loops']} loops of unknown length, where one was "
+                "expected: a decoding step is one iteration of each."
             )
     return Section("FLOPs", notes, rows)
 
 
 def _time(facts: Mapping[str, Any]) -> Section:
-    title = "Time of decoding: a model"
+    title = "Decoding time: a model"
     if isinstance(topology(facts["topology"]), Cluster):
-        said = (
-            "No model of the time: XLA estimates no cycles for GPUs, and a turn waits for weights "
-            "and keys to be read, which its FLOPs do not tell."
+        why = (
+            "No time model: XLA estimates no cycles for GPUs, and a decoding step waits for "
+            "weights and keys to be read, which its FLOPs do not show."
         )
-        return Section(title, [said])
+        return Section(title, [why])
     if "search_seconds" not in facts:
         return Section(title)
     seconds, cost = facts["search_seconds"], costs(facts)
     if cost is None:
-        return Section(title, ["No model of the time: the clock of this chip is not published."])
+        return Section(title, ["No time model: the clock of this chip is not published."])
     rows = [("part", "seconds")]
     for part, (name, _) in PARTS.items():
         rows.append((f"{name}: compute", f"{seconds[part]['compute']:.4f}"))
@@ -116,11 +119,11 @@ def _time(facts: Mapping[str, Any]) -> Section:
         rows += [(f"{name}: {kind}", f"{each:.4f}") for kind, each in sent.items()]
         rows.append((name, f"{seconds[part]['total']:.4f}"))
     batch = facts["batch"]
-    million = f"{SENTENCES:,} sentences, all turns"
+    million = f"{SENTENCES:,} sentences, all steps"
     rows += [
-        ("turns, at most", f"{batch['target_length']}"),
-        (f"a batch of {batch['rows']:,} sentences, all turns", f"{cost['batch_seconds']:.2f}"),
-        ("sentences a second, all turns", f"{cost['sentences_per_second']:,.1f}"),
+        ("decoding steps, at most", f"{batch['target_length']}"),
+        (f"a batch of {batch['rows']:,} sentences, all steps", f"{cost['batch_seconds']:.2f}"),
+        ("sentences a second, all steps", f"{cost['sentences_per_second']:,.1f}"),
         (f"chip-hours for {million}", f"{cost['chip_hours']:,.2f}"),
     ]
     if (price := facts.get("price_per_chip_hour")) is not None:
@@ -128,13 +131,13 @@ def _time(facts: Mapping[str, Any]) -> Section:
         rows.append((name, f"{cost['chip_hours'] * price:,.2f}"))
     notes = [
         MODEL_NOTE,
-        '"All turns" is an upper bound on the turns, not on the time: the longest translations '
-        "that are allowed, of the longest sources, in full batches. A batch ends earlier when none "
-        "of its sentences can get a better translation.",
+        '"All steps" bounds the number of steps, not the time: the longest translations that are '
+        "allowed, of the longest sources, in full batches. A batch ends earlier when none of its "
+        "sentences can get a better translation.",
     ]
     for part, (_, where) in PARTS.items():
         if count := facts["uncosted"][part]:
-            notes.append(f"{count:,} operations of {where} have no estimate and are not in it.")
+            notes.append(f"{count:,} operations of {where} have no estimate and are not included.")
     return Section(title, notes, rows)
 
 

@@ -1,4 +1,4 @@
-"""The machines that a plan can be made for: what a chip has, and how chips are linked.
+"""The machines to plan for: what a chip has, and how chips are linked.
 
 TPUs are here, in grids; clusters of GPUs are in `m4.plan.clusters`.
 
@@ -6,7 +6,7 @@ Sources: v2, v3: Jouppi et al. 2020 (CACM 63.7) and, for the links of v3 and v4,
 (arXiv 2304.01433, table 4); v4 to tpu7x: docs.cloud.google.com/tpu/docs, a page each, at the end of
 2025. A link's speed is that of one direction: a quarter or a sixth of half of what those pages call
 bidirectional bandwidth. Clocks of v5e and v5p follow from peak and number of multipliers (128 x 128
-a unit); for v6e and tpu7x they are not published, so that there is no model of the time.
+a unit); for v6e and tpu7x they are not published, so there is no time model for them.
 """
 
 import math
@@ -22,12 +22,11 @@ class Chip:
 
     Attributes:
         cores: JAX devices a chip. gib: memory a chip. peak_flops: bfloat16, a chip, a second.
-        clock_hz: of a core; None: not known.
-        links: to neighbours, a chip; so many halves of them are the torus' dimensions.
+        clock_hz: of a core; None: not published.
+        links: to neighbours, a chip: two a dimension of the torus.
         link_bytes: a second, one link, one direction.
-        full: chips along a dimension from which on the ends are joined (a torus, not a grid).
-        core_setting: what libtpu calls a chip whose cores are one device; "" where cores are apart
-            or there is one.
+        full: chips along a dimension that make it a ring (a torus, not a grid).
+        core_setting: libtpu's name for a chip whose cores are one device; "": each core is one.
     """
 
     name: str
@@ -42,11 +41,11 @@ class Chip:
 
     @property
     def device_bytes(self) -> int:
-        """The memory of a JAX device, all of it; a program can have a little less."""
+        """The memory of a JAX device; programs can use a little less."""
         return int(self.gib * GIB / self.cores)
 
     def device_flops(self, dtype: str = "bfloat16") -> float:
-        """The peak of products; of any type, because TPUs round to bfloat16."""
+        """Peak of matrix products, operations a second; of any type: TPUs round to bfloat16."""
         del dtype
         return self.peak_flops / self.cores
 
@@ -92,7 +91,7 @@ class Topology:
 
     @property
     def is_torus(self) -> bool:
-        """Whether the ends of the longest dimension are joined."""
+        """Whether the longest dimension is a ring."""
         return max(self.sizes) >= self.chip.full
 
 
@@ -103,7 +102,7 @@ def topology(name: str) -> Machine:
     """The machine of that name.
 
     Raises:
-        ValueError: none has it; the line says what is allowed.
+        ValueError: unknown; the message has the allowed names.
     """
     found = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
     if found is None or found[1] not in {**CHIPS, **GPUS}:

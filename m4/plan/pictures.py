@@ -16,17 +16,17 @@ from m4.plan.machines import GIB
 from m4.storage.files import whole
 
 NOTES = (
-    "Top left: memory a device at equal tokens a core (2,048 of each side), as experts and devices "
-    "grow together (the paper's figure 7). Top right: memory against depth, 2,048 experts; 60 "
-    "layers with all weights in parts. Bottom left: CPU seconds of a plan. Bottom right: bytes of "
-    "all-to-all and all-reduce a device and step at equal tokens a core.",
+    "Top left: memory a device at equal tokens a core (2,048 of source and of target), as experts "
+    "and devices grow together (the paper's figure 7). Top right: memory against depth, 2,048 "
+    "experts; at 60 layers all weights are sharded. Bottom left: CPU seconds of compiling. Bottom "
+    "right: bytes of all-to-all and all-reduce a device and step at equal tokens a core.",
 )
 _TOKENS_A_CORE = 2048
 _STACKED = ("replicated weights", "expert weights", "temporaries")
 
 
 def draw(rows: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
-    """stem.png and .pdf: the same rows give the same bytes."""
+    """Writes stem.png and .pdf; the same rows give the same bytes."""
     drawn = figure(rows)
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".png", ".pdf")]
     for path in paths:
@@ -43,7 +43,7 @@ def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Four panels; a panel without a plan for it stays empty."""
+    """Four panels; a panel without plans stays empty."""
     drawn = Figure(figsize=(11, 8), layout="constrained")
     FigureCanvasAgg(drawn)
     panels = drawn.subplots(2, 2)
@@ -134,6 +134,6 @@ def _lines(axes: Axes, rows: Sequence[Mapping[str, Any]], series: Mapping, label
     axes.set_ylabel(label)
     if axes.lines:
         axes.set_xticks([128, 512, 2048], ["128", "512", "2048"])
-        # Room above for the names of the lines.
+        # Room above for the legend.
         axes.set_ylim(top=1.45 * axes.get_ylim()[1])
         axes.legend(frameon=False, fontsize="small", loc="upper left")

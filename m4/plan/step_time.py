@@ -1,9 +1,9 @@
-"""A MODEL of the time of a step: arithmetic on a compiled program. Nothing here was measured.
+"""A MODEL of a step's time: arithmetic on a compiled program. Nothing is measured.
 
-Compute on a TPU: the compiler's own estimate of cycles, loops multiplied out, at the chip's clock;
-it leaves out kernels written by others. On a GPU, for which XLA estimates nothing: the executed
-FLOPs at the peak, which no program reaches. Communication: what each collective must move over the
-slowest links that it needs, at their stated speed, no latency, nothing overlapped.
+Compute on a TPU: the compiler's estimate of cycles, loops multiplied out, at the chip's clock,
+without custom kernels. On a GPU, for which XLA estimates none: the executed FLOPs at the peak,
+which no program reaches. Communication: each collective's bytes over the slowest links that it
+needs, at their stated speed, without latency or overlap.
 """
 
 import math
@@ -17,7 +17,7 @@ from m4.plan.machines import Machine, Topology
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step, by the model; compute None: the chip's clock is not known."""
+    """Seconds of one step, by the model; compute None: the chip's clock is not published."""
 
     compute: float | None
     by_kind: dict[str, float]
@@ -61,8 +61,8 @@ def seconds_of(each: Collective, machine: Machine) -> float:
         return 0.0
     if each.kind in ("all-to-all", "ragged-all-to-all"):
         return all_to_all_seconds(each.operand_bytes, devices, machine)
-    # Rings along all dimensions in both directions: every link of a chip works all the time. The
-    # cores of a chip first do it among themselves, over memory.
+    # Rings along all dimensions in both directions keep every link of a chip busy. The cores of a
+    # chip reduce among themselves first, over memory.
     speed = chip.links * chip.link_bytes
     if each.kind == "all-reduce":
         return 2 * each.operand_bytes / speed
@@ -73,11 +73,11 @@ def all_to_all_seconds(payload_bytes: float, devices: int, machine: Topology) ->
     """An exchange in which each device has `payload_bytes` for all of `devices`, evenly: O(√D).
 
     Half of the devices send half of theirs to the other half: devices * payload / 4 cross the
-    middle of the longest side, in one direction. There the links are chips / side, twice that where
-    the ends are joined: devices * payload / 4 / (2 * chips / side * speed). With c cores a chip and
+    middle of the longest side, in one direction. There the links are chips / side, twice that in a
+    ring: devices * payload / 4 / (2 * chips / side * speed). With c cores a chip and
     a torus of side X that is c * X * payload / (8 * speed): O(√D) on a square (GShard, section 5.3;
-    its figure 9). Of a part of the devices it is taken that they are a square (or cube) of chips,
-    which is a torus only where it is a whole side.
+    its figure 9). A group of some of the devices counts as a square (or cube) of chips,
+    a torus only where it spans a whole side.
     """
     chip = machine.chip
     chips = max(1, devices // chip.cores)
@@ -95,10 +95,9 @@ def all_to_all_seconds(payload_bytes: float, devices: int, machine: Topology) ->
 def _cluster_seconds(each: Collective, machine: Cluster) -> float:
     """One run of a collective between GPUs: devices are counted node by node.
 
-    Within a node everything goes over NVLink at its speed. Beyond, every GPU has an adapter of its
-    own: of an all-to-all what is for other nodes goes through it; in a ring a node's GPUs share the
-    work, so that the ring is as fast as the adapters of all GPUs that a node has in it, but no
-    faster than NVLink.
+    Within a node everything goes over NVLink at its speed. Between nodes every GPU has its own
+    adapter: an all-to-all sends through it what is for other nodes; a ring is as fast as the
+    adapters of all GPUs that a node has in it, but no faster than NVLink.
     """
     gpu = machine.chip
     if each.kind in ("collective-permute", "collective-broadcast"):

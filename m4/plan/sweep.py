@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
 _QUARTER = ("quarter batch", ("BATCH_SIZE = 2048",))
 _REPLICATED = ("mesh.make_mesh.data = -1", "mesh.make_mesh.fsdp = 1")
-# Equal tokens a core are 2,048 of each side, which all but the two of 128 experts have.
+# 2,048 tokens a core of source and of target, except with 128 experts and the full batch.
 CASES = (
     Case("moe_128e_12l", "v3:8x8"),
     Case("moe_128e_12l", "v3:8x8", *_QUARTER),
@@ -163,8 +163,8 @@ def family_tables(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
     return [
         Section("Memory, GiB a device", ["Of 16 GiB a core of TPU v3."], memory),
         Section("Collectives a step: number x, GiB a device", (), sent),
-        Section("Time of a step: a model", [MODEL_NOTE, _OTHER_TOKENS], time),
-        Section("Compiling", ["Two cores; wall time depends on what else runs."], made),
+        Section("Step time: a model", [MODEL_NOTE, _OTHER_TOKENS], time),
+        Section("Compiling", ["On two cores; wall time depends on what else runs."], made),
     ]
 
 

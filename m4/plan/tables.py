@@ -16,13 +16,13 @@ from m4.plan.wording import MODEL_NOTE, OPERATIONS, gib, tera, uncounted
 
 PEAK_NOTE = (
     "A MODEL, not a measurement: executed FLOPs at the GPU's peak, which no program reaches, and "
-    "collectives at the links' stated speed; nothing overlaps, no latency. XLA estimates no cycles "
-    "for GPUs."
+    "collectives at the links' stated speed; no overlap, no latency. XLA estimates no cycles for "
+    "GPUs."
 )
 
 
 def sections(facts: Mapping[str, Any]) -> list[Section]:
-    """Everything that a plan knows."""
+    """All tables of a plan."""
     found = [_memory(facts)]
     if "refused" in facts:
         return [*found, _parameters(facts), _made(facts)]
@@ -43,7 +43,7 @@ def verdict(facts: Mapping[str, Any]) -> str:
     if "refused" in facts:
         return f"does not fit: {facts['refused']['message']}"
     used, there = sum(facts["memory_bytes"].values()), facts["device_bytes"]
-    return f"fits: {used / GIB:.2f} of {there / GIB:.0f} GiB a device at the most"
+    return f"fits: {used / GIB:.2f} of {there / GIB:.0f} GiB a device at most"
 
 
 def file_name(facts: Mapping[str, Any]) -> str:
@@ -58,19 +58,19 @@ def _memory(facts: Mapping[str, Any]) -> Section:
         refused = facts["refused"]
         rows = [("kind", "GiB a device"), *[(k, gib(n)) for k, n in given.items()]]
         if refused["needed_bytes"] is not None:
-            told = "added up" if _on_gpus(facts) else "as the compiler says"
-            rows.append((f"needed, {told}", gib(refused["needed_bytes"])))
-            rows.append(("there", gib(refused["available_bytes"])))
+            source = "sum of the above" if _on_gpus(facts) else "by the compiler"
+            rows.append((f"needed, {source}", gib(refused["needed_bytes"])))
+            rows.append(("available", gib(refused["available_bytes"])))
         helps = [f"would help: {line}" for line in refused["advice"]]
         return Section("Memory", helps, rows)
     by_kind = facts["memory_bytes"]
     total = sum(by_kind.values())
     rows = [("kind", "GiB a device"), *[(kind, gib(n)) for kind, n in by_kind.items()]]
-    rows += [("together", gib(total)), ("a device has", gib(facts["device_bytes"]))]
+    rows += [("total", gib(total)), ("memory of a device", gib(facts["device_bytes"]))]
     notes = [
         "Replicated weights are all but the experts'; temporaries are activations, gradients and "
-        "the buffers of collectives, by XLA's analysis of the program. Not all of it is there at "
-        "once, and some of the memory is the system's: whether it fits, the compiler says."
+        "buffers of collectives, by XLA's analysis of the program. Not all exist at the same "
+        "time, and the system reserves some memory: the compiler decides whether the program fits."
     ]
     return Section("Memory", notes, rows)
 
@@ -80,8 +80,8 @@ def _collectives(facts: Mapping[str, Any]) -> Section:
         return Section(
             "Collectives",
             [
-                "the compiler cannot print the program that it made for this machine, so neither "
-                f"collectives nor the time of a step are known: {facts['no_text']}"
+                "the compiler cannot print its program for this machine, so collectives and step "
+                f"time are unknown: {facts['no_text']}"
             ],
         )
     each = "a batch" if facts["program"] == "decode" else "a step"
@@ -95,11 +95,13 @@ def _collectives(facts: Mapping[str, Any]) -> Section:
                 f"{total['sent_bytes'] / GIB:.3f}",
             )
         )
-    notes = ["As in the compiled program, loops multiplied out."]
+    notes = ["Of the compiled program, loops multiplied out."]
     if facts["program"] == "decode":
-        notes.append("Of the search's loop one turn: the text decides how often it goes round.")
+        notes.append(
+            "The search's loop counts once: the text decides how many decoding steps it has."
+        )
     elif facts["loops_unknown"]:
-        notes.append("A loop's length is not in the program: what is in it counts once.")
+        notes.append("A loop's length is not in the program: its body counts once.")
     return Section("Collectives", notes, rows)
 
 
@@ -115,37 +117,35 @@ def _flops(facts: Mapping[str, Any]) -> Section:
         ("executed, by the traced program", tera(flops["traced"])),
     ]
     notes = [
-        "Executed are more than the model's: empty seats of experts, one-hot products of dispatch, "
-        "and what the backward pass computes again "
+        "Executed FLOPs exceed the model's: empty slots of experts, one-hot products of dispatch, "
+        "and rematerialization in the backward pass "
         f"(transformer.Transformer.remat = '{facts['model']['remat']}'). The traced program also "
-        "has the gate's small products. XLA's own count takes a loop's body once and is not shown."
+        "has the gate's small products. XLA's own count, with each loop's body once, is not shown."
     ]
     if "compiled" in flops:
         rows.append(("executed, in the compiled program", tera(flops["compiled"])))
         notes.append(_compiled(flops))
         if facts["loops_unknown"]:
-            notes.append("In it a loop whose length is not in the program counts once.")
+            notes.append("A loop whose length is not in the program counts once there.")
     return Section("FLOPs", notes, rows)
 
 
 def _compiled(flops: Mapping[str, Any]) -> str:
-    """What the count of the compiled program takes in, and why it differs from the traced one."""
+    """What the compiled program's count includes, and why it differs from the traced one."""
     more = flops["compiled"] / flops["traced"] - 1
     said = (
-        "In the compiled program matrix products are counted as they stand in its text, dots, "
-        f"convolutions and GEMMs, loops multiplied out: {more:+.1%} of the traced one's. "
+        "The compiled program's matrix products are read from its text (dots, convolutions, GEMMs; "
+        f"loops multiplied out): {more:+.1%} of the traced one's. "
     )
     if more > _SAME_FLOPS:
         said += (
-            "More: the compiler repeats on several devices what it does not split, and computes "
-            "again. "
+            "More: the compiler repeats on several devices what it does not shard, and recomputes. "
         )
     elif more < -_SAME_FLOPS:
         said += (
-            "Less: the compiler leaves out what is computed twice (in a stack of one block, whose "
-            "loop is none, the keys and values of the encoder's output, which remat repeats) or "
-            "used by nobody, and writes products of vectors as multiplications and sums, which are "
-            "not counted. "
+            "Less: the compiler removes unused and duplicate work (in a stack of one block, which "
+            "has no loop: the keys and values of the encoder's output, which remat repeats), and "
+            "writes products of vectors as multiplications and sums, which are not counted. "
         )
     if unread := flops["unread"]:
         said += uncounted(unread, "a step")
@@ -153,14 +153,15 @@ def _compiled(flops: Mapping[str, Any]) -> str:
 
 
 _SAME_FLOPS = 0.01
+_TIME = "Step time: a model"
 
 
 def _time(facts: Mapping[str, Any]) -> Section:
     if "step_seconds" not in facts:
-        return Section("Time")
+        return Section(_TIME)
     seconds = facts["step_seconds"]
     if seconds["total"] is None:
-        return Section("Time", ["No model of the time: the clock of this chip is not published."])
+        return Section(_TIME, ["No time model: the clock of this chip is not published."])
     rows = [("part of a step", "seconds"), ("compute", f"{seconds['compute']:.3f}")]
     rows += [(kind, f"{s:.3f}") for kind, s in seconds["communication"].items()]
     rows.append(("step", f"{seconds['total']:.3f}"))
@@ -178,10 +179,10 @@ def _time(facts: Mapping[str, Any]) -> Section:
         rows.append(
             (f"price, at {price:g} a {each} and hour", f"{cost['chip_hours'] * price:,.0f}")
         )
-    rows.append(("model FLOPs, of the peak", f"{cost['utilisation']:.0%}"))
+    rows.append(("model FLOPs / peak", f"{cost['utilisation']:.0%}"))
     notes = [PEAK_NOTE if on_gpus else MODEL_NOTE]
     if facts["uncosted"]:
-        notes.append(f"{facts['uncosted']:,} operations without an estimate are not in it.")
+        notes.append(f"{facts['uncosted']:,} operations have no estimate and are not included.")
     if (row := paper_step(facts)) is not None and row.steps_per_second is not None:
         paper = 1 / float(row.steps_per_second)
         rows.append(("the paper's step (table 3)", f"{paper:.3f}"))
@@ -190,13 +191,13 @@ def _time(facts: Mapping[str, Any]) -> Section:
             f"The paper: {row.steps_per_second} steps/s, {row.days} days, {row.core_years} "
             "core-years, with another compiler and model code."
         )
-    return Section("Time of a step: a model", notes, rows)
+    return Section(_TIME, notes, rows)
 
 
 def paper_model(facts: Mapping[str, Any]) -> table3.PaperRow | None:
-    """The paper's row of this model; None: there is none, or the sizes were changed.
+    """The paper's row of this model; None: it has none, or the sizes were changed.
 
-    The paper leaves out embeddings and softmax, up to 7%; 10% more or less is another model.
+    The paper excludes embeddings and softmax, up to 7%; over 10% off is another model.
     """
     row = table3.paper_row_of(facts["config"])
     if row is None:
@@ -206,7 +207,7 @@ def paper_model(facts: Mapping[str, Any]) -> table3.PaperRow | None:
 
 
 def paper_step(facts: Mapping[str, Any]) -> table3.PaperRow | None:
-    """The row whose step this is: the paper's model, cores and batch, with no change."""
+    """The row whose step this is: the paper's model, cores and batch, unchanged."""
     row, batch = paper_model(facts), facts["batch"]
     if row is None or facts.get("label") or not facts["topology"].startswith("v3:"):
         return None
@@ -220,8 +221,8 @@ _OTHER_MODEL, _OTHER_BATCH = 0.1, 0.05
 
 
 def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
-    """What the time model comes to: tokens a second; days, core-years (of JAX devices) and
-    chip-hours to 10^12 source tokens; model FLOPs over the peak."""
+    """What follows from the step time: tokens a second; days, core-years (of JAX devices) and
+    chip-hours to 10^12 source tokens; model FLOPs over the peak. None: there is no step time."""
     if facts["program"] != "train" or facts.get("step_seconds", {}).get("total") is None:
         return None
     batch, seconds = facts["batch"], facts["step_seconds"]["total"]
@@ -242,7 +243,7 @@ def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
 def _parameters(facts: Mapping[str, Any]) -> Section:
     counts = facts["parameters"]
     rows = [("kind", "parameters"), *[(kind, f"{n:,}") for kind, n in counts.items()]]
-    rows.append(("together", f"{sum(counts.values()):,}"))
+    rows.append(("total", f"{sum(counts.values()):,}"))
     notes = []
     if (row := paper_model(facts)) is not None:
         ratio = sum(counts.values()) / row.parameters
@@ -255,19 +256,19 @@ def _made(facts: Mapping[str, Any]) -> Section:
     model = facts["model"]
     rows = [
         ("what", "value"),
-        ("rows, over all devices", f"{batch['rows']:,}"),
-        ("pieces a row", f"{batch['source_length']} + {batch['target_length']}"),
+        ("rows, all devices", f"{batch['rows']:,}"),
+        ("pieces a row, source + target", f"{batch['source_length']} + {batch['target_length']}"),
         ("vocabulary", f"{model['source_vocab_size'] or 'shared'} / {model['vocab_size']}"),
         ("directions", str(model["directions"])),
         ("activations", model["dtype"]),
         ("seconds to trace", f"{cost['trace_seconds']:.0f}"),
         ("seconds to compile", f"{cost['compile_seconds']:.0f}"),
         ("CPU seconds to compile", f"{cost['compile_cpu_seconds']:.0f}"),
-        ("CPU seconds, all", f"{cost['cpu_seconds']:.0f}"),
+        ("CPU seconds in all", f"{cost['cpu_seconds']:.0f}"),
         ("host memory, GiB", f"{cost['host_bytes'] / GIB:.1f}"),
         *[(name, version) for name, version in facts["versions"].items()],
     ]
-    return Section("How it was made", (), rows)
+    return Section("How this was compiled", (), rows)
 
 
 def show(facts: Mapping[str, Any], console: Console) -> None:

@@ -3,15 +3,15 @@
 from m4.plan.machines import GIB
 
 MODEL_NOTE = (
-    "A MODEL, not a measurement: the compiler's own estimate of cycles at the chip's clock, and "
-    "collectives at the links' stated speed; nothing overlaps, no latency."
+    "A MODEL, not a measurement: the compiler's estimate of cycles at the chip's clock, and "
+    "collectives at the links' stated speed; no overlap, no latency."
 )
-# Kinds of operations (`m4.plan.flops`), as a plan calls them.
+# Kinds of operations (`m4.plan.flops`) -> their names in a plan.
 OPERATIONS = {
-    "attention": "projections of attention",
-    "attention_logits": "attention itself",
+    "attention": "attention projections",
+    "attention_logits": "attention logits and weighted sums",
     "dense": "dense feed-forward layers",
-    "experts": "experts, all seats",
+    "experts": "experts, all slots",
     "experts_used": "experts, two a token (model FLOPs)",
     "dispatch": "one-hot dispatch and combine",
     "logits": "logits",
@@ -29,9 +29,9 @@ def tera(count: float) -> str:
 
 
 def uncounted(unread: dict[str, int], where: str) -> str:
-    """The note on operations that may multiply and are not counted; where: "a step"."""
+    """The note on operations that are not counted and may be products; where: "a step"."""
     kinds = ", ".join(sorted(unread))
     return (
-        f"{sum(unread.values()):,} operations of {where} cannot be counted and may multiply too: "
+        f"{sum(unread.values()):,} operations of {where} are not counted and may be products: "
         f"{kinds}."
     )

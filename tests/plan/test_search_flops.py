@@ -12,7 +12,7 @@ from m4.eval.decoding.search import search
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.flops import all_flops, own_flops, search_flops, traced_flops
-from m4.plan.hlo.collectives import measure_apart
+from m4.plan.hlo.collectives import measure_by_loop
 from tests.plan.test_flops import SIZES
 
 ROWS, SOURCE, TARGET, BEAMS = 3, 8, 6, 2
@@ -29,63 +29,63 @@ def arithmetic(model: Transformer) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def parts(program: Any) -> tuple[float, float]:
-    """Operations of a traced search outside of its loop, and of one turn."""
+    """Operations of a traced search outside of its loop, and of one step."""
     whole = traced_flops(program.jaxpr, 1)
     (loop,) = (each for each in program.jaxpr.eqns if each.primitive.name == "while")
-    turn = traced_flops(loop.params["body_jaxpr"], 1)
-    return whole - turn, turn
+    step = traced_flops(loop.params["body_jaxpr"], 1)
+    return whole - step, step
 
 
-def test_a_layer_by_hand() -> None:
-    encoding, turn = arithmetic(Transformer(**{**SIZES, "encoder_layers": 1, "decoder_layers": 1}))
+def test_operations_of_one_layer_by_hand() -> None:
+    encoding, step = arithmetic(Transformer(**{**SIZES, "encoder_layers": 1, "decoder_layers": 1}))
     # 3 * 8 source pieces, 3 * 2 hypotheses of a piece; M = 16, N D = 16, F = 32, V = 64.
     # Four projections in the encoder's layer, keys and values for the decoder's.
     assert encoding["attention"] == (4 + 2) * 2 * 24 * 16 * 16
     assert encoding["attention_logits"] == 2 * 2 * 24 * 8 * 16
     assert encoding["dense"] == 2 * 2 * 24 * 16 * 32
-    # A turn: four projections, and query and result of the attention over the source; all 6 places
-    # of the cache, all 8 of the source.
-    assert turn["attention"] == (4 + 2) * 2 * 6 * 16 * 16
-    assert turn["attention_logits"] == 2 * 2 * 6 * (6 + 8) * 16
-    assert turn["dense"] == 2 * 2 * 6 * 16 * 32
-    assert turn["logits"] == 2 * 6 * 16 * 64
+    # A step: four projections, and query and result of the attention over the source; all 6
+    # positions of the cache, all 8 of the source.
+    assert step["attention"] == (4 + 2) * 2 * 6 * 16 * 16
+    assert step["attention_logits"] == 2 * 2 * 6 * (6 + 8) * 16
+    assert step["dense"] == 2 * 2 * 6 * 16 * 32
+    assert step["logits"] == 2 * 6 * 16 * 64
 
 
-def test_a_dense_search_does_what_arithmetic_says() -> None:
+def test_dense_search_equals_the_arithmetic() -> None:
     one = {"encoder_layers": 1, "decoder_layers": 1}
     model = Transformer(**{**SIZES, **one}, activations=("gelu", "linear"))
-    encoding, turn = arithmetic(model)
+    encoding, step = arithmetic(model)
     program = traced(model)
     once, each = parts(program)
-    assert each == all_flops(turn, one_hot=False) == own_flops(turn)
+    assert each == all_flops(step, one_hot=False) == own_flops(step)
     # A step of the decoder with a row a sentence fills the memory of its attention over the source;
-    # nothing else of that step is used.
-    assert once == sum(encoding.values()) + sum(turn.values()) // BEAMS
-    # The compiler leaves it out. XLA's text does not tell how often the loop goes round.
-    apart = measure_apart(program.lower().compile().as_text() or "")
-    assert apart.loops == 1
-    assert apart.once.flops == sum(encoding.values())
-    assert apart.turn.flops == sum(turn.values())
-    assert not apart.once.unread
-    assert not apart.turn.unread
+    # that step has no other use.
+    assert once == sum(encoding.values()) + sum(step.values()) // BEAMS
+    # The compiler removes it. The loop's length is not in XLA's text.
+    measured = measure_by_loop(program.lower().compile().as_text() or "")
+    assert measured.loops == 1
+    assert measured.once.flops == sum(encoding.values())
+    assert measured.iteration.flops == sum(step.values())
+    assert not measured.once.unread
+    assert not measured.iteration.unread
 
 
-def test_without_a_capacity_every_expert_has_a_seat_for_every_token() -> None:
+def test_without_capacity_every_expert_has_a_slot_for_every_token() -> None:
     def model(**options: Any) -> Transformer:
         moe = functools.partial(MoeLayer, num_experts=4, group_tokens=8, capacity_rule="paper")
         return Transformer(**SIZES, moe=functools.partial(moe, **options))
 
-    encoding, turn = arithmetic(model())
+    encoding, step = arithmetic(model())
     # One of two layers a stack has experts; four of them, for 24 and for 6 tokens.
     assert encoding["experts"] == 2 * 2 * (4 * 24) * 16 * 32
-    assert turn["experts"] == 2 * 2 * (4 * 6) * 16 * 32
+    assert step["experts"] == 2 * 2 * (4 * 6) * 16 * 32
     assert encoding["experts_used"] == encoding["experts"] // 2
-    assert turn["router"] == 2 * 6 * 16 * 4
+    assert step["router"] == 2 * 6 * 16 * 4
     # Traced, combining adds the weighted sum of two results a token, 2 * 2 * 6 * 16.
     _, each = parts(traced(model()))
-    assert each == all_flops(turn, one_hot=False) + 2 * 2 * 6 * 16
-    # Groups of 8 with 2 * 8 / 4 = 4 seats an expert hold 16 of 8 tokens' choices; of 6 tokens, one
-    # group with 3 seats an expert.
+    assert each == all_flops(step, one_hot=False) + 2 * 2 * 6 * 16
+    # Groups of 8 with 2 * 8 / 4 = 4 slots an expert hold 16 of 8 tokens' choices; of 6 tokens, one
+    # group with 3 slots an expert.
     few = arithmetic(model(eval_capacity_factor=1.0, decode_capacity_factor=1.0))
     assert few[0]["experts"] == 2 * 2 * (3 * 4 * 4) * 16 * 32 == few[0]["experts_used"]
     assert few[1]["experts"] == 2 * 2 * (4 * 3) * 16 * 32

@@ -1,4 +1,4 @@
-"""A plan's pages: what they say, whatever the names in it are."""
+"""A plan's tables and pages."""
 
 import io
 import json
@@ -86,15 +86,15 @@ def said(facts: dict[str, Any]) -> str:
     return stream.getvalue()
 
 
-def test_the_model_of_the_time_stands_beside_the_paper() -> None:
+def test_time_model_is_compared_with_the_same_model_of_the_paper_only() -> None:
     text = said(FACTS)
     assert "fits: 9.00 of 16 GiB" in text
     assert "A MODEL, not a measurement" in text
     rows = {row[0]: row[1] for part in tables.sections(FACTS) for row in part.rows}
     # 1 / 0.72 steps a second; 1.0 s / 1.389 s = 0.72.
     assert (rows["the paper's step (table 3)"], rows["model / paper"]) == ("1.389", "0.72")
-    assert rows["together"] == "619,000,000,000"
-    # On other devices, with another batch or as another model, it has nothing to be compared with.
+    assert rows["total"] == "619,000,000,000"
+    # With other devices, another batch or another model there is no comparison.
     batch, parameters = FACTS["batch"], FACTS["parameters"]
     others = [
         {"devices": 1024},
@@ -111,7 +111,7 @@ def test_the_model_of_the_time_stands_beside_the_paper() -> None:
         assert "model / paper" not in names, other
 
 
-def test_parameters_stand_beside_the_papers_where_the_model_is_its() -> None:
+def test_parameters_are_compared_with_the_same_model_of_the_paper_only() -> None:
     assert "600 billion; +3.2%" in said(FACTS)  # 619 of 600 billion
     # 554 of 600 billion are 7.7% less, 519 of them 13.5%: another model.
     for experts, shown in ((535e9, True), (500e9, False)):
@@ -119,9 +119,9 @@ def test_parameters_stand_beside_the_papers_where_the_model_is_its() -> None:
         assert ("The paper (table 1)" in said({**FACTS, "parameters": parameters})) == shown
 
 
-def test_the_compiled_programs_products_stand_beside_the_traced_ones() -> None:
+def test_compiled_flops_are_compared_with_the_traced_ones() -> None:
     name = "executed, in the compiled program"
-    assert name not in said(FACTS)  # its text could not be had
+    assert name not in said(FACTS)  # its text cannot be printed
     for compiled, why in ((4.1e12, "+0.0%"), (5.125e12, "+25.0%"), (2.05e12, "-50.0%")):
         flops = {**FACTS["flops"], "compiled": compiled, "unread": {}}
         parts = tables.sections({**FACTS, "flops": flops})
@@ -133,36 +133,36 @@ def test_the_compiled_programs_products_stand_beside_the_traced_ones() -> None:
             compiled > 5e12,
             compiled < 4e12,
         ]
-        assert "cannot be counted" not in note
+        assert "not counted and may" not in note
     flops = {**FACTS["flops"], "compiled": 4e12, "unread": {"tpu_custom_call": 1200}}
     (part,) = [p for p in tables.sections({**FACTS, "flops": flops}) if p.title == "FLOPs"]
-    assert "1,200 operations of a step cannot be counted" in part.notes[-1]
-    assert part.notes[-1].endswith("too: tpu_custom_call.")
+    assert "1,200 operations of a step are not counted" in part.notes[-1]
+    assert part.notes[-1].endswith("products: tpu_custom_call.")
     looped = tables.sections({**FACTS, "flops": flops, "loops_unknown": True})
     assert any("counts once" in note for p in looped if p.title == "FLOPs" for note in p.notes)
 
 
-def test_what_does_not_fit_says_what_would_help() -> None:
+def test_program_that_does_not_fit_has_advice() -> None:
     text = said(REFUSED)
     assert "does not fit: Ran out of memory" in text
     assert "would help: a smaller batch" in text
     rows = {row[0]: row[1] for part in tables.sections(REFUSED) for row in part.rows}
-    assert rows["needed, as the compiler says"] == "20.000"
-    # What is known without a program that fits, and what finding out took.
-    assert rows["together"] == "619,000,000,000"
+    assert rows["needed, by the compiler"] == "20.000"
+    # Facts that need no program that fits, and the cost of compiling.
+    assert rows["total"] == "619,000,000,000"
     assert rows["seconds to compile"] == "2"
     assert rows["host memory, GiB"] == "4.0"
-    # For GPUs it is this project that adds up: XLA compiles what does not fit.
+    # For GPUs m4 adds up: XLA compiles programs whether they fit or not.
     gpus = tables.sections({**REFUSED, "topology": "h100:256x8"})
     names = [row[0] for part in gpus for row in part.rows]
-    assert "needed, added up" in names
-    assert "needed, as the compiler says" not in names
+    assert "needed, sum of the above" in names
+    assert "needed, by the compiler" not in names
 
 
-def test_a_program_that_cannot_be_printed_is_said_to_be_one() -> None:
+def test_plan_reports_a_program_that_cannot_be_printed() -> None:
     known = {k: v for k, v in FACTS.items() if k not in ("collectives", "step_seconds", "cycles")}
     text = said({**known, "no_text": "INTERNAL: RET_CHECK"})
-    assert "cannot print the program" in text
+    assert "cannot print its program" in text
     assert "RET_CHECK" in text
     assert "temporaries" in text
 
@@ -174,54 +174,59 @@ DECODING: dict[str, Any] = {
     "batch": {"rows": 2048, "source_length": 128, "target_length": 100, "beams": 4},
     "flops": {
         "encoding": {**PART, "unread": {}},
-        "turn": {**PART, "forward": {"dense": 5e11, "logits": 1e9}, "unread": {"Kernel": 3}},
+        "step": {**PART, "forward": {"dense": 5e11, "logits": 1e9}, "unread": {"Kernel": 3}},
     },
     "loops_unknown": True,
     "search_loops": 1,
-    "uncosted": {"encoding": 0, "turn": 7},
+    "uncosted": {"encoding": 0, "step": 7},
     "search_seconds": {
         "encoding": {"compute": 2.0, "communication": {"all-to-all": 1.0}, "total": 3.0},
-        "turn": {"compute": 0.04, "communication": {"all-reduce": 0.01}, "total": 0.05},
+        "step": {"compute": 0.04, "communication": {"all-reduce": 0.01}, "total": 0.05},
     },
     "price_per_chip_hour": 2.0,
 }
 
 
-def test_a_plan_of_decoding_tells_a_batch_with_all_its_turns() -> None:
+def test_decoding_costs_have_all_steps_of_a_batch() -> None:
     found = decoding_tables.costs(DECODING)
     assert found is not None
-    # 3 s and a hundred turns of 0.05 s are 8 s for 2,048 sentences, 256 a second; 10^6 of them take
+    # 3 s and a hundred steps of 0.05 s are 8 s for 2,048 sentences, 256 a second; 10^6 of them take
     # 3,906.25 s, with 1,024 chips 1,111.1 hours of a chip.
     assert found["batch_seconds"] == pytest.approx(8.0)
     assert found["sentences_per_second"] == pytest.approx(256.0)
     assert found["chip_hours"] == pytest.approx(1111.11, abs=0.01)
     parts = {part.title: part for part in tables.sections(DECODING)}
-    time = parts["Time of decoding: a model"]
+    time = parts["Decoding time: a model"]
     rows = {row[0]: row[1] for row in time.rows}
     assert rows["encoding a batch"] == "3.0000"
-    assert (rows["a turn"], rows["turns, at most"]) == ("0.0500", "100")
-    assert rows["a batch of 2,048 sentences, all turns"] == "8.00"
-    assert rows["price for 1,000,000 sentences, all turns, at 2 a chip and hour"] == "2,222.22"
+    assert (rows["a decoding step"], rows["decoding steps, at most"]) == ("0.0500", "100")
+    assert rows["a batch of 2,048 sentences, all steps"] == "8.00"
+    assert rows["price for 1,000,000 sentences, all steps, at 2 a chip and hour"] == "2,222.22"
     notes = " ".join(time.notes)
-    for said_so in ("A MODEL, not a measurement", "upper bound on the turns", "7 operations of a"):
+    for said_so in (
+        "A MODEL, not a measurement",
+        "bounds the number of steps",
+        "7 operations of a",
+    ):
         assert said_so in notes, said_so
     flops = parts["FLOPs"]
     assert ("dense feed-forward layers", "1,000.0", "500.0") in flops.rows
     assert ("executed, in the compiled program", "3,500.0", "3,500.0") in flops.rows
-    assert "3 operations of a turn cannot be counted and may multiply too: Kernel." in flops.notes
-    assert not any("loops whose length" in note for note in flops.notes)
+    unread = "3 operations of a decoding step are not counted and may be products: Kernel."
+    assert unread in flops.notes
+    assert not any("loops of unknown length" in note for note in flops.notes)
     assert any("eval_capacity_factor = None" in note for note in flops.notes)
     for other in ({"experts": 0}, {"eval_capacity_factor": 2.0}):
         few = tables.sections({**DECODING, "model": {**FACTS["model"], **other}})
         assert not any("eval_capacity_factor" in note for part in few for note in part.notes)
-    # 3.5 * 10^12 operations are more than 3; 3.1 are within what arithmetic leaves out.
+    # 3.5 * 10^12 operations are more than 3; 3.1 are within the arithmetic's tolerance.
     assert sum("does more than by arithmetic" in note for note in flops.notes) == 2
     close = {part: {**found, "compiled": 3.1e12} for part, found in DECODING["flops"].items()}
     close_parts = tables.sections({**DECODING, "flops": close})
     assert not any("does more than" in note for part in close_parts for note in part.notes)
     two = tables.sections({**DECODING, "search_loops": 2})
-    assert any("has 2 loops whose length" in note for part in two for note in part.notes)
-    # Without a price there is none, and a training step's time is not told.
+    assert any("has 2 loops of unknown length" in note for part in two for note in part.notes)
+    # Without a price there is no such row; nor are there rows of a training step.
     names = [
         row[0]
         for part in tables.sections({**DECODING, "price_per_chip_hour": None})
@@ -233,16 +238,16 @@ def test_a_plan_of_decoding_tells_a_batch_with_all_its_turns() -> None:
 
 def test_decoding_without_a_clock_or_a_text_has_no_time() -> None:
     unknown = {"compute": None, "communication": {}, "total": None}
-    seconds = {"encoding": unknown, "turn": unknown}
+    seconds = {"encoding": unknown, "step": unknown}
     v6e = {**DECODING, "topology": "v6e:16x16", "search_seconds": seconds}
     without = {k: v for k, v in DECODING.items() if k not in ("collectives", "search_seconds")}
     bare = {key: PART[key] for key in ("forward", "model", "executed")}
-    unread = {**without, "no_text": "RET_CHECK", "flops": {"encoding": bare, "turn": bare}}
+    unread = {**without, "no_text": "RET_CHECK", "flops": {"encoding": bare, "step": bare}}
     gpus = {**DECODING, "topology": "h100:16x8"}
     del gpus["search_seconds"]
     for facts, why in (
         (v6e, "clock of this chip is not published"),
-        (unread, "neither collectives nor the time"),
+        (unread, "collectives and step time are unknown"),
         (gpus, "XLA estimates no cycles for GPUs"),
     ):
         assert decoding_tables.costs(facts) is None
@@ -252,7 +257,7 @@ def test_decoding_without_a_clock_or_a_text_has_no_time() -> None:
         assert "sentences a second" not in text
 
 
-def test_files_are_whole_escaped_and_load_nothing(tmp_path: Path) -> None:
+def test_files_are_escaped_and_self_contained(tmp_path: Path) -> None:
     facts = {**FACTS, "config": "<script>a|b</script>", "versions": {"jax": "<img src=x>"}}
     paths = tables.write(facts, tmp_path / "plan")
     assert [path.name for path in paths] == ["plan.json", "plan.md", "plan.html"]

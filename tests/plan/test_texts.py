@@ -1,4 +1,4 @@
-"""What a plan makes of the text of a compiled program, and what it tells where there is none."""
+"""What a plan reads from a compiled program's text, and what it reports without one."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ SIZES = {
 
 
 class Searching:
-    """A compiled program with the loop of a search."""
+    """A compiled program with the loop of a beam search."""
 
     def memory_analysis(self) -> Any:
         return SimpleNamespace(**SIZES)
@@ -36,14 +36,14 @@ class Searching:
 
 
 class Unprinted(Searching):
-    """One whose text cannot be had."""
+    """One whose text cannot be printed."""
 
     def as_text(self) -> str:
         raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure (hlo.cc:1)\nand a trace")
 
 
 def compiled_to(kind: type[Searching], program: Any, *arguments: Any) -> Any:
-    """The traced program, as if the compiler had made such a one of it; traced once."""
+    """The traced program (traced once), compiled to one of `kind`."""
     if program not in _TRACED:
         _TRACED[program] = program(*arguments)
     return _TRACED[program]._replace(lowered=SimpleNamespace(compile=kind))
@@ -53,7 +53,7 @@ _TRACED: dict[Any, Any] = {}
 
 
 @pytest.mark.parametrize("machine", ["v3:2x2", "h100:1x8"])
-def test_a_search_is_encoding_and_a_turn(
+def test_search_is_encoding_and_a_decoding_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
 ) -> None:
     program = functools.partial(compiled_to, Searching, decode_program)
@@ -63,9 +63,9 @@ def test_a_search_is_encoding_and_a_turn(
         facts = compiling.facts(setup_of(tmp_path), topology(machine), "decode", 3)
     # The text's products, derived in tests/plan/hlo/test_cycles.py.
     compiled = {part: found["compiled"] for part, found in facts["flops"].items()}
-    assert compiled == {"encoding": 2 * 1024, "turn": 1024 + 4 * 512}
+    assert compiled == {"encoding": 2 * 1024, "step": 1024 + 4 * 512}
     assert facts["search_loops"] == 1
-    # One all-reduce before the loop and one behind it; in it one more, and four of half the size.
+    # One all-reduce before the loop and one after it; in it one more, and four of half the size.
     assert facts["collectives"]["all-reduce"]["count"] == 2 + 1 + 4
     assert "step_seconds" not in facts
     if machine.startswith("h100"):
@@ -75,8 +75,8 @@ def test_a_search_is_encoding_and_a_turn(
     seconds, once = facts["search_seconds"], 2 * 256 / 280e9
     assert seconds["encoding"]["compute"] == pytest.approx(20 / 0.94e9)
     assert seconds["encoding"]["communication"] == {"all-reduce": pytest.approx(2 * once)}
-    assert seconds["turn"]["compute"] == pytest.approx((10 + 4 * 3 + 5) / 0.94e9)
-    assert seconds["turn"]["total"] == pytest.approx(seconds["turn"]["compute"] + 3 * once)
+    assert seconds["step"]["compute"] == pytest.approx((10 + 4 * 3 + 5) / 0.94e9)
+    assert seconds["step"]["total"] == pytest.approx(seconds["step"]["compute"] + 3 * once)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_search_is_encoding_and_a_turn(
         ("decode", decode_program, "executed, by arithmetic"),
     ],
 )
-def test_what_is_known_without_the_text_is_told(
+def test_plan_without_the_text_reports_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, program: Any, operations: str
 ) -> None:
     def compiled(config: str, *_: Any) -> dict[str, Any]:
@@ -100,9 +100,9 @@ def test_what_is_known_without_the_text_is_told(
     said = m4("plan", f"--gin_file={TINY}", f"--output={tmp_path}", f"--program={job}")
     assert said.status == 0, said.err
     # 1 GiB given, 3 of temporaries, 1 MiB of code, of a core of TPU v3.
-    assert "fits: 4.00 of 16 GiB a device at the most" in said.out
+    assert "fits: 4.00 of 16 GiB a device at most" in said.out
     text = " ".join(said.out.split())
-    assert "cannot print the program that it made for this machine" in text
+    assert "cannot print its program for this machine" in text
     assert "INTERNAL: RET_CHECK failure (hlo.cc:1)" in text
     assert "and a trace" not in text
     stem = Path(TINY).stem + ".v3-2x2" + (".decode" if job == "decode" else "")
@@ -110,7 +110,7 @@ def test_what_is_known_without_the_text_is_told(
     facts = json.loads(paths[".json"].read_text("utf-8"))
     assert facts["no_text"] == "INTERNAL: RET_CHECK failure (hlo.cc:1)"
     assert facts["memory_bytes"]["temporaries"] == 3 * 2**30
-    # Neither collectives nor a time are made up.
+    # No invented collectives or times.
     assert not {"collectives", "step_seconds", "search_seconds", "cycles"} & set(facts)
     for path in (paths[".md"], paths[".html"]):
         page = path.read_text("utf-8")
@@ -126,7 +126,7 @@ class Large(Searching):
         return SimpleNamespace(**{**SIZES, "temp_size_in_bytes": 100 * 2**30})
 
 
-def test_a_program_that_xla_compiles_and_a_gpu_cannot_hold_is_refused(
+def test_program_larger_than_the_gpus_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiled(config: str, *_: Any) -> dict[str, Any]:

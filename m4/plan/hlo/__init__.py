@@ -1,1 +1,1 @@
-"""Compiled programs read: collectives, matrix products, loops."""
+"""Reads compiled programs: collectives, matrix products, loops."""

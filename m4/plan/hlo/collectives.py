@@ -1,11 +1,8 @@
 """Which collectives a compiled program runs, how often and over how many bytes.
 
 Reads the text of an optimised HLO module (`compiled.as_text()`), of any backend. The text of a
-large model is hundreds of megabytes: it is read once, line by line, and only what matters is taken
-apart.
-
-Loops: a collective in the body of a `while` counts as often as the loop goes round
-(`m4.plan.hlo.loops`).
+large model is hundreds of megabytes: it is read once, line by line, and only lines that matter are
+parsed. A collective in the body of a `while` counts once for each iteration (`m4.plan.hlo.loops`).
 """
 
 import math
@@ -38,13 +35,13 @@ class Collective:
 
     Attributes:
         kind: one of `KINDS`.
-        name, computation: where it stands in the text.
-        operand_bytes, result_bytes: what one run takes in and gives out on one device. An
-            all-gather of n devices gives n times what it takes in, a reduce-scatter the n-th part.
-        groups: the devices that work together; of a collective-permute (source, target) pairs.
+        name, computation: its place in the text.
+        operand_bytes, result_bytes: of one run on one device. The result of an all-gather of n
+            devices is n times its operand, of a reduce-scatter 1/n.
+        groups: the devices that exchange; of a collective-permute (source, target) pairs.
         times: runs in one run of the program. Each branch of a conditional counts as taken.
-        loop_unknown: it is in a loop whose length the text does not tell; it counts once there.
-        source: the operation of the traced program that it comes from ("" where it is not told).
+        loop_unknown: in a loop whose length is not in the text; it counts once there.
+        source: the operation of the traced program that it comes from ("": not in the text).
     """
 
     kind: str
@@ -59,14 +56,14 @@ class Collective:
 
     @property
     def payload_bytes(self) -> int:
-        """The larger of what goes in and what comes out, of one run."""
+        """The larger of operand and result, of one run."""
         return max(self.operand_bytes, self.result_bytes)
 
     @property
     def sent_bytes(self) -> float:
         """What one device sends in one run, by the algorithms that send least.
 
-        For n devices, a ring's: all-reduce 2 (n - 1) / n of its operand, reduce-scatter and
+        For n devices, in a ring: all-reduce 2 (n - 1) / n of its operand, reduce-scatter and
         all-to-all (n - 1) / n, all-gather n - 1 times, a permutation all of it.
         """
         if self.kind in ("collective-permute", "collective-broadcast"):
@@ -89,7 +86,7 @@ class Total:
 
 
 def summary(found: Iterable[Collective]) -> dict[str, Total]:
-    """Kind -> its total, loops multiplied out; only kinds that there are, in `KINDS`' order."""
+    """Kind -> its total, loops multiplied out; only kinds that occur, in `KINDS`' order."""
     by_kind: dict[str, list[Collective]] = defaultdict(list)
     for each in found:
         by_kind[each.kind].append(each)
@@ -113,8 +110,7 @@ def collectives(hlo: str | Iterable[str]) -> list[Collective]:
         hlo: the module's text, or its lines (a file).
 
     Raises:
-        ValueError: it is no HLO module, or one that writes replica groups or types in an unknown
-            way.
+        ValueError: not an HLO module, or replica groups or types in an unknown notation.
     """
     return measure(hlo).collectives
 
@@ -125,13 +121,13 @@ class Measured:
 
     Attributes:
         collectives: as `collectives` gives them.
-        cycles: of the device's clock, by the TPU compiler's own estimate of each operation, loops
-            multiplied out; 0 where it writes none (CPU, GPU). It estimates no collectives.
-        uncosted: how many operations run that the compiler has no estimate of: kernels of others,
-            and where it writes the largest number there is.
+        cycles: of the device's clock, by the TPU compiler's estimate of each operation, loops
+            multiplied out, without collectives; 0 where it writes none (CPU, GPU).
+        uncosted: how many operations run without an estimate: custom kernels, and where the
+            compiler writes the largest integer.
         flops: operations of matrix products (`m4.plan.hlo.products`), loops multiplied out.
-        unread: what runs and may multiply too, but cannot be counted: kind -> how often.
-        loops_unknown: something is in a loop whose length the text does not tell.
+        unread: operations that are not counted and may be products: kind -> how often they run.
+        loops_unknown: something is in a loop whose length is not in the text.
     """
 
     collectives: list[Collective]
@@ -143,36 +139,36 @@ class Measured:
 
 
 def measure(hlo: str | Iterable[str]) -> Measured:
-    """`collectives` and the cycles of everything else; the same arguments and errors."""
+    """`collectives`, and cycles and products of all operations; the same arguments and errors."""
     module = _read(_lines(hlo) if isinstance(hlo, str) else hlo)
     times = _times(module)
-    return _measured(module, (times.once, False), (times.turn, True))
+    return _measured(module, (times.once, False), (times.iteration, True))
 
 
-class Apart(NamedTuple):
-    """A program with a loop whose length the data decide, such as a search.
+class ByLoop(NamedTuple):
+    """A program with a loop whose length the data decide, such as a beam search.
 
     Attributes:
-        once: what is outside of such loops. turn: what is in them, each going round once.
-        loops: how many there are, those in one another counted too.
+        once: what is outside of such loops. iteration: what is in them, one iteration of each.
+        loops: how many there are, nested ones included.
     """
 
     once: Measured
-    turn: Measured
+    iteration: Measured
     loops: int
 
 
-def measure_apart(hlo: str | Iterable[str]) -> Apart:
-    """`measure`, of what runs once and of what is in loops of unknown length."""
+def measure_by_loop(hlo: str | Iterable[str]) -> ByLoop:
+    """`measure`, separately of what runs once and of what is in loops of unknown length."""
     module = _read(_lines(hlo) if isinstance(hlo, str) else hlo)
     times = _times(module)
-    once, turn = _measured(module, (times.once, False)), _measured(module, (times.turn, True))
-    return Apart(once, turn, times.loops)
+    once = _measured(module, (times.once, False))
+    return ByLoop(once, _measured(module, (times.iteration, True)), times.loops)
 
 
 @dataclass
 class _Found:
-    """A `Collective` without what its callers decide."""
+    """A `Collective` without what the callers of its computation decide."""
 
     kind: str
     name: str
@@ -204,29 +200,29 @@ class _Times(NamedTuple):
     """How often each computation runs, outside and inside of loops of unknown length."""
 
     once: Mapping[str, int]
-    turn: Mapping[str, int]
+    iteration: Mapping[str, int]
     loops: int
 
 
 def _times(module: _Module) -> _Times:
-    # A computation stands before those that call it: backwards, all callers are done before it.
+    # In the text a computation precedes its callers: backwards, all callers are done before it.
     once: dict[str, int] = defaultdict(int, {module.entry: 1})
-    turn: dict[str, int] = defaultdict(int)
+    iteration: dict[str, int] = defaultdict(int)
     loops = 0
     for name, computation in reversed(module.computations.items()):
-        runs_at_all = once[name] + turn[name] > 0
+        runs_at_all = once[name] + iteration[name] > 0
         for callee, runs in computation.calls:
             if runs is None:
-                turn[callee] += once[name] + turn[name]
+                iteration[callee] += once[name] + iteration[name]
                 loops += runs_at_all
             else:
                 once[callee] += once[name] * runs
-                turn[callee] += turn[name] * runs
-    return _Times(once, turn, loops // 2)  # a loop calls its body and its condition
+                iteration[callee] += iteration[name] * runs
+    return _Times(once, iteration, loops // 2)  # a loop calls its body and its condition
 
 
 def _measured(module: _Module, *counted: tuple[Mapping[str, int], bool]) -> Measured:
-    """The sums over what runs so often; with whether that is in loops of unknown length."""
+    """Sums of (computation -> how often it runs, whether in loops of unknown length)."""
     collectives: list[Collective] = []
     unread = Counter[str]()
     cycles = uncosted = flops = 0
@@ -253,13 +249,13 @@ _NAME = re.compile(r"%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=([^,]+))")
 _SOURCE = re.compile(r'metadata=\{[^}]*?op_name="((?:[^"\\]|\\.)*)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-# 2^63 - 1 in the text; no operation takes a century.
+# The text has 2^63 - 1 there; no operation takes a century.
 _NO_ESTIMATE = 2**62
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines of a text, one at a time; `splitlines` would copy it whole."""
+    """The lines of a text, one at a time; `splitlines` would copy all of it."""
     start = 0
     while start < len(text):
         end = text.find("\n", start)
@@ -272,7 +268,7 @@ def _read(lines: Iterable[str]) -> _Module:
     devices, entry, name = 1, "", ""
     current = _Computation()
     computations: dict[str, _Computation] = {}
-    own: list[str] = []  # the lines of the current one, and those that can be products
+    own: list[str] = []  # lines of the current computation; products: those that can be one
     products: list[str] = []
     for line in lines:
         line = line.rstrip("\n")
@@ -295,7 +291,7 @@ def _read(lines: Iterable[str]) -> _Module:
             current.cycles += int(cycles[1]) if known else 0
             current.uncosted += not known
         current.uncosted += '"tpu_custom_call"' in line
-        # Cheap looks before the regular expressions: nearly every line is none of these.
+        # Substring checks before the regular expressions: nearly every line is none of these.
         seems = " all-" in line or " collective-" in line or "reduce-s" in line or "-all-" in line
         calls = "calls=" in line or "to_apply=" in line
         if seems and (found := _collective(line, name, devices)):
@@ -305,20 +301,20 @@ def _read(lines: Iterable[str]) -> _Module:
         elif "= s32[]" in line or "= s64[]" in line or "= pred[]" in line or ") tuple(" in line:
             current.scalars.read(line)
     if not entry:
-        raise ValueError("not the text of an HLO module: there is no line that begins with ENTRY")
+        raise ValueError("not the text of an HLO module: no line begins with ENTRY")
     return _Module(computations, entry)
 
 
 def _collective(line: str, computation: str, devices: int) -> _Found | None:
-    """What the line says; None where it is another operation, or only calls one."""
+    """The line's collective; None where it is another operation, or only calls one."""
     instruction = INSTRUCTION.match(line)
     if instruction is None or (opcode := _KIND.fullmatch(instruction[3])) is None:
         return None
-    if "calls=" in line:  # an asynchronous wrapper; the operation itself is in what it calls
+    if "calls=" in line:  # an asynchronous wrapper; the operation is in its callee
         return None
     name, kind = instruction[1], opcode[1]
     groups = read_pairs(line) if kind == "collective-permute" else read_groups(line, devices)
-    # The start of an asynchronous one gives (operand, result, ...); an all-reduce's the result.
+    # The start of an asynchronous one returns (operand, result, ...); an all-reduce's the result.
     parts = elements(instruction[2])
     if opcode[2] and kind != "all-reduce" and len(parts) > 1:
         operand, result = type_bytes(parts[0]), type_bytes(parts[1])
@@ -329,7 +325,7 @@ def _collective(line: str, computation: str, devices: int) -> _Found | None:
         if kind == "reduce-scatter":
             operand = result * len(groups[0])
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
-        # So the TPU's compiler writes a reduce-scatter: a fusion of all-reduce and slice.
+        # The TPU compiler's reduce-scatter: a fusion of all-reduce and slice.
         kind, result = "reduce-scatter", operand // len(groups[0])
     source = _SOURCE.search(line)
     return _Found(kind, name, computation, operand, result, groups, source[1] if source else "")
@@ -338,7 +334,7 @@ def _collective(line: str, computation: str, devices: int) -> _Found | None:
 def _calls(
     line: str, caller: _Computation, known: Mapping[str, _Computation]
 ) -> list[tuple[str, int | None]]:
-    """(computation, how often the line runs it): those in which a collective can be."""
+    """(computation, how often the line runs it), of those that contain anything to count."""
     instruction = INSTRUCTION.match(line) if " while(" in line else None
     if instruction and instruction[3] == "while":
         body, condition = _named(line, "body="), _named(line, "condition=")
@@ -346,7 +342,7 @@ def _calls(
             return []
         scalars = (each.scalars for each in (caller, known[condition], known[body]))
         trips = trip_count(line, instruction[4], *scalars)
-        # The condition is asked once more than the body runs.
+        # The condition runs once more than the body.
         return [(body, trips), (condition, None if trips is None else trips + 1)]
     names = [_named(line, "calls="), _named(line, "to_apply=")]
     if " conditional(" in line:
@@ -356,7 +352,7 @@ def _calls(
 
 
 def _named(line: str, attribute: str) -> str:
-    """The computation that an attribute names; "" without it."""
+    """The computation that an attribute names; "": the line has no such attribute."""
     place = line.find(attribute)
     found = _NAME.match(line, place + len(attribute)) if place >= 0 else None
     return found[1] if found else ""

@@ -1,7 +1,7 @@
-"""How often the loops of an HLO text go round.
+"""Trip counts of the loops in an HLO text.
 
-XLA writes the number beside the loop on CPU and GPU; on TPU it follows from start, step and limit
-of the counter.
+XLA writes the number at the loop on CPU and GPU; on TPU it follows from the counter's start, step
+and limit.
 """
 
 import re
@@ -15,7 +15,7 @@ _OPCODES = ("constant", "copy", "add", "get-tuple-element", "compare", "tuple")
 
 @dataclass
 class Scalars:
-    """The scalars and tuples of a computation, among which its loops' counters are.
+    """The scalars and tuples of a computation, its loops' counters among them.
 
     Attributes:
         known: name -> (opcode, what is in its parentheses, line). root: the name of the result.
@@ -36,14 +36,14 @@ class Scalars:
 def trip_count(
     line: str, operand: str, caller: Scalars, condition: Scalars, body: Scalars
 ) -> int | None:
-    """How often the body runs: as XLA says, or for (i = start; i < limit; i += step); or None.
+    """How often the body runs: by XLA's note, or of (i = start; i < limit; i += step); or None.
 
     Args:
         line: the loop's. operand: what it starts with.
         caller, condition, body: of the computations with the loop, of its test and of its body.
     """
-    if told := _TRIPS.search(line):
-        return int(told[1])
+    if noted := _TRIPS.search(line):
+        return int(noted[1])
     opcode, compared, text = condition.known.get(condition.root, ("", "", ""))
     if opcode != "compare" or "direction=LT" not in text:
         return None

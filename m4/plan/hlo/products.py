@@ -1,8 +1,7 @@
 """Floating-point operations of the products in a computation of an HLO text.
 
-A product that adds up n pairs of numbers for each number of its result is 2n operations for each.
-XLA's own count (`cost_analysis()`) takes a loop's body once; `m4.plan.hlo.collectives.measure`
-multiplies loops out.
+A contraction over n is 2n operations for each number of the result. XLA's own count
+(`cost_analysis()`) has a loop's body once; `m4.plan.hlo.collectives.measure` multiplies loops out.
 """
 
 import functools
@@ -13,9 +12,9 @@ from collections.abc import Sequence
 
 from m4.plan.hlo.types import INSTRUCTION, dimensions
 
-# Cheap looks for lines that can be products.
+# Substrings of lines that can be products.
 MARKS = (" dot(", " convolution(", " custom-call(", "-dot(")
-# Custom calls that multiply no matrices; what any other does inside is not known.
+# Custom calls without matrix products; the inside of any other is unknown.
 _NO_PRODUCTS = {
     "AllocateBuffer",
     "AssumeGatherIndicesInBound",
@@ -32,21 +31,21 @@ _NO_PRODUCTS = {
 _TYPE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\S+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
-# In a GEMM's own settings, as JSON.
+# In a GEMM's settings, as JSON.
 _GEMM_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([\d",]*)\]')
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 
 
 def product_flops(products: Sequence[str], lines: Sequence[str]) -> tuple[int, Counter[str]]:
-    """Operations of one run of a computation, without those of what it calls.
+    """Operations of one run of a computation, without its callees.
 
     Args:
-        products: its lines with one of `MARKS`. lines: all of it, where the operands' types stand.
+        products: its lines with one of `MARKS`. lines: all of them, with the operands' types.
 
     Returns:
-        The operations; and how many there are that cannot be counted and may multiply too, by
-        opcode or, of custom calls, target.
+        The operations; and how many instructions are not counted and may be products, by opcode
+        or, for custom calls, target.
     """
     types = {found[1]: found[2] for line in lines if (found := _TYPE.match(line))}
     total, unread = 0, Counter[str]()
@@ -83,8 +82,8 @@ def _contraction(axes: re.Match[str] | None, result: list[int], left: list[int])
 
 
 def _convolution(line: str, result: list[int], left: list[int], right: list[int]) -> int | None:
-    """Pairs that meet in padding, or between the elements of a dilated operand, are no operations:
-    so TPUs write batched products, with windows of the batch's size that meet one element each.
+    """Padding, and gaps of a dilated operand, are not counted: TPUs write batched products as
+    windows of the batch's size, of which one element is not padding.
     """
     labels = _LABELS.search(line)
     if labels is None:
@@ -107,7 +106,7 @@ def _convolution(line: str, result: list[int], left: list[int], right: list[int]
             int(each("lhs_dilate", "1")),
             int(each("rhs_dilate", "1")),
         )
-    # The kernel's input features are those of one group already, the result's rows of one batch
+    # The kernel's input features are already those of one group, the result's rows of one batch
     # group.
     rows, features = result[labels[3].index("b")], result[labels[3].index("f")]
     return 2 * rows * features * right[labels[2].index("i")] * meet
@@ -119,8 +118,8 @@ def _meetings(
 ) -> int:
     """Along one axis, how often an element of the window meets one of the operand.
 
-    Place o of the result has element k of the kernel on place o * stride + k * kernel_step - pad
-    of the operand, whose element i stands at i * left_step.
+    Position o of the result has element k of the kernel at position o * stride + k * kernel_step -
+    pad of the operand, whose element i is at i * left_step.
     """
     found = 0
     for o in range(result):

@@ -1,4 +1,4 @@
-"""Replica groups of collectives: the four ways in which HLO writes them."""
+"""Replica groups of collectives, in HLO's four notations."""
 
 import functools
 import itertools
@@ -14,8 +14,8 @@ _GROUPS = re.compile(
     r"(?P<all>\{\})|"  # every device, in one group
     r"\{(?P<list>\{[\d,{}]*\})\}|"  # {{0,1},{2,3}}
     r"\[(?P<shape>[\d,]+)\]<=(?P<iota>\[[\d,]+\](?:T\([\d,]+\))?)|"  # [4,2]<=[2,2,2]T(0,2,1)
-    # mesh['a'=2,'b'=4] {'b'}: the groups along some axes of a mesh, which may have an order of
-    # devices, and whose axes may be cut: 'b':(2)2 is the part of 'b' inside of its outermost 2.
+    # mesh['a'=2,'b'=4] {'b'}: the groups along some axes of a mesh. It may have an order of
+    # devices and sub-axes: 'b':(2)2 has size 2 and is inside of the outermost 2 of 'b'.
     r"mesh\[(?P<mesh>[^\]]*)\](?:, device_ids=\((?P<ids>.*?)\))? \{(?P<axes>[^}]*)\}"
     r")"
 )
@@ -29,11 +29,11 @@ def read_groups(line: str, devices: int) -> Groups:
         devices: of the whole program, for `replica_groups={}`.
 
     Raises:
-        ValueError: there are none, or they are written in an unknown way.
+        ValueError: none, or in an unknown notation.
     """
     found = _GROUPS.search(line)
     if found is None:
-        raise ValueError(f"HLO: no replica groups that can be read in '{line.strip()[:200]}'")
+        raise ValueError(f"HLO: no readable replica groups in '{line.strip()[:200]}'")
     return _groups(found[0], devices)
 
 
@@ -45,7 +45,7 @@ def read_pairs(line: str) -> Groups:
     return _lists(found[1])
 
 
-@functools.lru_cache(maxsize=1024)  # a program has few of them, and they may name 2048 devices
+@functools.lru_cache(maxsize=1024)  # a program has few, and they may list 2048 devices
 def _groups(text: str, devices: int) -> Groups:
     found = _GROUPS.fullmatch(text)
     assert found is not None
@@ -61,7 +61,7 @@ def _groups(text: str, devices: int) -> Groups:
 def _mesh_groups(mesh: str, ids: str | None, axes: str) -> Groups:
     sizes = {name: int(size) for name, size in re.findall(r"'?([\w.\-]+)'?=(\d+)", mesh)}
     wanted = re.findall(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", axes)
-    # Every axis is cut where a group's part of it begins or ends.
+    # Each axis is split where a sub-axis of the groups begins or ends.
     shape: list[int] = []
     place: dict[tuple[str, int], int] = {}
     for name, size in sizes.items():
@@ -89,7 +89,7 @@ def _mesh_groups(mesh: str, ids: str | None, axes: str) -> Groups:
 
 
 def _iota(text: str) -> np.ndarray:
-    """[2,4]T(1,0) -> 0 ... 7 in that shape, with these axes exchanged, in one row."""
+    """[2,4]T(1,0) -> 0 ... 7 in that shape, transposed by these axes, flattened."""
     shape, _, axes = text.partition("T")
     numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return (numbers.transpose(_numbers(axes)) if axes else numbers).reshape(-1)

@@ -1,10 +1,9 @@
 """Table 4 of GShard (arXiv 2006.16668), compiled: what each partitioned operator sends.
 
-Every operator of the table, annotated as there and weakly scaled: the dimensions that are named as
-split grow with the number of devices D, all others stay. It is compiled for D fake CPU devices by
-XLA's own partitioner, never run; the collectives are read from the program
-(`m4.plan.hlo.collectives`) and the FLOPs a device from XLA's cost analysis (no operator has a loop,
-whose steps that would not count).
+Every operator of the table, annotated as there and weakly scaled: the split dimensions grow with
+the number of devices D, all others are constant. XLA's partitioner compiles it for D fake CPU
+devices; it never runs. Collectives are read from the program (`m4.plan.hlo.collectives`), FLOPs a
+device from XLA's cost analysis (no operator has a loop, which that would count once).
 """
 
 import json
@@ -33,12 +32,12 @@ ABBREVIATIONS = {
     "collective-permute": "CP",
 }
 
-# Sizes of what does not grow, and of one device's part of what does. 64 devices at most, so that
-# the dispatch's C = 64 / D seats are whole ones.
+# Sizes of dimensions that do not grow, and of one device's shard of those that do. At most 64
+# devices: the dispatch has C = 64 / D slots.
 _PART = 64
 MOST_DEVICES = 64
 
-_WIDE = 180  # columns of a terminal in which the bytes for all six numbers of devices fit
+_WIDE = 180  # columns of a terminal that show the bytes for all six numbers of devices
 
 PartitionedFunction = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
 
@@ -49,8 +48,8 @@ class Operator(NamedTuple):
     Attributes:
         name, split: as in the paper; the dimensions that are split and grow with D.
         compute: the paper's FLOPs a device.
-        communication: the paper's growth of its time, and the collectives that it allows; of
-            what it does not list, what its text says, and `listed` is False.
+        communication, kinds: the paper's growth of its time, and the collectives that it allows;
+            listed False: by its text, as the table does not have the operator.
         program: D devices -> a function and its annotated arguments.
     """
 
@@ -77,11 +76,11 @@ class OperatorGrowth:
 
     Attributes:
         bytes_growth, compute_growth: of the payload and the FLOPs a device, in D.
-        time_growth: of the communication's time on a 2-D torus of D devices. Bytes that go to
-            neighbours or around a ring take time in proportion; an all-to-all's go sqrt(D) / 2
-            steps on average over links whose number a device does not grow, so that its time grows
-            by sqrt(D) more than its bytes (section 5.3 of the paper).
-        agrees: collectives and growths are the paper's.
+        time_growth: of the communication's time on a 2-D torus of D devices. Sending to neighbours
+            or around a ring takes time in proportion to the bytes. An all-to-all's bytes take
+            sqrt(D) / 2 hops on average, and links a device are constant: its time grows by sqrt(D)
+            more than its bytes (section 5.3 of the paper).
+        agrees: collectives and growths equal the paper's.
     """
 
     operator: str
@@ -97,11 +96,11 @@ class OperatorGrowth:
 
 
 def check_devices(counts: Sequence[int]) -> None:
-    """ValueError: not two or more increasing powers of two, 2 to 64."""
+    """Raises a ValueError unless they are two or more increasing powers of two, 2 to 64."""
     allowed = [2**n for n in range(1, MOST_DEVICES.bit_length())]
     if len(counts) < 2 or sorted({*counts}) != list(counts) or not {*counts} <= {*allowed}:
         raise ValueError(
-            f"--devices={','.join(map(str, counts))}: growth needs two or more, increasing, of "
+            f"--devices={','.join(map(str, counts))}: must be two or more increasing numbers of "
             + ", ".join(map(str, allowed))
         )
 
@@ -110,7 +109,7 @@ def table(counts: Sequence[int]) -> list[OperatorGrowth]:
     """Compiles every operator for each number of devices.
 
     Raises:
-        ValueError: `check_devices`; there are fewer devices than the largest number.
+        ValueError: `check_devices`; fewer devices than the largest number.
     """
     check_devices(counts)
     use_fake_devices(max(counts))
@@ -169,7 +168,7 @@ def growth(values: dict[int, float]) -> float | None:
 
 
 def written(exponent: float | None) -> str:
-    """0.5 -> "O(√D)"; what is within a twentieth of 0, 1/2, 1 is taken for it."""
+    """0.5 -> "O(√D)"; exponents within 0.05 of 0, 1/2, 1 are rounded to it."""
     if exponent is None:
         return "0"
     for known, name in ((0.0, "O(1)"), (0.5, "O(√D)"), (1.0, "O(D)")):
@@ -183,7 +182,7 @@ def _short(kinds: frozenset[str]) -> str:
 
 
 def show(rows: Sequence[OperatorGrowth], console: Console) -> None:
-    """Prints the table; where it is narrow, bytes of the least and the most devices alone."""
+    """Prints the table; a narrow console shows bytes of the fewest and the most devices only."""
     counts = [*rows[0].costs]
     if console.width < _WIDE:
         counts = [counts[0], counts[-1]]
@@ -211,9 +210,9 @@ def show(rows: Sequence[OperatorGrowth], console: Console) -> None:
         )
     console.print(made)
     console.print(
-        "bytes: of one device, the larger of what goes in and comes out. time: on a 2-D torus, by "
-        "formula (an all-to-all's bytes go √D / 2 steps). AR all-reduce, AG all-gather, AA "
-        "all-to-all, CP collective-permute. (In brackets: not in the paper's table.)"
+        "bytes: of one device, the larger of input and output. time: on a 2-D torus, by formula "
+        "(an all-to-all's bytes take √D / 2 hops). AR all-reduce, AG all-gather, AA all-to-all, CP "
+        "collective-permute. (In brackets: not in the paper's table.)"
     )
 
 
@@ -236,9 +235,9 @@ def _add(devices: Sequence[Any]) -> PartitionedFunction:
 
 
 def _matmul(a: int | None, b: int | None, out: int | None = None) -> Callable:
-    """AB,BC->AC with one dimension of each operand split (None: whole copies), the result too.
+    """AB,BC->AC with one dimension of each operand split (None: replicated), and of the result.
 
-    Dimensions grow where they are split in an operand.
+    Dimensions that are split in an operand grow.
     """
 
     def program(devices: Sequence[Any]) -> PartitionedFunction:
@@ -288,8 +287,8 @@ def _dispatch(devices: Sequence[Any]) -> PartitionedFunction:
 
     def function(dispatch_GSEC: jax.Array, x_GSM: jax.Array) -> jax.Array:
         sent_EGCM = jnp.einsum("GSEC,GSM->EGCM", dispatch_GSEC, x_GSM)
-        # By groups first, right before by experts: without it the partitioner may exchange the
-        # mask instead of the tokens.
+        # Split by groups, then by experts: otherwise the partitioner may exchange the mask instead
+        # of the tokens.
         return split(split(sent_EGCM, 1, count, devices=devices), 0, count, devices=devices)
 
     return function, (dispatch_GSEC, x_GSM)

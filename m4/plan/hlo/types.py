@@ -1,4 +1,4 @@
-"""Instructions and types as an HLO text writes them.
+"""Instructions and types in an HLO text.
 
 A type is "f32[2,8]{1,0:T(8,128)}", or a tuple of such.
 """
@@ -6,7 +6,7 @@ A type is "f32[2,8]{1,0:T(8,128)}", or a tuple of such.
 import math
 import re
 
-# "  ROOT %name = type opcode(operands": those four, operands up to the first closing parenthesis.
+# "  ROOT %name = type opcode(operands": four groups, operands up to the first closing parenthesis.
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\(([^)]*)")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
@@ -24,7 +24,7 @@ def type_bytes(text: str) -> int:
         if bits is None:
             digits = re.match(r"(?:bf|[suf]|c)(\d+)", element)
             if digits is None:
-                raise ValueError(f"HLO type '{text}': the size of {element} is not known")
+                raise ValueError(f"HLO type '{text}': unknown size of {element}")
             bits = int(digits[1])
         total += math.ceil(math.prod(_sizes(sizes)) * bits / 8)
     return total

@@ -1,9 +1,9 @@
 """The TPU compiler's estimates of cycles, loops multiplied out."""
 
-from m4.plan.hlo.collectives import measure, measure_apart
+from m4.plan.hlo.collectives import measure, measure_by_loop
 
-# As the TPU's compiler writes it: no trip count beside the loop, the largest number where it has no
-# estimate. The loop goes from 0 to 7 by 2: four times.
+# As the TPU compiler writes it: no trip count at the loop, the largest number where it has no
+# estimate. The loop counts from 0 to 7 by 2: four iterations.
 TEXT = """\
 HloModule step, is_scheduled=true, num_partitions=4
 
@@ -37,41 +37,41 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 """
 
 
-def test_cycles_are_multiplied_by_the_turns_of_their_loop() -> None:
+def test_cycles_are_multiplied_by_the_iterations_of_their_loop() -> None:
     found = measure(TEXT)
     assert found.cycles == 7 + 4 * 100
-    # The copy, and four kernels of others.
+    # The copy, and four custom kernels.
     assert found.uncosted == 1 + 4
     assert not found.loops_unknown
     assert found.collectives == []
 
 
-def test_a_loop_of_unknown_length_is_said_to_be_one() -> None:
+def test_loop_of_unknown_length_is_marked() -> None:
     found = measure(TEXT.replace("constant(7)", "parameter(1)"))
     assert (found.cycles, found.uncosted, found.loops_unknown) == (107, 2, True)
 
 
-def test_what_runs_once_and_one_turn_are_told_apart() -> None:
-    # A search: its loop's length is not in the text, that of a loop within it is (four turns).
-    found = measure_apart(SEARCH)
+def test_what_runs_once_and_one_iteration_are_measured_separately() -> None:
+    # A search: its loop's length is not in the text, that of a loop within it is (four iterations).
+    found = measure_by_loop(SEARCH)
     assert found.loops == 1
     assert not found.once.loops_unknown
-    assert found.turn.loops_unknown
-    # Before and after the loop the same product, 2 * 8 * 8 * 8; in a turn that too, and four times
-    # one of 2 * 4 * 8 * 8.
+    assert found.iteration.loops_unknown
+    # Before and after the loop the same product, 2 * 8 * 8 * 8; in an iteration that too, and four
+    # times one of 2 * 4 * 8 * 8.
     assert found.once.flops == 2 * (2 * 8 * 8 * 8)
-    assert found.turn.flops == 2 * 8 * 8 * 8 + 4 * (2 * 4 * 8 * 8)
+    assert found.iteration.flops == 2 * 8 * 8 * 8 + 4 * (2 * 4 * 8 * 8)
     assert [each.times for each in found.once.collectives] == [2]
-    assert [each.times for each in found.turn.collectives] == [1, 4]
-    assert [found.once.cycles, found.turn.cycles] == [2 * 10, 10 + 4 * 3 + 5]
-    # `measure` takes both together.
+    assert [each.times for each in found.iteration.collectives] == [1, 4]
+    assert [found.once.cycles, found.iteration.cycles] == [2 * 10, 10 + 4 * 3 + 5]
+    # `measure` adds up both.
     whole = measure(SEARCH)
-    assert whole.flops == found.once.flops + found.turn.flops
-    assert whole.cycles == found.once.cycles + found.turn.cycles
+    assert whole.flops == found.once.flops + found.iteration.flops
+    assert whole.cycles == found.once.cycles + found.iteration.cycles
     assert whole.loops_unknown
-    # Without such a loop there are no turns.
-    known = measure_apart(TEXT)
-    assert (known.loops, known.turn.cycles, known.once) == (0, 0, measure(TEXT))
+    # Without such a loop there are no iterations.
+    known = measure_by_loop(TEXT)
+    assert (known.loops, known.iteration.cycles, known.once) == (0, 0, measure(TEXT))
 
 
 SEARCH = """\
@@ -104,7 +104,7 @@ backend_config={"estimated_cycles":"3"}
   ROOT %c = pred[] compare(%i, %n), direction=LT
 }
 
-%turn (p: (f32[4,8], f32[8,8])) -> (f32[4,8], f32[8,8]) {
+%step (p: (f32[4,8], f32[8,8])) -> (f32[4,8], f32[8,8]) {
   %p = (f32[4,8], f32[8,8]) parameter(0)
   %x = f32[4,8] get-tuple-element(%p), index=0
   %w = f32[8,8] get-tuple-element(%p), index=1
@@ -116,7 +116,7 @@ backend_config={"estimated_cycles":"3"}
   ROOT %r = (f32[4,8], f32[8,8]) tuple(%y, %v)
 }
 
-%goes_on (p: (f32[4,8], f32[8,8])) -> pred[] {
+%continues (p: (f32[4,8], f32[8,8])) -> pred[] {
   %p = (f32[4,8], f32[8,8]) parameter(0)
   ROOT %c = pred[] custom-call(%p), custom_call_target="any", \
 backend_config={"estimated_cycles":"5"}
@@ -127,7 +127,7 @@ ENTRY %main (x: f32[4,8], w: f32[8,8]) -> f32[8,8] {
   %w = f32[8,8] parameter(1)
   %v = f32[8,8] fusion(%w), kind=kLoop, calls=%both
   %t = (f32[4,8], f32[8,8]) tuple(%x, %v)
-  %s = (f32[4,8], f32[8,8]) while(%t), condition=%goes_on, body=%turn
+  %s = (f32[4,8], f32[8,8]) while(%t), condition=%continues, body=%step
   %u = f32[8,8] get-tuple-element(%s), index=1
   ROOT %r = f32[8,8] fusion(%u), kind=kLoop, calls=%both
 }

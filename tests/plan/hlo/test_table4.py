@@ -134,9 +134,9 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--devices=2,3"], "growth needs two or more, increasing, of 2, 4, 8, 16, 32, 64"),
-        (["--devices=8"], "--devices=8: growth needs two or more"),
-        (["--devices=8,2"], "--devices=8,2: growth"),
+        (["--devices=2,3"], "must be two or more increasing numbers of 2, 4, 8, 16, 32, 64"),
+        (["--devices=8"], "--devices=8: must be two or more"),
+        (["--devices=8,2"], "--devices=8,2: must be"),
         (["--devices=2;4"], "--devices=2;4: numbers with commas between them"),
         (["--devices=2,64"], "64 devices are wanted, JAX runs already with 8"),
         (["--gin.BATCH_SIZE=2"], "--gin_file"),

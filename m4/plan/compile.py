@@ -202,8 +202,8 @@ def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
         return {
             name: {
                 "forward": {kind: count / devices for kind, count in forward.items()},
-                "model": flops.own_flops(forward) / devices,
-                "executed": flops.all_flops(forward, one_hot=one_hot) / devices,
+                "model": flops.forward_model_flops(forward) / devices,
+                "executed": flops.forward_executed_flops(forward, one_hot=one_hot) / devices,
             }
             for name, forward in zip(("encoding", "step"), parts, strict=True)
         }

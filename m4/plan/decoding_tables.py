@@ -71,11 +71,10 @@ def _flops(facts: Mapping[str, Any]) -> Section:
     ]
     if facts["model"]["experts"] and facts["model"]["eval_capacity_factor"] is None:
         notes.append(
-            "Seats of experts are many times two a token, and most are empty: with "
-            "moe.MoeLayer.eval_capacity_factor = None each expert has a seat for every "
-            "token. A factor, say 2.0, makes fewer seats, and drops tokens that find none. One-hot "
-            "products over the seats are made by the dispatch einsum alone; gather has the same "
-            "result without them."
+            "Most slots of the experts are empty: with moe.MoeLayer.eval_capacity_factor = None "
+            "each expert has a slot for every token. A factor such as 2.0 makes fewer slots, and "
+            "drops tokens that get none. Only the dispatch einsum has one-hot products over the "
+            "slots; gather has the same result without them."
         )
     if "compiled" in flops["encoding"]:
         notes.append(
@@ -86,7 +85,7 @@ def _flops(facts: Mapping[str, Any]) -> Section:
             if flops[part]["compiled"] > _MORE * flops[part]["executed"]:
                 notes.append(
                     f"{name}: the compiled program does more than by arithmetic. The compiler "
-                    "repeats on several devices what it does not split, such as groups of tokens "
+                    "repeats on several devices what it does not shard, such as groups of tokens "
                     "(moe.MoeLayer.group_tokens) that are fewer than the devices."
                 )
             if flops[part]["unread"]:

@@ -1,7 +1,7 @@
-"""Floating-point operations of a step, or a search: by arithmetic from the model's sizes, and from
-its program.
+"""Floating-point operations of a training step or a beam search: by arithmetic from the model's
+sizes, and of a traced program.
 
-A product of [a, b] and [b, c] is 2abc operations; nothing but products is counted.
+A product of [a, b] and [b, c] is 2abc operations; only products count.
 """
 
 import math
@@ -18,8 +18,6 @@ from m4.model.transformer import Transformer
 
 # Products in the backward pass: the gradients of both operands.
 BACKWARD = 2
-
-
 KINDS = ("attention", "attention_logits", "dense", "router", "experts", "experts_used", "dispatch")
 
 
@@ -29,9 +27,9 @@ def forward_flops(
     """Kind -> operations of one forward pass in training over all devices.
 
     attention: the projections. attention_logits: queries times keys, weights times values, masked
-    places included. experts: of every seat, empty ones included. experts_used: of two choices a
-    token, all seated (what a count of "model FLOPs" takes). dispatch: GShard's one-hot products
-    there and back (Algorithm 2, lines 3 and 8), which only the dispatch `einsum` makes.
+    positions included. experts: of every slot, empty ones included. experts_used: of two choices a
+    token, none dropped (for "model FLOPs"). dispatch: GShard's one-hot products of dispatch and
+    combine (Algorithm 2, lines 3 and 8), which only the dispatch `einsum` has.
     """
     source, target = rows * source_length, rows * target_length
     M, ND = model.width, model.heads * model.head_width
@@ -42,7 +40,7 @@ def forward_flops(
     ):
         found["attention"] += layers * 4 * 2 * tokens * M * ND
         found["attention_logits"] += layers * 2 * 2 * tokens * length * ND
-        found.update(_feed_forward(model, layers, experts, tokens))
+        found.update(_feed_forward(model, experts, layers, tokens, "train"))
     # Attention over the encoder's output: queries and result of the target, keys and values of the
     # source.
     found["attention"] += model.decoder_layers * 2 * 2 * (source + target) * M * ND
@@ -54,12 +52,11 @@ def forward_flops(
 def search_flops(
     model: Transformer, rows: int, source_length: int, target_length: int, beams: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The same of a beam search: of what is done once a batch, and of one turn of its loop.
+    """The same of a beam search: (of encoding a batch, of a decoding step).
 
-    Once: the encoder, and the keys and values of its output for all layers of the decoder. A turn:
-    one piece of every hypothesis through the decoder, over all places of the cache. A layer of
-    experts that drops no token (a capacity factor of None) has for each expert a seat for every
-    token.
+    Encoding: the encoder, and the keys and values of its output for all layers of the decoder. A
+    step: one piece of every hypothesis through the decoder, over all positions of the cache. A
+    layer that drops no token (a capacity factor of None) has E slots for every token.
     """
     source, pieces = rows * source_length, rows * beams
     M, ND = model.width, model.heads * model.head_width
@@ -67,89 +64,76 @@ def search_flops(
     projections = model.encoder_layers * 4 + model.decoder_layers * 2
     encoding["attention"] = projections * 2 * source * M * ND
     encoding["attention_logits"] = model.encoder_layers * 2 * 2 * source * source_length * ND
-    turn = Counter[str](dict.fromkeys(KINDS, 0))
-    turn["attention"] = model.decoder_layers * 6 * 2 * pieces * M * ND
+    step = Counter[str](dict.fromkeys(KINDS, 0))
+    step["attention"] = model.decoder_layers * 6 * 2 * pieces * M * ND
     reach = target_length + source_length
-    turn["attention_logits"] = model.decoder_layers * 2 * 2 * pieces * reach * ND
-    turn["logits"] = 2 * pieces * M * model.vocab_size
-    stacks = (
-        (encoding, model.encoder_layers, model.encoder_experts, source, source_length),
-        (turn, model.decoder_layers, model.decoder_experts, pieces, 1),
-    )
-    for found, layers, experts, tokens, length in stacks:
-        found.update(_feed_forward(model, layers, experts, tokens, length, decode=found is turn))
-    return dict(encoding), dict(turn)
+    step["attention_logits"] = model.decoder_layers * 2 * 2 * pieces * reach * ND
+    step["logits"] = 2 * pieces * M * model.vocab_size
+    encoder = model.encoder_experts, model.encoder_layers
+    decoder = model.decoder_experts, model.decoder_layers
+    encoding.update(_feed_forward(model, *encoder, source, "eval", row=source_length))
+    step.update(_feed_forward(model, *decoder, pieces, "decode", row=1))
+    return dict(encoding), dict(step)
 
 
 def _feed_forward(
-    model: Transformer,
-    layers: int,
-    experts: MoeLayer | None,
-    tokens: int,
-    row: int | None = None,
-    *,
-    decode: bool = False,
+    model: Transformer, experts: MoeLayer | None, layers: int, tokens: int, mode: str, row: int = 0
 ) -> dict[str, int]:
     """Of the feed-forward layers of a stack, with experts or without.
 
-    row: tokens of one, outside training; decode: one position after the other.
+    mode: whose capacity factor: "train", "eval" or "decode". row: tokens of a group where none is
+    dropped (a factor of None).
     """
-    inward = len(part_names(model.activations))
-    expert_layers = 0 if experts is None else layers // model.moe_every
-    found = {
-        "dense": (layers - expert_layers)
-        * (inward + 1)
-        * tokens
-        * 2
-        * model.width
-        * model.mlp_width
+    M = model.width
+    expert_layers = layers // model.moe_every if experts else 0
+    products = len(part_names(model.activations)) + 1
+    found = {"dense": (layers - expert_layers) * products * tokens * 2 * M * model.mlp_width}
+    if experts is None or not expert_layers:
+        return found
+    assert experts.activations is not None
+    assert experts.mlp_width is not None
+    E, products = experts.num_experts, len(part_names(experts.activations)) + 1
+    factor = {
+        "train": experts.train_capacity_factor,
+        "eval": experts.eval_capacity_factor,
+        "decode": experts.decode_capacity_factor,
+    }[mode]
+    group = row if factor is None else group_size(tokens, experts.group_tokens)
+    C = group if factor is None else expert_capacity(group, E, factor, 2, experts.capacity_rule)
+    slots = tokens // group * E * C
+    ffn = 2 * M * experts.mlp_width
+    return {
+        **found,
+        "router": expert_layers * 2 * tokens * M * E,
+        "experts": expert_layers * products * slots * ffn,
+        "experts_used": expert_layers * products * 2 * tokens * ffn,
+        "dispatch": expert_layers * 2 * 2 * tokens * E * C * M,
     }
-    if experts is not None and expert_layers:
-        assert experts.activations is not None
-        assert experts.mlp_width is not None
-        inward_experts, ffn = (
-            len(part_names(experts.activations)),
-            2 * model.width * experts.mlp_width,
-        )
-        factor = experts.train_capacity_factor
-        if row is not None:
-            factor = experts.decode_capacity_factor if decode else experts.eval_capacity_factor
-        group = (
-            group_size(tokens, experts.group_tokens) if row is None or factor is not None else row
-        )
-        E, rule = experts.num_experts, experts.capacity_rule
-        C = group if factor is None else expert_capacity(group, E, factor, 2, rule)
-        seats = tokens // group * E * C
-        found["router"] = expert_layers * 2 * tokens * model.width * E
-        found["experts"] = expert_layers * (inward_experts + 1) * seats * ffn
-        found["experts_used"] = expert_layers * (inward_experts + 1) * 2 * tokens * ffn
-        found["dispatch"] = expert_layers * 2 * 2 * tokens * E * C * model.width
-    return found
 
 
 def model_flops(forward: Mapping[str, int]) -> int:
-    """Of a step, forward and backward, as a model's FLOPs are counted: tokens' own work alone, no
-    empty seats, no one-hot products, nothing computed twice."""
-    return (1 + BACKWARD) * own_flops(forward)
+    """Model FLOPs of a training step, forward and backward: no empty slots, no one-hot products, no
+    rematerialization."""
+    return (1 + BACKWARD) * forward_model_flops(forward)
 
 
-def own_flops(forward: Mapping[str, int]) -> int:
-    """Of a forward pass: tokens' own work alone."""
+def forward_model_flops(forward: Mapping[str, int]) -> int:
+    """Model FLOPs of a forward pass: no empty slots, no one-hot products."""
     return sum(n for kind, n in forward.items() if kind not in ("experts", "dispatch"))
 
 
-def all_flops(forward: Mapping[str, int], *, one_hot: bool) -> int:
-    """Of a forward pass with all seats; one_hot: with the products of `einsum`'s dispatch too."""
+def forward_executed_flops(forward: Mapping[str, int], *, one_hot: bool) -> int:
+    """Of a forward pass with all slots; one_hot: with the products of the dispatch `einsum` too."""
     left_out = {"experts_used"} if one_hot else {"experts_used", "dispatch"}
     return sum(n for kind, n in forward.items() if kind not in left_out)
 
 
 def executed_flops(model: Transformer, forward: Mapping[str, int], *, one_hot: bool) -> int:
-    """Of a step, with all seats, the one-hot products of `einsum`, and what `remat` repeats.
+    """Of a training step, with all slots, the one-hot products of `einsum`, and rematerialization.
 
-    remat "full" runs a forward pass again of every layer, or scanned block, but for the product
-    that ends it: nothing in the backward pass asks for its result. "products" repeats those that
-    have a batch of matrices on both sides: attention itself, the experts, and dispatch likewise.
+    remat "full" repeats the forward pass of every layer, or scanned block, except the last
+    product, whose result the backward pass does not need. "products" repeats those with a batch of
+    matrices on both sides: attention logits and sums, experts, and the dispatch of tokens.
     """
     kinds = {kind: n for kind, n in forward.items() if kind != "experts_used"}
     if not one_hot:
@@ -161,16 +145,16 @@ def executed_flops(model: Transformer, forward: Mapping[str, int], *, one_hot: b
             again -= kinds["dense"] // (len(part_names(model.activations)) + 1)
     if model.remat == "products":
         again = kinds["attention_logits"] + kinds["experts"] + kinds["dispatch"] // 2
-    # The mask by which tokens are sent is made of choices, which have no gradient.
+    # The dispatch mask has no gradient: it is made of discrete choices.
     return (1 + BACKWARD) * sum(kinds.values()) - kinds["dispatch"] // 2 + again
 
 
 def traced_flops(jaxpr: Any, devices: int) -> float:
     """Operations of the products in a traced program, a device, scans multiplied out.
 
-    What is inside of a manual region (`jax.shard_map`) is one device's already; all else is divided
-    evenly. Of a conditional the dearest branch counts, of a choice by platform the default: what is
-    planned for is not a CPU. The body of an unbounded loop counts once.
+    A manual region (`jax.shard_map`) is already one device's; all else is divided evenly. Of a
+    conditional the most expensive branch counts, of a choice by platform the default (plans are
+    not for CPUs). The body of an unbounded loop counts once.
     """
     return _count(jaxpr, 1 / devices, devices)
 

@@ -1,4 +1,4 @@
-"""Bytes of a device by kind: what a program is given, and what it needs besides."""
+"""Bytes of a device by kind: a program's arguments, and what it needs in addition."""
 
 import math
 from collections.abc import Mapping
@@ -37,10 +37,10 @@ def _kind(names: list[str]) -> str:
 
 
 def given(program: PlannedProgram) -> dict[str, int]:
-    """Bytes a device of what the program is given, as the shardings say (without padding).
+    """Bytes a device of the program's weights and optimizer state, by their shardings, unpadded.
 
-    "replicated weights" are all that are no expert's, also where `loop.train.zero` or the mesh axis
-    fsdp lays them in parts; "batch" is what is left.
+    "replicated weights" are all but the experts', also where `Training.fsdp_axes` or the mesh axis
+    fsdp shards them.
     """
     axes = unfreeze(partitioning.get_axis_names(program.params_axes))
     leaves = jax.tree.leaves(program.params)
@@ -58,15 +58,15 @@ def given(program: PlannedProgram) -> dict[str, int]:
 
 
 def shard_bytes(leaf: Any) -> int:
-    """Bytes of one device's part of an array or shape."""
+    """Bytes of one device's shard of an array or shape."""
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def by_kind(given: Mapping[str, int], stats: Any) -> dict[str, int]:
     """`KINDS` -> bytes a device, of a compiled program's `memory_analysis()`.
 
-    The result of a training step takes the place of its arguments; what does not is a temporary
-    here. "batch" has the padding of all arguments in it.
+    The result of a training step replaces its arguments; results that do not are temporaries here.
+    "batch" includes the padding of all arguments.
     """
     kept = stats.output_size_in_bytes - stats.alias_size_in_bytes
     return {

@@ -1,4 +1,4 @@
-"""A program that does not fit: the compiler's message in one line, and which change would help."""
+"""A program that does not fit: the compiler's message in one line, and changes that would help."""
 
 import re
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def out_of_memory(message: str, helps: list[str]) -> dict[str, Any] | None:
-    """What the compiler said and what would help; None: it is another error.
+    """The compiler's message and advice; None: another error.
 
     Args:
         helps: changes of the config, from `training_advice` or `decoding_advice`.
 
     Returns:
-        message: one line. needed_bytes, available_bytes: None where the message does not tell.
+        message: one line. needed_bytes, available_bytes: None where the message has none.
         advice: helps.
     """
     if "RESOURCE_EXHAUSTED" not in message and "Ran out of memory" not in message:
@@ -47,7 +47,7 @@ def out_of_memory(message: str, helps: list[str]) -> dict[str, Any] | None:
 
 
 def too_much(by_kind: Mapping[str, int], available: int, helps: list[str]) -> dict[str, Any]:
-    """The same, of a compiled program whose bytes by kind are more than a device has."""
+    """The same for a compiled program whose bytes by kind exceed a device's."""
     needed = sum(by_kind.values())
     most = max(by_kind, key=lambda kind: by_kind[kind])
     return {
@@ -62,7 +62,7 @@ def too_much(by_kind: Mapping[str, int], available: int, helps: list[str]) -> di
 
 
 def training_advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
-    """Changes of a config by which a training step needs less memory a device.
+    """Changes of a config that reduce a training step's memory a device.
 
     Args:
         given: bytes a device of weights and optimizer, by kind (`m4.plan.memory.given`).
@@ -70,11 +70,11 @@ def training_advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
     Returns:
         A line each; weights first, then activations.
     """
-    # Weights that are whole on every device have gradients of the same size.
-    found = _in_parts(2 * given["replicated weights"], "weights and gradients")
+    # Replicated weights have gradients of the same size.
+    found = _sharding_advice(2 * given["replicated weights"], "weights and gradients")
     if model.remat != "full":
         found.append(
-            "compute activations again in the backward pass: transformer.Transformer.remat = 'full'"
+            "recompute activations in the backward pass: transformer.Transformer.remat = 'full'"
         )
     found.append("a smaller batch: half of BATCH_SIZE halves the activations")
     if model.moe is not None:
@@ -83,7 +83,7 @@ def training_advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
         )
     if jnp.dtype(model.dtype) != jnp.bfloat16:
         found.append(
-            "activations in half the bytes: transformer.Transformer.dtype = 'bfloat16' (GShard's "
+            "activations of half the size: transformer.Transformer.dtype = 'bfloat16' (GShard's "
             "deep models were unstable with it)"
         )
     if not model.scan_layers:
@@ -94,44 +94,44 @@ def training_advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
 def decoding_advice(
     model: Transformer, given: Mapping[str, int], rows: int, beams: int
 ) -> list[str]:
-    """The same of a beam search, which has no gradients and computes nothing again.
+    """The same for a beam search, which has no gradients and no rematerialization.
 
     Args:
         rows: of a batch over all devices.
         beams: hypotheses of a row.
     """
-    found = _in_parts(given["replicated weights"], "weights")
+    found = _sharding_advice(given["replicated weights"], "weights")
     if model.encoder_experts and model.encoder_experts.eval_capacity_factor is None:
         found.append(
-            "fewer seats of experts in the encoder: moe.MoeLayer.eval_capacity_factor, "
-            "say 2.0; without one an expert has a seat for every token, and none is dropped"
+            "fewer slots of the encoder's experts: moe.MoeLayer.eval_capacity_factor = 2.0; with "
+            "None each expert has a slot for every token, and none is dropped"
         )
     if model.decoder_experts and model.decoder_experts.decode_capacity_factor is None:
-        found.append("fewer seats of experts in the decoder: moe.MoeLayer.decode_capacity_factor")
+        found.append("fewer slots of the decoder's experts: moe.MoeLayer.decode_capacity_factor")
     found += [
-        f"fewer rows at a time: jobs.Decoding.batch_rows; {rows} over all devices here, and at "
-        "least one for each device that rows lie over",
-        "shorter sources: jobs.Decoding.max_source_length; longer ones are cut",
+        f"fewer rows a batch: experiment.Decoding.batch_rows, {rows} over all devices here; at "
+        "least one on each device that has different rows",
+        "shorter sources: experiment.Decoding.max_source_length; longer ones are cut",
     ]
     if beams > 1:
         found.append(
-            f"fewer hypotheses: jobs.Decoding.beams, {beams} here; each has keys and values of its "
-            "own"
+            f"fewer hypotheses: experiment.Decoding.beams, {beams} here; each has its own keys and "
+            "values"
         )
     if jnp.dtype(model.dtype) != jnp.bfloat16:
         found.append(
-            "activations, keys and values in half the bytes: transformer.Transformer.dtype = "
+            "activations, keys and values of half the size: transformer.Transformer.dtype = "
             "'bfloat16'"
         )
     return found
 
 
-def _in_parts(less: int, what: str) -> list[str]:
-    """Advice to lay the weights in parts, where it would save something. less: bytes a device."""
+def _sharding_advice(less: int, what: str) -> list[str]:
+    """Advice to shard the weights, where it saves enough. less: bytes a device."""
     if less <= GIB / 4:
         return []
     return [
-        "weights in parts (ZeRO): loop.train.zero = ('expert',), or without experts "
+        "sharded weights (ZeRO): experiment.Training.fsdp_axes = ('expert',), or without experts "
         "mesh.make_mesh.fsdp, a number that divides the widths: up to "
         f"{less / GIB:.1f} GiB a device less, {what}"
     ]

@@ -49,7 +49,7 @@ def arithmetic(model: Transformer) -> dict[str, int]:
     return forward_flops(model, ROWS, SOURCE, TARGET)
 
 
-def test_a_layer_by_hand() -> None:
+def test_operations_of_one_layer_by_hand() -> None:
     found = arithmetic(Transformer(**{**SIZES, "encoder_layers": 1, "decoder_layers": 0}))
     # 32 source pieces, 24 target pieces; M = 16, N D = 16, F = 32, V = 64.
     assert found["attention"] == 4 * 2 * 32 * 16 * 16
@@ -61,19 +61,19 @@ def test_a_layer_by_hand() -> None:
 
 @pytest.mark.parametrize("activations", [("relu",), ("gelu", "linear")])
 @pytest.mark.parametrize("scan_layers", [False, True])
-def test_a_dense_model_does_what_arithmetic_says(scan_layers: bool, activations) -> None:
+def test_dense_model_equals_the_arithmetic(scan_layers: bool, activations) -> None:
     model = Transformer(**SIZES, scan_layers=scan_layers, activations=activations)
     assert traced(model) == sum(arithmetic(model).values())
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])
-def test_a_step_is_three_passes_and_what_is_done_again(remat: str) -> None:
+def test_step_is_three_passes_and_rematerialization(remat: str) -> None:
     model = Transformer(**SIZES, scan_layers=True, remat=remat)
     forward = arithmetic(model)
     executed = executed_flops(model, forward, one_hot=False)
     assert traced(model, gradient=True) == executed
     assert model_flops(forward) == 3 * sum(forward.values())
-    # Every layer again but for the second product of its feed-forward part.
+    # Every layer again except the second product of its feed-forward part.
     again = sum(forward.values()) - forward["logits"] - forward["dense"] // 2
     assert executed - model_flops(forward) == (again if remat == "full" else 0)
 
@@ -82,7 +82,7 @@ def test_a_step_is_three_passes_and_what_is_done_again(remat: str) -> None:
 @pytest.mark.thorough
 def test_policies_trade_operations_for_memory(experts: int) -> None:
     # Losses and gradients are the same: tests/model/test_blocks.py.
-    # Groups of 8 with 4 seats an expert; einsum, whose dispatch is products too.
+    # Groups of 8 with 4 slots an expert; einsum, whose dispatch is products too.
     moe = functools.partial(
         MoeLayer,
         num_experts=experts,
@@ -99,21 +99,21 @@ def test_policies_trade_operations_for_memory(experts: int) -> None:
         steps[remat] = traced(model, gradient=True)
         executed[remat] = executed_flops(model, arithmetic(model), one_hot=one_hot)
     assert steps["none"] < steps["products"] < steps["full"]
-    # Of what is done again: the products of attention with itself, [queries, keys] and back; those
-    # of experts, of which every device has its own; dispatch there, not back, which ends the block.
+    # Repeated: attention logits and weighted sums; the experts' products; dispatch, but not
+    # combine, which ends the block.
     kinds = arithmetic(Transformer(**given))
     again = kinds["attention_logits"] + kinds["experts"] + kinds["dispatch"] // 2
     assert executed["products"] - executed["none"] == again
-    # The masks' products are in the traced program alone, and are made again too.
+    # The masks' products are in the traced program only, and are repeated too.
     masks = {remat: steps[remat] - executed[remat] for remat in REMAT}
     if not experts:
         assert masks == dict.fromkeys(REMAT, 0)
     assert 0 <= masks["none"] <= masks["products"] == masks["full"] < 0.05 * steps["none"]
 
 
-def test_experts_work_on_all_seats() -> None:
-    # 32 + 24 tokens, groups of 8, four experts with 2 * 8 / 4 = 4 seats: 4 * 4 = 16 seats a group,
-    # two a token, so that all seats are as many as two choices a token.
+def test_experts_compute_all_slots() -> None:
+    # 32 + 24 tokens, groups of 8, four experts with 2 * 8 / 4 = 4 slots: 4 * 4 = 16 slots a group,
+    # two a token, as many as choices.
     def model(**options: Any) -> Transformer:
         moe = functools.partial(MoeLayer, num_experts=4, group_tokens=8, capacity_rule="paper")
         return Transformer(**SIZES, moe=functools.partial(moe, **options))
@@ -129,19 +129,19 @@ def test_experts_work_on_all_seats() -> None:
     assert traced(model(train_capacity_factor=1.0)) == sum(used.values()) + 2 * 2 * 56 * 16
 
 
-def test_one_hot_dispatch_costs_as_much_as_groups_are_long() -> None:
+def test_cost_of_one_hot_dispatch_is_proportional_to_group_size() -> None:
     def model(**options: Any) -> Transformer:
         moe = functools.partial(MoeLayer, num_experts=4, capacity_rule="paper")
         return Transformer(**SIZES, moe=functools.partial(moe, **options))
 
     small = arithmetic(model(group_tokens=4, train_capacity_factor=1.0))
     large = arithmetic(model(group_tokens=8, train_capacity_factor=1.0))
-    # Tokens * E * C = tokens * 2 S: there and back, 2 operations, two layers' tokens.
+    # Tokens * E * C = tokens * 2 S: dispatch and combine, 2 operations, two layers' tokens.
     assert small["dispatch"] == 2 * 2 * 56 * 2 * 4 * 16
     assert large["dispatch"] == 2 * small["dispatch"]
 
 
-def test_a_manual_region_counts_on_every_device() -> None:
+def test_manual_region_counts_on_every_device() -> None:
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, whole = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
 
@@ -154,7 +154,7 @@ def test_a_manual_region_counts_on_every_device() -> None:
         assert traced_flops(jax.make_jaxpr(function)(*shapes), 4) == 2 * 8 * 3 * 5 / 4
 
 
-def test_of_a_choice_by_platform_the_default_counts() -> None:
+def test_choice_by_platform_counts_its_default() -> None:
     def chosen(x_AB):
         return jax.lax.platform_dependent(
             x_AB, cpu=lambda x: (jnp.concatenate([x, x]) @ x.T)[:3], default=lambda x: x @ x.T

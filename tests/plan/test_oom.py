@@ -1,4 +1,4 @@
-"""What is made of the compiler's messages when a program does not fit."""
+"""Messages and advice when a program does not fit."""
 
 import functools
 
@@ -23,7 +23,7 @@ LITTLE = {"replicated weights": 0, "expert weights": 0, "optimizer state": 0}
 
 
 @pytest.mark.parametrize(("message", "needed"), [(TEMPORARIES, 20.31), (USED, 24.0)])
-def test_the_message_is_one_line_with_its_numbers(message: str, needed: float) -> None:
+def test_message_is_one_line_with_its_numbers(message: str, needed: float) -> None:
     found = out_of_memory(message, ["a smaller batch"])
     assert found is not None
     assert found["message"].startswith("Ran out of memory")
@@ -33,7 +33,7 @@ def test_the_message_is_one_line_with_its_numbers(message: str, needed: float) -
     assert found["available_bytes"] / GIB == pytest.approx(15.48)
 
 
-def test_numbers_that_cannot_be_read_are_not_made_up() -> None:
+def test_unreadable_numbers_are_none() -> None:
     found = out_of_memory("RESOURCE_EXHAUSTED: no", [])
     assert found is not None
     assert found["needed_bytes"] is found["available_bytes"] is None
@@ -43,11 +43,11 @@ def test_another_error_is_none() -> None:
     assert out_of_memory("INVALID_ARGUMENT: shapes", []) is None
 
 
-def test_advice_names_what_the_config_does_not_do_yet() -> None:
+def test_advice_names_only_changes_that_the_config_lacks() -> None:
     weights = {**LITTLE, "replicated weights": 3 * GIB}
     helps = training_advice(Transformer(vocab_size=8, moe=EXPERTS), weights)
-    # Weights and their gradients are what is saved: twice 3 GiB.
-    assert "loop.train.zero" in helps[0]
+    # Weights and their gradients: twice 3 GiB.
+    assert "experiment.Training.fsdp_axes" in helps[0]
     assert "6.0 GiB" in helps[0]
     for name in ("remat", "BATCH_SIZE", "group_tokens", "bfloat16", "scan_layers"):
         assert sum(name in line for line in helps) == 1, name
@@ -56,17 +56,17 @@ def test_advice_names_what_the_config_does_not_do_yet() -> None:
     assert "BATCH_SIZE" in only
 
 
-def test_advice_for_decoding_names_what_decoding_has() -> None:
+def test_advice_for_decoding_names_settings_of_decoding() -> None:
     weights = {**LITTLE, "replicated weights": 3 * GIB}
     helps = decoding_advice(Transformer(vocab_size=8, moe=EXPERTS), weights, 2048, 4)
     # There are no gradients: once 3 GiB.
-    assert "loop.train.zero" in helps[0]
+    assert "experiment.Training.fsdp_axes" in helps[0]
     assert "3.0 GiB" in helps[0]
-    names = ("batch_rows; 2048", "max_source_length", "eval_capacity", "decode_capacity")
-    for name in (*names, "jobs.Decoding.beams, 4", "bfloat16"):
+    names = ("batch_rows, 2048", "max_source_length", "eval_capacity", "decode_capacity")
+    for name in (*names, "experiment.Decoding.beams, 4", "bfloat16"):
         assert sum(name in line for line in helps) == 1, name
-    # What only training has: a search computes nothing again and has a batch of its own.
+    # Settings of training only.
     for name in ("remat", "BATCH_SIZE", "gradients", "scan_layers"):
         assert not any(name in line for line in helps), name
     done = Transformer(vocab_size=8, dtype=jnp.dtype("bfloat16"))
-    assert len(decoding_advice(done, LITTLE, 64, 1)) == 2  # rows and their length are always there
+    assert len(decoding_advice(done, LITTLE, 64, 1)) == 2  # rows and their length are always named

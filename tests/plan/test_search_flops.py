@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from m4.eval.decoding.search import search
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
-from m4.plan.flops import all_flops, own_flops, search_flops, traced_flops
+from m4.plan.flops import forward_executed_flops, forward_model_flops, search_flops, traced_flops
 from m4.plan.hlo.collectives import measure_by_loop
 from tests.plan.test_flops import SIZES
 
@@ -57,7 +57,7 @@ def test_dense_search_equals_the_arithmetic() -> None:
     encoding, step = arithmetic(model)
     program = traced(model)
     once, each = parts(program)
-    assert each == all_flops(step, one_hot=False) == own_flops(step)
+    assert each == forward_executed_flops(step, one_hot=False) == forward_model_flops(step)
     # A step of the decoder with a row a sentence fills the memory of its attention over the source;
     # that step has no other use.
     assert once == sum(encoding.values()) + sum(step.values()) // BEAMS
@@ -83,11 +83,11 @@ def test_without_capacity_every_expert_has_a_slot_for_every_token() -> None:
     assert step["router"] == 2 * 6 * 16 * 4
     # Traced, combining adds the weighted sum of two results a token, 2 * 2 * 6 * 16.
     _, each = parts(traced(model()))
-    assert each == all_flops(step, one_hot=False) + 2 * 2 * 6 * 16
+    assert each == forward_executed_flops(step, one_hot=False) + 2 * 2 * 6 * 16
     # Groups of 8 with 2 * 8 / 4 = 4 slots an expert hold 16 of 8 tokens' choices; of 6 tokens, one
     # group with 3 slots an expert.
     few = arithmetic(model(eval_capacity_factor=1.0, decode_capacity_factor=1.0))
     assert few[0]["experts"] == 2 * 2 * (3 * 4 * 4) * 16 * 32 == few[0]["experts_used"]
     assert few[1]["experts"] == 2 * 2 * (4 * 3) * 16 * 32
     _, each = parts(traced(model(eval_capacity_factor=1.0, decode_capacity_factor=1.0)))
-    assert each == all_flops(few[1], one_hot=False) + 2 * 2 * 6 * 16
+    assert each == forward_executed_flops(few[1], one_hot=False) + 2 * 2 * 6 * 16

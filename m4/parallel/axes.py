@@ -14,14 +14,14 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     # Tokens are split over every device, also over those that share an expert.
     ("batch", ("data", "fsdp", "node", "expert")),
     ("expert", ("node", "expert")),
-    # Groups at their experts: the part of "batch" that the experts' axes do not take.
+    # Groups of dispatched tokens: the part of "batch" that the experts' axes do not take.
     ("expert_group", ("data", "fsdp")),
     ("vocab", "model"),
     ("mlp", "model"),
     ("expert_mlp", "model"),
     ("heads", "model"),
     ("joined_kv", "model"),
-    # Stacked layers (scanned stacks) lie at the stage of the pipeline that they belong to.
+    # Stacked layers (scanned stacks) are at their stage of the pipeline.
     ("layers", "stage"),
     ("embed", None),
     ("kv", None),
@@ -31,7 +31,7 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("unmodeled", None),
 )
 
-# Outermost first: neighbours along "model" are the nearest devices. What stages hand on is little
-# (one activation a microbatch), so they may be the farthest apart. "node" is the slow part of the
+# Outermost first: neighbours along "model" are the nearest devices. Stages send little (one
+# activation a microbatch), so they may be the farthest apart. "node" is the slow part of the
 # experts' axis, between machines; "expert" the fast part, inside one.
 MESH_AXES = ("stage", "data", "fsdp", "node", "expert", "model")

@@ -1,4 +1,8 @@
-"""Programs that draw a new model's weights: what makes them compile quickly."""
+"""Programs that draw a new model's weights, made quick to compile.
+
+XLA's options alone do not: without batching, the program of 6 + 6 layers takes 9.3 CPU seconds to
+compile instead of 1.5, and a quarter of the arrays get other last bits.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,15 +13,15 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import Mesh
 
-# Larger arrays are drawn one by one: together they would be there twice, for a moment.
+# Larger arrays are drawn one by one: a batch of them would need their memory twice.
 _LARGEST = 2**20
 
 
 def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, with draws that are alike made as one batched draw; the same values, to rounding.
+    """`function`, with like draws made as one batched draw; the same values, to rounding.
 
-    Each draw from a random key is a program of its own to XLA, some hundred instructions long:
-    those of a new model's weights take longer to compile than a training step. Draws are alike
+    Each draw from a random key is a separate program to XLA, some hundred instructions long: those
+    of a new model's weights take longer to compile than a training step. Draws are alike
     where they are the same operation on arguments of the same shapes, and none needs another's
     result.
 
@@ -40,7 +44,7 @@ def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 stacked = [jnp.stack(each) for each in zip(*inputs, strict=True)]
                 drawn = jax.vmap(lambda *xs, one=alike[0]: _call(one, *xs))(*stacked)
-                # Else XLA makes the whole batch anew for each of its parts.
+                # Else XLA computes the whole batch again for each of its parts.
                 drawn = jax.lax.optimization_barrier(drawn)
                 outputs = [[each[i] for each in drawn] for i in range(len(alike))]
             for equation, results in zip(alike, outputs, strict=True):

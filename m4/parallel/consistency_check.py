@@ -1,6 +1,6 @@
-"""Before a job of several processes starts: that all of them are about to do the same.
+"""Checks, before a job of several processes starts, that all of them will do the same.
 
-Processes that run other code, another config or another JAX compile other programs, and then wait
+Processes with different code, configs or versions of JAX compile different programs, and then wait
 for each other for ever, or add up what does not belong together.
 """
 
@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 from m4.parallel import distributed
 
-# What is gathered has one shape everywhere: so many bytes a fact.
+# What is gathered must have one shape in all processes: so many bytes a fact.
 _BYTES = 64
 
 Gather = Callable[[np.ndarray], np.ndarray]
@@ -28,7 +28,7 @@ def check_agreement(config: Mapping[str, str]) -> None:
     """Raises a ValueError, in every process, unless all have the same code, config and devices.
 
     To be called after jax.distributed.initialize, by all processes, before anything is compiled.
-    config: binding -> value, as text. One process agrees with itself.
+    config: setting -> value, as text. One process always agrees.
     """
     if jax.process_count() > 1:
         counts = Counter(device.process_index for device in jax.devices())
@@ -37,13 +37,13 @@ def check_agreement(config: Mapping[str, str]) -> None:
 
 
 def facts(config: Mapping[str, str]) -> dict[str, str]:
-    """What must be the same in all processes, by what it is called in messages."""
+    """What must be the same in all processes, by its name in messages."""
     return {
         "code": code_digest(),
         "config": config_digest(config),
-        "--process_count": str(distributed.declared_process_count()),
+        "process_count": str(distributed.declared_process_count()),
         "number of devices": str(jax.device_count()),
-        "devices of its own": str(jax.local_device_count()),
+        "local devices": str(jax.local_device_count()),
         "kind of devices": jax.devices()[0].device_kind,
         "jax": _version("jax"),
         "jaxlib": _version("jaxlib"),
@@ -60,12 +60,12 @@ def agree(
     host: str | None = None,
     gather: Gather = multihost_utils.process_allgather,
 ) -> None:
-    """Raises a ValueError unless all processes have the same facts; it names who differs in what.
+    """Raises a ValueError unless all processes have the same facts: which process differs in what.
 
     Args:
         facts: name -> value; the names are the same in all processes. Values of more than 64 bytes
             are compared by their SHA-256.
-        host: what this process is called in the message; None: the machine's name.
+        host: this process's name in the message; None: the machine's.
         gather: uint8 [rows, 64] of this process -> those of all, [processes, rows, 64].
     """
     values = [socket.gethostname() if host is None else host, *facts.values()]
@@ -75,7 +75,7 @@ def agree(
     )
     differences = []
     for name, column in zip(facts, columns, strict=True):
-        # What most have; where none has more than the others, what the first process has.
+        # What most have; without a majority, what process 0 has.
         usual = Counter(column).most_common(1)[0][0]
         others = [index for index, value in enumerate(column) if value != usual]
         if others:
@@ -95,8 +95,8 @@ def agree(
 def check_device_counts(counts: list[int]) -> None:
     """ValueError: processes have different numbers of devices, given in the processes' order.
 
-    Told apart from `agree`, because gathering needs as many devices in every process. Every
-    process knows all of them, so that all raise the same.
+    Apart from `agree`, because gathering needs as many devices in every process. Every process
+    knows all counts, so that all raise the same.
     """
     usual = Counter(counts).most_common(1)[0][0]
     others = [index for index, count in enumerate(counts) if count != usual]
@@ -110,8 +110,7 @@ def check_device_counts(counts: list[int]) -> None:
 def code_digest(package: Path | None = None) -> str:
     """SHA-256 over the names and contents of the package's files; None: of m4 as it is imported.
 
-    Not git's commit: hosts get the code without its history, and changes that are not committed
-    are changes too.
+    Not git's commit: hosts get the code without its history, and uncommitted changes count.
     """
     package = Path(__file__).parents[1] if package is None else package
     digest = hashlib.sha256()
@@ -124,7 +123,7 @@ def code_digest(package: Path | None = None) -> str:
 
 
 def config_digest(config: Mapping[str, str]) -> str:
-    """SHA-256 over the bindings, whatever their order."""
+    """SHA-256 over the settings, in any order."""
     text = "\n".join(f"{name} = {value}" for name, value in sorted(config.items()))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -141,7 +140,7 @@ def _decoded(row_B: np.ndarray) -> str:
 
 
 def _short(value: str) -> str:
-    """The beginning of a hash, as git shows it; everything else whole."""
+    """The beginning of a hash, as git shows it; other values whole."""
     if len(value) == 64 and not set(value) - set("0123456789abcdef"):
         return value[:12]
     return value or "not set"

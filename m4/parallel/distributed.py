@@ -1,7 +1,7 @@
-"""One job in several processes: options, what only the first one does, leaving.
+"""One job in several processes: joining, what only the primary one does, ending.
 
 Every process runs the same program on its own devices, one process a host; JAX joins them
-(`jax.distributed`). Files are the first one's alone, but for the parts of checkpoints.
+(`jax.distributed`). Only process 0, the primary, writes files, but for shards of checkpoints.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from typing import Any
 
 import jax
 
-# JAX gives no public name to the service that joins processes; orbax and others use this one.
+# JAX has no public name for the service that joins processes; orbax and others use this one.
 from jax._src import distributed
 
 from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.supervise import PEER_LOST, abort_message
 
-# How long the first one stays at most after an error of its own.
+# How long the primary stays at most after an error.
 _LINGER_SECONDS = 5.0
 _ENDED = "m4/ended/"
-# A barrier must have a limit; nothing takes a week.
+# A barrier must have a limit; no job waits a week.
 _LONGEST_SECONDS = 7 * 24 * 3600
 _POLL_SECONDS = 10.0
 _PEER_LOST_WORDS = re.compile(
@@ -40,11 +40,11 @@ class PeerLost(Exception):
     """Another process of the job is gone."""
 
 
-# What `peer_lost` may know to be of that kind.
+# What `peer_lost` recognizes is one of these.
 PEER_LOST_ERRORS = (PeerLost, jax.errors.JaxRuntimeError)
 
 
-class _Order:
+class _State:
     """What this process knows of the job.
 
     calls: of `on_primary_then_broadcast`, the same number in all processes. alone: the others wait
@@ -57,22 +57,22 @@ class _Order:
         self.linger_seconds = _LINGER_SECONDS
 
 
-_order = _Order()
+_state = _State()
 
 
 def join(options: DistributedOptions) -> None:
     """Joins the other processes of the job; to be called before JAX is used.
 
-    Standard output is the first one's from here on; errors are told by all.
+    From here on only the primary writes to standard output; all processes report errors.
 
     Raises:
-        ValueError: nothing tells which processes there are.
-        PeerLost: the others do not come.
+        ValueError: the job's processes are not known.
+        PeerLost: the others do not join in time.
     """
-    # Those that have ended must not count as dead meanwhile.
-    _order.linger_seconds = min(_LINGER_SECONDS, options.heartbeat_seconds / 2)
-    # JAX's own handler would swallow SIGTERM, also where nobody asks it. The training loop has one,
-    # whose processes agree on the step (`m4.train.loop`).
+    # Processes that have ended must not count as dead meanwhile.
+    _state.linger_seconds = min(_LINGER_SECONDS, options.heartbeat_seconds / 2)
+    # JAX's own handler would swallow SIGTERM, also where its service is not used. The training
+    # loop's handler has the processes agree on the step (`m4.train.preemption`).
     jax.config.update("jax_enable_preemption_service", False)
     given: dict[str, Any] = {}
     where = "the cluster's own settings"
@@ -85,15 +85,15 @@ def join(options: DistributedOptions) -> None:
             "cluster_detection_method": "deactivate",
         }
     who = "this process" if options.process_index is None else f"process {options.process_index}"
-    said = f"{who} waits for the others at {where}, for {options.join_timeout_s} s"
-    told = threading.Timer(_POLL_SECONDS, print, (said,), {"file": sys.stderr, "flush": True})
-    told.daemon = True
-    told.start()
+    waiting = f"{who} waits for the others at {where}, for {options.join_timeout_s} s"
+    notice = threading.Timer(_POLL_SECONDS, print, (waiting,), {"file": sys.stderr, "flush": True})
+    notice.daemon = True
+    notice.start()
     apart = (
         f"the processes did not find each other at {where} within {options.join_timeout_s} s "
-        "(--start_seconds)"
+        "(join_timeout_s)"
     )
-    missing = f"{who} is alone; was each started, with a --process_index of its own?"
+    missing = f"{who} is alone; was each started, with a different process_index?"
     if options.coordinator_address is not None and options.process_index == 0:
         _check_port(options.coordinator_address)
     try:
@@ -109,12 +109,12 @@ def join(options: DistributedOptions) -> None:
         raise PeerLost(f"{apart}: {first_line(error)}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise ValueError(
-            f"nothing tells of the job's processes ({first_line(error)}): give "
-            "--coordinator_address=HOST:PORT --process_count=N --process_index=I, or "
-            "--process_count=1 for this one alone"
+            f"the job's processes are not known ({first_line(error)}): give "
+            "coordinator_address=HOST:PORT, process_count=N and process_index=I, or "
+            "process_count=1 for this one alone"
         ) from error
     finally:
-        told.cancel()
+        notice.cancel()
     # The first exchange of all has that limit too (`SynchronizedProgram`).
     wait_for_all("each other")
     if not is_primary():
@@ -122,7 +122,7 @@ def join(options: DistributedOptions) -> None:
 
 
 def _check_port(address: str) -> None:
-    """Lost: another program has the port where the first process is to answer.
+    """PeerLost: another program has the port of process 0.
 
     JAX's own service sometimes ends the process there (a segmentation fault), and shares the port
     with another one of its kind, so that two jobs would meet.
@@ -137,8 +137,8 @@ def _check_port(address: str) -> None:
             probe.bind(("", int(address.rpartition(":")[2])))
         except OSError as error:
             raise PeerLost(
-                f"the first process cannot answer at {address}: is the port taken? "
-                f"(--coordinator_address; {error.strerror})"
+                f"process 0 cannot listen at {address}: is the port taken? "
+                f"(coordinator_address; {error.strerror})"
             ) from error
 
 
@@ -146,77 +146,76 @@ def check_joined() -> None:
     """ValueError: JAX sees several processes, and this one has not joined them."""
     if jax.process_count() > 1 and distributed.global_state.client is None:
         raise ValueError(
-            f"this is one of {jax.process_count()} processes of a slice: --multiprocess joins them"
+            f"this is one of {jax.process_count()} processes of a slice: multiprocess joins them"
         )
 
 
 def is_distributed() -> bool:
-    """Whether the job has more than one process; no accelerator is touched for the answer."""
+    """Whether the job has more than one process; touches no accelerator."""
     state = distributed.global_state
     return state.client is not None and (state.num_processes or 1) > 1
 
 
 def declared_process_count() -> int:
-    """How many processes there are, as this one was told; the first one's word is what counts."""
+    """How many processes there are by this one's options; those of process 0 count."""
     return distributed.global_state.num_processes or 1
 
 
 def is_primary() -> bool:
-    """Whether this is the process that writes files and speaks."""
+    """Whether this is the process that writes files and prints."""
     return not is_distributed() or jax.process_index() == 0
 
 
 def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
-    """Has the first process do something while the others wait; its result, in all of them.
+    """Has the primary do something while the others wait; returns its result in all of them.
 
     Waiting has no limit: a process that dies meanwhile ends the others. With one process it is
     work().
 
     Args:
-        what: what the others wait for, for their message.
-        work: its result must be JSON.
+        what: what the others wait for, for their message. work: its result must be JSON.
 
     Raises:
         ValueError: raised by work, in all processes.
-        PeerLost: in the others, where work raised anything else.
+        PeerLost: in the others, where work raised another error.
     """
     client = distributed.global_state.client
-    if not is_distributed() or _order.alone:
+    if not is_distributed() or _state.alone:
         return work()
     assert client is not None
-    _order.calls += 1
-    key = f"m4/{_order.calls}/{what}"
+    _state.calls += 1
+    key = f"m4/{_state.calls}/{what}"
     if is_primary():
-        _order.alone = True
+        _state.alone = True
         try:
-            said: dict[str, Any] = {"result": work()}
+            answer: dict[str, Any] = {"result": work()}
         except BaseException as error:
             name = "mistake" if isinstance(error, ValueError) else "failure"
             client.key_value_set(key, json.dumps({name: first_line(error)}))
             raise
         finally:
-            _order.alone = False
-        client.key_value_set(key, json.dumps(said))
-        return said["result"]
-    said = json.loads(_wait(client, key, what))
-    if "mistake" in said:
-        raise ValueError(said["mistake"])
-    if "failure" in said:
-        raise PeerLost(f"the first process failed: {said['failure']}")
-    return said["result"]
+            _state.alone = False
+        client.key_value_set(key, json.dumps(answer))
+        return answer["result"]
+    answer = json.loads(_wait(client, key, what))
+    if "mistake" in answer:
+        raise ValueError(answer["mistake"])
+    if "failure" in answer:
+        raise PeerLost(f"process 0 failed: {answer['failure']}")
+    return answer["result"]
 
 
 def _wait(client: Any, key: str, what: str) -> str:
-    told = False
+    reported = False
     while True:
         try:
             return client.blocking_key_value_get(key, int(1000 * _POLL_SECONDS))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
-        if not told:
-            told = True
-            print(f"process {jax.process_index()} waits for the first one: {what}", file=sys.stderr)
+        if not reported:
+            reported = True
+            print(f"process {jax.process_index()} waits for process 0: {what}", file=sys.stderr)
 
 
 class SynchronizedProgram:
@@ -244,11 +243,11 @@ class SynchronizedProgram:
 
 def wait_for_all(what: str) -> None:
     """Returns when all processes are here; a process that dies meanwhile ends the others."""
-    if is_distributed() and not _order.alone:
-        _order.calls += 1
+    if is_distributed() and not _state.alone:
+        _state.calls += 1
         client: Any = distributed.global_state.client
         with _ended_by_ctrl_c():
-            client.wait_at_barrier(f"m4/{_order.calls}/{what}", 1000 * _LONGEST_SECONDS)
+            client.wait_at_barrier(f"m4/{_state.calls}/{what}", 1000 * _LONGEST_SECONDS)
 
 
 @contextlib.contextmanager
@@ -269,7 +268,7 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 
 
 def peer_lost(error: BaseException) -> str | None:
-    """What to say of an error that comes of another process's end; None: it is another error."""
+    """The message for an error that another process's end caused; None: it is another error."""
     if isinstance(error, PeerLost):
         return first_line(error)  # gin adds lines of its own
     if isinstance(error, jax.errors.JaxRuntimeError) and _PEER_LOST_WORDS.search(str(error)):
@@ -278,16 +277,16 @@ def peer_lost(error: BaseException) -> str | None:
 
 
 def shutdown() -> None:
-    """At the end of the work, which all processes come to: waits for them, and parts."""
+    """At the end of the work, which all processes reach: waits for them, and disconnects."""
     sys.stdout.flush()
     jax.distributed.shutdown()
 
 
 def abort_process(status: int) -> None:
-    """Ends this process after an error, without waiting for those that do not know of it.
+    """Ends this process after an error, without waiting for processes that do not know of it.
 
-    With the first process ends what joins the others, so that they could only tell that it is gone:
-    it leaves them the time to tell what is wrong with them.
+    The primary runs the service that joins the others: without it they can only report that it is
+    gone. So it waits a moment for them to report errors of their own.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -295,7 +294,7 @@ def abort_process(status: int) -> None:
     if client is not None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             client.key_value_set(f"{_ENDED}{jax.process_index()}", str(status))
-            until = time.monotonic() + _order.linger_seconds
+            until = time.monotonic() + _state.linger_seconds
             while is_primary() and time.monotonic() < until:
                 if len(client.key_value_dir_get(_ENDED)) == jax.process_count():
                     break

@@ -1,7 +1,9 @@
-"""Whether a process is one of several of a job, and how it finds the others. Without JAX."""
+"""Whether a job has several processes, and how this one finds the others. Without JAX."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from m4.settings import SettingError
 
 
 class DistributedOptions(NamedTuple):
@@ -21,8 +23,8 @@ class DistributedOptions(NamedTuple):
     join_timeout_s: int
 
 
-# Who types an address starts the processes himself; a cluster may be slow to.
-_START_SECONDS, _CLUSTERS_START_SECONDS = 45, 300
+# With an address a person starts the processes; a cluster may take longer.
+_JOIN_TIMEOUT_S, _CLUSTER_JOIN_TIMEOUT_S = 45, 300
 
 
 def distributed_options(
@@ -37,52 +39,49 @@ def distributed_options(
 ) -> DistributedOptions | None:
     """How to join, from the arguments of the command line; None: this process is alone.
 
-    Where JAX is told to use TPUs first (JAX_PLATFORMS=tpu,cpu), the hosts of a slice belong
-    together without being told.
+    Where JAX uses TPUs first (JAX_PLATFORMS=tpu,cpu), the hosts of a slice are found as with
+    multiprocess.
 
     Raises:
+        SettingError: an argument that cannot be.
         ValueError: arguments that contradict each other, or of which some are missing.
     """
-    flags: dict[str, object] = {
-        "--coordinator_address": coordinator_address,
-        "--process_count": process_count,
-        "--process_index": process_index,
+    arguments: dict[str, object] = {
+        "coordinator_address": coordinator_address,
+        "process_count": process_count,
+        "process_index": process_index,
     }
-    given = [name for name, value in flags.items() if value is not None]
+    given = [name for name, value in arguments.items() if value is not None]
     if heartbeat_seconds < 1:
-        raise ValueError(f"--heartbeat_seconds={heartbeat_seconds}: must be at least 1")
+        raise SettingError("heartbeat_seconds", heartbeat_seconds, "at least 1")
     if join_timeout_s is not None and join_timeout_s < 1:
-        raise ValueError(f"--start_seconds={join_timeout_s}: must be at least 1")
+        raise SettingError("join_timeout_s", join_timeout_s, "at least 1")
     if multiprocess and given:
-        raise ValueError(f"--multiprocess finds out what {', '.join(given)} says: give one of them")
-    if process_count == 1 and given == ["--process_count"]:
+        raise ValueError(f"multiprocess asks the cluster for {', '.join(given)}: give one of them")
+    if process_count == 1 and given == ["process_count"]:
         return None
     if not given:
         first = environment.get("JAX_PLATFORMS", "").split(",")[0]
         if multiprocess or first == "tpu":
-            start = join_timeout_s or _CLUSTERS_START_SECONDS
+            start = join_timeout_s or _CLUSTER_JOIN_TIMEOUT_S
             return DistributedOptions(None, None, None, heartbeat_seconds, start)
         return None
-    if missing := [name for name in flags if name not in given]:
+    if missing := [name for name in arguments if name not in given]:
         raise ValueError(
-            f"{', '.join(missing)} must be given with {', '.join(given)}; or --multiprocess alone, "
-            "where the cluster tells them"
+            f"{', '.join(missing)} must be given with {', '.join(given)}; or multiprocess alone, "
+            "where the cluster knows them"
         )
     assert coordinator_address is not None
     assert process_count is not None
     assert process_index is not None
     host, _, port = coordinator_address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError(
-            f"--coordinator_address={coordinator_address}: must be host:port, a free port of the "
-            "first process's host"
-        )
+        allowed = "host:port, a free port of process 0's host"
+        raise SettingError("coordinator_address", coordinator_address, allowed)
     if not 0 <= process_index < process_count:
-        raise ValueError(
-            f"--process_index={process_index}: must be from 0 to --process_count - 1, which is "
-            f"{process_count - 1}"
-        )
-    start = join_timeout_s or _START_SECONDS
+        allowed = f"from 0 to process_count - 1, which is {process_count - 1}"
+        raise SettingError("process_index", process_index, allowed)
+    start = join_timeout_s or _JOIN_TIMEOUT_S
     return DistributedOptions(
         coordinator_address, process_count, process_index, heartbeat_seconds, start
     )

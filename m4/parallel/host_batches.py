@@ -1,7 +1,7 @@
-"""Which rows of a batch a process gives, and its rows made into arrays over the whole mesh.
+"""Host batches: which rows of a batch a process reads, and host arrays -> arrays over the mesh.
 
-That follows from the mesh, not from the process's number alone: where processes share the parts of
-a row's work (mesh axes such as "model" or "stage" that cross processes), they give the same rows.
+The mesh decides, not the process's number alone: processes that share the work on a row (where mesh
+axes such as "model" or "stage" cross processes) read the same rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +12,14 @@ from jax.sharding import Mesh, NamedSharding
 
 from m4.parallel.mesh import logical_spec
 
-# (i, n): the i-th of n equal parts of the rows.
+# (i, n): the i-th of n equal shards of the rows.
 Part = tuple[int, int]
 
 
 def host_shards(mesh: Mesh) -> list[Part]:
-    """The parts of every batch that this process gives, in the order of the rows.
+    """The shards of every batch that this process reads, in the order of the rows.
 
-    One part where they are neighbours, as nearly always.
+    One where they are neighbours, as nearly always.
     """
     own, parts = _own(_sharding(mesh))
     if parts % len(own) == 0 and own[0] % len(own) == 0 and own[-1] - own[0] == len(own) - 1:
@@ -38,7 +38,7 @@ def host_batch(
 
 
 def host_rows(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """This process's rows of a batch that every process has whole."""
+    """This process's rows of a batch that every process has in full."""
     own, parts = _own(_sharding(mesh))
     return {
         name: np.concatenate([np.split(value, parts)[i] for i in own])
@@ -70,8 +70,8 @@ def _sharding(mesh: Mesh) -> NamedSharding:
 
 
 def _own(sharding: NamedSharding) -> tuple[list[int], int]:
-    """(The parts that lie on this process's devices, in order; how many there are.)"""
-    # Asked of as many rows as the mesh has devices, which every number of parts divides.
+    """(The shards on this process's devices, in order; how many shards there are.)"""
+    # Of as many rows as the mesh has devices, which every number of shards divides.
     rows = sharding.mesh.size
     starts = [index[0].start or 0 for index in sharding.devices_indices_map((rows,)).values()]
     parts = len(set(starts))

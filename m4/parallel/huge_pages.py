@@ -1,10 +1,9 @@
 """Huge pages for the process's memory, kept from step to step.
 
-XLA's CPU runtime takes the memory of a step's temporaries from malloc anew at every step. In pages
-of 4 KB that is a fault each, 97,000 a step of a small model; in pages of 2 MB nearly none. Huge
-pages are found again slowly where other processes have left few, so what is freed is not given
-back. glibc does both on request, and reads the request only when a process starts.
-(docs/performance.md, "Huge pages".)
+XLA's CPU runtime allocates a step's temporaries with malloc at every step. In pages of 4 KB that is
+a fault each, 97,000 a step of a small model; in pages of 2 MB nearly none. The kernel finds huge
+pages slowly where other processes have left few, so freed memory is kept. glibc does both on
+request, and reads the request only when a process starts. (docs/performance.md, "Huge pages".)
 """
 
 import os
@@ -22,14 +21,14 @@ KEPT = ":".join(
     )
 )
 # Where more threads than these may run at once they might wait for the one heap: not measured.
-KEPT_CORES = 8
+KEPT_CPUS = 8
 KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def wanted(kernel: Path = KERNEL) -> bool:
-    """Whether asking helps: Linux with glibc, where programs are given huge pages.
+    """Whether to request them: Linux with glibc, where programs may get huge pages.
 
-    Who has set GLIBC_TUNABLES already has chosen.
+    A GLIBC_TUNABLES that is set already stays as it is.
     """
     if sys.platform != "linux" or TUNABLES in os.environ or platform.libc_ver()[0] != "glibc":
         return False
@@ -37,8 +36,8 @@ def wanted(kernel: Path = KERNEL) -> bool:
 
 
 def request() -> str:
-    """What is asked for."""
-    return f"{HUGE}:{KEPT}" if len(os.sched_getaffinity(0)) <= KEPT_CORES else HUGE
+    """The value of GLIBC_TUNABLES."""
+    return f"{HUGE}:{KEPT}" if len(os.sched_getaffinity(0)) <= KEPT_CPUS else HUGE
 
 
 def restart_with_huge_pages() -> None:

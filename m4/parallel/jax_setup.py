@@ -1,5 +1,8 @@
 """JAX's process-wide settings, made in one place before the first computation."""
 
+import contextlib
+import os
+import stat
 from pathlib import Path
 
 import jax
@@ -8,16 +11,31 @@ import jax
 def set_up(compilation_cache: Path | str) -> None:
     """Keeps compiled programs in a folder, so that a second run of a job does not compile again.
 
-    Who has chosen a folder already (JAX_COMPILATION_CACHE_DIR) keeps it, with its own limits.
+    JAX_COMPILATION_CACHE_DIR, where it is set, stays as it is. A folder that another user made, or
+    could write to, is not used, because programs of a cache are run: then it is ~/.cache/m4.
     """
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(compilation_cache))
+        folder = Path(compilation_cache)
+        if not _is_private(folder):
+            base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            folder = base / "m4" / "compilation_cache"
+        with contextlib.suppress(OSError):  # of a folder that cannot be written JAX warns
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
+def _is_private(folder: Path) -> bool:
+    """Whether the folder, if it exists, is this user's, and no other user can write there."""
+    if not folder.exists():
+        return True
+    found = folder.stat()
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def use_fake_devices(count: int) -> None:
-    """Has JAX show that many CPU devices, all of them this machine's cores.
+    """Makes JAX show that many CPU devices, all of them this machine's CPUs.
 
     Before anything else uses JAX; where JAX runs already, its devices must be enough.
 
@@ -33,5 +51,5 @@ def use_fake_devices(count: int) -> None:
     there = len(jax.devices("cpu"))
     if there < count:
         raise ValueError(
-            f"{count} devices are wanted, JAX runs already with {there}: set JAX_NUM_CPU_DEVICES"
+            f"{count} devices are needed, JAX runs already with {there}: set JAX_NUM_CPU_DEVICES"
         )

@@ -1,4 +1,4 @@
-"""How a model's weights and its batches lie over a mesh when it translates."""
+"""How a model's weights and its batches are sharded over a mesh when it translates."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from m4.parallel.mesh import Rules, axis_rules_context, parameter_shardings, spl
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A mesh and how weights and rows lie over it; equal ones share compiled programs.
+    """A mesh and how weights and rows are sharded over it; equal ones share compiled programs.
 
     Attributes:
         fsdp_axes, extra_axis_rules: those under which the model was trained.
@@ -38,7 +38,7 @@ class Layout:
         object.__setattr__(self, "fsdp_axes", tuple(self.fsdp_axes))
 
     def axis_rules(self) -> AbstractContextManager[None]:
-        """Within it logical axes mean the mesh's; programs are to be traced and called there."""
+        """Within it logical axes mean the mesh's; trace and call programs there."""
         return axis_rules_context(self.mesh, self.extra_axis_rules)
 
     def shardings(self, params_axes: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
@@ -47,15 +47,12 @@ class Layout:
             return parameter_shardings(self.mesh, params_axes, params, self.fsdp_axes)
 
     def rows(self, least: int) -> int:
-        """The fewest rows, `least` or more, that divide over the devices that rows lie over."""
+        """The fewest rows, `least` or more, that divide over the devices that split rows."""
         with self.axis_rules():
             parts = math.prod(self.mesh.shape[axis] for axis in split_axes(self.mesh, "batch"))
         return -(-least // parts) * parts
 
     def batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Arrays [B, ...] that every process has whole -> the same, rows over the mesh.
-
-        A process puts the rows of its own devices there.
-        """
+        """Arrays [B, ...] that every process has in full -> the same, sharded by rows."""
         with self.axis_rules():
             return to_global(self.mesh, host_rows(self.mesh, batch))

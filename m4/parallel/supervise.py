@@ -1,7 +1,7 @@
-"""The process that waits beside one of several: it says in one line why that one ended.
+"""The parent of one of several processes: it reports in one line why that one ended.
 
-Where another process of a job dies, JAX ends this one by abort(), from a thread of its own, without
-any Python. So the work is done in a child, and who started it tells what became of it.
+Where another process of a job dies, JAX ends this one by abort(), from a thread without Python. So
+the work is done in a child, whose parent reports how it ended.
 """
 
 import contextlib
@@ -14,20 +14,20 @@ from collections.abc import Iterator
 
 # JAX's own lines stand above this one.
 PEER_LOST = (
-    "another process of the job has ended or cannot be reached, so this one ends too; started "
-    "again, all of them go on from the latest checkpoint"
+    "another process of the job has ended or cannot be reached, so this one ends too; start all of "
+    "them again: training resumes from the latest checkpoint"
 )
-# Not 2, which is a mistake of the user's: a job that lost a process can be started again.
+# Not 2, which is a user's mistake: a job that lost a process can be started again.
 PEER_LOST_STATUS = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
-# What an abort of this process would mean, as its waiting one reads it; empty: PEER_LOST.
+# What the parent reports if this process aborts; empty: PEER_LOST.
 _abort_message = mmap.mmap(-1, 4096)
 
 
 @contextlib.contextmanager
 def abort_message(text: str) -> Iterator[None]:
-    """Within it an abort of this process means what the text says, in one line."""
+    """Within it the parent reports an abort of this process with this text, in one line."""
     _mean(text)
     try:
         yield
@@ -41,20 +41,20 @@ def _mean(text: str) -> None:
 
 
 def supervise(name: str) -> int | None:
-    """Forks: None in the child, which does the work; its exit status in the one that waits.
+    """Forks: None in the child, which does the work; the child's exit status in the parent.
 
-    To be called before anything starts threads. Signals that ask the waiting process to end go to
-    the child; the child does not outlive it (on Linux).
+    To be called before anything starts threads. Signals that ask the parent to end go to the
+    child; the child does not outlive the parent (on Linux).
 
     Args:
         name: what messages begin with.
     """
-    waiting = os.getpid()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
-        # A group of its own: what is typed reaches it once, through the process that waits.
+        # A separate group: Ctrl-C reaches it once, through the parent.
         os.setpgid(0, 0)
-        end_with(waiting)
+        end_with(parent)
         return None
     for number in _FORWARDED:
         signal.signal(number, lambda number, _frame: _send(child, number))
@@ -63,8 +63,8 @@ def supervise(name: str) -> int | None:
     if code >= 0:
         return code
     if -code == signal.SIGABRT:
-        said = _abort_message[:].partition(b"\0")[0].decode(errors="replace")
-        print(f"{name}: {said or PEER_LOST}", file=sys.stderr)
+        text = _abort_message[:].partition(b"\0")[0].decode(errors="replace")
+        print(f"{name}: {text or PEER_LOST}", file=sys.stderr)
         return PEER_LOST_STATUS
     more = " (out of memory?)" if -code == signal.SIGKILL else ""
     print(f"{name}: ended by {signal.Signals(-code).name}{more}", file=sys.stderr)
@@ -76,7 +76,7 @@ def end_with(parent: int) -> None:
     Linux can. It ends at once where the parent has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before this was asked for
+        if os.getppid() != parent:  # the parent had ended before this call
             os._exit(PEER_LOST_STATUS)
 
 

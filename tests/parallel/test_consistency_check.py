@@ -128,7 +128,7 @@ def test_the_config_is_what_is_bound() -> None:
 
 def test_facts_are_of_this_process_and_one_process_agrees_with_itself() -> None:
     here = facts({"TRAIN_STEPS": "10"})
-    assert here["number of devices"] == here["devices of its own"] == "8"  # tests/conftest.py
+    assert here["number of devices"] == here["local devices"] == "8"  # tests/conftest.py
     assert here["code"] == code_digest()
     assert here["config"] == config_digest({"TRAIN_STEPS": "10"})
     agree(here)  # by JAX's own gather

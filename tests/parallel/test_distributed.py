@@ -1,4 +1,4 @@
-"""What only the first process does, and what the others learn of it; without other processes."""
+"""What only the primary process does, and its result in the others; without other processes."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
 
 
 def become(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    """From here on the test is this process, at its beginning."""
+    """From here on the test is this process, just started."""
     monkeypatch.setattr(jax, "process_index", lambda: index)
-    monkeypatch.setattr(distributed, "_order", distributed._Order())
+    monkeypatch.setattr(distributed, "_state", distributed._State())
 
 
 def never() -> Any:
-    raise AssertionError("only the first process does this")
+    raise AssertionError("only the primary does this")
 
 
-def test_one_process_just_does_it() -> None:
+def test_one_process_does_it_itself() -> None:
     marker = object()
     assert distributed.on_primary_then_broadcast("it", lambda: marker) is marker
     assert distributed.is_primary()
@@ -75,14 +75,14 @@ def test_the_others_have_what_the_first_one_found(
     assert len(service.values) == 2
 
 
-def test_the_others_wait_and_say_so_once(
+def test_the_others_report_once_that_they_wait(
     service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     distributed.on_primary_then_broadcast("the corpus", lambda: None)
     become(monkeypatch, 1)
     service.late = 3
     assert distributed.on_primary_then_broadcast("the corpus", never) is None
-    assert capsys.readouterr().err == "process 1 waits for the first one: the corpus\n"
+    assert capsys.readouterr().err == "process 1 waits for process 0: the corpus\n"
 
 
 def test_a_mistake_is_everybodys(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_bug_in_the_first_one_is_the_loss_of_the_others(
     become(monkeypatch, 1)
     with pytest.raises(distributed.PeerLost) as caught:
         distributed.on_primary_then_broadcast("eval", never)
-    said = "the first process failed: only the first process does this"
+    said = "process 0 failed: only the primary does this"
     assert distributed.peer_lost(caught.value) == said
     assert json.loads(service.values["m4/1/eval"]).keys() == {"failure"}
 
@@ -127,7 +127,7 @@ def test_the_end_of_a_process_is_known_within_a_minute(monkeypatch: pytest.Monke
     asked: dict[str, Any] = {}
     monkeypatch.setattr(jax.distributed, "initialize", lambda **given: asked.update(given))
     monkeypatch.setattr(jax.config, "update", lambda *_: None)  # the tests keep their own
-    monkeypatch.setattr(distributed, "_order", distributed._Order())
+    monkeypatch.setattr(distributed, "_state", distributed._State())
     arguments = ["--coordinator_address=host:1", "--process_count=2", "--process_index=1"]
     options = distributed_options_of(parser().parse_args(["train", *arguments]), {})
     assert options is not None
@@ -135,12 +135,12 @@ def test_the_end_of_a_process_is_known_within_a_minute(monkeypatch: pytest.Monke
     assert asked["coordinator_address"] == "host:1"
     # Heartbeats come at every half of the limit. One that is missed is known after the limit, so
     # half of it later at most; then the first process leaves the others time to tell what is wrong.
-    longest = 1.5 * asked["heartbeat_timeout_seconds"] + distributed._order.linger_seconds
+    longest = 1.5 * asked["heartbeat_timeout_seconds"] + distributed._state.linger_seconds
     assert longest < 60
 
 
 def test_who_has_not_joined_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     # The runtime of a TPU slice knows all its hosts, joined or not.
     monkeypatch.setattr(jax, "process_count", lambda: 16)
-    with pytest.raises(ValueError, match="one of 16 processes of a slice: --multiprocess"):
+    with pytest.raises(ValueError, match="one of 16 processes of a slice: multiprocess"):
         distributed.check_joined()

@@ -1,4 +1,4 @@
-"""How a process finds out that it is one of several."""
+"""How a process finds out whether it is one of several."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def test_the_cluster_is_asked_on_tpu_hosts_and_on_request() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (WHOLE[:2], "--process_index must be given with --coordinator_address, --process_count"),
-        (WHOLE[2:], "--coordinator_address, --process_count must be given with --process_index"),
-        (["--process_count=2"], "must be given with --process_count"),
-        ([*WHOLE, "--multiprocess"], "--multiprocess finds out what --coordinator_address"),
-        ([*WHOLE, "--process_index=4"], "--process_index=4: must be from 0 to .*, which is 3"),
-        ([*WHOLE, "--process_index=-1"], "--process_index=-1: must be from 0"),
-        ([*WHOLE, "--coordinator_address=host"], "--coordinator_address=host: must be host:port"),
+        (WHOLE[:2], "process_index must be given with coordinator_address, process_count"),
+        (WHOLE[2:], "coordinator_address, process_count must be given with process_index"),
+        (["--process_count=2"], "must be given with process_count"),
+        ([*WHOLE, "--multiprocess"], "multiprocess asks the cluster for coordinator_address"),
+        ([*WHOLE, "--process_index=4"], "process_index = 4: must be from 0 to .*, which is 3"),
+        ([*WHOLE, "--process_index=-1"], "process_index = -1: must be from 0"),
+        ([*WHOLE, "--coordinator_address=host"], "coordinator_address = 'host': must be host:port"),
         ([*WHOLE, "--coordinator_address=:1"], "must be host:port"),
-        ([*WHOLE, "--heartbeat_seconds=0"], "--heartbeat_seconds=0: must be at least 1"),
-        ([*WHOLE, "--start_seconds=0"], "--start_seconds=0: must be at least 1"),
+        ([*WHOLE, "--heartbeat_seconds=0"], "heartbeat_seconds = 0: must be at least 1"),
+        ([*WHOLE, "--start_seconds=0"], "join_timeout_s = 0: must be at least 1"),
     ],
 )
 def test_what_does_not_fit_is_told(arguments: list[str], said: str) -> None:

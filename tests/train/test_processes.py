@@ -300,7 +300,7 @@ def test_processes_whose_folder_is_taken_over_end(tmp_path: Path) -> None:
         assert job.statuses(60) == [3, 1], job.said()
         first, second = (said.splitlines()[-1] for said in job.said())
         assert first.startswith(f"m4 train: MODEL_DIR = {store}: another job has taken it over")
-        assert second.startswith("m4 train: the first process failed: MODEL_DIR")
+        assert second.startswith("m4 train: process 0 failed: MODEL_DIR")
     assert [path.name for path in mine.parent.iterdir()] == ["other.json"]
 
 
@@ -320,10 +320,10 @@ def test_processes_that_do_not_come_together_say_so(tmp_path: Path) -> None:
         ):
             assert soon.statuses(300) == [1, 1], soon.said()
             first, second = (said.splitlines()[-1] for said in soon.said())
-            assert "m4 train: the first process cannot answer at 127.0.0.1" in first
-            assert "is the port taken? (--coordinator_address; " in first
+            assert "m4 train: process 0 cannot listen at 127.0.0.1" in first
+            assert "is the port taken? (coordinator_address; " in first
             assert "m4 train: the processes did not find each other at 127.0.0.1" in second
-            assert "within 1 s (--start_seconds)" in second
+            assert "within 1 s (join_timeout_s)" in second
             until = time.monotonic() + 300
             while "process 1 waits for the others" not in late.said()[1]:
                 assert time.monotonic() < until, late.said()
@@ -340,7 +340,7 @@ def test_processes_that_do_not_come_together_say_so(tmp_path: Path) -> None:
         (["--gin.jobs.Setup.seed=0", "--gin.jobs.Setup.seed=1"], ": config "),
         pytest.param(
             ["--process_count=2", "--process_count=3"],
-            "--process_count 3, the other 1: 2",
+            "process_count 3, the other 1: 2",
             marks=pytest.mark.thorough,
         ),
     ],

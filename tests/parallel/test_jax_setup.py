@@ -1,0 +1,60 @@
+"""Where compiled programs are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from m4.parallel.jax_setup import set_up
+
+NAMES = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    before = {name: jax.config.values[name] for name in NAMES}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def cache_used(folder: Path) -> Path:
+    set_up(folder)
+    return Path(jax.config.values["jax_compilation_cache_dir"])
+
+
+def test_compilation_cache_is_private(tmp_path: Path) -> None:
+    before = os.umask(0o002)  # folders are made writable for the group
+    try:
+        assert cache_used(tmp_path / "run" / "cache") == tmp_path / "run" / "cache"
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run" / "cache").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_cache_that_others_may_write_is_not_used(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(mode)
+    assert cache_used(tmp_path / "cache") == tmp_path / "home" / "m4" / "compilation_cache"
+
+
+def test_cache_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "cache").stat().st_uid + 1)
+    assert cache_used(tmp_path / "cache") == tmp_path / "home" / "m4" / "compilation_cache"
+
+
+def test_cache_that_is_set_stays(tmp_path: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+    assert cache_used(tmp_path / "cache") == tmp_path / "mine"

@@ -3,8 +3,6 @@
 Text of 100 languages, from a folder of <lang>.{train,dev,test}.tsv files or else from the embedded
 corpus, is made a cache; then, each in a process of its own:
 
-  tokenize text to ids by one process: each megabyte for the first time, and once more when all of
-           its words are known, against SentencePiece alone; medians of --repeats
   start    from nothing to the first batch: 20 and 200 directions; with Numba's cache and without
   feed     batches in a row: packed, bucketed, one pair a row; of the text, and of made-up arrays
            with sentences as long as news; of --gigabytes of them, when that is given
@@ -31,7 +29,7 @@ from typing import Any
 import corpora
 from process import Meter, memory
 
-PARTS = ("tokenize", "start", "feed", "seqio", "shares", "resume")
+PARTS = ("start", "feed", "seqio", "shares", "resume")
 LENGTH = 128
 HOSTS = (1, 2, 8)
 
@@ -39,13 +37,6 @@ HOSTS = (1, 2, 8)
 def tokens_in(batch: dict[str, Any]) -> list[int]:
     """Source and target ids."""
     return [int((batch[f"{side}_segment_ids"] > 0).sum()) for side in ("encoder", "decoder")]
-
-
-def tokenize(folder: str, repeats: int) -> dict[str, Any]:
-    """See tokenizing.py."""
-    import tokenizing
-
-    return tokenizing.tokenize(folder, repeats)
 
 
 def start(
@@ -294,7 +285,7 @@ def main() -> None:
     arguments = parsed()
     if arguments.measure:
         name, values = arguments.measure
-        function = {f.__name__: f for f in (tokenize, start, feed, seqio, shares, resume)}[name]
+        function = {f.__name__: f for f in (start, feed, seqio, shares, resume)}[name]
         print(json.dumps(function(**json.loads(values))))
         return
     rows: list[Row] = []
@@ -306,8 +297,6 @@ def main() -> None:
 
         corpora.enlarge(Cache(folder), news, 0.1)
         common: dict[str, Any] = {"folder": str(folder)}
-        if "tokenize" in parts:
-            measured("tokenize", **common, repeats=arguments.repeats)
         if "start" in parts:
             rows += starts(folder, arguments)
         if "feed" in parts:
@@ -338,7 +327,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--folder", default="", help="of TSV files; else the embedded corpus")
     parser.add_argument("--languages", type=int, default=100)
     parser.add_argument("--pieces", type=int, default=8000, help="of the vocabulary")
-    parser.add_argument("--repeats", type=int, default=3, help="of tokenizing")
     parser.add_argument("--parts", default=",".join(PARTS), help="which ones, or none")
     parser.add_argument("--gigabytes", type=float, default=0, help="of a cache to feed from")
     parser.add_argument("--seconds", type=float, default=5, help="CPU seconds of each feed")

@@ -20,8 +20,8 @@ from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from m4.parallel.cpus import available_cpus
 
 ROLES = ("source", "target")
-# Fewer pairs a worker are done before it has started: it loads Numba, for 2 seconds.
-_WORKER_PAIRS = 400_000
+# Fewer pairs a worker are done before it has started.
+_WORKER_PAIRS = 100_000
 _BLOCK = 1 << 22
 
 

@@ -22,9 +22,8 @@ from m4.data.cache.cache import Cache
 from m4.data.cache.tokens import ROLES
 from m4.data.directions import SIDES, SIDES_OF
 from m4.data.languages import describe
-from m4.data.vocabulary.ragged import Texts
-from m4.data.vocabulary.vocabulary import UNK_ID
-from m4.data.vocabulary.word_cache import WordEncoder
+from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary.vocabulary import UNK_ID, Vocabulary
 from m4.storage.files import write_text
 
 NAME = "vocabulary_report"
@@ -81,22 +80,21 @@ def measure(cache: Cache, sentences: int = 2000) -> list[Row]:
     """A row a language and vocabulary, English first.
 
     Of each language up to `sentences` training sentences, at even distances; of English as many,
-    from all of its files. Where sources and targets have vocabularies of their own, each is asked
-    for the languages that it is made for.
+    from all of its files. Where sources and targets have separate vocabularies, each is asked for
+    the languages that it is made for.
     """
-    encoders = {"shared": WordEncoder(cache.source_vocabulary)}
+    vocabularies = {"shared": cache.source_vocabulary}
     served = {"shared": SIDES}
     if cache.separate:
-        own = zip(ROLES, (cache.source_vocabulary, cache.target_vocabulary), strict=True)
-        encoders = {role: WordEncoder(vocabulary) for role, vocabulary in own}
+        vocabularies = {"source": cache.source_vocabulary, "target": cache.target_vocabulary}
         served = {role: SIDES_OF[cache.mixture][role] for role in ROLES}
     english, foreign = _texts(cache, sentences)
     rows = []
-    for name, encoder in encoders.items():
+    for name, vocabulary in vocabularies.items():
         texts = ({"en": english} if "english" in served[name] else {}) | (
             foreign if "foreign" in served[name] else {}
         )
-        rows += [measure_texts(encoder, name, code, of) for code, of in texts.items()]
+        rows += [measure_texts(vocabulary, name, code, of) for code, of in texts.items()]
     return rows
 
 
@@ -114,17 +112,15 @@ def _texts(cache: Cache, sentences: int) -> tuple[list[str], dict[str, list[str]
     return english, foreign
 
 
-def measure_texts(
-    encoder: WordEncoder, vocabulary: str, language: str, texts: Sequence[str]
-) -> Row:
-    """The row of some sentences."""
+def measure_texts(vocabulary: Vocabulary, name: str, language: str, texts: Sequence[str]) -> Row:
+    """The row of some sentences; name: of the vocabulary."""
     normal = [unicodedata.normalize("NFKC", text).split() for text in texts]
-    ids = encoder.encode(Texts.of(texts)).ids
-    bytes_ = encoder.vocabulary.byte_ids
+    ids = Ragged.of(vocabulary.encode(texts)).ids
+    bytes_ = vocabulary.byte_ids
     values = ids[(ids >= bytes_.start) & (ids < bytes_.stop)] - bytes_.start
     return Row(
         language=language,
-        vocabulary=vocabulary,
+        vocabulary=name,
         sentences=len(texts),
         pieces=len(ids),
         words=sum(map(len, normal)),

@@ -46,16 +46,9 @@ class Dropout:
         characters = self._characters.take(best.ids)
         # Of each text: its pieces' characters, added up. reduceat has no empty rows.
         ends = np.concatenate([[0], np.cumsum(characters.lengths)])[np.cumsum(best.lengths)]
-        return self._segmented(characters.ids, ends.astype(np.int64), alpha, seed)
-
-    def best(self, characters: Ids, ends: Keys) -> Ragged:
-        """The best way to tokenize texts that are given as the ids of their characters, of all of
-        them one after another; ends: where each text's end."""
-        return self._segmented(characters, ends, 0.0, 0)
-
-    def _segmented(self, characters: Ids, ends: Keys, alpha: float, seed: int) -> Ragged:
         table = (self._keys, self._merged, self._size)
-        return Ragged(*_sample(characters, ends, table, self._space, alpha, np.uint64(seed)))
+        ends = ends.astype(np.int64)
+        return Ragged(*_sample(characters.ids, ends, table, self._space, alpha, np.uint64(seed)))
 
 
 @compiled

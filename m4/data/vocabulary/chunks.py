@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from m4.data.directions import SIDES
-from m4.data.vocabulary.ragged import Ragged, Texts
+from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import Vocabulary
 
 _CHUNK_BYTES = 1 << 20
@@ -64,16 +64,13 @@ class ChunkTokenizer:
 
     def __init__(self, arrays: Sequence[Array], segmentations: int, alpha: float | None) -> None:
         self.arrays, self.segmentations, self.alpha = arrays, segmentations, alpha
-        # Here, because both bring a compiler, which nothing else needs to tokenize.
-        from m4.data.vocabulary.bpe_dropout import Dropout
-        from m4.data.vocabulary.word_cache import WordEncoder
-
-        vocabularies = {a.vocabulary: Vocabulary(a.vocabulary) for a in arrays}
-        self._types = {path: id_type(path) for path in vocabularies}
-        # One a side: the same English words come again and again, those of another language do not.
-        self._encoders = {a.name: WordEncoder(vocabularies[a.vocabulary]) for a in arrays}
+        self._vocabularies = {a.vocabulary: Vocabulary(a.vocabulary) for a in arrays}
+        self._types = {path: id_type(path) for path in self._vocabularies}
         if segmentations > 1:
-            self._dropouts = {path: Dropout(v) for path, v in vocabularies.items()}
+            # Here, because it brings a compiler, which nothing else needs to tokenize.
+            from m4.data.vocabulary.bpe_dropout import Dropout
+
+            self._dropouts = {path: Dropout(v) for path, v in self._vocabularies.items()}
 
     def __call__(self, chunk: Chunk) -> Tokenized:
         with chunk.path.open("rb") as file:
@@ -85,10 +82,16 @@ class ChunkTokenizer:
         lines = ends[1::2] + 1
         assert letters[ends].tobytes() == b"\t\n" * len(lines), chunk
         sides = {
-            side: Texts(text, starts[i :: len(SIDES)].copy(), ends[i :: len(SIDES)].copy())
+            side: [
+                text[start:end].decode()
+                for start, end in zip(starts[i::2].tolist(), ends[i::2].tolist(), strict=True)
+            ]
             for i, side in enumerate(SIDES)
         }
-        best = {a.name: self._encoders[a.name].encode(sides[a.side]) for a in self.arrays}
+        best = {
+            a.name: Ragged.of(self._vocabularies[a.vocabulary].encode(sides[a.side]))
+            for a in self.arrays
+        }
         long = np.any([best[a.name].lengths > a.longest for a in self.arrays], axis=0)
         pairs = len(lines)
         if chunk.train and long.any():
@@ -152,7 +155,7 @@ def tokenized(
     if workers < 2:
         yield from map(ChunkTokenizer(arrays, segmentations, alpha), chunks)
         return
-    # Started anew, not forked: the program around may have threads and an accelerator.
+    # Spawned, not forked: the program around may have threads and an accelerator.
     pool = ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
@@ -176,7 +179,7 @@ _tokenizer: ChunkTokenizer | None = None
 
 def _start(arrays: Sequence[Array], segmentations: int, alpha: float | None) -> None:
     global _tokenizer
-    # Ctrl-C is for the parent, which tells the workers.
+    # Ctrl-C is for the parent, which ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _tokenizer = ChunkTokenizer(arrays, segmentations, alpha)

@@ -1,4 +1,4 @@
-"""Many texts, and many rows of ids, each in one flat array."""
+"""Many rows of ids in one flat array."""
 
 from __future__ import annotations
 
@@ -8,25 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-
-class Texts(NamedTuple):
-    """Texts in one buffer of UTF-8: the n-th one is raw[starts[n] : ends[n]]."""
-
-    raw: bytes
-    starts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-
-    @staticmethod
-    def of(texts: Sequence[str]) -> Texts:
-        parts = [text.encode() for text in texts]
-        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-        ends = np.cumsum(lengths)
-        return Texts(b"".join(parts), ends - lengths, ends)
-
-    def strings(self) -> list[str]:
-        spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
-        return [self.raw[start:end].decode() for start, end in spans]
 
 
 class Ragged(NamedTuple):

@@ -10,13 +10,12 @@ from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.data.inspection import vocabulary_report
 from m4.data.inspection.vocabulary_report import measure, measure_texts, spelled_out
-from m4.data.vocabulary.word_cache import WordEncoder
 from tests.data.corpus import Made
 
 
 def test_rates_by_hand(made_cache: Cache) -> None:
     """'the red' is two pieces; 漢 is none of the vocabulary's characters: ▁ and three bytes."""
-    encoder = WordEncoder(made_cache.source_vocabulary)
+    encoder = made_cache.source_vocabulary
     assert [len(ids) for ids in made_cache.source_vocabulary.encode(["the red", "漢"])] == [2, 4]
     row = measure_texts(encoder, "shared", "gl", ["the red", "漢"])
     assert row.rates() == pytest.approx(
@@ -34,7 +33,7 @@ def test_rates_by_hand(made_cache: Cache) -> None:
 
 def test_characters_are_counted_as_the_vocabulary_sees_them(made_cache: Cache) -> None:
     # The ligature is f and i; the wide space is a space.
-    row = measure_texts(WordEncoder(made_cache.source_vocabulary), "shared", "gl", ["ﬁ\u3000sh"])
+    row = measure_texts(made_cache.source_vocabulary, "shared", "gl", ["ﬁ\u3000sh"])
     assert (row.words, row.characters) == (2, 4)
 
 
@@ -66,7 +65,7 @@ def test_separate_vocabularies_are_asked_for_their_own_languages(tmp_path: Path)
 
 def test_what_is_written_and_shown(made_cache: Cache, tmp_path: Path) -> None:
     rows = measure(made_cache)
-    odd = measure_texts(WordEncoder(made_cache.source_vocabulary), "shared", "<b>", ["漢字 the"])
+    odd = measure_texts(made_cache.source_vocabulary, "shared", "<b>", ["漢字 the"])
     assert spelled_out([*rows, odd], above=0.01) == [odd]
     assert spelled_out([*rows, odd], above=0.9) == []
     data, page = vocabulary_report.write(tmp_path, made_cache, [*rows, odd], 0.01)

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from m4.data.cache.cache import Cache
 from m4.data.sources.tsv import Tsv
 from m4.data.vocabulary.bpe_dropout import Dropout
-from m4.data.vocabulary.ragged import Ragged, Texts
-from m4.data.vocabulary.word_cache import WordEncoder
-from tests.data.vocabulary.test_word_cache import ODD, same
+from m4.data.vocabulary.ragged import Ragged
+from tests.data.vocabulary.test_chunks import ODD, same
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +36,15 @@ LETTERS = st.sampled_from(ODD) | st.characters(codec="utf-8")
 def test_without_dropout_it_is_the_best_segmentation(
     made_cache: Cache, dropout: Dropout, texts: list[str]
 ) -> None:
-    best = WordEncoder(made_cache.source_vocabulary).encode(Texts.of(texts))
+    best = Ragged.of(made_cache.source_vocabulary.encode(texts))
     assert same(best, rows(dropout.sample(best, 0.0, 3))[: len(texts)])
 
 
 def test_real_text(tatoeba: Path, made_cache: Cache, dropout: Dropout) -> None:
-    encoder, source = WordEncoder(made_cache.source_vocabulary), Tsv(tatoeba)
+    vocabulary, source = made_cache.source_vocabulary, Tsv(tatoeba)
     for code in source.languages():
         texts = [side for pair in source.pairs(code, "dev") for side in pair]
-        best = encoder.encode(Texts.of(texts))
+        best = Ragged.of(vocabulary.encode(texts))
         again = dropout.sample(best, 0.0, 0)
         assert np.array_equal(best.ids, again.ids), code
         assert np.array_equal(best.lengths, again.lengths), code

@@ -17,9 +17,15 @@ def key(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
+
+
 def mix(x: U64) -> U64:
-    """64 bits -> 64 bits, a bijection. Steele et al. 2014, splitmix64's output function."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
+    """64 bits -> 64 bits, a bijection. Steele et al. 2014, splitmix64's output function.
+
+    Arrays or one number; compiled too. It never changes: caches and batches hang on it.
+    """
+    x = x + GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.permutation import mix
+from m4.data.permutation import GOLDEN, mix
 
 U64 = npt.NDArray[np.uint64]
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LINE_END, _SPACE = 0x0A, 0x20
 
 
@@ -63,7 +62,7 @@ def _digests(
     sizes = np.diff(np.append(starts, len(points)))
     places = np.arange(1, len(points) + 1, dtype=np.uint64)
     places -= np.repeat(starts.astype(np.uint64), sizes)
-    places *= _GOLDEN
+    places *= GOLDEN
     places += points
     sums = np.zeros(len(points) + 1, np.uint64)
     np.cumsum(mix(places), out=sums[1:])  # modulo 2^64, so that differences are exact

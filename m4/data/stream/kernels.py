@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from m4.data import permutation
 from m4.data.compiled import compiled
 
 # Gaps of a step are filled from so many times as many pairs as it has.
 AHEAD = 1
 
 
-@compiled
-def mix(x):
-    """64 bits -> 64 bits: permutation.mix of one number."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+mix = compiled(permutation.mix)  # of one number
 
 
 @compiled

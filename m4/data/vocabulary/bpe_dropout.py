@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.compiled import compiled
+from m4.data.permutation import GOLDEN, mix
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import SPACE, Vocabulary
 
+_mix = compiled(mix)
 Ids = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.int64]
 
@@ -55,7 +57,7 @@ class Dropout:
 def _place(keys: Keys, key: int | np.int64) -> int:
     """Where a key is in the table, or would be: the next free place from its own on."""
     mask = len(keys) - 1
-    place = (np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20)
+    place = (np.uint64(key) * GOLDEN) >> np.uint64(20)
     index = np.int64(place & np.uint64(mask))
     while keys[index] != -1 and keys[index] != key:
         index = (index + 1) & mask
@@ -113,13 +115,9 @@ def _sample(
                 for i in range(count - 1):
                     if pairs[i] < 0:
                         continue
-                    # splitmix64
-                    state += np.uint64(0x9E3779B97F4A7C15)
-                    mixed = state
-                    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-                    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-                    mixed = mixed ^ (mixed >> np.uint64(31))
-                    if (mixed >> np.uint64(11)) < limit:
+                    drawn = _mix(state)
+                    state += GOLDEN
+                    if (drawn >> np.uint64(11)) < limit:
                         continue
                     if chosen < 0 or pairs[i] < pairs[chosen]:
                         chosen = i

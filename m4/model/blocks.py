@@ -124,11 +124,8 @@ class Block(nn.Module):
 def remat(kind: type[nn.Module], policy: str, *, scanned: bool) -> type[nn.Module]:
     """`kind`, a module called as (x, inputs, mode), with less kept for its backward pass.
 
-    Raises:
-        ValueError: no such policy (`REMAT`).
+    policy: a name of `REMAT`.
     """
-    if policy not in REMAT:
-        raise ValueError(f"transformer.Transformer.remat: {policy!r} is none of {', '.join(REMAT)}")
     if policy == "none":
         return kind
     # Argument 0 is self; in a scan nothing can be merged with the forward pass anyway.
@@ -138,16 +135,8 @@ def remat(kind: type[nn.Module], policy: str, *, scanned: bool) -> type[nn.Modul
 def scanned(
     make: Callable[[int, str | None], nn.Module], layers: int, size: int, policy: str, name: str
 ) -> nn.Module:
-    """A stack of `layers` layers as one scan over blocks of `size`.
-
-    Raises:
-        ValueError: the layers do not come out in whole blocks.
-    """
-    if layers % size:
-        raise ValueError(
-            f"transformer.Transformer.scan_layers: {layers} layers are not whole blocks of {size} "
-            "(transformer.Transformer.moe_every)"
-        )
+    """A stack of `layers` layers as one scan over blocks of `size`, which divides them."""
+    assert layers % size == 0
     over = partitioning.scan_with_axes(
         remat(Block, policy, scanned=True),
         variable_axes={"params": 0, "cache": 0, "intermediates": 0},

@@ -1,12 +1,14 @@
 """The feed-forward layer: activation(x Wi) Wo, or gated (Shazeer 2020) with two activations."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from m4.model.layers import Array, Dense, constrain, dropout
+from m4.settings import OneOf, SettingError
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -14,19 +16,17 @@ ACTIVATIONS = {
     "silu": jax.nn.silu,
     "linear": lambda x: x,
 }
+Activation = Annotated[str, OneOf(tuple(ACTIVATIONS))]
+
+
+def check_activations(setting: str, activations: Sequence[str]) -> None:
+    """SettingError: there is none."""
+    if not activations:
+        raise SettingError(setting, activations, f"at least one of {', '.join(ACTIVATIONS)}")
 
 
 def activate(parts: Sequence[Array], activations: Sequence[str]) -> Array:
-    """Product of an activation of each part: ("relu",) is plain, ("gelu", "linear") gated GELU.
-
-    Raises:
-        ValueError: an unknown activation (gin: `transformer.Transformer.activations`).
-    """
-    unknown = [name for name in activations if name not in ACTIVATIONS]
-    if unknown:
-        raise ValueError(
-            f"transformer.Transformer.activations: {unknown[0]!r} is none of {sorted(ACTIVATIONS)}"
-        )
+    """Product of an activation of each part: ("relu",) is plain, ("gelu", "linear") gated GELU."""
     result = ACTIVATIONS[activations[0]](parts[0])
     for part, name in zip(parts[1:], activations[1:], strict=True):
         result = result * ACTIVATIONS[name](part)

@@ -5,6 +5,7 @@ Every parameter is made by `param_with_axes`, which records its logical axes in 
 """
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import flax.linen as nn
 import jax
@@ -16,6 +17,11 @@ from m4.model.product import product, tied_logits
 
 Array = jax.Array
 Initializer = Callable[..., Array]
+# A type of numbers, or its name: what `m4.settings` checks.
+if TYPE_CHECKING:
+    DType = Any
+else:
+    DType = Literal["float32", "bfloat16", "float16"] | Callable[..., Any]
 
 # "fan_in" with truncation is T5X's kernel initialisation.
 kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -16,10 +16,18 @@ from flax.linen import partitioning
 from m4.model.dispatch import Transport
 from m4.model.dispatch.gather import gather
 from m4.model.experts import ExpertParameters
+from m4.model.ffn import Activation, check_activations
 from m4.model.gates.top2_gshard import top2_gshard
-from m4.model.layers import Array, constrain
-from m4.model.routing import Gate, Routing, Tokens, expert_capacity
-from m4.settings import SettingError
+from m4.model.layers import Array, DType, constrain
+from m4.model.routing import (
+    CAPACITY_RULES,
+    CapacityFactor,
+    Gate,
+    Routing,
+    Tokens,
+    expert_capacity,
+)
+from m4.settings import Between, Count, OneOf, Rate, SettingError, Size, checked
 
 # What a router matrix starts as, by name; which gate wants which is in docs/gates.md.
 ROUTER_INITS = {
@@ -29,6 +37,7 @@ ROUTER_INITS = {
 }
 
 
+@checked
 class MoeLayer(nn.Module):
     """A mixture of experts in place of a feed-forward layer: x_BLM -> y_BLM.
 
@@ -56,25 +65,26 @@ class MoeLayer(nn.Module):
             It changes neither parameters nor results.
     """
 
-    num_experts: int
-    mlp_width: int | None = None
-    group_tokens: int = 1024
-    train_capacity_factor: float = 1.25
-    eval_capacity_factor: float | None = None
-    decode_capacity_factor: float | None = None
-    capacity_rule: str = "lingvo"
+    num_experts: Annotated[int, Between(1, 2**16)]
+    mlp_width: Size | None = None
+    group_tokens: Count = 1024
+    train_capacity_factor: CapacityFactor = 1.25
+    eval_capacity_factor: CapacityFactor | None = None
+    decode_capacity_factor: CapacityFactor | None = None
+    capacity_rule: Annotated[str, OneOf(tuple(CAPACITY_RULES))] = "lingvo"
     gate: Gate = top2_gshard
     dispatch: Transport = gather
-    activations: Sequence[str] | None = None
-    dropout_rate: float | None = None
+    activations: Sequence[Activation] | None = None
+    dropout_rate: Rate | None = None
     causal: bool = False
-    vocab_size: int = 0
-    directions: int = 0
-    dtype: jnp.dtype = jnp.float32
+    vocab_size: Count = 0
+    directions: Count = 0
+    dtype: DType = jnp.float32
 
     def __post_init__(self) -> None:
         if self.activations is not None:  # gin gives lists, and a module must be hashable
             self.activations = tuple(self.activations)
+            check_activations("MoeLayer.activations", self.activations)
         super().__post_init__()
 
     @nn.compact
@@ -219,7 +229,7 @@ class MoeFactory:
         """SettingError, which names the `setting`: it is no function that makes layers."""
         if isinstance(make, cls):
             return make
-        wanted = "a function that makes a MoeLayer, such as @moe.MoeLayer"
+        wanted = "a function that makes a MoeLayer, such as MoeLayer itself"
         if isinstance(make, nn.Module) or not callable(make):
             raise SettingError(setting, make, wanted)
         if not isinstance(layer := make(parent=None), MoeLayer):

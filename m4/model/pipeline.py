@@ -24,6 +24,7 @@ from m4.model.blocks import REMAT, Block, Inputs, Mode
 from m4.model.layers import Array, constrain
 from m4.parallel.divisible import nearest_valid
 from m4.parallel.mesh import split_axes
+from m4.settings import SettingError
 
 STAGE = "stage"
 
@@ -48,44 +49,52 @@ def bubble(stages: int, microbatches: int) -> float:
     return (stages - 1) / (microbatches + stages - 1)
 
 
-def check(mesh: Mesh | AbstractMesh, model: Stacks, rows: int, of: str = "BATCH_SIZE") -> None:
+def check(
+    mesh: Mesh | AbstractMesh, model: Stacks, rows: int, of: str = "Training.batch_size"
+) -> None:
     """Refuses what cannot run as a pipeline over this mesh.
 
     Args:
-        rows: of a batch, on all devices. of: the gin name that says how many.
+        rows: of a batch, on all devices. of: the setting that says how many.
 
     Raises:
-        ValueError: layers, microbatches or rows that do not divide; experts; stacks that are no
+        SettingError: layers, microbatches or rows that do not divide; experts; stacks that are no
             scans.
     """
     G, m = stages(mesh), model.pipeline_microbatches
     if G == 1:
         return
-    name = "transformer.Transformer"
     if model.moe is not None:
-        raise ValueError(
-            f"mesh.make_mesh.stage = {G}: a pipeline has no experts ({name}.moe); None is the "
-            "dense model, mesh.make_mesh.expert spreads experts"
+        raise SettingError(
+            "make_mesh.stage",
+            G,
+            "1 for a model with experts (Transformer.moe); make_mesh.expert spreads them",
         )
     if not model.scan_layers:
-        raise ValueError(f"mesh.make_mesh.stage = {G}: needs {name}.scan_layers = True")
+        raise SettingError(
+            "Transformer.scan_layers", False, f"True for a pipeline, make_mesh.stage = {G}"
+        )
     for stack in ("encoder_layers", "decoder_layers"):
         if (layers := getattr(model, stack)) % G:
-            raise ValueError(
-                f"{name}.{stack} = {layers} does not divide by mesh.make_mesh.stage = {G}; "
-                f"{nearest_valid(layers, G)}"
+            raise SettingError(
+                f"Transformer.{stack}",
+                layers,
+                f"a multiple of make_mesh.stage = {G}; {nearest_valid(layers, G)}",
             )
     if m < 1 or m % G:
-        raise ValueError(
-            f"{name}.pipeline_microbatches = {m} does not divide by mesh.make_mesh.stage = {G}; "
-            f"{nearest_valid(m, G)}, {4 * G} leave a fifth of the time empty"
+        raise SettingError(
+            "Transformer.pipeline_microbatches",
+            m,
+            f"a multiple of make_mesh.stage = {G}; {nearest_valid(m, G)}, "
+            f"{4 * G} leave a fifth of the time empty",
         )
     copies = math.prod(mesh.shape[axis] for axis in _rows_over(mesh))
     if rows % (copies * m):
-        raise ValueError(
-            f"{of} = {rows} rows do not divide by {copies * m}: "
-            f"{name}.pipeline_microbatches = {m} on each of {copies} parts of the mesh's other "
-            f"axes; {nearest_valid(rows, copies * m)}"
+        raise SettingError(
+            of,
+            rows,
+            f"a multiple of {copies * m}: Transformer.pipeline_microbatches = {m} on each of "
+            f"{copies} parts of the mesh's other axes; {nearest_valid(rows, copies * m)}",
         )
 
 
@@ -166,7 +175,7 @@ def pipelined(
 
     All axes of the mesh but "model" are manual here, for weights too: a weight's gradient is summed
     over the copies of its stage once a step, where the partitioner would do it at every tick; and
-    weights in parts (`loop.train.zero`) are gathered once a step, those of one stage at a time.
+    weights in parts (`Training.fsdp_axes`) are gathered once a step, those of one stage at a time.
     """
     mesh = jax.sharding.get_abstract_mesh()
     copies, m = _rows_over(mesh), microbatches

@@ -7,11 +7,13 @@ bfloat16 stops counting at 256.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+
+from m4.settings import Between, SettingError
 
 Array = jax.Array
 
@@ -99,6 +101,8 @@ def _lingvo(seats: float) -> int:
     return math.ceil(max(int(seats), 4) / 4) * 4
 
 
+CapacityFactor = Annotated[float, Between(0, 1e6, above=True)]
+
 # The exact share K*S*factor/E -> seats. Nobody needs more than S.
 CAPACITY_RULES: Mapping[str, Callable[[float], int]] = {
     # arXiv 2006.16668, section 2.2: C = 2S/E, here with whole seats.
@@ -121,20 +125,7 @@ def expert_capacity(
 
     factor = 1 with two choices is the paper's 2S/E. (Lingvo's and T5X's own factors count both
     choices: theirs of 2.0 is this one of 1.0.)
-
-    Raises:
-        ValueError: an unknown rule (gin: `moe.MoeLayer.capacity_rule`), a factor that is
-            not positive.
     """
-    if rule not in CAPACITY_RULES:
-        raise ValueError(
-            f"moe.MoeLayer.capacity_rule: {rule!r} is none of {sorted(CAPACITY_RULES)}"
-        )
-    if not factor > 0:
-        raise ValueError(
-            f"transformer.Transformer: a capacity factor of {factor} (train_, eval_ or "
-            "decode_capacity_factor) is not positive"
-        )
     exact = group_tokens * choices * factor / num_experts
     return min(group_tokens, CAPACITY_RULES[rule](exact))
 
@@ -318,25 +309,21 @@ def top_k(logits_GSE: Array, choices: int) -> tuple[Array, Array]:
     return jnp.stack(values, axis=-1), jnp.stack(experts, axis=-1).astype(jnp.int32)
 
 
-def check_choices(option: str, choices: int, most: int) -> None:
-    """Raises ValueError, naming the gin `option`, where a token cannot make so many choices."""
+def check_choices(setting: str, choices: int, most: int) -> None:
+    """SettingError: a token cannot choose so many experts."""
     if not 1 <= choices <= most:
-        raise ValueError(f"{option}: {choices} is not between 1 and {most}, the experts to choose")
+        raise SettingError(setting, choices, f"from 1 to {most}, the experts to choose from")
 
 
-def check_allowed(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises ValueError, naming the gin `option`, for a value that is none of those allowed."""
-    if value not in allowed:
-        raise ValueError(f"{option}: {value!r} is none of {allowed}")
+def refuse_causal(tokens: Tokens, setting: str, value: Any) -> None:
+    """SettingError in a decoder: the gate looks at later tokens.
 
-
-def refuse_causal(tokens: Tokens, what: str) -> None:
-    """Raises ValueError in a decoder: `what` (a gin setting) looks at later tokens.
-
-    There a token's place would depend on what comes after it, which decoding does not have yet.
+    There a token's expert would depend on what comes after it, which decoding does not have yet.
     """
     if tokens.causal:
-        raise ValueError(
-            f"{what} looks at later tokens and may not be used in a decoder: "
-            "set another one for the decoder by Transformer.decoder_moe"
+        raise SettingError(
+            setting,
+            value,
+            "something else in a decoder, as it looks at later tokens; Transformer.decoder_moe "
+            "gives the decoder another gate",
         )

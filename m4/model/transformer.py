@@ -7,7 +7,7 @@ train, decode and score it (docs/model.md).
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -15,11 +15,12 @@ import jax.numpy as jnp
 
 from m4.model import pipeline
 from m4.model.attention import Attention, RelativeBias
-from m4.model.blocks import DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
-from m4.model.ffn import FeedForward
+from m4.model.blocks import REMAT, DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
+from m4.model.ffn import Activation, FeedForward, check_activations
 from m4.model.layers import (
     Array,
     Dense,
+    DType,
     Embed,
     RmsNorm,
     SinusoidalPositions,
@@ -27,9 +28,12 @@ from m4.model.layers import (
     dropout,
 )
 from m4.model.moe import MoeFactory, MoeLayer, shapes_only
-from m4.settings import SettingError
+from m4.settings import Between, Count, OneOf, Rate, SettingError, Size, checked
+
+Layers = Annotated[int, Between(1, 1024)]
 
 
+@checked
 class Transformer(nn.Module):
     """The whole model: token ids to logits.
 
@@ -57,44 +61,43 @@ class Transformer(nn.Module):
         dtype: of the activations; parameters, routing, softmax and logits are float32.
     """
 
-    vocab_size: int
-    width: int = 512
-    heads: int = 8
-    head_width: int = 64
-    mlp_width: int = 2048
-    encoder_layers: int = 6
-    decoder_layers: int = 6
+    vocab_size: Size
+    width: Size = 512
+    heads: Size = 8
+    head_width: Size = 64
+    mlp_width: Size = 2048
+    encoder_layers: Layers = 6
+    decoder_layers: Layers = 6
     moe: Callable[..., MoeLayer] | None = None
     decoder_moe: Callable[..., MoeLayer] | None = None
-    moe_every: int = 2
-    activations: Sequence[str] = ("relu",)
-    dropout_rate: float = 0.1
+    moe_every: Layers = 2
+    activations: Sequence[Activation] = ("relu",)
+    dropout_rate: Rate = 0.1
     absolute_positions: bool = False
     tied_logits: bool = True
-    directions: int = 0
-    source_vocab_size: int | None = None
+    directions: Count = 0
+    source_vocab_size: Size | None = None
     scan_layers: bool = False
-    pipeline_microbatches: int = 0
-    remat: str = "none"
-    dtype: jnp.dtype = jnp.float32
+    pipeline_microbatches: Annotated[int, Between(0, 2**20)] = 0
+    remat: Annotated[str, OneOf(tuple(REMAT))] = "none"
+    dtype: DType = jnp.float32
 
     def __post_init__(self) -> None:
         # gin gives lists, and a module must be hashable to be a static argument of jit.
         self.activations = tuple(self.activations)
-        for name, least in (("moe_every", 1), ("pipeline_microbatches", 0)):
-            if getattr(self, name) < least:
-                raise SettingError(
-                    f"Transformer.{name}", getattr(self, name), f"a whole number from {least}"
-                )
+        check_activations("Transformer.activations", self.activations)
         for name in ("moe", "decoder_moe"):
             if (given := getattr(self, name)) is not None:
                 setattr(self, name, MoeFactory.of(given, f"Transformer.{name}"))
         super().__post_init__()
-        self._check_experts()
+        if self.absolute_positions and self.width % 2:
+            raise SettingError(
+                "Transformer.width", self.width, "even, with Transformer.absolute_positions"
+            )
+        if self.moe is not None:
+            self._check_experts()
 
     def _check_experts(self) -> None:
-        if self.moe is None:
-            return
         layers = max(self.encoder_layers, self.decoder_layers)
         if self.moe_every > layers:
             raise SettingError(
@@ -103,6 +106,14 @@ class Transformer(nn.Module):
                 f"at most {layers}, the layers of a stack, or no layer has experts "
                 "(Transformer.moe = None is the dense model)",
             )
+        for stack in ("encoder_layers", "decoder_layers"):
+            if self.scan_layers and (layers := getattr(self, stack)) % self.moe_every:
+                raise SettingError(
+                    f"Transformer.{stack}",
+                    layers,
+                    f"a multiple of Transformer.moe_every = {self.moe_every}, with "
+                    "Transformer.scan_layers",
+                )
         encoder, decoder = self.encoder_experts, self.decoder_experts
         assert encoder is not None
         assert decoder is not None

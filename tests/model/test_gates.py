@@ -19,6 +19,7 @@ from m4.model import gates
 from m4.model.moe import MoeLayer
 from m4.model.routing import Capacity, Routing, Tokens
 from m4.parallel.mesh import make_mesh
+from m4.settings import SettingError
 
 GATES = {
     module.name: getattr(importlib.import_module(f"m4.model.gates.{module.name}"), module.name)
@@ -262,6 +263,51 @@ def test_law_eight_devices_equal_one(name):
     same(EVERY[name](tokens, E, seats(3)), eight, atol=1e-6)
 
 
+NOT_ALLOWED: list[tuple[str, dict[str, Any]]] = [
+    ("base", {"raises": 0.5}),
+    ("base", {"holding": 2.0}),
+    ("base", {"max_rounds": 0}),
+    ("dense_to_sparse", {"tau_min": 0.0}),
+    ("dense_to_sparse", {"tau_min": 3.0}),  # above tau_max
+    ("dense_to_sparse", {"anneal_steps": -1}),
+    ("dense_to_sparse", {"threshold": 1.0}),
+    ("expert_choice", {"capacity_factor": 0.0}),
+    ("expert_choice", {"capacity_factor": float("nan")}),
+    ("hash", {"table": "best"}),
+    ("hash", {"seed": -1}),
+    ("ktop1", {"prototypes": 0}),
+    ("ktop1", {"prototypes": 3}),  # does not divide the four experts
+    ("mixtral", {"choices": 0}),
+    ("mixtral", {"choices": 5}),
+    ("noisy_topk", {"choices": 5}),
+    ("noisy_topk", {"load": -1.0}),
+    ("noisy_topk", {"noise_epsilon": 0.0}),
+    ("sam", {"expert_groups": 3}),
+    ("sam", {"choices": 3}),  # a group has two experts
+    ("sam", {"alignment": -1.0}),
+    ("switch", {"jitter": 1.5}),
+    ("switch", {"priority": "best"}),
+    ("top2_gshard", {"normalize": "never"}),
+    ("top2_gshard", {"eval_second_policy": "sampling"}),
+    ("topk", {"choices": 5}),
+    ("topk", {"choices": True}),
+    ("topk", {"seat_order": "random"}),
+    ("topk", {"normalize": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), NOT_ALLOWED, ids=str)
+def test_options_that_cannot_be_are_refused_by_name(name, options):
+    with pytest.raises(SettingError) as error:
+        GATES[name](tokens_of(0, train=False, key=False), E, seats(2), **options)
+    assert [error.value.setting] == [f"{name}.{option}" for option in options]
+
+
+def test_top2_needs_two_experts():
+    with pytest.raises(SettingError, match=r"^MoeLayer\.num_experts = 1: must be at least 2"):
+        GATES["top2_gshard"](tokens_of(0, train=False, key=False), 1, seats(2))
+
+
 @every_gate
 def test_law_causal_or_refused(gate):
     """In a decoder a token's plan does not depend on later ones; or else the gate refuses."""
@@ -282,7 +328,7 @@ def test_law_causal_or_refused(gate):
     except ValueError as error:
         refusal = str(error)
     if refusal:
-        assert "may not be used in a decoder" in refusal
+        assert "looks at later tokens" in refusal
         gate(replace(tokens, causal=False), E, seats(S))
         return
     a, b = gate(tokens, E, seats(S)), gate(changed, E, seats(S))

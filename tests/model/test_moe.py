@@ -13,6 +13,7 @@ from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer, group_size, mean_metrics
 from m4.model.routing import expert_capacity
 from m4.parallel.batched_init import draw_together
+from m4.settings import SettingError
 
 M, F = 6, 5
 
@@ -163,12 +164,32 @@ def test_capacity_rules_by_hand(rule, seats):
     assert expert_capacity(3, 1, 2.0, 2, rule) == 3
 
 
-def test_bad_capacity():
-    with pytest.raises(ValueError, match=r"MoeLayer\.capacity_rule: 'best' is none of"):
-        expert_capacity(8, 4, 1.0, rule="best")
-    for factor in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match=rf"capacity factor of {factor} .* is not positive"):
-            expert_capacity(8, 4, factor)
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        *[("num_experts", x) for x in (0, -1, True, 1.5, "x", None, 10**12)],
+        *[("mlp_width", x) for x in (0, "", 10**12)],
+        *[("train_capacity_factor", x) for x in (0.0, -1.0, float("nan"), float("inf"), None)],
+        ("eval_capacity_factor", 0),
+        ("capacity_rule", "best"),
+        ("group_tokens", -1),
+        ("dropout_rate", 1),
+        *[("activations", x) for x in (("swash",), (), "relu")],
+        ("gate", None),
+        ("dispatch", "gather"),
+        *[("dtype", x) for x in (0, "int8", None)],
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_the_layer_is_made(option, wrong):
+    with pytest.raises(SettingError) as error:
+        layer(**{option: wrong})
+    assert error.value.setting == f"MoeLayer.{option}"
+
+
+def test_a_layer_outside_a_model_needs_its_own_sizes():
+    x_BLM, mask_BL = inputs()
+    with pytest.raises(SettingError, match=r"^MoeLayer\.mlp_width = None"):
+        init(layer(mlp_width=None), x_BLM, mask_BL)
 
 
 def test_sows_t5x_metrics():

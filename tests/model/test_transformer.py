@@ -378,9 +378,32 @@ def test_activations_of_bfloat16_stay_bfloat16():
     assert {x.dtype for x in layers} == {jnp.dtype(jnp.bfloat16)}
 
 
-def test_an_unknown_activation_is_named():
-    with pytest.raises(ValueError, match=r"transformer\.Transformer\.activations: 'swash'"):
-        jax.eval_shape(lambda: init(tiny(activations=("swash",))))
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        *[("width", x) for x in (0, -1, True, 1.5, "x", "", None, 10**12)],
+        *[("heads", x) for x in (0, 10**12)],
+        *[("encoder_layers", x) for x in (0, -1, 10**12)],
+        ("decoder_layers", -1),
+        ("moe_every", 1.5),
+        ("pipeline_microbatches", -1),
+        ("dropout_rate", 1.0),
+        ("remat", "some"),
+        ("scan_layers", 1),
+        *[("activations", x) for x in (("swash",), ())],
+        *[("dtype", x) for x in (0, "int8", None)],
+        ("source_vocab_size", 0),
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_the_model_is_made(option, wrong):
+    with pytest.raises(SettingError) as error:
+        tiny(**{option: wrong})
+    assert error.value.setting == f"Transformer.{option}"
+
+
+def test_sinusoids_come_in_pairs():
+    with pytest.raises(SettingError, match=r"^Transformer\.width = 7: must be even"):
+        tiny(width=7, absolute_positions=True)
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,12 @@ def arithmetic(model: Transformer) -> dict[str, int]:
 
 
 def test_operations_of_one_layer_by_hand() -> None:
-    found = arithmetic(Transformer(**{**SIZES, "encoder_layers": 1, "decoder_layers": 0}))
+    found = arithmetic(Transformer(**{**SIZES, "encoder_layers": 1, "decoder_layers": 1}))
     # 32 source pieces, 24 target pieces; M = 16, N D = 16, F = 32, V = 64.
-    assert found["attention"] == 4 * 2 * 32 * 16 * 16
-    assert found["attention_logits"] == 2 * 2 * 32 * 8 * 16
-    assert found["dense"] == 2 * 2 * 32 * 16 * 32
+    # The decoder has attention over its 6 and over the source's 8 pieces.
+    assert found["attention"] == (4 * 32 + 4 * 24 + 2 * 24 + 2 * 32) * 2 * 16 * 16
+    assert found["attention_logits"] == 2 * 2 * (32 * 8 + 24 * 6 + 24 * 8) * 16
+    assert found["dense"] == 2 * 2 * (32 + 24) * 16 * 32
     assert found["logits"] == 2 * 24 * 16 * 64
     assert found["experts"] == found["router"] == found["dispatch"] == 0
 

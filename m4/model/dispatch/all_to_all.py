@@ -62,15 +62,15 @@ def by_exchange(
     if not experts_over:
         return local.gather(x_GSM, routing, experts)
     E, C = routing.num_experts, routing.capacity
-    check_divides(mesh, name, E, "expert", "moe.MoeLayer.num_experts")
+    check_divides(mesh, name, E, "expert", "MoeLayer.num_experts")
     check_divides(
         mesh,
         name,
         x_GSM.shape[0],
         "batch",
         # A transport does not know what it is asked for.
-        "number of groups (tokens / moe.MoeLayer.group_tokens; tokens of BATCH_SIZE in "
-        "training, of jobs.Decoding.batch_rows in translation)",
+        "number of groups (tokens / MoeLayer.group_tokens; tokens of Training.batch_size in "
+        "training, of Decoding.batch_rows in translation)",
     )
 
     def on_a_device(x_GSM, expert_GSK, seat_GSK, weight_GSK, experts):

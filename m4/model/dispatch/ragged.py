@@ -21,7 +21,7 @@ from m4.parallel.mesh import split_axes
 
 CPU_WARNING = (
     "ragged: on a CPU lax.ragged_dot is a dense expansion, E times the work and the memory; "
-    "use gather (gin: moe.MoeLayer.dispatch)"
+    "use gather (MoeLayer.dispatch)"
 )
 
 

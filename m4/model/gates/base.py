@@ -5,22 +5,25 @@ Source: BASE layers (arXiv 2103.16716) and their code in fairseq (base_layer.py)
 
 import math
 from dataclasses import replace
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from m4.model.auction import auction
 from m4.model.routing import Capacity, Routing, Tokens, at_experts, make_routing, seat_choices
+from m4.settings import Between, checked
 
 
+@checked
 def base(
     tokens: Tokens,
     num_experts: int,
     capacity: Capacity,
     *,
-    raises: float = 200.0,
-    holding: float = 0.2,
-    max_rounds: int = 400,
+    raises: Annotated[float, Between(1)] = 200.0,
+    holding: Annotated[float, Between(0, 1)] = 0.2,
+    max_rounds: Annotated[int, Between(1, 10**6)] = 400,
 ) -> Routing:
     """Training: the assignment with the highest total score and C = ceil(S/E) tokens an expert.
 
@@ -36,16 +39,7 @@ def base(
         num_experts: E. capacity: not asked.
         raises, holding, max_rounds: see `m4.model.auction.auction`; raises = 50 and holding = 1 are
             fairseq's, quicker and less exact. The rounds are the metric `auction_rounds`.
-
-    Raises:
-        ValueError: an option of the auction that is out of its range.
     """
-    if not raises >= 1:
-        raise ValueError(f"base.base.raises: {raises} is less than 1")
-    if not 0 <= holding <= 1:
-        raise ValueError(f"base.base.holding: {holding} is not in [0, 1]")
-    if not max_rounds >= 1:
-        raise ValueError(f"base.base.max_rounds: {max_rounds} is less than 1")
     logits_GSE = tokens.score("router", init="orthogonal").astype(jnp.float32)
     mask_GS = tokens.mask_GS
     G, S, E = logits_GSE.shape

@@ -5,24 +5,29 @@ cosine_heat_scheduler.py).
 """
 
 from dataclasses import replace
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from m4.model.gates.switch import switch
 from m4.model.routing import Array, Capacity, Routing, Tokens, make_routing, masked_mean
+from m4.settings import Between, Rate, SettingError, Steps, checked
+
+Temperature = Annotated[float, Between(0, 1e6, above=True)]
 
 
+@checked
 def dense_to_sparse(
     tokens: Tokens,
     num_experts: int,
     capacity: Capacity,
     *,
-    tau_max: float = 2.0,
-    tau_min: float = 0.3,
-    anneal_steps: int = 10_000,
-    warmup_steps: int = 0,
-    threshold: float = 0.02,
+    tau_max: Temperature = 2.0,
+    tau_min: Temperature = 0.3,
+    anneal_steps: Steps = 10_000,
+    warmup_steps: Steps = 0,
+    threshold: Rate = 0.02,
 ) -> Routing:
     """Dense training with Gumbel noise and falling temperature, then Switch's top-1.
 
@@ -41,18 +46,10 @@ def dense_to_sparse(
         threshold: to be well below 1/E, or the dense phase may leave a token without any expert.
 
     Raises:
-        ValueError: temperatures or steps out of their ranges; in training, no step is given.
+        SettingError: tau_min is above tau_max. ValueError: in training, no step is given.
     """
-    if not 0 < tau_min <= tau_max:
-        raise ValueError(
-            f"dense_to_sparse.dense_to_sparse: tau_min {tau_min} must be positive and at most "
-            f"tau_max {tau_max}"
-        )
-    for name, value in (("anneal_steps", anneal_steps), ("warmup_steps", warmup_steps)):
-        if value < 0:
-            raise ValueError(f"dense_to_sparse.dense_to_sparse.{name}: {value} is negative")
-    if not 0 <= threshold < 1:
-        raise ValueError(f"dense_to_sparse.dense_to_sparse.threshold: {threshold} is not in [0, 1)")
+    if tau_min > tau_max:
+        raise SettingError("dense_to_sparse.tau_min", tau_min, f"at most tau_max = {tau_max}")
     logits_GSE = tokens.score("router").astype(jnp.float32)
     scored = replace(tokens, score=lambda name, **_: logits_GSE)
     sparse = switch(scored, num_experts, capacity, jitter=0.0)

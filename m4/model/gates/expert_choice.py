@@ -14,16 +14,23 @@ import numpy as np
 from m4.model.routing import (
     Array,
     Capacity,
+    CapacityFactor,
     Routing,
     Tokens,
     make_routing,
     masked_mean,
     refuse_causal,
 )
+from m4.settings import checked
 
 
+@checked
 def expert_choice(
-    tokens: Tokens, num_experts: int, capacity: Capacity, *, capacity_factor: float = 2.0
+    tokens: Tokens,
+    num_experts: int,
+    capacity: Capacity,
+    *,
+    capacity_factor: CapacityFactor = 2.0,
 ) -> Routing:
     """Each expert takes the C = ceil(S * capacity_factor / E) tokens that like it most.
 
@@ -33,7 +40,7 @@ def expert_choice(
 
     Outside training only ceil(real tokens * capacity_factor / E) seats of a group are given away.
     There a row is a group, and so its result does not depend on how far it is padded. (With a
-    `moe.MoeLayer.eval_capacity_factor` groups mix rows, and it depends on those.)
+    `MoeLayer.eval_capacity_factor` groups mix rows, and it depends on those.)
 
     Args:
         tokens: see `Tokens`; the router matrix is `score("router")`.
@@ -41,14 +48,9 @@ def expert_choice(
         capacity_factor: mean number of experts a token, in training and outside.
 
     Raises:
-        ValueError: in a decoder, where a token must not depend on later ones; a factor that is not
-            positive.
+        SettingError: in a decoder, where a token must not depend on later ones.
     """
-    refuse_causal(tokens, "expert_choice")
-    if not capacity_factor > 0:
-        raise ValueError(
-            f"expert_choice.expert_choice.capacity_factor: {capacity_factor} is not positive"
-        )
+    refuse_causal(tokens, "MoeLayer.gate", "expert_choice")
     logits_GSE = tokens.score("router")
     S = logits_GSE.shape[1]
     # All numbers of real tokens, in Python's arithmetic: the seats of so many must be the same

@@ -6,25 +6,28 @@ Source: Roller et al. 2021 (arXiv 2106.04426), section 3; tables "random", "bala
 import functools
 import heapq
 import zipfile
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
 from scipy.cluster.vq import ClusterError, kmeans2
 
-from m4.model.routing import Capacity, Routing, Tokens, check_allowed, make_routing, seat_choices
+from m4.model.routing import Capacity, Routing, Tokens, make_routing, seat_choices
+from m4.settings import Count, OneOf, SettingError, checked
 
 TABLES = ("random", "balanced", "clustered")
 # The model's vocabulary is the corpus's, rounded up to a multiple of this.
 ROUNDED = 128
 
 
+@checked
 def hash(
     tokens: Tokens,
     num_experts: int,
     capacity: Capacity,
     *,
-    table: str = "random",
-    seed: int = 0,
+    table: Annotated[str, OneOf(TABLES)] = "random",
+    seed: Count = 0,
     counts: str | None = None,
     embeddings: str | None = None,
 ) -> Routing:
@@ -44,10 +47,9 @@ def hash(
         embeddings: for "clustered": an .npy file [V, width], such as a trained model's.
 
     Raises:
-        ValueError: an unknown table; a file that is not named, not there or of another vocabulary;
+        SettingError: a file is not named. ValueError: it is not there or of another vocabulary;
             embeddings without a cluster for each expert.
     """
-    check_allowed("hash.hash.table", table, TABLES)
     assert tokens.table is not None
     assert tokens.ids_GS is not None
     make = functools.partial(
@@ -108,7 +110,7 @@ def _clustered(
     different = len(np.unique(points, axis=0))
     if different < num_experts:
         raise ValueError(
-            f"hash.hash.embeddings: {different} different rows do not make {num_experts} clusters"
+            f"hash.embeddings: {different} different rows do not make {num_experts} clusters"
         )
     try:
         _, cluster = kmeans2(
@@ -116,7 +118,7 @@ def _clustered(
         )
     except ClusterError as error:
         raise ValueError(
-            f"hash.hash.embeddings: k-means with hash.hash.seed = {seed} leaves one of the "
+            f"hash.embeddings: k-means with hash.seed = {seed} leaves one of the "
             f"{num_experts} experts without ids; try another seed"
         ) from error
     table_V = np.arange(vocab_size, dtype=np.int32) % num_experts
@@ -126,9 +128,9 @@ def _clustered(
 
 def _load(option: str, path: str | None, vocab_size: int, *, axes: int) -> np.ndarray:
     """The array of a file, checked: a row an id of the corpus's vocabulary."""
-    option = f"hash.hash.{option}"
+    option = f"hash.{option}"
     if path is None:
-        raise ValueError(f"{option}: this hash.hash.table needs the name of an .npy file")
+        raise SettingError(option, path, "the name of an .npy file, for this hash.table")
     try:
         with open(path, "rb") as file:  # np.load of a name leaves a damaged file open
             rows = np.load(file, allow_pickle=False)

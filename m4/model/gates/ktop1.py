@@ -16,14 +16,16 @@ from m4.model.routing import (
     make_routing,
     seat_choices,
 )
+from m4.settings import SettingError, Size, checked
 
 
+@checked
 def ktop1(
     tokens: Tokens,
     num_experts: int,
     capacity: Capacity,
     *,
-    prototypes: int = 2,
+    prototypes: Size = 2,
     paper_scale: bool = False,
 ) -> Routing:
     """Routes each token to the best expert of every prototype z: y = sum_z p_z FFN_z(x).
@@ -41,12 +43,10 @@ def ktop1(
         paper_scale: the auxiliary loss is the sum over prototypes: Z when balanced.
 
     Raises:
-        ValueError: E is not a multiple of the number of prototypes.
+        SettingError: E is not a multiple of the number of prototypes.
     """
-    if prototypes < 1 or num_experts % prototypes:
-        raise ValueError(
-            f"ktop1.ktop1.prototypes: {prototypes} does not divide the {num_experts} experts"
-        )
+    if num_experts % prototypes:
+        raise SettingError("ktop1.prototypes", prototypes, f"a divisor of {num_experts} experts")
     members = num_experts // prototypes
     logits_GSE = tokens.score("router").astype(jnp.float32)
     # A token makes one choice in each prototype: that is axis K; the last one is its members.

@@ -18,9 +18,11 @@ from m4.model.routing import (
     seat_choices,
     top_k,
 )
+from m4.settings import Size, checked
 
 
-def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: int = 2) -> Routing:
+@checked
+def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: Size = 2) -> Routing:
     """Routes each token to its k best experts (ties: the lowest index); their weights sum to 1.
 
     The auxiliary loss is E * sum_e f_e P_e with means over all real tokens of the layer, not group
@@ -28,7 +30,7 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: in
     (Hugging Face counts each as 1, k times this, and averages over the tokens of all layers.)
 
     Two parts of Mixtral are set elsewhere. Its experts are SwiGLU:
-    `moe.MoeLayer.activations = ("silu", "linear")`. And it drops no token, which
+    `MoeLayer.activations = ("silu", "linear")`. And it drops no token, which
     outside training is the layer's default; in training a `train_capacity_factor` of E/k gives
     every token its seats, fewer take all first choices of a group in token order, then all second.
 
@@ -38,9 +40,9 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: in
         choices: k.
 
     Raises:
-        ValueError: choices not in [1, E].
+        SettingError: choices not in [1, E].
     """
-    check_choices("mixtral.mixtral.choices", choices, num_experts)
+    check_choices("mixtral.choices", choices, num_experts)
     logits_GSE = tokens.score("router").astype(jnp.float32)
     best_GSK, expert_GSK = top_k(logits_GSE, choices)
     wants_GSK = jnp.broadcast_to(tokens.mask_GS[..., None], expert_GSK.shape)

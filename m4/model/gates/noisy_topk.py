@@ -5,6 +5,7 @@ Source: Shazeer et al. 2017 (arXiv 1701.06538), equations 3-11, as in tensor2ten
 """
 
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -19,17 +20,19 @@ from m4.model.routing import (
     seat_choices,
     top_k,
 )
+from m4.settings import Between, Factor, Size, checked
 
 
+@checked
 def noisy_topk(
     tokens: Tokens,
     num_experts: int,
     capacity: Capacity,
     *,
-    choices: int = 2,
-    importance: float = 1.0,
-    load: float = 1.0,
-    noise_epsilon: float = 1e-2,
+    choices: Size = 2,
+    importance: Factor = 1.0,
+    load: Factor = 1.0,
+    noise_epsilon: Annotated[float, Between(0, 1e6, above=True)] = 1e-2,
 ) -> Routing:
     """Routes each token to the k best of H = x Wg + N(0, 1) sd, sd = softplus(x Wn) + epsilon.
 
@@ -41,7 +44,7 @@ def noisy_topk(
     capacity, over all real tokens of the batch (groups play no part); 0 when balanced, unlike that
     of other gates. The load is smooth: each token counts with the probability that the expert is
     among its k best when its noise is drawn again. It is a plain count without noise or for k = E.
-    (tensor2tensor multiplies the two by 1e-2, as `loop.train.aux_loss_factor` does here; the paper
+    (tensor2tensor multiplies the two by 1e-2, as `Training.aux_loss_factor` does here; the paper
     by 0.1.) The original drops no token: here the layer's capacity factor decides, seats go to all
     first choices of a group in token order, then to all second ones, ... The z-loss is that of x
     Wg, without noise.
@@ -54,14 +57,9 @@ def noisy_topk(
         noise_epsilon: the smallest standard deviation of the noise.
 
     Raises:
-        ValueError: choices not in [1, E], a negative factor, an epsilon that is not positive.
+        SettingError: choices not in [1, E].
     """
-    check_choices("noisy_topk.noisy_topk.choices", choices, num_experts)
-    for name, factor in (("importance", importance), ("load", load)):
-        if factor < 0:
-            raise ValueError(f"noisy_topk.noisy_topk.{name}: {factor} is negative")
-    if noise_epsilon <= 0:
-        raise ValueError(f"noisy_topk.noisy_topk.noise_epsilon: {noise_epsilon} is not positive")
+    check_choices("noisy_topk.choices", choices, num_experts)
     clean_GSE = tokens.score("router", init="zeros").astype(jnp.float32)
     # Asked for without noise too: the matrix must be there whenever the model is initialised.
     raw_GSE = tokens.score("noise", init="zeros").astype(jnp.float32)

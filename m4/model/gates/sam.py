@@ -21,16 +21,18 @@ from m4.model.routing import (
     seat_choices,
     top_k,
 )
+from m4.settings import Factor, SettingError, Size, checked
 
 
+@checked
 def sam(
     tokens: Tokens,
     num_experts: int,
     capacity: Capacity,
     *,
-    choices: int = 2,
-    expert_groups: int = 2,
-    alignment: float = 1.0,
+    choices: Size = 2,
+    expert_groups: Size = 2,
+    alignment: Factor = 1.0,
     paper_scale: bool = False,
 ) -> Routing:
     """Routes each token to the k best experts of the group with the largest sum of p.
@@ -53,17 +55,14 @@ def sam(
             the misfit summed over tokens, not averaged.
 
     Raises:
-        ValueError: E is not a multiple of the number of groups; choices not in [1, E/D]; a negative
-            alignment.
+        SettingError: E is not a multiple of the number of groups; choices not in [1, E/D].
     """
-    if expert_groups < 1 or num_experts % expert_groups:
-        raise ValueError(
-            f"sam.sam.expert_groups: {expert_groups} does not divide the {num_experts} experts"
+    if num_experts % expert_groups:
+        raise SettingError(
+            "sam.expert_groups", expert_groups, f"a divisor of {num_experts} experts"
         )
     members = num_experts // expert_groups
-    check_choices("sam.sam.choices", choices, members)
-    if alignment < 0:
-        raise ValueError(f"sam.sam.alignment: {alignment} is negative")
+    check_choices("sam.choices", choices, members)
     logits_GSE = tokens.score("router").astype(jnp.float32)
     mask_GS = tokens.mask_GS
     probs_GSE = jax.nn.softmax(logits_GSE)

@@ -4,6 +4,8 @@ Source: Switch Transformer (arXiv 2101.03961), section 2.2, and Mesh TensorFlow'
 (moe.py 1180-1300); the z-loss is ST-MoE's (arXiv 2202.08906, equation 5).
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 
@@ -13,22 +15,23 @@ from m4.model.routing import (
     Tokens,
     at_experts,
     balance_loss,
-    check_allowed,
     choice_shares,
     make_routing,
     refuse_causal,
     seat_choices,
     top_k,
 )
+from m4.settings import OneOf, Rate, checked
 
 
+@checked
 def switch(
     tokens: Tokens,
     num_experts: int,
     capacity: Capacity,
     *,
-    jitter: float = 1e-2,
-    priority: str = "order",
+    jitter: Rate = 1e-2,
+    priority: Annotated[str, OneOf(("order", "probability"))] = "order",
 ) -> Routing:
     """Routes each token to its best expert e (ties: the lowest index) with weight p_e.
 
@@ -46,13 +49,10 @@ def switch(
             later tokens.
 
     Raises:
-        ValueError: a jitter outside [0, 1), an unknown priority, "probability" in a decoder.
+        SettingError: "probability" in a decoder.
     """
-    if not 0 <= jitter < 1:
-        raise ValueError(f"switch.switch.jitter: {jitter} is not in [0, 1)")
-    check_allowed("switch.switch.priority", priority, ("order", "probability"))
     if priority == "probability":
-        refuse_causal(tokens, "switch.switch.priority = 'probability'")
+        refuse_causal(tokens, "switch.priority", priority)
     noisy = tokens.train and tokens.rng is not None
     logits_GSE = tokens.score("router", jitter=jitter if noisy else 0.0, key=tokens.rng)
     logits_GSE = logits_GSE.astype(jnp.float32)

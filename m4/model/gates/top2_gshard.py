@@ -4,6 +4,8 @@ Source: GShard (arXiv 2006.16668), Algorithm 1; its lines are cited below. Where
 Lingvo (gshard_layers.py, Top2GatingOnLogits, what the M4 team ran) differ, an argument decides.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 
@@ -13,23 +15,24 @@ from m4.model.routing import (
     Routing,
     Tokens,
     balance_loss,
-    check_choices,
     make_routing,
     take_seats,
 )
+from m4.settings import OneOf, SettingError, checked
 
 POLICIES = ("random", "all", "sampling", "none")
 
 
+@checked
 def top2_gshard(
     tokens: Tokens,
     num_experts: int,
     capacity: Capacity,
     *,
-    second_policy: str = "random",
-    eval_second_policy: str = "all",
+    second_policy: Annotated[str, OneOf(POLICIES)] = "random",
+    eval_second_policy: Annotated[str, OneOf(("all", "none"))] = "all",
     paper_seat: bool = False,
-    normalize: str = "before",
+    normalize: Annotated[str, OneOf(("before", "after"))] = "before",
     real_token_means: bool = True,
     paper_scale: bool = False,
 ) -> Routing:
@@ -51,12 +54,10 @@ def top2_gshard(
         paper_scale: the auxiliary loss as the paper's line 13; False: times E^2, 1 when balanced.
 
     Raises:
-        ValueError: an unknown policy or normalisation; fewer than two experts.
+        SettingError: fewer than two experts.
     """
-    check_choices("top2_gshard with moe.MoeLayer.num_experts", 2, num_experts)
-    _check("second_policy", second_policy, POLICIES)
-    _check("eval_second_policy", eval_second_policy, ("all", "none"))
-    _check("normalize", normalize, ("before", "after"))
+    if num_experts < 2:
+        raise SettingError("MoeLayer.num_experts", num_experts, "at least 2 for top2_gshard")
     policy = second_policy if tokens.train and tokens.rng is not None else eval_second_policy
     logits_GSE = tokens.score("router")
     uniform = None
@@ -77,11 +78,6 @@ def top2_gshard(
         real_token_means=real_token_means,
         paper_scale=paper_scale,
     )
-
-
-def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"top2_gshard.top2_gshard.{name}: {value!r} is none of {allowed}")
 
 
 def route(

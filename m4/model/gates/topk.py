@@ -5,6 +5,8 @@ flaxformer routing.py (TokensChooseMaskedRouter), Tutel (arXiv 2206.03382; fast_
 extract_critical), MaxText moe.py (its path with drops).
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 
@@ -15,7 +17,6 @@ from m4.model.routing import (
     Tokens,
     at_experts,
     balance_loss,
-    check_allowed,
     check_choices,
     choice_shares,
     make_routing,
@@ -23,16 +24,18 @@ from m4.model.routing import (
     seat_choices,
     top_k,
 )
+from m4.settings import OneOf, Size, checked
 
 
+@checked
 def topk(
     tokens: Tokens,
     num_experts: int,
     capacity: Capacity,
     *,
-    choices: int = 2,
+    choices: Size = 2,
     normalize: bool = False,
-    seat_order: str = "choice",
+    seat_order: Annotated[str, OneOf(("choice", "token"))] = "choice",
     batch_priority: bool = False,
     paper_scale: bool = False,
 ) -> Routing:
@@ -56,12 +59,11 @@ def topk(
         paper_scale: the auxiliary loss as GShard's line 13: divided by E^2.
 
     Raises:
-        ValueError: choices not in [1, E], an unknown order, batch priority in a decoder.
+        SettingError: choices not in [1, E], batch priority in a decoder.
     """
-    check_choices("topk.topk.choices", choices, num_experts)
-    check_allowed("topk.topk.seat_order", seat_order, ("choice", "token"))
+    check_choices("topk.choices", choices, num_experts)
     if batch_priority:
-        refuse_causal(tokens, "topk.topk.batch_priority = True")
+        refuse_causal(tokens, "topk.batch_priority", batch_priority)
     logits_GSE = tokens.score("router").astype(jnp.float32)
     probs_GSE = jax.nn.softmax(logits_GSE)
     # Chosen by the logits: where probabilities underflow to 0 they no longer say who is better.

@@ -31,8 +31,8 @@ def test_where_experts_do_not_lie_apart_there_is_nothing_to_exchange(run, mesh):
 def test_groups_that_do_not_divide(run, G):
     setting = Setting({"data": 2, "expert": 4}, G, 4, 4, 2, 2)
     said = (
-        r"^number of groups \(tokens / moe.MoeLayer.group_tokens; "
-        r"tokens of BATCH_SIZE in training, of jobs.Decoding.batch_rows in translation\) = "
+        r"^number of groups \(tokens / MoeLayer.group_tokens; "
+        r"tokens of Training.batch_size in training, of Decoding.batch_rows in translation\) = "
         rf"{G}: must be divisible by 8, the mesh axes data x expert; .* \({run.__name__}\)"
     )
     with on(setting.mesh), pytest.raises(ValueError, match=said):
@@ -42,7 +42,7 @@ def test_groups_that_do_not_divide(run, G):
 @both
 def test_experts_that_do_not_divide(run):
     setting = Setting({"data": 1, "node": 2, "expert": 4}, 8, 4, 12, 2, 2)
-    said = "moe.MoeLayer.num_experts = 12: .* 8, the mesh axes node x expert"
+    said = "MoeLayer.num_experts = 12: .* 8, the mesh axes node x expert"
     with on(setting.mesh), pytest.raises(ValueError, match=said):
         jax.eval_shape(run, *arguments(setting))
 

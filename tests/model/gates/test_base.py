@@ -180,11 +180,3 @@ def test_the_router_learns_through_the_weight_alone():
     slope = routing.weight_GSK * (1 - routing.weight_GSK)
     expected = slope * np.eye(4)[routing.expert_GSK[..., 0]]
     np.testing.assert_allclose(gradient, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("option", "wrong"), [("raises", 0.5), ("holding", -0.1), ("holding", 2.0), ("max_rounds", 0)]
-)
-def test_bad_options(option, wrong):
-    with pytest.raises(ValueError, match=rf"base\.base\.{option}: {wrong}"):
-        partial(base, **{option: wrong})(tokens_of(np.zeros((1, 4, 2))), 2, seats(1))

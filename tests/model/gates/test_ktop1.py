@@ -72,10 +72,3 @@ def test_capacity_is_asked_for_a_choice_a_prototype():
     asked = []
     at_once(ktop1, tokens_of(np.zeros((1, 2, 6))), 6, lambda k: asked.append(k) or 2, prototypes=3)
     assert asked == [3]
-
-
-@pytest.mark.parametrize("prototypes", [0, 4, 12])
-def test_prototypes_must_divide_the_experts(prototypes):
-    message = rf"ktop1\.ktop1\.prototypes: {prototypes} does not divide the 6 experts"
-    with pytest.raises(ValueError, match=message):
-        at_once(ktop1, tokens_of(np.zeros((1, 2, 6))), 6, seats(2), prototypes=prototypes)

@@ -90,15 +90,3 @@ def test_one_group_is_top_k():
     np.testing.assert_array_equal(routing.seat_GSK, plain.seat_GSK)
     np.testing.assert_allclose(routing.weight_GSK, plain.weight_GSK, atol=1e-7)
     np.testing.assert_allclose(routing.aux_loss, plain.aux_loss, rtol=1e-6)
-
-
-def test_errors():
-    tokens = tokens_of_probs(PROBS)
-    for groups in (0, 3):
-        with pytest.raises(ValueError, match=rf"sam\.sam\.expert_groups: {groups} does not divide"):
-            at_once(sam, tokens, 4, seats(1), expert_groups=groups)
-    # A group has two experts.
-    with pytest.raises(ValueError, match=r"sam\.sam\.choices: 3 is not between 1 and 2"):
-        at_once(sam, tokens, 4, seats(1), choices=3)
-    with pytest.raises(ValueError, match=r"sam\.sam\.alignment: -1\.0 is negative"):
-        at_once(sam, tokens, 4, seats(1), alignment=-1.0)

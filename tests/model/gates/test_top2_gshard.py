@@ -187,16 +187,6 @@ def test_underflown_probabilities_never_choose_an_expert_twice():
     assert at_once(top2_gshard, tokens, 3, seats(1)).expert_GSK.tolist() == [[[0, 2]]]
 
 
-def test_bad_arguments():
-    tokens = tokens_of(np.zeros((1, 1, 2)))
-    with pytest.raises(ValueError, match=r"top2_gshard\.eval_second_policy: 'some'"):
-        top2_gshard(tokens, 2, seats(1), eval_second_policy="some")
-    with pytest.raises(ValueError, match="2 is not between 1 and 1, the experts"):
-        top2_gshard(tokens, 1, seats(1))
-    with pytest.raises(ValueError, match=r"top2_gshard\.normalize: 'never'"):
-        top2_gshard(tokens, 2, seats(1), normalize="never")
-
-
 def test_the_policy_is_random_in_training_only():
     logits = np.tile([[[1.0, -1.0]]], (1, 64, 1))  # g2 = 1 / (1 + e^2) = .119
 

@@ -18,8 +18,8 @@ def check_model(mesh: Mesh, model: Transformer) -> None:
     width = model.heads * model.head_width
     check_divides(mesh, "width", model.width, "embed", "Transformer.width")
     check_divides(mesh, "attention", model.heads, "heads", "Transformer.heads")
-    joined = "Transformer.heads * Transformer.head_width"
-    check_divides(mesh, "attention", width, "joined_kv", joined)
+    joined = "attention: heads * head_width"
+    check_divides(mesh, joined, width, "joined_kv", "Transformer.head_width")
     check_divides(mesh, "attention", model.head_width, "kv", "Transformer.head_width")
     check_divides(mesh, "feed-forward", model.mlp_width, "mlp", "Transformer.mlp_width")
     shared = model.source_vocab_size is None
@@ -27,7 +27,7 @@ def check_model(mesh: Mesh, model: Transformer) -> None:
     if model.source_vocab_size is not None:
         vocabularies["vocabulary_size"] = model.source_vocab_size
     for setting, size in vocabularies.items():
-        check_divides(mesh, "embedding", size, "vocab", f"CorpusSpec.{setting}, rounded,")
+        check_divides(mesh, "embedding, rounded up", size, "vocab", f"CorpusSpec.{setting}")
     for experts in (model.encoder_experts, model.decoder_experts):
         if experts is not None:
             assert experts.mlp_width is not None
@@ -51,9 +51,7 @@ def check_batches(
         for length in (source_length, target_length):
             check_divides(mesh, "batch", length, "length", "CorpusSpec.lengths")
         check_accumulation(mesh, rows, grad_accum_steps, batch_size)
-        of = "Training.batch_size"
-        of = f"{of} / Training.grad_accum_steps" if grad_accum_steps > 1 else of
-        pipeline.check(mesh, model, rows // grad_accum_steps, of)
+        pipeline.check(mesh, model, rows // grad_accum_steps, "Training.batch_size")
 
 
 def check_accumulation(
@@ -74,5 +72,5 @@ def check_accumulation(
 
 
 def rows_over(mesh: Mesh | AbstractMesh) -> int:
-    """In how many shards a batch's rows lie over the mesh."""
+    """The number of shards of a batch's rows over the mesh."""
     return math.prod(mesh.shape[axis] for axis in split_axes(mesh, "batch"))

@@ -74,14 +74,14 @@ def make_train_step(
     With grad_accum_steps = n the rows go through the model in n parts, one after the other, and the
     sum of the parts' gradients makes one step: the same loss and gradients in the memory of a
     part's activations (T5X: num_microbatches). Not the same are random numbers, which every part
-    draws with a key of its own, and MoE layers where a part is no whole number of groups
+    draws with a separate key, and MoE layers where a part is not a whole number of groups
     (`m4.model.moe`).
 
     Metrics: loss, nll (nats a token, neither smoothed nor with anything added),
     gradient_norm, target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the
-    MoE layers sow: means over layers (load_E), in `layers` the same by layer, and in `seated`
-    seated_DE by layer where the model counts directions, and in `seen` the pairs and tokens by
-    direction.
+    MoE layers sow: means over layers (load_E), in `layers` the same by layer, in `expert_loads`
+    choices by direction and expert where the model counts directions, and in `data_counts` pairs
+    and tokens by direction.
     """
 
     def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array):
@@ -104,7 +104,7 @@ def make_train_step(
             **_token_metrics(nll_BT, batch, directions),
             **moe,
             "layers": layers,
-            "seated": sown_choices(sown, "seated_DE"),
+            "expert_loads": sown_choices(sown, "seated_DE"),
         }
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
@@ -124,7 +124,7 @@ def _token_metrics(nll_BT: Array, batch: Batch, directions: int) -> dict[str, An
         "target_tokens": jnp.sum(weights_BT),
         "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0),
         **by_direction(nll_BT, weights_BT, batch["direction_ids"], directions),
-        "seen": seen_by_direction(batch, directions),
+        "data_counts": count_data(batch, directions),
     }
 
 
@@ -176,7 +176,7 @@ def by_direction(
     }
 
 
-def seen_by_direction(batch: Batch, directions: int) -> dict[str, Array]:
+def count_data(batch: Batch, directions: int) -> dict[str, Array]:
     """Integers by direction, each [directions]: pairs, source_tokens, target_tokens.
 
     Tokens are ids other than padding; tag and eos count. A pair begins where the decoder's input is

@@ -175,7 +175,7 @@ class Trainer:
         )
 
     def layout(self) -> Layout | None:
-        """Where the model lies when it decodes: over the mesh, as in training; None: one device.
+        """How the model is sharded when it decodes: as in training; None: on one device.
 
         Lengths are never sharded (rules for "length" are left out): a step of decoding has one
         position.
@@ -365,8 +365,8 @@ class _Counters:
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
         """Takes what a step returned. Raises NotFinite."""
-        self._loads.add(metrics.pop("seated"))
-        self._data.add(metrics.pop("seen"))
+        self._loads.add(metrics.pop("expert_loads"))
+        self._data.add(metrics.pop("data_counts"))
         self._window.add(step, metrics)
 
     def row(self) -> dict[str, float]:

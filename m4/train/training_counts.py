@@ -11,7 +11,7 @@ import numpy as np
 from m4.data.preprocess import language_of
 from m4.train import routing_counts
 
-# What a step counts by direction (`m4.train.step.seen_by_direction`).
+# What a step counts by direction (`m4.train.step.count_data`).
 DATA_COUNTS = ("pairs", "source_tokens", "target_tokens")
 
 
@@ -66,9 +66,9 @@ class DataCounter:
         }
         self._steps: list[Mapping[str, Any]] = []
 
-    def add(self, seen: Mapping[str, Any]) -> None:
+    def add(self, counts: Mapping[str, Any]) -> None:
         """Integers by direction of each of `DATA_COUNTS`; on the devices until `flush`."""
-        self._steps.append(seen)
+        self._steps.append(counts)
 
     def flush(self) -> dict[str, float]:
         """Counts what was added. Returns "share/<direction>": of its tokens, source and target."""

@@ -36,7 +36,7 @@ def test_patience_counts_what_is_no_rise(min_delta, values, stops, best):
     assert progress.best_value == max(values[:stops])
 
 
-def test_a_resumed_one_stops_where_the_first_would_have():
+def test_resume_stops_at_the_same_evaluation():
     values = [70, 80, 80.4, 80.5, 99]
     rule = EarlyStopping("dev/chrf", 2, 0.5)
     for kept in range(1, 4):

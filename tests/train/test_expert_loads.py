@@ -1,4 +1,4 @@
-"""Choices by layer, direction and expert: equal to a recount of every plan, exact over a resume."""
+"""Choices by layer, direction and expert equal a recount of every plan, also after a resume."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def one_step(mesh: Any, **options: Any) -> dict[str, Any]:
         return jax.device_get(program.jit()(program.new_state(), to_global(mesh, batch))[1])
 
 
-def test_counts_are_a_recount_of_the_plans() -> None:
+def test_counts_equal_a_recount_of_the_plans() -> None:
     plans: list[tuple[np.ndarray, np.ndarray]] = []
 
     def seen_gate(tokens: Any, num_experts: int, capacity: Any) -> Routing:
@@ -64,13 +64,13 @@ def test_counts_are_a_recount_of_the_plans() -> None:
             )
         return routing
 
-    # A small capacity, so that some choices find no seat: 2 * 8 * .25 / 4 = 1, raised to 4.
+    # A small capacity, so that some choices find no slot: 2 * 8 * .25 / 4 = 1, raised to 4.
     moe = functools.partial(MOE, gate=seen_gate, train_capacity_factor=0.25)
     metrics = one_step(mesh_of(1, 1), directions=DIRECTIONS, moe=moe)
     jax.effects_barrier()
     batch = a_batch_of_directions()
     sides = {"encoder_0": "encoder_direction_ids", "decoder_0": "direction_ids"}
-    assert list(metrics["seated"]) == ["decoder_0", "encoder_0"]
+    assert list(metrics["expert_loads"]) == ["decoder_0", "encoder_0"]
     assert len(plans) == 2  # the encoder's runs first
     dropped = 0
     for (layer, name), (expert_GSK, seat_GSK) in zip(sides.items(), plans, strict=True):
@@ -79,10 +79,10 @@ def test_counts_are_a_recount_of_the_plans() -> None:
         for g, s, k in np.ndindex(*expert_GSK.shape):
             if seat_GSK[g, s, k] >= 0:
                 wanted[direction_GS[g, s], expert_GSK[g, s, k]] += 1
-        np.testing.assert_array_equal(metrics["seated"][layer], wanted)
+        np.testing.assert_array_equal(metrics["expert_loads"][layer], wanted)
         assert (wanted.sum(axis=1) > 0).all()
         dropped += (seat_GSK[..., 0] < 0).sum()
-        # What is seated is the load, and T5X's usage.
+        # The assigned choices are the load, and T5X's usage.
         load_E = wanted.sum(axis=0) / wanted.sum()
         np.testing.assert_allclose(metrics["layers"][layer]["load_E"], load_E, rtol=1e-6)
     assert dropped > 2 * 8  # more than the padding of both sides
@@ -92,18 +92,18 @@ def test_counts_are_a_recount_of_the_plans() -> None:
 def test_counting_changes_nothing_else() -> None:
     with_counts = one_step(mesh_of(1, 1), directions=DIRECTIONS)
     without = one_step(mesh_of(1, 1))
-    assert without["seated"] == {}
-    with_counts, without = ({**x, "seated": {}} for x in (with_counts, without))
+    assert without["expert_loads"] == {}
+    with_counts, without = ({**x, "expert_loads": {}} for x in (with_counts, without))
     jax.tree.map(np.testing.assert_array_equal, with_counts, without)
 
 
 def test_counts_on_eight_devices_are_those_on_one() -> None:
-    one = one_step(mesh_of(1, 1), directions=DIRECTIONS)["seated"]
-    eight = one_step(mesh_of(2, 4), directions=DIRECTIONS)["seated"]
+    one = one_step(mesh_of(1, 1), directions=DIRECTIONS)["expert_loads"]
+    eight = one_step(mesh_of(2, 4), directions=DIRECTIONS)["expert_loads"]
     jax.tree.map(np.testing.assert_array_equal, one, eight)
 
 
-# ---------------------------------------------------------------------------------- the loop
+# ------------------------------------------------------------------------------- the trainer
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def whole(corpus: caches.Cache, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.thorough
-def test_a_resumed_run_goes_on_counting_exactly(
+def test_resume_continues_to_count_exactly(
     tmp_path: Path, corpus: caches.Cache, whole: Path
 ) -> None:
     def interrupt(_: Any) -> dict[str, float]:
@@ -189,7 +189,7 @@ def test_a_row_has_every_layer_and_their_mean(whole: Path) -> None:
         load = [row[f"moe/{layer}/load/{e}"] for e in range(4)]
         np.testing.assert_allclose(sum(load), 1.0, rtol=1e-4)
     # Counts are no metric; "nowhere" is the layer's other name of T5X's fraction left behind.
-    assert not [name for name in row if "seated" in name]
+    assert not [name for name in row if "expert_loads" in name]
     assert "moe/encoder_0/fraction_tokens_left_behind" not in row
 
 

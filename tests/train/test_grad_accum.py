@@ -1,4 +1,4 @@
-"""A step in parts is the step at once: same loss, gradients and counts, in less memory."""
+"""Accumulated gradients make the same step: equal loss, gradients and counts, in less memory."""
 
 import functools
 from typing import Any
@@ -58,21 +58,21 @@ def one_step(name: str, mesh, grad_accum_steps: int):
         pytest.param("experts", (2, 2), 4, marks=pytest.mark.thorough),
     ],
 )
-def test_parts_make_the_same_step(name, sizes, parts):
+def test_accumulated_parts_make_the_same_step(name, sizes, parts):
     _, params, metrics = one_step(name, mesh_of(1, 1), 1)
     _, found, its = one_step(name, mesh_of(*sizes), parts)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, params)
     assert set(its) == set(metrics)
-    assert bool(metrics["layers"]) == bool(metrics["seated"]) == (name == "experts")
-    # What else the experts say are means of the parts' values: of "dead_experts" another number.
+    assert bool(metrics["layers"]) == bool(metrics["expert_loads"]) == (name == "experts")
+    # The experts' other metrics are means of the parts' values: of "dead_experts" another number.
     same = {"loss", "nll", "gradient_norm", "nll_sum_D", "auxiliary_loss"}
     for entry in same & set(metrics):
         np.testing.assert_allclose(its[entry], metrics[entry], rtol=1e-5)
-    for entry in ("seated", "seen", "tokens_D", "target_tokens", "source_tokens"):
+    for entry in ("expert_loads", "data_counts", "tokens_D", "target_tokens", "source_tokens"):
         jax.tree.map(np.testing.assert_array_equal, its[entry], metrics[entry])
 
 
-def test_rows_are_cut_where_they_lie():
+def test_rows_are_cut_on_their_devices():
     """Of 4 devices with 4 rows each, a part of 2 has two rows of each."""
     mesh = mesh_of(4, 1)
     rows = np.arange(16, dtype=np.int32)[:, None]
@@ -97,7 +97,7 @@ def test_a_part_needs_less_memory():
     assert part.temp_size_in_bytes < whole.temp_size_in_bytes / 2
 
 
-def test_every_part_has_a_dropout_key_of_its_own():
+def test_every_part_has_a_separate_dropout_key():
     """The same rows in both parts, another direction in each: only dropout can tell them apart."""
     batch = a_batch(8)
     batch = {name: np.tile(value[:4], (2, 1)) for name, value in batch.items()}

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of training: the same call goes on, and ends as if nothing had been."""
+"""kill -9 in the middle of training: the same call resumes, with the same result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(folder: Path, corpus: Path, killed_at: int = 0) -> Trained:
     def evaluate(params: object) -> dict[str, float]:
         done = len([row for row in read_metrics(folder) if "loss" in row])
         if killed_at and done == killed_at:
-            for _ in range(600):  # a save goes on beside the training: let the first one end
+            for _ in range(600):  # saves are asynchronous: let the first one end
                 if latest_step(folder / "checkpoints") is not None:
                     break
                 signal.sigtimedwait([], 0.1)
@@ -49,7 +49,7 @@ def run(folder: Path, corpus: Path, killed_at: int = 0) -> Trained:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
+def test_resume_after_sigkill_is_bit_equal(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     CorpusSpec(Made({"gl": 60}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}).build(
         corpus
@@ -72,7 +72,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
         for row in rows[name]:
             row.pop("tokens_per_second", None)
     assert rows["killed"] == rows["whole"]
-    # And what was killed in the middle of a save is cleaned up.
+    # And a save that was killed in the middle is cleaned up.
     names = sorted(path.name for path in (tmp_path / "killed" / "checkpoints").iterdir())
     assert names == ["2", "4", "6"]
     store = Checkpoints(tmp_path / "killed" / "checkpoints", read_only=True)

@@ -43,7 +43,7 @@ def run(corpus: caches.Cache, folder: Path, steps: int, devices: int = 2) -> Tra
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, corpus: caches.Cache) -> None:
+def test_resume_is_bit_equal(tmp_path: Path, corpus: caches.Cache) -> None:
     stream = bucketed(corpus)
     whole = run(corpus, tmp_path / "whole", 4)
     run(corpus, tmp_path / "parts", 2)

@@ -1,4 +1,4 @@
-"""What ends a run: a loss or a gradient that is no number any more."""
+"""A loss or a gradient that is not finite ends a run."""
 
 import math
 

@@ -293,7 +293,7 @@ def test_first_muon_step_is_optax_muons():
 
 
 @pytest.mark.parametrize("make", [adafactor, adamw, muon])
-def test_a_table_stays_as_it_is_to_the_bit(make):
+def test_a_table_stays_bit_equal(make):
     layer = MoeLayer(
         num_experts=4,
         mlp_width=5,

@@ -22,7 +22,7 @@ from tests.train.trainers import train
 NUMBERS = [signal.SIGINT, signal.SIGTERM, lease.LEASE_LOST_SIGNAL]
 
 
-def test_a_lost_lease_has_a_signal_of_its_own() -> None:
+def test_a_lost_lease_has_a_separate_signal() -> None:
     assert len(set(NUMBERS)) == 3
 
 

@@ -1,4 +1,4 @@
-"""`m4 train` as several processes: the losses of one process, and what becomes of the others."""
+"""`m4 train` as several processes: the losses of one process, and how the others end."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def unfinished(checkpoints: Path) -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_process_killed_at_a_checkpoint_ends_the_other_and_the_run_goes_on(
+def test_a_process_killed_at_a_checkpoint_ends_the_other_and_the_run_resumes(
     killed: Killed, tmp_path: Path
 ) -> None:
     assert killed.statuses == [1, -signal.SIGKILL], killed.said
@@ -197,7 +197,7 @@ def test_a_process_killed_at_a_checkpoint_ends_the_other_and_the_run_goes_on(
     assert begun.name.startswith(f"{complete + 2}.")
     assert steps(folder) >= complete + 1
 
-    # One process with eight devices goes on from the complete one.
+    # One process with eight devices resumes from the complete one.
     end = f"--gin.TRAIN_STEPS={complete + 3}"
     said = m4("train", *COMMON, f"--model_dir={folder}", end)
     assert said.status == 0, said.err
@@ -208,10 +208,10 @@ def test_a_process_killed_at_a_checkpoint_ends_the_other_and_the_run_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_another_number_of_processes_goes_on_and_stops_together(
+def test_another_number_of_processes_resumes_and_stops_together(
     killed: Killed, tmp_path: Path
 ) -> None:
-    """Four, matrices in parts: 0 and 1 have the same rows, 2 and 3 too. One is asked to stop."""
+    """Four, matrices sharded: 0 and 1 have the same rows, 2 and 3 too. One gets SIGTERM."""
     folder = shutil.copytree(killed.folder, tmp_path / "model")
     before = latest_step(folder / "checkpoints")
     assert before is not None
@@ -232,11 +232,11 @@ def test_another_number_of_processes_goes_on_and_stops_together(
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
+def test_a_pipeline_over_processes_with_a_folder_in_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipeline across two machines of four devices that share a store only; both end, and another
-    one goes on without a pipeline."""
+    one resumes without a pipeline."""
     store = tmp_path / "store" / "run"
     address = f"--model_dir=file://{store}"
     model = [
@@ -270,7 +270,7 @@ def test_stages_in_processes_of_their_own_and_a_folder_in_a_store(
     (copy,) = (homes[1] / "m4").iterdir()
     assert (copy / "data" / "manifest.json").is_file()
     assert not list(copy.glob("metrics.jsonl")), "only the first one writes"
-    # The first one could not say that it has left.
+    # The first one could not release its lease.
     assert list((store / lease.RUNNING).glob("[!.]*.json"))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
@@ -306,12 +306,12 @@ def test_processes_whose_folder_is_taken_over_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_processes_that_do_not_come_together_say_so(tmp_path: Path) -> None:
-    """Nobody answers; the port is another's; and Ctrl-C while a process waits."""
+def test_processes_that_do_not_find_each_other_report_it(tmp_path: Path) -> None:
+    """No process answers; the port is another program's; and Ctrl-C while a process waits."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        # What listens there is no job of m4's, so that the second process finds nobody either.
+        # What listens there is no job of m4's, so that the second process finds none either.
         address = f"--coordinator_address=127.0.0.1:{taken.getsockname()[1]}"
         model = f"--model_dir={tmp_path / 'model'}"
         with (
@@ -345,14 +345,12 @@ def test_processes_that_do_not_come_together_say_so(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_processes_that_were_told_other_things_do_not_start(
-    tmp_path: Path, each: list[str], what: str
-) -> None:
+def test_processes_that_disagree_do_not_start(tmp_path: Path, each: list[str], what: str) -> None:
     folder = tmp_path / "model"
     with started(Job(tmp_path / "job", 2, 1, f"--model_dir={folder}", each=each)) as job:
         assert job.statuses(200) == [2, 2], job.said()
         for said in job.said():
-            # JAX may say something of the other's end after it.
+            # JAX may print something about the other's end after it.
             (line,) = (line for line in said.splitlines() if line.startswith("m4 train: the"))
             assert "the 2 processes do not agree, so nothing is started" in line
             assert what in line

@@ -22,7 +22,7 @@ def loss(rng: str, *sizes: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_threefry_draws_the_same_in_parts_and_other_numbers_than_rbg() -> None:
+def test_threefry_draws_the_same_sharded_and_other_numbers_than_rbg() -> None:
     whole = loss("threefry2x32", 1, 1)
     assert loss("threefry2x32", 2, 4) == pytest.approx(whole, abs=1e-4)
     assert abs(loss("unsafe_rbg", 1, 1) - whole) > 1e-3

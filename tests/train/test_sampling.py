@@ -1,4 +1,4 @@
-"""Learned sampling and what was seen: equal to a recount of the batches, exact over a resume."""
+"""Learned sampling and what was seen: equal to a recount of the batches, exact after a resume."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.storage.metrics_log import read_metrics
 from m4.train.sampling import LearnedSampling
-from m4.train.step import seen_by_direction
+from m4.train.step import count_data
 from m4.train.trainer import Evaluator, Interrupted, Trained
 from m4.train.training_counts import DATA_COUNTS, DataCounter
 from tests.data.corpus import Made
@@ -56,17 +56,17 @@ def recounted(stream: Stream, batch: Mapping[str, np.ndarray]) -> dict[str, coll
 
 
 @pytest.mark.parametrize("layout", ["packed", "single"])
-def test_a_steps_count_is_a_recount(corpus: caches.Cache, layout: str) -> None:
+def test_a_steps_counts_equal_a_recount(corpus: caches.Cache, layout: str) -> None:
     stream = Stream(corpus, seed=1, batch_rows=4, layout=layout)
     batch = stream.batch(3)
-    seen = jax.device_get(seen_by_direction(batch, len(stream.directions)))  # pyright: ignore
+    seen = jax.device_get(count_data(batch, len(stream.directions)))  # pyright: ignore
     counts = recounted(stream, batch)
     for name in DATA_COUNTS:
         assert seen[name].tolist() == [counts[name][d] for d in stream.directions]
     assert sum(counts["pairs"].values()) >= 4
 
 
-def test_counts_go_on_from_a_note() -> None:
+def test_counts_continue_from_a_note() -> None:
     step = {name: np.array([i + 1, 10 * i]) for i, name in enumerate(DATA_COUNTS)}
     seen = DataCounter(["en-gl", "gl-en"], None, 0)
     seen.add(step)
@@ -129,9 +129,7 @@ def run(
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_resumed_run_learns_and_draws_as_one_that_was_not_stopped(
-    tmp_path: Path, corpus: caches.Cache
-) -> None:
+def test_resume_learns_and_draws_the_same(tmp_path: Path, corpus: caches.Cache) -> None:
     def interrupt(_: Any) -> dict[str, float]:
         signal.raise_signal(signal.SIGINT)
         return {}
@@ -176,4 +174,4 @@ def test_a_resumed_run_learns_and_draws_as_one_that_was_not_stopped(
     for row in weights:
         rates = [row[f"rate/{name}"] for name in corpus.directions]
         assert sum(rates) == pytest.approx(1.0, abs=1e-5)
-    assert weights[0]["weight/en-gl"] == 1.0  # one evaluation alone says nothing yet
+    assert weights[0]["weight/en-gl"] == 1.0  # one evaluation alone teaches nothing yet

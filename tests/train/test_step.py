@@ -1,4 +1,4 @@
-"""A step on eight devices is the step on one; losses are weighted by tokens; experts lie apart."""
+"""A step on eight devices equals one device; losses are weighted by tokens; experts are sharded."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ MODEL = Transformer(
     dropout_rate=0.0,
 )
 
-# For tests of what lies around a step: half as much to trace and to compile.
+# For tests of what is around a step: half as much to trace and to compile.
 SHALLOW = MODEL.clone(encoder_layers=1, decoder_layers=1, moe_every=1)
 
 
@@ -86,7 +86,7 @@ def on_one_device():
 
 @pytest.mark.parametrize(("layout", "fsdp_axes"), LAYOUTS)
 @pytest.mark.thorough
-def test_eight_devices_are_one(layout, fsdp_axes):
+def test_a_step_on_eight_devices_equals_one_device(layout, fsdp_axes):
     # Evaluation's rule for the second expert: the draws of "random" depend on nothing but the
     # key, and the groups are the same on every mesh, so training is compared as it is.
     optimizer, one, metrics_one = on_one_device()
@@ -96,14 +96,14 @@ def test_eight_devices_are_one(layout, fsdp_axes):
         np.testing.assert_allclose(a, b, atol=1e-5)
     wi = state.params["encoder_1"]["moe"]["experts"]["wi"]["kernel"]
     assert wi.sharding.shard_shape(wi.shape)[0] == 4 // layout[1]
-    # A weight of the attention lies in as many shards as `fsdp_axes` says, times those of "model".
+    # A weight of the attention has as many shards as `fsdp_axes` times "model".
     sizes = dict(zip(("data", "expert", "model", "fsdp"), layout, strict=True))
     parts = layout[2] * math.prod(sizes[name] for name in fsdp_axes)
     query = state.params["encoder_0"]["attention"]["query"]["kernel"]
     assert math.prod(query.sharding.shard_shape(query.shape)) == query.size // parts
 
 
-def test_an_experts_statistics_lie_with_it():
+def test_an_experts_statistics_are_sharded_as_it():
     mesh = mesh_of(2, 4)
     shardings = state_shardings(mesh, MODEL, adafactor(10, smallest_factored=8))
     found = [

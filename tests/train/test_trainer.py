@@ -13,6 +13,7 @@ from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.parallel.mesh import axis_rules_context
+from m4.settings import SettingError
 from m4.storage.checkpoints import latest_step
 from m4.storage.metrics_log import read_metrics
 from m4.train.average import averaged
@@ -53,7 +54,7 @@ def run(corpus):
 
 @pytest.fixture(scope="module")
 def two_steps(run, tmp_path_factory):
-    """The folder of a run of two steps, to look at; `copied` is to go on with."""
+    """The folder of a run of two steps, to be read only; `copied` may be resumed."""
     folder = tmp_path_factory.mktemp("two") / "steps"
     run(folder, total_steps=2)
     return folder
@@ -68,7 +69,7 @@ def leaves(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, run):
+def test_resume_is_bit_equal(tmp_path, run):
     # adamw's schedule must not know where the first of the two runs ends: no cooldown by default.
     whole = run(tmp_path / "whole", total_steps=6)
     run(tmp_path / "parts", total_steps=3)
@@ -82,7 +83,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, run):
     assert last[0] == last[1]
 
 
-def test_what_a_row_says(two_steps):
+def test_a_row_has_losses_speed_and_the_experts_metrics(two_steps):
     (row,) = read_metrics(two_steps)
     assert row["step"] == 2
     assert {"loss", "nll", "nll/en-gl", "nll/gl-en", "nll/low", "gradient_norm"} <= row.keys()
@@ -92,7 +93,7 @@ def test_what_a_row_says(two_steps):
     np.testing.assert_allclose(sum(row[f"load/{e}"] for e in range(4)), 1.0, rtol=1e-5)
 
 
-def test_rows_of_lost_work_are_taken_back(copied, run):
+def test_rows_after_the_checkpoint_are_removed_on_resume(copied, run):
     with (copied / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "nll": 1.0}\n{"step": 6, "nl')  # killed in the middle of a line
     run(copied, total_steps=4)
@@ -157,7 +158,7 @@ def test_averages_are_what_is_evaluated_and_used(tmp_path, run):
     assert not np.array_equal(leaves(plain.params)[0], leaves(whole.params)[0])
 
 
-def test_a_reader_takes_the_best_parameters_where_there_is_early_stopping(tmp_path, run):
+def test_a_reader_takes_the_best_parameters_with_early_stopping(tmp_path, run):
     scores = iter([3.0, 2.0])
     trained = run(
         tmp_path,
@@ -195,7 +196,7 @@ def test_another_vocabulary_or_stream_is_refused(copied, run, corpus, what):
 
 
 @pytest.mark.thorough
-def test_a_pipeline_in_parts_says_what_it_is(tmp_path, run, capsys):
+def test_a_pipeline_prints_its_stages_and_bubble(tmp_path, run, capsys):
     """4 rows in 2 parts of 2 microbatches, over 2 stages: 1 of 2 + 2 - 1 ticks is idle."""
     mesh = mesh_of(1, 1, stage=2)
     model = run.keywords["model"].clone(
@@ -219,7 +220,7 @@ def test_a_pipeline_in_parts_says_what_it_is(tmp_path, run, capsys):
         ({"mesh": mesh_of(1, 1, stage=2)}, "mesh.make_mesh.stage = 2: a pipeline has no experts"),
     ],
 )
-def test_what_does_not_divide_is_refused_before_anything_is_made(tmp_path, run, change, message):
+def test_what_does_not_divide_is_refused_before_anything_is_written(tmp_path, run, change, message):
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "none", total_steps=1, **change)
     assert not (tmp_path / "none").exists()
@@ -229,18 +230,18 @@ def test_what_does_not_divide_is_refused_before_anything_is_made(tmp_path, run, 
     ("model", "rules", "message", "array"),
     [
         # 130 over 4: 32 * 4 = 128 and 33 * 4 = 132.
-        ({"vocab_size": 130}, [], "CorpusSpec.vocabulary_size, rounded, = 130: ", "embedding"),
+        ({"vocab_size": 130}, [], "CorpusSpec.vocabulary_size = 130: ", "embedding, rounded up"),
         (
             {"vocab_size": 130, "source_vocab_size": 128},
             [],
-            "CorpusSpec.target_vocabulary_size, rounded, = 130: ",
-            "embedding",
+            "CorpusSpec.target_vocabulary_size = 130: ",
+            "embedding, rounded up",
         ),
         (
             {"vocab_size": 128, "source_vocab_size": 130},
             [],
-            "CorpusSpec.vocabulary_size, rounded, = 130: ",
-            "embedding",
+            "CorpusSpec.vocabulary_size = 130: ",
+            "embedding, rounded up",
         ),
         (
             {"vocab_size": 128, "heads": 4, "head_width": 130},
@@ -256,9 +257,9 @@ def test_what_does_not_divide_is_refused_before_anything_is_made(tmp_path, run, 
         ),
     ],
 )
-def test_sizes_of_the_model_that_do_not_divide(model, rules, message, array):
+def test_sizes_of_the_model_that_do_not_divide_are_refused(model, rules, message, array):
     mesh = mesh_of(1, 1, model=4)
-    with axis_rules_context(mesh, rules), pytest.raises(ValueError) as error:
+    with axis_rules_context(mesh, rules), pytest.raises(SettingError) as error:
         check_model(mesh, SHALLOW.clone(**{"heads": 4, **model}))
     said = "must be divisible by 4, the mesh axes model; nearest valid sizes: 128 and 132"
     assert str(error.value) == f"{message}{said} ({array})"

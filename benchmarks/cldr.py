@@ -1,8 +1,8 @@
 """How fast the embedded corpus is made: `python benchmarks/cldr.py --languages 24 --pairs 48000`.
 
 One JSON line a language, then one for all: accepted pairs (train, dev and test) a second of this
-process's CPU time, one core; imports and loading of the locales are in it. Seconds of the clock
-beside it, and peak resident memory.
+process's CPU time on one core, imports and loading of the locales included; wall time and peak
+resident memory.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """How fast text becomes batches, and what it costs: `python benchmarks/data.py [--folder FOLDER]`.
 
 Text of 100 languages, from a folder of <lang>.{train,dev,test}.tsv files or else from the embedded
-corpus, is made a cache; then, each in a process of its own:
+corpus, becomes a cache; then, each in a separate process:
 
   start    from nothing to the first batch: 20 and 200 directions; with Numba's cache and without
   feed     batches in a row: packed, bucketed, one pair a row; of the text, and of made-up arrays
@@ -204,7 +204,7 @@ def resume(folder: str, steps: int, layout: str) -> dict[str, Any]:
 
 
 def measured(name: str, **arguments: Any) -> dict[str, Any]:
-    """One measurement in a process of its own; printed as a line of JSON."""
+    """One measurement in a subprocess; printed as a line of JSON."""
     # TensorFlow's warnings, some hundred lines of them, are turned off.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "STARTED": str(time.time())}
     if arguments.pop("uncompiled", False):

@@ -3,8 +3,8 @@
     python benchmarks/moe_layer.py --experts 8 --vs "--dispatch einsum"
     python benchmarks/moe_layer.py --experts 64 --gate switch --dtype bfloat16
 
-The default shape is 4,096 tokens of width 1,024 in 8 groups, experts of width 4,096, seats for all
-choices when balanced. With --vs the two settings are timed in turn, so that a machine whose speed
+The default shape is 4,096 tokens of width 1,024 in 8 groups, experts of width 4,096, slots for all
+choices when balanced. With --vs the two settings are interleaved, so that a machine whose speed
 drifts slows both; the last line is the ratio of their medians. `achieved_gflops` counts the work of
 the experts alone, for the choices that are made: 12 * tokens * K * M * F, forward and backward.
 """
@@ -21,7 +21,7 @@ import time
 
 import jax
 import jax.numpy as jnp
-from in_turn import turns
+from interleaved import interleaved_steps
 
 from m4.model import dispatch, gates
 from m4.model.moe import MoeLayer
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--dispatch", default="gather", help="a file of m4/model/dispatch")
     result.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     result.add_argument("--forward", action="store_true", help="no backward pass")
-    result.add_argument("--vs", default=None, help="other settings, timed in turn with these")
+    result.add_argument("--vs", default=None, help="other settings, interleaved with these")
     return result
 
 
@@ -148,7 +148,7 @@ def main() -> None:
         # What --vs does not name is as in the first setting.
         base = argparse.Namespace(**{**vars(args), "vs": None})
         settings.append(Setting(parser().parse_args(shlex.split(args.vs), base)))
-    for _ in turns(args.steps):
+    for _ in interleaved_steps(args.steps):
         for setting in settings:
             setting.seconds.append(setting.run())
     rows = [setting.row() for setting in settings]

@@ -1,14 +1,14 @@
 """Seconds of torch's ways through one mixture-of-experts layer, forward and backward; JSON lines.
 
-Needs an environment of its own, of which m4 is not a part:
+Needs a separate environment, without m4:
 
     python -m venv peer && peer/bin/pip install torch
     peer/bin/python benchmarks/peer_moe_layer.py --experts 64
 
 The same work as `benchmarks/moe_layer.py`: top-2 of E experts with ReLU, the router, both weights.
-`bmm`: seats for all choices when balanced (groups of 512, capacity 2 * 512 / E), experts as one
-batched product, as `gather` does it. `grouped_mm`: no seats and no drops, choices sorted by expert,
-torch.nn.functional.grouped_mm over their stretches. The two take turns, step by step.
+`bmm`: slots for all choices when balanced (groups of 512, capacity 2 * 512 / E), experts as one
+batched product, as `gather` does it. `grouped_mm`: no slots and no drops, choices sorted by expert,
+torch.nn.functional.grouped_mm over their stretches. Their steps are interleaved.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import statistics
 import time
 
 import torch  # type: ignore[import-not-found]
-from in_turn import turns
+from interleaved import interleaved_steps
 
 
 def top2(x_SM, router_ME):
@@ -29,23 +29,23 @@ def top2(x_SM, router_ME):
 
 
 def bmm(x_SM, weights, group_tokens: int):
-    """Capacity 2 * group_tokens / E a group; first choices are seated before second ones."""
+    """Capacity 2 * group_tokens / E a group; first choices are assigned before second ones."""
     S, M = x_SM.shape
     E = weights["wi"].shape[0]
     G, C = S // group_tokens, 2 * group_tokens // E
     expert_SK, weight_SK = top2(x_SM, weights["router"])
     expert_GKs = expert_SK.reshape(G, group_tokens, 2).transpose(1, 2).reshape(G, -1)
     one_hot = torch.nn.functional.one_hot(expert_GKs, E)
-    seat_GKs = (one_hot.cumsum(dim=1) - 1).gather(2, expert_GKs[..., None])[..., 0]
+    slot_GKs = (one_hot.cumsum(dim=1) - 1).gather(2, expert_GKs[..., None])[..., 0]
     group = torch.arange(G)[:, None]
-    # One past the end: no seat.
-    place = torch.where(seat_GKs < C, (expert_GKs * G + group) * C + seat_GKs, E * G * C)
+    # One past the end: dropped.
+    place = torch.where(slot_GKs < C, (expert_GKs * G + group) * C + slot_GKs, E * G * C)
     token = (group * group_tokens + torch.arange(group_tokens).repeat(2)).reshape(-1)
     owner = torch.full((E * G * C + 1,), S, dtype=torch.long)
     owner[place.reshape(-1)] = token
     padded = torch.cat([x_SM, x_SM.new_zeros(1, M)])
-    seated_ECM = padded[owner[:-1]].reshape(E, G * C, M)
-    done = torch.bmm(torch.relu(torch.bmm(seated_ECM, weights["wi"])), weights["wo"])
+    assigned_ECM = padded[owner[:-1]].reshape(E, G * C, M)
+    done = torch.bmm(torch.relu(torch.bmm(assigned_ECM, weights["wi"])), weights["wo"])
     done = torch.cat([done.reshape(-1, M), done.new_zeros(1, M)])
     back = done[place.reshape(G, 2, group_tokens).transpose(1, 2).reshape(S, 2)]
     return torch.einsum("skm,sk->sm", back, weight_SK)
@@ -100,7 +100,7 @@ def main() -> None:
     for way in ways:
         run(way)
     seconds = {way.__name__: [] for way in ways}
-    for _ in turns(args.steps):
+    for _ in interleaved_steps(args.steps):
         for way in ways:
             seconds[way.__name__].append(run(way))
     for name, each in seconds.items():

@@ -1,6 +1,6 @@
 """Seconds of a training step of Hugging Face's NLLB-MoE, a peer of train_step.py; a JSON line.
 
-Needs an environment of its own, of which m4 is not a part:
+Needs a separate environment, without m4:
 
     python -m venv peer && peer/bin/pip install torch transformers==4.57.1
     peer/bin/python benchmarks/peer_nllb_moe.py
@@ -21,7 +21,7 @@ import time
 
 import torch  # type: ignore[import-not-found]
 import transformers  # type: ignore[import-not-found]
-from in_turn import turns
+from interleaved import interleaved_steps
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
 
     for _ in range(2):
         step()
-    seconds = [step() for _ in turns(args.steps)]
+    seconds = [step() for _ in interleaved_steps(args.steps)]
     median = statistics.median(seconds)
     row = {
         **vars(args),

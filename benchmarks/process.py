@@ -20,9 +20,9 @@ def memory() -> dict[str, int]:
 class Meter:
     """Where the time of this process' first thread goes between begin and end, added up.
 
-    seconds: by the clock. cpu_seconds: of all threads. thread_seconds: CPU time of the first one.
-    queued_seconds: it was ready to go on, but other work had the cores. The rest of its seconds is
-    waiting for the disk, where nothing else is to wait for. read_gigabytes: from the disk, with
+    seconds: wall time. cpu_seconds: of all threads. thread_seconds: CPU time of the first one.
+    queued_seconds: it was ready, but other work had the cores. The rest of its seconds is
+    waiting for the disk, if it waits for nothing else. read_gigabytes: from the disk, with
     what the system read ahead.
     """
 
@@ -35,7 +35,7 @@ class Meter:
         self._began = {**_waited(), **_clocks()}
 
     def end(self) -> dict[str, float]:
-        """What this stretch took."""
+        """Since `begin`."""
         now = {**_clocks(), **_waited()}
         took = {name: value - self._began[name] for name, value in now.items()}
         for name, value in took.items():

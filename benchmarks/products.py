@@ -4,8 +4,8 @@
     python benchmarks/products.py --experts 64 --rows 128 --K 1024 --N 4096
 
 Of y = x w with x [(E,) rows, K], w [(E,) K, N]: y, dx = dy w^T and dw = x^T dy, float32. `m4` is
-the way that `m4/model/product.py` takes. All ways are timed in turn, so that a machine whose speed
-drifts slows them alike.
+the way that `m4/model/product.py` takes. All ways are interleaved, so that a machine whose speed
+drifts slows all of them.
 """
 
 import argparse

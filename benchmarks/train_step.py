@@ -1,9 +1,9 @@
-"""Seconds and tokens/s of one training step; JSON lines. Two settings can be run in turn.
+"""Seconds and tokens/s of one training step; JSON lines. Two settings can be interleaved.
 
     python benchmarks/train_step.py --width 128 --experts 8 --vocab 3072 --rows 22 --length 64
     python benchmarks/train_step.py --models 4 --vs "--models 1"     # one vmapped program of four
 
-With --vs the two settings are timed step by step in turn, so that a machine whose speed drifts
+With --vs the steps of two settings are interleaved, so that a machine whose speed drifts
 slows both; the last line is the ratio of their medians of tokens/s.
 """
 
@@ -18,7 +18,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from in_turn import turns
+from interleaved import interleaved_steps
 
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     result.add_argument("--dispatch", choices=DISPATCH, default="gather")
     result.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    result.add_argument("--vs", default=None, help="other settings, timed in turn with these")
+    result.add_argument("--vs", default=None, help="other settings, interleaved with these")
     return result
 
 
@@ -160,7 +160,7 @@ def main() -> None:
                 )
             )
         )
-    for _ in turns(args.steps):
+    for _ in interleaved_steps(args.steps):
         for setting in settings:
             setting.seconds.append(setting.run())
     rows = [setting.row() for setting in settings]

@@ -19,7 +19,7 @@
 #   --project=PROJECT     default: gcloud's            --worker=0      whose log
 #   --runtime_version=V   the VMs' image; default: the slice's own
 #   --poll_seconds=60     how often the queue and the job are looked at
-#   --max_restarts=20     crashes and refusals that `supervise` bears with, beside preemptions
+#   --max_restarts=20     crashes and refusals that `supervise` tolerates, in addition to preemptions
 #   --dry_run             prints every command, one a line, and runs nothing
 set -euo pipefail
 shopt -s inherit_errexit
@@ -112,7 +112,7 @@ wait_for_slice() {
     case $state in
       ACTIVE) return ;;
       NONE | FAILED | SUSPENDING | SUSPENDED | DELETING)
-        say "$name will not be there; delete and create it anew"
+        say "$name is not coming; delete and create it again"
         return 1
         ;;
     esac
@@ -220,7 +220,7 @@ supervise() {
         before=""
         ;;
       "ACTIVE, job bare")
-        # The slice can go away at any moment; the next look tells.
+        # The slice can be preempted at any moment; the next check finds out.
         { setup && start; } || fail "the hosts could not be set up"
         before=""
         ;;

@@ -84,7 +84,7 @@ yaml() {
   printf '"%s"' "${text//"\$("/"\$\$("}"
 }
 
-# All hosts of a slice are one Job; one that fails fails the Job, and the JobSet starts all anew.
+# All hosts of a slice are one Job; one that fails fails the Job, and the JobSet restarts all of them.
 manifest() {
   need name "$name" image "$image" slice "$slice"
   describe_slice "$slice"

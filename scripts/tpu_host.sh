@@ -33,7 +33,7 @@ setup() {
 }
 
 # "none", "running", "finished", "failed N" or "lost": it ended without a word (the machine started
-# anew, or it was killed).
+# again, or it was killed).
 state() {
   local folder=$jobs/$1 status
   if [[ -f $folder/status ]]; then
@@ -49,7 +49,7 @@ state() {
 }
 
 # The state of a job that was started with these arguments; "other" is one that was not, "refused"
-# such a one that m4 refused: that is nobody's work.
+# one that m4 refused: it is not running.
 state_of() {
   local said kept="" file=$jobs/$1/arguments
   said=$(state "$1")

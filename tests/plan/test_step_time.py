@@ -87,7 +87,7 @@ def test_a_step_is_cycles_and_collectives_one_after_the_other() -> None:
     alone = dataclasses.replace(collective("all-reduce", 2**30, 1))
     found = step_time(940_000_000, 1e12, "float32", [permute, alone], machine)
     assert found.compute == pytest.approx(1.0)  # 0.94 GHz
-    # Ten times 7 MB at 70 GB/s are 1 ms; one device has nobody to add up with.
+    # Ten times 7 MB at 70 GB/s are 1 ms; one device exchanges with no other.
     assert found.by_kind == pytest.approx({"collective-permute": 0.001, "all-reduce": 0.0})
     assert found.total == pytest.approx(1.001)
 

@@ -32,14 +32,14 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
-def test_every_plan_has_its_row_and_the_paper_stands_beside_it() -> None:
+def test_every_plan_has_a_row_with_the_papers_figures() -> None:
     memory, sent, time, made = sweep.family_tables(rows())
     assert len(memory.rows) == len(made.rows) == 1 + 8
     assert len(sent.rows) == len(time.rows) == 1 + 6  # neither the unread nor the refused one
     for section in (memory, sent, time, made):
         assert {len(row) for row in section.rows} == {len(section.rows[0])}
     of = {row[0]: row for row in time.rows}
-    # 1 s beside 1 / 0.72 s.
+    # 1 s against 1 / 0.72 s.
     row = of["(1) MoE(2048E, 36L)"]
     assert row[6:8] == ("1.389", "0.72")
     # With another batch than the paper's there is nothing to compare.
@@ -48,7 +48,7 @@ def test_every_plan_has_its_row_and_the_paper_stands_beside_it() -> None:
     assert memory.rows[-1][-1] == "does not fit: Ran out of memory"
 
 
-def test_files_are_the_same_for_the_same_plans(tmp_path: Path) -> None:
+def test_same_plans_give_the_same_files(tmp_path: Path) -> None:
     first = sweep.write(rows(), tmp_path / "a" / "family")
     second = sweep.write(rows(), tmp_path / "b" / "family")
     assert {path.suffix for path in first} == {".json", ".md", ".html", ".png", ".pdf"}
@@ -85,7 +85,7 @@ def test_pictures_show_plans_of_equal_tokens_a_core() -> None:
     assert not pictures.figure([more]).axes[0].patches
 
 
-def test_a_plan_is_kept_where_the_same_made_it(tmp_path: Path) -> None:
+def test_plan_is_reused_if_made_from_the_same(tmp_path: Path) -> None:
     path, identity = tmp_path / "plan.json", {"arguments": ["a"]}
     assert sweep.reusable(path, identity, True) is None
     facts = {"identity": identity, "code": "another", "format": sweep.launch.FORMAT}
@@ -101,9 +101,7 @@ def test_a_plan_is_kept_where_the_same_made_it(tmp_path: Path) -> None:
         assert sweep.reusable(path, identity, True) is None
 
 
-def test_all_of_a_family_is_planned_without_compiling_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_compiles_only_missing_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def compiled(config, arguments, machine, job, console):
@@ -124,7 +122,7 @@ def test_all_of_a_family_is_planned_without_compiling_what_is_there(
     assert "no moe_128e_12l.gin in it" in said.mistake
 
 
-def test_what_is_given_to_a_family_is_passed_on_or_refused(
+def test_sweep_passes_arguments_on_or_refuses_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[list[str]] = []

@@ -201,7 +201,7 @@ def test_the_commands_of_the_documentation_are_possible() -> None:
     of_headers = [words_of(header(name), "scripts/") for name in ("v4_128", "v5e_256")]
     assert [len(found) for found in of_headers] == [1, 1]
     commands += [command for found in of_headers for command in found]
-    # Jobs of one folder have one config, also what it is told beside the file.
+    # Jobs of one folder have one config, arguments in addition to the file included.
     jobs = [command for command in commands if any("--model_dir=" in word for word in command)]
     assert len(jobs) >= 8
     for job in jobs:

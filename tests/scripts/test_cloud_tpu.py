@@ -145,7 +145,7 @@ def test_supervise_starts_a_crashed_job_again_on_all_hosts(tmp_path: Path, fakes
         [
             "ACTIVE: failed_1 running",  # the other waits for it
             "ACTIVE: running running",
-            "ACTIVE: running lost",  # a machine that started anew
+            "ACTIVE: running lost",  # a machine that rebooted
             "ACTIVE: none running",
             "ACTIVE: failed_130 running",  # SIGTERM, and the slice is still there
             "ACTIVE: none none",
@@ -183,7 +183,7 @@ def test_supervise_does_not_repeat_a_mistake(tmp_path: Path, fakes: Path) -> Non
 
 
 def test_supervise_started_again_after_a_mistake_tries_once(tmp_path: Path, fakes: Path) -> None:
-    # Put right in a file of the repository, which the hosts need anew.
+    # Put right in a file of the repository, which the hosts need to fetch again.
     rounds = ["ACTIVE: unreachable", "ACTIVE: running failed_2", "ACTIVE: running running"]
     run = Supervised(tmp_path / "right", fakes, [*rounds, "ACTIVE: finished finished"])
     assert run.said.returncode == 0, run.said.stderr
@@ -277,7 +277,7 @@ def test_supervise_asks_for_the_job_with_its_arguments() -> None:
     ]
     assert len(asked) == 1
     assert f"tpu_host.sh status train {shlex.join(TRAIN[1:])};" in asked[0]
-    # `status` tells of any job of that name.
+    # `status` reports any job of that name.
     (_, words) = dry("cloud_tpu.sh", "status", *slice_options())
     assert "tpu_host.sh status train;" in remote(words)
     said = call("cloud_tpu.sh", "supervise", "--dry_run", *slice_options(), *TRAIN)

@@ -72,7 +72,7 @@ def test_a_job_is_known_by_its_arguments(host: Path) -> None:
     assert call("tpu_host.sh", "start", "train", "0").returncode == 0
     assert settled("finished")
     assert (host_state("train", "0"), host_state("train", "1")) == ("finished", "other")
-    # What m4 refused is nobody's work: with the mistake put right it is started.
+    # After a refusal by m4 a job with the corrected mistake starts.
     assert call("tpu_host.sh", "start", "train", "2").returncode == 0
     assert settled("failed 2")
     assert (host_state("train", "2"), host_state("train", "0")) == ("failed 2", "refused")
@@ -90,7 +90,7 @@ def test_a_job_that_does_not_stop_is_killed_and_one_without_a_word_is_lost(host:
     assert settled("failed 137")  # 128 + SIGKILL
     folder = host / "m4-jobs" / "train"
     (folder / "status").unlink()
-    assert host_state() == "lost"  # its process is gone, and nobody wrote how
+    assert host_state() == "lost"  # its process is gone, without an exit status
 
 
 def test_the_environment_of_a_host_is_locked(tmp_path: Path, fakes: Path) -> None:

@@ -120,7 +120,7 @@ def test_lines_of_a_file_are_as_good_as_a_text() -> None:
     assert collectives(io.StringIO(nested())) == collectives(nested())
 
 
-# As the TPU's compiler writes it: no trip counts beside the loops, constants of the counter in
+# As the TPU compiler writes it: no trip counts at the loops, constants of the counter in
 # the loop's condition, copied starts, tiles in layouts, fusions of all-reduce and slice.
 TPU = """\
 HloModule jit_step, is_scheduled=true, num_partitions=16

@@ -124,7 +124,7 @@ custom_call_target="__cub$DeviceRadixSort"
 
 def test_products_as_gpus_have_them() -> None:
     found = measure(GPU)
-    # A Triton fusion and cuBLAS, the same product; what cannot be read is told, not guessed: a
+    # A Triton fusion and cuBLAS, the same product; what cannot be read is reported, not guessed: a
     # convolution of cuDNN's, a GEMM without its axes, a ragged product.
     assert found.flops == 2 * (2 * 32 * 64 * 16)
     assert found.unread == {"__cudnn$convForward": 1, "__cublas$lt$matmul": 1, "ragged-dot": 1}

@@ -29,7 +29,7 @@ KINDS = {
     ("Matmul(BIJ,BJK->BIK)", "B"): ({}, lambda D: 0),
     ("Reduce(AB->A)", "A"): ({}, lambda D: 0),
     ("Reduce(AB->B)", "A"): ({"all-reduce": 1}, lambda D: 64 * 4),
-    # One group's tokens: E C = D x 64 / D seats of M = 64.
+    # One group's tokens: E C = D x 64 / D slots of M = 64.
     ("Einsum(GSEC,GSM->EGCM)", "G,E"): ({"all-to-all": 1}, lambda D: 64 * 64 * 4),
     # A row to either neighbour: of batch 2, 4 channels, 8 columns.
     ("Convolution(BIXY,xyIO->BOXY)", "X"): (
@@ -56,7 +56,7 @@ def test_kinds_and_bytes() -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_kinds_and_bytes_up_to_64_devices(tmp_path: Path) -> None:
-    # A process of its own: JAX here has eight devices, and keeps them.
+    # A subprocess: JAX has eight devices here, for good.
     path = tmp_path / "table4.json"
     command = [sys.executable, "-m", "m4", "collectives", f"--output={path}"]
     said = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,14 +1,14 @@
-"""Several benchmarks side by side: each makes a step, then the next one; JSON lines.
+"""Runs several benchmarks interleaved: one step of each, one after the other; JSON lines.
 
-    python benchmarks/in_turn.py --steps 40 "python benchmarks/train_step.py" \\
+    python benchmarks/interleaved.py --steps 40 "python benchmarks/train_step.py" \\
       "peer/bin/python benchmarks/peer_nllb_moe.py"
 
-Each is a process with memory of its own, and waits while another one's step runs: a machine whose
-speed changes within minutes changes it for all of them. Of the same machine, one benchmark after
-the other can be off by a third. Last comes, for each but the first, how many times the first one's
-seconds it takes: the median over the turns, and the ratio of the medians.
+Each is a separate process that waits while another one's step runs: a machine whose speed changes
+within minutes slows all of them. Whole benchmarks one after the other can be off by a third. The
+last lines have, for each but the first, its seconds over the first one's: the median over rounds,
+and the ratios of the medians and of the fastest.
 
-The benchmarks of training steps and of layers take their turns from `turns`.
+Benchmarks of training steps and of layers take their steps from `interleaved_steps`.
 """
 
 import argparse
@@ -21,25 +21,25 @@ import sys
 import time
 from collections.abc import Iterator
 
-WAITING = "M4_BENCHMARK_WAITS"  # in the environment of those who wait for their turn
+WAITING = "M4_BENCHMARK_WAITS"  # in the environment of benchmarks that wait before each step
 READY, DONE = "ready", "done"
 
 
-def turns(steps: int) -> Iterator[int]:
-    """0 to steps - 1: under `in_turn.py`, each when it is this process' turn."""
+def interleaved_steps(steps: int) -> Iterator[int]:
+    """0 to steps - 1; under `interleaved.py` each when this process may run."""
     waits = WAITING in os.environ
     if waits:
         print(READY, flush=True)
     for step in range(steps):
         if waits and not sys.stdin.readline():
-            sys.exit("in_turn.py has ended")
+            sys.exit("interleaved.py ended")
         yield step
         if waits:
             print(DONE, flush=True)
 
 
 class Benchmark:
-    """A process that waits for its turns; `seconds` of those it had, by this process' clock."""
+    """A process that waits before each step; `seconds` of its steps, by this process's clock."""
 
     def __init__(self, command: str):
         self.command = command
@@ -51,15 +51,15 @@ class Benchmark:
         )
 
     def read(self) -> str:
-        """Its next line; ends this process where there is none."""
+        """Its next line; exits if there is none."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
         if not line:
             sys.exit(f"ended without a result: {self.command}")
         return line
 
-    def turn(self) -> None:
-        """Lets it make a step."""
+    def step(self) -> None:
+        """Runs one step."""
         assert self.process.stdin is not None
         start = time.perf_counter()
         self.process.stdin.write("\n")
@@ -77,17 +77,17 @@ def main() -> None:
     for benchmark in benchmarks:
         line = benchmark.read()
         if line != READY:
-            sys.exit(f"does not wait for its turn: {benchmark.command}: {line}")
+            sys.exit(f"does not wait before its steps: {benchmark.command}: {line}")
     for _ in range(args.steps):
         for benchmark in benchmarks:
-            benchmark.turn()
+            benchmark.step()
     for benchmark in benchmarks:
         sys.stdout.writelines(benchmark.process.stdout or ())
     first = benchmarks[0].seconds
     for other in benchmarks[1:]:
-        by_turn = statistics.median(b / a for a, b in zip(first, other.seconds, strict=True))
+        by_round = statistics.median(b / a for a, b in zip(first, other.seconds, strict=True))
         medians = statistics.median(other.seconds) / statistics.median(first)
-        ratios = {"by_turn": round(by_turn, 3), "medians": round(medians, 3)}
+        ratios = {"by_round": round(by_round, 3), "medians": round(medians, 3)}
         fastest = round(min(other.seconds) / min(first), 3)
         print(json.dumps({"command": other.command, **ratios, "fastest": fastest}))
 

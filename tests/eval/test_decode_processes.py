@@ -74,7 +74,7 @@ def test_two_processes_translate_as_one_does(tmp_path: Path) -> None:
     assert "scores" not in second
     assert done.stat().st_mtime_ns == before
     expected, found = contents(alone / "decodes"), contents(two / "decodes")
-    # Who went where is counted of what is translated, so not of that direction.
+    # Routing is counted of what is translated, so not of that direction.
     assert expected.pop("atlas.test.json") != found.pop("atlas.test.json")
     assert found == expected
     assert len(found) == 12  # a file and its note a direction

@@ -45,3 +45,9 @@ def test_without_a_folder_metrics_write_nothing(
     with Metrics(None, resume_step=3) as metrics:
         metrics.write(4, {"nll": 1.0})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl line 2: not JSON"):
+        read_metrics(tmp_path)

@@ -20,8 +20,8 @@ from m4.parallel.mesh import split_axes
 
 NEG_INF = -1.0e7  # "minus infinity" that survives float32 sums; part of T5X's contract
 
-# Cache leaves without a beam axis. `cache_index` has one only after a prefill, where each row
-# stands at a position of its own.
+# Cache leaves without a beam axis. `cache_index` has one only after a prefill, where each row has a
+# separate position.
 _BEAMLESS = ("cached_bias", "position_embedder_index")
 _INDEX = "cache_index"
 # Leaves that depend on the source only are equal for all beams of a sentence: no reordering.
@@ -107,7 +107,7 @@ def _pick(index_BK: Array, *arrays: Array) -> tuple[Array, ...]:
 
 
 def _top_k(x_BN: Array, k: int) -> tuple[Array, Array]:
-    """`lax.top_k`; over a mesh each device looks at its own rows.
+    """`lax.top_k`; over a mesh each device takes its local rows.
 
     Where the partitioner decides, it may bring all rows, B * K * V numbers, to every device at
     every step (it does on CPU, jax 0.10.2).
@@ -117,8 +117,8 @@ def _top_k(x_BN: Array, k: int) -> tuple[Array, Array]:
     if not over or x_BN.shape[0] % math.prod(mesh.shape[axis] for axis in over):
         return lax.top_k(x_BN, k)
     rows = PartitionSpec(over)
-    own = functools.partial(lax.top_k, k=k)
-    return jax.shard_map(own, in_specs=rows, out_specs=rows, axis_names={*over})(x_BN)
+    local = functools.partial(lax.top_k, k=k)
+    return jax.shard_map(local, in_specs=rows, out_specs=rows, axis_names={*over})(x_BN)
 
 
 def _best(score_BN: Array, beams: int) -> Array:
@@ -129,7 +129,7 @@ def _best(score_BN: Array, beams: int) -> Array:
 def _continuations(
     logits: Array, live_logp_BK: Array, forced_B1: Array
 ) -> tuple[Array, Array, Array]:
-    """The 2K best ways to go on, best first, of logits [B*K, V]: [B, 2K] each.
+    """The 2K best continuations, best first, of logits [B*K, V]: [B, 2K] each.
 
     Their log-probabilities, next tokens and parents (which beam each continues). 2K, because K of
     them may end here and K must live on. Where a row's next token is forced (not 0) all have it.
@@ -198,7 +198,7 @@ def beam_search(
     Each step takes the 2K best of the K*V continuations: those with EOS compete for the finished
     set by score = log-probability / length_penalty(alpha, tokens incl. EOS), the K best others
     live on. The loop ends when no live beam of any row can still beat the worst of K finished
-    ones. Until then a row that is done goes on, but its finished set cannot change any more:
+    ones. Until then a row that is done is searched further, but its finished set cannot change:
     rows do not influence each other (only a `min_log_prob` looks at all rows together).
 
     Args:
@@ -241,7 +241,7 @@ def beam_search(
     # Position t of a sequence is forced by column t. Past the end of `inputs` nothing is.
     forced_BT = jnp.pad(inputs, ((0, 0), (0, max(0, length + 1 - inputs.shape[1]))))
 
-    def goes_on(search: _Search) -> Array:
+    def continues(search: _Search) -> Array:
         best_live_B = search.live_logp_BK[:, -1] / largest_penalty
         worst_B = jnp.min(search.finished_score_BK, axis=1)
         full_B = jnp.all(search.is_finished_BK, axis=1)
@@ -287,7 +287,7 @@ def beam_search(
         )
 
     cache = expand_cache(cache, beams, axis, prefilled)
-    end = lax.while_loop(goes_on, advance, _beginning(start_B, beams, length, cache))
+    end = lax.while_loop(continues, advance, _beginning(start_B, beams, length, cache))
     any_B1 = jnp.any(end.is_finished_BK, axis=1, keepdims=True)
     score_BK = jnp.where(any_B1, end.finished_score_BK, end.live_logp_BK)
     seq_BKT = jnp.where(any_B1[:, :, None], end.finished_BKT, end.live_BKT)[:, :, 1:]

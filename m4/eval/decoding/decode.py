@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TextIO
 
 import flax.linen as nn
 import jax
@@ -90,24 +90,24 @@ def batches(
 
 
 def _at_once(layout: Layout | None) -> int:
-    """How many batches are searched side by side: several where one device is a CPU of many cores.
+    """How many batches are searched at once: several where one device is a CPU of many cores.
 
-    Over a mesh, the caller's too, programs of the processes must come in one order, and Ctrl-C must
-    reach a process that waits for the others: no threads. An accelerator has one queue anyway.
+    No threads over a mesh, the caller's too: programs of the processes must come in one order, and
+    Ctrl-C must reach a process that waits for the others. An accelerator has one queue anyway.
     """
     whole = layout is None and jax.sharding.get_abstract_mesh().empty
     on_cpu = jax.default_backend() == "cpu"
     return min(len(available_cpus()), MOST_AT_ONCE) if whole and on_cpu else 1
 
 
-def _side_by_side(
+def _searched(
     found_for: Callable[[Batch], _Found], coming: Iterable[Batch], at_once: int
 ) -> Generator[tuple[Batch, _Found], None, None]:
     """Each batch and what was found for it, in order; `at_once` threads search, 1: the caller's.
 
-    A batch's operations are too small for several cores, and JAX runs what one thread asks for one
-    after the other. At most `at_once + 1` batches are asked for ahead; after an error, or when this
-    is closed, those that have not begun are not searched.
+    A batch's operations are too small for several cores, and JAX runs one thread's programs one
+    after the other. At most `at_once + 1` batches wait; after an error, or when this is closed,
+    those that have not begun are not searched.
     """
     if at_once == 1:
         for batch in coming:
@@ -129,7 +129,14 @@ def _side_by_side(
 
 def warn_of_cut(index: int, pieces: int, limit: int) -> None:
     """The default `on_cut`: a line on stderr."""
-    print(f"source {index + 1}: {pieces} pieces, cut to {limit}", file=sys.stderr)
+    warn(f"source {index + 1}: {pieces} pieces, cut to {limit}")
+
+
+def warn(text: str, stream: TextIO | None = None) -> None:
+    """A line on `stream`, default stderr; nowhere where stderr is closed."""
+    stream = stream or sys.stderr
+    if stream is not None:
+        print(text, file=stream, flush=True)
 
 
 def decode(
@@ -155,9 +162,9 @@ def decode(
       buckets: the padded lengths, ascending; default 16, 32, 64, ... max_source_length.
       progress: called after every batch.
       on_batch: called after every batch with it and its translations, int32 [B, T].
-      layout: a mesh, over which the parameters lie already; None: one device. A batch has then as
-        many rows as divide over it, `batch_rows` or more. With several processes all of them call
-        this with the same sources, and all get the result.
+      layout: the mesh over which the parameters are sharded; None: one device. With a mesh a batch
+        has as many rows as divide over it, `batch_rows` or more. With several processes all of
+        them call this with the same sources, and all get the result.
 
     Raises:
       SettingError: buckets that are no lengths.
@@ -182,10 +189,10 @@ def decode(
         return jax.block_until_ready(found)
 
     coming = batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows)
-    with contextlib.closing(_side_by_side(found_for, coming, _at_once(layout))) as searched:
+    with contextlib.closing(_searched(found_for, coming, _at_once(layout))) as searched:
         for batch, (sequences_BT, _) in searched:
             best_BT = np.asarray(sequences_BT)
-            asked_BT = best_BT[: len(batch.rows)]  # without the rows that fill the batch up
+            asked_BT = best_BT[: len(batch.rows)]  # without the rows that fill up the batch
             for row, text in zip(batch.rows, vocabulary.decode(asked_BT.tolist()), strict=True):
                 hypotheses[row] = text
             if on_batch is not None:

@@ -31,10 +31,10 @@ def decode_to_files(
     """Translates the test sets of directions and writes one file each; returns the directions done.
 
     A file has a line {"source", "reference", "hypothesis"} a sentence, in order, and appears whole
-    or not at all. Beside it `<split>.<direction>.json` says what made it; a direction whose file
+    or not at all. `<split>.<direction>.json` next to it says what made it; a direction whose file
     was made with the same settings from the same sentences is left as it is.
 
-    Of several processes, which all call this, the first one looks and writes.
+    With several processes all of them call this; the primary one reads and writes.
 
     Args:
       translate: tagged sources -> hypotheses, e.g. a partial of `decode`.
@@ -45,7 +45,10 @@ def decode_to_files(
         fingerprint of the vocabulary.
       sentences_at_once: directions are decoded together up to this many sentences (fuller
         batches); an interrupted run loses at most these.
-      starting: told the direction of every source before `translate` is given them.
+      starting: called with the direction of every source before `translate` is.
+
+    Raises:
+      ValueError: a damaged note.
     """
     folder = Path(folder)
 
@@ -85,7 +88,14 @@ def _made_by(pairs: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> d
 def _is_done(folder: Path, split: str, direction: str, made_by: Mapping[str, Any]) -> bool:
     path = hypotheses_path(folder, split, direction)
     note = path.with_suffix(".json")
-    return path.is_file() and note.is_file() and json.loads(note.read_text("utf-8")) == made_by
+    if not path.is_file() or not note.is_file():
+        return False
+    try:
+        return json.loads(note.read_bytes()) == made_by
+    except ValueError as error:
+        raise ValueError(
+            f"{note}: not JSON ({error}); remove it, and {direction} is translated again"
+        ) from error
 
 
 def _write(
@@ -98,7 +108,7 @@ def _write(
 ) -> None:
     path = hypotheses_path(folder, split, direction)
     note = path.with_suffix(".json")
-    note.unlink(missing_ok=True)  # never an old note beside new translations
+    note.unlink(missing_ok=True)  # never an old note with new translations
     write_jsonl(
         path,
         (

@@ -1,4 +1,4 @@
-"""What training left: the latest checkpoint, and its parameters where they are to be used."""
+"""A trained model's checkpoint, opened to be used: its step, note and parameters."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def restore_params(
       model: the module that was trained; decides the shapes.
       checkpoints: a folder of `m4.storage.checkpoints.Checkpoints`.
       vocabulary: the one that the model must have been trained with.
-      layout: where parameters are put; None: on the first device. Each device reads its own parts:
-        nothing is whole anywhere. With several processes all of them call this.
+      layout: how parameters are sharded; None: all on the first device. Each device reads its
+        shards only. With several processes all of them call this.
 
     Raises:
       ValueError: there is no such checkpoint, it belongs to another model, or it was trained with

@@ -106,8 +106,8 @@ def jit_search(
 ) -> Any:
     """`search` over a mesh as one program of (params, {"encoder_input_tokens": tokens_BL}).
 
-    Parameters lie in `Layout.shardings` and rows in parts (`Layout.batch`). Results come whole, so
-    that every process can read them. To be traced within `Layout.axis_rules`.
+    Parameters are sharded by `Layout.shardings` and rows by `Layout.batch`. Results are replicated,
+    so that every process can read them. To be traced within `Layout.axis_rules`.
     """
 
     def over_the_mesh(params: Any, batch: Mapping[str, jax.Array]):
@@ -119,7 +119,7 @@ def jit_search(
 
 @functools.lru_cache(maxsize=32)
 def _program(*arguments: Any) -> distributed.SynchronizedProgram:
-    return distributed.SynchronizedProgram(jit_search(*arguments), "the program of translations")
+    return distributed.SynchronizedProgram(jit_search(*arguments), "the program that translates")
 
 
 def search_over(
@@ -141,9 +141,9 @@ def search_over(
 
 
 def _by_rows(cache: Any) -> Any:
-    """The cache with what has rows, [rows, N, R, D], over the devices as rows and heads are.
+    """The cache with arrays of rows, [rows, N, R, D], sharded as rows and heads are.
 
-    Left to the partitioner, what starts as zeros could lie whole on every device.
+    Left to the partitioner, what starts as zeros could be replicated on every device.
     """
 
     def place(x: jax.Array) -> jax.Array:

@@ -1,6 +1,5 @@
-"""The dev and test sentences of a corpus, by direction, and their translation step by step."""
+"""The dev and test sentences of a corpus by direction, and their translation with progress."""
 
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ import numpy as np
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.eval.decoding.decode import Batch, decode
+from m4.eval.decoding.decode import Batch, decode, warn
 from m4.eval.decoding.settings import Decoding
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
@@ -40,14 +39,13 @@ def train_pairs(cache: Cache) -> dict[str, int]:
 def check_held_out(cache: Cache) -> None:
     """Raises ValueError for a language that cannot have a fair baseline.
 
-    Without dev sentences nothing says which parameters are best; without test sentences there is
-    nothing to compare on.
+    Dev sentences choose its parameters, test sentences are what it is compared on.
     """
     for split in ("dev", "test"):
         if lacking := [code for code in cache.languages() if not cache.size(code, split)]:
             raise ValueError(
                 f"no {split} sentences of {', '.join(lacking)}: bilingual baselines need them; "
-                "leave these languages out (cache.prepare.languages), or add the files"
+                "leave these languages out (CorpusSpec.languages), or add the files"
             )
 
 
@@ -60,15 +58,15 @@ class Counter(Protocol):
 
 
 class ProgressDecoder:
-    """`decode` for `decode_to_files`, call by call: progress in a stage, and a count of the sources
-    that were too long (`cut`); with `counter`, routing is counted.
+    """`decode` for `decode_to_files`: shows progress over all calls, and counts the sources that
+    were too long (`cut`); with `counter`, routing is counted.
 
-    Of several processes, which all call it, the first one writes the counts and warns.
+    With several processes all of them call it; the primary one writes the counts and warns.
     """
 
     def __init__(
         self,
-        stage: ProgressBar,
+        bar: ProgressBar,
         model: nn.Module,
         params: Any,
         vocabulary: Vocabulary | SourceAndTarget,
@@ -76,11 +74,11 @@ class ProgressDecoder:
         counter: Counter | None = None,
         layout: Layout | None = None,
     ) -> None:
-        """layout: where the parameters lie; None: on one device."""
+        """layout: how the parameters are sharded; None: on one device."""
         self.cut = 0
         self._longest = settings.max_source_length
         self._counter = counter
-        self._stage, self._start = stage, time.monotonic()
+        self._bar, self._start = bar, time.monotonic()
         self._decode = lambda sources, **more: decode(
             model, params, vocabulary, sources, settings, on_batch=counter, layout=layout, **more
         )
@@ -98,7 +96,7 @@ class ProgressDecoder:
             nonlocal tokens
             tokens = tokens_now
             rate = (self._tokens + tokens) / (time.monotonic() - self._start)
-            self._stage.update(self._sentences + done, f"{rate:,.0f} tokens/s")
+            self._bar.update(self._sentences + done, f"{rate:,.0f} tokens/s")
 
         def on_cut(*_: int) -> None:
             self.cut += 1
@@ -112,8 +110,7 @@ class ProgressDecoder:
     def warn_of_cut(self, name: str) -> None:
         """A line on stderr, if there were sources that were too long."""
         if self.cut and distributed.is_primary():
-            print(
-                f"{name}: {self.cut} sources were cut to jobs.Decoding.max_source_length = "
-                f"{self._longest} pieces",
-                file=sys.stderr,
+            warn(
+                f"{name}: {self.cut} sources were cut to Decoding.max_source_length = "
+                f"{self._longest} pieces"
             )

@@ -1,10 +1,9 @@
-"""Translates what a user types or pipes in: line by line, every line answered before the next."""
+"""Translates lines: a list of them, or what a user types or pipes in, each answered at once."""
 
 from __future__ import annotations
 
 import difflib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
@@ -14,7 +13,7 @@ import flax.linen as nn
 from m4.data.languages import Language, describe
 from m4.data.preprocess import tag
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.eval.decoding.decode import decode
+from m4.eval.decoding.decode import decode, warn
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.layout import Layout
 
@@ -47,7 +46,8 @@ def check_language(to: str, languages: Sequence[str]) -> None:
     code = by_name[match[0]] if match else ""
     hint = f" Did you mean {code} ({_describe(code).name})?" if code else ""
     raise ValueError(
-        f"--to={to}: this model does not translate into it.{hint} It knows: {', '.join(languages)}"
+        f"to = {to!r}: this model does not translate into it.{hint} "
+        f"It knows: {', '.join(languages)}"
     )
 
 
@@ -58,7 +58,7 @@ class Translator:
     batch_rows: lines that are translated together, in the place of decoding.batch_rows: of what a
         user types few are waiting.
     languages: those that it was trained to translate into; None: all that have a tag.
-    layout: where the parameters lie; None: on one device.
+    layout: how the parameters are sharded; None: on one device.
     """
 
     model: nn.Module
@@ -83,16 +83,18 @@ class Translator:
 
         Raises:
           ValueError: the model has no language `to`.
+          TypeError: one text in the place of a list.
         """
+        if isinstance(lines, str):
+            raise TypeError("lines: must be a list of texts, not one text")
         check_language(to, self._languages)
         full = [number for number, line in enumerate(lines) if line.strip()]
 
-        def warn(index: int, pieces: int, limit: int) -> None:
-            print(
+        def on_cut(index: int, pieces: int, limit: int) -> None:
+            warn(
                 f"line {first_line + full[index]}: {pieces} pieces, cut to the model's {limit} "
-                "(jobs.Decoding.max_source_length)",
-                file=sys.stderr if warnings is None else warnings,
-                flush=True,
+                "(Decoding.max_source_length)",
+                warnings,
             )
 
         texts = decode(
@@ -101,7 +103,7 @@ class Translator:
             self.vocabulary,
             [tag(lines[number], to) for number in full],
             replace(self.decoding, batch_rows=self.batch_rows),
-            on_cut=warn,
+            on_cut=on_cut,
             layout=self.layout,
         )
         result = [""] * len(lines)

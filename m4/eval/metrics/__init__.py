@@ -1,4 +1,4 @@
-"""Metrics: one file a metric, each with a function of its own that is a Metric.
+"""Metrics: one file a metric, each with a function that is a `Metric`.
 
 A metric gives its sufficient statistics, one row of counts a sentence, and the formula from sums
 of rows to a score. Subsets, bootstrap intervals and paired tests (bootstrap.py) need no more.

@@ -57,7 +57,7 @@ def _draws(sentences: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)
         indices = rng.choice(sentences, size=(rows, sentences), replace=True)
-        # Offset every resample by a range of its own: one bincount then counts them all.
+        # Each resample is offset by a separate range: one bincount then counts them all.
         indices += np.arange(rows)[:, None] * sentences
         times = np.bincount(indices.ravel(), minlength=rows * sentences)
         yield times.reshape(rows, sentences).astype(np.float64)
@@ -86,7 +86,7 @@ def paired_difference(
     """How far the system is above the baseline on the same sentences, by sacreBLEU's paired
     bootstrap: both are scored on the same resamples.
 
-    One departure: where no resample tells the two apart, p_value is 1 (sacreBLEU's formula gives
+    One departure: where no resample distinguishes the two, p_value is 1 (sacreBLEU's formula gives
     its smallest value, 1 / (resamples + 1), for two equal systems).
     """
     assert system.metric == baseline.metric

@@ -1,6 +1,6 @@
 """The atlas of experts: which language goes to which expert, as a picture and as tables.
 
-It shows the files of `m4.train.routing_counts`. A share is that of a direction's seated choices,
+It shows the files of `m4.train.routing_counts`. A share is that of a direction's assigned choices,
 first and second ones alike, so that the shares of a direction sum to 1 over the E experts of a
 layer.
 """
@@ -66,9 +66,9 @@ def path_of(folder: Path, split: str) -> Path:
 
 
 def load(folder: Path, split: str = "train") -> Atlas:
-    """The atlas of a MODEL_DIR. ValueError: no model's folder, or nothing is counted there."""
+    """The atlas of a MODEL_DIR. ValueError: no run folder, or nothing is counted there."""
     if not (folder / "run.json").is_file():
-        raise ValueError(f"--model_dir={folder}: not a model's folder (no run.json); train first")
+        raise ValueError(f"{folder}: not a run folder (no run.json); train first")
     path = path_of(folder, split)
     if not path.is_file():
         job = "train" if split == "train" else "decode"
@@ -112,33 +112,33 @@ def _depth(layer: str) -> int:
 # ------------------------------------------------------------------------------------- numbers
 
 
-def shares(seated_DE: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def shares(count_DE: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Of each direction's choices, by expert; 0 for a direction that has none."""
-    return seated_DE / np.maximum(seated_DE.sum(axis=1, keepdims=True), 1)
+    return count_DE / np.maximum(count_DE.sum(axis=1, keepdims=True), 1)
 
 
-def load_of(seated_DE: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def load_of(count_DE: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Of all choices, by expert."""
-    return seated_DE.sum(axis=0) / max(seated_DE.sum(), 1)
+    return count_DE.sum(axis=0) / max(count_DE.sum(), 1)
 
 
-def entropy(seated_DE: npt.NDArray[np.int64]) -> float:
+def entropy(count_DE: npt.NDArray[np.int64]) -> float:
     """Of the load, as a part of its most, log E: 1 is even, 0 all in one expert."""
-    load_E = load_of(seated_DE)
+    load_E = load_of(count_DE)
     there = load_E[load_E > 0]
     return float(-(there * np.log(there)).sum() / np.log(max(len(load_E), 2)))
 
 
-def dead(seated_DE: npt.NDArray[np.int64]) -> list[int]:
+def dead(count_DE: npt.NDArray[np.int64]) -> list[int]:
     """Experts with less than a tenth of an even share of all choices."""
-    load_E = load_of(seated_DE)
+    load_E = load_of(count_DE)
     return np.flatnonzero(load_E < DEAD / len(load_E)).tolist()
 
 
-def specialists(seated_DE: npt.NDArray[np.int64]) -> dict[int, list[int]]:
+def specialists(count_DE: npt.NDArray[np.int64]) -> dict[int, list[int]]:
     """Expert -> the directions (rows) that give it more than twice an even share of their choices,
     the largest share first."""
-    share_DE = shares(seated_DE)
+    share_DE = shares(count_DE)
     found: dict[int, list[int]] = {}
     for row, expert in np.argwhere(share_DE > SPECIAL / share_DE.shape[1]).tolist():
         found.setdefault(expert, []).append(row)
@@ -151,9 +151,9 @@ def specialists(seated_DE: npt.NDArray[np.int64]) -> dict[int, list[int]]:
 def alarms(atlas: Atlas) -> list[str]:
     """A line for every layer with dead experts."""
     lines = []
-    for layer, seated_DE in atlas.layers.items():
-        experts = seated_DE.shape[1]
-        if gone := dead(seated_DE):
+    for layer, count_DE in atlas.layers.items():
+        experts = count_DE.shape[1]
+        if gone := dead(count_DE):
             named = _first(map(str, gone), 24)
             lines.append(
                 f"ALARM {layer}: {len(gone)} of {experts} experts "
@@ -182,10 +182,10 @@ def tables(atlas: Atlas) -> dict[str, Table]:
     its languages, those that give it more than twice an even share of their choices."""
     made = {}
     groups = atlas.groups()
-    for layer, seated_DE in atlas.layers.items():
-        experts = seated_DE.shape[1]
-        load_E, share_DE, gone = load_of(seated_DE), shares(seated_DE), set(dead(seated_DE))
-        special = specialists(seated_DE)
+    for layer, count_DE in atlas.layers.items():
+        experts = count_DE.shape[1]
+        load_E, share_DE, gone = load_of(count_DE), shares(count_DE), set(dead(count_DE))
+        special = specialists(count_DE)
         table = Table(box=SIMPLE_HEAD)
         table.add_column("expert", justify="right")
         table.add_column("load", justify="right")
@@ -204,13 +204,13 @@ def tables(atlas: Atlas) -> dict[str, Table]:
                 )
             mark = " dead" if expert in gone else ""
             table.add_row(f"{expert}", f"{100 * load_E[expert]:.2f}%{mark}", *cells)
-        heading = f"{layer}: {experts} experts, {seated_DE.sum():,} choices, "
-        made[heading + f"entropy of the load {entropy(seated_DE):.3f} (even: 1)"] = table
+        heading = f"{layer}: {experts} experts, {count_DE.sum():,} choices, "
+        made[heading + f"entropy of the load {entropy(count_DE):.3f} (even: 1)"] = table
     return made
 
 
 def show(folder: Path, split: str, console: Console) -> Path:
-    """`m4 atlas`: prints tables and alarms, draws atlas.png beside the counts; returns its path."""
+    """Prints tables and alarms, draws atlas.png next to the counts; returns its path."""
     atlas = load(folder, split)
     for heading, table in tables(atlas).items():
         console.print(heading, style="bold", highlight=False, soft_wrap=True)
@@ -259,7 +259,7 @@ def figure(atlas: Atlas, theme: Theme = LIGHT) -> Figure:
 
     experts = max(x.shape[1] for x in atlas.layers.values())
     most = max(SPECIAL / experts, *(shares(x).max() for x in atlas.layers.values()))
-    # Of many experts an even share is little beside the most: its root is seen.
+    # With many experts an even share is small next to the largest: its root is visible.
     norm = PowerNorm(1.0 if experts <= 16 else 0.5, 0, most)
     colours = _colours(theme)
     for column, layers in enumerate(columns):
@@ -294,7 +294,7 @@ def _colours(theme: Theme) -> LinearSegmentedColormap:
 
 
 def _rows(blocks: Sequence[Sequence[int]], gap: int) -> tuple[list[int | None], dict[float, str]]:
-    """The picture's rows (a direction, or None in a gap), and where the names of groups stand."""
+    """The picture's rows (a direction, or None in a gap), and where the names of groups are."""
     rows: list[int | None] = []
     names = {}
     for group, block in zip(DIRECTION_GROUPS, blocks, strict=True):
@@ -307,7 +307,7 @@ def _rows(blocks: Sequence[Sequence[int]], gap: int) -> tuple[list[int | None], 
 def _panel(
     panel: Axes,
     layer: str,
-    seated_DE: npt.NDArray[np.int64],
+    count_DE: npt.NDArray[np.int64],
     rows: Sequence[int | None],
     colours: Colormap,
     norm: Normalize,
@@ -315,7 +315,7 @@ def _panel(
     size: float,
 ) -> None:
     """One layer's heat map; crosses at the foot of the columns of dead experts."""
-    share_DE = shares(seated_DE)
+    share_DE = shares(count_DE)
     experts = share_DE.shape[1]
     nothing = np.full(experts, np.nan)
     drawn = np.stack([nothing if row is None else share_DE[row] for row in rows])
@@ -332,7 +332,7 @@ def _panel(
     panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
     if experts <= 8:
         panel.set_xticks(range(experts))
-    gone = dead(seated_DE)
+    gone = dead(count_DE)
     named = "expert" + (f" (most of {together})" if together > 1 else "")
     named += ", × dead" if gone else ""
     panel.set_xlabel(named, fontsize=0.95 * size, color=theme.ink, labelpad=1)

@@ -1,4 +1,4 @@
-"""Training curves as inline SVG: for the report, without scripts, in the page's own colours."""
+"""Training curves as inline SVG: for the report, without scripts, in the page's colours."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _LABELS = {"nll": "Training loss, nats a piece"}
 
 
 class Background(NamedTuple):
-    """What the page tells beside the scores; whatever is left empty is left out.
+    """What the page shows in addition to the scores; what is empty is left out.
 
     corpus: what the text is, paragraphs separated by empty lines.
     facts: name -> value, how the run was made (date, machine, seeds, steps, minutes).
@@ -90,7 +90,7 @@ def page(
         experts=[{**one, "images": data_uris(one["images"])} for one in experts],
         theme={"light": LIGHT, "dark": DARK},
         tables=_delta_tables(rows, means),
-        clones=sorted({(r.name, *(describe(c).name for c in r.near_clones))
+        related=sorted({(r.name, *(describe(c).name for c in r.near_clones))
                        for r in rows if r.near_clones}),
         subsets=_subset_table(scores, metric, rows[0].baseline),
         scores=_score_table(scores),

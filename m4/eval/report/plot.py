@@ -62,7 +62,7 @@ def plot(
     x: languages by falling training size; y: Δ with its 95% interval, the bilingual baseline at 0;
     one panel into English, one out of it, and below them the training pairs on a log scale. A
     series a system, each with a trend line, the mean of a sliding window (`window_size`). Hollow
-    points have a near-clone among the languages.
+    points have a closely related language in the run.
 
     names: label with the English names in place of the codes. Both are drawn in DejaVu Sans, which
     comes with matplotlib and has every letter of them; languages' own names (Arabic, CJK) would
@@ -90,7 +90,7 @@ def figure(
     names: bool = False,
     theme: Theme = LIGHT,
 ) -> Figure:
-    """The plot as a figure of its own: pyplot and its global state play no part."""
+    """The plot as a figure, without pyplot and its global state."""
     if not rows:
         raise ValueError("nothing to plot: no direction is decoded by a system and its baseline")
     pairs = {row.language: row.train_pairs for row in rows}
@@ -253,7 +253,7 @@ def _short(pairs: int) -> str:
 
 
 def label_letters(labels: Sequence[str], size: float, slot: float) -> tuple[float, bool]:
-    """The size of the letters in points, and whether the labels stand upright."""
+    """The size of the letters in points, and whether the labels are upright."""
     letters = 0.95 * size
     if 0.62 * letters * max(map(len, labels)) < slot:
         return letters, False
@@ -269,7 +269,7 @@ def _legend(page: Figure, panel: Axes, rows: Sequence[Delta], theme: Theme, size
         marker = _MARKERS[number % len(_MARKERS)]
         entries += panel.plot([], [], color=colour, marker=marker, linewidth=2.2, label=system)
     if any(row.near_clones for row in rows):
-        entries += panel.plot([], [], color=theme.ink, marker="o", linestyle="", label="near-clone",
+        entries += panel.plot([], [], "o", label="closely related", color=theme.ink,
                               markerfacecolor=theme.paper)  # fmt: skip
     entries += panel.plot([], [], color=theme.ink, linewidth=1.2, label=f"{rows[0].baseline} = 0")
     page.legend(handles=entries, loc="outside upper center", ncols=len(entries), frameon=False,

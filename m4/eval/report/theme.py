@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours. The series' are from Okabe and Ito's palette, told apart by the colour-blind; every
-    series has a marker of its own as well."""
+    """Colours. The series' are from Okabe and Ito's palette, which colour-blind readers can tell
+    apart; each series also has a marker."""
 
     paper: str
     ink: str

@@ -35,7 +35,8 @@ class Delta:
 
     Scores in percent; low, high: the 95% interval of the difference by paired bootstrap;
     replicates: the difference in every resample [resamples], empty where read from a file.
-    near_clones: languages of the same run whose texts are nearly this one's.
+    side: the group of the direction, one of `DIRECTION_GROUPS`.
+    near_clones: closely related languages of the same run, whose texts are nearly this one's.
     """
 
     direction: str
@@ -94,11 +95,11 @@ def deltas(
             if direction in ours:
                 rows.append(_delta(measured, direction, system.name, baseline, metric, train_pairs))
     order = {system.name: rank for rank, system in enumerate(measured.systems)}
-    # Languages of equal size keep one order on both sides and in all systems.
+    # Languages of equal size keep one order in both groups and in all systems.
     rows.sort(
         key=lambda r: (order[r.system], -r.train_pairs, r.language, DIRECTION_GROUPS.index(r.side))
     )
-    return [_with_clones(row, languages) for row in rows]
+    return [_with_related(row, languages) for row in rows]
 
 
 def _delta(
@@ -137,11 +138,11 @@ def _delta(
     )
 
 
-def _with_clones(row: Delta, languages: Iterable[str]) -> Delta:
-    """With its near-clones of this run, under the codes that the run gives them."""
-    own_codes = {describe(code).code: code for code in sorted(languages)}
-    clones = near_clones(describe(row.language).code, own_codes)
-    return replace(row, near_clones=tuple(own_codes[code] for code in clones))
+def _with_related(row: Delta, languages: Iterable[str]) -> Delta:
+    """With the closely related languages of this run, under the codes that the run gives them."""
+    codes = {describe(code).code: code for code in sorted(languages)}
+    related = near_clones(describe(row.language).code, codes)
+    return replace(row, near_clones=tuple(codes[code] for code in related))
 
 
 def plain(rows: Iterable[Delta]) -> list[dict]:
@@ -231,7 +232,7 @@ def _table(
     table = Table(
         title=f"{system} against {rows[0].baseline}",
         caption=f"{metric}; \\[95% interval of the difference, paired bootstrap]"
-        + ("; ≈ has a near-clone among the languages" if any(r.near_clones for r in rows) else ""),
+        + ("; ≈ closely related to another language" if any(r.near_clones for r in rows) else ""),
         title_justify="left",
         caption_justify="left",
         box=SIMPLE_HEAD,

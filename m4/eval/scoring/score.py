@@ -26,7 +26,7 @@ Subsets = Mapping[str, Mapping[str, Sequence[bool]]]
 
 
 class Decode(NamedTuple):
-    """One test sentence: what the model got, what was wanted, what it said."""
+    """One test sentence: the tagged or plain source, the reference, the model's translation."""
 
     source: str
     reference: str
@@ -79,7 +79,7 @@ def find_decodes(folder: Path, split: str) -> dict[str, Path]:
     """direction -> its file of hypotheses, sorted by direction."""
     paths = sorted(folder.glob(f"{split}.*.jsonl"))
     if not paths:
-        raise ValueError(f"no hypotheses in {folder}: wanted {split}.<direction>.jsonl")
+        raise ValueError(f"no hypotheses in {folder}: they are {split}.<direction>.jsonl")
     return {path.name[len(split) + 1 : -len(".jsonl")]: path for path in paths}
 
 
@@ -219,7 +219,7 @@ def write_scores(path: Path, rows: Iterable[dict]) -> None:
 
 
 def _of(value: object, direction: str) -> object:
-    """The value itself, or the direction's where each has its own."""
+    """The value itself, or the direction's where there is one a direction."""
     return value.get(direction) if isinstance(value, Mapping) else value
 
 

@@ -43,7 +43,7 @@ def at_once(inputs, cache, model, beams, alpha=0.6, **options):
     return jax.device_get(run(inputs, cache))
 
 
-# --- Tables: the subjects of T5X's first five beam tests, with numbers of our own ----------------
+# --- Tables: the subjects of T5X's first five beam tests, with other numbers ----------------
 
 
 def markov(state):
@@ -181,7 +181,7 @@ def test_rows_with_and_without_a_finished_hypothesis():
         # the live one at best log(1 - p_eos) / (16/6)^.6 = log(1 - p_eos) / 1.801.
         # .9: -.105 > log .1 / 1.801 = -1.279: done after one step.
         (0.9, 1),
-        # .3: -1.204 against log .7 / 1.801 = -.198: go on. Second finished: log(.7 * .3) /
+        # .3: -1.204 against log .7 / 1.801 = -.198: continue. Second finished: log(.7 * .3) /
         # (7/6)^.6 = -1.423, no better. Live after n steps: n * -.3567 / 1.801 = -.198 n, below
         # -1.204 first at n = 7.
         (0.3, 7),

@@ -96,7 +96,7 @@ def test_does_not_depend_on_batch_or_order(model_and_params):
 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 1), (2, 2), (4, 2)])
-def test_what_is_searched_at_once_changes_nothing(model_and_params, monkeypatch, cores, most):
+def test_the_number_of_batches_at_once_has_no_effect(model_and_params, monkeypatch, cores, most):
     model, params = model_and_params
     texts = sentences(21, seed=1)
     wanted = [decode(model, params, Words(), [text], SETTINGS)[0] for text in texts]
@@ -122,7 +122,7 @@ def test_what_is_searched_at_once_changes_nothing(model_and_params, monkeypatch,
     assert max(seen) == most
 
 
-def test_within_a_mesh_one_batch_after_the_other(monkeypatch):
+def test_over_a_mesh_one_batch_is_searched_at_a_time(monkeypatch):
     monkeypatch.setattr(decoding, "available_cpus", lambda: [0, 1, 2, 3])
     assert decoding._at_once(None) == 2
     mesh = make_mesh()
@@ -132,7 +132,7 @@ def test_within_a_mesh_one_batch_after_the_other(monkeypatch):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_an_error_comes_out_and_ends_the_search(model_and_params, monkeypatch, cores):
+def test_an_error_is_raised_and_ends_the_search(model_and_params, monkeypatch, cores):
     model, params = model_and_params
     search, begun = decoding.search, []
 
@@ -182,7 +182,7 @@ def test_progress_and_cut(model_and_params, capsys):
     assert decode(model, params, Words(), ["<2xx>" + " w3" * 14], SETTINGS) == [got[1]]
     assert [step[:2] for step in steps] == [(4, 6), (6, 6)]
     assert 0 < steps[0][2] < steps[1][2] <= 6 * 10
-    # By default stderr is told.
+    # The default is a line on stderr.
     decode(model, params, Words(), [long], replace(SETTINGS, max_source_length=16))
     assert capsys.readouterr().err == "source 1: 22 pieces, cut to 16\n"
 

@@ -59,6 +59,15 @@ def test_files_are_written_and_reused(tmp_path):
     assert decode_to_files(Upper(), folder, "test", changed, {"checkpoint_step": 8}) == ["gl-en"]
 
 
+def test_a_damaged_note_is_named(tmp_path):
+    decode_to_files(Upper(), tmp_path, "test", PAIRS, {})
+    (tmp_path / "test.en-gl.json").write_bytes(b'{"sentences": \xff')
+    with pytest.raises(
+        ValueError, match=r"test\.en-gl\.json: not JSON .* en-gl is translated again"
+    ):
+        decode_to_files(Upper(), tmp_path, "test", PAIRS, {})
+
+
 def test_an_interrupted_run_keeps_what_is_whole(tmp_path):
     class FailsSecond(Upper):
         def __call__(self, sources):
@@ -72,14 +81,14 @@ def test_an_interrupted_run_keeps_what_is_whole(tmp_path):
     assert decode_to_files(Upper(), tmp_path, "dev", PAIRS, {}) == ["en-gl", "en-sr_Latn"]
 
 
-def test_whoever_counts_is_told_the_directions_first(tmp_path):
-    told: list[Any] = []
+def test_whoever_counts_is_called_the_directions_first(tmp_path):
+    called: list[Any] = []
 
     def translate(sources):
-        told.append(len(sources))
+        called.append(len(sources))
         return sources
 
     decode_to_files(
-        translate, tmp_path, "test", PAIRS, {}, sentences_at_once=3, starting=told.append
+        translate, tmp_path, "test", PAIRS, {}, sentences_at_once=3, starting=called.append
     )
-    assert told == [["gl-en", "gl-en", "en-gl"], 3, ["en-sr_Latn", "en-sr_Latn"], 2]
+    assert called == [["gl-en", "gl-en", "en-gl"], 3, ["en-sr_Latn", "en-sr_Latn"], 2]

@@ -1,4 +1,4 @@
-"""The search over a mesh is that of one device: translations, scores, who went where."""
+"""The search over a mesh is that of one device: translations, scores, routing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run(
             {"data": 1, "fsdp": 2, "expert": 4}, {"transport": einsum}, 4, (), marks=THOROUGH
         ),
         pytest.param({"data": 4, "stage": 2}, STAGES, 4, (), marks=THOROUGH),
-        # The cache of keys and values in parts along the heads' width.
+        # The cache of keys and values sharded along the heads' width.
         pytest.param({"data": 4, "stage": 2}, STAGES, 4, [("kv", "stage")], marks=THOROUGH),
     ],
 )
@@ -80,28 +80,28 @@ def test_a_mesh_translates_as_one_device_does(
     mesh: dict[str, Any], changes: dict[str, Any], beams: int, rules: Rules
 ) -> None:
     stages = "stage" in mesh
-    texts, routes, scores = translated(beams, stages)
+    texts, counts, scores = translated(beams, stages)
     assert len(set(texts)) > 6  # the law would be empty otherwise
     layout = Layout(make_mesh(**mesh), extra_axis_rules=rules)
     model, params = tiny(directions=len(TEXTS), **changes)
     axes = abstract_variables(model)["params_axes"]
     there = jax.device_put(params, layout.shardings(axes, params))
     # Three rows a batch become as many as divide: 4 over data x expert, 8 over fsdp x expert.
-    own, own_routes, own_scores = run(model, there, layout, beams, 3)
-    assert own == texts
+    sharded, sharded_counts, sharded_scores = run(model, there, layout, beams, 3)
+    assert sharded == texts
     # Sums of up to a dozen float32 logits' softmax in another order: on some CPUs 1.4e-5 of them.
-    np.testing.assert_allclose(own_scores, scores, rtol=3e-5, atol=1e-5)
-    assert own_routes.keys() == routes.keys()
-    assert bool(routes) != stages
-    for key, chosen in routes.items():
-        np.testing.assert_array_equal(own_routes[key], chosen, err_msg=str(key))
+    np.testing.assert_allclose(sharded_scores, scores, rtol=3e-5, atol=1e-5)
+    assert sharded_counts.keys() == counts.keys()
+    assert bool(counts) != stages
+    for key, chosen in counts.items():
+        np.testing.assert_array_equal(sharded_counts[key], chosen, err_msg=str(key))
     # Another size of the batches: the same translations.
     if beams == 1:
         assert run(model, there, layout, beams, 9)[0] == texts
 
 
 @pytest.mark.slow
-def test_where_only_rows_are_in_parts_a_step_sends_one_flag() -> None:
+def test_where_only_rows_are_sharded_a_step_sends_one_flag() -> None:
     model, params = tiny(moe=None)
     layout = Layout(make_mesh(data=8))
     given = shapes(params, layout.shardings(abstract_variables(model)["params_axes"], params))
@@ -139,7 +139,7 @@ def test_a_bfloat16_model_over_two_devices_is_that_of_one() -> None:
         np.testing.assert_array_equal(here, alone)
 
 
-def test_groups_that_do_not_divide_are_decodings_own() -> None:
+def test_groups_that_do_not_divide_name_the_setting() -> None:
     # Four rows of two hypotheses, a position each: one group of 8 tokens for two devices.
     model, params = tiny()
     moe = functools.partial(MOE, dispatch=all_to_all, decode_capacity_factor=2.0)
@@ -152,7 +152,7 @@ def test_groups_that_do_not_divide_are_decodings_own() -> None:
         searching.jit_search(layout, model, 10, 2, 0.6).lower(given, batch)
 
 
-def test_rows_are_made_up() -> None:
+def test_rows_are_rounded_up_to_divide_over_the_devices() -> None:
     # Rows lie over data x fsdp x node x expert, never over model or stage.
     layout = Layout(make_mesh(**TWICE))
     assert [layout.rows(n) for n in (1, 4, 5, 8)] == [4, 4, 8, 8]
@@ -160,7 +160,7 @@ def test_rows_are_made_up() -> None:
     assert Layout(make_mesh(data=1, model=8)).rows(3) == 3
 
 
-def test_layouts_that_say_the_same_share_programs() -> None:
+def test_equal_layouts_share_programs() -> None:
     # gin gives lists where Python has tuples.
     mesh = make_mesh(**TWICE)
     as_lists: Any = [["embed", ["data", "model"]], ["kv", None]]
@@ -174,7 +174,7 @@ def test_layouts_that_say_the_same_share_programs() -> None:
     assert searching._program(Layout(mesh), *asked) is not searching._program(here, *asked)
 
 
-def test_parameters_are_read_where_they_belong(tmp_path: Path) -> None:
+def test_each_device_reads_its_shards(tmp_path: Path) -> None:
     model, params = tiny(scan_layers=True)
     store = Checkpoints(tmp_path / "checkpoints")
     store.save(3, {"params": params}, {})

@@ -35,7 +35,7 @@ class Corpus:
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         if split not in self.lacking[language]:
-            yield Pair(f"the {split} road", f"{language} {split}")
+            yield Pair(f"the {split} text", f"{language} {split}")
 
     def identity(self) -> dict:
         return {"source": "one pair"}
@@ -49,17 +49,15 @@ def test_pairs_by_direction(tmp_path: Path) -> None:
     cache = opened(tmp_path / "data", {"gl": ()})
     assert language_of("en-gl") == language_of("gl-en") == "gl"
     assert split_pairs(cache, ["en-gl", "gl-en"], "test") == {
-        "en-gl": [("the test road", "gl test")],
-        "gl-en": [("gl test", "the test road")],
+        "en-gl": [("the test text", "gl test")],
+        "gl-en": [("gl test", "the test text")],
     }
 
 
 def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None:
     check_held_out(opened(tmp_path / "all", {"gl": (), "pt": ()}))
     lacking = {"gl": (), "pt": ("dev",), "de": ("dev", "test")}
-    with pytest.raises(
-        ValueError, match=r"no dev sentences of pt, de: .*cache\.prepare\.languages"
-    ):
+    with pytest.raises(ValueError, match=r"no dev sentences of pt, de: .*CorpusSpec\.languages"):
         check_held_out(opened(tmp_path / "no_dev", lacking))
     with pytest.raises(ValueError, match="no test sentences of fr"):
         check_held_out(opened(tmp_path / "no_test", {"fr": ("test",)}))

@@ -4,6 +4,7 @@ import io
 import os
 import queue
 import re
+import sys
 import threading
 from functools import partial
 
@@ -66,7 +67,7 @@ def test_a_line_that_is_too_long_is_named(pieces, louder):
     warnings = io.StringIO()
     translator.translate(["a", "", "a b c", "b"], "gl", first_line=10, warnings=warnings)
     assert warnings.getvalue() == (
-        "line 12: 5 pieces, cut to the model's 4 (jobs.Decoding.max_source_length)\n"
+        "line 12: 5 pieces, cut to the model's 4 (Decoding.max_source_length)\n"
     )
 
 
@@ -99,7 +100,7 @@ def test_a_tag_is_not_yet_a_target(pieces, louder):
     model = Transformer(vocab_size=pieces.size)
     translator = Translator(model, {}, pieces, batch_rows=2, languages=["en"])
     assert translator.translate(["ola"], "en") == ["OLA"]
-    with pytest.raises(ValueError, match=r"--to=gl: .* It knows: en$"):
+    with pytest.raises(ValueError, match=r"to = 'gl': .* It knows: en$"):
         translator.translate(["hello"], "gl")
 
 
@@ -114,6 +115,20 @@ class Answers(io.StringIO):
         self.lines.put(self.getvalue())
         self.seek(0)
         self.truncate()
+
+
+def test_without_stderr_warnings_are_lost_and_not_among_the_translations(
+    pieces, louder, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys, "stderr", None)
+    translator = Translator(Transformer(pieces.size), {}, pieces, Decoding(max_source_length=4))
+    assert translator.translate(["a b c"], "gl") == ["A B C"]
+    assert capsys.readouterr().out == ""
+
+
+def test_one_text_in_the_place_of_a_list_is_refused(translator):
+    with pytest.raises(TypeError, match="a list of texts"):
+        translator.translate("ola", "en")
 
 
 def test_each_line_is_answered_before_the_next_is_typed(translator, louder):
@@ -162,7 +177,7 @@ def test_a_line_that_is_not_utf8(translator, louder):
     os.close(source)
 
 
-def test_waiting_lines_of_nothing():
+def test_no_lines_of_an_empty_file():
     source = piped(b"")
     assert list(waiting_lines(source)) == []
     os.close(source)

@@ -71,16 +71,16 @@ def test_directions_without_counts_are_left_out(tmp_path: Path) -> None:
 
 
 def test_numbers_by_hand() -> None:
-    seated_DE = np.array(ENCODER)
-    np.testing.assert_allclose(atlas.shares(seated_DE)[1], [0.3, 0.1, 0.2, *[0.1] * 4, 0.0])
+    count_DE = np.array(ENCODER)
+    np.testing.assert_allclose(atlas.shares(count_DE)[1], [0.3, 0.1, 0.2, *[0.1] * 4, 0.0])
     # 400 choices; a tenth of an even share are 5 of them, expert 7 has 1.
-    assert atlas.dead(seated_DE) == [7]
+    assert atlas.dead(count_DE) == [7]
     assert atlas.dead(np.array(EVEN)) == []
     # 5 is not under 5.
-    at_the_edge = seated_DE.copy()
+    at_the_edge = count_DE.copy()
     at_the_edge[0, 6:] = 16, 4
     assert atlas.dead(at_the_edge) == []
-    assert atlas.specialists(seated_DE) == {0: [1, 3]}
+    assert atlas.specialists(count_DE) == {0: [1, 3]}
     assert atlas.specialists(np.array(EVEN)) == {}
     # All in one expert, half and half of eight (1 bit of 3), even.
     one, two = np.zeros((2, 1, 8), int)
@@ -117,7 +117,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_users_mistakes(tmp_path: Path) -> None:
     assert "give a model's folder: --model_dir" in m4("atlas").mistake
-    assert "nowhere: not a model's folder" in m4("atlas", "--model_dir=nowhere").mistake
+    assert "nowhere: not a run folder" in m4("atlas", "--model_dir=nowhere").mistake
     folder = folder_of(tmp_path / "model", {"encoder_1": np.zeros((4, 8), int)})
     said = m4("atlas", f"--model_dir={folder}", "--split=test")
     assert "decodes/atlas.test.json: no such file; `m4 decode`" in said.mistake
@@ -141,9 +141,9 @@ def test_users_mistakes(tmp_path: Path) -> None:
 
 def test_many_experts_are_named_in_short() -> None:
     many = made(list(LANGUAGES)[:30], 128, ["encoder_1"])
-    seated_DE = many.layers["encoder_1"]
-    seated_DE[:, 2:40] = 0
-    seated_DE[:, 5] = 10_000_000
+    count_DE = many.layers["encoder_1"]
+    count_DE[:, 2:40] = 0
+    count_DE[:, 5] = 10_000_000
     (alarm,) = atlas.alarms(many)
     # Of 2 to 39 all but 5, and 1: 38, and the others have next to nothing beside expert 5.
     assert alarm.startswith("ALARM encoder_1: 127 of 128 experts are dead")

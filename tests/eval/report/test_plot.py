@@ -83,14 +83,14 @@ def test_languages_may_be_missing_on_a_side_and_intervals_may_miss_their_point(t
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
-def test_hollow_points_are_near_clones():
+def test_hollow_points_are_closely_related_languages():
     figure = plot.figure(rows(3, systems=("moe",)))
     faces = np.asarray(figure.axes[0].collections[1].get_facecolor())
     white = (faces == 1).all(axis=1).tolist()
     assert white == [False, True, False]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
-        "moe", "near-clone", "bilingual = 0",
+        "moe", "closely related", "bilingual = 0",
     ]  # fmt: skip
 
 

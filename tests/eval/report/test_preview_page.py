@@ -52,7 +52,7 @@ def test_the_page_is_whole_and_escaped() -> None:
     assert rows == ["es", "gl"]
     # T=1 has two empty cells a row, not the numbers of another column.
     assert text.count('<td class="number first"></td>') == 2
-    # T=∞ has shares, epochs and repeated pairs of its own.
+    # T=∞ has shares, epochs and separate repeated pairs.
     cells = re.findall(r"<tr><th>(?:es|gl).*?</tr>", text, re.DOTALL)
     assert [re.findall(r">([^<>]+)</td>", row)[-3:] for row in cells] == [
         ["10.00%", "20.0", "5"], ["90.00%", "0.90", "0"],

@@ -182,7 +182,7 @@ def test_the_atlas_is_shown_where_there_are_counts(made, tmp_path):
         encoding="utf-8"
     )
     assert text.count("ALARM encoder_1: 1 of 3 experts is dead") == 2
-    # Light and dark, beside those of the plot.
+    # Light and dark, in addition to those of the plot.
     assert text.count('"data:image/png;base64,') == 2 + 2 * 2
     outline = Outline()
     outline.feed(text)

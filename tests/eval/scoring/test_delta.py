@@ -62,7 +62,7 @@ def test_identical_systems_differ_by_nothing(measured):
         assert (mean.delta, mean.low, mean.high) == (0, 0, 0)
 
 
-def test_near_clones_are_marked_under_the_codes_of_the_run(measured):
+def test_closely_related_languages_are_marked_under_the_codes_of_the_run(measured):
     rows = delta.deltas(measured, TRAIN, "bleu")
     assert {row.language: row.near_clones for row in rows} == {
         "de": (), "hr": ("bs",), "nl": (), "gl": (), "bs": ("hr",),
@@ -97,8 +97,8 @@ def test_averages_by_resource(measured):
 
 
 def test_users_mistakes(measured):
-    with pytest.raises(ValueError, match="no hypotheses of the baseline 'nobody' among: moe"):
-        delta.deltas(measured, TRAIN, "bleu", baseline="nobody")
+    with pytest.raises(ValueError, match="no hypotheses of the baseline 'unknown' among: moe"):
+        delta.deltas(measured, TRAIN, "bleu", baseline="unknown")
     with pytest.raises(ValueError, match="no number of training pairs for 'bs'"):
         delta.deltas(measured, {}, "bleu")
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from m4.data.cache import build
 from m4.data.cache.cache import Cache
-from m4.data.cache.corpus_text import Report
+from m4.data.cache.corpus_text import Progress
 from m4.data.cache.identity import differences, identity_of
 from m4.data.cleaning import clean
 from m4.data.directions import Mixture, directions_of
@@ -99,7 +99,7 @@ class CorpusSpec:
         folder: str | os.PathLike[str],
         *,
         rebuild: bool | None = None,
-        progress: Report | None = None,
+        progress: Progress | None = None,
     ) -> Cache:
         """The cache in `folder`: opened if it is there, else built.
 
@@ -155,7 +155,7 @@ def bilingual(
     vocabulary_size: int = 1000,
     lengths: Mapping[str, int] | None = None,
 ) -> CorpusSpec:
-    """A bilingual corpus out of a multilingual one, with a small vocabulary of its own.
+    """A bilingual corpus out of a multilingual one, with its own small vocabulary.
 
     It has the same pairs (the parent's text, which is clean), the directions en-xx and xx-en at
     equal rates, and depends on that language's text only: other languages of the parent may

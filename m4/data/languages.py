@@ -175,13 +175,13 @@ LANGUAGES: dict[str, Language] = {
 
 # Languages whose texts in CLDR are nearly each other's: a third to nearly all of the renderings
 # are identical, so a high score in one says little where the model is trained on the other.
-_CLONES = (("nb", "nn"), ("hr", "bs", "sr_Latn"), ("hsb", "dsb"))
+_GROUPS = (("nb", "nn"), ("hr", "bs", "sr_Latn"), ("hsb", "dsb"))
 # The nearest one of each, for marks in tables.
-NEAR_CLONES: dict[str, str] = {
+CLOSELY_RELATED: dict[str, str] = {
     "nb": "nn", "nn": "nb", "hr": "bs", "bs": "hr", "sr_Latn": "bs", "hsb": "dsb", "dsb": "hsb",
 }  # fmt: skip
 
-# ISO 639-3 codes of corpora where CLDR's identifier speaks of the macrolanguage or a sibling.
+# ISO 639-3 codes of corpora where CLDR's identifier is of the macrolanguage or of a related one.
 _OTHER_CODES = {
     "ara": "ar", "aze": "az", "est": "et", "fas": "fa", "kur": "ku", "lav": "lv", "mon": "mn",
     "msa": "ms", "nor": "nb", "ori": "or", "pus": "ps", "que": "qu", "sqi": "sq", "swa": "sw",
@@ -221,7 +221,7 @@ def split_code(code: str) -> tuple[str, str]:
     return language, rest[:4] if re.match(r"[A-Z][a-z]{3}(_|$)", rest) else ""
 
 
-def near_clones(code: str, among: Iterable[str]) -> list[str]:
+def closely_related(code: str, among: Iterable[str]) -> list[str]:
     """Those of the languages `among` whose corpus texts are nearly the ones of `code`."""
-    group = next((group for group in _CLONES if code in group), ())
+    group = next((group for group in _GROUPS if code in group), ())
     return [other for other in among if other != code and other in group]

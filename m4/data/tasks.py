@@ -174,7 +174,7 @@ def register(
         vocabulary = SharedVocabulary(str(path))
         if vocabulary.sp_model != path.read_bytes():
             raise ValueError(
-                f"{path}: was made anew since seqio read it, and seqio keeps the first: start again"
+                f"{path}: was rebuilt since seqio read it, and seqio keeps the first: restart"
             )
         features[name] = seqio.Feature(vocabulary=vocabulary, add_eos=True)
     directions = {name: directions_of(name, languages) for name in mixtures}

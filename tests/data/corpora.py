@@ -130,7 +130,7 @@ def prepare_tfds(
     examples: dict[str, list[dict[str, Any]]],
     version: str = "1.0.0",
 ) -> None:
-    """Prepares made_dataset/<config>; languages: None: the examples have languages of their own."""
+    """Prepares made_dataset/<config>; languages: None: each example has its own languages."""
     folder.mkdir(exist_ok=True)
     _builder()(folder, config, languages, examples, version).download_and_prepare()
 

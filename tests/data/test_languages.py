@@ -2,7 +2,7 @@
 
 import pytest
 
-from m4.data.languages import LANGUAGES, NEAR_CLONES, Language, describe, near_clones
+from m4.data.languages import CLOSELY_RELATED, LANGUAGES, Language, closely_related, describe
 
 
 def test_the_table_is_whole():
@@ -48,9 +48,9 @@ def test_describe_lets_unknown_codes_name_themselves(code):
     assert describe(code) == Language(code, code, code, "", "", False)
 
 
-def test_near_clones():
-    for code, clone in NEAR_CLONES.items():
-        assert clone in near_clones(code, LANGUAGES)
-        assert code in near_clones(clone, LANGUAGES)
-    assert near_clones("bs", ["de", "hr", "bs"]) == ["hr"]
-    assert near_clones("gl", LANGUAGES) == []
+def test_closely_related():
+    for code, other in CLOSELY_RELATED.items():
+        assert other in closely_related(code, LANGUAGES)
+        assert code in closely_related(other, LANGUAGES)
+    assert closely_related("bs", ["de", "hr", "bs"]) == ["hr"]
+    assert closely_related("gl", LANGUAGES) == []

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from m4.data import permutation
 from m4.data.cache.cache import FORMAT
-from m4.data.cache.corpus_text import Report, text_file, write_text
+from m4.data.cache.corpus_text import Progress, text_file, write_text
 from m4.data.cache.tokens import ROLES, tokenize, vocabulary_file
 from m4.data.cleaning.clean import Cleaning
 from m4.data.cleaning.ledger import LEDGER_FILE
@@ -33,7 +33,7 @@ def build(
     source: Source,
     settings: dict[str, Any],
     cleaning: Cleaning,
-    report: Report,
+    progress: Progress,
     workers: int | None,
     head: dict[str, Any],
 ) -> None:
@@ -44,10 +44,10 @@ def build(
     """
     languages = settings["languages"]
     (folder / "text").mkdir(parents=True)
-    counts, ledger = write_text(folder, source, languages, cleaning, report)
+    counts, ledger = write_text(folder, source, languages, cleaning, progress)
     pairs = {code: counts[code]["train"]["pairs"] for code in languages}
-    made = _train_vocabularies(folder, pairs, settings, report)
-    tokenize(folder, languages, counts, settings, report, workers)
+    made = _train_vocabularies(folder, pairs, settings, progress)
+    tokenize(folder, languages, counts, settings, progress, workers)
     for code, splits in counts.items():
         for split, count in splits.items():
             ledger.count(code, split).leave_out("pieces: too long", count.pop("too_long"), split)
@@ -74,7 +74,7 @@ def _sha256(text: str) -> str:
 
 
 def _train_vocabularies(
-    folder: Path, pairs: dict[str, int], settings: dict[str, Any], report: Report
+    folder: Path, pairs: dict[str, int], settings: dict[str, Any], progress: Progress
 ) -> dict[str, dict[str, Any]]:
     """The one called shared, or source and target; returns what is to be said of each.
 
@@ -90,7 +90,7 @@ def _train_vocabularies(
         assert [role for role, *_ in wanted] == list(ROLES)
     made = {}
     for done, (role, pieces, sides, tags) in enumerate(wanted):
-        report("vocabulary", done, len(wanted))
+        progress("vocabulary", done, len(wanted))
         path = vocabulary_file(folder, role)
         texts = sample(
             folder,
@@ -101,7 +101,7 @@ def _train_vocabularies(
         )
         about = vocabulary.train(path, texts, pieces, tags)
         made[role or "shared"] = {**about, "fingerprint": Vocabulary(path).fingerprint}
-    report("vocabulary", len(wanted), len(wanted))
+    progress("vocabulary", len(wanted), len(wanted))
     return made
 
 

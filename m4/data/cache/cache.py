@@ -4,7 +4,7 @@ A cache is a folder: manifest.json, vocabulary.model, <split>.<side>.{tokens,off
 ids without tag and eos; the offsets of each sentence; side is english or foreign; the languages
 one after another), text/<split>.<lang>.tsv, the same pairs in the same order, and
 token_counts.npy (how often a model takes in each id; see tokens.py). Where sources and targets have
-vocabularies of their own: vocabulary.<role>.model, <split>.<side>.<role>.*.npy and
+separate vocabularies: vocabulary.<role>.model, <split>.<side>.<role>.*.npy and
 token_counts.<role>.npy, role being source or target.
 """
 
@@ -97,7 +97,7 @@ class Cache:
 
     @property
     def separate(self) -> bool:
-        """Whether sources and targets have vocabularies of their own."""
+        """Whether sources and targets have separate vocabularies."""
         return self.manifest["identity"]["target_vocabulary_size"] is not None
 
     @property
@@ -165,7 +165,7 @@ class Cache:
         """(flat ids, offsets): sentence r is flat[offsets[r] : offsets[r + 1]]. Memory-mapped.
 
         side: english or foreign. role: source or target, which differ where the two have
-        vocabularies of their own. The train split holds its sentences `segmentations` times: the
+        separate vocabularies. The train split holds its sentences `segmentations` times: the
         v-th way to tokenize sentence r of R is entry v * R + r.
         """
         assert split in SPLITS, split

@@ -11,7 +11,7 @@ from m4.data.cleaning.clean import Cleaner, Cleaning, lines_of
 from m4.data.cleaning.ledger import Count, Ledger
 from m4.data.sources import SPLITS, Pair, Source
 
-Report = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 def text_file(folder: Path, split: str, language: str) -> Path:
@@ -27,7 +27,7 @@ def read_pairs(path: Path) -> Iterator[Pair]:
 
 
 def write_text(
-    folder: Path, source: Source, languages: Sequence[str], cleaning: Cleaning, report: Report
+    folder: Path, source: Source, languages: Sequence[str], cleaning: Cleaning, progress: Progress
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger]:
     """Source -> text/<split>.<lang>.tsv, cleaned; returns {language: {split: {"pairs"}}} and the
     ledger. ValueError: a language without training pairs."""
@@ -36,7 +36,7 @@ def write_text(
     cleaner = Cleaner(cleaning, source, languages, folder / "text")
     for split in reversed(SPLITS):  # test and dev first: train must know them
         for code in languages:
-            report("text", done, len(SPLITS) * len(languages))
+            progress("text", done, len(SPLITS) * len(languages))
             kept = 0
             with text_file(folder, split, code).open("w", encoding="utf-8", newline="\n") as file:
                 for chunk in cleaner.pairs(code, split):
@@ -55,7 +55,7 @@ def write_text(
                     json.dumps(parts)
                 )
             done += 1
-    report("text", done, done)
+    progress("text", done, done)
     return counts, cleaner.finish()
 
 

@@ -11,11 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cache.corpus_text import Report, text_file
+from m4.data.cache.corpus_text import Progress, text_file
 from m4.data.directions import SIDES, SIDES_OF
 from m4.data.sources import SPLITS
-from m4.data.vocabulary.chunks import Array, Chunk, Tokenized, chunks_of, id_type, tokenized
 from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary.tokenizing import (
+    TextRange,
+    TokenArray,
+    Tokenized,
+    id_type,
+    ranges_of,
+    tokenized,
+)
 from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from m4.parallel.cpus import available_cpus
 
@@ -35,16 +42,16 @@ def array_name(side: str, role: str | None) -> str:
     return f"{side}.{role}" if role else side
 
 
-def arrays_of(folder: Path, settings: dict[str, Any]) -> list[Array]:
+def arrays_of(folder: Path, settings: dict[str, Any]) -> list[TokenArray]:
     """The arrays that the directions of a cache need."""
     longest = {"source": settings["source_length"] - 2, "target": settings["target_length"] - 1}
     if settings["target_vocabulary_size"] is None:
         # Every side is source in one direction, with tag and eos, and target in the other, with
         # eos.
         path = vocabulary_file(folder, None)
-        return [Array(array_name(s, None), s, path, min(longest.values())) for s in SIDES]
+        return [TokenArray(array_name(s, None), s, path, min(longest.values())) for s in SIDES]
     return [
-        Array(array_name(side, role), side, vocabulary_file(folder, role), longest[role])
+        TokenArray(array_name(side, role), side, vocabulary_file(folder, role), longest[role])
         for role in ROLES
         for side in SIDES_OF[settings["mixture"]][role]
     ]
@@ -55,7 +62,7 @@ def tokenize(
     languages: Sequence[str],
     counts: dict[str, dict[str, dict[str, Any]]],
     settings: dict[str, Any],
-    report: Report,
+    progress: Progress,
     workers: int | None = None,
 ) -> None:
     """Text -> <split>.<name>.{tokens,offsets}.npy; too long train pairs leave the text too.
@@ -65,13 +72,13 @@ def tokenize(
     total = sum(counts[code][split]["pairs"] for split in SPLITS for code in languages)
     arrays = arrays_of(folder, settings)
     ways = settings["segmentations"]
-    chunks = {
-        (split, code): list(chunks_of(text_file(folder, split, code), split == "train"))
+    spans = {
+        (split, code): list(ranges_of(text_file(folder, split, code), split == "train"))
         for split in SPLITS
         for code in languages
     }
     results = tokenized(
-        [chunk for of_file in chunks.values() for chunk in of_file],
+        [span for of_file in spans.values() for span in of_file],
         arrays,
         ways,
         settings["sampling_alpha"],
@@ -84,10 +91,10 @@ def tokenize(
         row = 0
         for code in languages:
             language = _Language(files, text_file(folder, split, code))
-            for result in _as_many(results, chunks[split, code]):
+            for result in _as_many(results, spans[split, code]):
                 language.append(result)
                 done += result.pairs + (result.too_long if split == "train" else 0)
-                report("tokens", done, total)
+                progress("tokens", done, total)
             counts[code][split] |= language.finish(row)
             row += language.pairs
             if split == "train" and not language.pairs:
@@ -102,13 +109,13 @@ def tokenize(
     _write_token_counts(folder, arrays, pairs, ways)
 
 
-def _as_many(results: Iterator[Tokenized], chunks: Sequence[Chunk]) -> Iterator[Tokenized]:
-    for _ in chunks:
+def _as_many(results: Iterator[Tokenized], spans: Sequence[TextRange]) -> Iterator[Tokenized]:
+    for _ in spans:
         yield next(results)
 
 
 class _Language:
-    """A language's part of a split, as it is written: its text anew, its stretch of the arrays."""
+    """A language's part of a split, as it is written: its text and its rows of the arrays."""
 
     def __init__(self, files: dict[str, _ArrayFile], path: Path) -> None:
         self._files, self._path = files, path
@@ -149,11 +156,11 @@ class _Language:
 class _ArrayFile:
     """A token array in the making, on disk: nothing of it stays in memory.
 
-    Its ways to tokenize the sentences come in turn, each with all of them; so until the end each
-    has files of its own.
+    The array holds all sentences in one segmentation, then all in the next; until the end each
+    segmentation has its own files.
     """
 
-    def __init__(self, stem: Path, array: Array, ways: int) -> None:
+    def __init__(self, stem: Path, array: TokenArray, ways: int) -> None:
         self.ways, self._stem, self._dtype = ways, stem, np.dtype(id_type(array.vocabulary))
         for path in self._parts("ids") + self._parts("lengths"):
             path.write_bytes(b"")
@@ -202,7 +209,7 @@ def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 
 
 def _write_token_counts(
-    folder: Path, arrays: Sequence[Array], pairs: dict[str, int], ways: int
+    folder: Path, arrays: Sequence[TokenArray], pairs: dict[str, int], ways: int
 ) -> None:
     """token_counts.npy, [V]: how often a model takes in each id when every training pair comes
     once each way in all its segmentations.
@@ -211,7 +218,7 @@ def _write_token_counts(
     the decoder's first input is pad. With separate vocabularies there are token_counts.source.npy,
     of what the encoder takes in, and token_counts.target.npy, of the decoder.
     """
-    of: dict[Path, list[Array]] = {}
+    of: dict[Path, list[TokenArray]] = {}
     for array in arrays:
         of.setdefault(array.vocabulary, []).append(array)
     for path, members in of.items():

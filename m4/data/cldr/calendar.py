@@ -82,7 +82,7 @@ class _Numbers(dict[int, str]):
 class Calendar:
     """The date and time patterns of one locale; what needs a name that it lacks is None.
 
-    Where a locale has formats of its own, those it lacks are root's: CLDR leaves out what equals
+    Where a locale has its own formats, those it lacks are root's: CLDR leaves out what equals
     root, and patterns have no words. The names in them (months, AM and PM) are never root's.
     """
 

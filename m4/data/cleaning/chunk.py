@@ -18,7 +18,7 @@ PAIRS = 1024
 class Chunk:
     """n pairs: `numbers` [n] count from 1 in the order of the source; `english`, `foreign` [n].
 
-    Never changed in place: what is computed from the text is kept beside it.
+    Never changed in place: what is computed from the text is kept with it.
     """
 
     def __init__(

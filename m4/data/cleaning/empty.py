@@ -40,7 +40,7 @@ class Empty:
 
 
 def _is_empty(text: str) -> bool:
-    # Most sentences begin with a letter, and are quickly told to be none.
+    # Most sentences begin with a letter, and are quickly seen to be none.
     if text[:1].isalnum() and text[0] not in _FILLERS:
         return False
     return _VISIBLE.search(text) is None

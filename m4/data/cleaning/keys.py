@@ -22,7 +22,7 @@ _LINE_END, _SPACE = 0x0A, 0x20
 
 
 def normal(text: str) -> str:
-    """A sentence without what does not tell sentences apart: case, width and spacing."""
+    """A sentence without what does not distinguish sentences: case, width and spacing."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -40,7 +40,7 @@ def normal_digests(texts: Sequence[str]) -> U64:
 def digests(texts: Sequence[str]) -> U64:
     """[n] 64 bits of each text: the sum over its characters of mix(character, place).
 
-    Each term is a random number of its own (splitmix64), so that different texts have sums as
+    Each term is its own random number (splitmix64), so that different texts have sums as
     different as random numbers. The same on every machine, and numpy does a chunk at once.
     """
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
@@ -72,7 +72,7 @@ def _digests(
 def _spacing_matters(points: npt.NDArray[np.uint32]) -> bool:
     """Whether " ".join(text.split()) would change one of the texts joined by line ends."""
     blank = _blanks()[points]
-    # A blank beside another one or at an end; or one that is no plain space.
+    # A blank next to another one or at an end; or one that is no plain space.
     edge = np.concatenate([[True], blank, [True]])
     alone = ~edge[:-2] & ~edge[2:]
     return bool((blank & (points != _LINE_END) & ~(alone & (points == _SPACE))).any())

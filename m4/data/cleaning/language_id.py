@@ -21,7 +21,7 @@ PACKAGE = "py3langid"
 # ISO 639's codes for undetermined and for no linguistic content.
 _NO_LANGUAGE = ("und", "zxx")
 
-# Parts of languages that identifiers tell apart and m4's table does not: not held against a text.
+# Parts of languages that identifiers distinguish and m4's table does not: not held against a text.
 _PARTS = {
     "hbo": "he", "ary": "ar", "arz": "ar", "wuu": "zh", "yue": "zh", "uzs": "uz", "grc": "el",
     "sdh": "ku", "nn": "no", "nb": "no",
@@ -29,7 +29,7 @@ _PARTS = {
 
 
 class Identifier(Protocol):
-    """What tells the language of a text. Codes are ISO 639-1, or 639-3 where there is none."""
+    """Identifies the language of a text. Codes are ISO 639-1, or 639-3 where there is none."""
 
     def languages(self) -> set[str]:
         """The codes that it can give."""

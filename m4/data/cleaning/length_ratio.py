@@ -19,7 +19,7 @@ UNITS = ("characters", "bytes")
 @checked
 @dataclass(frozen=True)
 class LengthRatio:
-    """Drops a pair whose foreign side is more than `bound` times as long, or as short, as expected.
+    """Drops a pair whose non-English side is more than `bound` times too long or too short.
 
     A Chinese sentence has a quarter of the characters of an English one: what is expected is the
     median of foreign / English over the language's own pairs, in `unit`s. `slack`, in units of

@@ -16,7 +16,7 @@ class SkippedLines:
 
     A source counts by file, and a file may be read again: for a language and split at a time the
     counts are emptied, looked at, and put back together at the end. Lines of a file that several
-    languages or splits are read from are nobody's alone; they stand under `ANY`.
+    languages or splits are read from belong to none of them alone; they are under `ANY`.
     """
 
     def __init__(self, source: Source) -> None:

@@ -1,6 +1,6 @@
 """`m4 data audit`: the cleaning of a corpus without training, and what it says about the corpus.
 
-data_report.json and data_report.html tell what was read, kept, dropped, changed and flagged;
+data_report.json and data_report.html report what was read, kept, dropped, changed and flagged;
 dropped.jsonl.gz lists the pairs that were dropped.
 """
 
@@ -32,7 +32,7 @@ from m4.storage.files import whole, write_text
 PIECES = "pieces: too long"
 # A language that loses so much of its training text is named.
 _LOSS = 0.2
-Progress = Callable[[int, int, str], None]
+AuditProgress = Callable[[int, int, str], None]
 
 
 def audit(
@@ -40,7 +40,7 @@ def audit(
     folder: Path,
     cleaning: Cleaning | None = None,
     on_drop: OnDrop | None = None,
-    progress: Progress = lambda *_: None,
+    progress: AuditProgress = lambda *_: None,
 ) -> Ledger:
     """Runs a cleaning, by default the corpus's own, over all languages and splits.
 

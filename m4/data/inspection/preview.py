@@ -16,7 +16,7 @@ from m4.data.stream.mixture import pair_tokens
 from m4.data.stream.stream import Stream
 
 
-class Drawn(NamedTuple):
+class DrawnLanguage(NamedTuple):
     """What a whole run draws of one language.
 
     pairs, tokens: drawn in all its directions; their shares of the run. epochs: how often its pairs
@@ -37,7 +37,7 @@ class Column(NamedTuple):
     """One sampler over all languages; `drawn` is empty where it cannot be used, `problem` why."""
 
     name: str
-    drawn: Mapping[str, Drawn]
+    drawn: Mapping[str, DrawnLanguage]
     problem: str = ""
 
 
@@ -59,7 +59,7 @@ class Preview(NamedTuple):
     def configured(self) -> Column:
         return self.columns[0]
 
-    def share(self, drawn: Drawn) -> float:
+    def share(self, drawn: DrawnLanguage) -> float:
         """In the sampler's unit."""
         return drawn.pair_share if self.sample_by == "examples" else drawn.token_share
 
@@ -69,12 +69,12 @@ def corpus_sizes(cache: Cache) -> tuple[dict[str, int], dict[str, int]]:
     pairs = {code: cache.size(code, "train") for code in cache.languages()}
     order = sorted(pairs, key=lambda code: (-pairs[code], code))
     # Of the two directions of a pair the first that there is: tokens differ by the tag alone, or
-    # where each side has a vocabulary of its own.
+    # where sources and targets have separate vocabularies.
     unit = {language_of(d): pair_tokens(cache, d) for d in reversed(cache.directions)}
     return {c: pairs[c] for c in order}, {c: round(pairs[c] * unit[c]) for c in order}
 
 
-def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, Drawn]:
+def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, DrawnLanguage]:
     """What `total_steps` of a stream draw of each language, exact but for tokens (mean lengths)."""
     seen = stream.examples_seen(total_steps)
     tokens = {d: count * pair_tokens(cache, d) for d, count in seen.items()}
@@ -84,7 +84,7 @@ def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, Drawn]
         mine = {d: count for d, count in seen.items() if language_of(d) == code}
         size, most = cache.size(code, "train"), max(mine.values(), default=0)
         pairs, ids = sum(mine.values()), sum(tokens[d] for d in mine)
-        result[code] = Drawn(
+        result[code] = DrawnLanguage(
             pairs,
             pairs / all_pairs,
             round(ids),

@@ -1,4 +1,4 @@
-"""Sources of sentence pairs: one file a source, each with a class of its own that is a Source."""
+"""Sources of sentence pairs: one file a source, each with a class that is a Source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Source(Protocol):
     """What gives English-centric sentence pairs.
 
     A source may also have `subsets(language, split) -> dict[str, list[bool]]`: marks for the
-    sentences of pairs(), in their order, by which scores can be told apart ({"seen": [...]}).
+    sentences of pairs(), in their order, for scores of each ({"seen": [...]}).
     """
 
     def languages(self) -> list[str]:

@@ -147,7 +147,7 @@ class _Raw(io.RawIOBase):
 
 
 class _Memory:
-    """A JSON file {path: [stamp, sha256]}; the stamp tells whether the file is still the same."""
+    """A JSON file {path: [stamp, sha256]}; the stamp shows whether the file is still the same."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -215,7 +215,7 @@ def _stamp(path: epath.Path) -> tuple[list[int], float]:
     if "://" in name:
         remote = path.stat()
         return [remote.length, remote.mtime], float(remote.mtime)
-    # ctime too: cp --preserve and the like set mtime, nobody sets ctime.
+    # ctime too: cp --preserve and the like set mtime, nothing sets ctime.
     local = os.stat(name)
     times = [local.st_mtime_ns, local.st_ctime_ns]
     return [local.st_size, *times], max(times) / 1e9

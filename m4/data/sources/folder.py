@@ -12,7 +12,7 @@ from etils import epath
 
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.files import digest, folder_at
-from m4.data.sources.layout import File, Layout
+from m4.data.sources.layout import File, FileLayout
 from m4.data.sources.lines import MAX_LINE_BYTES, Reading
 from m4.data.sources.spool import Spool
 from m4.data.splits import HashSplit
@@ -32,7 +32,7 @@ class Folder:
     files are read once and sorted by language on disk.
 
     Attributes:
-        folder: also gs://, s3:// and the like. files: pattern of names, see `Layout`.
+        folder: also gs://, s3:// and the like. files: pattern of names, see `FileLayout`.
         on_bad_line: fail, or skip and count. max_line_bytes: longer lines are bad.
         splits: split -> its word in names. codes: m4's code -> the code in names.
         dev_every, test_every: one English sentence in so many is dev, or test; 0: none.
@@ -54,7 +54,7 @@ class Folder:
         self.reading = Reading(owner, self.on_bad_line, self.max_line_bytes)
         self.hash_split = HashSplit(owner, self.dev_every, self.test_every)
         path = epath.Path(self.folder)
-        self.layout = Layout(owner, path, self.files, self.english, self.splits, self.codes)
+        self.layout = FileLayout(owner, path, self.files, self.english, self.splits, self.codes)
         if ("split" in self.layout.fields) == bool(self.hash_split):
             allowed = (
                 "a pattern without {split} where dev_every and test_every are set"
@@ -101,7 +101,7 @@ class Folder:
                 yield pair
 
     def identity(self) -> dict:
-        """The settings, and sizes and SHA-256 of the files, by language where names tell it."""
+        """The settings, and sizes and SHA-256 of the files, by language where names have it."""
         by_language: dict[str, dict[str, list]] = {}
         common: dict[str, list] = {}
         for file in self._files:

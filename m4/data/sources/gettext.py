@@ -35,7 +35,7 @@ class Gettext(Folder):
     """Sentence pairs from PO and MO catalogues; `files` should end in .po or .mo, or in '*'.
 
     Left out and counted, whatever on_bad_line says: the header; entries that are fuzzy, obsolete
-    or not translated; plural forms (which form fits which number only a sentence tells). Two
+    or not translated; plural forms (which form fits which number depends on the sentence). Two
     messages with one msgid and different msgctxt are two pairs. English variants (en_GB, en@shaw)
     are no languages here. A catalogue that msgfmt would refuse is one bad line.
 

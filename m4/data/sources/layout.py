@@ -64,7 +64,7 @@ class Codes:
         return language
 
 
-class Layout:
+class FileLayout:
     """A pattern such as '{split}.{pair}.{side}' or '{lang}/*.po' and what it finds in a folder.
 
     {lang}: the code of the language that is not English. {pair}: 'en-gl' or 'gl-en'. {side}: the

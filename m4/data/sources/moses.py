@@ -80,7 +80,7 @@ class Moses(Folder):
             for side, line in enumerate(sides):
                 count[side] += line is not None
             if None in sides:
-                continue  # read on, to tell both counts
+                continue  # read on, to report both counts
             first, second = (tally.text(line, number) for line in sides)
             if pair := tally.pair(number, first, second):
                 yield pair

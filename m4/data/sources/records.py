@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from m4.data.sources.layout import Layout
+from m4.data.sources.layout import FileLayout
 from m4.data.sources.lines import Reason
 from m4.settings import SettingError
 
@@ -53,7 +53,7 @@ class Fields:
         self._english_path = english_field.split(".")
         self._language_path = language_field.split(".") if language_field else None
 
-    def check(self, owner: str, layout: Layout) -> None:
+    def check(self, owner: str, layout: FileLayout) -> None:
         """ValueError where neither a file's name nor a record has the language."""
         by_record = self._language_path is not None or _LANG in self._last
         if "side" in layout.fields or not (layout.tells_language or by_record):
@@ -67,7 +67,7 @@ class Fields:
     def columns(self, names: Iterable[str], code: str | None) -> list[str]:
         """The top-level fields that are needed, of the given `names` and of those that lack there.
 
-        code: the language where the file's name tells it.
+        code: the language where the file's name has it.
         """
         wanted = [self._english_path[0], *(self._language_path or [])[:1]]
         if self._parents:
@@ -90,7 +90,7 @@ class Fields:
     ) -> Iterator[tuple[str, object, object]]:
         """(language, English, foreign) of every pair in a record; a side may be a Reason.
 
-        code: the language where the file's name tells it.
+        code: the language where the file's name has it.
         """
         english = self._value(record, self._english_path)
         if isinstance(english, list):  # several English texts of one sentence: the first

@@ -33,7 +33,7 @@ class Spool:
         self._write(kept)
 
     def _write(self, kept: dict[tuple[str, str], list[str]]) -> None:
-        # Opened anew every time: hundreds of languages are more files than may be open at once.
+        # Opened again every time: hundreds of languages are more files than may be open at once.
         for key, found in kept.items():
             self._numbers.setdefault(key, len(self._numbers))
             with self._file(key).open("a", encoding="utf-8", newline="\n") as file:

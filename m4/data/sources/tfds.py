@@ -231,7 +231,7 @@ class _Dataset:
                 )
             self._feature = fitting[0]
             features = features[self._feature]
-        # None: every example has languages of its own.
+        # None: every example has its own languages.
         self.codes: list[str] | None = None
         if isinstance(features, tfds.features.Translation):
             self.codes = list(features.languages)

@@ -110,12 +110,12 @@ class SplitReader:
             if entries != self._entries * self.ways or self._entries < most_rows:
                 raise ValueError(
                     f"{self.folder}: damaged, {entries} sentences for {most_rows} pairs in "
-                    f"{self.ways} ways (delete the folder, it is made anew)"
+                    f"{self.ways} ways (delete the folder, it is rebuilt)"
                 )
             if len(flat) != offsets[-1]:
                 raise ValueError(
                     f"{self.folder}: damaged, {len(flat)} ids where {offsets[-1]} are expected "
-                    "(delete the folder, it is made anew)"
+                    "(delete the folder, it is rebuilt)"
                 )
 
 
@@ -133,7 +133,7 @@ def lay_out(
     [B, L]; decoder_input_tokens (targets moved right inside each segment, 0 first),
     decoder_target_tokens, decoder_loss_weights (float32), decoder_segment_ids, decoder_positions,
     direction_ids [B, T]. Pairs of a row stand in the order of `chosen`. Segments count from 1 in
-    each row; 0 is padding everywhere (also where directions count from 0: the segments tell).
+    each row; 0 is padding everywhere (also where directions count from 0: see the segments).
     """
     number, parts = part
     rows = shape.rows // parts
@@ -163,7 +163,7 @@ def lay_out(
     if wrong >= 0:
         raise ValueError(
             f"{data.folder}: damaged, a pair of {data.codes[examples.directions[wrong]]!r} is "
-            "longer than the manifest says (delete the folder, it is made anew)"
+            "longer than the manifest says (delete the folder, it is rebuilt)"
         )
     return batch
 

@@ -37,8 +37,8 @@ class Stretch:
 class Phases:
     """Rates that change between groups of steps.
 
-    A phase starts at the first group that begins at or after its first step. Draws of a direction
-    go on counting from phase to phase, and so do its epochs. How many pairs a group has is found
+    A phase starts at the first group that begins at or after its first step. Draws and epochs of
+    a direction are counted over all phases. How many pairs a group has is found
     once a phase, when it is first needed: pairs_of(draws).
     """
 

@@ -55,7 +55,7 @@ class Draws:
         window: int = WINDOW,
     ) -> None:
         """A direction with rate 0 is not drawn. first: draws of each direction before these, from
-        where its epochs go on. phase: another one draws in another order. window: see the class."""
+        where its epochs continue. phase: decides the order. window: see the class."""
         assert len(names) == len(sizes) == len(rates) > 0
         for name, size, rate in zip(names, sizes, rates, strict=True):
             if not 0 <= rate < math.inf:

@@ -170,7 +170,7 @@ class Stream:
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """All phases, as JSON: with them instead of its own a new stream is the same as this."""
+        """All phases, as JSON: with them a new stream is the same as this."""
         with self._lock:
             return self._phases.as_json()
 

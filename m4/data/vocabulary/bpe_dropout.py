@@ -44,7 +44,7 @@ class Dropout:
 
     def sample(self, best: Ragged, alpha: float, seed: int) -> Ragged:
         """The best ways to tokenize some texts -> others; each merge is left out with probability
-        alpha, anew at every step. The same arguments give the same ids, always."""
+        alpha, drawn again at every step. The same arguments give the same ids, always."""
         characters = self._characters.take(best.ids)
         # Of each text: its pieces' characters, added up. reduceat has no empty rows.
         ends = np.concatenate([[0], np.cumsum(characters.lengths)])[np.cumsum(best.lengths)]

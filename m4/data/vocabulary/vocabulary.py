@@ -73,8 +73,8 @@ class Vocabulary:
 
     @cached_property
     def by_words(self) -> bool:
-        """Whether the ids of a text are those of its words, one after another: no piece goes on
-        after a space."""
+        """Whether the ids of a text are those of its words, one after another: no piece has a
+        space inside."""
         return not any(SPACE in piece[1:] for piece in self.pieces)
 
     @property

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from m4.data.languages import describe, near_clones
+from m4.data.languages import closely_related, describe
 from m4.data.preprocess import language_of
 from m4.eval.metrics import bootstrap
 from m4.eval.scoring.groups import (
@@ -141,7 +141,7 @@ def _delta(
 def _with_related(row: Delta, languages: Iterable[str]) -> Delta:
     """With the closely related languages of this run, under the codes that the run gives them."""
     codes = {describe(code).code: code for code in sorted(languages)}
-    related = near_clones(describe(row.language).code, codes)
+    related = closely_related(describe(row.language).code, codes)
     return replace(row, near_clones=tuple(codes[code] for code in related))
 
 

@@ -1,4 +1,4 @@
-"""What caches, sources and streams make is pinned beside their formats."""
+"""What caches, sources and streams make is pinned next to their formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READ: dict[str, str] = dict.fromkeys(
     ("tsv", "moses", "jsonl", "huggingface"),
     "e1b2aaffe3a9c542569f92779dc35415178098cfbdc579d21af38b45233aef22",
 ) | {
-    # Splits of its own making; the order of TFDS's files.
+    # Its own splits; the order of TFDS's files.
     "gettext": "a4a5347a0c166e9f01bb9b211f35293b03689ba3cbea1f1388986dca69b9fd07",
     "tfds": "de88cfd52aefb7961fdacba5d2e4e07c82c8ace44638dfab249587d897754fd0",
 }
@@ -72,7 +72,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> cache.Cache:
 
 def test_the_format_is_raised_with_every_change_of_the_files(made: cache.Cache) -> None:
     assert (cache.FORMAT, digest(made.folder)) == (PINNED[0], PINNED[2]), (
-        "the same settings give other files: raise FORMAT in m4/data/cache/cache.py and pin anew"
+        "the same settings give other files: raise FORMAT in m4/data/cache/cache.py and pin again"
     )
 
 
@@ -103,7 +103,7 @@ def test_the_format_is_raised_with_every_change_of_what_cleaning_does(tmp_path: 
     assert at_work == {stage.name for stage in stages}, (count.dropped, count.changed)
     text = repr((sorted(kept.items()), ledger.as_json()))
     assert (cache.FORMAT, hashlib.sha256(text.encode()).hexdigest()) == (PINNED[0], CLEANED), (
-        "cleaning does something else: raise FORMAT in m4/data/cache/cache.py and pin anew"
+        "cleaning does something else: raise FORMAT in m4/data/cache/cache.py and pin again"
     )
 
 
@@ -126,7 +126,7 @@ def test_the_format_is_raised_with_every_change_of_what_a_source_reads(
     read = repr([(code, split, list(source.pairs(code, split)))
                  for code in source.languages() for split in SPLITS])  # fmt: skip
     assert (cache.FORMAT, hashlib.sha256(read.encode()).hexdigest()) == (PINNED[0], READ[name]), (
-        f"{name} reads other pairs out of the same files: raise cache.FORMAT, pin anew"
+        f"{name} reads other pairs out of the same files: raise cache.FORMAT, pin again"
     )
 
 
@@ -140,7 +140,7 @@ def test_the_format_is_raised_with_every_change_of_the_batches(
         for key, array in sorted(drawn.batch(step).items()):
             total.update(f"{key} {array.dtype} {array.shape}".encode() + array.tobytes())
     assert (stream.FORMAT, total.hexdigest()) == (BATCHES[0], BATCHES[1][layout]), (
-        "the same arguments give other batches: raise FORMAT in stream/stream.py and pin anew"
+        "the same arguments give other batches: raise FORMAT in stream/stream.py and pin again"
     )
 
 
@@ -149,4 +149,4 @@ def test_it_is_pinned_for_the_sentencepiece_of_the_lock() -> None:
     # Else the test above would be skipped everywhere.
     found = re.search(r"^sentencepiece==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
     assert found is not None
-    assert found[1] == PINNED[1], "the lock has another SentencePiece: pin anew with it"
+    assert found[1] == PINNED[1], "the lock has another SentencePiece: pin again with it"

@@ -21,7 +21,7 @@ from m4.data.corpus import CorpusSpec, bilingual
 from m4.data.directions import MIXTURES, SIDES
 from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources import SPLITS
-from m4.data.vocabulary import chunks
+from m4.data.vocabulary import tokenizing
 from tests.data.corpus import Made
 
 SMALL: dict[str, Any] = {"vocabulary_size": 400, "lengths": {"inputs": 96, "targets": 96}}
@@ -219,19 +219,19 @@ def test_workers_and_blocks_change_nothing(
     assert contents(made.folder) == contents(sampled.folder)
 
 
-def test_chunks_are_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_are_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text.tsv"
     lines = [f"{'é' * (n % 50)}{n}\t{n}\n".encode() for n in range(300)]
     path.write_bytes(b"".join(lines))
     for size in (1, 100, 1 << 20):
-        monkeypatch.setattr(chunks, "_CHUNK_BYTES", size)
-        found = list(chunks.chunks_of(path, train=True))
-        data = [path.read_bytes()[chunk.start : chunk.stop] for chunk in found]
+        monkeypatch.setattr(tokenizing, "_RANGE_BYTES", size)
+        found = list(tokenizing.ranges_of(path, train=True))
+        data = [path.read_bytes()[span.start : span.stop] for span in found]
         assert b"".join(data) == path.read_bytes()
         assert all(part.endswith(b"\n") for part in data)
         assert len(data) == {1: 300, 1 << 20: 1}.get(size, len(data))
     path.write_bytes(b"")
-    assert not list(chunks.chunks_of(path, train=True))
+    assert not list(tokenizing.ranges_of(path, train=True))
 
 
 def test_a_killed_build_leaves_no_worker_and_the_next_one_cleans_up(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def _runs(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # A zombie, whom nobody has asked for its status, is dead too.
+    # A zombie, whose status has not been read, is dead too.
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 

@@ -229,7 +229,7 @@ EXAMPLES = [
     # Day periods: 00:12 is before dawn, 15:00 afternoon.
     ("zh_Hant", ("at", "long", DAY, 12), None, "1961年5月18日 凌晨12:12"),
     ("zh_Hant", ("at", "long", DAY, 900), None, "1961年5月18日 下午3:00"),
-    # Arabic has a dual that is a word of its own, without a number.
+    # Arabic has a dual that is a separate word, without a number.
     ("ar", ("qty", "duration-day", 2), "2 days", "يومان"),
 ]
 

@@ -96,8 +96,8 @@ def test_all_files_of_the_folder_are_in_thorough() -> None:
 def test_laws_of_stages(
     tmp_path: Path, stages: list[CleaningStage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, told = messy(), []
-    kept, ledger = run(stages, source, tmp_path, on_drop=lambda *of: told.append(of))
+    source, reported = messy(), []
+    kept, ledger = run(stages, source, tmp_path, on_drop=lambda *of: reported.append(of))
     assert not [*tmp_path.iterdir()], "nothing is left of the spool"
     for (code, split), pairs in kept.items():
         given, count = source.listed[code, split], ledger.count(code, split)
@@ -108,7 +108,7 @@ def test_laws_of_stages(
             assert pairs == given, "what a model is tested on stays what it is"
             assert not count.dropped
             assert not count.changed
-        listed = [of for of in told if of[1:3] == (code, split)]
+        listed = [of for of in reported if of[1:3] == (code, split)]
         assert len(listed) == sum(count.dropped.values())
         for why, _, _, number, pair in listed:
             assert 1 <= number <= len(given)

@@ -39,7 +39,7 @@ KINDS = {
 
 
 def corrupted(lines: int) -> tuple[bytes, dict[str, int], int]:
-    """(the file, reason -> lines, good lines): all kinds in turn, the long one seldom."""
+    """(the file, reason -> lines, good lines): kinds interleaved, the long one seldom."""
     kinds = list(KINDS)
     text, wanted, good = [], dict[str, int](), 0
     for number in range(lines):
@@ -110,7 +110,7 @@ def test_lines_of_a_file_of_several_languages_are_nobodys_alone(tmp_path: Path) 
 
 def test_the_ledger_of_a_cache_adds_up_to_its_rows(tmp_path: Path) -> None:
     pairs = [(f"word {n}", f"drow {n}") for n in range(60)]
-    long = ("12345678901234567890123456789", "x")  # digits are pieces of their own
+    long = ("12345678901234567890123456789", "x")  # digits are separate pieces
     train = [*pairs, pairs[3], long, ("tested", "y")]
     source = Listed({("gl", "train"): train, ("gl", "test"): [("Tested", "z")]})
     made = CorpusSpec(source, vocabulary_size=320, lengths={"inputs": 24, "targets": 24}).build(

@@ -97,7 +97,7 @@ def test_digests_are_the_same_on_every_machine() -> None:
     alone, together = digests(["casa"]), digests(["", "río", "casa"])
     assert alone[0] == together[2]
     assert alone[0] == digests(["casa"])[0] != digests(["asac"])[0]
-    assert len(set(both(digests(["a", "b"]), digests(["b", "a"])).tolist())) == 2, "sides are told"
+    assert len(set(both(digests(["a", "b"]), digests(["b", "a"])).tolist())) == 2, "sides differ"
 
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=12))

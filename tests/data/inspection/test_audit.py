@@ -20,7 +20,7 @@ from m4.data.inspection.audit_page import seen
 from tests.command_line import TINY, m4
 from tests.data.cleaning.cases import Listed
 
-LONG = ("12345678901234567890123456789", "x")  # digits are pieces of their own
+LONG = ("12345678901234567890123456789", "x")  # digits are separate pieces
 LONG_TOO = ("98765432109876543210987654321", "w")
 SETTINGS: dict[str, Any] = {"vocabulary_size": 320, "lengths": {"inputs": 24, "targets": 24}}
 
@@ -58,12 +58,12 @@ def test_audit_counts_as_the_build_does(tmp_path: Path) -> None:
     older = audit.audit(*corpus(tmp_path / "c")).count("gl", "train")
     assert older.not_checked == {"pieces: tokenized by another version of m4": older.kept}
     manifest.write_text(ours, encoding="utf-8")
-    told = []
-    after = audit.audit(*corpus(tmp_path / "c"), on_drop=lambda *of: told.append(of))
+    reported = []
+    after = audit.audit(*corpus(tmp_path / "c"), on_drop=lambda *of: reported.append(of))
     assert after.as_json(examples=False) == built.as_json(examples=False)
     assert after.count("gl", "train").dropped[audit.PIECES] == 1, "the other one is a duplicate"
     assert after.count("gl", "test").flagged == {audit.PIECES: 1}
-    assert [(of[0], of[3], of[4]) for of in told if of[0] == audit.PIECES] == [
+    assert [(of[0], of[3], of[4]) for of in reported if of[0] == audit.PIECES] == [
         (audit.PIECES, 61, LONG)
     ]
     other = audit.audit(*corpus(tmp_path / "c"), clean.thorough())

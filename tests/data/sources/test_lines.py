@@ -101,7 +101,7 @@ def jsonl(folder: Path) -> tuple[Source, Counter[str]]:
 
 
 def write(path: Path, kinds: dict[str, tuple[bytes, str]]) -> Counter[str]:
-    """LINES lines of all kinds in turn, three of 1 MB among them; what should be counted."""
+    """LINES lines of all kinds interleaved, three of 1 MB among them; what should be counted."""
     expected: Counter[str] = Counter()
     names = sorted(kinds)
     with path.open("wb") as file:

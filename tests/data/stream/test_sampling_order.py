@@ -55,9 +55,7 @@ def test_every_example_once_before_any_twice() -> None:
         for epoch in epochs:
             assert np.array_equal(np.sort(epoch), np.arange(size))
         assert np.array_equal(counted[directions == direction], np.arange(len(drawn)) // size)
-        assert all((a != b).any() for a, b in pairwise(epochs)), (
-            "each epoch has an order of its own"
-        )
+        assert all((a != b).any() for a, b in pairwise(epochs)), "each epoch has its own order"
         assert len(set(drawn[len(epochs) * size :].tolist())) == len(drawn) - len(epochs) * size
 
 
@@ -139,7 +137,7 @@ def test_compiled_is_the_same() -> None:
 
 @pytest.mark.parametrize("size", [64, 65, 127, 128, 1000])
 def test_windows_are_drawn_one_after_the_other(size: int) -> None:
-    """Every example once an epoch; 64 draws in turn are 64 neighbours, round the end."""
+    """Every example once an epoch; 64 consecutive draws are 64 neighbours, round the end."""
     draws = Draws(["a"], [size], [1.0], 3, window=64)
     drawn = draws.draw(0, 3 * size).examples.reshape(3, size)
     for epoch in drawn:

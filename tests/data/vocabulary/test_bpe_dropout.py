@@ -15,7 +15,7 @@ from m4.data.cache.cache import Cache
 from m4.data.sources.tsv import Tsv
 from m4.data.vocabulary.bpe_dropout import Dropout
 from m4.data.vocabulary.ragged import Ragged
-from tests.data.vocabulary.test_chunks import ODD, same
+from tests.data.vocabulary.test_tokenizing import ODD, same
 
 
 @pytest.fixture(scope="module")

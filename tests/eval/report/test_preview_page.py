@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from m4.data.inspection.preview import Column, Drawn, Preview
+from m4.data.inspection.preview import Column, DrawnLanguage, Preview
 from m4.data.languages import LANGUAGES
 from m4.eval.report import preview_page as page
 from m4.eval.report.theme import DARK
@@ -21,7 +21,7 @@ def of_many(languages: int) -> Preview:
     columns = []
     for k, name in enumerate(("configured", "T=1", "T=5", "T=∞")):
         drawn = {
-            code: Drawn(10, 1 / languages, 100, 1 / languages, (k + 1) * 5000 / n, 5, 3)
+            code: DrawnLanguage(10, 1 / languages, 100, 1 / languages, (k + 1) * 5000 / n, 5, 3)
             for code, n in pairs.items()
         }
         columns.append(Column(name, drawn))
@@ -78,7 +78,7 @@ def test_every_line_has_every_language(languages: int) -> None:
 
 def test_what_is_never_drawn_has_no_point(tmp_path: Path) -> None:
     seen = example()
-    drawn = dict(seen.columns[0].drawn) | {"gl": Drawn(0, 0.0, 0, 0.0, 0.0, 0, 0)}
+    drawn = dict(seen.columns[0].drawn) | {"gl": DrawnLanguage(0, 0.0, 0, 0.0, 0.0, 0, 0)}
     seen = seen._replace(columns=[Column("configured", drawn), *seen.columns[1:]])
     figure = page.figure(seen, 16.0, DARK)
     (line,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "configured")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m4.data.cache.cache import Cache
-from m4.data.vocabulary.chunks import Array, Chunk, ChunkTokenizer
 from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary.tokenizing import RangeTokenizer, TextRange, TokenArray
 
 # What normalization changes, joins or drops, besides letters and the signs of pieces.
 ODD = [
@@ -44,23 +44,25 @@ ANY = st.lists(st.sampled_from(ODD) | st.characters(codec="utf-8"), max_size=12)
     ),
     cut=st.integers(0, 20),
 )
-def test_a_chunk_is_its_lines(
+def test_a_range_is_its_lines(
     made_cache: Cache, tmp_path_factory: pytest.TempPathFactory, pairs: list, cut: int
 ) -> None:
     """Two stretches of a file against its lines one by one: ids, and which pairs are left out."""
     vocabulary, longest = made_cache.source_vocabulary, 9
-    path = tmp_path_factory.mktemp("chunks") / "train.gl.tsv"
+    path = tmp_path_factory.mktemp("spans") / "train.gl.tsv"
     lines = [f"{english}\t{foreign}\n".encode() for english, foreign in pairs]
     path.write_bytes(b"".join(lines))
     cut = len(b"".join(lines[:cut]))
     ids = [vocabulary.encode(pair) for pair in pairs]
     fit = [max(map(len, sides)) <= longest for sides in ids]
-    tokenizer = ChunkTokenizer(
-        [Array(side, side, vocabulary.path, longest) for side in ("english", "foreign")], 1, None
+    tokenizer = RangeTokenizer(
+        [TokenArray(side, side, vocabulary.path, longest) for side in ("english", "foreign")],
+        1,
+        None,
     )
     for train in (True, False):
         parts = [
-            tokenizer(Chunk(path, start, stop, train))
+            tokenizer(TextRange(path, start, stop, train))
             for start, stop in ((0, cut), (cut, path.stat().st_size))
         ]
         kept = [number for number in range(len(pairs)) if fit[number] or not train]

@@ -23,10 +23,10 @@ from m4.data.directions import SIDES
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import Vocabulary
 
-_CHUNK_BYTES = 1 << 20
+_RANGE_BYTES = 1 << 20
 
 
-class Array(NamedTuple):
+class TokenArray(NamedTuple):
     """One token array of a split: whose sentences, by which vocabulary, at most how many ids."""
 
     name: str
@@ -35,7 +35,7 @@ class Array(NamedTuple):
     longest: int
 
 
-class Chunk(NamedTuple):
+class TextRange(NamedTuple):
     """Whole lines of a text file, from byte `start` up to `stop`. train: too long pairs are left
     out, and there are several segmentations."""
 
@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
 
 
 class Tokenized(NamedTuple):
-    """What a chunk became. `arrays`: by name, one Ragged a segmentation, the best one first."""
+    """What a range became. `arrays`: by name, one Ragged a segmentation, the best one first."""
 
     text: bytes
     pairs: int
@@ -54,15 +54,17 @@ class Tokenized(NamedTuple):
     arrays: dict[str, list[Ragged]]
 
 
-class ChunkTokenizer:
-    """Chunk -> Tokenized.
+class RangeTokenizer:
+    """TextRange -> Tokenized.
 
     Training sentences are tokenized `segmentations` times: once in the best way, else with
-    BPE-dropout `alpha`, from a seed of the chunk's own. A sampled way that is longer than allowed
+    BPE-dropout `alpha`, from the range's own seed. A sampled way that is longer than allowed
     is the best one instead.
     """
 
-    def __init__(self, arrays: Sequence[Array], segmentations: int, alpha: float | None) -> None:
+    def __init__(
+        self, arrays: Sequence[TokenArray], segmentations: int, alpha: float | None
+    ) -> None:
         self.arrays, self.segmentations, self.alpha = arrays, segmentations, alpha
         self._vocabularies = {a.vocabulary: Vocabulary(a.vocabulary) for a in arrays}
         self._types = {path: id_type(path) for path in self._vocabularies}
@@ -72,15 +74,15 @@ class ChunkTokenizer:
 
             self._dropouts = {path: Dropout(v) for path, v in self._vocabularies.items()}
 
-    def __call__(self, chunk: Chunk) -> Tokenized:
-        with chunk.path.open("rb") as file:
-            file.seek(chunk.start)
-            text = file.read(chunk.stop - chunk.start)
+    def __call__(self, span: TextRange) -> Tokenized:
+        with span.path.open("rb") as file:
+            file.seek(span.start)
+            text = file.read(span.stop - span.start)
         letters = np.frombuffer(text, np.uint8)
         ends = np.flatnonzero((letters == ord("\t")) | (letters == ord("\n")))
         starts = np.concatenate([[0], ends + 1])[:-1]
         lines = ends[1::2] + 1
-        assert letters[ends].tobytes() == b"\t\n" * len(lines), chunk
+        assert letters[ends].tobytes() == b"\t\n" * len(lines), span
         sides = {
             side: [
                 text[start:end].decode()
@@ -94,29 +96,29 @@ class ChunkTokenizer:
         }
         long = np.any([best[a.name].lengths > a.longest for a in self.arrays], axis=0)
         pairs = len(lines)
-        if chunk.train and long.any():
+        if span.train and long.any():
             text = letters[np.repeat(~long, np.diff(lines, prepend=0))].tobytes()
             kept = np.flatnonzero(~long)
             best = {name: ragged.take(kept) for name, ragged in best.items()}
             pairs = len(kept)
-        ways = self.segmentations if chunk.train else 1
+        ways = self.segmentations if span.train else 1
         return Tokenized(
             text,
             pairs,
             int(long.sum()),
             {
-                a.name: [self._way(a, best[a.name], chunk, way) for way in range(ways)]
+                a.name: [self._way(a, best[a.name], span, way) for way in range(ways)]
                 for a in self.arrays
             },
         )
 
-    def _way(self, array: Array, best: Ragged, chunk: Chunk, way: int) -> Ragged:
+    def _way(self, array: TokenArray, best: Ragged, span: TextRange, way: int) -> Ragged:
         """The way-th segmentation of each sentence, its ids in the type of the array's file."""
         found = best
         if way > 0:
             assert self.alpha is not None
             # The name, not the path: a cache is the same in every folder.
-            of = f"{chunk.path.name} {chunk.start} {array.name} {way}"
+            of = f"{span.path.name} {span.start} {array.name} {way}"
             seed = int.from_bytes(hashlib.blake2b(of.encode(), digest_size=8).digest())
             sampled = self._dropouts[array.vocabulary].sample(best, self.alpha, seed)
             if (too_long := sampled.lengths > array.longest).any():
@@ -132,28 +134,28 @@ def id_type(vocabulary: Path) -> type[np.uint16] | type[np.int32]:
     return np.uint16 if Vocabulary(vocabulary).size <= 1 << 16 else np.int32
 
 
-def chunks_of(path: Path, train: bool) -> Iterator[Chunk]:
+def ranges_of(path: Path, train: bool) -> Iterator[TextRange]:
     """A text file in stretches of about a megabyte."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = 0
         while start < size:
-            file.seek(min(start + _CHUNK_BYTES, size))
+            file.seek(min(start + _RANGE_BYTES, size))
             file.readline()
-            yield Chunk(path, start, stop := file.tell(), train)
+            yield TextRange(path, start, stop := file.tell(), train)
             start = stop
 
 
 def tokenized(
-    chunks: Iterable[Chunk],
-    arrays: Sequence[Array],
+    spans: Iterable[TextRange],
+    arrays: Sequence[TokenArray],
     segmentations: int,
     alpha: float | None,
     workers: int,
 ) -> Iterator[Tokenized]:
-    """The chunks' results in their order; a few of them are in memory at a time."""
+    """The ranges' results in their order; a few of them are in memory at a time."""
     if workers < 2:
-        yield from map(ChunkTokenizer(arrays, segmentations, alpha), chunks)
+        yield from map(RangeTokenizer(arrays, segmentations, alpha), spans)
         return
     # Spawned, not forked: the program around may have threads and an accelerator.
     pool = ProcessPoolExecutor(
@@ -164,8 +166,8 @@ def tokenized(
     )
     waiting: deque[Future[Tokenized]] = deque()
     try:
-        for chunk in chunks:
-            waiting.append(pool.submit(_tokenize, chunk))
+        for span in spans:
+            waiting.append(pool.submit(_tokenize, span))
             if len(waiting) > 3 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -174,15 +176,15 @@ def tokenized(
         pool.shutdown(cancel_futures=True)
 
 
-_tokenizer: ChunkTokenizer | None = None
+_tokenizer: RangeTokenizer | None = None
 
 
-def _start(arrays: Sequence[Array], segmentations: int, alpha: float | None) -> None:
+def _start(arrays: Sequence[TokenArray], segmentations: int, alpha: float | None) -> None:
     global _tokenizer
     # Ctrl-C is for the parent, which ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _tokenizer = ChunkTokenizer(arrays, segmentations, alpha)
+    _tokenizer = RangeTokenizer(arrays, segmentations, alpha)
 
 
 def _end_with_parent() -> None:
@@ -193,6 +195,6 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _tokenize(chunk: Chunk) -> Tokenized:
+def _tokenize(span: TextRange) -> Tokenized:
     assert _tokenizer is not None
-    return _tokenizer(chunk)
+    return _tokenizer(span)

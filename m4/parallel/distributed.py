@@ -89,7 +89,7 @@ def join(options: DistributedOptions) -> None:
     notice = threading.Timer(_POLL_SECONDS, print, (waiting,), {"file": sys.stderr, "flush": True})
     notice.daemon = True
     notice.start()
-    apart = (
+    not_found = (
         f"the processes did not find each other at {where} within {options.join_timeout_s} s "
         "(join_timeout_s)"
     )
@@ -98,7 +98,7 @@ def join(options: DistributedOptions) -> None:
         _check_port(options.coordinator_address)
     try:
         # Nearly always JAX ends the process itself.
-        with _ended_by_ctrl_c(), abort_message(f"{apart}: {missing}"):
+        with _ended_by_ctrl_c(), abort_message(f"{not_found}: {missing}"):
             jax.distributed.initialize(
                 **given,
                 initialization_timeout=options.join_timeout_s,
@@ -106,7 +106,7 @@ def join(options: DistributedOptions) -> None:
             )
     except jax.errors.JaxRuntimeError as error:
         # Not a mistake: machines may come late, and the job be started again.
-        raise PeerLost(f"{apart}: {first_line(error)}") from error
+        raise PeerLost(f"{not_found}: {first_line(error)}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise ValueError(
             f"the job's processes are not known ({first_line(error)}): give "
@@ -270,7 +270,7 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 def peer_lost(error: BaseException) -> str | None:
     """The message for an error that another process's end caused; None: it is another error."""
     if isinstance(error, PeerLost):
-        return first_line(error)  # gin adds lines of its own
+        return first_line(error)  # gin adds more lines
     if isinstance(error, jax.errors.JaxRuntimeError) and _PEER_LOST_WORDS.search(str(error)):
         return f"{PEER_LOST} ({first_line(error)})"
     return None
@@ -286,7 +286,7 @@ def abort_process(status: int) -> None:
     """Ends this process after an error, without waiting for processes that do not know of it.
 
     The primary runs the service that joins the others: without it they can only report that it is
-    gone. So it waits a moment for them to report errors of their own.
+    gone. So it waits a moment for them to report their own errors.
     """
     sys.stdout.flush()
     sys.stderr.flush()

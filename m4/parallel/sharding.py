@@ -1,27 +1,27 @@
-"""GShard's annotations: which device holds which part of an array (arXiv 2006.16668, section 3.2).
+"""GShard's annotations: which device has which part of an array (arXiv 2006.16668, section 3.2).
 
     x = replicate(x)                        a whole copy on every device
     x = split(x, 0, 8)                      dimension 0 in 8 parts
-    x = shard(x, ids_of_shape([2, 1, 4]))   dimension 0 in 2 parts, 2 in 4; ids say who holds which
+    x = shard(x, ids_of_shape([2, 1, 4]))   dimension 0 in 2 parts, 2 in 4; ids map parts to devices
     x = tile(x, ids)                        the same, by Lingvo's name
     x = partial_tile(x, ids)                ids have one dimension more: copies
     x = mesh_split(x, mesh, [1, -1, 0])     dimension 0 over mesh dimension 1, 2 over 0, 1 whole
 
 Names and meanings are those of the paper and of Lingvo's `xla_sharding` and `gshard_utils`. Each
-gives back its array, with the same values: an annotation says where parts lie and never what they
-are. A few in a function are enough; XLA's partitioner infers the rest and adds what is sent.
+returns its array, with the same values: an annotation decides where parts are and never what they
+are. A few in a function are enough; XLA's partitioner infers the rest and inserts communication.
 
 Inside `jax.jit` they are `jax.lax.with_sharding_constraint`. On an array outside of it they move
-the parts there and then (`jax.device_put`). Of a `jax.ShapeDtypeStruct` they give one with that
+the parts at once (`jax.device_put`). Of a `jax.ShapeDtypeStruct` they return one with that
 sharding, to compile a program for arrays that need not exist. Nothing else of m4 is needed.
 
 **Devices.** Ids are positions in `devices`, by default `jax.devices()`; each must occur once. One
 compiled program has one order of devices (JAX's rule), here that of `devices`. An assignment whose
 ids are a grid with its axes exchanged, such as [[0, 2], [1, 3]], is written as axes of a mesh in
-that order, and goes together with all other such ones. One whose ids follow no such pattern, such
-as [3, 1, 2, 0], makes an order of its own: then JAX refuses, with "incompatible devices", any other
-order in the same program or operation, arguments too. Give such an order as `devices` to all
-annotations instead: `split(x, 0, 4, devices=[d[3], d[1], d[2], d[0]])`. An array outside of a
+that order, and may be mixed with all other such ones. One whose ids follow no such pattern, such as
+[3, 1, 2, 0], is a separate order: then JAX refuses, with "incompatible devices", any other order in
+the same program or operation, arguments too. Give such an order as `devices` to all annotations
+instead: `split(x, 0, 4, devices=[d[3], d[1], d[2], d[0]])`. An array outside of a
 program may go from any order to any other.
 
 **Sizes.** A dimension must divide into its parts; the paper's padding of uneven ones is not done.
@@ -80,9 +80,9 @@ def split(x: A, split_dimension: int, num_partitions: int, *, devices: Devices =
 
 
 def shard(x: A, device_assignment: Ids, *, devices: Devices = None) -> A:
-    """Several dimensions in parts, and who holds which.
+    """Several dimensions in parts, and which device has which part.
 
-    An array [256, 1024, 8192] with an assignment of shape [2, 1, 4] lies in parts
+    An array [256, 1024, 8192] with an assignment of shape [2, 1, 4] has parts
     [128, 1024, 2048]; `device_assignment[i, 0, k]` has rows 128 i ... of columns 2048 k ... .
 
     Args:
@@ -122,7 +122,7 @@ def mesh_split(
     feed-forward [width, hidden] by [0, 1].
 
     Args:
-        device_mesh: ids of devices, or a mesh of JAX with Auto axes (which has devices of its own).
+        device_mesh: ids of devices, or a mesh of JAX with Auto axes (which includes devices).
         dims_mapping: for each dimension of x the dimension of the mesh that it is split over; -1:
             it is not. Along dimensions of the mesh that are not named there are copies.
 
@@ -189,7 +189,7 @@ def _place(name: str, x: A, sharding: NamedSharding) -> A:
     if any(kind != AxisType.Auto for kind in around.axis_types):
         raise ValueError(
             f"sharding.{name}: under a mesh of Explicit or Manual axes ({around}): with Explicit "
-            "ones use jax.sharding.reshard; in jax.shard_map an array is one device's own"
+            "ones use jax.sharding.reshard; in jax.shard_map an array is local"
         )
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -208,7 +208,7 @@ def _grid(ids: np.ndarray) -> _Grid:
     """A mesh with this assignment: in the order 0, 1, 2 ... where there is one, else in its own.
 
     Its axes have prime sizes, so that all of a program's annotations share one mesh where that is
-    possible: JAX tells an output's sharding by the axes of one of them, and fails where they are
+    possible: JAX states an output's sharding by the axes of one of them, and fails where they are
     too long.
     """
     digits = _all_digits(ids)

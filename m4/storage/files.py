@@ -71,7 +71,7 @@ def confined(folder: Path, name: str) -> Path:
 
     Raises:
         ValueError: it is outside of the folder. Names that are read from a run's files decide what
-            is written and deleted, and the run may be somebody else's.
+            is written and deleted, and the run may be from a stranger.
     """
     target = folder / name
     inside = bool(name) and ".." not in PurePosixPath(name).parts and not Path(name).is_absolute()

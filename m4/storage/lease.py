@@ -1,6 +1,6 @@
 """A lease: one job at a time in a folder of an object store, which has no locks.
 
-etils.epath cannot write "only if absent", so no job writes another's file: each has one of its own
+etils.epath cannot write "only if absent", so no job writes another's file: each has a separate one
 in `.running/`, writes it first and then looks for others. Of two that come at once at least one
 sees the other, and it waits. A job renews its file every PERIOD_SECONDS. One whose file stays the
 same for SILENT_PERIODS has expired: the job that waited removes the file and takes the lease with a

@@ -5,7 +5,7 @@ work in a local folder. The job's primary process brings it up to date at the st
 what has changed before each checkpoint, every half minute and at the end. Checkpoints, which are
 large and sharded over all processes, go straight to the store (orbax).
 
-A working copy has a file `.remote` with its address and a name of its own. One job at a time has
+A working copy has a file `.remote` with its address and the copy's name. One job at a time has
 the lease of a folder in the store (`m4.storage.lease`), and checks it before it writes there.
 """
 
@@ -74,7 +74,7 @@ def is_working_copy(folder: Path) -> bool:
 
     Raises:
         ValueError: its mark names an address whose working copy is elsewhere: a folder that was
-            made by somebody else must not decide where files are written and deleted.
+            made by a stranger must not decide where files are written and deleted.
     """
     if not (folder / MARK).is_file():
         return False

@@ -22,7 +22,7 @@ def draws(key, scale) -> dict[str, Any]:
     return {"normal": normal, "cut": cut, "chained": (chained, later), "ranks": ranks, "key": key}
 
 
-def test_the_same_values():
+def test_batched_draws_are_the_plain_draws():
     arguments = jax.random.key(3), jnp.float32(0.5)
     programs = [jax.jit(f).lower(*arguments).compile() for f in (draws, draw_together(draws))]
     plain, together = (program(*arguments) for program in programs)
@@ -36,7 +36,7 @@ def test_the_same_values():
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
 
 
-def test_what_is_alike_is_drawn_once():
+def test_like_draws_become_one():
     def weights(key):
         return [
             jax.random.normal(jax.random.fold_in(key, i), shape) for i, shape in enumerate(SHAPES)
@@ -50,7 +50,7 @@ def test_what_is_alike_is_drawn_once():
     assert [text.count("call @_normal_real") for text in texts] == [3, 3]
 
 
-def test_large_draws_stay_apart():
+def test_large_draws_are_not_batched():
     """A stack of two of them would need their memory once more."""
 
     def large(key):

@@ -1,4 +1,4 @@
-"""Processes that are about to do different things are told apart before they start."""
+"""Processes that differ in code, config or devices are refused before they start."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Processes:
         self.rows.append(rows_RB)
         return rows_RB[None]
 
-    def said(self, process: int) -> str | None:
+    def message(self, process: int) -> str | None:
         """What one process raises, when all are heard."""
         try:
             agree(
@@ -44,58 +44,58 @@ class Processes:
         return None
 
 
-def test_processes_that_are_the_same_agree() -> None:
+def test_equal_processes_agree() -> None:
     processes = Processes([FACTS] * 4)
-    assert [processes.said(index) for index in range(4)] == [None] * 4
+    assert [processes.message(index) for index in range(4)] == [None] * 4
     # One shape, whatever the values: a name, and a row a fact.
     assert {rows_RB.shape for rows_RB in processes.rows} == {(1 + len(FACTS), 64)}
 
 
-def test_the_one_that_differs_is_named_with_both_values() -> None:
+def test_error_names_the_process_and_both_values() -> None:
     processes = Processes([FACTS, FACTS, {**FACTS, "jax": "0.10.1"}])
     expected = (
         "the 3 processes do not agree, so nothing is started: "
         "process 2 (host-2): jax 0.10.1, the other 2: 0.10.2"
     )
-    assert [processes.said(index) for index in range(3)] == [expected] * 3
+    assert [processes.message(index) for index in range(3)] == [expected] * 3
 
 
-def test_the_first_process_can_be_the_one_that_differs() -> None:
-    said = Processes([{**FACTS, "code": "c" * 64}, FACTS, FACTS]).said(1)
-    assert said is not None
-    assert "process 0 (host-0): code cccccccccccc, the other 2: aaaaaaaaaaaa" in said
+def test_process_0_may_be_the_one_that_differs() -> None:
+    message = Processes([{**FACTS, "code": "c" * 64}, FACTS, FACTS]).message(1)
+    assert message is not None
+    assert "process 0 (host-0): code cccccccccccc, the other 2: aaaaaaaaaaaa" in message
 
 
-def test_every_difference_is_told() -> None:
-    said = Processes(
+def test_error_lists_every_difference() -> None:
+    message = Processes(
         [FACTS, {**FACTS, "config": "d" * 64, "number of devices": "60"}, FACTS, FACTS]
-    ).said(0)
-    assert said is not None
-    assert "config dddddddddddd" in said
-    assert "number of devices 60, the other 3: 64" in said
-    assert "jax" not in said
-    assert "\n" not in said
+    ).message(0)
+    assert message is not None
+    assert "config dddddddddddd" in message
+    assert "number of devices 60, the other 3: 64" in message
+    assert "jax" not in message
+    assert "\n" not in message
 
 
-def test_several_that_differ_are_counted() -> None:
+def test_error_counts_processes_that_differ() -> None:
     odd = {**FACTS, "jax": ""}
-    said = Processes([FACTS, odd, FACTS, FACTS, odd]).said(3)
-    assert said is not None
-    assert "process 1 (host-1) and 1 more: jax not set, the other 3: 0.10.2" in said
+    message = Processes([FACTS, odd, FACTS, FACTS, odd]).message(3)
+    assert message is not None
+    assert "process 1 (host-1) and 1 more: jax not set, the other 3: 0.10.2" in message
 
 
-def test_long_values_are_compared_whole() -> None:
+def test_long_values_are_compared_in_full() -> None:
     # Equal in their first 64 bytes.
     long = "--xla_one=1 " * 10
-    assert Processes([{"flags": long}, {"flags": long}]).said(0) is None
-    assert Processes([{"flags": long}, {"flags": long + "x"}]).said(0) is not None
+    assert Processes([{"flags": long}, {"flags": long}]).message(0) is None
+    assert Processes([{"flags": long}, {"flags": long + "x"}]).message(0) is not None
 
 
-def test_names_of_hosts_are_not_compared_and_may_be_of_any_length() -> None:
-    assert Processes([FACTS, FACTS], hosts=["a" * 200, "ü"]).said(0) is None
+def test_host_names_are_not_compared_and_have_any_length() -> None:
+    assert Processes([FACTS, FACTS], hosts=["a" * 200, "ü"]).message(0) is None
 
 
-def test_unequal_numbers_of_devices_are_told_without_gathering() -> None:
+def test_unequal_device_counts_are_an_error_without_gathering() -> None:
     check_device_counts([4, 4, 4])
     with pytest.raises(ValueError, match="process 1 has 3 devices, 3 have 4"):
         check_device_counts([4, 3, 4, 4])
@@ -104,7 +104,7 @@ def test_unequal_numbers_of_devices_are_told_without_gathering() -> None:
         check_device_counts([2, 4, 6])
 
 
-def test_the_code_is_what_the_files_say(tmp_path: Path) -> None:
+def test_code_digest_changes_with_the_files(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     one, two = tmp_path / "a.py", tmp_path / "train" / "b.py"
     one.write_text("x = 1\n")
@@ -121,12 +121,12 @@ def test_the_code_is_what_the_files_say(tmp_path: Path) -> None:
     assert code_digest(tmp_path) != first
 
 
-def test_the_config_is_what_is_bound() -> None:
+def test_config_digest_ignores_order() -> None:
     assert config_digest({"A": "1", "B": "2"}) == config_digest({"B": "2", "A": "1"})
     assert config_digest({"A": "1"}) != config_digest({"A": "2"})
 
 
-def test_facts_are_of_this_process_and_one_process_agrees_with_itself() -> None:
+def test_facts_describe_this_process() -> None:
     here = facts({"TRAIN_STEPS": "10"})
     assert here["number of devices"] == here["local devices"] == "8"  # tests/conftest.py
     assert here["code"] == code_digest()

@@ -6,7 +6,7 @@ import sys
 from m4.parallel.cpus import available_cpus
 
 
-def test_they_are_those_of_the_affinity(monkeypatch):
+def test_linux_reports_the_affinity(monkeypatch):
     def mine(pid):
         return {5, 2} if pid == 0 else set()
 
@@ -15,7 +15,7 @@ def test_they_are_those_of_the_affinity(monkeypatch):
     assert available_cpus() == [2, 5]
 
 
-def test_elsewhere_they_are_all(monkeypatch):
+def test_elsewhere_all_cpus_count(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert available_cpus() == [0, 1, 2]

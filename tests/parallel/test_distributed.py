@@ -58,7 +58,7 @@ def test_one_process_does_it_itself() -> None:
     distributed.check_joined()
 
 
-def test_the_others_have_what_the_first_one_found(
+def test_result_of_the_primary_is_broadcast(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Twice by one name, and within each other: the others take no part in what is inside.
@@ -85,7 +85,9 @@ def test_the_others_report_once_that_they_wait(
     assert capsys.readouterr().err == "process 1 waits for process 0: the corpus\n"
 
 
-def test_a_mistake_is_everybodys(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_error_is_raised_everywhere(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def work() -> None:
         raise ValueError("MODEL_DIR = x: not empty\nIn call to configurable 'Setup'")
 
@@ -96,7 +98,7 @@ def test_a_mistake_is_everybodys(service: Service, monkeypatch: pytest.MonkeyPat
         distributed.on_primary_then_broadcast("MODEL_DIR", never)
 
 
-def test_a_bug_in_the_first_one_is_the_loss_of_the_others(
+def test_other_errors_are_peer_lost_in_the_others(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(AssertionError):
@@ -104,25 +106,25 @@ def test_a_bug_in_the_first_one_is_the_loss_of_the_others(
     become(monkeypatch, 1)
     with pytest.raises(distributed.PeerLost) as caught:
         distributed.on_primary_then_broadcast("eval", never)
-    said = "process 0 failed: only the primary does this"
-    assert distributed.peer_lost(caught.value) == said
+    message = "process 0 failed: only the primary does this"
+    assert distributed.peer_lost(caught.value) == message
     assert json.loads(service.values["m4/1/eval"]).keys() == {"failure"}
 
 
-def test_errors_of_a_lost_connection_are_known() -> None:
+def test_connection_errors_are_recognized() -> None:
     gone = jax.errors.JaxRuntimeError(
         "UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:5528"
     )
-    said = distributed.peer_lost(gone)
-    assert said is not None
-    assert said.startswith("another process of the job has ended")
-    assert "\n" not in said
+    message = distributed.peer_lost(gone)
+    assert message is not None
+    assert message.startswith("another process of the job has ended")
+    assert "\n" not in message
     other = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
     assert distributed.peer_lost(other) is None
 
 
-def test_the_end_of_a_process_is_known_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what `m4 train` asks of JAX where nobody says anything else; a process is killed in
+def test_dead_process_is_noticed_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the defaults that `m4 train` gives JAX; a process is killed in
     tests/train/test_processes.py."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(jax.distributed, "initialize", lambda **given: asked.update(given))
@@ -139,7 +141,7 @@ def test_the_end_of_a_process_is_known_within_a_minute(monkeypatch: pytest.Monke
     assert longest < 60
 
 
-def test_who_has_not_joined_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_has_not_joined_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     # The runtime of a TPU slice knows all its hosts, joined or not.
     monkeypatch.setattr(jax, "process_count", lambda: 16)
     with pytest.raises(ValueError, match="one of 16 processes of a slice: multiprocess"):

@@ -17,28 +17,28 @@ def joined(*arguments: str, job: str = "train", platforms: str | None = None) ->
     return distributed_options_of(parser().parse_args([job, *arguments]), environment)
 
 
-def test_a_process_is_alone_unless_told() -> None:
+def test_default_is_one_process() -> None:
     assert joined() is None
     assert joined(platforms="cpu") is None
     assert joined(platforms="cpu,tpu") is None
 
 
-def test_told_where_the_first_one_is() -> None:
+def test_coordinator_address_joins() -> None:
     assert joined(*WHOLE) == DistributedOptions("host:1234", 4, 3, 30, 45)
     more = ["--heartbeat_seconds=7", "--start_seconds=8"]
     assert joined(*WHOLE, *more, platforms="tpu") == DistributedOptions("host:1234", 4, 3, 7, 8)
 
 
-def test_the_cluster_is_asked_on_tpu_hosts_and_on_request() -> None:
+def test_cluster_is_asked_on_tpu_hosts_and_on_request() -> None:
     asked = DistributedOptions(None, None, None, 30, 300)
     assert joined(platforms="tpu,cpu") == asked
     assert joined("--multiprocess") == asked
-    # A machine with TPUs that belongs to nobody.
+    # A machine with TPUs that is no slice.
     assert joined("--process_count=1", platforms="tpu,cpu") is None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (WHOLE[:2], "process_index must be given with coordinator_address, process_count"),
         (WHOLE[2:], "coordinator_address, process_count must be given with process_index"),
@@ -52,12 +52,12 @@ def test_the_cluster_is_asked_on_tpu_hosts_and_on_request() -> None:
         ([*WHOLE, "--start_seconds=0"], "join_timeout_s = 0: must be at least 1"),
     ],
 )
-def test_what_does_not_fit_is_told(arguments: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_options_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         joined(*arguments)
 
 
-def test_jobs_that_look_or_answer_are_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_jobs_have_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(TOGETHER).isdisjoint({"translate", "data", "atlas", "collectives"})
     for job in TOGETHER:
         assert joined(*WHOLE, job=job) is not None

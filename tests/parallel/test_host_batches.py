@@ -35,7 +35,7 @@ def on(monkeypatch: pytest.MonkeyPatch, mine: set[int]) -> None:
     monkeypatch.setattr(host_batches, "NamedSharding", Mine)
 
 
-def test_rows_lie_over_all_devices_in_order() -> None:
+def test_rows_are_sharded_over_all_devices_in_order() -> None:
     mesh = make_mesh(expert=2)
     batch = to_global(mesh, BATCH)
     np.testing.assert_array_equal(batch["tokens"], BATCH["tokens"])
@@ -68,7 +68,7 @@ def test_rows_lie_over_all_devices_in_order() -> None:
         ({}, {1, 2}, [(1, 8), (2, 8)]),
     ],
 )
-def test_a_process_gives_what_its_devices_need(
+def test_process_reads_the_rows_of_its_devices(
     monkeypatch: pytest.MonkeyPatch,
     sizes: dict[str, Any],
     mine: set[int],
@@ -86,7 +86,7 @@ def test_a_process_gives_what_its_devices_need(
 @pytest.mark.parametrize(
     "sizes", [{}, {"data": 2, "model": 4}, {"stage": 2, "data": 2, "expert": 2}]
 )
-def test_parts_of_all_processes_make_the_whole(
+def test_shards_of_all_processes_make_the_batch(
     monkeypatch: pytest.MonkeyPatch, sizes: dict[str, Any]
 ) -> None:
     mesh = make_mesh(**sizes)

@@ -19,7 +19,7 @@ from m4.parallel import huge_pages
         (None, False),
     ],
 )
-def test_wanted_where_there_are_any(
+def test_requested_where_the_kernel_has_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, result: bool
 ) -> None:
     monkeypatch.delenv(huge_pages.TUNABLES, raising=False)
@@ -28,7 +28,7 @@ def test_wanted_where_there_are_any(
     if text is not None:
         (tmp_path / "enabled").write_text(text)
     assert huge_pages.wanted(tmp_path / "enabled") is result
-    monkeypatch.setenv(huge_pages.TUNABLES, "")  # somebody has chosen
+    monkeypatch.setenv(huge_pages.TUNABLES, "")  # the user has chosen
     assert not huge_pages.wanted(tmp_path / "enabled")
 
 
@@ -41,14 +41,14 @@ def test_restarts_once_with_its_arguments() -> None:
         "print(sys.argv[1:], os.environ['GLIBC_TUNABLES'])"
     )
     environment = {k: v for k, v in os.environ.items() if k != huge_pages.TUNABLES}
-    said = subprocess.run(
+    message = subprocess.run(
         [sys.executable, "-c", program, "a b", "--c"],
         env=environment,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert said.stdout.split("\n") == [
+    assert message.stdout.split("\n") == [
         "start",
         "start",
         "['a b', '--c'] " + huge_pages.request(),
@@ -57,7 +57,7 @@ def test_restarts_once_with_its_arguments() -> None:
 
 
 @pytest.mark.parametrize(("cores", "kept"), [(8, True), (9, False)])
-def test_many_cores_have_more_than_one_heap(
+def test_many_cpus_have_more_than_one_heap(
     monkeypatch: pytest.MonkeyPatch, cores: int, kept: bool
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))

@@ -191,7 +191,7 @@ def test_weights_are_sharded_further(spec: tuple, shape: tuple, fixed: tuple, sp
     assert tuple(found) == split
 
 
-def test_further_rules_split_what_the_table_leaves_whole() -> None:
+def test_extra_rules_split_what_the_table_leaves_whole() -> None:
     # The dense Transformer in two dimensions (GSPMD, arXiv 2105.04663, section 5.1): weights over
     # (width, inner width), activations over (rows, width).
     with axis_rules_context(make_mesh(data=4, model=2), [("embed", "data"), ("embed", "model")]):

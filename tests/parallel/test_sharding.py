@@ -129,7 +129,7 @@ def test_grids_with_exchanged_axes_stay_in_the_order_of_the_devices() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 2), (6, 2), (12,), (5,), (1,), (2, 2, 3)])
-def test_a_grid_is_its_assignment_laid_out(shape: tuple[int, ...]) -> None:
+def test_grid_equals_its_assignment(shape: tuple[int, ...]) -> None:
     count = int(np.prod(shape))
     random = np.random.default_rng(0)
     transposed = [np.arange(count).reshape(shape).transpose(t) for t in permutations(shape)]
@@ -163,7 +163,7 @@ def test_one_program_takes_all_orders_that_are_grids() -> None:
     check(z, x + 1.0, np.arange(8).reshape(4, 1, 2), [0, 1])
 
 
-def test_one_program_takes_one_order_that_is_none() -> None:
+def test_one_program_takes_one_order_that_is_no_grid() -> None:
     x = array(8, 8)
 
     def both(x, devices=None):
@@ -181,7 +181,7 @@ def test_one_program_takes_one_order_that_is_none() -> None:
     )
 
 
-def test_outside_of_programs_any_order_follows_any_other() -> None:
+def test_outside_programs_any_order_may_follow() -> None:
     x = array(8, 2)
     there = shard(split(x, 0, 8), np.array(SCATTERED)[:, None])
     check(there, x, np.array(SCATTERED), [0, -1])
@@ -197,7 +197,7 @@ def test_some_of_the_devices() -> None:
         check(place(lambda x: shard(x, ids, devices=last))(x), x, named, [0, 1])
 
 
-def test_a_mesh_of_jax() -> None:
+def test_mesh_of_jax() -> None:
     devices = np.array(jax.devices()).reshape(2, 4)
     mesh = Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     x = mesh_split(array(4, 8), mesh, [1, -1])
@@ -245,7 +245,7 @@ def test_annotations_need_nothing_else_of_m4(tmp_path: Path) -> None:
     # What m4 brings besides: all that the rest of it is made of but jax and numpy (etils is jax's).
     others = ("flax", "optax", "orbax", "gin", "seqio", "tensorflow", "sentencepiece", "rich")
     (tmp_path / "mine.py").write_text(ALONE, encoding="utf-8")
-    said = subprocess.run(
+    message = subprocess.run(
         [sys.executable, tmp_path / "mine.py", *others],
         capture_output=True,
         text=True,
@@ -256,7 +256,7 @@ def test_annotations_need_nothing_else_of_m4(tmp_path: Path) -> None:
     )
     # [8, 8] over 4 x 2.
     # divisible.py is one small function, for messages.
-    assert said.stdout.splitlines() == [
+    assert message.stdout.splitlines() == [
         "(2, 4)",
         "m4 m4.parallel m4.parallel.divisible m4.parallel.sharding",
     ]
@@ -278,7 +278,7 @@ def test_the_partitioner_needs_no_more_than_the_input() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (
             lambda: split(abstract(3, 10), 1, 4),
@@ -316,8 +316,8 @@ def test_the_partitioner_needs_no_more_than_the_input() -> None:
         ),
     ],
 )
-def test_mistakes(function: Callable, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as error:
+def test_invalid_annotations_are_refused(function: Callable, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         function()
     assert "\n" not in str(error.value)
 
@@ -329,5 +329,5 @@ def test_explicit_and_manual_axes_are_refused() -> None:
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
     rows = PartitionSpec("x")
     body = jax.shard_map(lambda x: split(x, 0, 8), mesh=mesh, in_specs=rows, out_specs=rows)
-    with pytest.raises(ValueError, match="one device's own"):
+    with pytest.raises(ValueError, match="an array is local"):
         jax.eval_shape(body, abstract(64))

@@ -34,32 +34,32 @@ def run(work: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("status", [0, 2, 130])
-def test_the_status_is_that_of_the_work(status: int) -> None:
-    said = run(f"sys.exit({status})")
-    assert (said.returncode, said.stdout, said.stderr) == (status, "", "")
+def test_exit_status_is_that_of_the_work(status: int) -> None:
+    message = run(f"sys.exit({status})")
+    assert (message.returncode, message.stdout, message.stderr) == (status, "", "")
 
 
-def test_an_abort_is_told_as_the_loss_of_another_process() -> None:
-    said = run("os.abort()")
-    assert (said.returncode, said.stderr) == (1, f"m4 train: {PEER_LOST}\n")
+def test_abort_is_reported_as_a_lost_peer() -> None:
+    message = run("os.abort()")
+    assert (message.returncode, message.stderr) == (1, f"m4 train: {PEER_LOST}\n")
 
 
-def test_an_abort_is_told_as_what_it_means_at_that_moment() -> None:
+def test_abort_is_reported_with_the_current_message() -> None:
     within = (
         "from m4.parallel.supervise import abort_message\nwith abort_message('ü' * 9000):\n    "
     )
-    said = run(f"{within}os.abort()")
-    assert said.returncode == 1
-    assert said.stderr.startswith("m4 train: üü")
-    said = run(f"{within}pass\nos.abort()")
-    assert said.stderr == f"m4 train: {PEER_LOST}\n"
+    message = run(f"{within}os.abort()")
+    assert message.returncode == 1
+    assert message.stderr.startswith("m4 train: üü")
+    message = run(f"{within}pass\nos.abort()")
+    assert message.stderr == f"m4 train: {PEER_LOST}\n"
 
 
-def test_a_kill_is_told() -> None:
-    said = run("os.kill(os.getpid(), signal.SIGKILL)")
+def test_kill_is_reported() -> None:
+    message = run("os.kill(os.getpid(), signal.SIGKILL)")
     # 128 + 9, as shells have it.
-    assert said.returncode == 137
-    assert said.stderr == "m4 train: ended by SIGKILL (out of memory?)\n"
+    assert message.returncode == 137
+    assert message.stderr == "m4 train: ended by SIGKILL (out of memory?)\n"
 
 
 def test_signals_reach_the_work() -> None:
@@ -73,7 +73,7 @@ def test_signals_reach_the_work() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
-def test_the_work_does_not_outlive_who_waits() -> None:
+def test_work_does_not_outlive_its_parent() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", START + WORK], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -88,7 +88,7 @@ def test_the_work_does_not_outlive_who_waits() -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether it is at work: one that has ended may stay in the table until somebody asks."""
+    """Whether it runs: one that has ended may stay in the process table for a while."""
     status = Path(f"/proc/{process}/stat")
     try:
         return status.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -28,7 +28,7 @@ def tree(factor: float = 1.0) -> dict:
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32) * factor, PARAMS)
 
 
-def test_what_was_saved_comes_back(checkpoints: Checkpoints) -> None:
+def test_save_restore_roundtrip(checkpoints: Checkpoints) -> None:
     assert checkpoints.latest is None
     assert latest_step(Path(checkpoints.folder)) is None
     note = {"step": 3, "vocabulary": "abc", "train_pairs": {"gl": 250}, "best": None}
@@ -42,7 +42,7 @@ def test_what_was_saved_comes_back(checkpoints: Checkpoints) -> None:
         jax.tree.map(np.testing.assert_array_equal, found[name], tree(factor))
 
 
-def test_arrays_come_back_where_they_are_wanted(checkpoints: Checkpoints) -> None:
+def test_arrays_are_restored_with_the_given_shardings(checkpoints: Checkpoints) -> None:
     # Saved from one device, read over eight, and the other way round.
     mesh = make_mesh(expert=8, data=1)
     split = NamedSharding(mesh, PartitionSpec("expert"))
@@ -60,21 +60,21 @@ def test_arrays_come_back_where_they_are_wanted(checkpoints: Checkpoints) -> Non
     jax.tree.map(np.testing.assert_array_equal, one, tree())
 
 
-def test_the_last_ones_are_kept(checkpoints: Checkpoints) -> None:
+def test_last_checkpoints_are_kept(checkpoints: Checkpoints) -> None:
     for step in (1, 2, 3):
         checkpoints.save(step, {"params": tree(step)}, {})
     checkpoints.wait()
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["2", "3"]
 
 
-def test_a_step_that_is_there_is_left_alone(checkpoints: Checkpoints) -> None:
+def test_saved_step_is_not_saved_again(checkpoints: Checkpoints) -> None:
     for factor in (1.0, 5.0):
         checkpoints.save(1, {"params": tree(factor)}, {"factor": factor})
         checkpoints.wait()
     assert checkpoints.note(1) == {"factor": 1.0}
 
 
-def test_a_half_written_step_is_none(checkpoints: Checkpoints) -> None:
+def test_half_written_step_is_ignored(checkpoints: Checkpoints) -> None:
     checkpoints.save(1, {"params": tree()}, {})
     checkpoints.wait()
     # The name under which orbax writes, which a killed job leaves behind.
@@ -86,7 +86,7 @@ def test_a_half_written_step_is_none(checkpoints: Checkpoints) -> None:
         again.close()
 
 
-def test_another_models_arrays_are_told_by_name(checkpoints: Checkpoints) -> None:
+def test_error_names_another_models_arrays(checkpoints: Checkpoints) -> None:
     checkpoints.save(1, {"params": tree()}, {})
     checkpoints.wait()
     checkpoints.check_shapes(1, "params", shapes(tree()))
@@ -97,7 +97,7 @@ def test_another_models_arrays_are_told_by_name(checkpoints: Checkpoints) -> Non
         checkpoints.check_shapes(1, "params", shapes({"wi": tree()["wi"]}))
 
 
-def test_a_reader_makes_no_folder(tmp_path: Path) -> None:
+def test_reader_creates_no_folder(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     store = Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert store.latest is None

@@ -10,10 +10,10 @@ import pytest
 from m4.storage.metrics_log import Metrics, read_metrics
 
 
-def test_rows_are_json_and_what_json_cannot_say_is_null(tmp_path: Path) -> None:
+def test_rows_are_json_with_null_for_nan(tmp_path: Path) -> None:
     with Metrics(tmp_path, tensorboard=False) as metrics:
         metrics.write(1, {"loss": 2.5, "bad": float("nan"), "worse": float("inf")})
-        # Written at once: a job that is killed has said what it knew.
+        # Written at once: a killed job has written all its rows.
         assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.5, "bad": None, "worse": None}]
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
@@ -27,11 +27,11 @@ def test_rows_after_the_resumed_step_are_removed(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == [*rows[:3], {"step": 6, "loss": 0.0}]
 
 
-def test_there_may_be_no_rows(tmp_path: Path) -> None:
+def test_missing_file_has_no_rows(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
-def test_tensorboard_gets_the_same(tmp_path: Path) -> None:
+def test_tensorboard_gets_the_same_values(tmp_path: Path) -> None:
     with Metrics(tmp_path) as metrics:
         metrics.write(1, {"nll/en-gl": 2.5})
     (events,) = (tmp_path / "tensorboard").iterdir()

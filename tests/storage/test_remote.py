@@ -34,7 +34,7 @@ def here(store: Path) -> Path:
     return remote.local(f"file://{store}")
 
 
-def test_working_copy_of_somebody_else_is_refused(tmp_path: Path, store: Path) -> None:
+def test_working_copy_of_another_address_is_refused(tmp_path: Path, store: Path) -> None:
     """A run's folder from elsewhere cannot name what is written and deleted."""
     store.mkdir(parents=True)
     theirs = tmp_path / "downloads" / "run"
@@ -74,9 +74,9 @@ def take_over(store: Path) -> None:
     """What a job of another machine does for which this one's lease has expired."""
     (mine,) = marks(store)
     number = json.loads(mine.read_text(encoding="utf-8"))["number"] + 1
-    said = {"host": "elsewhere", "pid": 7, "copy": None, "working": True, "number": number}
+    mark = {"host": "elsewhere", "pid": 7, "copy": None, "working": True, "number": number}
     with lease.atomic_upload(epath.Path(mine.with_name("other.json"))) as part:
-        part.write_text(json.dumps({**said, "renewed": 0}))
+        part.write_text(json.dumps({**mark, "renewed": 0}))
     mine.unlink(missing_ok=True)
 
 
@@ -275,8 +275,8 @@ def test_last_files_that_cannot_be_uploaded_are_kept_and_reported(
     if failing:  # that is what the job ends with
         with pytest.raises(KeyError, match="a bug"):
             work()
-        (said,) = [text for text in capsys.readouterr().err.splitlines() if "last files" in text]
-        assert re.search(line, said)
+        (text,) = [shown for shown in capsys.readouterr().err.splitlines() if "last files" in shown]
+        assert re.search(line, text)
     else:
         with pytest.raises(lease.UploadFailed, match=line):
             work()
@@ -302,7 +302,7 @@ def taken_over_in_training(store: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_looking_at_the_corpus_of_a_model_in_a_store(
+def test_data_jobs_of_a_run_in_a_store(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look on another machine: the corpus is made once, what they write comes together."""
@@ -310,9 +310,9 @@ def test_looking_at_the_corpus_of_a_model_in_a_store(
     preview = ("preview", "--temperatures=", f"--gin_file={TINY}")
     for number, look in enumerate([preview, ("vocabulary",), ("audit",)]):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine{number}"))
-        said = m4("data", *look, address)
-        assert said.status == 0, said.err
-        assert ("training pairs in 3 languages" in said.out) == (number == 0)
+        result = m4("data", *look, address)
+        assert result.status == 0, result.err
+        assert ("training pairs in 3 languages" in result.out) == (number == 0)
         assert not marks(store)
     names = files(store)
     wanted = {"data_preview.json", "data_preview.html", "vocabulary_report.json"}
@@ -324,42 +324,42 @@ def test_looking_at_the_corpus_of_a_model_in_a_store(
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_model_in_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_in_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained on one machine, longer on another one, scored there, read on a third."""
     address = f"file://{store}"
-    said = m4("train", f"--gin_file={TINY}", f"--model_dir={address}", "--gin.TRAIN_STEPS=2")
-    assert said.status == 0, said.err
+    result = m4("train", f"--gin_file={TINY}", f"--model_dir={address}", "--gin.TRAIN_STEPS=2")
+    assert result.status == 0, result.err
     last = latest_step(store / "checkpoints")
     assert last == 2
     there = {path.name for path in store.iterdir()}
     assert {"checkpoints", "config.gin", "data", "metrics.jsonl", "run.json"} <= there
     assert not marks(store)
     folder = another_machine(monkeypatch, tmp_path, store)
-    said = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=3")
-    assert said.status == 0, said.err
-    assert "pairs" not in said.out, "the corpus is there"
+    result = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=3")
+    assert result.status == 0, result.err
+    assert "pairs" not in result.out, "the corpus is there"
     assert latest_step(store / "checkpoints") == latest_step(folder / "checkpoints") == 3
     steps = [row["step"] for row in read_metrics(store) if "loss" in row]
     assert steps == sorted(steps)
     assert steps[-1] == 3
     assert not (folder / "checkpoints").exists(), "they are in the store alone"
-    said = m4("train", f"--model_dir={address}", "--gin.optimizer.rsqrt.peak=0.5")
-    assert "belongs to another config" in said.mistake
+    result = m4("train", f"--model_dir={address}", "--gin.optimizer.rsqrt.peak=0.5")
+    assert "belongs to another config" in result.mistake
     # Taken over by another machine: nothing that it saved since is changed.
     thread = threading.Thread(target=taken_over_in_training, args=(store,))
     thread.start()
-    said = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=100000")
+    result = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=100000")
     thread.join()
-    assert said.status == 3, said.err
-    assert "m4 train: MODEL_DIR = " in said.err.splitlines()[-1]
-    assert "another job has taken it over (elsewhere, process 7)" in said.err.splitlines()[-1]
+    assert result.status == 3, result.err
+    assert "m4 train: MODEL_DIR = " in result.err.splitlines()[-1]
+    assert "another job has taken it over (elsewhere, process 7)" in result.err.splitlines()[-1]
     left = json.loads((store.parent / "left.json").read_text(encoding="utf-8"))
     assert sorted(path.name for path in (store / "checkpoints").iterdir()) == left
     marks(store)[0].unlink()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
-    said = m4("translate", f"--model_dir={address}", "--to=en", "a")
-    assert said.status == 0, said.err
-    assert len(said.out.splitlines()) == 1
-    said = m4("train", f"--model_dir={address}", "--fresh", "--gin.TRAIN_STEPS=1")
-    assert said.status == 0, said.err
+    result = m4("translate", f"--model_dir={address}", "--to=en", "a")
+    assert result.status == 0, result.err
+    assert len(result.out.splitlines()) == 1
+    result = m4("train", f"--model_dir={address}", "--fresh", "--gin.TRAIN_STEPS=1")
+    assert result.status == 0, result.err
     assert latest_step(store / "checkpoints") == 1

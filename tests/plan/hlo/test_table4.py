@@ -138,7 +138,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["--devices=8"], "--devices=8: must be two or more"),
         (["--devices=8,2"], "--devices=8,2: must be"),
         (["--devices=2;4"], "--devices=2;4: numbers with commas between them"),
-        (["--devices=2,64"], "64 devices are wanted, JAX runs already with 8"),
+        (["--devices=2,64"], "64 devices are needed, JAX runs already with 8"),
         (["--gin.BATCH_SIZE=2"], "--gin_file"),
     ],
 )

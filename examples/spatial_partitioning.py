@@ -1,14 +1,14 @@
 """A 3-D convolution network split over space: `python examples/spatial_partitioning.py`.
 
 The images of a 3-D U-Net are too large for one device, and a batch too small to be split. So space
-is split: device i has the i-th slab of every image. The network below knows nothing of it; its
-input is split, its kernels are whole everywhere (`split` and `replicate` in `main`), and that is
-all. XLA's partitioner carries the split through every layer, down to the coarse scale and up again,
-and sends what a kernel needs of the neighbours' slabs, the halo, by collective-permute (GShard,
-arXiv 2006.16668, sections 3.3.2 and A.3).
+is split: device i has the i-th slab of every image. The network has no annotation; its input is
+split and its kernels are replicated (`split` and `replicate` in `main`). XLA's partitioner
+propagates the split through every layer, down to the coarse scale and up again, and exchanges what
+a kernel needs of the neighbours' slabs, the halo, by collective-permute (GShard, arXiv 2006.16668,
+sections 3.3.2 and A.3).
 
-The program runs on fake CPU devices and on one, and must give the same. What is sent is printed. A
-halo of a 3 x 3 x 3 kernel is one layer from either side, with stride 2 from one side only.
+The program runs on fake CPU devices and on one device, prints its collectives, and checks that the
+results are equal. The halo of a 3 x 3 x 3 kernel is one layer on either side, with stride 2 on one.
 """
 
 import argparse
@@ -56,12 +56,12 @@ def make_kernels(channels: int) -> Kernels:
 
 
 def loss(kernels: Kernels, images: jax.Array) -> jax.Array:
-    """Something to have a gradient of."""
+    """A loss, for its gradient."""
     return ((network(images, kernels) - images) ** 2).mean()
 
 
 def run(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[Collective]]:
-    """Compiles and runs it: what it gives, and the collectives of the program."""
+    """Compiles and runs it: its result, and the collectives of the program."""
     compiled = jax.jit(function).lower(*arguments).compile()
     return compiled(*arguments), collectives(compiled.as_text() or "")
 
@@ -80,21 +80,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the network on one device and split over several, forward and backward; compares."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--devices", type=int, default=8, help="fake CPU devices (8)")
-    parser.add_argument("--depth", type=int, default=32, help="of the images; it is split (32)")
+    parser.add_argument("--depth", type=int, default=32, help="of the images, which is split (32)")
     options = parser.parse_args(arguments)
     use_fake_devices(options.devices)
     devices = jax.devices("cpu")[: options.devices]
 
     images = jax.random.normal(jax.random.key(0), (1, options.depth, 8, 8, 4))
     kernels = make_kernels(channels=4)
-    # All annotations there are. Kernels are small: everyone has them.
+    # All annotations. Kernels are small: every device has them.
     split_images = split(images, 1, options.devices, devices=devices)
-    everywhere = jax.tree.map(lambda kernel: replicate(kernel, devices=devices), kernels)
+    replicated = jax.tree.map(lambda kernel: replicate(kernel, devices=devices), kernels)
 
     console = Console(width=100)
     for name, function, alone, apart in (
-        ("forward", network, (images, kernels), (split_images, everywhere)),
-        ("forward and backward", jax.grad(loss), (kernels, images), (everywhere, split_images)),
+        ("forward", network, (images, kernels), (split_images, replicated)),
+        ("forward and backward", jax.grad(loss), (kernels, images), (replicated, split_images)),
     ):
         expected, _ = run(function, *alone)
         result, found = run(function, *apart)
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         worst = max(jax.tree.leaves(errors))
         print(f"largest difference from one device: {worst:.1e}")
         if worst > 1e-5:
-            raise SystemExit("the program that is split gives something else")
+            raise SystemExit("the split program gives another result")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_every_example_is_tested() -> None:
     assert [path.name for path in sorted(FOLDER.glob("*.py"))] == ["spatial_partitioning.py"]
 
 
-def test_space_is_split_by_annotations_of_the_arguments_alone() -> None:
+def test_split_by_annotated_arguments_equals_one_device() -> None:
     spatial = example("spatial_partitioning")
     images = jax.random.normal(jax.random.key(0), (1, 16, 4, 4, 2))
     kernels = spatial.make_kernels(channels=2)
@@ -70,7 +70,7 @@ def test_gradients_send_halos_and_are_summed() -> None:
     assert totals["all-reduce"].operand_bytes == 27 * (2 + 2 + 2 + 4) * 2 * 4
 
 
-def test_what_the_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_prints_collectives_and_differences(capsys: pytest.CaptureFixture[str]) -> None:
     example("spatial_partitioning").main(["--devices=2", "--depth=8"])
     said = capsys.readouterr().out
     assert "forward, 2 devices" in said

@@ -33,13 +33,13 @@ def test_nodes_and_gpus() -> None:
 
 
 @pytest.mark.parametrize("name", ["h100:16", "h100:16x9", "h100:0x8", "h100:2x2x2", "a100:2x8"])
-def test_a_cluster_that_there_is_not_is_refused(name: str) -> None:
+def test_unknown_cluster_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"^--topology=") as error:
         topology(name)
     assert "\n" not in str(error.value)
 
 
-def test_exchanges_take_the_links_that_they_need() -> None:
+def test_time_of_collectives_is_that_of_their_slowest_links() -> None:
     machine = topology("h100:2x4")  # devices 0 to 3 and 4 to 7
     gpu = GPUS["h100"]
     whole, node, across = (tuple(range(8)),), ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5))
@@ -60,7 +60,7 @@ def test_exchanges_take_the_links_that_they_need() -> None:
     assert seconds("collective-permute", ((0, 1), (3, 4))) == size / gpu.network_bytes
 
 
-def test_a_step_takes_its_flops_at_the_peak_and_its_exchanges() -> None:
+def test_step_time_is_flops_at_the_peak_plus_collectives() -> None:
     machine = topology("h100:1x8")
     found = [collective("all-to-all", 450_000_000, (tuple(range(8)),))]
     # 989e12 operations: one second in bfloat16. 7/8 of 0.45 GB at 450 GB/s: 0.875 ms.
@@ -69,7 +69,7 @@ def test_a_step_takes_its_flops_at_the_peak_and_its_exchanges() -> None:
     assert time.total == pytest.approx(1.000875)
 
 
-def test_what_is_too_much_is_said_with_what_would_help() -> None:
+def test_refusal_of_a_gpu_program_has_advice() -> None:
     by_kind = {"replicated weights": 8 * GIB, "temporaries": 90 * GIB}
     refused = too_much(by_kind, 80 * GIB, ["a smaller batch"])
     assert refused["message"] == (
@@ -79,7 +79,7 @@ def test_what_is_too_much_is_said_with_what_would_help() -> None:
     assert refused["advice"] == ["a smaller batch"]
 
 
-def test_the_locked_compiler_is_jaxs_own() -> None:
+def test_locked_gpu_compiler_is_of_the_locked_jax() -> None:
     """XLA's plugin and JAX must be of one version."""
     locks = [
         (ROOT / name).read_text("utf-8") for name in ("requirements.lock", "requirements-cuda.lock")
@@ -91,7 +91,7 @@ def test_the_locked_compiler_is_jaxs_own() -> None:
     ]
 
 
-def test_without_the_compiler_one_line_says_what_to_install(
+def test_missing_gpu_compiler_error_names_the_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "CUDA_COMPILER", tmp_path / "nothing")
@@ -106,7 +106,7 @@ def test_without_the_compiler_one_line_says_what_to_install(
 @pytest.mark.slow
 @pytest.mark.skipif(not launch.CUDA_COMPILER.is_dir(), reason="needs `make pod-gpu`")
 @pytest.mark.thorough
-def test_a_step_compiled_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_compiled_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUMPY_RANK_PROMOTION"):
         monkeypatch.delenv(name, raising=False)
     config = ROOT / "gin_configs" / "moe_128e_12l.gin"

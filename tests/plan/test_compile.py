@@ -1,4 +1,4 @@
-"""Programs compiled for TPU pods that are not there. These tests need libtpu (`make pod`)."""
+"""Programs compiled ahead of time for TPU pods. These tests need libtpu (`make pod`)."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _the_programs_as_they_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not with the settings by which tests compile quickly for CPUs."""
+    """Without the settings that make tests compile quickly for CPUs."""
     for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUMPY_RANK_PROMOTION"):
         monkeypatch.delenv(name, raising=False)
 
@@ -34,15 +34,13 @@ def plan(config: str, folder: Path, *arguments: str) -> Said:
 
 
 def is_quiet(said: Said) -> bool:
-    """Whether the compiler's own log stayed away; that another plan is waited for may be said.
-
-    What the compiling process writes to its standard error is passed on.
-    """
+    """Whether standard error has no log of the compiler, which would be passed on; a line about
+    waiting for another plan is allowed."""
     return all("another plan" in line for line in said.err.splitlines())
 
 
-# T(96L)'s widths with all weights on every core, in one layer a stack and without loops: the
-# compiler refuses it within seconds, where it first tries to do with less memory for all 96.
+# T(96L)'s widths with replicated weights, one layer a stack and no loops: the compiler refuses it
+# within seconds; with 96 layers it would first try to save memory.
 SHALLOW = (
     "--topology=v3:2x2",
     "--gin.mesh.make_mesh.fsdp=1",
@@ -52,7 +50,7 @@ SHALLOW = (
 
 
 def refused(said: Said, path: Path) -> dict[str, Any]:
-    """The facts of a plan that does not fit, which it says in one line."""
+    """The facts of a plan that does not fit, which its output has in one line."""
     assert said.status == 3, said.err
     assert is_quiet(said)
     (line,) = (line for line in said.out.splitlines() if "does not fit" in line)
@@ -61,14 +59,13 @@ def refused(said: Said, path: Path) -> dict[str, Any]:
     assert facts["refused"]["available_bytes"] / GIB == pytest.approx(15.48, abs=0.1)
     assert facts["refused"]["needed_bytes"] > facts["refused"]["available_bytes"]
     assert "memory_bytes" not in facts
-    # Refused early, in 1 to 3 s of a core: the time of its threads, so that what else runs hardly
-    # matters.
+    # Refused early, in 1 to 3 s of CPU time, which hardly depends on what else runs.
     assert facts["compiler"]["compile_cpu_seconds"] < 7
     return facts
 
 
 @pytest.mark.slow
-def test_a_batch_that_does_not_fit(tmp_path: Path) -> None:
+def test_batch_that_does_not_fit_is_refused_with_advice(tmp_path: Path) -> None:
     # 8,192 rows a core. The hidden layer of 128 pieces each in one feed-forward layer is
     # 8192 * 128 * 8192 float32 = 32 GiB already.
     rows = ("--gin.BATCH_SIZE=65536", "--gin.transformer.Transformer.remat='none'")
@@ -81,16 +78,20 @@ def test_a_batch_that_does_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_decoding_with_weights_that_do_not_fit(tmp_path: Path) -> None:
+def test_decoding_with_weights_that_do_not_fit_is_refused_with_advice(tmp_path: Path) -> None:
     # Embeddings of 8 million pieces and as many logits: 2 * 8e6 * 1024 float32 on each core.
     pieces = "--gin.cache.prepare.target_vocabulary_size=8000000"
     said = plan("t_96l", tmp_path, "--program=decode", *SHALLOW, pieces)
     facts = refused(said, tmp_path / "t_96l.v3-2x2.decode.json")
     assert facts["given_bytes"]["replicated weights"] > 2 * 8_000_000 * 1024 * 4
-    for name in ("mesh.make_mesh.fsdp", "jobs.Decoding.batch_rows", "jobs.Decoding.beams"):
+    for name in (
+        "mesh.make_mesh.fsdp",
+        "experiment.Decoding.batch_rows",
+        "experiment.Decoding.beams",
+    ):
         assert any(name in line for line in facts["refused"]["advice"]), name
         assert name in " ".join(said.out.split()), name
-    # What only training has.
+    # Settings of training only.
     assert "BATCH_SIZE" not in said.out
     assert "remat" not in said.out
 
@@ -109,7 +110,7 @@ def test_mistakes_of_config_and_machine_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_of_another_kind(tmp_path: Path) -> None:
+def test_program_for_v5p(tmp_path: Path) -> None:
     # Three dimensions, two cores that are one device, a printer that has failed. One layer a stack.
     layers = ("encoder_layers=1", "decoder_layers=1", "moe_every=1")
     given = (f"--gin.transformer.Transformer.{layer}" for layer in layers)

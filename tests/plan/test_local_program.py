@@ -38,7 +38,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-def test_weights_in_parts_are_gathered_and_weigh_an_eighth(measured: dict[str, Any]) -> None:
+def test_sharded_weights_are_gathered_and_take_an_eighth(measured: dict[str, Any]) -> None:
     whole, parts = measured["data_parallel"], measured["zero"]
     # Nothing else than sums of gradients is sent; they are as large as the weights, and more: what
     # the loss and its metrics sum.
@@ -55,7 +55,7 @@ def test_weights_in_parts_are_gathered_and_weigh_an_eighth(measured: dict[str, A
         assert "all-reduce" in m["said"]
 
 
-def test_settings_without_a_config_are_no_table() -> None:
+def test_settings_without_a_config_are_refused() -> None:
     for alone in ("--gin_bindings=BATCH_SIZE = 16", "--gin.BATCH_SIZE=16"):
         assert "give a config: --gin_file=" in m4("collectives", alone).mistake
 

@@ -17,7 +17,7 @@ def test_the_papers_machine() -> None:
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
-def test_a_clock_gives_the_peak(chip) -> None:
+def test_clock_and_multipliers_give_the_peak(chip) -> None:
     if chip.clock_hz is None:
         pytest.skip("not published")
     # Multipliers of 128 x 128, two operations a clock: 2 * 128 * 128 = 32,768 a unit.
@@ -30,7 +30,7 @@ def test_a_clock_gives_the_peak(chip) -> None:
 @pytest.mark.parametrize(
     "name", ["v3", "v3:8", "v9:8x8", "v3:8x8x8", "v4:8x8", "v3:0x8", "v3:8x8 ", "", "H100:8x8"]
 )
-def test_what_there_is_not_is_refused_in_one_line(name: str) -> None:
+def test_unknown_machine_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(ValueError, match=r"^--topology=") as error:
         topology(name)
     assert "\n" not in str(error.value)

@@ -32,7 +32,7 @@ class _Seen(Exception):
 
 
 @pytest.mark.slow
-def test_the_planned_step_is_the_trained_one(
+def test_planned_step_is_the_one_that_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts: list[str] = []
@@ -63,7 +63,7 @@ def test_the_planned_step_is_the_trained_one(
 
 
 @pytest.mark.slow
-def test_the_planned_search_is_the_one_that_decodes(
+def test_planned_search_is_the_one_that_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Unread:
@@ -117,7 +117,7 @@ def test_sizes_come_from_the_config(tmp_path: Path) -> None:
         assert len(planned_model(setup, 5)[1]) == 4  # the config's own
 
 
-def test_a_search_has_rows_for_every_device(tmp_path: Path) -> None:
+def test_search_has_rows_for_every_device(tmp_path: Path) -> None:
     with own_gin():
         # 24 sentences a batch; on five devices 25.
         program = decode_program(setup_of(tmp_path), jax.devices()[:5], 3)

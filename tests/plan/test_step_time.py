@@ -44,14 +44,14 @@ def busiest_link(machine: Topology, payload: float) -> float:
 @pytest.mark.parametrize(
     ("sizes", "full"), [((4, 4), 4), ((4, 4), 8), ((8, 4), 4), ((8, 2), 16), ((4, 4, 2), 4)]
 )
-def test_an_exchange_takes_as_long_as_its_busiest_link(sizes: tuple[int, ...], full: int) -> None:
+def test_all_to_all_takes_as_long_as_its_busiest_link(sizes: tuple[int, ...], full: int) -> None:
     chip = dataclasses.replace(CHIPS["v3"], full=full, links=2 * len(sizes))
     machine = Topology(chip, sizes)
     seconds = busiest_link(machine, 1e6) / chip.link_bytes
     assert all_to_all_seconds(1e6, machine.devices, machine) == pytest.approx(seconds)
 
 
-def test_an_exchange_grows_with_the_square_root_of_the_devices() -> None:
+def test_all_to_all_time_grows_with_the_square_root_of_devices() -> None:
     # GShard, section 5.3. c * X * payload / (8 * speed): 2 * 32 * 2^28 / (8 * 70e9) = 30.7 ms.
     full = Topology(CHIPS["v3"], (32, 32))
     assert all_to_all_seconds(2**28, 2048, full) == pytest.approx(2 * 32 * 2**28 / 8 / 70e9)
@@ -64,7 +64,7 @@ def test_an_exchange_grows_with_the_square_root_of_the_devices() -> None:
         assert large / small == pytest.approx(2)  # four times the devices
 
 
-def test_an_all_reduce_takes_as_long_on_any_number_of_devices() -> None:
+def test_all_reduce_time_does_not_depend_on_devices() -> None:
     times = {
         seconds_of(collective("all-reduce", 2**30, machine.devices), machine)
         for machine in map(topology, ("v3:4x4", "v3:8x8", "v3:32x32"))
@@ -73,7 +73,7 @@ def test_an_all_reduce_takes_as_long_on_any_number_of_devices() -> None:
     assert times == {2 * 2**30 / 280e9}
 
 
-def test_gathering_and_scattering_are_half_of_it() -> None:
+def test_all_gather_and_reduce_scatter_take_half_of_an_all_reduce() -> None:
     machine = topology("v3:8x8")
     whole = seconds_of(collective("all-reduce", 128 * 2**20, 128), machine)
     gather = collective("all-gather", 2**20, 128, result=128 * 2**20)
@@ -81,7 +81,7 @@ def test_gathering_and_scattering_are_half_of_it() -> None:
     assert seconds_of(gather, machine) == seconds_of(scatter, machine) == whole / 2
 
 
-def test_a_step_is_cycles_and_collectives_one_after_the_other() -> None:
+def test_step_time_is_cycles_plus_collectives() -> None:
     machine = topology("v3:8x8")
     permute = collective("collective-permute", 7_000_000, 2, times=10)
     alone = dataclasses.replace(collective("all-reduce", 2**30, 1))
@@ -92,7 +92,7 @@ def test_a_step_is_cycles_and_collectives_one_after_the_other() -> None:
     assert found.total == pytest.approx(1.001)
 
 
-def test_without_a_clock_there_is_no_time() -> None:
+def test_unpublished_clock_gives_no_step_time() -> None:
     found = step_time(
         10**9, 1e12, "float32", [collective("all-reduce", 2**30, 64)], topology("v6e:8x8")
     )

@@ -19,7 +19,7 @@ def test_days_are_exact() -> None:
 
 
 @pytest.mark.parametrize("row", TIMED, ids=lambda row: row.config)
-def test_the_papers_rows_follow_from_its_steps_a_second(row) -> None:
+def test_papers_days_and_core_years_follow_from_its_steps_a_second(row) -> None:
     assert row.steps_per_second
     assert row.days
     assert row.core_years

@@ -57,7 +57,7 @@ def test_a_dry_run_prints_commands_and_runs_none(arguments: tuple[str, ...], fak
     assert not (fakes / "calls").exists()
 
 
-def test_what_a_dry_run_prints_can_be_pasted(tmp_path: Path, fakes: Path) -> None:
+def test_output_of_a_dry_run_can_be_pasted(tmp_path: Path, fakes: Path) -> None:
     # The shell makes the very words of it that the script would have called the program with.
     awkward = ["a b", "it's", '"$HOME"', "*", "", "back\\slash", "--gin.X='[1, 2]'"]
     options = ("--name=big", "--zone=us-central2-b", "--", "train", *awkward)
@@ -137,7 +137,7 @@ def test_the_lock_for_tpus_is_the_lock_and_libtpu() -> None:
     assert {name for name, _ in added} == {"libtpu"}
 
 
-def test_the_image_is_made_of_files_that_there_are() -> None:
+def test_image_has_only_existing_files() -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copied = {name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]}
     shown = {
@@ -193,7 +193,7 @@ def test_the_command_of_a_pods_config_names_its_corpus() -> None:
         assert "--gin.DATA_DIR='gs://BUCKET/corpus'" in command
 
 
-def test_the_commands_of_the_documentation_are_possible() -> None:
+def test_documented_commands_are_valid() -> None:
     text = (ROOT / "docs" / "cloud_tpu.md").read_text()
     blocks = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     commands = words_of(blocks, "scripts/")

@@ -58,7 +58,7 @@ def test_create_asks_for_a_queued_resource() -> None:
     ]
 
 
-def test_every_command_names_slice_and_zone_and_jobs_go_to_all_hosts() -> None:
+def test_commands_name_slice_and_zone_and_jobs_run_on_all_hosts() -> None:
     for arguments in EVERY_DRY_RUN:
         if arguments[0] == "cloud_tpu.sh":
             for words in dry(*arguments):
@@ -111,9 +111,7 @@ def done(fakes: Path) -> list[str]:
 SET_UP = ["copy", "setup", "start"]
 
 
-def test_supervise_goes_from_nothing_to_the_end_over_a_preemption(
-    tmp_path: Path, fakes: Path
-) -> None:
+def test_supervise_finishes_after_a_preemption(tmp_path: Path, fakes: Path) -> None:
     run = Supervised(
         tmp_path,
         fakes,
@@ -138,7 +136,7 @@ def test_supervise_goes_from_nothing_to_the_end_over_a_preemption(
     assert run.did == ["create", *SET_UP, "delete", "create", *SET_UP]
 
 
-def test_supervise_starts_a_crashed_job_again_on_all_hosts(tmp_path: Path, fakes: Path) -> None:
+def test_supervise_restarts_a_crashed_job_on_all_hosts(tmp_path: Path, fakes: Path) -> None:
     run = Supervised(
         tmp_path,
         fakes,
@@ -166,7 +164,7 @@ def test_supervise_gives_up_after_so_many_crashes(tmp_path: Path, fakes: Path) -
     assert run.did == ["stop", "start", "delete", "create"]
 
 
-def test_supervise_tries_again_what_gcloud_refuses(tmp_path: Path, fakes: Path) -> None:
+def test_supervise_retries_what_gcloud_refuses(tmp_path: Path, fakes: Path) -> None:
     (fakes / "refuse").touch()  # to copy the code
     rounds = ["ACTIVE: bare bare", "ACTIVE: bare bare", "ACTIVE: bare bare"]
     run = Supervised(tmp_path, fakes, rounds, "--max_restarts=2")
@@ -260,7 +258,7 @@ def test_a_host_and_supervise_agree_on_a_refused_job(
     assert done(fakes) == ["stop", *SET_UP]
 
 
-def test_supervise_takes_no_other_job_of_that_name_for_its_own(tmp_path: Path, fakes: Path) -> None:
+def test_supervise_refuses_another_job_of_that_name(tmp_path: Path, fakes: Path) -> None:
     run = Supervised(tmp_path, fakes, ["ACTIVE: none none", "ACTIVE: running other"])
     assert run.said.returncode == 2
     *_, line = run.said.stderr.splitlines()
@@ -284,7 +282,7 @@ def test_supervise_asks_for_the_job_with_its_arguments() -> None:
     assert "# where a host has a job train with other arguments: refuses, --job=NAME" in said.stdout
 
 
-def test_setup_refuses_what_is_not_committed(tmp_path: Path, fakes: Path) -> None:
+def test_setup_refuses_uncommitted_changes(tmp_path: Path, fakes: Path) -> None:
     make_program(fakes / "git", 'if [[ $* == *status* ]]; then echo " M m4/jobs.py"; fi')
     said = call("cloud_tpu.sh", "setup", "--name=big", "--zone=us-central2-b")
     assert said.returncode == 2

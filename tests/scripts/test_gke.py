@@ -59,7 +59,7 @@ def test_the_job_set_runs_m4_on_every_host_of_one_slice(job: str) -> None:
     assert container["resources"]["limits"] == {"google.com/tpu": 4}
 
 
-def test_a_mistake_of_the_users_is_not_tried_again() -> None:
+def test_user_mistake_is_not_retried() -> None:
     spec = manifest("--slice=v5e-256", *TRAIN)["spec"]
     (rule,) = spec["failurePolicy"]["rules"]
     assert rule["action"] == "FailJobSet"
@@ -75,7 +75,7 @@ def test_a_mistake_of_the_users_is_not_tried_again() -> None:
     }
 
 
-def test_arguments_come_through_yaml_and_kubernetes() -> None:
+def test_arguments_survive_yaml_and_kubernetes() -> None:
     awkward = ["it's", 'a "b"', "back\\slash", "# no comment", "ü", "yes", "1", "$(HOME)", ""]
     job_set = manifest("--slice=v5e-16", "--spot", "--", "train", *awkward)
     pod = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
@@ -112,7 +112,7 @@ def test_xpk_runs_the_same_job(job: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["--spot", "--service_account=reader"])
-def test_what_xpk_has_not_is_refused(option: str) -> None:
+def test_options_that_xpk_lacks_are_refused(option: str) -> None:
     said = call("gke.sh", "xpk", *slice_options(), option, "--cluster=c", "--image=m4:1", *TRAIN)
     assert said.returncode == 2
     assert "XPK's cluster decides them" in said.stderr

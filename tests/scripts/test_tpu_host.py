@@ -40,7 +40,7 @@ def settled(state: str) -> bool:
     return host_state() == state
 
 
-def test_a_job_on_a_host_is_started_watched_and_stopped(host: Path) -> None:
+def test_job_on_a_host_is_started_watched_and_stopped(host: Path) -> None:
     assert host_state() == "none"
     assert call("tpu_host.sh", "start", "train", "wait", "a b", "it's").returncode == 0
     assert host_state() == "running"
@@ -55,13 +55,13 @@ def test_a_job_on_a_host_is_started_watched_and_stopped(host: Path) -> None:
     assert host_state() == "failed 130"
 
 
-def test_a_jobs_end_is_told(host: Path) -> None:
+def test_status_reports_the_end_of_a_job(host: Path) -> None:
     for status, state in (("0", "finished"), ("2", "failed 2"), ("1", "failed 1")):
         assert call("tpu_host.sh", "start", "train", status).returncode == 0
         assert settled(state)
 
 
-def test_a_job_is_known_by_its_arguments(host: Path) -> None:
+def test_job_is_identified_by_its_arguments(host: Path) -> None:
     mine, other = ("wait", "a b", "it's"), ("wait", "a", "b", "it's")
     assert host_state("train", *mine) == "none"
     assert call("tpu_host.sh", "start", "train", *mine).returncode == 0
@@ -83,7 +83,7 @@ def test_a_job_is_known_by_its_arguments(host: Path) -> None:
     assert host_state("train", "0") == "other"
 
 
-def test_a_job_that_does_not_stop_is_killed_and_one_without_a_word_is_lost(host: Path) -> None:
+def test_job_that_does_not_stop_is_killed_and_one_without_status_is_lost(host: Path) -> None:
     make_program(host / "m4-env" / "bin" / "m4", 'trap "" TERM\nwhile true; do sleep 0.05; done')
     assert call("tpu_host.sh", "start", "train").returncode == 0
     assert call("tpu_host.sh", "stop", "train", "1").returncode == 0

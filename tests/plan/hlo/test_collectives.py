@@ -73,7 +73,7 @@ def test_loops_multiply() -> None:
     assert (total.count, total.operand_bytes, total.sent_bytes) == (15, 15 * 256, 15 * 384)
 
 
-def test_a_loop_of_unknown_length_is_said_to_be_one() -> None:
+def test_loop_of_unknown_length_is_marked() -> None:
     (exchange,) = [c for c in collectives(nested()) if c.kind == "all-to-all"]
     assert (exchange.times, exchange.loop_unknown) == (1, True)
     assert exchange.operand_bytes == exchange.result_bytes == 256  # of two pieces of 128
@@ -81,7 +81,7 @@ def test_a_loop_of_unknown_length_is_said_to_be_one() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_a_loop_counts_as_its_steps_written_out(length: int) -> None:
+def test_loop_counts_as_its_unrolled_steps(length: int) -> None:
     def function(x, unroll):
         def step(x, _):
             return jnp.tanh(x @ weights), x.sum(0)
@@ -116,7 +116,7 @@ def test_no_collectives() -> None:
     assert summary([]) == {}
 
 
-def test_lines_of_a_file_are_as_good_as_a_text() -> None:
+def test_lines_give_the_same_as_a_text() -> None:
     assert collectives(io.StringIO(nested())) == collectives(nested())
 
 
@@ -189,7 +189,7 @@ def tpu(start: object = 0, step: object = 1, limit: object = 6) -> dict[str, Col
     return {c.kind: c for c in collectives(text.replace("LIMIT", str(limit)))}
 
 
-def test_what_the_compiler_of_the_tpu_writes() -> None:
+def test_collectives_of_the_tpu_compiler() -> None:
     found = tpu()
     assert {kind: c.times for kind, c in found.items()} == {
         "reduce-scatter": 6,
@@ -222,7 +222,7 @@ def test_trips_from_start_step_and_limit(counter: dict, times: int, unknown: boo
     assert (gathered.times, gathered.loop_unknown) == (times, unknown)
 
 
-def test_a_loop_that_never_runs_sends_nothing() -> None:
+def test_loop_that_never_runs_sends_nothing() -> None:
     assert set(tpu(limit=0)) == {"collective-permute"}
 
 
@@ -252,7 +252,7 @@ replica_groups={}, dimensions={0}
 """
 
 
-def test_asynchronous_ones_wrapped_ones_and_branches() -> None:
+def test_asynchronous_wrapped_and_branched_collectives() -> None:
     found = {c.name: c for c in collectives(START)}
     assert {name: (c.kind, c.times) for name, c in found.items()} == {
         "gs": ("all-gather", 1),
@@ -285,7 +285,7 @@ def test_asynchronous_ones_wrapped_ones_and_branches() -> None:
         ("mesh['x'=2,'y'=2], device_ids=([2,2]T(1,0)) {'y'}", ((0, 2), (1, 3))),
     ],
 )
-def test_ways_to_write_groups(text: str, groups: tuple) -> None:
+def test_notations_of_groups(text: str, groups: tuple) -> None:
     assert read_groups(f"all-reduce(%x), replica_groups={text}, to_apply=%add", 8) == groups
 
 
@@ -304,7 +304,7 @@ def test_bytes_of_types(text: str, size: int) -> None:
     assert type_bytes(text) == size
 
 
-def test_what_cannot_be_read_is_an_error() -> None:
+def test_unreadable_text_is_an_error() -> None:
     with pytest.raises(ValueError, match="not the text of an HLO module"):
         collectives("module @jit_f {}")
     with pytest.raises(ValueError, match="unknown size of wide"):

@@ -21,7 +21,7 @@ def compiled(function: Callable, *shapes: tuple[int, ...]) -> int:
     return found.flops
 
 
-def test_a_product_and_a_product_of_a_batch() -> None:
+def test_product_and_batched_product() -> None:
     assert compiled(jnp.dot, (32, 64), (64, 128)) == 2 * 32 * 64 * 128
     # Four of [32, 64] and [64, 16].
     product = functools.partial(jnp.einsum, "bqd,bkd->bqk")
@@ -40,7 +40,7 @@ def test_loops_multiply() -> None:
     assert compiled(outer, (32, 64), (64, 64)) == 16 * 2 * 32 * 64 * 64
 
 
-def test_gradients_are_two_products_more() -> None:
+def test_gradients_add_two_products() -> None:
     def loss(x, w):
         return jnp.tanh(x @ w).sum()
 
@@ -84,7 +84,7 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 """
 
 
-def test_products_as_tpus_have_them() -> None:
+def test_products_of_the_tpu_compiler() -> None:
     found = measure(TPU)
     # 64 sentences of 16 heads, queries [128, 128] and keys [128, 128]: windows as large as the
     # batch, of which one element each meets another. Projections of 64 * 128 tokens from 1,024 to
@@ -122,7 +122,7 @@ custom_call_target="__cub$DeviceRadixSort"
 """
 
 
-def test_products_as_gpus_have_them() -> None:
+def test_products_of_the_gpu_compiler() -> None:
     found = measure(GPU)
     # A Triton fusion and cuBLAS, the same product; what cannot be read is reported, not guessed: a
     # convolution of cuDNN's, a GEMM without its axes, a ragged product.
@@ -130,7 +130,7 @@ def test_products_as_gpus_have_them() -> None:
     assert found.unread == {"__cudnn$convForward": 1, "__cublas$lt$matmul": 1, "ragged-dot": 1}
 
 
-def test_a_window_meets_what_it_covers() -> None:
+def test_window_counts_only_elements_that_it_covers() -> None:
     """Against the operand and the window laid out with their gaps."""
     sizes = itertools.product((1, 2, 5), (1, 3, 4), (1, 2, 3), (0, 1, 3), (1, 2, 4), (1, 2, 3))
     for left, kernel, stride, pad, left_step, kernel_step in sizes:

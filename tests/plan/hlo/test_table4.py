@@ -96,7 +96,7 @@ def test_growth_is_the_papers() -> None:
     assert all(row.agrees for row in rows())
 
 
-def test_what_is_not_the_papers_is_told() -> None:
+def test_differences_from_the_paper_are_reported() -> None:
     reduce = next(o for o in OPERATORS if o.name == "Reduce(AB->B)")
     assert not table4.row(reduce._replace(kinds=frozenset()), [2, 8]).agrees
     assert not table4.row(reduce._replace(communication="O(D)"), [2, 8]).agrees

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from m4.eval.report.plot import METADATA
+from m4.eval.report.figures import METADATA
 from m4.eval.report.theme import LIGHT
 from m4.plan.machines import GIB
 from m4.storage.files import whole

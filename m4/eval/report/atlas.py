@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from m4.data.preprocess import language_of
-from m4.eval.report.plot import png
+from m4.eval.report.figures import FEW, page_size, png
 from m4.eval.report.theme import DARK, LIGHT, Theme
 from m4.eval.scoring.groups import DIRECTION_GROUPS, direction_group
 from m4.storage.files import whole
@@ -35,7 +35,6 @@ from m4.train import routing_counts
 # than this multiple of it has a specialist.
 DEAD, SPECIAL = 0.1, 2.0
 
-_FEW = 40  # up to so many languages have a label each
 _MOST_LINES, _MOST_NAMES = 64, 12  # experts of a table, languages of an expert
 _TALLEST = 60.0  # inches
 _MOST_COLUMNS = 256  # of a panel
@@ -238,8 +237,8 @@ def figure(atlas: Atlas, theme: Theme = LIGHT) -> Figure:
     deep = max(map(len, columns))
     groups = atlas.groups()
     blocks = [[i for i, here in enumerate(groups) if here == group] for group in DIRECTION_GROUPS]
-    wide = max(map(len, blocks)) > _FEW
-    width, size = (10.0, 15.0) if wide else (7.0, 11.0)
+    wide = max(map(len, blocks)) > FEW
+    width, size = page_size(wide)
     line = 1.3 * size / 72  # inches of a line of text
     tall = min(0.055 if wide else line, _TALLEST / (deep * (len(groups) + 1)))
     rows, names = _rows(blocks, max(round(line / tall), 1))

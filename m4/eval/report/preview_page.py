@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -16,15 +15,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from m4 import html as pages
 from m4.data.inspection.preview import Column, Preview, repeated_more_than, short, times
 from m4.data.languages import describe
+from m4.eval.report.figures import Sheet, png, save
 from m4.eval.report.page import data_uris
-from m4.eval.report.plot import METADATA, label_letters, png, size_bars, style_panel
 from m4.eval.report.theme import DARK, LIGHT, Theme
-from m4.storage.files import whole, write_text
+from m4.storage.files import write_text
 
 TEMPLATE = Path(__file__).with_name("preview.html.j2")
-_POINTS = 72  # an inch
-_DPI = 200
-_FEW = 40  # up to so many languages fit a page's width with labels of full size
 
 
 def write(preview: Preview, most_epochs: float, folder: Path) -> list[Path]:
@@ -32,13 +28,10 @@ def write(preview: Preview, most_epochs: float, folder: Path) -> list[Path]:
     page = folder / "data_preview.html"
     light = figure(preview, most_epochs)
     images = {"light": png(light), "dark": png(figure(preview, most_epochs, DARK))}
-    paths = [page]
-    for suffix in (".png", ".pdf"):
-        paths.append(folder / f"data_preview{suffix}")
-        with whole(paths[-1]) as unfinished:
-            light.savefig(unfinished, dpi=_DPI, metadata=METADATA[suffix])
+    pictures = [folder / f"data_preview{suffix}" for suffix in (".png", ".pdf")]
+    save(light, pictures)
     write_text(page, html(preview, most_epochs, images))
-    return paths
+    return [page, *pictures]
 
 
 def figure(preview: Preview, most_epochs: float, theme: Theme = LIGHT) -> Figure:
@@ -48,25 +41,16 @@ def figure(preview: Preview, most_epochs: float, theme: Theme = LIGHT) -> Figure
     Languages are labelled with their codes, which every font has.
     """
     codes = list(preview.pairs)
-    wide = len(codes) > _FEW
-    # Letters grow with the page: shrunk to a phone's width, the axes stay legible either way.
-    width, size = (10.0, 15.0) if wide else (7.0, 11.0)
-    slot = 0.87 * width * _POINTS / len(codes)  # points that a language has
-    letters, upright = label_letters(codes, size, slot)
-    below = 0.6 * letters * max(map(len, codes)) / _POINTS if upright else 0.0
-    page = Figure((width, 7.2 * width / 7.0 + below), layout="constrained")
-    FigureCanvasAgg(page)
-    page.set_facecolor(theme.paper)
-    grid = page.subplots(3, 1, sharex=True, height_ratios=[1, 1, 0.3], squeeze=False)
-    panels: list[Axes] = list(grid[:, 0])
+    sheet = Sheet.make(codes, [1, 1, 0.3], 7.2, theme)
+    panels, size = sheet.panels, sheet.size
     usable = [one for one in preview.columns if one.drawn]
     for panel in panels[:2]:
-        style_panel(panel, theme, size)
+        sheet.style(panel)
         panel.set_yscale("log")
     epochs = [[one.drawn[code].epochs for code in codes] for one in usable]
     shares = [[100 * preview.share(one.drawn[code]) for code in codes] for one in usable]
     for panel, values in zip(panels, (epochs, shares), strict=False):
-        _lines(panel, usable, values, theme, size, slot)
+        _lines(sheet, panel, usable, values)
     panels[0].set_ylabel(f"epochs in {short(preview.total_steps)} steps", fontsize=size,
                          color=theme.ink)  # fmt: skip
     unit = "pairs" if preview.sample_by == "examples" else "tokens"
@@ -76,35 +60,19 @@ def figure(preview: Preview, most_epochs: float, theme: Theme = LIGHT) -> Figure
                           linestyle=(0, (4, 3)) if text else "-")  # fmt: skip
         panels[0].annotate(text, (0.01, bound), xycoords=("axes fraction", "data"), va="bottom",
                            ha="left", fontsize=0.85 * size, color=theme.ink)  # fmt: skip
-    size_bars(panels[2], list(preview.pairs.values()), theme, size, slot)
-    panels[2].set_xticks(range(len(codes)), codes, fontsize=letters, color=theme.ink,
-                         rotation=90 if upright else 0)  # fmt: skip
-    panels[2].set_xlabel("languages, by falling number of training pairs", fontsize=0.95 * size,
-                         color=theme.ink)  # fmt: skip
-    page.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside upper center",
-        ncols=min(len(usable), 6),
-        frameon=False,
-        fontsize=0.95 * size,
-        labelcolor=theme.ink,
-        columnspacing=1.2,
-        handlelength=1.4,
-    )
-    return page
+    sheet.size_bars(list(preview.pairs.values()))
+    handles, _ = panels[0].get_legend_handles_labels()
+    sheet.legend(min(len(usable), 6), handles)
+    return sheet.figure
 
 
 def _lines(
-    panel: Axes,
-    columns: Sequence[Column],
-    values: Sequence[Sequence[float]],
-    theme: Theme,
-    size: float,
-    slot: float,
+    sheet: Sheet, panel: Axes, columns: Sequence[Column], values: Sequence[Sequence[float]]
 ) -> None:
     """A line a sampler: the configured one in colour with points, the others from faint to strong
     in their order. What is never drawn has no point."""
-    dot = min(0.6 * size, 0.4 * slot + 1.2)
+    theme = sheet.theme
+    dot = min(0.6 * sheet.size, 0.4 * sheet.slot + 1.2)
     shades = _shades(theme)
     for number, (one, line) in enumerate(zip(columns, values, strict=True)):
         drawn = np.array([value or np.nan for value in line])

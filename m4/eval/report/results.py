@@ -52,7 +52,8 @@ def write_results(
         ValueError: hypotheses are missing or damaged, or none are of the baseline.
     """
     # Not before there is something to draw: every job imports this file, and matplotlib takes long.
-    from m4.eval.report.plot import figure, plot, png
+    from m4.eval.report.figures import png
+    from m4.eval.report.plot import figure, plot
 
     folder = Path(folder)
     measured = measure(systems, metrics, split)
@@ -94,7 +95,7 @@ def write_results(
 def _experts(folder: Path, split: str) -> list[dict[str, Any]]:
     """The atlas of training and that of the test sets, for the page; where there are counts."""
     from m4.eval.report import atlas
-    from m4.eval.report.plot import png
+    from m4.eval.report.figures import png
 
     found = []
     for name, title in (("train", "In training"), (split, f"On the {split} sets")):

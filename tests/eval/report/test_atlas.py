@@ -16,7 +16,7 @@ from rich.console import Console
 
 from m4.data.languages import LANGUAGES
 from m4.eval.report import atlas
-from m4.eval.report.plot import png
+from m4.eval.report.figures import png
 from m4.eval.report.theme import DARK
 from m4.train import routing_counts
 from tests.command_line import m4

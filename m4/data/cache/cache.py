@@ -29,6 +29,7 @@ from m4.data.preprocess import language_of, split_direction
 from m4.data.sources import SPLITS, Pair, Source
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import check_value
+from m4.storage.files import confined
 
 # Raised whenever the same settings would give other files (test_format.py notices).
 FORMAT = 6
@@ -56,6 +57,8 @@ class Cache:
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
                 " (rebuild it: CorpusSpec.rebuild = True)"
             )
+        for language in self.manifest["languages"]:  # part of files' names, also of translations
+            confined(self.folder, language)
         identity = self.manifest["identity"]
         made_for = identity["mixture"] = mixture_of(identity["mixture"])
         self.mixture: str = mixture or made_for or "english_centric"

@@ -244,6 +244,14 @@ def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
         made_cache.size("eo", "train")
 
 
+def test_languages_of_the_manifest_stay_in_the_folder(made_cache: Cache, tmp_path: Path) -> None:
+    """A cache may be a stranger's, and languages are part of names that are written."""
+    manifest = {**made_cache.manifest, "languages": {"../../gl": {}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"gl', which is outside"):
+        Cache(tmp_path)
+
+
 def test_bad_lines_that_were_skipped_are_in_the_manifest(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     folder.mkdir()

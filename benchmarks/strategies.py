@@ -32,9 +32,9 @@ ALONE = [
         f"--gin.mesh.make_mesh.{axis}=1"
         for axis in ("stage", "data", "fsdp", "node", "expert", "model")
     ),
-    "--gin.loop.train.zero=()",
-    "--gin.loop.train.rules=()",
-    "--gin.loop.train.accumulate=1",
+    "--gin.experiment.Training.fsdp_axes=()",
+    "--gin.experiment.Training.extra_axis_rules=()",
+    "--gin.experiment.Training.grad_accum_steps=1",
     "--gin.transformer.Transformer.pipeline_microbatches=0",
     "--gin.transformer.Transformer.remat='none'",
 ]

@@ -21,7 +21,11 @@ from typing import Annotated, Any, TypeVar
 _Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 
 
-class SettingError(ValueError):
+class InputError(ValueError):
+    """A user's mistake: what, where, what is allowed, in one line; exit status 2."""
+
+
+class SettingError(InputError):
     """A setting has a value that it cannot have.
 
     Attributes:
@@ -117,14 +121,20 @@ def checked(configurable: _Configurable) -> _Configurable:
         check_arguments(configurable, signature.bind_partial(*args, **kwargs).arguments)
         return configurable(*args, **kwargs)
 
+    call.__checked__ = True  # type: ignore[attr-defined]
     return typing.cast(_Configurable, call)
 
 
 def _checked_class(cls: Any) -> Any:
+    cls.__checked__ = True
+    if not dataclasses.is_dataclass(cls):
+        cls.__init__ = _checked_init(cls)
+        return cls
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
+    owner: Any = cls
 
     def check(self: Any) -> None:
-        check_arguments(cls, {name: getattr(self, name) for name in fields})
+        check_arguments(owner, {name: getattr(self, name) for name in fields})
 
     if (after := getattr(cls, "__post_init__", None)) is not None:
 
@@ -132,17 +142,27 @@ def _checked_class(cls: Any) -> Any:
             check(self)
             after(self)
 
-        cls.__post_init__ = post_init
+        owner.__post_init__ = post_init
         return cls
-    plain = cls.__init__  # of a dataclass without __post_init__, which calls none
+    cls.__init__ = _checked_init(cls)  # no __post_init__: its __init__ calls none
+    return cls
+
+
+def _checked_init(cls: Any) -> Any:
+    plain = cls.__init__
+    signature = inspect.signature(cls)
 
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        check_arguments(cls, signature.bind_partial(*args, **kwargs).arguments)
         plain(self, *args, **kwargs)
-        check(self)
 
-    cls.__init__ = init
-    return cls
+    return init
+
+
+def is_checked(configurable: Any) -> bool:
+    """Whether it is a setting's class or function of m4's, or of whoever uses `checked`."""
+    return "__checked__" in getattr(configurable, "__dict__", {})
 
 
 def mutable_settings(configurable: Callable[..., Any]) -> set[str]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import gin
-
-from m4.__main__ import main
+from m4 import config
+from m4.cli.main import main
+from m4.experiment import Experiment
 
 TINY = Path(__file__).parent / "testdata" / "tiny.gin"
 
@@ -34,22 +33,17 @@ class Said:
         return line
 
 
-@contextlib.contextmanager
-def own_gin() -> Iterator[None]:
-    """gin's config is one for the process; here it begins and ends empty."""
-    gin.clear_config(clear_constants=True)
-    try:
-        yield
-    finally:
-        gin.clear_config(clear_constants=True)
-
-
 def m4(*arguments: object) -> Said:
     """`m4 ARGUMENTS`."""
     out, err = io.StringIO(), io.StringIO()
-    with own_gin(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([str(argument) for argument in arguments])
     return Said(status, out.getvalue(), err.getvalue())
+
+
+def experiment_of(path: Path, *bindings: str) -> Experiment:
+    """The experiment of a gin file with bindings ("NAME = VALUE") on top."""
+    return config.load([path], bindings).experiment()
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gin
 import pytest
 
-from m4 import jobs
-from m4.__main__ import gin_arguments, parse_config, parser
-from m4.experiment import Setup
+from m4.experiment import Experiment
+from tests.command_line import experiment_of
 
 FOLDER = Path(__file__).parents[1] / "gin_configs" / "strategies"
 # The others in CI.
@@ -28,11 +26,9 @@ def names(first: tuple[str, ...] | None = None) -> list[Any]:
     ]
 
 
-def setup_of(name: str, *bindings: str) -> Setup:
-    """The config's experiment; within `own_gin`, which it leaves as the config says."""
-    others, given = gin_arguments(["train", f"--gin_file={FOLDER / name}.gin", *bindings])
-    parse_config(parser().parse_args(others), given)
-    return gin.get_configurable(jobs.Setup)()
+def experiment_named(name: str, *bindings: str) -> Experiment:
+    """The experiment of a config, with bindings on top."""
+    return experiment_of(FOLDER / f"{name}.gin", *bindings)
 
 
 def documented(name: str) -> dict[str, str]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 import pkgutil
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import gin
 import jax
 import pytest
 
-from m4 import jobs
-from m4.__main__ import gin_arguments, parse_config, parser
+from m4 import config
 from m4.data import samplers
 from m4.data.stream.mixture import takes_drawn
+from m4.experiment import Experiment, identity
 from m4.model.transformer import abstract_variables, count_parameters
 from m4.plan.program import planned_model
 from m4.plan.table3 import TABLE3, paper_row_of
-from tests.command_line import own_gin
+from tests.command_line import experiment_of
 
 FOLDER = Path(__file__).parents[1] / "gin_configs"
 CONFIGS = sorted(FOLDER.glob("**/*.gin"))
@@ -34,18 +33,15 @@ def path(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def setup(path: Path) -> Iterator[jobs.Setup]:
-    """The config's experiment, as `m4 train --gin_file=...` gets it."""
-    others, bindings = gin_arguments(["train", f"--gin_file={path}"])
-    with own_gin():
-        # Refuses names that there are not, and bindings that nothing uses.
-        parse_config(parser().parse_args(others), bindings)
-        yield gin.get_configurable(jobs.Setup)()
+def experiment(path: Path) -> Experiment:
+    """The config's, as `m4 train --gin_file=...` gets it: unknown names and unused bindings are
+    refused."""
+    return experiment_of(path)
 
 
 def test_it_is_short_complete_and_says_how_to_run_it(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 84
+    assert len(lines) <= 100
     assert max(map(len, lines)) <= 100
     assert not [line for line in lines if line.startswith("include")]
     head = "\n".join(line for line in lines[: lines.index("")] if line.startswith("#"))
@@ -70,30 +66,33 @@ def test_its_imports_are_used(path: Path) -> None:
 
 def test_decoding_can_be_set_on_the_command_line(path: Path) -> None:
     """Also where the config leaves it at its defaults."""
-    others, bindings = gin_arguments(
-        ["decode", f"--gin_file={path}", "--gin.jobs.Decoding.batch_rows=3"]
-    )
-    with own_gin():
-        parse_config(parser().parse_args(others), bindings)
-        assert gin.get_configurable(jobs.Setup)().decoding.batch_rows == 3
+    assert experiment_of(path, "experiment.Decoding.batch_rows = 3").decoding.batch_rows == 3
 
 
-def test_its_model_and_optimizer_can_be_built(setup: jobs.Setup) -> None:
-    for overrides in ({}, {"moe": None}):
-        variables = abstract_variables(setup.model(vocab_size=32_000, **overrides))
+def test_a_saved_copy_is_data(path: Path, tmp_path: Path) -> None:
+    """Everything that configs refer to is a setting of m4: a run folder can be read."""
+    made = config.load([path])
+    wanted = made.experiment()
+    (tmp_path / "config.gin").write_text(made.text(), encoding="utf-8")
+    saved = config.load([tmp_path / "config.gin"], allowed_modules=()).experiment()
+    assert identity(saved) == identity(wanted)
+
+
+def test_its_model_and_optimizer_can_be_built(experiment: Experiment) -> None:
+    for one in (experiment, experiment.dense()):
+        variables = abstract_variables(one.model(vocab_size=32_000))
         sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(variables["params"])]
         assert sum(sizes) > 1_000_000
-        reference = gin.query_parameter("loop.train.optimizer")
-        optimizer = reference.scoped_configurable_fn(setup.total_steps)
+        optimizer = experiment.training.optimizer(experiment.training.total_steps)
         state = jax.eval_shape(optimizer.init, variables["params"])
         assert len(jax.tree.leaves(state)) >= len(sizes)
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem, indirect=True)
-def test_the_papers_models_have_the_papers_sizes(path: Path, setup: jobs.Setup) -> None:
+def test_the_papers_models_have_the_papers_sizes(path: Path, experiment: Experiment) -> None:
     row = paper_row_of(VARIANTS.get(path.stem, path.stem))
     assert row is not None
-    model, directions = planned_model(setup, 100)
+    model, directions = planned_model(experiment, 100)
     assert len(directions) == 100
     assert (model.source_vocab_size, model.vocab_size) == (64_000, 32_000)
     assert model.encoder_layers == model.decoder_layers
@@ -104,16 +103,12 @@ def test_the_papers_models_have_the_papers_sizes(path: Path, setup: jobs.Setup) 
     cores = re.search(r"^# Hardware: (\d+) TPU v3 cores", path.read_text("utf-8"), re.MULTILINE)
     assert cores is not None
     assert int(cores[1]) == row.cores
-    rows = setup.batch_size * setup.lengths["inputs"]
+    rows = experiment.training.batch_size * experiment.data.corpus.lengths["inputs"]
     assert rows == pytest.approx(row.batch_tokens, rel=0.05)
 
 
 def test_every_model_of_the_papers_tables_has_a_config() -> None:
     assert {row.config for row in TABLE3} <= {path.stem for path in CONFIGS}
-
-
-def test_its_baselines_have_a_recipe_for_every_level(setup: jobs.Setup) -> None:
-    assert setup.baselines is None or set(setup.baselines) == {"high", "medium", "low"}
 
 
 def test_folders_differ() -> None:
@@ -125,38 +120,21 @@ def test_folders_differ() -> None:
     assert len({found[1] for found in folders if found}) == len(CONFIGS) >= 2
 
 
-def test_every_configurable_that_is_bound_is_referred_to(path: Path) -> None:
-    # gin configures what a config refers to as @name, and nothing else.
-    text = re.sub(r"#.*", "", path.read_text(encoding="utf-8"))
-    referred = set(re.findall(r"@(?:\w+/)*(\w+\.\w+)", text))
-    bound = set(re.findall(r"^(?:\w+/)*(\w+\.\w+)\.\w+ =", text, re.MULTILINE))
-    assert bound - {"jobs.Setup"} <= referred
-    scopes = set(re.findall(r"^(\w+)/", text, re.MULTILINE))
-    assert scopes == set(re.findall(r"@(\w+)/", text))
-
-
 def test_samplers_gin_has_a_line_for_every_sampler() -> None:
     text = (FOLDER / "samplers.gin").read_text(encoding="utf-8")
-    lines = re.findall(r"^(?:# )?jobs\.Setup\.sampler = (@(\w+)\.(\w+)\S*)", text, re.MULTILINE)
+    lines = re.findall(
+        r"^(?:# )?experiment\.Data\.sampler = (@(\w+)\.(\w+)\S*)", text, re.MULTILINE
+    )
     there = [module.name for module in pkgutil.iter_modules(samplers.__path__)]
     assert sorted(name for _, name, _ in lines) == sorted(there)
     for line, _, function in lines:
-        with own_gin():
-            others, bindings = gin_arguments(
-                [
-                    "train",
-                    f"--gin_file={FOLDER / 'samplers.gin'}",
-                    f"--gin.jobs.Setup.sampler={line}",
-                ]
-            )
-            parse_config(parser().parse_args(others), bindings)
-            setup = gin.get_configurable(jobs.Setup)()
-            corpus = gin.query_parameter("cldr.Cldr.sizes")
-            sizes = {f"en-{code}": size for code, size in corpus.items()}
-            told = {"drawn": 7.5e4} if takes_drawn(setup.sampler) else {}
-            rates = setup.sampler(sizes, **told)
-        made = getattr(setup.sampler, "__name__", type(setup.sampler).__name__)
-        assert made == function
+        made = experiment_of(FOLDER / "samplers.gin", f"experiment.Data.sampler = {line}")
+        source: Any = made.data.corpus.opened_source
+        sizes = {f"en-{code}": source.sizes[code] for code in source.languages()}
+        sampler, training = made.data.sampler, made.training
+        drawn = {"drawn": 7.5e4} if takes_drawn(sampler) else {}
+        rates = sampler(sizes, **drawn)
+        assert getattr(sampler, "__name__", type(sampler).__name__) == function
         assert sum(rates.values()) == pytest.approx(1), line
-        # Else `Learned` has nothing to learn from (jobs.train refuses it).
-        assert 2 * setup.dev_period < setup.total_steps, "it compares two evaluations"
+        # Else `Learned` has nothing to learn from (`m4 train` refuses it).
+        assert 2 * training.dev_period < training.total_steps, "it compares two evaluations"

@@ -122,7 +122,7 @@ def test_the_report_needs_nothing_else(first: tuple[Path, str]) -> None:
 @pytest.mark.slow
 def test_the_operative_config_says_all_and_can_be_run(first: tuple[Path, str]) -> None:
     text = (first[0] / "operative_config.gin").read_text(encoding="utf-8")
-    for line in ("optimizer.adamw.b1 = 0.9", "loop.train.z_loss = ", "TRAIN_STEPS = 4"):
+    for line in ("optimizer.adamw.b1 = 0.9", "experiment.Training.z_loss = ", "TRAIN_STEPS = 4"):
         assert f"\n{line}" in text
     about = json.loads((first[0] / "run.json").read_text(encoding="utf-8"))
     assert about["versions"]["jax"]
@@ -276,7 +276,7 @@ def test_a_corpus_of_ones_own(tmp_path: Path) -> None:
         f"--gin.DATA_DIR={str(tmp_path / 'texts')!r}",
         f"--gin.MODEL_DIR={str(tmp_path / 'model')!r}",
         "--gin.LANGUAGES=['kat', 'amh']",
-        "--gin.cache.prepare.vocabulary_size=700",
+        "--gin.corpus.CorpusSpec.vocabulary_size=700",
         "--gin.TRAIN_STEPS=2",
         "--gin.BATCH_SIZE=8",
         "--gin.transformer.Transformer.width=16",
@@ -284,7 +284,7 @@ def test_a_corpus_of_ones_own(tmp_path: Path) -> None:
         "--gin.transformer.Transformer.encoder_layers=1",
         "--gin.transformer.Transformer.decoder_layers=1",
         "--gin.transformer.Transformer.moe_every=1",
-        "--gin.jobs.Decoding.max_target_length=8",
+        "--gin.experiment.Decoding.max_target_length=8",
     ]
     for job in ("train", "eval"):
         said = m4(job, *arguments)

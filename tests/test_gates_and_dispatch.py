@@ -12,29 +12,30 @@ import math
 import pkgutil
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import gin
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from m4 import jobs
-from m4.__main__ import gin_arguments, parse_config, parser
+from m4 import config
 from m4.data.cache.cache import Cache
 from m4.data.stream.stream import Stream
+from m4.experiment import Experiment
 from m4.model import dispatch, gates
 from m4.model.moe import MoeLayer
 from m4.parallel.axes import MESH_AXES
 from m4.storage.metrics_log import read_metrics
-from tests.command_line import own_gin
+from m4.train.trainer import Trainer
+from tests.command_line import experiment_of
 
 CONFIGS = Path(__file__).parents[1] / "gin_configs"
 STEPS = 50
+GATE = "moe.MoeLayer.gate"
 OPTIMIZED = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": True}
 
 
@@ -69,27 +70,14 @@ RUNS = [
 WITHOUT_BALANCE_LOSS = {"base", "hash", "expert_choice"}
 
 
-def config(name: str, *bindings: str) -> dict[str, str]:
-    """All bindings of a config, as text; gin is configured by it."""
-    others, more = gin_arguments(["train", f"--gin_file={CONFIGS / name}", *bindings])
-    return parse_config(parser().parse_args(others), more)
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return experiment_of(CONFIGS / "gates.gin")
 
 
 @pytest.fixture(scope="module")
-def setup() -> Iterator[jobs.Setup]:
-    with own_gin():
-        config("gates.gin")
-        yield gin.get_configurable(jobs.Setup)()
-
-
-@pytest.fixture(scope="module")
-def corpus(setup: jobs.Setup, tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    return setup.corpus(
-        folder=tmp_path_factory.mktemp("corpus") / "data",
-        mixture_name=setup.mixture,
-        source_length=setup.lengths["inputs"],
-        target_length=setup.lengths["targets"],
-    )
+def corpus(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return experiment.data.corpus.build(tmp_path_factory.mktemp("corpus") / "data")
 
 
 def function_of(gate: str) -> Callable[..., Any]:
@@ -116,7 +104,11 @@ def test_the_runs_have_every_gate_and_dispatch() -> None:
     [pytest.param(run, id=f"{run.encoder} {run.decoder} {run.dispatch}") for run in RUNS],
 )
 def test_fifty_steps(
-    setup: jobs.Setup, corpus: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+    experiment: Experiment,
+    corpus: Cache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
 ) -> None:
     moe = functools.partial(
         MoeLayer,
@@ -124,9 +116,9 @@ def test_fifty_steps(
         group_tokens=32,  # eight groups
         dispatch=DISPATCH[run.dispatch],
     )
-    model = jobs.build_model(
-        setup,
-        corpus,
+    model = experiment.build_model(
+        {"vocab_size": corpus.target_vocabulary.size},
+        len(corpus.directions),
         moe=functools.partial(moe, gate=function_of(run.encoder)),
         decoder_moe=functools.partial(moe, gate=function_of(run.decoder)),
     )
@@ -137,15 +129,10 @@ def test_fifty_steps(
     with warnings.catch_warnings():
         # `ragged` says that it is slow on CPUs.
         warnings.filterwarnings("ignore", ".*ragged_dot.*", UserWarning)
-        setup.train(
-            folder=tmp_path,
-            model=model,
-            stream=stream,
-            mesh=mesh(run.mesh),
-            total_steps=STEPS,
-            log_period=10,
-            tensorboard=False,
+        training = dataclasses.replace(
+            experiment.training, total_steps=STEPS, log_period=10, tensorboard=False
         )
+        Trainer(training, model, stream.directions, mesh(run.mesh)).run(tmp_path, stream)
     rows = [row for row in read_metrics(tmp_path) if "loss" in row]
     losses = [row["loss"] for row in rows]
     assert len(losses) == STEPS // 10
@@ -174,15 +161,16 @@ def test_gates_gin_is_the_demo_with_a_line_for_every_gate() -> None:
     text = (CONFIGS / "gates.gin").read_text(encoding="utf-8")
     lines = re.findall(r"^(?:# )?moe\.MoeLayer\.gate = (@(\w+)\.\w+)", text, re.MULTILINE)
     assert sorted(name for _, name in lines) == sorted(GATES)
-    with own_gin():
-        demo = config("demo.gin")
+
+    def settings(name: str, *bindings: str) -> tuple[Experiment, dict[str, str]]:
+        made = config.load([CONFIGS / name], bindings)
+        return made.experiment(), made.settings
+
+    _, demo = settings("demo.gin")
     for line, name in lines:
-        with own_gin():
-            bindings = config("gates.gin", f"--gin.moe.MoeLayer.gate={line}")
-            model = gin.get_configurable(jobs.Setup)().model(vocab_size=128)
-        assert model.encoder_experts.gate.__name__ == name
-        for key, value in bindings.items():
-            if key.startswith(
-                ("transformer.", "moe.", "cldr.", "cache.", "DROPOUT_RATE")
-            ) and not key.endswith("gate"):
+        experiment, found = settings("gates.gin", f"moe.MoeLayer.gate = {line}")
+        gate: Any = experiment.model(vocab_size=128).encoder_experts
+        assert gate.gate.__name__ == name
+        for key, value in found.items():
+            if key.startswith(("transformer.", "moe.", "cldr.", "corpus.")) and key != GATE:
                 assert demo[key] == value, key

@@ -19,12 +19,12 @@ def test_train_decode_translate(tmp_path: Path) -> None:
     arguments = [
         f"--gin_file={TINY}",
         f"--model_dir={folder}",
-        "--gin.cache.prepare.target_vocabulary_size=330",
-        "--gin.cache.prepare.segmentations=2",
+        "--gin.corpus.CorpusSpec.target_vocabulary_size=330",
+        "--gin.corpus.CorpusSpec.segmentations=2",
         "--gin.cldr.Cldr.sizes={'es': 90, 'gl': 60}",
-        "--gin.jobs.Setup.mixture='to_english'",
+        "--gin.corpus.CorpusSpec.mixture='to_english'",
         "--gin.TRAIN_STEPS=2",
-        "--gin.jobs.Setup.dev_period=2",
+        "--gin.experiment.Training.dev_period=2",
         "--gin.transformer.Transformer.moe=None",
         "--gin.transformer.Transformer.encoder_layers=1",
         "--gin.transformer.Transformer.decoder_layers=1",
@@ -44,6 +44,6 @@ def test_train_decode_translate(tmp_path: Path) -> None:
     assert (said.status, said.err) == (0, "")
     assert said.out.count("\n") == 1
     # Another target vocabulary is another model.
-    said = m4("decode", *arguments, "--gin.cache.prepare.target_vocabulary_size=320")
+    said = m4("decode", *arguments, "--gin.corpus.CorpusSpec.target_vocabulary_size=320")
     assert said.status == 2
     assert "target_vocabulary_size" in said.err

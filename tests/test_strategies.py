@@ -5,6 +5,7 @@ What lies in parts there: tests/test_strategies_parts.py.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -14,7 +15,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.model.transformer import Transformer
@@ -22,20 +22,18 @@ from m4.parallel.axes import MESH_AXES
 from m4.parallel.host_batches import to_global
 from m4.parallel.mesh import make_mesh
 from m4.plan.hlo.collectives import collectives
-from m4.train import loop
-from m4.train.state import create
-from tests.command_line import own_gin
-from tests.strategies import FIRST, documented, names, setup_of
+from m4.train.trainer import Trainer
+from tests.strategies import FIRST, documented, experiment_named, names
 
 VOCABULARY, DIRECTIONS, ROWS, LENGTH = 64, ["en-gl", "gl-en"], 24, 8
 
 # The config's own model, small; what it says of devices, rows and layers stays.
 SMALL = [
-    "--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}",
-    "--gin.transformer.Transformer.width=16",
-    "--gin.transformer.Transformer.head_width=2",
-    "--gin.transformer.Transformer.mlp_width=16",
-    "--gin.moe.MoeLayer.group_tokens=8",
+    "TASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 8}",
+    "transformer.Transformer.width = 16",
+    "transformer.Transformer.head_width = 2",
+    "transformer.Transformer.mlp_width = 16",
+    "moe.MoeLayer.group_tokens = 8",
 ]
 
 
@@ -83,39 +81,31 @@ class Taken(NamedTuple):
 @functools.cache
 def a_step(name: str, alone: bool, *bindings: str) -> Taken:
     """A step of the config; alone: on one device, in one piece."""
-    with own_gin():
-        setup = setup_of(name, *SMALL, *bindings)
-        model = setup.model(vocab_size=VOCABULARY, directions=len(DIRECTIONS))
-        if model.moe is not None:  # half as much to compile; a pipeline needs two layers
-            model = model.clone(encoder_layers=1, decoder_layers=1, moe_every=1)
-        options: dict[str, Any] = {}
-        mesh = setup.mesh()
-        if alone:
-            model = model.clone(remat="none", pipeline_microbatches=0)
-            mesh = make_mesh(**dict.fromkeys(MESH_AXES, 1), devices=jax.devices()[:1])
-            options = {"zero": (), "rules": (), "accumulate": 1}
-        taken = setup.train(
-            folder=setup.folder,
-            model=model,
-            stream=Rows(),
-            mesh=mesh,
-            total_steps=1,
-            seed=setup.seed,
-            instead=functools.partial(one_step, mesh, model),
-            # Keeps the gradients as they are; out of weights they would come rounded.
-            optimizer=lambda steps: optax.trace(decay=0.0),
-            **options,
+    experiment = experiment_named(name, *SMALL, *bindings)
+    model = experiment.model(vocab_size=VOCABULARY, directions=len(DIRECTIONS))
+    if model.moe is not None:  # half as much to compile; a pipeline needs two layers
+        model = model.clone(encoder_layers=1, decoder_layers=1, moe_every=1)
+    training = dataclasses.replace(
+        experiment.training,
+        total_steps=1,
+        batch_size=ROWS,
+        # Keeps the gradients as they are; out of weights they would come rounded.
+        optimizer=lambda steps: optax.trace(decay=0.0),
+    )
+    mesh = training.mesh()
+    if alone:
+        model = model.clone(remat="none", pipeline_microbatches=0)
+        mesh = make_mesh(**dict.fromkeys(MESH_AXES, 1), devices=jax.devices()[:1])
+        training = dataclasses.replace(
+            training, fsdp_axes=(), extra_axis_rules=(), grad_accum_steps=1
         )
-        assert isinstance(taken, Taken)
-        return taken
-
-
-def one_step(mesh: Mesh, model: Transformer, program: loop.Program) -> Taken:
-    state, shardings = create(mesh, model, program.optimizer, 0, program.zero)
-    batch = to_global(mesh, Rows().batch(0))
-    step = loop.jit_step(program.step, shardings).lower(state, batch).compile()
-    sent = {found.kind for found in collectives(step.as_text() or "")}
-    state, metrics = jax.block_until_ready(step(state, batch))
+    program = Trainer(training, model, DIRECTIONS, mesh, Rows.shapes).program
+    with program.axis_rules():
+        state = program.new_state()
+        batch = to_global(mesh, Rows().batch(0))
+        step = program.jit().lower(state, batch).compile()
+        sent = {found.kind for found in collectives(step.as_text() or "")}
+        state, metrics = jax.block_until_ready(step(state, batch))
     return Taken(model, float(metrics["loss"]), jax.device_get(state.optimizer.trace), sent)
 
 
@@ -160,14 +150,16 @@ ALONE: list[tuple[str, Callable[[Transformer], bool]]] = [
 @pytest.mark.thorough
 def test_axes_that_the_table_leaves_whole_in_parts_are_one_device() -> None:
     """Buckets of relative positions and routers' experts over the rows' axis."""
-    rules = "--gin.loop.train.rules=[('relpos_buckets', 'data'), ('unmodeled', 'data')]"
+    rules = (
+        "experiment.Training.extra_axis_rules = [('relpos_buckets', 'data'), ('unmodeled', 'data')]"
+    )
     assert_alike(a_step("data_parallel", False, rules), a_step("data_parallel", True))
 
 
 @pytest.mark.thorough
 def test_replicated_weights_in_parts_beside_experts_are_one_device() -> None:
     """The form of gin_configs/moe_2048e_60l.gin: experts stay, what is beside them is cut."""
-    found = a_step("expert_parallel", False, "--gin.loop.train.zero=('expert',)")
+    found = a_step("expert_parallel", False, "experiment.Training.fsdp_axes = ('expert',)")
     assert_alike(found, a_step("data_parallel", True))
     # Without `zero` the config gathers nothing (the documentation's table).
     assert "all-gather" in found.sent
@@ -175,7 +167,7 @@ def test_replicated_weights_in_parts_beside_experts_are_one_device() -> None:
 
 @pytest.mark.thorough
 def test_layers_computed_again_but_for_products_are_one_device() -> None:
-    products = "--gin.transformer.Transformer.remat='products'"
+    products = "transformer.Transformer.remat = 'products'"
     found = a_step("rematerialisation", False, products)
     assert found.model.remat == "products"
     assert_alike(found, a_step("data_parallel", True))

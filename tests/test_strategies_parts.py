@@ -16,16 +16,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
-from m4.experiment import instead_of_training
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.program import planned_model
-from m4.train import loop
-from m4.train.state import initialize, state_shardings
-from tests.command_line import own_gin
-from tests.strategies import FIRST, documented, names, setup_of
+from m4.train.program import TrainProgram
+from m4.train.state import initialize
+from m4.train.trainer import Trainer
+from tests.strategies import FIRST, documented, experiment_named, names
 
 LANGUAGES = 11
 ROWS, LENGTH = 24, 64  # of all configs
@@ -227,17 +226,10 @@ def kind_of(path: str) -> str:
 @pytest.mark.parametrize("name", names())
 def test_weights_lie_in_the_parts_that_the_strategy_says(name: str) -> None:
     wanted = STRATEGIES[name]
-    with own_gin():
-        setup = setup_of(name)
-        mesh: Mesh = setup.mesh()
-        model, directions = planned_model(setup, LANGUAGES)
-
-        def shardings(step: loop.Program) -> Any:
-            state = jax.eval_shape(step.optimizer.init, shapes)
-            return state_shardings(mesh, model, step.optimizer, step.zero), state
-
-        shapes = abstract_variables(model)["params"]
-        found, state = instead_of_training(setup, model, mesh, directions, shardings)
+    program = program_of(name)
+    mesh, found = program.mesh, program.shardings
+    shapes = abstract_variables(program.model)["params"]
+    state = jax.eval_shape(program.optimizer.init, shapes)
     numbers = 0
     for (keys, leaf), sharding in zip(
         jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(found.params), strict=True
@@ -271,24 +263,25 @@ class Step(NamedTuple):
     jaxpr: Jaxpr
 
 
+def program_of(name: str) -> TrainProgram:
+    experiment = experiment_named(name)
+    model, directions = planned_model(experiment, LANGUAGES)
+    training = experiment.training
+    return Trainer(training, model, directions, training.mesh()).program
+
+
 @functools.cache
 def step_of(name: str) -> Step:
-    with own_gin():
-        setup = setup_of(name)
-        mesh: Mesh = setup.mesh()
-        model, directions = planned_model(setup, LANGUAGES)
-
-        def traced(step: loop.Program) -> Jaxpr:
-            state = jax.eval_shape(lambda: initialize(model, step.optimizer, 0))
-            batch = {
-                key: jax.ShapeDtypeStruct(
-                    (ROWS, LENGTH), jnp.float32 if key.endswith("weights") else jnp.int32
-                )
-                for key in (*ENCODER_KEYS, *DECODER_KEYS)
-            }
-            return jax.make_jaxpr(step.step)(state, batch).jaxpr
-
-        return Step(model, instead_of_training(setup, model, mesh, directions, traced))
+    program = program_of(name)
+    batch = {
+        key: jax.ShapeDtypeStruct(
+            (ROWS, LENGTH), jnp.float32 if key.endswith("weights") else jnp.int32
+        )
+        for key in (*ENCODER_KEYS, *DECODER_KEYS)
+    }
+    with program.axis_rules():
+        state = jax.eval_shape(lambda: initialize(program.model, program.optimizer, 0))
+        return Step(program.model, jax.make_jaxpr(program.step)(state, batch).jaxpr)
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,8 @@ class CorpusSpec:
     """All that decides a corpus's token ids. Nothing is read before `settings` or `build`.
 
     Attributes:
-        source: of the sentence pairs. languages: codes; None: all of the source's.
+        source: of the sentence pairs, or a function that makes it: a run can be read where its text
+            is not. languages: codes; None: all of the source's.
         mixture: the directions: to_english, from_english or english_centric.
         lengths: {"inputs": ..., "targets": ...}: longer training pairs are dropped and counted (in
             pieces, with tag and eos).
@@ -48,7 +50,7 @@ class CorpusSpec:
         rebuild: replace a cache of other settings, text or format; else it is an error.
     """
 
-    source: Source
+    source: Source | Callable[[], Source]
     languages: Sequence[str] | None = None
     mixture: Mixture = "english_centric"
     lengths: Mapping[str, Length] = field(default_factory=lambda: {"inputs": 128, "targets": 128})
@@ -70,10 +72,15 @@ class CorpusSpec:
                 "CorpusSpec.lengths", dict(self.lengths), "{'inputs': ..., 'targets': ...}"
             )
 
+    @functools.cached_property
+    def opened_source(self) -> Source:
+        """The source; its files are looked for now."""
+        return self.source() if callable(self.source) else self.source
+
     def settings(self) -> dict[str, Any]:
         """All but the text that decides the ids, as JSON. Asks the source for its languages where
         the spec names none."""
-        languages = self.source.languages() if self.languages is None else self.languages
+        languages = self.opened_source.languages() if self.languages is None else self.languages
         separate = self.target_vocabulary_size is not None
         return {
             "languages": _check_languages(languages),
@@ -114,7 +121,7 @@ class CorpusSpec:
         rebuild = self.rebuild if rebuild is None else rebuild
         # Next to the cache: it outlives one that is rebuilt, and one that is not finished.
         with remembering(folder.with_name(f".{folder.name}.hashes.json")):
-            identity = identity_of(self.source, settings)
+            identity = identity_of(self.opened_source, settings)
         replaced = None
         if (folder / "manifest.json").is_file():
             try:
@@ -131,7 +138,7 @@ class CorpusSpec:
         with whole_folder(folder) as unfinished:
             build.build(
                 unfinished,
-                self.source,
+                self.opened_source,
                 settings,
                 self.cleaning,
                 progress or (lambda *_: None),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from m4.experiment import Setup
+from m4.experiment import Experiment
 from m4.model.dispatch.einsum import einsum
 from m4.plan import flops, launch, memory
 from m4.plan.clusters import Cluster
@@ -56,7 +56,7 @@ def _gpus(machine: Cluster) -> Sequence[Any]:
     return found.devices
 
 
-def facts(setup: Setup, machine: Machine, kind: str, languages: int) -> dict[str, Any]:
+def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -> dict[str, Any]:
     """The facts of one compilation, as JSON; "refused" where it does not fit.
 
     Raises:
@@ -64,7 +64,7 @@ def facts(setup: Setup, machine: Machine, kind: str, languages: int) -> dict[str
     """
     start = _now()
     devices = devices_of(machine)
-    program = PROGRAMS[kind](setup, devices, languages)
+    program = PROGRAMS[kind](experiment, devices, languages)
     traced = _now()
     given = memory.given(program)
     found: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from m4.experiment import Setup
+from m4.experiment import Experiment
 from m4.plan import memory, pages
 from m4.plan.hlo.collectives import collectives, summary
 from m4.plan.pages import Section
@@ -15,7 +15,7 @@ from m4.plan.program import train_program
 from m4.storage.files import write_text
 
 
-def facts(setup: Setup, languages: int) -> dict[str, Any]:
+def facts(experiment: Experiment, languages: int) -> dict[str, Any]:
     """Collectives of a training step, and bytes, of one device, by kind; as JSON.
 
     Nothing is computed and no corpus is read; the vocabularies have the sizes that the config asks
@@ -24,7 +24,7 @@ def facts(setup: Setup, languages: int) -> dict[str, Any]:
     Raises:
         ValueError: mistakes in the config, before anything is compiled.
     """
-    program = train_program(setup, jax.devices(), languages)
+    program = train_program(experiment, jax.devices(), languages)
     compiled = program.lowered.compile()
     found = summary(collectives(compiled.as_text() or ""))
     return {
@@ -34,9 +34,9 @@ def facts(setup: Setup, languages: int) -> dict[str, Any]:
     }
 
 
-def show(setup: Setup, languages: int, output: Path | None, console: Console) -> None:
+def show(experiment: Experiment, languages: int, output: Path | None, console: Console) -> None:
     """Prints `facts`, and writes them to `output`."""
-    found = facts(setup, languages)
+    found = facts(experiment, languages)
     sent: list[tuple[str, ...]] = [("collective", "times", "MiB in", "MiB out", "MiB sent")]
     for kind, total in found["collectives"].items():
         sizes = (total[name] for name in ("operand_bytes", "result_bytes", "sent_bytes"))

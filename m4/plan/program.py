@@ -4,36 +4,21 @@ Nothing is computed and no corpus is read: shapes alone go in. What the corpus w
 from the config: the vocabularies have the sizes that it asks for.
 """
 
-import dataclasses
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from m4.data.directions import directions_of
 from m4.data.languages import LANGUAGES
-from m4.data.sources import Pair
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.eval.decoding.decode import target_limit
 from m4.eval.decoding.search import jit_search, search
-from m4.experiment import (
-    Setup,
-    corpus_settings,
-    instead_of_training,
-    model_of,
-    translation_layout,
-)
-from m4.model.moe import shapes_only
+from m4.experiment import Experiment
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.mesh import logical_spec
-from m4.train import loop
-from m4.train.state import TrainState, initialize, state_shardings
-
-# Where a job would write; a plan writes nothing there.
-_NOWHERE = "nowhere"
+from m4.train.trainer import Trainer
 
 
 class PlannedProgram(NamedTuple):
@@ -60,23 +45,7 @@ class PlannedProgram(NamedTuple):
     directions: int
 
 
-class _Unread:
-    """A source that has languages and no text."""
-
-    def __init__(self, languages: Sequence[str]) -> None:
-        self._languages = list(languages)
-
-    def languages(self) -> list[str]:
-        return self._languages
-
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        raise AssertionError("a plan reads no corpus")
-
-    def identity(self) -> dict[str, Any]:
-        raise AssertionError("a plan reads no corpus")
-
-
-def planned_model(setup: Setup, languages: int) -> tuple[Transformer, list[str]]:
+def planned_model(experiment: Experiment, languages: int) -> tuple[Transformer, list[str]]:
     """The model and the directions; so many languages where the config names none.
 
     Raises:
@@ -84,75 +53,60 @@ def planned_model(setup: Setup, languages: int) -> tuple[Transformer, list[str]]
     """
     if not 1 <= languages <= len(LANGUAGES):
         raise ValueError(f"--languages={languages}: must be from 1 to {len(LANGUAGES)}")
-    codes = list(LANGUAGES)[:languages]
-    arguments = corpus_settings(dataclasses.replace(setup, model_dir=_NOWHERE))
-    # By position: so gin does not make the config's own source, whose files need not be there.
-    settings = setup.corpus(
-        arguments.pop("folder"),
-        _Unread(codes),
-        **arguments,
-        instead=lambda corpus: corpus.settings(),
-    )
-    assert isinstance(settings, dict)
-    directions = directions_of(setup.mixture, settings["languages"])
-    source, target = settings["vocabulary_size"], settings["target_vocabulary_size"]
+    corpus = experiment.data.corpus
+    directions = corpus.directions(list(LANGUAGES)[:languages])
+    source, target = corpus.vocabulary_size, corpus.target_vocabulary_size
     sizes = {"vocab_size": source} if target is None else {}
     if target is not None:
         sizes = {"vocab_size": target, "source_vocab_size": source}
-    return model_of(setup, sizes, len(directions)), directions
+    return experiment.build_model(sizes, len(directions)), directions
 
 
-def train_program(setup: Setup, devices: Sequence[Any], languages: int) -> PlannedProgram:
-    """The step of `m4 train`: the function that the loop compiles, with its shardings.
+def train_program(experiment: Experiment, devices: Sequence[Any], languages: int) -> PlannedProgram:
+    """The step of `m4 train`: the function that training compiles, with its shardings.
 
     Raises:
-        ValueError: a mesh that is not possible, sizes that do not divide over it.
+        SettingError: a mesh that is not possible, sizes that do not divide over it.
     """
-    mesh: Mesh = setup.mesh(devices=devices)
-    model, directions = planned_model(setup, languages)
-    rows = setup.batch_size
-    source_length, target_length = setup.lengths["inputs"], setup.lengths["targets"]
-
-    def lower(step: loop.Program) -> PlannedProgram:
-        tx = step.optimizer
-        shardings = state_shardings(mesh, model, tx, step.zero)
-        with shapes_only():
-            abstract = jax.eval_shape(functools.partial(initialize, model, tx, setup.seed))
-        state: TrainState = _placed(abstract, shardings)
-        batch = _batch(mesh, rows, source_length, target_length)
-        traced = loop.jit_step(step.step, shardings).trace(state, batch)
-        return PlannedProgram(
-            traced.lower(),
-            traced.jaxpr,
-            model,
-            state.params,
-            abstract_variables(model)["params_axes"],
-            state.optimizer,
-            rows,
-            source_length,
-            target_length,
-            1,
-            len(directions),
-        )
-
+    training, lengths = experiment.training, experiment.data.corpus.lengths
+    mesh: Mesh = training.mesh(devices=devices)
+    model, directions = planned_model(experiment, languages)
+    rows, source_length, target_length = training.batch_size, lengths["inputs"], lengths["targets"]
     shapes = [(rows, source_length, target_length)]
-    program = instead_of_training(setup, model, mesh, directions, lower, shapes)
-    assert isinstance(program, PlannedProgram)
-    return program
+    program = Trainer(training, model, directions, mesh, shapes).program
+    with program.axis_rules():
+        state = program.abstract_state()
+        traced = program.jit().trace(state, _batch(mesh, rows, source_length, target_length))
+        lowered = traced.lower()
+    return PlannedProgram(
+        lowered,
+        traced.jaxpr,
+        model,
+        state.params,
+        abstract_variables(model)["params_axes"],
+        state.optimizer,
+        rows,
+        source_length,
+        target_length,
+        1,
+        len(directions),
+    )
 
 
-def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> PlannedProgram:
+def decode_program(
+    experiment: Experiment, devices: Sequence[Any], languages: int
+) -> PlannedProgram:
     """The beam search of `m4 decode` for a batch of the longest sources, over the config's mesh:
     the function that it compiles, with its shardings.
 
-    Sentences are as many as `jobs.Decoding.batch_rows`, made up to a multiple of the devices that
+    Sentences are as many as `Decoding.batch_rows`, made up to a multiple of the devices that
     rows lie over.
 
     Raises:
         ValueError: as `train_program`.
     """
-    model, directions = planned_model(setup, languages)
-    settings = setup.decoding
+    model, directions = planned_model(experiment, languages)
+    settings = experiment.decoding
     source_length, rows = settings.max_source_length, settings.batch_rows
     asked = (
         target_limit(source_length, settings.max_target_length),
@@ -161,7 +115,8 @@ def decode_program(setup: Setup, devices: Sequence[Any], languages: int) -> Plan
     )
     variables = abstract_variables(model)
     params = dict(variables["params"])
-    layout = translation_layout(setup, model, directions, devices)
+    mesh = experiment.training.mesh(devices=devices)
+    layout = Trainer(experiment.training, model, directions, mesh).layout()
     if layout is None:
         here = SingleDeviceSharding(devices[0])
         params = _placed(params, jax.tree.map(lambda _: here, params))

@@ -44,7 +44,9 @@ CASES = (
     Case("moe_2048e_36l", "v3:32x32"),
     Case("moe_2048e_60l", "v3:32x32"),
     Case("moe_2048e_60l", "v3:32x32", "bfloat16", ("transformer.Transformer.dtype = 'bfloat16'",)),
-    Case("moe_2048e_60l", "v3:32x32", "replicated weights", ("loop.train.zero = ()",)),
+    Case(
+        "moe_2048e_60l", "v3:32x32", "replicated weights", ("experiment.Training.fsdp_axes = ()",)
+    ),
     Case("t_96l", "v3:32x32"),
     Case("t_96l", "v3:32x32", "replicated weights", _REPLICATED),
 )

@@ -19,8 +19,8 @@ class EarlyStopping:
         min_delta: a smaller rise is none, for `patience`; the best parameters are kept anyway.
     """
 
-    metric: str
-    patience: Annotated[int, Between(1, 10**6)]
+    metric: str = "dev/chrf"
+    patience: Annotated[int, Between(1, 10**6)] = 1
     min_delta: Factor = 0.0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from m4.arguments import distributed_options_of, parser
+from m4.cli.arguments import distributed_options_of, parser
 from m4.parallel import distributed
 
 

@@ -80,7 +80,7 @@ def test_batch_that_does_not_fit_is_refused_with_advice(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_decoding_with_weights_that_do_not_fit_is_refused_with_advice(tmp_path: Path) -> None:
     # Embeddings of 8 million pieces and as many logits: 2 * 8e6 * 1024 float32 on each core.
-    pieces = "--gin.cache.prepare.target_vocabulary_size=8000000"
+    pieces = "--gin.corpus.CorpusSpec.target_vocabulary_size=8000000"
     said = plan("t_96l", tmp_path, "--program=decode", *SHALLOW, pieces)
     facts = refused(said, tmp_path / "t_96l.v3-2x2.decode.json")
     assert facts["given_bytes"]["replicated weights"] > 2 * 8_000_000 * 1024 * 4

@@ -13,7 +13,7 @@ from tests.command_line import m4
 STRATEGIES = Path(__file__).parents[2] / "gin_configs" / "strategies"
 SMALL = [
     "--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}",
-    "--gin.cache.prepare.vocabulary_size=256",
+    "--gin.corpus.CorpusSpec.vocabulary_size=256",
     "--gin.transformer.Transformer.encoder_layers=1",
     "--gin.transformer.Transformer.decoder_layers=1",
     "--gin.transformer.Transformer.moe_every=1",

@@ -6,25 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import gin
 import jax
 import pytest
 
-from m4 import jobs
-from m4.__main__ import gin_arguments, parse_config, parser
+from m4.cli.arguments import split_arguments
 from m4.eval.decoding import inference_checkpoint, search
+from m4.experiment import Experiment
 from m4.model.transformer import abstract_variables
 from m4.plan import memory
 from m4.plan.program import decode_program, planned_model, train_program
 from m4.train import program
-from tests.command_line import TINY, m4, own_gin
+from tests.command_line import TINY, experiment_of, m4
 
 
-def setup_of(folder: Path, *bindings: str) -> jobs.Setup:
-    arguments = [f"--gin_file={TINY}", f"--model_dir={folder}", *bindings]
-    others, found = gin_arguments(["train", *arguments])
-    parse_config(parser().parse_args(others), found)
-    return gin.get_configurable(jobs.Setup)()
+def planned_experiment(folder: Path, *flags: str) -> Experiment:
+    """tiny.gin's, with flags of the command line."""
+    _, bindings = split_arguments(flags)
+    return experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}", *bindings)
 
 
 class _Seen(Exception):
@@ -50,9 +48,8 @@ def test_planned_step_is_the_one_that_trains(
     with pytest.raises(_Seen):
         m4("train", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'trained'}", *mesh)
     monkeypatch.setattr(program, "jit_step", real)
-    with own_gin():
-        # As many languages as the corpus of that config has.
-        planned = train_program(setup_of(tmp_path / "planned", *mesh), jax.devices(), 3)
+    # As many languages as the corpus of that config has.
+    planned = train_program(planned_experiment(tmp_path / "planned", *mesh), jax.devices(), 3)
     assert not (tmp_path / "planned").exists()
     assert planned.lowered.as_text() == texts[0]
     # Experts lie over four devices, all other weights are everywhere.
@@ -94,33 +91,29 @@ def test_planned_search_is_the_one_that_decodes(
     search._program.cache_clear()
     bindings = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.expert=4"]
     # Of longer sources the corpus may have none; the plan is of the longest.
-    bindings.append("--gin.jobs.Decoding.max_source_length=16")
+    bindings.append("--gin.experiment.Decoding.max_source_length=16")
     with pytest.raises(_Seen):
         m4("decode", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'trained'}", *bindings)
     search._program.cache_clear()
-    with own_gin():
-        planned = decode_program(setup_of(tmp_path / "planned", *bindings), jax.devices(), 3)
+    planned = decode_program(planned_experiment(tmp_path / "planned", *bindings), jax.devices(), 3)
     assert planned.lowered.as_text() == texts[0]
 
 
 def test_sizes_come_from_the_config(tmp_path: Path) -> None:
-    with own_gin():
-        setup = setup_of(tmp_path, "--gin.cache.prepare.target_vocabulary_size=300")
-        model, directions = planned_model(setup, 5)
-        # Rounded up to whole tiles of 128.
-        assert (model.source_vocab_size, model.vocab_size) == (512, 384)
-        assert len(directions) == 10  # five languages, from English and into it
-        with pytest.raises(ValueError, match=r"^--languages=0: must be from 1 to 137$"):
-            planned_model(setup, 0)
-    with own_gin():
-        setup = setup_of(tmp_path, "--gin.cache.prepare.languages=['es', 'gl']")
-        assert len(planned_model(setup, 5)[1]) == 4  # the config's own
+    experiment = planned_experiment(tmp_path, "--gin.corpus.CorpusSpec.target_vocabulary_size=300")
+    model, directions = planned_model(experiment, 5)
+    # Rounded up to whole tiles of 128.
+    assert (model.source_vocab_size, model.vocab_size) == (512, 384)
+    assert len(directions) == 10  # five languages, from English and into it
+    with pytest.raises(ValueError, match=r"^--languages=0: must be from 1 to 137$"):
+        planned_model(experiment, 0)
+    experiment = planned_experiment(tmp_path, "--gin.corpus.CorpusSpec.languages=['es', 'gl']")
+    assert len(planned_model(experiment, 5)[1]) == 4  # the config's own
 
 
 def test_search_has_rows_for_every_device(tmp_path: Path) -> None:
-    with own_gin():
-        # 24 sentences a batch; on five devices 25.
-        program = decode_program(setup_of(tmp_path), jax.devices()[:5], 3)
+    # 24 sentences a batch; on five devices 25.
+    program = decode_program(planned_experiment(tmp_path), jax.devices()[:5], 3)
     assert (program.rows, program.source_length, program.target_length) == (25, 32, 16)
     assert program.optimizer is None
     assert re.search(r"num_partitions = 5", program.lowered.as_text())

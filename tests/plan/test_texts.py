@@ -12,9 +12,9 @@ import pytest
 from m4.plan import compile as compiling
 from m4.plan.machines import topology
 from m4.plan.program import decode_program, train_program
-from tests.command_line import TINY, m4, own_gin
+from tests.command_line import TINY, m4
 from tests.plan.hlo.test_cycles import SEARCH
-from tests.plan.test_program import setup_of
+from tests.plan.test_program import planned_experiment
 
 SIZES = {
     "argument_size_in_bytes": 2**30,
@@ -59,8 +59,7 @@ def test_search_is_encoding_and_a_decoding_step(
     program = functools.partial(compiled_to, Searching, decode_program)
     monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
     monkeypatch.setitem(compiling.PROGRAMS, "decode", program)
-    with own_gin():
-        facts = compiling.facts(setup_of(tmp_path), topology(machine), "decode", 3)
+    facts = compiling.facts(planned_experiment(tmp_path), topology(machine), "decode", 3)
     # The text's products, derived in tests/plan/hlo/test_cycles.py.
     compiled = {part: found["compiled"] for part, found in facts["flops"].items()}
     assert compiled == {"encoding": 2 * 1024, "step": 1024 + 4 * 512}
@@ -90,9 +89,8 @@ def test_plan_without_the_text_reports_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, program: Any, operations: str
 ) -> None:
     def compiled(config: str, *_: Any) -> dict[str, Any]:
-        with own_gin():
-            setup = setup_of(tmp_path / "planned")
-            return {"config": config, **compiling.facts(setup, topology("v3:2x2"), job, 3)}
+        experiment = planned_experiment(tmp_path / "planned")
+        return {"config": config, **compiling.facts(experiment, topology("v3:2x2"), job, 3)}
 
     monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
     monkeypatch.setitem(compiling.PROGRAMS, job, functools.partial(compiled_to, Unprinted, program))
@@ -130,9 +128,8 @@ def test_program_larger_than_the_gpus_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiled(config: str, *_: Any) -> dict[str, Any]:
-        with own_gin():
-            setup = setup_of(tmp_path / "planned")
-            return {"config": config, **compiling.facts(setup, topology("h100:1x8"), "train", 3)}
+        experiment = planned_experiment(tmp_path / "planned")
+        return {"config": config, **compiling.facts(experiment, topology("h100:1x8"), "train", 3)}
 
     monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
     program = functools.partial(compiled_to, Large, train_program)

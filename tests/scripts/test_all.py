@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.__main__ import JOBS
+from m4.cli.arguments import JOBS
 from tests.scripts.cloud import (
     CLOUD,
     EVERY_DRY_RUN,

@@ -26,9 +26,9 @@ from tests.command_line import TINY, m4
 # Metrics at every step. Four heads go on four devices.
 COMMON = [
     f"--gin_file={TINY}",
-    "--gin.loop.train.log_period=1",
-    "--gin.loop.train.checkpoint_period=2",
-    "--gin.jobs.Setup.dev_period=1000",
+    "--gin.experiment.Training.log_period=1",
+    "--gin.experiment.Training.checkpoint_period=2",
+    "--gin.experiment.Training.dev_period=1000",
     "--gin.transformer.Transformer.heads=4",
     "--gin.transformer.Transformer.head_width=4",
 ]
@@ -337,7 +337,7 @@ def test_processes_that_do_not_find_each_other_report_it(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("each", "what"),
     [
-        (["--gin.jobs.Setup.seed=0", "--gin.jobs.Setup.seed=1"], ": config "),
+        (["--gin.experiment.Training.seed=0", "--gin.experiment.Training.seed=1"], ": config "),
         pytest.param(
             ["--process_count=2", "--process_count=3"],
             "process_count 3, the other 1: 2",

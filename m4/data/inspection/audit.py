@@ -50,10 +50,10 @@ def audit(
     cleaning = spec.cleaning if cleaning is None else cleaning
     settings = dataclasses.replace(spec, cleaning=cleaning).settings()
     languages = settings["languages"]
-    cache, why = _cache_of(folder, spec.source, settings)
+    cache, why = _cache_of(folder, spec.opened_source, settings)
     total, done = len(SPLITS) * len(languages), 0
     with tempfile.TemporaryDirectory(prefix="m4-audit-") as spool:
-        cleaner = Cleaner(cleaning, spec.source, languages, Path(spool), on_drop=on_drop)
+        cleaner = Cleaner(cleaning, spec.opened_source, languages, Path(spool), on_drop=on_drop)
         for split in reversed(SPLITS):
             for code in languages:
                 progress(done, total, f"{split} {code}")

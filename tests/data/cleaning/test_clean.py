@@ -11,7 +11,6 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-import gin
 import pytest
 
 from m4.data import cleaning
@@ -26,7 +25,7 @@ from m4.data.cleaning.length import Length
 from m4.data.cleaning.length_ratio import LengthRatio
 from m4.data.cleaning.script import Script
 from m4.data.sources import SPLITS
-from tests.command_line import own_gin
+from tests.command_line import TINY, experiment_of
 from tests.data.cleaning.cases import Listed, run
 
 
@@ -188,14 +187,14 @@ def test_fitted_checks_and_their_kin() -> None:
     assert isinstance(Script().open(["qqq"])("qqq", "train"), NotChecked)
 
 
-def test_the_examples_of_the_docs_make_cleanings() -> None:
+def test_the_examples_of_the_docs_make_cleanings(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
     blocks = [b for b in re.findall(r"```gin\n(.*?)```", text, re.DOTALL) if "cleaning = @" in b]
     names = []
     for block in blocks:
-        with own_gin():
-            gin.parse_config(f"from __gin__ import dynamic_registration\n{block}")
-            made = gin.query_parameter("cache.prepare.cleaning").scoped_configurable_fn()
+        path = tmp_path / "block.gin"
+        path.write_text(f"{TINY.read_text(encoding='utf-8')}\n{block}", encoding="utf-8")
+        made: Any = experiment_of(path, "MODEL_DIR = 'x'").data.corpus.cleaning
         names.append([stage.name for stage in made.stages])
     assert names == [
         [stage.name for stage in clean.thorough().stages],

@@ -172,11 +172,11 @@ def test_gin_sets_stages_and_their_options(tmp_path: Path) -> None:
     path = tmp_path / "strict.gin"
     path.write_text(
         TINY.read_text(encoding="utf-8").replace(
-            "from m4.data.cache import cache\n",
-            "from m4.data.cache import cache\nfrom m4.data.cleaning import clean\n"
+            "from m4.data import corpus\n",
+            "from m4.data import corpus\nfrom m4.data.cleaning import clean\n"
             "from m4.data.cleaning import length\nfrom m4.data.cleaning import overlap\n",
         )
-        + "cache.prepare.cleaning = @clean.Cleaning()\n"
+        + "corpus.CorpusSpec.cleaning = @clean.Cleaning()\n"
         "clean.Cleaning.stages = [@length.Length(), @overlap.Overlap()]\n"
         "length.Length.most_characters = 20\n"
         "overlap.Overlap.sides = ['english']\n",

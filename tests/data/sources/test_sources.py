@@ -17,6 +17,7 @@ from m4.data import sources
 from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS, Pair, Source
 from m4.data.sources.cldr import Cldr
+from tests.command_line import TINY, experiment_of
 from tests.data.corpora import WRITERS, Texts, arguments_of, texts_of
 from tests.data.corpus import Made
 
@@ -191,7 +192,7 @@ def gin_snippets() -> dict[str, str]:
     text = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
     found = {}
     for snippet in re.findall(r"```gin\n(.*?)```", text, re.DOTALL):
-        if match := re.search(r"^cache\.prepare\.source = @(\w+)\.", snippet, re.MULTILINE):
+        if match := re.search(r"^corpus\.CorpusSpec\.source = @(\w+)\.", snippet, re.MULTILINE):
             found[match[1]] = snippet
     return found
 
@@ -200,8 +201,6 @@ def gin_snippets() -> dict[str, str]:
 def test_the_documents_example_makes_the_source(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import gin
-
     snippet = gin_snippets()[name]
     # The folder that the example names.
     folder = re.search(r"^\w+\.\w+\.(?:folder|data_dir) = '(.+)'$", snippet, re.MULTILINE)
@@ -211,11 +210,7 @@ def test_the_documents_example_makes_the_source(
     if name == "tfds":
         for dataset in re.findall(r"'(\w+/\S+)'", snippet):
             (tmp_path / folder[1] / dataset / "1.0.0").mkdir(parents=True)
-    with gin.unlock_config():
-        gin.clear_config()
-        try:
-            gin.parse_config(f"from __gin__ import dynamic_registration\n{snippet}")
-            source = gin.query_parameter("cache.prepare.source").scoped_configurable_fn()
-        finally:
-            gin.clear_config()
+    path = tmp_path / "snippet.gin"
+    path.write_text(f"{TINY.read_text(encoding='utf-8')}\n{snippet}", encoding="utf-8")
+    source = experiment_of(path, "MODEL_DIR = 'x'").data.corpus.opened_source
     assert type(source).__name__ == source_classes()[name].__name__

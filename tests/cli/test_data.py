@@ -16,9 +16,9 @@ FILES = {f"data_preview.{ending}" for ending in ("json", "html", "png", "pdf")}
 
 def test_help_is_light() -> None:
     code = (
-        "import sys, m4.__main__ as program\n"
+        "import sys, m4.cli.arguments as program\n"
         "text = program.parser().format_help()\n"
-        "assert 'look at the corpus, without training: preview' in text, text\n"
+        "assert 'inspect the corpus: preview' in text, text\n"
         "heavy = {'jax', 'numpy', 'gin', 'tensorflow', 'matplotlib', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -73,7 +73,7 @@ def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: 
         encoding="utf-8",
     )
     given = (f"--gin_file={config}", f"--model_dir={previewed}", "--temperatures=",
-             "--gin.TRAIN_STEPS=200", "--gin.jobs.Setup.sample_by='tokens'")  # fmt: skip
+             "--gin.TRAIN_STEPS=200", "--gin.experiment.Data.sample_by='tokens'")  # fmt: skip
 
     def preview(*arguments: str) -> dict:
         said = m4("data", "preview", *given, *arguments)
@@ -84,20 +84,20 @@ def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: 
     def drawn(made: dict, code: str) -> dict:
         return made["languages"][code]["samplers"]["configured"]
 
-    uniform = preview("--gin.jobs.Setup.sampler=@uniform.uniform", "--most_epochs=5")
+    uniform = preview("--gin.experiment.Data.sampler=@uniform.uniform", "--most_epochs=5")
     assert drawn(uniform, "es")["token_share"] == pytest.approx(1 / 3, rel=0.05)
     assert drawn(uniform, "gl")["epochs"] > 5
     assert next(iter(uniform["repeated_more"])) == "gl"
-    learned = preview("--gin.jobs.Setup.sampler=@learned.Learned()")
+    learned = preview("--gin.experiment.Data.sampler=@learned.Learned()")
     assert learned["sampler"] == "Learned"
     most = 1.2 * max(drawn(uniform, code)["epochs"] for code in ("es", "pt"))
     unimax = preview(
-        "--gin.jobs.Setup.sampler=@unimax.unimax", f"--gin.unimax.unimax.max_epochs={most}"
+        "--gin.experiment.Data.sampler=@unimax.unimax", f"--gin.unimax.unimax.max_epochs={most}"
     )
     # About 60 pairs `most` times; whole blocks of draws are exact, the rest is random.
     assert drawn(unimax, "gl")["epochs"] == pytest.approx(most, rel=0.15)
     phased = preview(
-        "--gin.jobs.Setup.sampler=@schedule.Schedule()",
+        "--gin.experiment.Data.sampler=@schedule.Schedule()",
         "--gin.schedule.Schedule.phases=((0, @uniform.uniform, ['es']),)",
     )
     assert drawn(phased, "es")["pair_share"] == 1.0
@@ -113,7 +113,7 @@ def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: 
         (["--temperatures=1,hot"], "--temperatures=1,hot: 'hot' must be a number from 1 on"),
         (["--temperatures=0.5"], "'0.5' must be a number from 1 on, or inf"),
         (["--most_epochs=0"], "--most_epochs=0.0: must be above 0"),
-        (["--gin.jobs.Setup.sample_by='words'"], "jobs.Setup.sample_by is 'words': must be"),
+        (["--gin.experiment.Data.sample_by='words'"], "Data.sample_by = 'words': must be"),
     ],
 )  # fmt: skip
 def test_mistakes(previewed: Path, arguments: list[str], said: str) -> None:

@@ -4,12 +4,17 @@ Nothing heavy is imported: `m4 --help` answers at once.
 """
 
 import argparse
+import importlib.metadata
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from m4.parallel.distributed_options import DistributedOptions, distributed_options
+
+
+class UserError(Exception):
+    """One line for the user; exit status 2."""
 
 
 class DataJob(NamedTuple):
@@ -19,7 +24,7 @@ class DataJob(NamedTuple):
     options: Mapping[str, Mapping[str, Any]] = {}
 
 
-# Each is the function of that name in m4/data_jobs.py, called with the setup and the options.
+# Each is the function of that name in m4/jobs/data/<name>.py, called with the experiment and these.
 DATA_JOBS = {
     "preview": DataJob(
         "how often each language would be seen: data_preview.html, .png, .json",
@@ -64,20 +69,55 @@ JOBS = {
     "train": "train the model, from its latest checkpoint where there is one",
     "baselines": "train the bilingual baselines that are missing",
     "decode": "translate the test sets with the trained model",
-    "eval": "score the translations (they are made first where they are missing)",
-    "report": "scores, ΔBLEU table, plot and report.html from what is decoded",
+    "eval": "score the test sets, translating them first if needed",
+    "report": "scores, ΔBLEU table, plot and report.html from what is decoded; trains nothing",
+    "demo": "run all steps: train, baselines, decode, report",
+    "translate": "translate the arguments, or standard input line by line",
+    "data": "inspect the corpus: " + ", ".join(DATA_JOBS),
     "atlas": "which language goes to which expert: tables, atlas.png",
+    "plan": "ahead-of-time compile for a TPU pod (no TPU needed): memory, traffic, time, cost",
     "collectives": "what partitioned operators send: Table 4 of GShard, compiled here; or, with a "
     "config, what its training step sends and holds",
-    "plan": "compile for a TPU pod that is not there: memory, traffic, time, cost",
-    "demo": "all of it, in turn: train, baselines, decode, report",
-    "data": "look at the corpus, without training: " + ", ".join(DATA_JOBS),
-    "translate": "translate the arguments, or standard input line by line",
 }
 
+_EXAMPLES = {
+    "train": "m4 train --gin_file=gin_configs/demo.gin --gin.TRAIN_STEPS=2000",
+    "baselines": "m4 baselines --model_dir=runs/demo",
+    "decode": "m4 decode --model_dir=runs/demo",
+    "eval": "m4 eval --model_dir=runs/demo",
+    "report": "m4 report --model_dir=runs/demo",
+    "demo": "m4 demo --gin_file=gin_configs/demo.gin --model_dir=runs/mine",
+    "translate": 'm4 translate --model_dir=runs/demo --to=gl "3 weeks ago"',
+    "atlas": "m4 atlas --model_dir=runs/demo --split=test",
+    "plan": "m4 plan --gin_file=gin_configs/moe_128e_12l.gin --topology=v3:8x8",
+    "collectives": "m4 collectives --gin_file=gin_configs/demo.gin --devices=8",
+    "preview": "m4 data preview --gin_file=gin_configs/demo.gin",
+    "vocabulary": "m4 data vocabulary --gin_file=gin_configs/demo.gin",
+    "audit": "m4 data audit --gin_file=gin_configs/demo.gin --stages=all",
+}
+_GIN = (
+    "Any setting can be given as --gin.NAME=VALUE: --gin.TRAIN_STEPS=2000, "
+    "--gin.optimizer.rsqrt.peak=1e-3, --gin.MODEL_DIR=runs/mine. Flags may be written with - "
+    "in place of _."
+)
+
+# What T5X's users type, and what it is called here.
+_T5X_JOBS = {"infer": "decode", "evaluate": "eval", "finetune": "train", "pretrain": "train"}
+_T5X_FLAGS = {
+    "--run_mode": "the job is the first word: m4 train, m4 eval, m4 decode",
+    "--gin_bindings_file": "give a second --gin_file",
+    "--tfds_data_dir": "set tfds.Tfds.data_dir in the config",
+}
+
+# Flags of earlier versions.
+_RENAMED = {
+    "--start_seconds": "--join_timeout_s",
+    "--job": "--program",
+    "--keep": "--reuse",
+}
 
 # The jobs that several processes can be started with, and those whose work they share; the others
-# are the first one's.
+# are the primary's.
 TOGETHER = ("train", "baselines", "decode", "eval", "report", "demo")
 SHARED = ("train", "decode", "eval")
 
@@ -87,16 +127,18 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="m4",
         description="Train, evaluate and use massively multilingual translation models.",
-        epilog="Any gin value can be set on the command line: --gin.TRAIN_STEPS=2000 "
-        "--gin.MODEL_DIR='\"runs/mine\"' (text needs its own quotes).",
+        epilog=_GIN,
     )
+    top.add_argument("--version", action="version", version=f"m4 {version()}")
     commands = top.add_subparsers(dest="job", required=True, metavar="job")
     for name, text in JOBS.items():
-        job = commands.add_parser(name, help=text, description=text)
+        job = commands.add_parser(name, help=text, description=_said(text), epilog=_epilog(name))
         if name == "data":
             looks = job.add_subparsers(dest="look", required=True, metavar="what")
             for look, about in DATA_JOBS.items():
-                part = looks.add_parser(look, help=about.help, description=about.help)
+                part = looks.add_parser(
+                    look, help=about.help, description=_said(about.help), epilog=_epilog(look)
+                )
                 _add_common(part)
                 for option, settings in about.options.items():
                     part.add_argument(f"--{option}", **settings)
@@ -136,7 +178,7 @@ def parser() -> argparse.ArgumentParser:
             job.add_argument("--fresh", action="store_true", help="remove MODEL_DIR and start over")
         if name != "translate":
             job.add_argument(
-                "--compare", choices=["dense"], help="the same model without experts, beside it"
+                "--compare", choices=["dense"], help="also train a dense model for comparison"
             )
         if name == "translate":
             job.add_argument("--to", required=True, help="target language, e.g. gl")
@@ -147,10 +189,22 @@ def parser() -> argparse.ArgumentParser:
 def _add_common(job: argparse.ArgumentParser) -> None:
     """The arguments of every job that reads a config."""
     _add_debug(job)
-    job.add_argument("--gin_file", action="append", default=[], help="config; may be repeated")
-    job.add_argument("--gin_search_paths", default=".", help="comma-separated folders")
-    job.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
-    job.add_argument("--model_dir", help="MODEL_DIR; alone: with the config that is there")
+    group = job.add_argument_group("configuration")
+    group.add_argument("--gin_file", action="append", default=[], help="config; may be repeated")
+    group.add_argument(
+        "--gin_search_paths", default=".", help="comma-separated folders (default: %(default)s)"
+    )
+    group.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+    group.add_argument(
+        "--model_dir", help="run folder (MODEL_DIR); without --gin_file its saved config is used"
+    )
+    group.add_argument(
+        "--allow_module",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a module outside m4 that the saved config of a run folder may import (and run)",
+    )
 
 
 def _add_processes(job: argparse.ArgumentParser) -> None:
@@ -159,27 +213,24 @@ def _add_processes(job: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--multiprocess",
         action="store_true",
-        help="join the processes that the cluster (TPU, GKE, Slurm, Open MPI) tells of; TPU hosts "
-        "do it unasked where JAX_PLATFORMS begins with tpu",
+        help="join the processes that the cluster (TPU, GKE, Slurm, Open MPI) names; TPU hosts "
+        "do so by default where JAX_PLATFORMS begins with tpu",
     )
-    group.add_argument(
-        "--coordinator_address", metavar="HOST:PORT", help="where the first process answers"
-    )
-    group.add_argument("--process_count", type=int, metavar="N", help="how many there are")
-    group.add_argument("--process_index", type=int, metavar="I", help="which this one is, from 0")
+    group.add_argument("--coordinator_address", metavar="HOST:PORT", help="host:port of process 0")
+    group.add_argument("--process_count", type=int, metavar="N", help="number of processes")
+    group.add_argument("--process_index", type=int, metavar="I", help="index of this one, from 0")
     group.add_argument(
         "--heartbeat_seconds",
         type=int,
         default=30,
         metavar="S",
-        help="a process that is silent for so long is dead and ends the others (%(default)s)",
+        help="seconds without a heartbeat until a process counts as dead (default: %(default)s)",
     )
     group.add_argument(
-        "--start_seconds",
+        "--join_timeout_s",
         type=int,
         metavar="S",
-        help="so long the processes wait for each other in the beginning (45; 300 where the "
-        "cluster tells of them)",
+        help="seconds to wait for all processes at start-up (default: 45; 300 with --multiprocess)",
     )
 
 
@@ -196,7 +247,7 @@ def distributed_options_of(
         process_count=parsed.process_count,
         process_index=parsed.process_index,
         heartbeat_seconds=parsed.heartbeat_seconds,
-        join_timeout_s=parsed.start_seconds,
+        join_timeout_s=parsed.join_timeout_s,
     )
 
 
@@ -248,12 +299,45 @@ def _add_debug(job: argparse.ArgumentParser) -> None:
     job.add_argument("--debug", action="store_true", help="show where an error was raised")
 
 
-def gin_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits off --gin.NAME=VALUE: (other arguments, ["NAME = VALUE", ...])."""
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits off --gin.NAME=VALUE: (other arguments, ["NAME = VALUE", ...]); --a-b is --a_b.
+
+    Raises:
+        UserError: T5X's or an earlier version's name of a flag or job, with the one of today.
+    """
     others, bindings = [], []
-    for argument in arguments:
+    for position, argument in enumerate(arguments):
         if match := re.match(r"--gin\.([^=]+)=(.*)", argument, re.DOTALL):
             bindings.append(f"{match[1]} = {match[2]}")
-        else:
-            others.append(argument)
+            continue
+        if argument == "--":
+            return [*others, *arguments[position:]], bindings
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            name = "--" + name[2:].replace("-", "_")
+            argument = name + equals + value
+            if new := _RENAMED.get(name):
+                raise UserError(f"{name} is now {new}")
+            if new := _T5X_FLAGS.get(name):
+                raise UserError(f"{name}: {new}")
+        elif not others and argument in _T5X_JOBS:
+            raise UserError(f"{argument}: m4's name is m4 {_T5X_JOBS[argument]}")
+        others.append(argument)
     return others, bindings
+
+
+def version() -> str:
+    """The installed version of m4."""
+    try:
+        return importlib.metadata.version("m4")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _said(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def _epilog(job: str) -> str:
+    example = f"Example: {_EXAMPLES[job]}" if job in _EXAMPLES else ""
+    return "  ".join(filter(None, [example, "" if job == "atlas" else _GIN]))

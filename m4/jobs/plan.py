@@ -15,7 +15,7 @@ from m4.plan.sweep import Sweep
 from m4.storage.files import write_text
 
 if TYPE_CHECKING:
-    from m4.experiment import Setup
+    from m4.experiment import Experiment
 
 DOES_NOT_FIT = 3
 # The machine where --topology names none.
@@ -52,12 +52,14 @@ def plan(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
     return DOES_NOT_FIT if "refused" in facts else 0
 
 
-def write_facts(setup: "Setup", parsed: argparse.Namespace) -> None:
+def write_facts(experiment: "Experiment", parsed: argparse.Namespace) -> None:
     """In the compiling process: compiles, and writes what it found to `parsed.facts`."""
     launch.end_with_parent()
     from m4.plan.compile import facts
 
-    found = facts(setup, topology(parsed.topology or TOPOLOGY), parsed.program, parsed.languages)
+    found = facts(
+        experiment, topology(parsed.topology or TOPOLOGY), parsed.program, parsed.languages
+    )
     write_text(parsed.facts, json.dumps(found, ensure_ascii=False))
 
 

@@ -46,9 +46,9 @@ def tsv_folder(folder: Path, bad_line: bytes = b"") -> Path:
 
 def from_tsv(folder: Path) -> list[str]:
     return [
-        "--gin.cache.prepare.source=@tsv.Tsv()",
+        "--gin.corpus.CorpusSpec.source=@tsv.Tsv()",
         f"--gin.tsv.Tsv.folder={str(folder)!r}",
-        "--gin.cache.prepare.vocabulary_size=320",
+        "--gin.corpus.CorpusSpec.vocabulary_size=320",
         "--gin.moe.MoeLayer.num_experts=8",
         "--gin.TRAIN_STEPS=1",
     ]
@@ -106,9 +106,9 @@ def trained(trained_from: tuple[Path, Path], tmp_path: Path) -> tuple[Path, list
     ("old", "new", "said"),
     [
         (
-            "loop.train.log_period = 2",
-            "loop.train.log_perod = 2",
-            "loop.train has no parameter log_perod; did you mean log_period?",
+            "experiment.Training.log_period = 2",
+            "experiment.Training.log_perod = 2",
+            "experiment.Training has no parameter log_perod; did you mean log_period?",
         ),
         (
             "cldr.Cldr.dev_pairs",
@@ -116,9 +116,9 @@ def trained(trained_from: tuple[Path, Path], tmp_path: Path) -> tuple[Path, list
             "cldr.Cldr has no parameter devpairs; did you mean dev_pairs?",
         ),
         (
-            "loop.train.log_period = 2",
-            "lop.train.log_period = 2",
-            "the config imports nothing called lop; did you mean loop?",
+            "experiment.Training.log_period = 2",
+            "experimen.Training.log_period = 2",
+            "the config imports nothing called experimen; did you mean experiment?",
         ),
         ("@optimizer.adamw", "@optimizer.adamv", "m4.train.optimizer has no adamv; did you mean"),
         (
@@ -127,7 +127,7 @@ def trained(trained_from: tuple[Path, Path], tmp_path: Path) -> tuple[Path, list
             "No module named 'm4.parallel.mash'",
         ),
         ("= 1e-3", "= 1e-3)", "cannot be read: Expected newline."),
-        ("= 1e-3", "= small", "the value cannot be read; text needs quotes of its own"),
+        ("= 1e-3", "= small", "the value cannot be read; text needs quotes"),
         ("%BATCH_SIZE", "%BATCHSIZE", "is not set; did you mean BATCH_SIZE?"),
         ("TRAIN_STEPS = 4", "TRAIN_STEPS = 4\nSTEPS = 3", "STEPS is set and nothing uses it; did"),
         ("TRAIN_STEPS = 4", "TRAIN_STEPS = %gin.REQUIRED", "TRAIN_STEPS has no value"),
@@ -149,11 +149,11 @@ def test_a_mistake_in_a_gin_file_is_named_with_its_line(
     [
         ("--gin.TRAIN_STEP=5", "TRAIN_STEP is set and nothing uses it; did you mean TRAIN_STEPS?"),
         (
-            "--gin.loop.train.kept=5",
-            "'loop.train.kept = 5': loop.train has no parameter kept; did you mean keep?",
+            "--gin.experiment.Training.kept=5",
+            "'experiment.Training.kept = 5': experiment.Training has no parameter kept",
         ),
         ("--gin.lop.train.keep=5", "'lop.train.keep = 5': the config imports nothing called lop"),
-        ("--gin.MODEL_DIR=a b", "'MODEL_DIR = a b': the value cannot be read; text needs quotes"),
+        ("--gin.BATCH_SIZE=a b", "'BATCH_SIZE = a b': the value cannot be read; text needs quotes"),
         ("--gin_bindings=TRAIN_STEPS 3", "'TRAIN_STEPS 3': cannot be read: "),
     ],
 )
@@ -165,7 +165,9 @@ def test_a_mistake_on_the_command_line_is_named(tmp_path: Path, argument: str, s
 
 def test_a_percent_sign_in_a_text_is_no_macro(tmp_path: Path) -> None:
     # Told is the next mistake, not this.
-    mistake = train(tmp_path / "m", "--gin.jobs.Setup.about='5 %of it'", "--gin.STEPS=1").mistake
+    mistake = train(
+        tmp_path / "m", "--gin.experiment.Data.about='5 %of it'", "--gin.STEPS=1"
+    ).mistake
     assert "STEPS is set" in mistake
 
 
@@ -189,9 +191,8 @@ def test_a_file_in_the_search_paths_is_found(tmp_path: Path) -> None:
 
 def test_a_missing_binding_is_named(tmp_path: Path) -> None:
     for removed, name in (
-        ("cache.prepare.source = @cldr.Cldr()", "cache.prepare.source"),
-        ("jobs.Setup.corpus = @cache.prepare", "jobs.Setup.corpus"),
-        ("loop.train.optimizer = @optimizer.adamw", "loop.train.optimizer"),
+        ("corpus.CorpusSpec.source = @cldr.Cldr\n", "corpus.CorpusSpec.source"),
+        ("experiment.Training.optimizer = @optimizer.adamw", "experiment.Training.optimizer"),
     ):
         path = config(tmp_path, removed, "")
         said = m4("train", f"--gin_file={path}", f"--model_dir={tmp_path / name}")
@@ -222,7 +223,7 @@ def test_a_bad_line_is_named_with_file_and_number(tmp_path: Path, line: bytes, r
 
 def test_a_language_without_data(tmp_path: Path) -> None:
     text = tsv_folder(tmp_path / "text")
-    asked = "--gin.cache.prepare.languages=['gl', 'eo']"
+    asked = "--gin.corpus.CorpusSpec.languages=['gl', 'eo']"
     mistake = train(tmp_path / "model", *from_tsv(text), asked).mistake
     assert "no 'eo' in files called like" in mistake
     assert "gl, pt" in mistake
@@ -240,7 +241,7 @@ def test_a_folder_without_text(tmp_path: Path) -> None:
 
 
 def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
-    small = "--gin.cache.prepare.vocabulary_size=100"
+    small = "--gin.corpus.CorpusSpec.vocabulary_size=100"
     assert "CorpusSpec.vocabulary_size" in train(tmp_path / "model", small).mistake
     # Another mistake is told, and not that the folder belongs to the first attempt.
     assert "'xx'" in train(tmp_path / "model", "--gin.cldr.Cldr.sizes={'xx': 9}").mistake
@@ -264,7 +265,7 @@ def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
             ["--gin.mesh.make_mesh.model=-1"],
             "make_mesh.model = -1: must be at least 1: make_mesh",
         ),
-        (["--gin.BATCH_SIZE=12"], " = 12: must be divisible by 8"),
+        (["--gin.BATCH_SIZE=12"], "(BATCH_SIZE): must be divisible by 8"),
         (
             ["--gin.mesh.make_mesh.expert=8", "--gin.moe.MoeLayer.num_experts=12"],
             "MoeLayer.num_experts = 12: must be divisible by 8, the mesh axes "
@@ -322,7 +323,7 @@ def test_changed_text_is_noticed(
         assert f"{folder}/data: this cache was made with source.by_language.gl" in mistake
         assert contents(folder) == before
         # As that message says; the text is then new, and the model is still of the old.
-        rebuild = "--gin.cache.prepare.rebuild=True"
+        rebuild = "--gin.corpus.CorpusSpec.rebuild=True"
         said = train(folder, *arguments, rebuild, "--gin.TRAIN_STEPS=2")
         assert said.status == 2
         assert "checkpoints/1 was trained with another vocabulary" in said.err.splitlines()[-1]
@@ -344,15 +345,15 @@ def test_folders_that_are_nobodys_or_nothing(tmp_path: Path) -> None:
 
 def test_fresh_starts_over(trained: tuple[Path, list[str]]) -> None:
     folder, arguments = trained
-    peak = "--gin.cache.prepare.vocabulary_size=10"
+    peak = "--gin.corpus.CorpusSpec.vocabulary_size=10"
     assert "must be at least" in train(folder, *arguments, peak, "--fresh").mistake
     assert not (folder / "checkpoints").exists()
 
 
 def test_demo_without_baselines_is_told_at_once(tmp_path: Path) -> None:
-    none = "--gin.jobs.Setup.baselines=None"
+    none = "--gin.experiment.Experiment.baselines=None"
     said = m4("demo", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'model'}", none)
-    assert "jobs.Setup.baselines" in said.mistake
+    assert "experiment.Experiment.baselines" in said.mistake
     assert contents(tmp_path / "model") == {}
 
 
@@ -375,7 +376,7 @@ def test_help_is_light(arguments: list[str]) -> None:
 
 
 def test_wrong_arguments_are_argparse_s(capsys: pytest.CaptureFixture[str]) -> None:
-    from m4.__main__ import main
+    from m4.cli.main import main
 
     for arguments in (["trian"], ["translate", "hello"], []):
         with pytest.raises(SystemExit) as end:

@@ -1,0 +1,262 @@
+"""m4 from Python: what `import m4` offers. The command line calls the same jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from m4 import config as configs
+from m4.config import Config
+from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec
+from m4.data.samplers import Sampler
+from m4.data.samplers.temperature import temperature
+from m4.data.sources import Source
+from m4.data.sources.tsv import Tsv
+from m4.data.stream import mixture
+from m4.data.stream.stream import Stream
+from m4.experiment import Experiment
+from m4.settings import InputError
+from m4.storage.files import read_jsonl
+from m4.storage.metrics_log import read_metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A tokenized corpus in a folder; `cache` has its arrays, `spec` what it was built from."""
+
+    spec: CorpusSpec
+    cache: Cache
+
+    @property
+    def languages(self) -> list[str]:
+        return self.cache.languages()
+
+    @property
+    def directions(self) -> list[str]:
+        return self.cache.directions
+
+    @property
+    def vocabulary(self) -> Any:
+        """Encodes sources and decodes targets: text <-> ids."""
+        return self.cache.vocabulary
+
+    def stream(
+        self,
+        batch_size: int = 64,
+        *,
+        sampler: Sampler = temperature,
+        total_steps: int = 10_000,
+        seed: int = 0,
+        sample_by: str = "examples",
+    ) -> Stream:
+        """The training stream: `stream.batch(step)` is a function of the step alone.
+
+        batch_size: packed rows. total_steps: that samplers with a plan are made for.
+        """
+        lengths = self.spec.lengths
+        return mixture.make_stream(
+            self.cache,
+            sampler,
+            sample_by,
+            total_steps,
+            Stream,
+            seed=seed,
+            batch_rows=batch_size,
+            source_length=lengths["inputs"],
+            target_length=lengths["targets"],
+        )
+
+    def batches(
+        self, batch_size: int = 64, *, start: int = 0, **settings: Any
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Batches without end from step `start`, for any trainer: int32 [batch_size, length] arrays
+        by the field's standard names (encoder_input_tokens, ...). settings: of `stream`."""
+        stream = self.stream(batch_size, **settings)
+        for step in itertools.count(start):
+            yield dict(stream.batch(step))
+
+    def audit(self) -> Any:
+        """What cleaning dropped, changed and kept: an `m4.data.cleaning.ledger.Ledger`."""
+        return self.cache.ledger()
+
+    def preview(self, total_steps: int, batch_size: int = 64, **settings: Any) -> Mapping[str, Any]:
+        """Direction -> pairs drawn in `total_steps`, of the training stream with these settings."""
+        from m4.data.inspection.preview import drawn_of
+
+        stream = self.stream(batch_size, total_steps=total_steps, **settings)
+        return drawn_of(self.cache, stream, total_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A trained model and its files.
+
+    Attributes:
+        folder: MODEL_DIR. experiment: what it was trained with. config: the same as bindings.
+    """
+
+    folder: Path
+    experiment: Experiment
+    config: Config
+
+    def translate(self, lines: Sequence[str], to: str) -> list[str]:
+        """Lines in any language of the model -> lines in the language `to`, in their order.
+
+        Raises:
+            ValueError: the model does not translate into `to`.
+        """
+        return self._translator.translate(list(lines), to)
+
+    def decode(self, split: str = "test") -> dict[str, list[str]]:
+        """Direction -> translations of a split ("test" or "dev"); written to decodes/ too."""
+        from m4.jobs.claim import claimed_together
+        from m4.jobs.decode import decode
+
+        with claimed_together(self.experiment, self.config):
+            folder = decode(self.experiment, split=split)
+        return {
+            path.name.split(".")[1]: [row["hypothesis"] for row in read_jsonl(path)]
+            for path in sorted(folder.glob(f"{split}.*.jsonl"))
+        }
+
+    def evaluate(self) -> list[dict[str, Any]]:
+        """The rows of scores.jsonl: every system, direction, metric and subset; translates first
+        if needed."""
+        from m4.jobs.claim import claimed_together
+        from m4.jobs.evaluate import evaluate
+
+        with claimed_together(self.experiment, self.config):
+            return read_jsonl(evaluate(self.experiment))
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl: losses, rates and dev scores by step."""
+        return read_metrics(self.folder)
+
+    @functools.cached_property
+    def params(self) -> Any:
+        """The parameters to use, a tree of numpy arrays: the best or averaged ones where training
+        kept such, else those of the last step."""
+        import jax
+
+        return jax.tree.map(np.asarray, self._translator.params)
+
+    @functools.cached_property
+    def _translator(self) -> Any:
+        from m4.jobs.translate import translator
+
+        return translator(self.experiment)
+
+
+def prepare_corpus(
+    folder: str | Path, source: Source | str | Path, *, rebuild: bool = False, **settings: Any
+) -> Corpus:
+    """Cleans and tokenizes a corpus into `folder`, or opens what is there.
+
+    Args:
+        source: an object of `m4.data.sources`, or a folder of <language>.train.tsv files
+            (english<TAB>translation).
+        settings: of `m4.CorpusSpec`: languages, vocabulary_size, lengths, cleaning, ...
+
+    Raises:
+        SettingError: a setting that cannot be. ValueError: text that cannot be read.
+    """
+    made = Tsv(str(source)) if isinstance(source, str | Path) else source
+    spec = CorpusSpec(source=made, **settings)
+    return Corpus(spec, spec.build(folder, rebuild=rebuild))
+
+
+def train(
+    experiment: Experiment | str | Path,
+    *,
+    model_dir: str | Path | None = None,
+    bindings: Collection[str] = (),
+    fresh: bool = False,
+) -> Run:
+    """Trains an experiment, or the one of a gin file, from its latest checkpoint.
+
+    Args:
+        model_dir: the run's folder, in place of the experiment's own.
+        bindings: of a gin file: "TRAIN_STEPS = 100".
+        fresh: remove what is in the run's folder and start over.
+
+    Raises:
+        SettingError: a setting that cannot be. ValueError: the folder belongs to another config.
+    """
+    from m4.jobs.claim import claimed_together
+    from m4.jobs.train import train as job
+
+    config = _config(experiment, model_dir, bindings)
+    found = config.experiment()
+    with claimed_together(found, config, fresh=fresh) as folder:
+        try:
+            job(found)
+        except configs.SettingError as error:
+            raise InputError(config.explain(error)) from error
+    return Run(folder, found, config)
+
+
+def load(folder: str | Path, *, allow_modules: Collection[str] = ()) -> Run:
+    """A trained model from its run folder.
+
+    Reading a run imports nothing outside m4 but `allow_modules`, and runs no code of the folder.
+
+    Raises:
+        ValueError: no run's folder; its config names a module that is not allowed.
+    """
+    from m4.storage import remote
+
+    here = remote.local(str(folder))
+    remote.fetch(here)
+    saved = here / "config.gin"
+    if not saved.is_file():
+        raise InputError(f"{folder}: no config.gin there; train first")
+    config = configs.load([saved], [f"MODEL_DIR = {str(folder)!r}"], allowed_modules=allow_modules)
+    return Run(here, config.experiment(), config)
+
+
+def delta(run: Run | str | Path) -> list[dict[str, Any]]:
+    """ΔBLEU of a run against its bilingual baselines: a row a direction and system, with the 95%
+    interval of the difference by paired bootstrap. It trains nothing.
+
+    Raises:
+        ValueError: translations or baselines are missing; the command that makes them.
+    """
+    from m4.jobs.claim import claimed_together
+    from m4.jobs.report import report
+
+    run = run if isinstance(run, Run) else load(run)
+    with claimed_together(run.experiment, run.config):
+        return read_jsonl(report(run.experiment).deltas)
+
+
+def plot_delta(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+    """Draws rows of `delta` over the size of the training data (GShard, figure 6): .png, .pdf or
+    .svg."""
+    from m4.eval.report.plot import plot
+    from m4.eval.scoring.delta import from_plain
+
+    plot(from_plain(map(dict, rows)), [Path(path)])
+    return Path(path)
+
+
+def _config(
+    experiment: Experiment | str | Path, model_dir: str | Path | None, bindings: Collection[str]
+) -> Config:
+    given = [*bindings]
+    if isinstance(experiment, Experiment):
+        if given:
+            raise InputError(f"bindings = {given}: an Experiment has its settings already")
+        if model_dir is not None:
+            experiment = dataclasses.replace(experiment, model_dir=str(model_dir))
+        return configs.of_experiment(experiment)
+    if model_dir is not None:
+        given.append(f"MODEL_DIR = {str(model_dir)!r}")
+    return configs.load([experiment], given)

@@ -1,0 +1,1 @@
+"""The command line: arguments, one line for every mistake, exit statuses."""

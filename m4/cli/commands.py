@@ -1,0 +1,198 @@
+"""What each command does with its arguments: reads the config, claims the folder, calls the job."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m4.cli.arguments import DATA_JOBS, SHARED, UserError
+from m4.parallel.distributed_options import DistributedOptions
+
+if TYPE_CHECKING:
+    from m4.config import Config
+    from m4.experiment import Experiment
+
+
+def run(
+    parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions | None = None
+) -> int:
+    """Runs the job, after joining other processes where there are any; returns the exit status."""
+    if parsed.job == "atlas":
+        return _atlas(parsed, bindings)
+    if parsed.job == "collectives":
+        return _collectives(parsed, bindings)
+    if parsed.job == "plan" and parsed.facts is None:
+        from m4.jobs.plan import plan
+
+        return plan(parsed, bindings)
+    config = read_config(parsed, bindings)
+    from m4.settings import SettingError
+
+    try:
+        experiment = config.experiment()
+        if options is not None:
+            from m4.parallel import distributed
+            from m4.parallel.consistency_check import check_agreement
+
+            distributed.join(options)
+            asked = {name: str(getattr(parsed, name, None)) for name in ("job", "compare", "fresh")}
+            check_agreement({**config.settings, **asked})
+        if parsed.job == "data":
+            return _data(experiment, config, parsed)
+        if parsed.job == "plan":
+            from m4.jobs.plan import write_facts
+
+            write_facts(experiment, parsed)
+            return 0
+        if parsed.job == "translate":
+            return _translate(experiment, config, parsed)
+        return _job(experiment, config, parsed)
+    except SettingError as error:
+        raise UserError(config.explain(error)) from error
+
+
+def read_config(parsed: argparse.Namespace, bindings: Sequence[str]) -> "Config":
+    """The config of --gin_file, else the saved one of --model_dir, and the bindings.
+
+    Raises:
+        UserError: there is neither. m4.config.ConfigError: a mistake in them.
+    """
+    from m4 import config
+
+    folders = parsed.gin_search_paths.split(",")
+    files = list(parsed.gin_file)
+    for name in files:
+        if config.find_file(name, folders) is None:
+            raise UserError(
+                f"--gin_file={name}: no such file in {', '.join(folders)} (--gin_search_paths)"
+            )
+    allowed = None  # a gin file that the user names is the user's own code
+    if not files:
+        if not parsed.model_dir:
+            raise UserError("give a config: --gin_file=gin_configs/demo.gin, or --model_dir=...")
+        saved = local_folder(parsed.model_dir) / "config.gin"
+        if not saved.is_file():
+            raise UserError(f"--model_dir={parsed.model_dir}: no config.gin there; train first")
+        files, allowed = [str(saved)], parsed.allow_module
+    given = [*parsed.gin_bindings, *bindings]
+    if parsed.model_dir:
+        given.append(f"MODEL_DIR = {str(parsed.model_dir)!r}")
+    return config.load(files, given, folders=folders, allowed_modules=allowed)
+
+
+def local_folder(model_dir: str) -> Path:
+    """Where a model's files are to be read: of one in an object store the working copy."""
+    from m4.storage import remote
+
+    folder = remote.local(model_dir)
+    remote.fetch(folder)
+    return folder
+
+
+def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
+    """The jobs that write into MODEL_DIR: one at a time, and for one config."""
+    from m4.jobs import baselines, decode, demo, evaluate, report, train
+    from m4.jobs.claim import claimed_together
+    from m4.parallel import distributed
+
+    dense, fresh = parsed.compare == "dense", getattr(parsed, "fresh", False)
+    experiment.training.mesh()  # one that is not possible is refused before the folder is claimed
+    distributed.check_joined()
+    if parsed.job == "demo" and distributed.is_distributed():
+        raise UserError("one process does all of the demo; several can share `m4 train`")
+    do = {
+        "train": lambda: train.train(experiment, dense=dense),
+        "baselines": lambda: baselines.baselines(experiment),
+        "decode": lambda: decode.decode(experiment, dense=dense),
+        "eval": lambda: evaluate.evaluate(experiment, dense=dense),
+        "report": lambda: report.report(experiment, dense=dense),
+        "demo": lambda: demo.demo(experiment, dense=dense),
+    }[parsed.job]
+    with claimed_together(experiment, config, fresh=fresh) as folder:
+        if parsed.job in SHARED:
+            do()
+        else:
+            distributed.on_primary_then_broadcast(parsed.job, lambda: (do(), None)[1])
+    if distributed.is_primary() and (after := _NEXT.get(parsed.job)):
+        print(f"{folder}; next: m4 {after} --model_dir={experiment.model_dir}")
+    return 0
+
+
+_NEXT = {"train": "eval", "baselines": "report", "decode": "eval"}
+
+
+def _data(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
+    """`m4 data <look>`: no mesh is made, so that no accelerator is touched."""
+    import importlib
+
+    from m4.jobs.claim import claimed
+
+    options = {name: getattr(parsed, name) for name in DATA_JOBS[parsed.look].options}
+    look = getattr(importlib.import_module(f"m4.jobs.data.{parsed.look}"), parsed.look)
+    with claimed(experiment, config):
+        look(experiment, **options)
+    return 0
+
+
+def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
+    from m4.jobs import prepare
+    from m4.jobs.translate import translator
+    from m4.storage import run_folder
+
+    run_folder.check(local_folder(experiment.model_dir), config.settings, config.mutable)
+    prepare.prepare_process(experiment)
+    ready = translator(experiment)
+    if parsed.text:
+        for line in ready.translate(parsed.text, parsed.to):
+            print(line, flush=True)
+    else:
+        ready.stream(sys.stdin.fileno(), parsed.to, sys.stdout)
+    return 0
+
+
+def _atlas(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """`m4 atlas`: without a config, and without JAX."""
+    from m4.eval.report import atlas
+    from m4.jobs.prepare import console
+
+    if not parsed.model_dir:
+        raise UserError("give a run folder: --model_dir=...")
+    if bindings:
+        raise UserError(f"'{bindings[0]}': atlas reads no config, only --model_dir")
+    atlas.show(local_folder(parsed.model_dir), parsed.split, console())
+    return 0
+
+
+def _collectives(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """`m4 collectives`: of operators, or of a config's training step; on fake CPU devices."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    of_config = bool(parsed.gin_file or parsed.model_dir or parsed.gin_bindings or bindings)
+    devices = parsed.devices or ("8" if of_config else "2,4,8,16,32,64")
+    if not re.fullmatch(r"\d+" if of_config else r"\d+(,\d+)*", devices):
+        one = "one number, as 8" if of_config else "numbers with commas between them, as 2,8,64"
+        raise UserError(f"--devices={devices}: {one}")
+    if of_config:
+        from m4.parallel.jax_setup import use_fake_devices
+
+        use_fake_devices(int(devices))
+        config = read_config(parsed, bindings)
+        from m4.plan import local_program
+        from m4.settings import SettingError
+
+        try:
+            local_program.show(config.experiment(), parsed.languages, parsed.output, console)
+        except SettingError as error:
+            raise UserError(config.explain(error)) from error
+        return 0
+    from m4.plan.hlo import table4
+
+    rows = table4.table([int(count) for count in devices.split(",")])
+    table4.show(rows, console)
+    if parsed.output:
+        table4.save(rows, parsed.output)
+        print(f"wrote {parsed.output}")
+    return 0

@@ -1,0 +1,107 @@
+"""`m4 JOB ...`: arguments -> config -> job -> exit status. Nothing heavy before a job is known."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from m4.cli.arguments import UserError, distributed_options_of, parser, split_arguments
+from m4.parallel.distributed_options import DistributedOptions
+from m4.parallel.huge_pages import restart_with_huge_pages
+from m4.parallel.supervise import PEER_LOST_STATUS, supervise
+from m4.storage.lease import LeaseLost, UploadFailed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one job; returns the exit status.
+
+    0; 1 where another process of the job was lost, or the last files did not get to MODEL_DIR's
+    store; 2 for a mistake of the user's; 3 where another job has taken MODEL_DIR over; 130 for
+    Ctrl-C.
+    """
+    try:
+        others, bindings = split_arguments(sys.argv[1:] if arguments is None else arguments)
+        parsed = parser().parse_args(others)
+        options = distributed_options_of(parsed, os.environ)
+    except (UserError, ValueError) as error:
+        print(f"m4: {one_line(error)}", file=sys.stderr)
+        return 2
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if arguments is None:  # the program itself, not a call from another one
+        restart_with_huge_pages()
+        if options is not None:
+            status = supervise(f"m4 {job_name(parsed)}")
+            return run_together(parsed, bindings, options) if status is None else status
+    status = run_alone(parsed, bindings)
+    if arguments is None and status == LeaseLost.status:
+        sys.stdout.flush()
+        os._exit(status)  # the interpreter's own end would wait for a checkpoint being written
+    return status
+
+
+def run_together(
+    parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions
+) -> int:
+    """Runs one job as one of several processes; ends the process where it fails."""
+    from m4.parallel import distributed
+
+    status = PEER_LOST_STATUS
+    try:
+        status = run_alone(parsed, bindings, options)
+        if status == 0:
+            distributed.shutdown()
+    except distributed.PEER_LOST_ERRORS as error:
+        status = PEER_LOST_STATUS
+        said = distributed.peer_lost(error)
+        if said is None:
+            raise
+        print(f"m4 {job_name(parsed)}: {said}", file=sys.stderr)
+    finally:
+        if status != 0:
+            if sys.exception() is not None:
+                traceback.print_exc()
+            # The interpreter's own end would wait for the others.
+            distributed.abort_process(status)
+    return status
+
+
+def run_alone(
+    parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions | None = None
+) -> int:
+    """Runs one job; returns the exit status. Errors that are not the user's are raised."""
+    from m4.cli import commands
+
+    try:
+        return commands.run(parsed, bindings, options)
+    except (UserError, ValueError) as error:
+        if parsed.debug or not is_ours(error):
+            raise
+        print(f"m4 {job_name(parsed)}: {one_line(error)}", file=sys.stderr)
+        return 2
+    except (LeaseLost, UploadFailed) as error:
+        print(f"m4 {job_name(parsed)}: {one_line(error)}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt as error:
+        said = one_line(error) if str(error) else "interrupted; run the same command to resume"
+        print(f"m4 {job_name(parsed)}: {said}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0  # `m4 translate | head`
+
+
+def job_name(parsed: argparse.Namespace) -> str:
+    """As typed: "train", "data audit"."""
+    return " ".join([parsed.job, *([parsed.look] if parsed.job == "data" else [])])
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether m4 raised it, for the user; what comes out of a library is a bug, and shown whole."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals["__name__"].split(".")[0] in ("m4", "__main__")
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message in one line: the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

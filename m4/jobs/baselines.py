@@ -1,0 +1,259 @@
+"""`m4 baselines`: one small model a language pair, by the same trainer, until dev stops rising.
+
+Many small models train best next to each other, one a core: a pool of processes, each on a core of
+its own, takes one language after the other; compiled steps are kept on disk for all. (One vmapped
+program of n models is slower than n single ones: docs/performance.md.) A finished model is kept
+under the hash of everything that decides it, so another multilingual run on the same text finds it.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import queue
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from m4.data.cache.cache import Cache
+from m4.data.corpus import bilingual
+from m4.data.samplers.proportional import proportional
+from m4.data.stream.stream import Stream
+from m4.eval.decoding.testsets import check_held_out
+from m4.experiment import Baselines, Experiment, identity
+from m4.jobs import prepare
+from m4.parallel.cpus import available_cpus
+from m4.progress import ProgressBar
+from m4.settings import SettingError
+
+# Raise when a change of code changes what a baseline becomes.
+FORMAT = 5
+
+# What does not change the model: not part of its hash.
+_OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One baseline to train. experiment: its own, with model_dir; text: SHA-256 and pairs by split;
+    identity: everything that decides it, as JSON."""
+
+    language: str
+    experiment: Experiment
+    identity: Mapping[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.experiment.model_dir)
+
+    @property
+    def train_pairs(self) -> int:
+        return self.identity["text"]["train"]["pairs"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A finished baseline: its folder (with decodes/) and result.json."""
+
+    language: str
+    folder: Path
+    result: dict[str, Any]
+
+
+def baselines(experiment: Experiment) -> dict[str, Finished]:
+    """Trains and decodes the baselines that are missing; returns all, by language.
+
+    Raises:
+        SettingError: the experiment names no baselines.
+        ValueError: a language without dev or test sentences.
+        m4.train.metric_window.NotFinite: a model diverged.
+    """
+    baselines_of(experiment)
+    cache = prepare.open_corpus(experiment)
+    check_held_out(cache)
+    plans = plans_of(experiment, cache)
+    missing = {name: plan for name, plan in plans.items() if _finished(plan) is None}
+    if missing:
+        _tell_of_other_versions(missing)
+        _run(missing, str(cache.folder), len(available_cpus()))
+    return find_baselines(experiment, cache)
+
+
+def find_baselines(experiment: Experiment, cache: Cache) -> dict[str, Finished]:
+    """The finished baselines by language; nothing is trained.
+
+    Raises:
+        ValueError: some are missing; the command that trains them.
+    """
+    plans = plans_of(experiment, cache)
+    found = {name: _finished(plan) for name, plan in plans.items()}
+    if missing := [name for name, one in found.items() if one is None]:
+        raise ValueError(
+            f"no bilingual baseline of {', '.join(missing)}: train what is missing with "
+            f"m4 baselines --model_dir={experiment.model_dir}"
+        )
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def baselines_of(experiment: Experiment) -> Baselines:
+    """The experiment's baselines. SettingError: it has none; the lines to add to a config."""
+    if experiment.baselines is None:
+        levels = "; ".join(
+            f"experiment.Baselines.{level} = @bilingual/{level}/experiment.Experiment()"
+            for level in ("high", "medium", "low")
+        )
+        raise SettingError(
+            "Experiment.baselines",
+            None,
+            f"set for this job; add: experiment.Experiment.baselines = @experiment.Baselines(); "
+            f"{levels} (gin_configs/demo.gin has such lines)",
+        )
+    return experiment.baselines
+
+
+def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Plan]:
+    """What is to be trained for each language."""
+    levels = baselines_of(experiment)
+    folder = levels.folder or prepare.run_folder(experiment) / "baselines"
+    plans = {}
+    for language in cache.languages():
+        base = levels.of(experiment.data.levels.of(cache.size(language, "train")))
+        one = dataclasses.replace(
+            base,
+            data=dataclasses.replace(
+                base.data,
+                corpus=bilingual(cache, language, base.data.corpus.vocabulary_size),
+                sampler=proportional,
+                sample_by="examples",
+                stream=Stream,
+            ),
+            decoding=experiment.decoding,
+            baselines=None,
+        )
+        about = _identity(one, cache, language)
+        name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+        one = dataclasses.replace(one, model_dir=str(Path(folder) / f"{language}.{name}"))
+        plans[language] = Plan(language, one, about)
+    return plans
+
+
+def _identity(one: Experiment, cache: Cache, language: str) -> dict[str, Any]:
+    training = identity(one.training)
+    return {
+        "format": FORMAT,
+        "language": language,
+        # The text alone: where it stands in the parent's arrays does not matter.
+        "text": {
+            split: {name: about[name] for name in ("pairs", "sha256")}
+            for split, about in cache.manifest["languages"][language].items()
+        },
+        "lengths": [cache.source_length, cache.target_length],
+        "vocabulary_size": one.data.corpus.vocabulary_size,
+        "model": identity(one.model),
+        "vocabulary_multiple": one.vocabulary_multiple,
+        "training": {k: v for k, v in training.items() if k not in _OPERATIONAL},
+        "decoding": one.decoding.search(),
+    }
+
+
+def _finished(plan: Plan) -> Finished | None:
+    path = plan.folder / "result.json"
+    if not path.is_file():
+        return None
+    try:
+        return Finished(plan.language, plan.folder, json.loads(path.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: damaged; delete {plan.folder} to train it again") from error
+
+
+def _tell_of_other_versions(missing: Mapping[str, Plan]) -> None:
+    """One line on stdout where an older m4 kept baselines, which are not found again."""
+    old = []
+    for plan in missing.values():
+        for path in plan.folder.parent.glob(f"{plan.language}.*/result.json"):
+            with contextlib.suppress(json.JSONDecodeError, KeyError):
+                about = json.loads(path.read_text(encoding="utf-8"))
+                if about.get("identity", about.get("plan", {})).get("format") != FORMAT:
+                    old.append(path.parent.name)
+    if old:
+        print(f"baselines: {len(old)} of another version of m4 are not used: {', '.join(old)}")
+
+
+def _run(plans: Mapping[str, Plan], corpus: str, workers: int) -> None:
+    """A pool of processes over the plans, the longest first. NotFinite: one of them diverged."""
+    from m4.jobs.bilingual import start_worker, train_one
+    from m4.train.metric_window import NotFinite
+
+    # spawn: a forked child would share the parent's JAX threads and hang.
+    context = multiprocessing.get_context("spawn")
+    messages, cores = context.Queue(), context.Queue()
+    for core in available_cpus():
+        cores.put(core)
+    shown = _Shown({name: plan.experiment.training.total_steps for name, plan in plans.items()})
+    ordered = sorted(plans.values(), key=lambda plan: -plan.train_pairs)
+    with (
+        ProgressBar("bilingual baselines", sum(shown.steps.values()), "steps") as bar,
+        ProcessPoolExecutor(
+            min(workers, len(plans)),
+            mp_context=context,
+            initializer=start_worker,
+            initargs=(cores, messages),
+        ) as pool,
+    ):
+        waiting: set[Future] = set()
+        try:
+            languages = {
+                pool.submit(train_one, plan.language, plan.experiment, plan.identity): plan.language
+                for plan in ordered
+            }
+            waiting = {*languages}
+            while waiting:
+                ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    try:
+                        shown.finished(*future.result())
+                    except NotFinite as error:
+                        raise NotFinite(f"bilingual model {languages[future]}: {error}") from error
+                while (message := _next(messages)) is not None:
+                    shown.heard(*message)
+                bar.update(*shown.line())
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+class _Shown:
+    """How far all models are. steps: the most of each."""
+
+    def __init__(self, steps: dict[str, int]) -> None:
+        self.steps = steps
+        self._done = dict.fromkeys(steps, 0)
+        self._texts: dict[str, str] = {}
+        self._complete: set[str] = set()
+
+    def heard(self, name: str, step: int, text: str) -> None:
+        if name not in self._complete:
+            self._done[name], self._texts[name] = step, f"{name} {text}"
+
+    def finished(self, name: str, step: int) -> None:
+        self._complete.add(name)
+        self._done[name] = step
+        self._texts.pop(name, None)
+
+    def line(self) -> tuple[int, str, int]:
+        """(steps done, text, steps in all): a model that stopped early has no more to do."""
+        total = sum(
+            self._done[name] if name in self._complete else most
+            for name, most in self.steps.items()
+        )
+        models = f"{len(self._complete)}/{len(self.steps)} models"
+        return sum(self._done.values()), " · ".join([models, *self._texts.values()]), total
+
+
+def _next(messages: Any) -> tuple[str, int, str] | None:
+    try:
+        return messages.get_nowait()
+    except queue.Empty:
+        return None

@@ -1,0 +1,46 @@
+"""`m4 data audit`: what cleaning drops and why; nothing is tokenized."""
+
+from m4.data.cleaning import clean
+from m4.data.inspection import audit as audits
+from m4.experiment import Experiment
+from m4.jobs import prepare
+from m4.progress import ProgressBar
+
+
+def audit(experiment: Experiment, stages: str, list: str | None) -> None:
+    """Cleans the corpus and reports what is dropped and why; nothing is tokenized.
+
+    stages: "configured" or "all". list: the beginning of the reasons whose pairs are written to
+    dropped.jsonl.gz, "" for all; None: no list. Writes data_report.json and data_report.html.
+    """
+    spec = experiment.data.corpus
+    cleaning = clean.thorough(spec.cleaning.stages) if stages == "all" else spec.cleaning
+    run_folder = prepare.run_folder(experiment)
+    folder, path = run_folder / "data", run_folder / "dropped.jsonl.gz"
+    with ProgressBar("audit", 100, "%") as bar:
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(round(100 * done / max(total, 1)), what)
+
+        if list is None:
+            ledger = audits.audit(spec, folder, cleaning, progress=progress)
+        else:
+            with audits.listing(path, list) as on_drop:
+                ledger = audits.audit(spec, folder, cleaning, on_drop, progress)
+    written = audits.write_report(prepare.run_folder(experiment), ledger)
+    screen = prepare.console()
+    for table in audits.tables(ledger):
+        screen.print(table)
+    for line in audits.warnings(ledger):
+        screen.print(line, style="yellow", markup=False)
+    if not_run := audits.stages_not_run(ledger):
+        screen.print(f"stages not run: {', '.join(not_run)} (clean.Cleaning.stages, --stages=all)")
+    if list and not any(why.startswith(list) for why in ledger.reasons("dropped")):
+        # A clean corpus is no mistake; a reason that cannot be is one.
+        known = [*ledger.stages, "source", "pieces", *ledger.reasons("dropped")]
+        text = f"--list={list}: nothing is dropped for that"
+        if not any(stage.startswith(list) or list.startswith(f"{stage}:") for stage in known):
+            raise ValueError(f"{text}; stages and reasons: {'; '.join(known)}")
+        screen.print(text, markup=False)
+    for file in (*written, *([] if list is None else [path])):
+        screen.print(str(file), highlight=False, soft_wrap=True)

@@ -1,0 +1,32 @@
+"""`m4 data vocabulary`: what the vocabulary makes of each language."""
+
+import sys
+
+from m4.data.inspection import vocabulary_report
+from m4.experiment import Experiment
+from m4.jobs import prepare
+
+
+def vocabulary(experiment: Experiment, sentences: int = 2000, warn_above: float = 0.01) -> None:
+    """What the vocabulary makes of each language; vocabulary_report.json and .html in MODEL_DIR.
+
+    sentences: of each language that are looked at. warn_above: share of bytes among the pieces.
+    """
+    if sentences < 1 or not 0.0 <= warn_above <= 1.0:
+        raise ValueError(
+            f"--sentences={sentences} --warn_above={warn_above}: must be at least 1, and a share "
+            "between 0 and 1"
+        )
+    cache = prepare.open_corpus(experiment)
+    rows = vocabulary_report.measure(cache, sentences)
+    prepare.console().print(vocabulary_report.table(rows))
+    for path in vocabulary_report.write(prepare.run_folder(experiment), cache, rows, warn_above):
+        prepare.console().print(str(path), highlight=False, soft_wrap=True)
+    if worst := vocabulary_report.spelled_out(rows, warn_above):
+        named = ", ".join(f"{row.language} {row.rates()['byte_share']:.1%}" for row in worst[:10])
+        more = f" and {len(worst) - 10} more" if len(worst) > 10 else ""
+        print(
+            f"more than {warn_above:.1%} of the pieces are bytes: {named}{more} "
+            "(CorpusSpec.vocabulary_size, CorpusSpec.vocabulary_temperature)",
+            file=sys.stderr,
+        )

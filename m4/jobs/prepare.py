@@ -1,0 +1,192 @@
+"""What jobs do first: check the sizes, open the corpus, make the stream, the model, the trainer."""
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+from rich.console import Console
+
+from m4.data.cache.cache import Cache
+from m4.data.inspection.audit import write_report
+from m4.data.preprocess import language_of
+from m4.data.samplers.learned import Learned
+from m4.data.stream import mixture
+from m4.data.stream.stream import Stream
+from m4.eval.scoring.groups import LEVELS
+from m4.experiment import Experiment
+from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel import distributed
+from m4.parallel.jax_setup import set_up
+from m4.parallel.layout import Layout
+from m4.progress import ProgressBar
+from m4.settings import SettingError
+from m4.storage import remote
+from m4.train.trainer import Trainer
+
+
+def run_folder(experiment: Experiment) -> Path:
+    """MODEL_DIR; of one in an object store the working copy (`m4.storage.remote`)."""
+    return remote.local(experiment.model_dir)
+
+
+def model_folder(experiment: Experiment, dense: bool = False) -> Path:
+    """Where a model's checkpoints and decodes are."""
+    folder = run_folder(experiment)
+    return folder / "compare" / "dense" if dense else folder
+
+
+def prepare_process(experiment: Experiment) -> None:
+    """Settings of the process that need MODEL_DIR."""
+    set_up(run_folder(experiment) / "compilation_cache")
+
+
+def check_sizes(experiment: Experiment) -> Mesh:
+    """The mesh; everything whose size is known before the corpus is there has been checked.
+
+    Raises:
+        SettingError: a mesh that these devices cannot make; sizes that do not divide over it or do
+            not fit together; an optimizer or sampler that cannot be made.
+    """
+    training, corpus = experiment.training, experiment.data.corpus
+    mesh = training.mesh()
+    if isinstance(experiment.data.sampler, Learned) and training.dev_period >= training.total_steps:
+        raise SettingError(
+            "Training.dev_period",
+            training.dev_period,
+            f"less than total_steps = {training.total_steps}: a learned sampler learns from the "
+            "evaluations within training",
+        )
+    sizes = {"vocab_size": corpus.target_vocabulary_size or corpus.vocabulary_size}
+    if corpus.target_vocabulary_size is not None:
+        sizes["source_vocab_size"] = corpus.vocabulary_size
+    model = experiment.build_model(sizes, directions=2)
+    abstract_variables(model)
+    lengths = corpus.lengths["inputs"], corpus.lengths["targets"]
+    trainer_of(experiment, model, ["en-xx", "xx-en"], mesh, [(training.batch_size, *lengths)])
+    return mesh
+
+
+def open_corpus(experiment: Experiment) -> Cache:
+    """The tokenized corpus: opened if it is there, else built; rebuilt where the text, the settings
+    or m4's format have changed and no model was trained on it yet.
+
+    With several processes the primary does that, and the others open what it left.
+    """
+    folder = run_folder(experiment)
+    found: list[Cache] = []
+
+    def build() -> str:
+        found.append(_build(experiment, folder))
+        remote.push(folder)
+        return found[0].fingerprint
+
+    fingerprint = distributed.on_primary_then_broadcast("the corpus", build)
+    if not found:
+        remote.fetch(folder)
+    # A copy may take longer than what comes next waits for a process.
+    distributed.wait_for_all("the corpus")
+    if not found:
+        found.append(Cache(folder / "data", experiment.data.corpus.mixture))
+        assert found[0].fingerprint == fingerprint, "MODEL_DIR is one for all"
+    return found[0]
+
+
+def _build(experiment: Experiment, folder: Path) -> Cache:
+    spec = experiment.data.corpus
+    begun = [folder / name for name in ("compare", "baselines")]
+    if any(path.exists() for path in (remote.remote_path(folder / "checkpoints"), *begun)):
+        return spec.build(folder / "data")
+    with contextlib.ExitStack() as stack:
+        bars: list[ProgressBar] = []  # none while a cache is only opened
+
+        def progress(name: str, done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(ProgressBar("corpus", 100, "%")))
+            bars[0].update(round(100 * done / max(total, 1)), name)
+
+        cache = spec.build(folder / "data", rebuild=True, progress=progress)
+        if not bars:
+            return cache
+        pairs = sum(cache.size(language, "train") for language in cache.languages())
+        text = f"{pairs:,} training pairs in {len(cache.languages())} languages"
+        bars[0].update(100, text)
+    if cache.replaced is not None:
+        print(f"rebuilt: {cache.replaced}")
+    ledger = cache.ledger()
+    write_report(folder, ledger)
+    for line in ledger.summary():
+        print(line)
+    return cache
+
+
+def training_stream(experiment: Experiment, cache: Cache) -> Stream:
+    """The batches of training, from the sampler's first rates on."""
+    data, training = experiment.data, experiment.training
+    return mixture.make_stream(
+        cache,
+        data.sampler,
+        data.sample_by,
+        training.total_steps,
+        data.stream,
+        seed=training.seed,
+        batch_rows=training.batch_size,
+        source_length=data.corpus.lengths["inputs"],
+        target_length=data.corpus.lengths["targets"],
+    )
+
+
+def model_for(experiment: Experiment, cache: Cache) -> Transformer:
+    """The model for the corpus's vocabulary."""
+    sizes = {"vocab_size": cache.target_vocabulary.size}
+    if cache.separate:
+        sizes["source_vocab_size"] = cache.source_vocabulary.size
+    return experiment.build_model(sizes, len(cache.directions))
+
+
+def trainer_of(
+    experiment: Experiment,
+    model: Transformer,
+    directions: Sequence[str],
+    mesh: Mesh | None = None,
+    batch_shapes: Sequence[tuple[int, int, int]] = (),
+) -> Trainer:
+    """The trainer of a model over the experiment's mesh.
+
+    batch_shapes: (rows, source length, target length) of its batches.
+
+    Raises:
+        SettingError: sizes that do not divide over the mesh.
+    """
+    training = experiment.training
+    return Trainer(
+        training, model, directions, training.mesh() if mesh is None else mesh, batch_shapes
+    )
+
+
+def decoding_layout(
+    experiment: Experiment, model: Transformer, directions: Sequence[str]
+) -> Layout | None:
+    """Where the model lies when it translates: over the experiment's mesh; None: one device."""
+    return trainer_of(experiment, model, directions).layout()
+
+
+def levels_of(experiment: Experiment, cache: Cache) -> dict[str, list[str]]:
+    """Resource level -> directions."""
+    levels: dict[str, list[str]] = {level: [] for level in LEVELS}
+    for direction in cache.directions:
+        pairs = cache.size(language_of(direction), "train")
+        levels[experiment.data.levels.of(pairs)].append(direction)
+    return levels
+
+
+def note_of(cache: Cache, **more: Any) -> Mapping[str, Any]:
+    """What a checkpoint remembers of the text that it was trained on."""
+    return {"vocabulary": cache.vocabulary.fingerprint, **more}
+
+
+def console() -> Console:
+    """80 columns are rich's guess where there is no terminal: too few for the tables."""
+    return Console(width=None if sys.stdout.isatty() else 120)

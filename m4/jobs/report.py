@@ -1,0 +1,141 @@
+"""`m4 report`: scores, ΔBLEU, its plot and report.html, of what is decoded; nothing is trained."""
+
+import datetime
+import json
+from collections.abc import Mapping
+
+from m4.data.cache.cache import Cache
+from m4.data.preprocess import language_of
+from m4.eval.decoding.hypotheses import hypotheses_path
+from m4.eval.decoding.testsets import train_pairs
+from m4.eval.report.page import Background
+from m4.eval.report.results import Results, write_results
+from m4.eval.scoring.delta import tables
+from m4.eval.scoring.score import System
+from m4.experiment import Experiment
+from m4.jobs import prepare
+from m4.jobs.baselines import Finished, find_baselines
+from m4.jobs.evaluate import system_of
+from m4.storage import run_folder
+from m4.storage.checkpoints import Checkpoints
+from m4.storage.files import write_text
+from m4.storage.metrics_log import read_metrics
+
+
+def report(experiment: Experiment, *, dense: bool = False) -> Results:
+    """Scores everything that is decoded against the bilingual baselines; writes and prints it.
+
+    Raises:
+        ValueError: translations or baselines are missing; the command that makes them.
+    """
+    cache = prepare.open_corpus(experiment)
+    systems = [system_of(experiment, cache)]
+    if dense:
+        systems.append(system_of(experiment, cache, dense=True))
+    for system in systems:
+        check_decoded(experiment, cache, system)
+    curves = {system.name: read_metrics(system.decodes.parent) for system in systems}
+    wanted = ("nll", "nll/high", "nll/medium", "nll/low")  # not every level has languages
+    recorded = [row for rows in curves.values() for row in rows]
+    found = find_baselines(experiment, cache) if experiment.baselines is not None else {}
+    systems += _bilingual(experiment, found)
+    shares, epochs = _seen(experiment, cache)
+    folder, data = prepare.run_folder(experiment), experiment.data
+    written = write_results(
+        folder=folder,
+        systems=systems,
+        train_pairs=train_pairs(cache),
+        subsets={name: cache.subsets(name, "test") for name in cache.languages()},
+        background=Background(
+            corpus=data.about or "",
+            facts=_facts(experiment, cache, found),
+            configs={"multilingual": folder / "operative_config.gin"},
+            curves=curves,
+            curve_keys=[key for key in wanted if any(key in row for row in recorded)],
+            sampling=shares,
+            epochs=epochs,
+        ),
+        metrics=experiment.decoding.metrics,
+        levels=data.levels,
+    )
+    terminal = prepare.console()
+    for table in tables(written.rows, written.averages, terminal.width):
+        terminal.print(table)
+    for path in (written.html, written.png, written.pdf, written.scores):
+        terminal.print(str(path), highlight=False, soft_wrap=True)
+    terminal.print(str(folder / "operative_config.gin"), highlight=False, soft_wrap=True)
+    return written
+
+
+def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
+    """ValueError: a test set of the system is not translated."""
+    directions = [d for d in cache.directions if cache.size(language_of(d), "test")]
+    missing = [
+        direction
+        for direction in directions
+        if not hypotheses_path(system.decodes, "test", direction).is_file()
+    ]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"{system.decodes}: no translations of {', '.join(missing[:3])}{more}; make them with "
+            f"m4 decode --model_dir={experiment.model_dir}"
+            f"{' --compare=dense' if system.name == 'dense' else ''}"
+        )
+
+
+def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[str, float]]:
+    """(share of the pairs, epochs) by language, of what the model was trained on."""
+    store = Checkpoints(prepare.run_folder(experiment) / "checkpoints", read_only=True)
+    try:
+        seen = store.note(store.latest).get("seen") if store.latest is not None else None
+    finally:
+        store.close()
+    if seen is None or seen["from_step"]:  # trained before this was counted
+        return {}, {}
+    total = sum(count["pairs"] for count in seen["languages"].values())
+    shares = {name: count["pairs"] / total for name, count in seen["languages"].items()}
+    epochs: dict[str, float] = {}
+    for direction, count in seen["directions"].items():  # a pair is seen in each of its directions
+        language = language_of(direction)
+        times = count["pairs"] / cache.size(language, "train")
+        epochs[language] = max(times, epochs.get(language, 0.0))
+    return shares, epochs
+
+
+def _bilingual(experiment: Experiment, found: Mapping[str, Finished]) -> list[System]:
+    """The bilingual models as one system: their hypotheses gathered in one folder."""
+    if not found:
+        return []
+    gathered = prepare.run_folder(experiment) / "decodes" / "bilingual"
+    gathered.mkdir(parents=True, exist_ok=True)
+    configs, steps = {}, {}
+    for baseline in found.values():
+        for path in sorted((baseline.folder / "decodes").glob("test.*.jsonl")):
+            write_text(gathered / path.name, path.read_text(encoding="utf-8"))
+            direction = path.name.split(".")[1]
+            configs[direction] = str(baseline.folder / "result.json")
+            steps[direction] = baseline.result["note"]["best_step"]
+    return [System("bilingual", gathered, config=configs, checkpoint_step=steps)]
+
+
+def _facts(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> dict[str, str]:
+    about = run_folder.read(prepare.run_folder(experiment))
+    facts = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "machine": about["machine"],
+        "versions": ", ".join(f"{k} {v}" for k, v in about["versions"].items()),
+        "steps": str(experiment.training.total_steps),
+        "seed": str(experiment.training.seed),
+        "corpus": f"{cache.fingerprint[:16]}, {json.dumps(cache.manifest['identity']['source'])}",
+    }
+    if found:
+        latest = max(found.values(), key=lambda one: one.result["gain_last_quarter"])
+        cut = [one.language for one in found.values() if not one.result["stopped_early"]]
+        facts["bilingual models"] = (
+            "one a language pair (both directions), trained until dev chrF stopped rising"
+            + (f" (ended at the most steps: {', '.join(cut)})" if cut else "")
+            + "; in the last quarter of the steps it rose by at most "
+            f"{latest.result['gain_last_quarter']:.1f} ({latest.language})"
+        )
+    return facts

@@ -1,0 +1,84 @@
+"""`m4 train`: the model, from its latest checkpoint."""
+
+from pathlib import Path
+
+from m4.data.cache.cache import Cache
+from m4.data.samplers.learned import Learned
+from m4.data.stream import mixture
+from m4.data.stream.stream import Stream
+from m4.eval.decoding.testsets import train_pairs
+from m4.experiment import Experiment
+from m4.jobs import prepare
+from m4.parallel import distributed
+from m4.progress import ProgressBar
+from m4.storage.checkpoints import latest_step
+from m4.train.dev import dev_loss
+from m4.train.sampling import LearnedSampling
+from m4.train.trainer import Evaluator
+
+
+def train(experiment: Experiment, *, dense: bool = False) -> Path:
+    """Trains the model (or, `dense`, the same without experts); returns its folder.
+
+    A folder that has as many steps already is left as it is, with a line that says so.
+
+    Raises:
+        SettingError: sizes that cannot be, before the corpus is built.
+        m4.train.trainer.Interrupted: Ctrl-C or SIGTERM; the step is saved.
+    """
+    training = experiment.training
+    folder = prepare.model_folder(experiment, dense)
+    if dense:
+        experiment = experiment.dense()
+    mesh = prepare.check_sizes(experiment)
+    cache = prepare.open_corpus(experiment)
+    latest = distributed.on_primary_then_broadcast(
+        "checkpoints", lambda: latest_step(folder / "checkpoints")
+    )
+    if latest is not None and latest >= training.total_steps:
+        if distributed.is_primary():
+            print(
+                f"already at step {latest}, nothing to train to {training.total_steps} "
+                f"(TRAIN_STEPS): {folder}"
+            )
+        return folder
+    model = prepare.model_for(experiment, cache)
+    stream = prepare.training_stream(experiment, cache)
+    trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes)
+    with ProgressBar("train dense" if dense else "train", training.total_steps) as bar:
+        trainer.run(
+            folder,
+            stream,
+            evaluators=[
+                Evaluator(
+                    training.dev_period,
+                    dev_loss(cache, stream, model, mesh, training.dev_pairs),
+                )
+            ],
+            sampling=_learned(experiment, cache, stream),
+            groups=prepare.levels_of(experiment, cache),
+            note={
+                "vocabulary": cache.vocabulary.fingerprint,
+                "corpus": cache.fingerprint,
+                "train_pairs": train_pairs(cache),
+                "manifest": cache.summary(),
+            },
+            progress=bar,
+        )
+    return folder
+
+
+def _learned(experiment: Experiment, cache: Cache, stream: Stream) -> LearnedSampling | None:
+    """Where the sampler learns: what joins it to the stream."""
+    data, training = experiment.data, experiment.training
+    if not isinstance(data.sampler, Learned):
+        return None
+    start = data.sampler(mixture.sizes(cache, data.sample_by))
+    unit = mixture.units(cache, data.sample_by)
+    return LearnedSampling(
+        data.sampler,
+        start,
+        lambda rates: mixture.pair_rates(rates, unit),
+        stream,
+        {"Training.dev_period": training.dev_period, "Training.dev_pairs": training.dev_pairs},
+    )

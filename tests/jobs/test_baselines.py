@@ -1,0 +1,256 @@
+"""Bilingual baselines in their pool of processes: trained once for the same text and settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import optax
+import pytest
+
+from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec
+from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.experiment import Baselines, Data, Decoding, Experiment, Training
+from m4.jobs import baselines, bilingual, prepare
+from m4.jobs.baselines import Finished
+from m4.model.transformer import Transformer
+from m4.parallel.cpus import available_cpus
+from m4.settings import SettingError
+from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.files import read_jsonl
+from m4.train.average import averaged
+from m4.train.early_stopping import EarlyStopping
+from m4.train.optimizer import adamw, muon, rsqrt
+from tests.data.corpus import Made
+
+SIZES = {"gl": 60, "de": 90}
+SCHEDULE = functools.partial(rsqrt, peak=1.2e-2, warmup_steps=2, hold_steps=4)
+TRAINING = Training(
+    total_steps=4,
+    batch_size=8,
+    optimizer=functools.partial(
+        averaged, optimizer=functools.partial(muon, matrix_rate=5 / 3, schedule=SCHEDULE)
+    ),
+    dev_period=2,
+    checkpoint_period=1000,
+    keep_checkpoints=1,
+    log_period=50,
+    tensorboard=False,
+    early_stopping=EarlyStopping(patience=9, min_delta=0.75),
+)
+MODEL = functools.partial(
+    Transformer,
+    width=16,
+    heads=2,
+    head_width=8,
+    mlp_width=32,
+    encoder_layers=1,
+    decoder_layers=1,
+    dropout_rate=0.0,
+    absolute_positions=True,
+)
+# baselines.FORMAT; what the four steps had on average: loss, norm of the gradients; and the norm of
+# the last average.
+PINNED = (5, (5.683630, 0.826062), 26.32182)
+
+
+class Made8(Made):
+    """With eight test sentences: decoding is not what is tested here."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        super().__init__(sizes, held_out=8)
+
+
+def experiment_in(
+    folder: Path,
+    kept: Path,
+    sizes: Mapping[str, int] = SIZES,
+    training: Training = TRAINING,
+    **changes: Any,
+) -> Experiment:
+    """A multilingual experiment in `folder` whose baselines, of `training`, are in `kept`."""
+    data = Data(CorpusSpec(Made8(dict(sizes)), vocabulary_size=320))
+    of_a_pair = Data(CorpusSpec(Made8(dict(sizes)), vocabulary_size=300))
+    one = Experiment("unused", of_a_pair, training, MODEL, vocabulary_multiple=8)
+    one = dataclasses.replace(one, **{k: v for k, v in changes.items() if k == "model"})
+    return Experiment(
+        str(folder),
+        data,
+        Training(8, 8, adamw),
+        decoding=changes.get("decoding", Decoding(2, 0.6, 128, 8, 40)),
+        baselines=Baselines(one, one, one, str(kept)),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Path, Path, dict[str, Finished]]]:
+    """(the run's folder, the baselines', what is in it)."""
+    run, kept = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("baselines")
+    with pytest.MonkeyPatch.context() as environment:
+        one_process(environment, kept)
+        yield run, kept, baselines.baselines(experiment_in(run, kept))
+
+
+def one_process(environment: pytest.MonkeyPatch, kept: Path) -> None:
+    """Several are in tests/test_end_to_end.py; one compiles once."""
+    environment.setenv("JAX_NUM_CPU_DEVICES", "1")
+    environment.setenv("JAX_COMPILATION_CACHE_DIR", str(kept / "programs"))
+    environment.setattr(baselines, "available_cpus", lambda: available_cpus()[:1])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What would be trained: nothing is."""
+    asked: list[str] = []
+    monkeypatch.setattr(baselines, "_run", lambda plans, *_: asked.extend(plans))
+    monkeypatch.setattr(baselines, "find_baselines", lambda *_: {})
+    return asked
+
+
+@pytest.mark.slow
+def test_each_language_has_a_model_and_its_translations(trained) -> None:
+    _, folder, found = trained
+    assert list(found) == list(SIZES)
+    for language, baseline in found.items():
+        assert baseline.folder.parent == folder
+        assert baseline.folder.name.startswith(f"{language}.")
+        for direction in (f"en-{language}", f"{language}-en"):
+            assert len(read_jsonl(baseline.folder / "decodes" / f"test.{direction}.jsonl")) == 8
+        result = json.loads((baseline.folder / "result.json").read_text())
+        assert result == baseline.result
+        assert result["note"]["step"] == 4
+        assert result["note"]["best_step"] in (2, 4)
+        assert not result["stopped_early"]  # but at the most steps
+        assert result["identity"]["model"]["width"] == 16
+        assert result["parameters"] > 5000
+        assert set(result["epochs"]) == {f"en-{language}", f"{language}-en"}
+
+
+@pytest.mark.slow
+def test_languages_share_one_compiled_step(trained) -> None:
+    _, folder, found = trained
+    # What was compiled is kept by its text: a second step would be a second file.
+    assert len(found) == 2
+    assert len(list((folder / "programs").glob("jit_train_step-*-cache"))) == 1
+
+
+@pytest.mark.slow
+def test_the_format_is_raised_with_every_change_of_what_is_trained(trained) -> None:
+    run, kept, found = trained
+    rows = read_jsonl(found["gl"].folder / "metrics.jsonl")
+    (about,) = ((row["loss"], row["gradient_norm"]) for row in rows if "loss" in row)
+    number, pinned, pinned_norm = PINNED
+    assert number == baselines.FORMAT
+    levels = experiment_in(run, kept).baselines
+    assert levels is not None
+    model = prepare.model_for(levels.low, Cache(found["gl"].folder / "data"))
+    folder = found["gl"].folder / "checkpoints"
+    # Its average, not its best: of two evaluations of next to nothing either may be that.
+    wanted = {"average": shapes(restore_params(model, folder)[0])}
+    average = Checkpoints(folder, read_only=True).restore(4, wanted)["average"]
+    norm = float(optax.tree.norm(average))
+    # Another momentum of Muon moves the loss by 4e-5 already.
+    assert about == pytest.approx(pinned, rel=1e-5), (
+        "the same settings train another model: raise FORMAT in m4/jobs/baselines.py, pin again"
+    )
+    assert norm == pytest.approx(pinned_norm, rel=1e-5), "another average: as above"
+
+
+@pytest.mark.slow
+def test_training_ends_when_dev_does_not_rise_enough(
+    trained, tmp_path, monkeypatch, capsys
+) -> None:
+    _, kept, _ = trained
+    # The first evaluation is a rise, from nothing; none after it is one of 1,000 chrF.
+    training = dataclasses.replace(
+        TRAINING, total_steps=6, early_stopping=EarlyStopping(patience=1, min_delta=1000.0)
+    )
+    one_process(monkeypatch, kept)
+    found = baselines.baselines(experiment_in(tmp_path, kept, {"gl": 60}, training))
+    assert found["gl"].result["note"]["step"] == 4
+    assert found["gl"].result["stopped_early"]
+    # The two steps that were not needed are no part of the total.
+    last = capsys.readouterr().out.replace("\r", "\n").splitlines()[-1]
+    assert last.startswith("bilingual baselines: 4/4 steps  1/1 models")
+
+
+@pytest.mark.slow
+def test_what_is_there_is_reused_without_a_process(trained, asked) -> None:
+    run, kept, _ = trained
+    baselines.baselines(experiment_in(run, kept))
+    assert asked == []
+
+
+@pytest.mark.slow
+def test_what_decides_a_baseline_gives_another_folder(trained, asked) -> None:
+    run, kept, _ = trained
+    model = functools.partial(MODEL, dropout_rate=0.3)
+    seeded = dataclasses.replace(TRAINING, seed=1)
+    baselines.baselines(experiment_in(run, kept, model=model))
+    baselines.baselines(experiment_in(run, kept, training=seeded))
+    baselines.baselines(experiment_in(run, kept, decoding=Decoding(4, 0.6, 128, 8, 40)))
+    assert asked == [*SIZES] * 3
+    # How often something is written decides nothing.
+    often = dataclasses.replace(TRAINING, log_period=1, checkpoint_period=2)
+    baselines.baselines(experiment_in(run, kept, training=often))
+    assert asked == [*SIZES] * 3
+
+
+@pytest.mark.slow
+def test_other_languages_of_the_corpus_do_not_matter(trained, tmp_path, asked) -> None:
+    # Another multilingual run: one language more, first in the arrays, and one gone. (Where the
+    # lengths leave pairs out, the vocabulary decides which; here they leave out none.)
+    _, kept, _ = trained
+    baselines.baselines(experiment_in(tmp_path / "more", kept, {"fr": 70, "gl": 60}))
+    assert asked == ["fr"]
+    # Changed text does.
+    baselines.baselines(experiment_in(tmp_path / "fewer", kept, {"gl": 59}))
+    assert asked == ["fr", "gl"]
+
+
+@pytest.mark.slow
+def test_an_unfinished_one_is_not_reused(trained, asked, tmp_path) -> None:
+    # Killed before result.json: everything else may be there.
+    run, _, found = trained
+    half = tmp_path / found["gl"].folder.name
+    (half / "decodes").mkdir(parents=True)
+    baselines.baselines(experiment_in(run, tmp_path))
+    assert asked == [*SIZES]
+
+
+@pytest.mark.slow
+def test_baselines_of_another_version_are_named(trained, asked, tmp_path, capsys) -> None:
+    run, _, _ = trained
+    (tmp_path / "gl.0123456789ab").mkdir()
+    (tmp_path / "gl.0123456789ab" / "result.json").write_text('{"plan": {"format": 4}}')
+    baselines.baselines(experiment_in(run, tmp_path))
+    assert "1 of another version of m4 are not used: gl.0123456789ab" in capsys.readouterr().out
+
+
+def test_a_report_trains_nothing(tmp_path: Path) -> None:
+    experiment = experiment_in(tmp_path / "run", tmp_path / "kept")
+    cache = prepare.open_corpus(experiment)
+    with pytest.raises(ValueError, match=r"no bilingual baseline of gl, de: .* m4 baselines --mod"):
+        baselines.find_baselines(experiment, cache)
+
+
+def test_without_baselines_the_lines_to_add_are_printed(tmp_path: Path) -> None:
+    experiment = dataclasses.replace(experiment_in(tmp_path, tmp_path), baselines=None)
+    with pytest.raises(SettingError, match=r"experiment.Baselines.high = @bilingual/high/exper"):
+        baselines.baselines(experiment)
+
+
+def test_gain_of_the_last_quarter() -> None:
+    # Best of all 12.5; of steps <= 75 % of 400 = 300: 11. Rows of training say nothing of dev.
+    scores = {100: 10.0, 200: 11.0, 300: 10.5, 400: 12.5}
+    rows = [{"step": 50, "nll": 1.0}, *({"step": s, "dev/chrf": c} for s, c in scores.items())]
+    assert bilingual.gain_last_quarter(rows, 400) == 1.5
+    # A single evaluation, at the end: all of it is late.
+    assert bilingual.gain_last_quarter(rows[-1:], 400) == 12.5

@@ -1,0 +1,167 @@
+"""A config is an object: places, scopes, plain values; a saved one is data."""
+
+import functools
+import pickle
+from pathlib import Path
+
+import pytest
+
+import m4
+from m4 import config
+from m4.config import ConfigError
+from m4.experiment import identity
+from tests.command_line import TINY, experiment_of
+
+HERE = "MODEL_DIR = 'x'"
+
+
+def changed(tmp_path: Path, *lines: str) -> Path:
+    """tiny.gin with lines at its end."""
+    path = tmp_path / "changed.gin"
+    path.write_text("\n".join([TINY.read_text(encoding="utf-8"), *lines, ""]), encoding="utf-8")
+    return path
+
+
+def test_a_scope_holds_for_everything_below_it() -> None:
+    experiment = experiment_of(
+        TINY,
+        HERE,
+        "bilingual/low/optimizer.rsqrt.peak = 0.5",
+        "bilingual/transformer.Transformer.width = 24",
+    )
+    assert experiment.baselines is not None
+    found = {level: identity(experiment.baselines.of(level)) for level in ("high", "medium", "low")}
+
+    def peak(level: str) -> float:
+        return found[level]["training"]["optimizer"]["optimizer"]["schedule"]["peak"]
+
+    assert (peak("low"), peak("high")) == (0.5, 1.2e-2)
+    assert {level: one["model"]["width"] for level, one in found.items()} == dict.fromkeys(
+        found, 24
+    )
+    # The multilingual model is not within the scope.
+    assert identity(experiment)["model"]["width"] == 16
+
+
+def test_an_experiment_is_made_of_plain_objects_and_crosses_processes() -> None:
+    experiment = experiment_of(TINY, HERE)
+    assert isinstance(experiment.model, functools.partial)
+    again = pickle.loads(pickle.dumps(experiment))
+    assert identity(again) == identity(experiment)
+
+
+def test_several_configs_in_one_process_do_not_meet() -> None:
+    a = experiment_of(TINY, HERE, "BATCH_SIZE = 4")
+    b = experiment_of(TINY, HERE, "BATCH_SIZE = 16")
+    assert (a.training.batch_size, b.training.batch_size) == (4, 16)
+
+
+def test_a_saved_config_is_the_same_experiment(tmp_path: Path) -> None:
+    made = config.load([TINY], [HERE, "BATCH_SIZE = 4"])
+    experiment = made.experiment()
+    for text in (made.text(), made.operative_text()):
+        (tmp_path / "config.gin").write_text(text, encoding="utf-8")
+        again = config.load([tmp_path / "config.gin"], allowed_modules=())
+        assert identity(again.experiment()) == identity(experiment)
+
+
+def test_an_experiment_made_in_python_has_a_config_too(tmp_path: Path) -> None:
+    experiment = experiment_of(TINY, HERE)
+    text = config.of_experiment(experiment).text()
+    (tmp_path / "config.gin").write_text(text, encoding="utf-8")
+    again = config.load([tmp_path / "config.gin"], allowed_modules=()).experiment()
+    assert identity(again) == identity(experiment)
+
+
+def test_what_may_change_is_what_is_marked_and_all_below_it() -> None:
+    made = config.load([TINY], [HERE, "mesh.make_mesh.data = -1"])
+    made.experiment()
+    assert {"experiment.Training.total_steps", "mesh.make_mesh.data"} <= made.mutable
+    assert "experiment.Decoding.beams" in made.mutable
+    assert "bilingual/optimizer.rsqrt.peak" not in made.settings  # below a level's own scope
+    assert "bilingual/high/optimizer.rsqrt.peak" in made.mutable
+    assert "optimizer.rsqrt.peak" in set(made.settings) - made.mutable
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("optimizer.rsqrt.peek = 1", "optimizer.rsqrt has no parameter peek; did you mean peak?"),
+        ("optimizer.rsqrt.peak = 'x'", "optimizer.rsqrt.peak = 'x': must be a number"),
+        ("TRAIN_STEPS = -1", "experiment.Training.total_steps = -1 (TRAIN_STEPS): must be"),
+        ("BATCH_SIZE = 10000000000000", "(BATCH_SIZE): must be a whole number from 1 to 1,048,576"),
+        ("STEPS = 3", "STEPS is set and nothing uses it; did you mean TRAIN_STEPS?"),
+        ("EVAL_PERIOD = 3", "m4's name is experiment.Training.dev_period"),
+        ("learned.Learned.rate = 1", "the config imports nothing called learned"),
+        (
+            "jobs.Setup.high = 3",
+            "jobs.Setup.high is now experiment.ResourceLevels.high_resource_from",
+        ),
+        ("loop.train.keep = 3", "loop.train.keep is now experiment.Training.keep_checkpoints"),
+        (
+            "cache.prepare.languages = 3",
+            "cache.prepare.languages is now corpus.CorpusSpec.languages",
+        ),
+        ("from m4.train import loop", "m4.train.loop is now m4.train.trainer"),
+        ("optimizer.adamw.schedule = @optimizer.rsquare", "m4.train.optimizer has no rsquare"),
+        ("cldr.Cldr.sizes = {'es': 3]", "cannot be read"),
+        ("cldr.Cldr.sizes = 'x'", "cldr.Cldr.sizes = 'x': must be a dictionary, text to"),
+        ("a/b/c", "cannot be read"),
+    ],
+)
+def test_a_mistake_has_its_file_and_line(tmp_path: Path, line: str, said: str) -> None:
+    path = changed(tmp_path, line)
+    number = path.read_text(encoding="utf-8").splitlines().index(line) + 1
+    with pytest.raises(ConfigError) as raised:
+        experiment_of(path, HERE)
+    assert said in str(raised.value)
+    assert f"{path} line {number}: " in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_includes_itself_is_refused(tmp_path: Path) -> None:
+    path = changed(tmp_path, f"include '{tmp_path / 'changed.gin'}'")
+    with pytest.raises(ConfigError, match=r"changed.gin: includes itself$"):
+        experiment_of(path, HERE)
+
+
+def test_text_for_a_macro_of_text_needs_no_quotes() -> None:
+    assert experiment_of(TINY, "MODEL_DIR = runs/a b").model_dir == "runs/a b"
+    assert experiment_of(TINY, "MODEL_DIR = '7'").model_dir == "7"
+
+
+def test_a_users_module_next_to_the_gin_file_is_found_and_remembered(tmp_path: Path) -> None:
+    (tmp_path / "mine_of_tests.py").write_text(
+        "def halves(sizes):\n    return {name: 1 / len(sizes) for name in sizes}\n"
+    )
+    path = changed(
+        tmp_path, "import mine_of_tests", "experiment.Data.sampler = @mine_of_tests.halves"
+    )
+    made = config.load([path], [HERE])
+    assert made.experiment().data.sampler({"a": 1, "b": 2}) == {"a": 0.5, "b": 0.5}
+    assert made.modules == ["mine_of_tests"]
+    (tmp_path / "config.gin").write_text(made.text(), encoding="utf-8")
+    with pytest.raises(ConfigError, match="allow_module=mine_of_tests"):
+        config.load([tmp_path / "config.gin"], allowed_modules=())
+    allowed = config.load([tmp_path / "config.gin"], allowed_modules=["mine_of_tests"])
+    assert allowed.experiment().data.sampler({"a": 1}) == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["import os", "experiment.Data.about = @os.system()"],
+        ["from os import path as corpus"],
+        ["from m4.parallel import supervise", "supervise.os.system.command = 'touch here'"],
+        ["from m4.storage import files", "experiment.Data.about = @files.write_text()"],
+        ["include '/etc/passwd'"],
+    ],
+)
+def test_a_strangers_run_folder_runs_nothing(tmp_path: Path, lines: list[str]) -> None:
+    """robust against config.gin that imports and calls what it likes."""
+    saved = config.load([TINY], [HERE])
+    saved.experiment()
+    text = "\n".join([saved.text(), *lines])
+    (tmp_path / "config.gin").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"refused|not part of m4|includes no other file"):
+        m4.load(tmp_path)

@@ -14,7 +14,7 @@ try:
 except ImportError:
     numba = None
     warnings.warn(
-        "Numba is not installed: batches are packed in plain Python, some 100 times slower",
+        "Numba is not installed: batches are packed in plain Python, some 300 times slower",
         stacklevel=2,
     )
 

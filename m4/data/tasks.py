@@ -169,14 +169,7 @@ def register(
             f"seqio tasks {prefix}.* are registered for another corpus: give another prefix or "
             f"call tasks.unregister({prefix!r}) first"
         )
-    features = {}
-    for name, path in zip(("inputs", "targets"), paths, strict=True):
-        vocabulary = SharedVocabulary(str(path))
-        if vocabulary.sp_model != path.read_bytes():
-            raise ValueError(
-                f"{path}: was rebuilt since seqio read it, and seqio keeps the first: restart"
-            )
-        features[name] = seqio.Feature(vocabulary=vocabulary, add_eos=True)
+    features: dict[str, Any] = dict(zip(("inputs", "targets"), map(_feature, paths), strict=True))
     directions = {name: directions_of(name, languages) for name in mixtures}
     _REGISTERED[prefix] = meaning
     sources = {code: PairSource(source, code) for code in languages}
@@ -199,6 +192,15 @@ def register(
         names = [task_name(direction, prefix) for direction in of_mixture]
         rates = _Rates(sampler, names, unit)
         seqio.MixtureRegistry.add(f"{prefix}.{name}", names, default_rate=rates)
+
+
+def _feature(path: Path) -> Any:
+    vocabulary = SharedVocabulary(str(path))
+    if vocabulary.sp_model != path.read_bytes():
+        raise ValueError(
+            f"{path}: was rebuilt since seqio read it, and seqio keeps the first: restart"
+        )
+    return seqio.Feature(vocabulary=vocabulary, add_eos=True)
 
 
 def register_cache(

@@ -52,6 +52,8 @@ class Cache:
             raise ValueError(f"{self.folder}: not a cache, it has no manifest.json") from error
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}: damaged, delete the folder: {error}") from error
+        if not isinstance(self.manifest, dict):
+            raise ValueError(f"{path}: damaged, delete the folder: not an object")
         if self.manifest.get("format") != FORMAT:
             raise OtherFormat(
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"

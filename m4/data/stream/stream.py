@@ -79,20 +79,7 @@ class Stream:
         ValueError for a direction without a rate, SettingError for lengths below the longest
         training pair.
         """
-        check_arguments(
-            Stream,
-            {
-                "directions": directions,
-                "seed": seed,
-                "batch_rows": batch_rows,
-                "source_length": source_length,
-                "target_length": target_length,
-                "layout": layout,
-                "widths": widths,
-                "rows_multiple": rows_multiple,
-                "window": window,
-            },
-        )
+        check_arguments(Stream, locals())
         if phases is None:
             phases = temperature(cache.sizes())
         if isinstance(phases, Mapping):

@@ -234,9 +234,10 @@ def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
             build(Made({"gl": 9}), ["gl"], rebuild=rebuild)
     with pytest.raises(ValueError, match="not a cache, it has no manifest"):
         Cache(tmp_path / "c")
-    (tmp_path / "c" / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"manifest\.json: damaged"):
-        Cache(tmp_path / "c")
+    for damaged in ("{", "[]"):
+        (tmp_path / "c" / "manifest.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"manifest\.json: damaged"):
+            Cache(tmp_path / "c")
     (tmp_path / "c" / "manifest.json").write_text(json.dumps({"format": 0}))
     with pytest.raises(ValueError, match=f"cache format 0, this m4 needs {cache.FORMAT}"):
         Cache(tmp_path / "c")

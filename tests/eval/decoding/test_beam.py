@@ -89,7 +89,7 @@ def test_markov_chain(beams, alpha, sequences, scores):
     np.testing.assert_allclose(got_scores, [scores] * 2, atol=1e-5)
 
 
-def test_length_penalty_turns_the_order():
+def test_length_penalty_reorders_hypotheses():
     # EOS .5 or A .5 first, then A .9, A .9, EOS .9 (else B). Log-probabilities: EOS log .5 = -.693;
     # A A A EOS log(.5 * .9^3 = .3645) = -1.009. alpha = 0 prefers the short one; alpha = 1 divides
     # by (5 + 1) / 6 and (5 + 4) / 6: -.693 against -.673.

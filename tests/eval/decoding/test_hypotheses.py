@@ -81,7 +81,7 @@ def test_an_interrupted_run_keeps_what_is_whole(tmp_path):
     assert decode_to_files(Upper(), tmp_path, "dev", PAIRS, {}) == ["en-gl", "en-sr_Latn"]
 
 
-def test_whoever_counts_is_called_the_directions_first(tmp_path):
+def test_starting_gets_the_directions_before_translate_the_sources(tmp_path):
     called: list[Any] = []
 
     def translate(sources):

@@ -95,7 +95,7 @@ def test_without_a_near_language_there_is_no_hint(translator):
     check_language("gl", ["en", "gl"])
 
 
-def test_a_tag_is_not_yet_a_target(pieces, louder):
+def test_a_language_that_was_not_trained_into_is_refused(pieces, louder):
     # A model that was trained into English alone has the other languages' tags all the same.
     model = Transformer(vocab_size=pieces.size)
     translator = Translator(model, {}, pieces, batch_rows=2, languages=["en"])

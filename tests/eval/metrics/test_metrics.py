@@ -66,7 +66,7 @@ def test_paired_difference_is_sacrebleus(metric, sacre, noise):
 
 
 @pytest.mark.parametrize(("metric", "_"), METRICS)
-def test_a_system_is_not_above_itself(metric, _):
+def test_the_difference_to_itself_is_zero(metric, _):
     counted = metric(*corpus(0.3), "en")
     difference = bootstrap.paired_difference(counted, counted)
     assert (difference.delta, difference.low, difference.high) == (0, 0, 0)
@@ -74,7 +74,7 @@ def test_a_system_is_not_above_itself(metric, _):
 
 
 @pytest.mark.parametrize(("metric", "_"), METRICS)
-def test_difference_changes_sign_with_its_sides(metric, _):
+def test_the_difference_changes_sign_when_systems_are_swapped(metric, _):
     good, references = corpus(0.2)
     bad, _unused = corpus(0.5)
     a, b = metric(good, references, "en"), metric(bad, references, "en")

@@ -53,7 +53,7 @@ def made(languages: list[str], experts: int, layers: list[str]) -> atlas.Atlas:
     return atlas.Atlas("train", directions, [*languages, *languages], found)
 
 
-def test_sides_sizes_and_depths_are_in_order(tmp_path: Path) -> None:
+def test_rows_are_ordered_by_group_size_and_depth(tmp_path: Path) -> None:
     names: list[str] = ["decoder_1", "encoder_11", "encoder_3"]
     layers = dict.fromkeys(names, EVEN)
     read = atlas.load(folder_of(tmp_path / "model", layers))

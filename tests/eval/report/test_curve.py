@@ -38,7 +38,7 @@ def test_a_flat_line_is_drawn(value):
     assert "polyline" in curve.svg({"a": [(1, value), (2, value)]}, "nll")
 
 
-def test_without_two_points_there_is_nothing():
+def test_fewer_than_two_points_draw_nothing():
     assert curve.svg({"a": [(1, 1.0)], "b": []}, "nll") == ""
 
 

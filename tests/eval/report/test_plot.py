@@ -76,7 +76,7 @@ def test_any_number_of_languages(languages, sides):
     assert high > languages - 1 - 3 + 3
 
 
-def test_languages_may_be_missing_on_a_side_and_intervals_may_miss_their_point(tmp_path):
+def test_languages_may_lack_a_direction_and_intervals_may_miss_their_point(tmp_path):
     made = [row for row in rows(12) if (row.language, row.side) != ("de", "xx->en")]
     made[0] = replace(made[0], low=made[0].delta + 1, high=made[0].delta + 2)
     plot.plot(made, [tmp_path / "x.png"])

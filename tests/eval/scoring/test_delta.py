@@ -55,7 +55,7 @@ def test_rows(measured):
     assert galician.p_value < 0.05
 
 
-def test_identical_systems_differ_by_nothing(measured):
+def test_identical_systems_have_no_difference(measured):
     rows = [row for row in delta.deltas(measured, TRAIN, "bleu") if row.system == "same"]
     assert {(row.delta, row.low, row.high, row.p_value) for row in rows} == {(0, 0, 0, 1)}
     for mean in delta.averages(rows):

@@ -256,7 +256,7 @@ class Config:
             raise ConfigError(f"{selector} is neither a class nor a function")
         module = getattr(found, "__module__", None) or ""
         # Of m4 its settings alone: a function that writes files is none.
-        ours = module.split(".")[0] == "m4" and (is_checked(found) or module.startswith(_ROOMS))
+        ours = module.split(".")[0] == "m4" and is_checked(found)
         if self._allowed is not None and not ours and module.split(".")[0] not in self._allowed:
             raise ConfigError(f"{selector} is no setting of m4: refused in a saved config")
         self._targets[id(found)] = found
@@ -577,15 +577,6 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_ROOMS = (
-    "m4.data.sources",
-    "m4.data.samplers",
-    "m4.data.cleaning",
-    "m4.model",
-    "m4.train",
-    "m4.parallel.mesh",
-    "m4.eval.metrics",
-)
 
 # Made from their bindings where no line names them.
 _PARTS = (Data, Training, Decoding, Baselines, CorpusSpec, ResourceLevels)

@@ -110,6 +110,13 @@ def check_arguments(configurable: Callable[..., Any], arguments: Mapping[str, An
             check_value(f"{configurable.__qualname__}.{name}", value, annotations[name])
 
 
+def configurable(function: _Configurable) -> _Configurable:
+    """Marks what a config may name although it has no settings of its own: a saved config may refer
+    to nothing that is neither `checked` nor marked."""
+    function.__checked__ = True  # type: ignore[attr-defined]
+    return function
+
+
 def checked(configurable: _Configurable) -> _Configurable:
     """Checks the arguments of a function at every call, or of a dataclass when one is made."""
     if isinstance(configurable, type):

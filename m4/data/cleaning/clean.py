@@ -28,7 +28,7 @@ from m4.data.cleaning.overlap import Overlap
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.skipped import SkippedLines
 from m4.data.sources import Pair, Source
-from m4.settings import SettingError, checked
+from m4.settings import SettingError, checked, configurable
 
 # (reason, language, split, number of the pair, pair), for every training pair that is dropped.
 OnDrop = Callable[[str, str, str, int, Pair], None]
@@ -62,12 +62,14 @@ DEFAULT = Cleaning()
 NOTHING = Cleaning(())
 
 
+@configurable
 def english_overlap() -> Cleaning:
     """No training pair whose English is in a dev or test set, and nothing else: for a corpus that
     is made, not found, such as cldr."""
     return Cleaning([Overlap(sides=["english"])])
 
 
+@configurable
 def thorough(stages: Sequence[CleaningStage] = ()) -> Cleaning:
     """Every stage at its defaults, but duplicates without regard to case, width and spacing; those
     given in `stages` in the place of their kind."""

@@ -12,6 +12,7 @@ import numpy as np
 from m4.data.cleaning import Check, Findings, Opened
 from m4.data.cleaning.chunk import Chunk
 from m4.data.directions import SIDES
+from m4.settings import configurable
 
 # Letters that show nothing.
 _FILLERS = "\u115f\u1160\u3164\uffa0"
@@ -21,6 +22,7 @@ _VISIBLE = re.compile(
 )
 
 
+@configurable
 @dataclass(frozen=True)
 class Empty:
     """Drops a pair with a side of white space and invisible characters only."""

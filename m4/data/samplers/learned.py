@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol
 
 from m4.data.samplers import Planned, Sampler, normalized
 from m4.data.samplers.temperature import temperature
-from m4.settings import Between, SettingError, checked
+from m4.settings import Between, SettingError, checked, configurable
 
 State = dict[str, Any]  # JSON
 
@@ -32,6 +32,7 @@ class Signal(Protocol):
 _DEV = "dev/nll/"
 
 
+@configurable
 def improvement(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
     """By which part the dev loss of each direction fell since the last evaluation: more of what is
     being learned, less of what is known or memorised.
@@ -46,6 +47,7 @@ def improvement(before: Mapping[str, float], now: Mapping[str, float]) -> dict[s
     }
 
 
+@configurable
 def loss(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
     """The dev loss of each direction: more of what is still bad.
 

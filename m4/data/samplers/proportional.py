@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from m4.data.samplers import check_sizes, normalized
+from m4.settings import configurable
 
 
+@configurable
 def proportional(sizes: dict[str, int]) -> dict[str, float]:
     """Rates n / sum of all n: temperature 1, all languages end an epoch at the same step."""
     check_sizes(sizes)

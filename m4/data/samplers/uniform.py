@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from m4.data.samplers import check_sizes
+from m4.settings import configurable
 
 
+@configurable
 def uniform(sizes: dict[str, int]) -> dict[str, float]:
     """Equal rates, whatever the sizes: temperature infinity. Small languages repeat the most."""
     check_sizes(sizes)

@@ -9,6 +9,7 @@ from sacrebleu.metrics.bleu import BLEU, MAX_NGRAM_ORDER
 
 from m4.data.languages import describe, split_code
 from m4.eval.metrics import Statistics
+from m4.settings import configurable
 
 DEFAULT_TOKENIZER = "13a"
 # By ISO 15924 script: where words are not separated by spaces, 13a would count whole clauses as
@@ -39,6 +40,7 @@ def tokenizer(language: str) -> str:
     return known or DEFAULT_TOKENIZER
 
 
+@configurable
 def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Statistics:
     """Corpus BLEU, one reference a sentence. Its counts of a sentence: the two lengths in tokens,
     then correct and total n-grams for n = 1..4.

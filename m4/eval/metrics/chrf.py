@@ -8,8 +8,10 @@ import numpy as np
 from sacrebleu.metrics.chrf import CHRF
 
 from m4.eval.metrics import Statistics
+from m4.settings import configurable
 
 
+@configurable
 def chrf(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Statistics:
     """Corpus chrF2, one reference a sentence; `language` plays no part. Its counts of a sentence:
     n-grams of the hypothesis, of the reference and of both, for n = 1..6 characters."""

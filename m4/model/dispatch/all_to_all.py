@@ -17,10 +17,12 @@ from m4.model.dispatch import layout, own
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
 from m4.parallel.mesh import check_divides, split_axes
+from m4.settings import configurable
 
 Exchange = Callable[[Array, tuple[str, ...]], Array]
 
 
+@configurable
 def all_to_all(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """The same result as `einsum`; one exchange there, one back, each over node x expert.
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from m4.model.experts import Experts
 from m4.model.layers import constrain
 from m4.model.routing import Array, Routing
+from m4.settings import configurable
 
 
 def masks(routing: Routing) -> tuple[Array, Array]:
@@ -18,6 +19,7 @@ def masks(routing: Routing) -> tuple[Array, Array]:
     return combine_GSEC, dispatch_GSEC
 
 
+@configurable
 def einsum(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """Algorithm 2, lines 3-8. Each E-sharded constraint follows a G-sharded one.
 

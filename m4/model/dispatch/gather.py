@@ -17,8 +17,10 @@ import jax.numpy as jnp
 from m4.model.experts import Experts
 from m4.model.layers import constrain
 from m4.model.routing import Array, Routing
+from m4.settings import configurable
 
 
+@configurable
 def gather(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """The same result as `einsum`: y_GSM = sum_K weight * expert(x)."""
     seats = take_places(routing.expert_GSK, routing.seat_GSK, routing.num_experts, routing.capacity)

@@ -15,8 +15,10 @@ from jax import lax
 from m4.model.dispatch.all_to_all import by_exchange
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
+from m4.settings import configurable
 
 
+@configurable
 def hierarchical_all_to_all(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """The same result as `einsum`; two exchanges there, two back; see `all_to_all`.
 

@@ -18,6 +18,7 @@ from m4.model.dispatch.gather import Places, combine, send
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
 from m4.parallel.mesh import split_axes
+from m4.settings import configurable
 
 CPU_WARNING = (
     "ragged: on a CPU lax.ragged_dot is a dense expansion, E times the work and the memory; "
@@ -25,6 +26,7 @@ CPU_WARNING = (
 )
 
 
+@configurable
 def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """The same result as `einsum`, by `lax.ragged_dot` over sorted choices.
 

@@ -1,38 +1,31 @@
-"""Matrix products, and their gradients, written so that XLA's CPU library is fast.
+"""Matrix products whose weight's gradient is written so that XLA's CPU library is fast.
 
-The weight's gradient is x^T dy. Automatic differentiation writes it as (dy^T x)^T, which takes up
-to twice the time; so does the input's, dy w^T, where few rows meet a large weight, and x w itself
-where that weight is an expert's. (docs/performance.md, "Matrix products".)
+Automatic differentiation writes x^T dy as (dy^T x)^T, which takes up to twice the time on a CPU
+(docs/performance.md, "Matrix products").
 """
-
-import math
 
 import jax
 import jax.numpy as jnp
 
 Array = jax.Array
 
-# Numbers of an expert's weight from which on x^T is written down: faster with 2048 x 512, slower
-# with 1024 x 256 (docs/performance.md, "Matrix products").
-_LARGE = 2**20
-
 _CACHE_LINE = 64  # bytes
 
 
 @jax.custom_vjp
-def product(x: Array, w_KN: Array) -> Array:
-    """x [..., K] times w [K, N] -> [..., N]."""
-    return jnp.dot(x, w_KN)
+def product(x: Array, w_MF: Array) -> Array:
+    """x [..., M] times w [M, F] -> [..., F]."""
+    return jnp.dot(x, w_MF)
 
 
-def _product_forward(x: Array, w_KN: Array):
-    return jnp.dot(x, w_KN), (x, w_KN)
+def _product_forward(x: Array, w_MF: Array):
+    return jnp.dot(x, w_MF), (x, w_MF)
 
 
 def _product_backward(saved, d: Array):
-    x, w_KN = saved
+    x, w_MF = saved
     rows_x, rows_d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
-    return input_gradient(d, w_KN), weight_gradient(rows_x, rows_d)
+    return input_gradient(d, w_MF), weight_gradient(rows_x, rows_d)
 
 
 product.defvjp(_product_forward, _product_backward)
@@ -41,22 +34,7 @@ product.defvjp(_product_forward, _product_backward)
 @jax.custom_vjp
 def expert_product(x_EGCM: Array, w_EMF: Array) -> Array:
     """Each expert's rows times its own matrix: [E, G, C, M], [E, M, F] -> [E, G, C, F]."""
-
-    def as_it_comes(x_EGCM: Array, w_EMF: Array) -> Array:
-        return jnp.einsum("EGCM,EMF->EGCF", x_EGCM, w_EMF)
-
-    # Measured to be faster where w is large.
-    def written_down(x_EGCM: Array, w_EMF: Array) -> Array:
-        E, G, C, M = x_EGCM.shape
-        x_EMR = jax.lax.optimization_barrier(jnp.swapaxes(x_EGCM.reshape(E, G * C, M), 1, 2))
-        result_ERF = jax.lax.dot_general(x_EMR, w_EMF, (((1,), (1,)), ((0,), (0,))))
-        return result_ERF.reshape(E, G, C, -1)
-
-    _, G, C, _ = x_EGCM.shape
-    _, M, F = w_EMF.shape
-    if M * F < _LARGE or not _few_rows(G * C, M, F):
-        return as_it_comes(x_EGCM, w_EMF)
-    return jax.lax.platform_dependent(x_EGCM, w_EMF, cpu=written_down, default=as_it_comes)
+    return jnp.einsum("EGCM,EMF->EGCF", x_EGCM, w_EMF)
 
 
 def _expert_forward(x_EGCM: Array, w_EMF: Array):
@@ -95,30 +73,16 @@ tied_logits.defvjp(_tied_forward, _tied_backward)
 
 
 def input_gradient(d: Array, w: Array) -> Array:
-    """d w^T: [(E,) ..., N], [(E,) K, N] -> [(E,) ..., K]."""
+    """d w^T: [(E,) ..., F], [(E,) M, F] -> [(E,) ..., M]."""
     batch = tuple(range(w.ndim - 2))  # the experts' axis, if any
-
-    def as_it_comes(d: Array, w: Array) -> Array:
-        dimensions = ((d.ndim - 1,), (w.ndim - 1,)), (batch, batch)
-        return jax.lax.dot_general(d, w, dimensions)
-
-    # XLA's CPU library rearranges the right side. Where rows are few that had better not be w.
-    def turned(d: Array, w: Array) -> Array:
-        dimensions = ((w.ndim - 1,), (d.ndim - 1,)), (batch, batch)
-        result = jax.lax.optimization_barrier(jax.lax.dot_general(w, d, dimensions))
-        return jnp.moveaxis(result, w.ndim - 2, -1)
-
-    rows = math.prod(d.shape[len(batch) : -1])
-    if not _few_rows(rows, *w.shape[-2:]):
-        return as_it_comes(d, w)
-    return jax.lax.platform_dependent(d, w, cpu=turned, default=as_it_comes)
+    return jax.lax.dot_general(d, w, (((d.ndim - 1,), (w.ndim - 1,)), (batch, batch)))
 
 
 def weight_gradient(x: Array, d: Array) -> Array:
-    """x^T d over the rows: [(E,) rows, K], [(E,) rows, N] -> [(E,) K, N]."""
+    """x^T d over the rows: [(E,) S, M], [(E,) S, F] -> [(E,) M, F]."""
 
     def as_it_comes(x: Array, d: Array) -> Array:
-        return jnp.einsum("...RK,...RN->...KN", x, d)
+        return jnp.einsum("...SM,...SF->...MF", x, d)
 
     # XLA's CPU library reads the columns of the wider side. Where its rows are an even number of
     # cache lines, a column's numbers share few of the cache's sets and push each other out: a line
@@ -126,15 +90,11 @@ def weight_gradient(x: Array, d: Array) -> Array:
     def padded(x: Array, d: Array) -> Array:
         widths = [(0, 0)] * (x.ndim - 1) + [(0, line)]
         x = jax.lax.optimization_barrier(jnp.pad(x, widths))
-        return as_it_comes(x, d)[..., :K, :]
+        return as_it_comes(x, d)[..., :M, :]
 
-    rows, K, N = x.shape[-2], x.shape[-1], d.shape[-1]
+    S, M, F = x.shape[-2], x.shape[-1], d.shape[-1]
     line = _CACHE_LINE // x.dtype.itemsize  # numbers in one
-    if K <= N or K % (2 * line) or _few_rows(rows, K, N):
+    few_rows = S * (M + F) < M * F  # fewer numbers in x and d than in the gradient
+    if M <= F or M % (2 * line) or few_rows:
         return as_it_comes(x, d)
     return jax.lax.platform_dependent(x, d, cpu=padded, default=as_it_comes)
-
-
-def _few_rows(rows: int, K: int, N: int) -> bool:
-    """Whether x [rows, K] and y [rows, N], of all devices, have fewer numbers than w [K, N]."""
-    return rows * (K + N) < K * N

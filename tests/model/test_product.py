@@ -1,16 +1,14 @@
-"""The products' hand-written gradients are those of the plain einsums, in both branches."""
+"""The products' hand-written gradients are those of the plain einsums."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.model import product as products
 from m4.model.product import expert_product, product, tied_logits
 
 # More columns than rows of the weight, and fewer, also with an even number of cache lines a row
-# (64 numbers are 4 in float32, 2 in bfloat16): the ways of a weight's gradient. The first two with
-# more numbers in the weight than there are in 8 rows: the other way of the input's.
+# (64 numbers are 4 in float32, 2 in bfloat16): the ways of a weight's gradient.
 SIDES = [(3, 5), (7, 2), (64, 2), (40, 50), (50, 40)]
 
 
@@ -34,10 +32,8 @@ def test_product(K, N):
     )
 
 
-@pytest.mark.parametrize("large", [products._LARGE, 0])
 @pytest.mark.parametrize(("M", "F"), SIDES)
-def test_expert_product(monkeypatch, M, F, large):
-    monkeypatch.setattr(products, "_LARGE", large)  # 0: forward too, few rows have another way
+def test_expert_product(M, F):
     x, w, direction = drawn((3, 2, 4, M), (3, M, F), (3, 2, 4, F))
     plain = lambda x, w: jnp.einsum("EGCM,EMF->EGCF", x, w)  # noqa: E731
     assert_same_with_gradients(expert_product, plain, x, w, direction)

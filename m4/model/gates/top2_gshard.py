@@ -124,8 +124,7 @@ def route(
     else:
         coin_GS = jnp.full(mask_GS.shape, policy != "none")
     asks_GS = mask_GS if paper_seat else mask_GS & coin_GS  # line 22 counts everyone
-    # Seats of full experts are not carried over: the first pass took at most C of them.
-    seat2_GS, _ = take_seats(second_GS, asks_GS, jnp.minimum(count1_GE, capacity), num_experts)
+    seat2_GS, _ = take_seats(second_GS, asks_GS, count1_GE, num_experts)
     has2_GS = asks_GS & coin_GS & (seat2_GS < capacity)
 
     if normalize == "after":

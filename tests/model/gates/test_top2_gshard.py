@@ -187,6 +187,17 @@ def test_underflown_probabilities_never_choose_an_expert_twice():
     assert at_once(top2_gshard, tokens, 3, seats(1)).expert_GSK.tolist() == [[[0, 2]]]
 
 
+def test_a_full_expert_takes_no_second_choice():
+    """First choices count towards an expert's buffer also where they did not fit."""
+    # Three tokens like expert 0 best, the fourth has it as its second choice.
+    logits = [[[9.0, 1.0, 0.0], [9.0, 0.0, 1.0], [9.0, 1.0, 0.0], [1.0, 9.0, 0.0]]]
+    for capacity in (1, 2, 3, 4):
+        routing = at_once(top2_gshard, tokens_of(logits), 3, seats(capacity))
+        at_expert_0 = routing.seat_GSK[routing.expert_GSK == 0]  # by token, then by choice
+        wanted = [position if position < capacity else -1 for position in range(4)]
+        assert at_expert_0.tolist() == wanted
+
+
 def test_the_policy_is_random_in_training_only():
     logits = np.tile([[[1.0, -1.0]]], (1, 64, 1))  # g2 = 1 / (1 + e^2) = .119
 

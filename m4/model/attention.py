@@ -11,7 +11,7 @@ from flax.linen import partitioning
 from m4.model.layers import Array, constrain, kernel_init
 from m4.model.product import product
 
-# Large and finite: a row that may look nowhere (padding) stays finite instead of becoming NaN.
+# Large and finite: a row that may attend to nothing (padding) stays finite instead of becoming NaN.
 NEGATIVE = -1e10
 
 
@@ -165,7 +165,7 @@ class Attention(nn.Module):
         length = k_BNQD.shape[2]
         if not allocated:
             return k_BNQD, v_BNQD, jnp.tril(jnp.ones((length, length), bool))[None]
-        assert length == 1, "decoding goes one position at a time"
+        assert length == 1, "decoding continuese position at a time"
         at = index.value
         keys.value = jax.lax.dynamic_update_slice_in_dim(keys.value, k_BNQD, at, axis=2)
         values.value = jax.lax.dynamic_update_slice_in_dim(values.value, v_BNQD, at, axis=2)

@@ -13,7 +13,7 @@ Array = jax.Array
 
 
 class _Auction(NamedTuple):
-    """cost_S: what has been bid for a token so far. bidder_S: who holds it; -1: nobody."""
+    """cost_S: what has been bid for a token so far. bidder_S: who holds it; -1: none."""
 
     round: Array
     cost_S: Array
@@ -36,7 +36,7 @@ def auction(
         raises: the least raise of a bid is the range of a group's scores divided by this.
             (fairseq: 50.)
         holding: in least raises, what a round costs a token that stays with its holder. It makes
-            tokens that nobody has cheaper than the others: 0 is exact to S least raises and slow.
+            tokens without an expert cheaper than the others: 0 is exact to S least raises and slow.
             (fairseq: 1.)
         max_rounds: after so many, tokens without a bidder go where places are left. (fairseq goes
             on with rising prices and without holders after 100.)
@@ -97,7 +97,7 @@ def _assign(
 
 
 def _fill(expert_S: Array, num_experts: int) -> Array:
-    """Gives tokens that nobody has (-1), and those beyond an expert's share, the free places."""
+    """Gives tokens without an expert (-1), and those beyond an expert's share, the free places."""
     share = expert_S.shape[0] // num_experts
     of_SE = jax.nn.one_hot(expert_S, num_experts, dtype=jnp.int32)
     before_S = jnp.sum((jnp.cumsum(of_SE, axis=0) - of_SE) * of_SE, axis=1)

@@ -26,7 +26,7 @@ class Experts:
 
     Attributes:
         inward: one [E, M, F] an activation. outward: [E, F, M].
-        keep_EG1F: dropout's factors (0 or 1 / (1 - rate)), one for all seats of an expert's group,
+        keep_EG1F: dropout's factors (0 or 1 / (1 - rate)), one for all slots of an expert's group,
             as `dropout` has one for all positions of a row; None: no dropout.
         activations: see `m4.model.ffn.activate`.
     """
@@ -85,7 +85,7 @@ class ExpertParameters(nn.Module):
         if self.dropout_rate and not deterministic:
             ones = jnp.ones((self.num_experts, groups, 1, self.width), self.dtype)
             keep_EG1F = nn.Dropout(self.dropout_rate)(ones, deterministic=False)
-            # In parts: as a whole, E * G * F numbers, it can be larger than all else.
+            # Sharded: whole, E * G * F numbers, it can be larger than all else.
             keep_EG1F = constrain(keep_EG1F, ("expert", "expert_group", None, "expert_mlp"))
         return Experts(
             tuple(kernel.astype(self.dtype) for kernel in kernels),

@@ -41,10 +41,10 @@ ROUTER_INITS = {
 class MoeLayer(nn.Module):
     """A mixture of experts in place of a feed-forward layer: x_BLM -> y_BLM.
 
-    Tokens without a seat get 0 (the residual connection carries them). Sown into `intermediates`
+    Tokens without a slot get 0 (the residual connection carries them). Sown into `intermediates`
     are T5X's five metrics, the gate's own and, with `directions`, who went where: `seated_DE`,
-    seated choices by translation direction and expert; where nobody says whose the tokens are
-    (decoding), `chosen_BLK`, the expert of each choice, -1 without a seat, for the caller to count.
+    assigned choices by translation direction and expert; where directions are unknown
+    (decoding), `chosen_BLK`, the expert of each choice, -1 without a slot, for the caller to count.
 
     Attributes:
         num_experts: E.
@@ -52,11 +52,11 @@ class MoeLayer(nn.Module):
             "linear"), Mixtral's SwiGLU. dropout_rate: within the experts. In a `Transformer` None
             is the model's own; elsewhere these three must be given.
         group_tokens: largest S; the largest divisor of B*L up to it is used. 0: one group.
-        train_capacity_factor: times K*S/E seats an expert (`routing.expert_capacity`).
+        train_capacity_factor: times K*S/E slots an expert (`routing.expert_capacity`).
         eval_capacity_factor, decode_capacity_factor: the same outside training, for whole
             sentences and in decoding one position after the other; None never drops a token, so
             that a sentence's translation does not depend on its batch.
-        capacity_rule: how a fraction of a seat is rounded (`routing.CAPACITY_RULES`).
+        capacity_rule: how a fraction of a slot is rounded (`routing.CAPACITY_RULES`).
         gate: the router (`m4.model.gates`).
         dispatch: how tokens reach their experts and come back (`m4.model.dispatch`).
         causal: in a decoder; gates that look at later tokens refuse.
@@ -184,26 +184,26 @@ class MoeLayer(nn.Module):
         return Table(self.vocab_size, make, name=name)()
 
     def _sow(self, routing: Routing, tokens: Tokens) -> None:
-        seated = jnp.sum(routing.seat_GSK >= 0)
-        seats = routing.num_experts * routing.capacity * routing.seat_GSK.shape[0]
+        assigned = jnp.sum(routing.position_GSK >= 0)
+        slots = routing.num_experts * routing.capacity * routing.position_GSK.shape[0]
         values = {
             # T5X averages exactly these five (its MoeEncoderDecoderModel refuses without them).
             "auxiliary_loss": routing.aux_loss,
             "router_z_loss": routing.z_loss,
             "fraction_tokens_left_behind": routing.metrics["nowhere"],
-            "expert_usage": seated / seats,
-            "router_confidence": jnp.sum(routing.weight_GSK) / jnp.maximum(seated, 1),
+            "expert_usage": assigned / slots,
+            "router_confidence": jnp.sum(routing.weight_GSK) / jnp.maximum(assigned, 1),
             **routing.metrics,
         }
         for name, value in values.items():
             self.sow("intermediates", name, jnp.asarray(value, jnp.float32))
 
     def _sow_choices(self, routing: Routing, language_GS: Array) -> None:
-        seated_GSK = routing.seat_GSK >= 0
+        assigned_GSK = routing.position_GSK >= 0
         # On CPUs quicker than the product of one-hots, which writes [tokens, D * E].
         D, E = self.directions, self.num_experts
         cell_GSK = language_GS[..., None] * E + routing.expert_GSK
-        cell_J = jnp.where(seated_GSK, cell_GSK, D * E).reshape(-1)  # D*E is outside: not counted
+        cell_J = jnp.where(assigned_GSK, cell_GSK, D * E).reshape(-1)  # D*E is outside: not counted
         count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
         self.sow("intermediates", "seated_DE", count_J.reshape(D, E))
 
@@ -317,7 +317,7 @@ def group_size(tokens: int, largest: int) -> int:
     return next(size for size in range(largest, 0, -1) if tokens % size == 0)
 
 
-# Sown beside the metrics: counts, which have no mean.
+# Sown next to the metrics: counts, which have no mean.
 CHOICES = ("seated_DE",)
 
 

@@ -1,10 +1,10 @@
-"""A stack as a pipeline (GPipe, Huang et al. 2019, arXiv 1811.06965): its layers lie in order over
-the stages, and rows pass through in parts.
+"""A stack as a pipeline (GPipe, Huang et al. 2019, arXiv 1811.06965): its layers are in order split
+over the stages, and rows pass through as microbatches.
 
 A stage is the devices at one place of the mesh axis "stage", with layers / stages consecutive
 layers. The rows of each of its devices are cut in m microbatches. At tick t, stage s works on
 microbatch t - s and hands it on to stage s + 1 (a collective-permute): after m + stages - 1 ticks
-all are through. At stages - 1 ticks a stage has none: it computes on what lies there, which never
+all are through. At stages - 1 ticks a stage has none: it computes on what it holds, which never
 arrives anywhere.
 
 Parameters are those of the scanned stack (`m4.model.blocks.scanned`): the axis "layers" is split
@@ -108,7 +108,7 @@ def about(mesh: Mesh | AbstractMesh, model: Stacks) -> dict[str, float]:
 
 
 def _rows_over(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """The axes that rows lie over, apart from the stages."""
+    """The axes that rows are sharded over, apart from the stages."""
     return tuple(axis for axis in split_axes(mesh, "batch") if axis != STAGE)
 
 
@@ -124,15 +124,15 @@ def spread(x: Array, axes: tuple[str | None, ...]) -> Array:
 
 
 class Sides(NamedTuple):
-    """What the layers are given beside x, sorted by how it comes to the stages.
+    """What the layers are given in addition to x, sorted by how it comes to the stages.
 
     Attributes:
         shared: the same for all rows (relative biases).
         here: [rows, ...] without a gradient (masks). Every stage has them whole and takes those of
-            its microbatch: they are made of token ids, which lie at every stage, so nothing is
+            its microbatch: they are made of token ids, which every stage has, so nothing is
             sent.
         moving: [rows, ...] with a gradient (the encoder's output, for the decoder). They move along
-            with their microbatch, beside work. To gather them at every stage would send half the
+            with their microbatch, during work. To gather them at every stage would send half the
             bytes, but all before the first tick, where nothing else can go on, and sum their
             gradients over the stages after the last one.
     """
@@ -171,11 +171,11 @@ def pipelined(
     Args:
         stack: a bound scan of dense layers (`m4.model.blocks.scanned`). policy: of `REMAT`.
         dropout_key: of this stack; every layer and microbatch, on every part of the mesh that has
-            other rows, draws with a key of its own.
+            other rows, draws with a separate key.
 
     All axes of the mesh but "model" are manual here, for weights too: a weight's gradient is summed
     over the copies of its stage once a step, where the partitioner would do it at every tick; and
-    weights in parts (`Training.fsdp_axes`) are gathered once a step, those of one stage at a time.
+    sharded weights (`Training.fsdp_axes`) are gathered once a step, those of one stage at a time.
     """
     mesh = jax.sharding.get_abstract_mesh()
     copies, m = _rows_over(mesh), microbatches
@@ -253,7 +253,7 @@ def schedule(work, rows, m: int):
     held = jax.tree.map(lambda a: a[0], rows)
     (waiting, _), _ = lax.scan(tick, (rows, held), jnp.arange(m + G - 1))
     # Microbatch s k + i came out at tick s k + i + G - 1, into place (i + G - 1) mod k, which has
-    # moved on G - 1 - s times since: it lies at stage s.
+    # moved on G - 1 - s times since: it is at stage s.
     return jax.tree.map(lambda a: jnp.roll(a, -(G - 1), axis=0), waiting)
 
 

@@ -1,4 +1,4 @@
-"""What a gate decides: which expert, which seat, which weight; how many seats there are.
+"""What a gate decides: which expert, which slot, which weight; how many slots there are.
 
 A gate plans and does not carry: it returns a `Routing`, and a transport in `m4.model.dispatch`
 moves the tokens. All of it is float32 and int32, whatever the model's type: a cumulative sum in
@@ -24,18 +24,18 @@ class Routing:
 
     Attributes:
         expert_GSK: the expert of each choice, int32 in [0, E); a token's choices differ.
-        seat_GSK: its place in that expert's buffer of its group, int32 in [0, C); -1: no seat.
-        weight_GSK: what the expert's output is multiplied by, float32 in [0, 1]; 0 without a seat.
-        num_experts: E. capacity: C, seats a (group, expert).
+        position_GSK: its place in that expert's buffer of its group, int32 in [0, C); -1: no slot.
+        weight_GSK: what the expert's output is multiplied by, float32 in [0, 1]; 0 without a slot.
+        num_experts: E. capacity: C, slots a (group, expert).
         aux_loss: scalar, the gate's balance loss; its scale is in the gate's docstring.
         z_loss: scalar, mean of logsumexp(logits)^2 over real tokens.
         metrics: scalars (and `load_E`) to look at; averaged over layers by the trainer.
         shortcut: (use, plan): where the scalar `use` is True, `plan` gives the same result with
-            fewer seats or choices. For gates with phases: one program has the shapes of all.
+            fewer slots or choices. For gates with phases: one program has the shapes of all.
     """
 
     expert_GSK: Array
-    seat_GSK: Array
+    position_GSK: Array
     weight_GSK: Array
     aux_loss: Array
     z_loss: Array
@@ -68,7 +68,7 @@ class Tokens:
         score: see `Score`.
         mask_GS: True for real tokens; padding is given, never guessed.
         ids_GS: token ids (hash routing); the input ids of the layer's stack.
-        language_GS: the direction that each token belongs to, int32; None where nobody knows.
+        language_GS: the direction that each token belongs to, int32; None where unknown.
         step: training steps done, int32 scalar; None outside training.
         rng: a key, or None for deterministic routing.
         table: name, initial values (int) -> table that is kept in the checkpoint, int32.
@@ -88,7 +88,7 @@ class Tokens:
 
 
 Capacity = Callable[[int], int]
-"""Choices a token makes -> seats a (group, expert): the layer's factor and rule, group and E."""
+"""Choices a token makes -> slots a (group, expert): the layer's factor and rule, group and E."""
 
 
 class Gate(Protocol):
@@ -97,31 +97,31 @@ class Gate(Protocol):
     def __call__(self, tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing: ...
 
 
-def _lingvo(seats: float) -> int:
-    return math.ceil(max(int(seats), 4) / 4) * 4
+def _lingvo(slots: float) -> int:
+    return math.ceil(max(int(slots), 4) / 4) * 4
 
 
 CapacityFactor = Annotated[float, Between(0, 1e6, above=True)]
 
-# The exact share K*S*factor/E -> seats. Nobody needs more than S.
+# The exact share K*S*factor/E -> slots. No expert needs more than S.
 CAPACITY_RULES: Mapping[str, Callable[[float], int]] = {
-    # arXiv 2006.16668, section 2.2: C = 2S/E, here with whole seats.
-    "paper": lambda seats: max(math.ceil(seats - 1e-6), 1),  # 55.00000000000001 is 55
+    # arXiv 2006.16668, section 2.2: C = 2S/E, here with whole slots.
+    "paper": lambda slots: max(math.ceil(slots - 1e-6), 1),  # 55.00000000000001 is 55
     # Lingvo, gshard_layers.py 2062-2077: at least 4, a multiple of 4.
     "lingvo": _lingvo,
     # Mesh TensorFlow, moe.py 365-371: rounded down, at least 4.
-    "mesh": lambda seats: max(int(seats), 4),
+    "mesh": lambda slots: max(int(slots), 4),
     # flaxformer, moe_layers.py 175-178: rounded half to even, at least 4.
-    "flaxformer": lambda seats: max(round(seats), 4),
+    "flaxformer": lambda slots: max(round(slots), 4),
     # V-MoE, moe.py 171-198: rounded up, then to a multiple of 4.
-    "vmoe": lambda seats: math.ceil(math.ceil(seats - 1e-6) / 4) * 4,
+    "vmoe": lambda slots: math.ceil(math.ceil(slots - 1e-6) / 4) * 4,
 }
 
 
 def expert_capacity(
     group_tokens: int, num_experts: int, factor: float, choices: int = 2, rule: str = "lingvo"
 ) -> int:
-    """Seats a (group, expert): factor * choices * S / E, rounded by `rule`, never more than S.
+    """Slots a (group, expert): factor * choices * S / E, rounded by `rule`, never more than S.
 
     factor = 1 with two choices is the paper's 2S/E. (Lingvo's and T5X's own factors count both
     choices: theirs of 2.0 is this one of 1.0.)
@@ -130,12 +130,12 @@ def expert_capacity(
     return min(group_tokens, CAPACITY_RULES[rule](exact))
 
 
-def take_seats(
+def take_positions(
     expert_GS: Array, wants_GS: Array, taken_GE: Array, num_experts: int
 ) -> tuple[Array, Array]:
-    """Hands out seats in token order, after those already taken.
+    """Hands out slots in token order, after those already taken.
 
-    Returns position_GS (the seat each wanting token would get, also beyond the capacity) and the
+    Returns position_GS (the slot each wanting token would get, also beyond the capacity) and the
     new taken_GE (counting everyone who wanted). Algorithm 1 lines 9-12 without the loop.
     """
     wants_GSE = jax.nn.one_hot(expert_GS, num_experts, dtype=jnp.int32) * wants_GS[..., None]
@@ -144,17 +144,17 @@ def take_seats(
     return position_GS, taken_GE + wants_GSE.sum(axis=1)
 
 
-def seat_choices(
+def assign_positions(
     expert_GSK: Array,
     wants_GSK: Array,
     num_experts: int,
     capacity: int,
     priority_GS: Array | None = None,
 ) -> Array:
-    """seat_GSK for choices in the order of the papers: all first ones, then all second ones, ...
+    """position_GSK in the order of the papers: all first choices, then all second ones, ...
 
     Within a choice tokens come in their order, or by falling priority_GS (ties: the earlier token).
-    Choices that are not wanted take no seat; those that find their expert full get -1.
+    Choices that are not wanted take no slot; those that find their expert full get -1.
     """
     G, S, K = expert_GSK.shape
     if priority_GS is not None:
@@ -165,13 +165,13 @@ def seat_choices(
         )
     in_order_GJ = jnp.swapaxes(expert_GSK, 1, 2).reshape(G, K * S)
     wants_GJ = jnp.swapaxes(wants_GSK, 1, 2).reshape(G, K * S)
-    nobody_GE = jnp.zeros((G, num_experts), jnp.int32)
-    position_GJ, _ = take_seats(in_order_GJ, wants_GJ, nobody_GE, num_experts)
-    seat_GJ = jnp.where(wants_GJ & (position_GJ < capacity), position_GJ, -1)
-    seat_GSK = jnp.swapaxes(seat_GJ.reshape(G, K, S), 1, 2)
+    empty_GE = jnp.zeros((G, num_experts), jnp.int32)
+    position_GJ, _ = take_positions(in_order_GJ, wants_GJ, empty_GE, num_experts)
+    kept_GJ = jnp.where(wants_GJ & (position_GJ < capacity), position_GJ, -1)
+    position_GSK = jnp.swapaxes(kept_GJ.reshape(G, K, S), 1, 2)
     if priority_GS is not None:
-        seat_GSK = jnp.take_along_axis(seat_GSK, back_GS[..., None], axis=1)
-    return seat_GSK
+        position_GSK = jnp.take_along_axis(position_GSK, back_GS[..., None], axis=1)
+    return position_GSK
 
 
 def balance_loss(
@@ -232,7 +232,7 @@ def router_z_loss(logits_GSE: Array, mask_GS: Array) -> Array:
 
 def make_routing(
     expert_GSK: Array,
-    seat_GSK: Array,
+    position_GSK: Array,
     weight_GSK: Array,
     *,
     mask_GS: Array,
@@ -246,21 +246,21 @@ def make_routing(
     """The plan with the metrics that every gate has.
 
     Args:
-        seat_GSK: -1 where there is none. weight_GSK: only the weights of seated choices count.
-        wants_GSK: choices that asked for a seat.
+        position_GSK: -1 where there is none. weight_GSK: counts for assigned choices only.
+        wants_GSK: choices that asked for a slot.
         logits_GSE: for z-loss and entropy; None for a gate without a router.
         ranked: choices are in the order of preference, so that there is a first and a second one.
     """
-    seated_GSK = seat_GSK >= 0
-    weight_GSK = jnp.where(seated_GSK, weight_GSK, 0.0)
+    assigned_GSK = position_GSK >= 0
+    weight_GSK = jnp.where(assigned_GSK, weight_GSK, 0.0)
     # Shares of the real tokens.
-    metrics = {"nowhere": masked_mean(~jnp.any(seated_GSK, axis=-1), mask_GS)}
+    metrics = {"nowhere": masked_mean(~jnp.any(assigned_GSK, axis=-1), mask_GS)}
     if ranked:
-        metrics["first_overflow"] = masked_mean((wants_GSK & ~seated_GSK)[..., 0], mask_GS)
+        metrics["first_overflow"] = masked_mean((wants_GSK & ~assigned_GSK)[..., 0], mask_GS)
     if ranked and expert_GSK.shape[-1] > 1:
-        metrics["second_overflow"] = masked_mean((wants_GSK & ~seated_GSK)[..., 1], mask_GS)
-        metrics["second_dropped"] = masked_mean(~seated_GSK[..., 1], mask_GS)
-    count_E = count_seated(expert_GSK, seated_GSK, num_experts)
+        metrics["second_overflow"] = masked_mean((wants_GSK & ~assigned_GSK)[..., 1], mask_GS)
+        metrics["second_dropped"] = masked_mean(~assigned_GSK[..., 1], mask_GS)
+    count_E = count_assigned(expert_GSK, assigned_GSK, num_experts)
     metrics["load_E"] = count_E / jnp.maximum(jnp.sum(count_E), 1)
     metrics["dead_experts"] = jnp.sum(count_E == 0).astype(jnp.float32)
     z_loss = jnp.zeros(())
@@ -270,7 +270,7 @@ def make_routing(
         metrics["router_entropy"] = masked_mean(-jnp.sum(jnp.exp(log_GSE) * log_GSE, -1), mask_GS)
     return Routing(
         expert_GSK=expert_GSK.astype(jnp.int32),
-        seat_GSK=seat_GSK.astype(jnp.int32),
+        position_GSK=position_GSK.astype(jnp.int32),
         weight_GSK=weight_GSK.astype(jnp.float32),
         aux_loss=jnp.asarray(aux_loss, jnp.float32),
         z_loss=z_loss,
@@ -280,10 +280,10 @@ def make_routing(
     )
 
 
-def count_seated(expert_GSK: Array, seated_GSK: Array, num_experts: int) -> Array:
-    """Seated choices by expert, int32 [E]."""
+def count_assigned(expert_GSK: Array, assigned_GSK: Array, num_experts: int) -> Array:
+    """Assigned choices by expert, int32 [E]."""
     one_GSKE = jax.nn.one_hot(expert_GSK, num_experts, dtype=jnp.int32)
-    return jnp.sum(one_GSKE * seated_GSK[..., None], axis=(0, 1, 2))
+    return jnp.sum(one_GSKE * assigned_GSK[..., None], axis=(0, 1, 2))
 
 
 def masked_mean(x: Array, mask: Array) -> Array:

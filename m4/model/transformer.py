@@ -39,7 +39,7 @@ class Transformer(nn.Module):
 
     Attributes:
         vocab_size: V, of the one shared vocabulary, or of the targets' own.
-        source_vocab_size: of the sources' own vocabulary, which then has an embedding of its own;
+        source_vocab_size: of the sources' own vocabulary, which then has a separate embedding;
             None: shared.
         width: M. heads: N. head_width: D. mlp_width: F.
         encoder_layers, decoder_layers: depth of each stack.
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
         moe_every: every n-th feed-forward layer is a MoE (2: the second, the fourth, ...).
         activations: ("relu",) or ("gelu", "linear") for gated GELU.
         directions: see `MoeLayer`.
-        absolute_positions: adds sinusoidal positions to the embeddings, beside the relative bias.
+        absolute_positions: adds sinusoidal positions to the embeddings, next to the relative bias.
             T5 has none; but then attention between the stacks must find its alignment by content
             alone, which short runs on little data do not learn in time (docs/model.md).
         scan_layers: the stacks are scans over blocks of `moe_every` layers (m4.model.blocks): they
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
         pipeline_microbatches: with a mesh of several stages, the parts of a device's rows that pass
             through them as a pipeline (m4.model.pipeline); without one it has no effect.
         remat: what the backward pass computes again, a name of `m4.model.blocks.REMAT`.
-        tied_logits: the output projection is the embedding; False gives it a matrix of its own.
+        tied_logits: the output projection is the embedding; False gives it a separate matrix.
         dtype: of the activations; parameters, routing, softmax and logits are float32.
     """
 
@@ -252,7 +252,7 @@ class Transformer(nn.Module):
         """
         source_BL = encoder_input_tokens.astype(jnp.int32)
         input_BT = decoder_input_tokens.astype(jnp.int32)
-        # The input's first token is 0 (T5's start), so padding is told by the target. In decoding
+        # The input's first token is 0 (T5's start), so the target says what is padding. In decoding
         # there is no target: every token is real.
         real_BT = jnp.ones_like(input_BT, bool) if decode else decoder_target_tokens > 0
         cross_mask_BTL = real_BT[:, :, None] & (source_BL > 0)[:, None, :]

@@ -1,4 +1,4 @@
-"""A scanned stack, with and without recomputation, is the same model as its layers in turn."""
+"""A scanned stack, with and without recomputation, is the same model as its unscanned layers."""
 
 import functools
 from typing import Any

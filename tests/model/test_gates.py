@@ -25,11 +25,11 @@ GATES = {
     module.name: getattr(importlib.import_module(f"m4.model.gates.{module.name}"), module.name)
     for module in pkgutil.iter_modules(gates.__path__)
 }
-# Options that move seats, weights or losses; the defaults are tested in any case.
+# Options that move slots, weights or losses; the defaults are tested in any case.
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("switch", {"priority": "probability"}),
     ("topk", {"normalize": True, "batch_priority": True}),
-    ("topk", {"choices": 3, "seat_order": "token"}),
+    ("topk", {"choices": 3, "slot_order": "token"}),
     ("noisy_topk", {"choices": 4}),
     ("sam", {"choices": 1, "paper_scale": True}),
     ("base", {"raises": 50.0, "holding": 1.0}),
@@ -43,13 +43,13 @@ EVERY = {
     },
 }
 G, S, E = 8, 8, 4
-# Gates that decide themselves how many seats there are: whether in training, seats given -> C.
+# Gates that decide themselves how many slots there are: whether in training, slots given -> C.
 OWN_CAPACITY = {
     "base": lambda train, given: S // E if train else S,
     "dense_to_sparse": lambda train, given: S if train else given,
     "expert_choice": lambda train, given: 2 * S // E,
 }
-# Experts choose tokens: a token may be nobody's however many seats there are.
+# Experts choose tokens: a token may have no expert however many slots there are.
 EXPERTS_CHOOSE = {"expert_choice"}
 # Nothing is learnt.
 WITHOUT_ROUTER = {"hash"}
@@ -92,8 +92,8 @@ def tokens_of(seed: int, *, train: bool, key: bool, scale=2.0, mask=None) -> Tok
 
 
 @functools.cache  # one function a number: a program that was compiled with it is found again
-def seats(number: int) -> Capacity:
-    """So many seats, however many choices."""
+def slots(number: int) -> Capacity:
+    """So many slots, however many choices."""
     return lambda choices: number
 
 
@@ -130,14 +130,14 @@ def test_the_folder_has_gates():
 )
 def test_law_plan(gate, seed, capacity, mode):
     tokens = tokens_of(seed, train=mode[0], key=mode[1])
-    routing = gate(tokens, E, seats(capacity))
-    expert, seat, weight = (
-        np.asarray(x) for x in (routing.expert_GSK, routing.seat_GSK, routing.weight_GSK)
+    routing = gate(tokens, E, slots(capacity))
+    expert, slot, weight = (
+        np.asarray(x) for x in (routing.expert_GSK, routing.position_GSK, routing.weight_GSK)
     )
     # Shapes and dtypes.
-    assert expert.shape == seat.shape == weight.shape
+    assert expert.shape == slot.shape == weight.shape
     assert expert.shape[:2] == (G, S)
-    assert (expert.dtype, seat.dtype, weight.dtype) == (np.int32, np.int32, np.float32)
+    assert (expert.dtype, slot.dtype, weight.dtype) == (np.int32, np.int32, np.float32)
     assert routing.aux_loss.shape == routing.z_loss.shape == ()
     assert routing.aux_loss.dtype == routing.z_loss.dtype == jnp.float32
     if name_of(gate) in OWN_CAPACITY:
@@ -146,20 +146,20 @@ def test_law_plan(gate, seed, capacity, mode):
     assert {"nowhere"} <= routing.metrics.keys()
     # Ranges.
     assert ((expert >= 0) & (expert < E)).all()
-    assert ((seat >= -1) & (seat < capacity)).all()
+    assert ((slot >= -1) & (slot < capacity)).all()
     assert ((weight >= 0) & (weight <= 1)).all()
-    assert (weight[seat < 0] == 0).all()
-    # A token's choices are different experts; a seat holds one token at most.
+    assert (weight[slot < 0] == 0).all()
+    # A token's choices are different experts; a slot holds one token at most.
     for g in range(G):
-        seated = [
-            (int(e), int(c)) for e, c in zip(expert[g].flat, seat[g].flat, strict=True) if c >= 0
+        assigned = [
+            (int(e), int(c)) for e, c in zip(expert[g].flat, slot[g].flat, strict=True) if c >= 0
         ]
-        assert len(seated) == len(set(seated))
-    # Padding has no seat.
-    assert (seat[~np.asarray(tokens.mask_GS)] == -1).all()
-    # "nowhere": the share of real tokens without any seat.
+        assert len(assigned) == len(set(assigned))
+    # Padding has no slot.
+    assert (slot[~np.asarray(tokens.mask_GS)] == -1).all()
+    # "nowhere": the share of real tokens without any slot.
     real = np.asarray(tokens.mask_GS)
-    nowhere = ((seat < 0).all(axis=-1) & real).sum() / max(real.sum(), 1)
+    nowhere = ((slot < 0).all(axis=-1) & real).sum() / max(real.sum(), 1)
     np.testing.assert_allclose(routing.metrics["nowhere"], nowhere, atol=1e-6)
 
 
@@ -168,14 +168,14 @@ def test_law_plan(gate, seed, capacity, mode):
 @given(seed=seeds)
 def test_law_unlimited_capacity_drops_nothing(gate, seed):
     tokens = tokens_of(seed, train=False, key=False)
-    full, more = gate(tokens, E, seats(S)), gate(tokens, E, seats(2 * S))
-    seated = np.asarray(full.seat_GSK) >= 0
+    full, more = gate(tokens, E, slots(S)), gate(tokens, E, slots(2 * S))
+    assigned = np.asarray(full.position_GSK) >= 0
     if name_of(gate) in EXPERTS_CHOOSE:  # each its share: as many as the others
-        shares = seated.sum(axis=1)
+        shares = assigned.sum(axis=1)
         np.testing.assert_array_equal(shares, np.broadcast_to(shares[:, :1], shares.shape))
         assert (shares.any(axis=1) == np.asarray(tokens.mask_GS).any(axis=1)).all()
     else:
-        assert seated[np.asarray(tokens.mask_GS)].all()
+        assert assigned[np.asarray(tokens.mask_GS)].all()
     np.testing.assert_array_equal(full.expert_GSK, more.expert_GSK)
     np.testing.assert_array_equal(full.weight_GSK, more.weight_GSK)
 
@@ -185,7 +185,7 @@ def test_law_unlimited_capacity_drops_nothing(gate, seed):
 @given(seed=seeds, train=st.booleans())
 def test_law_without_a_key_deterministic(gate, seed, train):
     tokens = tokens_of(seed, train=train, key=False)
-    same(gate(tokens, E, seats(3)), gate(tokens, E, seats(3)))
+    same(gate(tokens, E, slots(3)), gate(tokens, E, slots(3)))
 
 
 @every_gate
@@ -201,8 +201,8 @@ def test_law_padding_is_invisible(gate, seed):
         score=lambda name, **_: jnp.where(real_GS1, score(name), 9.0),
         ids_GS=jnp.where(tokens.mask_GS, ids_GS, 7),
     )
-    a, b = gate(tokens, E, seats(3)), gate(other, E, seats(3))
-    np.testing.assert_array_equal(a.seat_GSK, b.seat_GSK)
+    a, b = gate(tokens, E, slots(3)), gate(other, E, slots(3))
+    np.testing.assert_array_equal(a.position_GSK, b.position_GSK)
     np.testing.assert_allclose(a.weight_GSK, b.weight_GSK, atol=1e-6)
     np.testing.assert_allclose(a.aux_loss, b.aux_loss, atol=1e-6)
     np.testing.assert_allclose(a.z_loss, b.z_loss, rtol=1e-6)
@@ -216,7 +216,7 @@ def program(name: str, grad: bool):
     """
 
     def total(scores, tokens: Tokens):
-        routing = EVERY[name](replace(tokens, score=lambda name, **_: scores[name]), E, seats(3))
+        routing = EVERY[name](replace(tokens, score=lambda name, **_: scores[name]), E, slots(3))
         return jnp.mean(routing.weight_GSK) + routing.aux_loss + routing.z_loss, routing
 
     if grad:
@@ -232,7 +232,7 @@ def arguments(name: str, tokens: Tokens) -> tuple[dict[str, jax.Array], Tokens]:
         asked.append(name)
         return tokens.score(name)
 
-    jax.eval_shape(lambda: EVERY[name](replace(tokens, score=score), E, seats(3)))
+    jax.eval_shape(lambda: EVERY[name](replace(tokens, score=score), E, slots(3)))
     scores = {name: tokens.score(name) for name in dict.fromkeys(asked)}
     return scores, replace(tokens, score=no_score)
 
@@ -243,7 +243,7 @@ def test_law_gradients_are_finite_and_jit_equals_eager(name):
         tokens = tokens_of(3, train=True, key=True, scale=scale)
         gradients, routing = program(name, grad=True)(*arguments(name, tokens))
         if scale == 1.0:
-            same(EVERY[name](tokens, E, seats(3)), routing, atol=1e-6)
+            same(EVERY[name](tokens, E, slots(3)), routing, atol=1e-6)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((gradients, routing)))
         assert bool(gradients) == (name not in WITHOUT_ROUTER)
         padding_GS = ~np.asarray(tokens.mask_GS)
@@ -260,7 +260,7 @@ def test_law_eight_devices_equal_one(name):
     scores, bare = arguments(name, tokens)
     placed = jax.tree.map(lambda x: jax.device_put(x, rows) if x.ndim else x, (scores, bare))
     eight = program(name, grad=False)(*placed)
-    same(EVERY[name](tokens, E, seats(3)), eight, atol=1e-6)
+    same(EVERY[name](tokens, E, slots(3)), eight, atol=1e-6)
 
 
 NOT_ALLOWED: list[tuple[str, dict[str, Any]]] = [
@@ -291,7 +291,7 @@ NOT_ALLOWED: list[tuple[str, dict[str, Any]]] = [
     ("top2_gshard", {"eval_second_policy": "sampling"}),
     ("topk", {"choices": 5}),
     ("topk", {"choices": True}),
-    ("topk", {"seat_order": "random"}),
+    ("topk", {"slot_order": "random"}),
     ("topk", {"normalize": 1}),
 ]
 
@@ -299,13 +299,13 @@ NOT_ALLOWED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "options"), NOT_ALLOWED, ids=str)
 def test_options_that_cannot_be_are_refused_by_name(name, options):
     with pytest.raises(SettingError) as error:
-        GATES[name](tokens_of(0, train=False, key=False), E, seats(2), **options)
+        GATES[name](tokens_of(0, train=False, key=False), E, slots(2), **options)
     assert [error.value.setting] == [f"{name}.{option}" for option in options]
 
 
 def test_top2_needs_two_experts():
     with pytest.raises(SettingError, match=r"^MoeLayer\.num_experts = 1: must be at least 2"):
-        GATES["top2_gshard"](tokens_of(0, train=False, key=False), 1, seats(2))
+        GATES["top2_gshard"](tokens_of(0, train=False, key=False), 1, slots(2))
 
 
 @every_gate
@@ -324,14 +324,14 @@ def test_law_causal_or_refused(gate):
     )
     refusal = ""
     try:
-        gate(tokens, E, seats(S))
+        gate(tokens, E, slots(S))
     except ValueError as error:
         refusal = str(error)
     if refusal:
         assert "looks at later tokens" in refusal
-        gate(replace(tokens, causal=False), E, seats(S))
+        gate(replace(tokens, causal=False), E, slots(S))
         return
-    a, b = gate(tokens, E, seats(S)), gate(changed, E, seats(S))
+    a, b = gate(tokens, E, slots(S)), gate(changed, E, slots(S))
     a, b = jax.device_get((a, b))
     np.testing.assert_array_equal(a.expert_GSK[:, ~later_S], b.expert_GSK[:, ~later_S])
     np.testing.assert_array_equal(a.weight_GSK[:, ~later_S], b.weight_GSK[:, ~later_S])

@@ -76,7 +76,7 @@ def test_layer_without_drops_is_a_mixture_of_its_two_best_experts():
 
 @pytest.mark.parametrize(("train", "activations"), [(False, ("relu",)), (True, ("gelu", "linear"))])
 def test_transports_agree_in_the_layer(train, activations):
-    # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 seats of each expert for 8 tokens; some drop.
+    # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 slots of each expert for 8 tokens; some drop.
     options = {"activations": activations, "train_capacity_factor": 0.25}
     x_BLM, mask_BL = inputs(seed=4, B=4)
     by_einsum, by_gather = (layer(dispatch=t, **options) for t in (einsum, gather))
@@ -111,7 +111,7 @@ def test_capacity_in_training_and_evaluation():
     mask_BL = jnp.ones((4, 8), bool)
     model = layer(group_tokens=0, train_capacity_factor=0.5)
     params = init(model, x_BLM, mask_BL)
-    # Training: 2 * 32 * .5 / 4 = 8 seats an expert, so the first 8 tokens; the other 24 go nowhere.
+    # Training: 2 * 32 * .5 / 4 = 8 slots an expert, so the first 8 tokens; 24 are dropped.
     y_BLM, sown = apply(model, params, x_BLM, mask_BL, train=True)
     y_SM = np.asarray(y_BLM).reshape(32, M)
     assert y_SM[:8].any(axis=1).all()
@@ -124,16 +124,16 @@ def test_capacity_in_training_and_evaluation():
     np.testing.assert_allclose(y_SM, np.broadcast_to(y_SM[:1], y_SM.shape), atol=1e-6)
     metrics = mean_metrics(sown["intermediates"])
     np.testing.assert_allclose(metrics["fraction_tokens_left_behind"], 0)
-    # 64 seated choices of 4 experts * 32 seats; their weights sum to 1 a token: 32 / 64.
+    # 64 assigned choices of 4 experts * 32 slots; their weights sum to 1 a token: 32 / 64.
     np.testing.assert_allclose(metrics["expert_usage"], 64 / 128)
     np.testing.assert_allclose(metrics["router_confidence"], 32 / 64, rtol=1e-6)
-    # A factor makes evaluation drop like training: the same 8 seats.
+    # A factor makes evaluation drop like training: the same 8 slots.
     limited = layer(group_tokens=0, eval_capacity_factor=0.5)
     y_BLM, _ = apply(limited, params, x_BLM, mask_BL)
     assert not np.asarray(y_BLM).reshape(32, M)[8:].any()
-    # Decoding has a factor of its own: here the 4 rows' position, all alike, and one seat.
+    # Decoding has a separate factor: here the 4 rows' position, all alike, and one slot.
     one_B1M, mask_B1 = x_BLM[:, :1], mask_BL[:, :1]
-    for factors, seated in (
+    for factors, assigned in (
         ({"decode_capacity_factor": 0.5}, 1),  # 2 * 4 * .5 / 4 = 1
         ({"decode_capacity_factor": 1.0}, 2),
         ({"eval_capacity_factor": 0.5}, 4),
@@ -142,11 +142,11 @@ def test_capacity_in_training_and_evaluation():
         limited = layer(group_tokens=0, capacity_rule="paper", **factors)
         decode = jax.jit(partial(limited.apply, deterministic=True, decode=True))
         y_B1M = np.asarray(decode({"params": params}, one_B1M, mask_B1))
-        assert y_B1M.any(axis=(1, 2)).tolist() == [b < seated for b in range(4)]
+        assert y_B1M.any(axis=(1, 2)).tolist() == [b < assigned for b in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("rule", "seats"),
+    ("rule", "slots"),
     # The exact shares K * S * factor / E of the three: 2 * 10 * 1 / 8 = 2.5, 2 * 50 * 1 / 8 = 12.5,
     # 1 * 45 * 1.25 / 4 = 14.0625.
     [
@@ -157,9 +157,9 @@ def test_capacity_in_training_and_evaluation():
         ("vmoe", [4, 16, 16]),
     ],
 )
-def test_capacity_rules_by_hand(rule, seats):
+def test_capacity_rules_by_hand(rule, slots):
     shapes = [(10, 8, 1.0, 2), (50, 8, 1.0, 2), (45, 4, 1.25, 1)]
-    assert [expert_capacity(*shape, rule) for shape in shapes] == seats
+    assert [expert_capacity(*shape, rule) for shape in shapes] == slots
     # Never more than tokens.
     assert expert_capacity(3, 1, 2.0, 2, rule) == 3
 

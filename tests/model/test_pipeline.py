@@ -1,4 +1,4 @@
-"""A pipeline over stages is the same model as its layers in turn; what it sends, draws, refuses."""
+"""A pipeline over stages is the same model as without stages; what it sends, draws, refuses."""
 
 import functools
 import math
@@ -188,7 +188,7 @@ def test_every_layer_microbatch_and_device_draws_for_itself():
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (2, 6), (4, 8), (8, 8)])
 def test_microbatches_go_through_the_stages_in_order(stages, microbatches):
-    """Stage s makes w_s + 1/x of x: what lies at idle stages may neither matter nor be zero."""
+    """Stage s makes w_s + 1/x of x: what idle stages hold may neither matter nor be zero."""
     random = np.random.default_rng(0)
     w_G = random.uniform(1, 2, stages).astype(np.float32)
     x_J = random.uniform(1, 2, microbatches).astype(np.float32)

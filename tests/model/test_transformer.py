@@ -240,7 +240,7 @@ def test_step_by_step_equals_teacher_forcing():
     source, inputs, target = sentence_pairs()
     forced = logits_of(model, params, source, inputs, target)
     stepped = steps(model, params, source, inputs, T)
-    real = target > 0  # after the end, teacher forcing masks and decoding goes on
+    real = target > 0  # after the end, teacher forcing masks and decoding continues
     np.testing.assert_allclose(stepped[real], forced[real], atol=1e-4)
 
 

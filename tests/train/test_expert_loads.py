@@ -59,7 +59,7 @@ def test_counts_equal_a_recount_of_the_plans() -> None:
             jax.debug.callback(
                 lambda *x: plans.append((np.asarray(x[0]), np.asarray(x[1]))),
                 routing.expert_GSK,
-                routing.seat_GSK,
+                routing.position_GSK,
                 ordered=True,
             )
         return routing
@@ -73,15 +73,15 @@ def test_counts_equal_a_recount_of_the_plans() -> None:
     assert list(metrics["expert_loads"]) == ["decoder_0", "encoder_0"]
     assert len(plans) == 2  # the encoder's runs first
     dropped = 0
-    for (layer, name), (expert_GSK, seat_GSK) in zip(sides.items(), plans, strict=True):
+    for (layer, name), (expert_GSK, position_GSK) in zip(sides.items(), plans, strict=True):
         wanted = np.zeros((DIRECTIONS, 4), np.int64)
         direction_GS = batch[name].reshape(expert_GSK.shape[:2])
         for g, s, k in np.ndindex(*expert_GSK.shape):
-            if seat_GSK[g, s, k] >= 0:
+            if position_GSK[g, s, k] >= 0:
                 wanted[direction_GS[g, s], expert_GSK[g, s, k]] += 1
         np.testing.assert_array_equal(metrics["expert_loads"][layer], wanted)
         assert (wanted.sum(axis=1) > 0).all()
-        dropped += (seat_GSK[..., 0] < 0).sum()
+        dropped += (position_GSK[..., 0] < 0).sum()
         # The assigned choices are the load, and T5X's usage.
         load_E = wanted.sum(axis=0) / wanted.sum()
         np.testing.assert_allclose(metrics["layers"][layer]["load_E"], load_E, rtol=1e-6)

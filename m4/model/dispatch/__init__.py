@@ -1,4 +1,4 @@
-"""Transports, one file each: x_GSM, Routing, experts -> y_GSM, the same result by several roads."""
+"""How tokens reach their experts: one `Transport` a file, all with the same result."""
 
 import dataclasses
 from typing import Protocol
@@ -11,9 +11,9 @@ from m4.model.routing import Array, Routing
 
 
 class Transport(Protocol):
-    """Sends tokens to their seats, lets experts work on [E, G, C, M], brings the sum back.
+    """Sends tokens to their slots, lets experts work on [E, G, C, M], brings the sum back.
 
-    y_GSM = sum over choices that have a seat of weight * expert(x); 0 for a token without any.
+    y_GSM = sum over choices that have a slot of weight * expert(x); 0 for a token without any.
     """
 
     def __call__(self, x_GSM: Array, routing: Routing, experts: Experts) -> Array: ...
@@ -30,7 +30,7 @@ def layout(experts: Experts, kernels: PartitionSpec, keep_EG1F: PartitionSpec) -
 
 
 def own(experts: Experts, axes: tuple[str, ...]) -> Experts:
-    """In a manual region: experts as if each device along these mesh axes had kernels of its own.
+    """In a manual region: experts as if each device along these mesh axes had separate kernels.
 
     Their gradients are then summed over the axes here. Automatic differentiation would see to that
     by itself, but not through products whose gradients are written by hand.

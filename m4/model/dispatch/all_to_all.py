@@ -1,9 +1,9 @@
 """Tokens go to the devices of their experts and back by explicit all-to-all exchanges.
 
 What GShard (arXiv 2006.16668, section 3.2) leaves to its partitioner, written out: each device
-seats its own groups, sends every expert its seats, and gets the results back. Nothing but the two
-exchanges crosses devices, whatever the partitioner thinks of the rest. Seating and combining are
-`gather`'s.
+fills the slots of its own groups, sends every expert its slots, and gets the results back. Nothing
+but the two exchanges crosses devices, whatever the partitioner thinks of the rest. Slots and
+combining are `gather`'s.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Exchange = Callable[[Array, tuple[str, ...]], Array]
 def all_to_all(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """The same result as `einsum`; one exchange there, one back, each over node x expert.
 
-    Without a mesh, or where experts do not lie apart, it is `gather`: there is nothing to exchange.
+    Without a mesh, or where experts are not sharded, it is `gather`: there is nothing to exchange.
 
     Raises:
         ValueError: groups or experts that do not divide over the devices.
@@ -53,8 +53,8 @@ def by_exchange(
     """What the exchanging transports share.
 
     Args:
-        there: in a manual region over these mesh axes: all experts' seats of this device's groups
-            -> its experts' seats of the groups of all devices along the axes, in their order:
+        there: in a manual region over these mesh axes: all experts' slots of this device's groups
+            -> its experts' slots of the groups of all devices along the axes, in their order:
             [E, G/(D X), C, M] -> [E/X, G/D, C, M], X devices along the axes and D along "data".
         back: the opposite.
     """
@@ -75,14 +75,14 @@ def by_exchange(
         "training, of Decoding.batch_rows in translation)",
     )
 
-    def on_a_device(x_GSM, expert_GSK, seat_GSK, weight_GSK, experts):
-        seats = local.take_places(expert_GSK, seat_GSK, E, C)
-        sent_EGCM = local.by_expert(local.send(x_GSM, seats), E)
+    def on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts):
+        slots = local.slots_of(expert_GSK, position_GSK, E, C)
+        sent_EGCM = local.by_expert(local.send(x_GSM, slots), E)
         # The experts' type is what travels: half the bytes in bfloat16.
         sent_EGCM = there(sent_EGCM.astype(experts.outward.dtype), experts_over)
         done_EGCM = own(experts, groups_over)(sent_EGCM)
         done_EGCM = back(done_EGCM, experts_over).astype(x_GSM.dtype)
-        return local.combine(local.by_group(done_EGCM), weight_GSK, seats)
+        return local.combine(local.by_group(done_EGCM), weight_GSK, slots)
 
     by_groups = PartitionSpec(tokens_over)
     keep = PartitionSpec(experts_over, groups_over)
@@ -92,4 +92,4 @@ def by_exchange(
         in_specs=(*(by_groups,) * 4, layout(experts, PartitionSpec(experts_over), keep)),
         out_specs=by_groups,
         axis_names=set(tokens_over),
-    )(x_GSM, routing.expert_GSK, routing.seat_GSK, routing.weight_GSK, experts)
+    )(x_GSM, routing.expert_GSK, routing.position_GSK, routing.weight_GSK, experts)

@@ -12,10 +12,10 @@ from m4.settings import configurable
 def masks(routing: Routing) -> tuple[Array, Array]:
     """(combine_GSEC float32, dispatch_GSEC bool): the paper's two masks, from a plan."""
     expert_GSKE = jax.nn.one_hot(routing.expert_GSK, routing.num_experts, dtype=jnp.float32)
-    # Seat -1 (none) has no one-hot entry: all zeros.
-    seat_GSKC = jax.nn.one_hot(routing.seat_GSK, routing.capacity, dtype=jnp.float32)
-    combine_GSEC = jnp.einsum("GSK,GSKE,GSKC->GSEC", routing.weight_GSK, expert_GSKE, seat_GSKC)
-    dispatch_GSEC = jnp.einsum("GSKE,GSKC->GSEC", expert_GSKE, seat_GSKC) > 0
+    # Slot -1 (none) has no one-hot entry: all zeros.
+    position_GSKC = jax.nn.one_hot(routing.position_GSK, routing.capacity, dtype=jnp.float32)
+    combine_GSEC = jnp.einsum("GSK,GSKE,GSKC->GSEC", routing.weight_GSK, expert_GSKE, position_GSKC)
+    dispatch_GSEC = jnp.einsum("GSKE,GSKC->GSEC", expert_GSKE, position_GSKC) > 0
     return combine_GSEC, dispatch_GSEC
 
 

@@ -1,12 +1,12 @@
 """Dispatch and combine by gathers in both directions: no one-hot masks, no sort.
 
-A plan is a partial permutation. Its inverse (which choice sits in seat (e, c)?) is made once with
-a scatter of integers; then moving tokens to seats, moving results back, and both gradients are
+A plan is a partial permutation. Its inverse (which choice sits in slot (e, c)?) is made once with
+a scatter of integers; then moving tokens to slots, moving results back, and both gradients are
 gathers. XLA would differentiate a gather into a scatter-add of vectors, which is slow everywhere:
 hence the custom gradients.
 
-Where tokens have more choices than there are seats (expert choice: K = E), the rows that are moved
-are those of the seats: results are added up at their tokens, E*C rows instead of S*K.
+Where tokens have more choices than there are slots (expert choice: K = E), the rows that are moved
+are those of the slots: results are added up at their tokens, E*C rows instead of S*K.
 """
 
 from typing import NamedTuple
@@ -23,62 +23,64 @@ from m4.settings import configurable
 @configurable
 def gather(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """The same result as `einsum`: y_GSM = sum_K weight * expert(x)."""
-    seats = take_places(routing.expert_GSK, routing.seat_GSK, routing.num_experts, routing.capacity)
-    sent_EGCM = by_expert(send(x_GSM, seats), routing.num_experts)
+    slots = slots_of(
+        routing.expert_GSK, routing.position_GSK, routing.num_experts, routing.capacity
+    )
+    sent_EGCM = by_expert(send(x_GSM, slots), routing.num_experts)
     sent_EGCM = constrain(sent_EGCM, (None, "batch", None, "embed"))
     sent_EGCM = constrain(sent_EGCM, ("expert", "expert_group", None, "embed"))
     done_EGCM = experts(sent_EGCM)
     done_EGCM = constrain(done_EGCM, ("expert", "expert_group", None, "embed"))
     done_EGCM = constrain(done_EGCM, (None, "batch", None, "embed"))
-    return combine(by_group(done_EGCM), routing.weight_GSK, seats)
+    return combine(by_group(done_EGCM), routing.weight_GSK, slots)
 
 
-class Places(NamedTuple):
-    """A plan and its inverse. J = S*K choices of a group, numbered s*K + k; P = E*C seats, e*C + c.
+class Slots(NamedTuple):
+    """A plan and its inverse. J = S*K choices of a group, numbered s*K + k; P = E*C slots, e*C + c.
 
-    owner_GP: the choice that sits in each seat; J: nobody.
-    seat_GJ: the seat of each choice; P: none.
+    owner_GP: the choice that sits in each slot; J: none.
+    slot_GJ: the slot of each choice; P: none.
     """
 
     owner_GP: Array
-    seat_GJ: Array
+    slot_GJ: Array
 
 
-def take_places(expert_GSK: Array, seat_GSK: Array, num_experts: int, capacity: int) -> Places:
+def slots_of(expert_GSK: Array, position_GSK: Array, num_experts: int, capacity: int) -> Slots:
     """The places of a plan, int32."""
     G, S, K = expert_GSK.shape
     J, P = S * K, num_experts * capacity
-    flat_GSK = jnp.where(seat_GSK >= 0, expert_GSK * capacity + seat_GSK, P)
-    seat_GJ = flat_GSK.reshape(G, J)
+    flat_GSK = jnp.where(position_GSK >= 0, expert_GSK * capacity + position_GSK, P)
+    slot_GJ = flat_GSK.reshape(G, J)
     choice_J = jnp.arange(J, dtype=jnp.int32)
     owner_GP = jnp.full((G, P + 1), J, jnp.int32)
-    owner_GP = jax.vmap(lambda owner, seat: owner.at[seat].set(choice_J))(owner_GP, seat_GJ)
-    return Places(owner_GP[:, :P], seat_GJ)  # one past the end collected those without a seat
+    owner_GP = jax.vmap(lambda owner, slot: owner.at[slot].set(choice_J))(owner_GP, slot_GJ)
+    return Slots(owner_GP[:, :P], slot_GJ)  # one past the end collected those without a slot
 
 
 def by_expert(x_GPM: Array, num_experts: int) -> Array:
-    """Rows of seats [G, E*C, M] -> [E, G, C, M]."""
+    """Rows of slots [G, E*C, M] -> [E, G, C, M]."""
     G, P, M = x_GPM.shape
     return x_GPM.reshape(G, num_experts, P // num_experts, M).transpose(1, 0, 2, 3)
 
 
 def by_group(x_EGCM: Array) -> Array:
-    """[E, G, C, M] -> rows of seats [G, E*C, M]."""
+    """[E, G, C, M] -> rows of slots [G, E*C, M]."""
     E, G, C, M = x_EGCM.shape
     return x_EGCM.transpose(1, 0, 2, 3).reshape(G, E * C, M)
 
 
-def send(x_GSM: Array, seats: Places) -> Array:
-    """The token of each seat [G, P, M]; 0 in empty seats."""
-    return _send(x_GSM, *seats)
+def send(x_GSM: Array, slots: Slots) -> Array:
+    """The token of each slot [G, P, M]; 0 in empty slots."""
+    return _send(x_GSM, *slots)
 
 
-def combine(done_GPM: Array, weight_GSK: Array, seats: Places) -> Array:
-    """y_GSM = sum over a token's seated choices of weight * the row of its seat."""
+def combine(done_GPM: Array, weight_GSK: Array, slots: Slots) -> Array:
+    """y_GSM = sum over a token's assigned choices of weight * the row of its slot."""
     G, S, K = weight_GSK.shape
-    if seats.seat_GJ.shape[1] > seats.owner_GP.shape[1]:
-        return _add(done_GPM, weight_GSK, *seats)
-    back_GSKM = _back(done_GPM, *seats).reshape(G, S, K, done_GPM.shape[-1])
+    if slots.slot_GJ.shape[1] > slots.owner_GP.shape[1]:
+        return _add(done_GPM, weight_GSK, *slots)
+    back_GSKM = _back(done_GPM, *slots).reshape(G, S, K, done_GPM.shape[-1])
     return jnp.einsum("GSKM,GSK->GSM", back_GSKM, weight_GSK.astype(done_GPM.dtype))
 
 
@@ -101,22 +103,22 @@ def _sums(x_GPM: Array, index_GP: Array, size: int) -> Array:
 
 
 @jax.custom_vjp
-def _send(x_GSM: Array, owner_GP: Array, seat_GJ: Array) -> Array:
-    choices = seat_GJ.shape[1] // x_GSM.shape[1]
-    # Choice number S*K (nobody) becomes token number S: one past the end.
+def _send(x_GSM: Array, owner_GP: Array, slot_GJ: Array) -> Array:
+    choices = slot_GJ.shape[1] // x_GSM.shape[1]
+    # Choice number S*K (none) becomes token number S: one past the end.
     return _rows(x_GSM, owner_GP // choices)
 
 
-def _send_forward(x_GSM: Array, owner_GP: Array, seat_GJ: Array):
-    return _send(x_GSM, owner_GP, seat_GJ), (owner_GP, seat_GJ, x_GSM.shape[1])
+def _send_forward(x_GSM: Array, owner_GP: Array, slot_GJ: Array):
+    return _send(x_GSM, owner_GP, slot_GJ), (owner_GP, slot_GJ, x_GSM.shape[1])
 
 
 def _send_backward(saved, d_GPM: Array):
-    owner_GP, seat_GJ, group_tokens = saved
-    choices = seat_GJ.shape[1] // group_tokens
-    if seat_GJ.shape[1] > owner_GP.shape[1]:
+    owner_GP, slot_GJ, group_tokens = saved
+    choices = slot_GJ.shape[1] // group_tokens
+    if slot_GJ.shape[1] > owner_GP.shape[1]:
         return _sums(d_GPM, owner_GP // choices, group_tokens), None, None
-    d_GJM = _rows(d_GPM, seat_GJ)
+    d_GJM = _rows(d_GPM, slot_GJ)
     d_GSM = d_GJM.reshape(d_GJM.shape[0], group_tokens, choices, -1).sum(axis=2)
     return d_GSM, None, None
 
@@ -125,13 +127,13 @@ _send.defvjp(_send_forward, _send_backward)
 
 
 @jax.custom_vjp
-def _back(done_GPM: Array, owner_GP: Array, seat_GJ: Array) -> Array:
-    """Result of each choice; 0 for a choice without a seat."""
-    return _rows(done_GPM, seat_GJ)
+def _back(done_GPM: Array, owner_GP: Array, slot_GJ: Array) -> Array:
+    """Result of each choice; 0 for a choice without a slot."""
+    return _rows(done_GPM, slot_GJ)
 
 
-def _back_forward(done_GPM: Array, owner_GP: Array, seat_GJ: Array):
-    return _back(done_GPM, owner_GP, seat_GJ), owner_GP
+def _back_forward(done_GPM: Array, owner_GP: Array, slot_GJ: Array):
+    return _back(done_GPM, owner_GP, slot_GJ), owner_GP
 
 
 def _back_backward(owner_GP: Array, d_GJM: Array):
@@ -142,32 +144,32 @@ _back.defvjp(_back_forward, _back_backward)
 
 
 @jax.custom_vjp
-def _add(done_GPM: Array, weight_GSK: Array, owner_GP: Array, seat_GJ: Array) -> Array:
-    """Results times their weights, added up at their tokens, seat by seat."""
+def _add(done_GPM: Array, weight_GSK: Array, owner_GP: Array, slot_GJ: Array) -> Array:
+    """Results times their weights, added up at their tokens, slot by slot."""
     _, S, K = weight_GSK.shape
-    weight_GP = _seat_weights(weight_GSK, owner_GP)
+    weight_GP = _slot_weights(weight_GSK, owner_GP)
     return _sums(done_GPM * weight_GP[..., None].astype(done_GPM.dtype), owner_GP // K, S)
 
 
-def _seat_weights(weight_GSK: Array, owner_GP: Array) -> Array:
-    """The weight of the choice in each seat; 0 in empty seats."""
+def _slot_weights(weight_GSK: Array, owner_GP: Array) -> Array:
+    """The weight of the choice in each slot; 0 in empty slots."""
     return _rows(weight_GSK.reshape(weight_GSK.shape[0], -1), owner_GP)
 
 
-def _add_forward(done_GPM: Array, weight_GSK: Array, owner_GP: Array, seat_GJ: Array):
-    y_GSM = _add(done_GPM, weight_GSK, owner_GP, seat_GJ)
-    return y_GSM, (done_GPM, weight_GSK, owner_GP, seat_GJ)
+def _add_forward(done_GPM: Array, weight_GSK: Array, owner_GP: Array, slot_GJ: Array):
+    y_GSM = _add(done_GPM, weight_GSK, owner_GP, slot_GJ)
+    return y_GSM, (done_GPM, weight_GSK, owner_GP, slot_GJ)
 
 
 def _add_backward(saved, d_GSM: Array):
-    done_GPM, weight_GSK, owner_GP, seat_GJ = saved
+    done_GPM, weight_GSK, owner_GP, slot_GJ = saved
     d_GPM = _rows(d_GSM, owner_GP // weight_GSK.shape[-1])
-    weight_GP = _seat_weights(weight_GSK, owner_GP)
+    weight_GP = _slot_weights(weight_GSK, owner_GP)
     d_done_GPM = d_GPM * weight_GP[..., None].astype(d_GPM.dtype)
     d_weight_GP = jnp.einsum(
         "GPM,GPM->GP", d_GPM, done_GPM, preferred_element_type=weight_GSK.dtype
     )
-    d_weight_GSK = _rows(d_weight_GP, seat_GJ).reshape(weight_GSK.shape)
+    d_weight_GSK = _rows(d_weight_GP, slot_GJ).reshape(weight_GSK.shape)
     return d_done_GPM, d_weight_GSK, None, None
 
 

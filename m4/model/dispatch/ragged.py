@@ -1,7 +1,7 @@
-"""Choices sorted by expert and ragged products: no empty seats are computed.
+"""Choices sorted by expert and ragged products: no empty slots are computed.
 
 As MegaBlocks (arXiv 2211.15841) it is meant for plans that drop nothing, whose capacity is that of
-the worst case: the work is that of the choices, not of E*C seats. A plan's seats are respected all
+the worst case: the work is that of the choices, not of E*C slots. A plan's slots are respected all
 the same: a choice without one contributes nothing. Moving rows is `gather`'s.
 """
 
@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from m4.model.dispatch import layout, own
-from m4.model.dispatch.gather import Places, combine, send
+from m4.model.dispatch.gather import Slots, combine, send
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
 from m4.parallel.mesh import split_axes
@@ -44,14 +44,20 @@ def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     axes = split_axes(mesh, "batch")
     whole = not axes or x_GSM.shape[0] % math.prod(mesh.shape[name] for name in axes) != 0
 
-    def on_a_device(x_GSM, expert_GSK, seat_GSK, weight_GSK, experts):
+    def on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts):
         if not whole:
             experts = own(experts, axes)
         return _by_rows(
-            x_GSM, expert_GSK, seat_GSK, weight_GSK, experts, routing.num_experts, routing.capacity
+            x_GSM,
+            expert_GSK,
+            position_GSK,
+            weight_GSK,
+            experts,
+            routing.num_experts,
+            routing.capacity,
         )
 
-    arrays = (x_GSM, routing.expert_GSK, routing.seat_GSK, routing.weight_GSK, experts)
+    arrays = (x_GSM, routing.expert_GSK, routing.position_GSK, routing.weight_GSK, experts)
     if whole:
         return on_a_device(*arrays)
     by_groups = PartitionSpec(axes)
@@ -64,54 +70,56 @@ def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
 
 
 def order_by_expert(
-    expert_GSK: Array, seat_GSK: Array, num_experts: int, capacity: int
-) -> tuple[Places, Array]:
-    """The choices that have seats in the order (expert, group, seat): (places, size_E).
+    expert_GSK: Array, position_GSK: Array, num_experts: int, capacity: int
+) -> tuple[Slots, Array]:
+    """The choices that have slots in the order (expert, group, slot): (slots, size_E).
 
-    All groups are one here: the places of N = G*S*K choices in R = min(N, E*G*C) rows, the rows
-    that nobody needs at the end. size_E counts each expert's rows. By counting, not by comparison:
-    seats are in that order already, and a running count of the taken ones numbers the rows.
+    All groups are one here: the slots of J = G*S*K choices in P = min(J, E*G*C) rows, the rows
+    that no choice needs at the end. size_E counts each expert's rows. By counting, not by
+    comparison: slots are in that order already, and a running count of taken ones numbers the rows.
     """
     G, S, K = expert_GSK.shape
-    N, seats = G * S * K, num_experts * G * capacity
-    R = min(N, seats)
+    J, slots = G * S * K, num_experts * G * capacity
+    P = min(J, slots)
     group_G11 = jnp.arange(G, dtype=jnp.int32)[:, None, None]
-    seat_GSK = jnp.where(seat_GSK >= 0, (expert_GSK * G + group_G11) * capacity + seat_GSK, seats)
-    seat_N = seat_GSK.reshape(N)
-    taken = jnp.zeros((seats,), jnp.int32).at[seat_N].set(1, mode="drop")
+    position_GSK = jnp.where(
+        position_GSK >= 0, (expert_GSK * G + group_G11) * capacity + position_GSK, slots
+    )
+    slot_J = position_GSK.reshape(J)
+    taken = jnp.zeros((slots,), jnp.int32).at[slot_J].set(1, mode="drop")
     row = jnp.cumsum(taken) - taken
-    row_N = row.at[seat_N].get(mode="fill", fill_value=R)
-    choice_N = jnp.arange(N, dtype=jnp.int32)
-    owner_R = jnp.full((R,), N, jnp.int32).at[row_N].set(choice_N, mode="drop")
+    row_J = row.at[slot_J].get(mode="fill", fill_value=P)
+    choice_J = jnp.arange(J, dtype=jnp.int32)
+    owner_P = jnp.full((P,), J, jnp.int32).at[row_J].set(choice_J, mode="drop")
     size_E = jnp.sum(taken.reshape(num_experts, G * capacity), axis=1)
-    return Places(owner_R[None], row_N[None]), size_E
+    return Slots(owner_P[None], row_J[None]), size_E
 
 
 def _by_rows(
     x_GSM: Array,
     expert_GSK: Array,
-    seat_GSK: Array,
+    position_GSK: Array,
     weight_GSK: Array,
     experts: Experts,
     num_experts: int,
     capacity: int,
 ) -> Array:
     G, S, K = expert_GSK.shape
-    places, size_E = order_by_expert(expert_GSK, seat_GSK, num_experts, capacity)
-    owner_R = places.owner_GP[0]
+    slots, size_E = order_by_expert(expert_GSK, position_GSK, num_experts, capacity)
+    owner_P = slots.owner_GP[0]
     # What a ragged product gives for rows outside every expert's is left open, in gradients too.
-    real_R1 = (owner_R < G * S * K)[:, None]
-    choice_R = jnp.minimum(owner_R, G * S * K - 1)
-    expert_R = expert_GSK.reshape(-1)[choice_R]
-    group_R = choice_R // (S * K)
+    real_P1 = (owner_P < G * S * K)[:, None]
+    choice_P = jnp.minimum(owner_P, G * S * K - 1)
+    expert_P = expert_GSK.reshape(-1)[choice_P]
+    group_P = choice_P // (S * K)
 
-    def product(x_RM: Array, w_EMF: Array) -> Array:
-        y_RF = lax.ragged_dot(jnp.where(real_R1, x_RM, 0), w_EMF, size_E)
-        return jnp.where(real_R1, y_RF, 0)
+    def product(x_PM: Array, w_EMF: Array) -> Array:
+        y_PF = lax.ragged_dot(jnp.where(real_P1, x_PM, 0), w_EMF, size_E)
+        return jnp.where(real_P1, y_PF, 0)
 
     def spread(keep_EG1F: Array) -> Array:
-        return keep_EG1F[expert_R, group_R, 0]
+        return keep_EG1F[expert_P, group_P, 0]
 
-    sent_1RM = send(x_GSM.reshape(1, G * S, -1), places)
-    done_RM = experts(sent_1RM[0], product=product, spread=spread).astype(x_GSM.dtype)
-    return combine(done_RM[None], weight_GSK.reshape(1, G * S, K), places).reshape(x_GSM.shape)
+    sent_1PM = send(x_GSM.reshape(1, G * S, -1), slots)
+    done_PM = experts(sent_1PM[0], product=product, spread=spread).astype(x_GSM.dtype)
+    return combine(done_PM[None], weight_GSK.reshape(1, G * S, K), slots).reshape(x_GSM.shape)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from m4.model.auction import auction
-from m4.model.routing import Capacity, Routing, Tokens, at_experts, make_routing, seat_choices
+from m4.model.routing import Capacity, Routing, Tokens, assign_positions, at_experts, make_routing
 from m4.settings import Between, checked
 
 
@@ -27,7 +27,7 @@ def base(
 ) -> Routing:
     """Training: the assignment with the highest total score and C = ceil(S/E) tokens an expert.
 
-    Elsewhere each token goes to its best expert and nobody is dropped (C = S). The layer's capacity
+    Elsewhere each token goes to its best expert and none is dropped (C = S). The layer's capacity
     decides neither. The weight is the sigmoid of the token's score with its expert, and by it alone
     the router learns; there is no auxiliary loss. The router starts orthogonal.
 
@@ -67,7 +67,7 @@ def base(
     wants_GSK = mask_GS[..., None]
     routing = make_routing(
         expert_GSK,
-        seat_choices(expert_GSK, wants_GSK, E, C),
+        assign_positions(expert_GSK, wants_GSK, E, C),
         jax.nn.sigmoid(at_experts(logits_GSE, expert_GSK)),
         mask_GS=mask_GS,
         wants_GSK=wants_GSK,

@@ -32,13 +32,13 @@ def dense_to_sparse(
     """Dense training with Gumbel noise and falling temperature, then Switch's top-1.
 
     Dense phase, the first warmup_steps + anneal_steps: g = softmax((log p + Gumbel noise) / tau);
-    a token goes to every expert with g > threshold, with weight g, not renormalised; nobody is
+    a token goes to every expert with g > threshold, with weight g, not renormalised; no token is
     dropped and there is no auxiliary loss. tau falls as a cosine from tau_max to tau_min, after a
     linear rise from tau_min in the warm-up. It is computed densely: E times the work of top-1.
 
     After that the plan is that of `switch` without jitter, with the layer's capacity and with the
     auxiliary loss; outside training always. Training is one program for both phases: its plan has
-    choice k for expert k and S seats, and after the dense phase Switch's as its shortcut.
+    choice k for expert k and S slots, and after the dense phase Switch's as its shortcut.
 
     Args:
         tokens: see `Tokens`; the router matrix is `score("router")`. Without `rng` no noise.
@@ -68,19 +68,19 @@ def dense_to_sparse(
     gates_GSE = jax.nn.softmax(noisy_GSE / tau)
     mask_GS1 = tokens.mask_GS[..., None]
     S = logits_GSE.shape[1]
-    # With S seats each token has its own, the same with every expert.
+    # With S slots each token has its own, the same with every expert.
     own_1S1 = jnp.arange(S)[None, :, None]
     opened_GSE = mask_GS1 & (gates_GSE > threshold)
     # Switch's plan in the same shape: its one choice at its expert's place.
     best_GSE = jax.nn.one_hot(sparse.expert_GSK[..., 0], num_experts, dtype=bool)
-    seat_GSE = jnp.where(
+    position_GSE = jnp.where(
         use_sparse,
-        jnp.where(best_GSE, sparse.seat_GSK, -1),
+        jnp.where(best_GSE, sparse.position_GSK, -1),
         jnp.where(opened_GSE, own_1S1, -1),
     )
     routing = make_routing(
         jnp.broadcast_to(jnp.arange(num_experts)[None, None], logits_GSE.shape),
-        seat_GSE,
+        position_GSE,
         jnp.where(use_sparse, best_GSE * sparse.weight_GSK, gates_GSE),
         mask_GS=tokens.mask_GS,
         wants_GSK=jnp.where(use_sparse, best_GSE & mask_GS1, opened_GSE),
@@ -91,7 +91,7 @@ def dense_to_sparse(
         ranked=False,
     )
     metrics = {
-        "experts_per_token": masked_mean(jnp.sum(seat_GSE >= 0, axis=-1), tokens.mask_GS),
+        "experts_per_token": masked_mean(jnp.sum(position_GSE >= 0, axis=-1), tokens.mask_GS),
         "temperature": tau,
     }
     return replace(routing, metrics={**routing.metrics, **metrics}, shortcut=(use_sparse, sparse))

@@ -1,7 +1,7 @@
 """Expert choice: every expert takes its best tokens, instead of tokens their best experts.
 
 Source: Zhou et al. 2022 (arXiv 2202.09368), section 3.2; Lingvo, gshard_layers.py,
-TokenShufflingOnlogitsV2, agrees (seats in token order, padding left out).
+TokenShufflingOnlogitsV2, agrees (slots in token order, padding left out).
 """
 
 import math
@@ -38,7 +38,7 @@ def expert_choice(
     0 to E; choice k of the plan is expert k. Load is even by construction: no auxiliary loss.
     `experts_per_token` is the mean number of experts of real tokens.
 
-    Outside training only ceil(real tokens * capacity_factor / E) seats of a group are given away.
+    Outside training only ceil(real tokens * capacity_factor / E) slots of a group are given away.
     There a row is a group, and so its result does not depend on how far it is padded. (With a
     `MoeLayer.eval_capacity_factor` groups mix rows, and it depends on those.)
 
@@ -53,17 +53,17 @@ def expert_choice(
     refuse_causal(tokens, "MoeLayer.gate", "expert_choice")
     logits_GSE = tokens.score("router")
     S = logits_GSE.shape[1]
-    # All numbers of real tokens, in Python's arithmetic: the seats of so many must be the same
+    # All numbers of real tokens, in Python's arithmetic: the slots of so many must be the same
     # number in every program.
-    seats_of = np.array([_seats(n, num_experts, capacity_factor) for n in range(S + 1)], np.int32)
-    C = max(int(seats_of[S]), 1)
+    slots_of = np.array([_slots(n, num_experts, capacity_factor) for n in range(S + 1)], np.int32)
+    C = max(int(slots_of[S]), 1)
     limit_G = jnp.full(logits_GSE.shape[:1], C)
     if not tokens.train:
-        limit_G = jnp.asarray(seats_of)[jnp.sum(tokens.mask_GS, axis=1)]
+        limit_G = jnp.asarray(slots_of)[jnp.sum(tokens.mask_GS, axis=1)]
     return route(logits_GSE, tokens.mask_GS, C, limit_G)
 
 
-def _seats(tokens: int, num_experts: int, factor: float) -> int:
+def _slots(tokens: int, num_experts: int, factor: float) -> int:
     # The small number: a factor such as 8/3 is itself rounded, perhaps up.
     return min(tokens, math.ceil(tokens * factor / num_experts - 1e-6))
 
@@ -80,10 +80,10 @@ def route(logits_GSE: Array, mask_GS: Array, capacity: int, limit_G: Array) -> R
     within_GEC = jnp.broadcast_to(within_GEC, token_GEC.shape)
     mark = jax.vmap(jax.vmap(lambda token_C, taken_C: jnp.zeros(S, bool).at[token_C].set(taken_C)))
     taken_GSE = jnp.swapaxes(mark(token_GEC, within_GEC), 1, 2) & mask_GS[..., None]
-    seat_GSE = jnp.cumsum(taken_GSE, axis=1, dtype=jnp.int32) - 1
+    position_GSE = jnp.cumsum(taken_GSE, axis=1, dtype=jnp.int32) - 1
     routing = make_routing(
         jnp.broadcast_to(jnp.arange(E)[None, None], (G, S, E)),
-        jnp.where(taken_GSE, seat_GSE, -1),
+        jnp.where(taken_GSE, position_GSE, -1),
         probs_GSE,
         mask_GS=mask_GS,
         wants_GSK=taken_GSE,

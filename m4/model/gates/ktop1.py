@@ -10,11 +10,11 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
+    assign_positions,
     at_experts,
     balance_loss,
     choice_shares,
     make_routing,
-    seat_choices,
 )
 from m4.settings import SettingError, Size, checked
 
@@ -30,9 +30,9 @@ def ktop1(
 ) -> Routing:
     """Routes each token to the best expert of every prototype z: y = sum_z p_z FFN_z(x).
 
-    A prototype is E/Z consecutive experts with a softmax of its own; p_z is its largest entry
+    A prototype is E/Z consecutive experts with a separate softmax; p_z is its largest entry
     (ties: the lowest index), not normalised over prototypes. Prototypes share no expert, so each
-    hands out its seats in token order for itself. The auxiliary loss is a top-1 gate's in each
+    hands out its slots in token order for itself. The auxiliary loss is a top-1 gate's in each
     prototype, (E/Z) * sum_e f_e P_e over the real tokens of a group before capacity, averaged over
     prototypes and groups: 1 when balanced. The z-loss is that of all E logits.
 
@@ -55,7 +55,7 @@ def ktop1(
     first_K = members * jnp.arange(prototypes, dtype=jnp.int32)
     expert_GSK = jnp.argmax(logits, axis=-1).astype(jnp.int32) + first_K[None, None, :]
     wants_GSK = jnp.broadcast_to(tokens.mask_GS[..., None], expert_GSK.shape)
-    seats = capacity(prototypes)
+    slots = capacity(prototypes)
     aux_loss = balance_loss(
         # Divided by Z, the probabilities of all prototypes together sum to 1, as do the shares.
         probs_GSE / prototypes,
@@ -64,12 +64,12 @@ def ktop1(
     )
     return make_routing(
         expert_GSK,
-        seat_choices(expert_GSK, wants_GSK, num_experts, seats),
+        assign_positions(expert_GSK, wants_GSK, num_experts, slots),
         at_experts(probs_GSE, expert_GSK),
         mask_GS=tokens.mask_GS,
         wants_GSK=wants_GSK,
         num_experts=num_experts,
-        capacity=seats,
+        capacity=slots,
         logits_GSE=logits_GSE,
         aux_loss=prototypes * aux_loss if paper_scale else aux_loss,
         ranked=False,

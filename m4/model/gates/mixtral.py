@@ -11,11 +11,11 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
+    assign_positions,
     balance_loss,
     check_choices,
     choice_shares,
     make_routing,
-    seat_choices,
     top_k,
 )
 from m4.settings import Size, checked
@@ -32,7 +32,7 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: Si
     Two parts of Mixtral are set elsewhere. Its experts are SwiGLU:
     `MoeLayer.activations = ("silu", "linear")`. And it drops no token, which
     outside training is the layer's default; in training a `train_capacity_factor` of E/k gives
-    every token its seats, fewer take all first choices of a group in token order, then all second.
+    every token its slots, fewer take all first choices of a group in token order, then all second.
 
     Args:
         tokens: see `Tokens`; the router matrix is `score("router")`.
@@ -46,7 +46,7 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: Si
     logits_GSE = tokens.score("router").astype(jnp.float32)
     best_GSK, expert_GSK = top_k(logits_GSE, choices)
     wants_GSK = jnp.broadcast_to(tokens.mask_GS[..., None], expert_GSK.shape)
-    seats = capacity(choices)
+    slots = capacity(choices)
     aux_loss = balance_loss(
         jax.nn.softmax(logits_GSE),
         choice_shares(expert_GSK, num_experts),
@@ -55,12 +55,12 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: Si
     )
     return make_routing(
         expert_GSK,
-        seat_choices(expert_GSK, wants_GSK, num_experts, seats),
+        assign_positions(expert_GSK, wants_GSK, num_experts, slots),
         jax.nn.softmax(best_GSK),
         mask_GS=tokens.mask_GS,
         wants_GSK=wants_GSK,
         num_experts=num_experts,
-        capacity=seats,
+        capacity=slots,
         logits_GSE=logits_GSE,
         aux_loss=aux_loss,
     )

@@ -15,9 +15,9 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
+    assign_positions,
     check_choices,
     make_routing,
-    seat_choices,
     top_k,
 )
 from m4.settings import Between, Factor, Size, checked
@@ -45,7 +45,7 @@ def noisy_topk(
     of other gates. The load is smooth: each token counts with the probability that the expert is
     among its k best when its noise is drawn again. It is a plain count without noise or for k = E.
     (tensor2tensor multiplies the two by 1e-2, as `Training.aux_loss_factor` does here; the paper
-    by 0.1.) The original drops no token: here the layer's capacity factor decides, seats go to all
+    by 0.1.) The original drops no token: here the layer's capacity factor decides, slots go to all
     first choices of a group in token order, then to all second ones, ... The z-loss is that of x
     Wg, without noise.
 
@@ -115,7 +115,7 @@ def route(
     wants_GSK = jnp.broadcast_to(real_GS1, expert_GSK.shape)
     return make_routing(
         expert_GSK,
-        seat_choices(expert_GSK, wants_GSK, num_experts, capacity),
+        assign_positions(expert_GSK, wants_GSK, num_experts, capacity),
         weight_GSK,
         mask_GS=mask_GS,
         wants_GSK=wants_GSK,

@@ -12,13 +12,13 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
+    assign_positions,
     at_experts,
     balance_loss,
     check_choices,
     choice_shares,
     make_routing,
     masked_mean,
-    seat_choices,
     top_k,
 )
 from m4.settings import Factor, SettingError, Size, checked
@@ -39,7 +39,7 @@ def sam(
 
     p is one softmax over all E; a group is E/D consecutive experts. Ties go to the lowest index, of
     groups as of experts (HetuMoE takes the last of equal groups). The weights are p, not
-    normalised. Seats: all first choices of the tokens' group in token order, then all second ones.
+    normalised. Slots: all first choices of the tokens' group in token order, then all second ones.
 
     The auxiliary loss is balance + alignment * misfit. Balance: E * sum_e f_e P_e over real tokens,
     before capacity, each of the k choices counted as 1/k of a token; 1 when balanced. Misfit: the
@@ -78,15 +78,15 @@ def sam(
         balance = choices * balance
         misfit = misfit * jnp.sum(mask_GS)
     wants_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)
-    seats = capacity(choices)
+    slots = capacity(choices)
     return make_routing(
         expert_GSK,
-        seat_choices(expert_GSK, wants_GSK, num_experts, seats),
+        assign_positions(expert_GSK, wants_GSK, num_experts, slots),
         weight_GSK,
         mask_GS=mask_GS,
         wants_GSK=wants_GSK,
         num_experts=num_experts,
-        capacity=seats,
+        capacity=slots,
         logits_GSE=logits_GSE,
         aux_loss=balance + alignment * misfit,
     )

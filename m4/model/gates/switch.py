@@ -13,12 +13,12 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
+    assign_positions,
     at_experts,
     balance_loss,
     choice_shares,
     make_routing,
     refuse_causal,
-    seat_choices,
     top_k,
 )
 from m4.settings import OneOf, Rate, checked
@@ -44,7 +44,7 @@ def switch(
         num_experts: E. capacity: see `Capacity`; asked for one choice.
         jitter: in training the float32 copy of the tokens that the router sees is multiplied by
             U(1 - jitter, 1 + jitter); 0: never.
-        priority: who gets a seat where an expert is full. "order": the first tokens of the group;
+        priority: who gets a slot where an expert is full. "order": the first tokens of the group;
             "probability": those with the largest p_e (Mesh TensorFlow's switch_max), which looks at
             later tokens.
 
@@ -60,22 +60,22 @@ def switch(
     _, expert_GSK = top_k(logits_GSE, 1)
     weight_GSK = at_experts(probs_GSE, expert_GSK)
     wants_GSK = tokens.mask_GS[..., None]
-    seats = capacity(1)
-    seat_GSK = seat_choices(
+    slots = capacity(1)
+    position_GSK = assign_positions(
         expert_GSK,
         wants_GSK,
         num_experts,
-        seats,
+        slots,
         weight_GSK[..., 0] if priority == "probability" else None,
     )
     return make_routing(
         expert_GSK,
-        seat_GSK,
+        position_GSK,
         weight_GSK,
         mask_GS=tokens.mask_GS,
         wants_GSK=wants_GSK,
         num_experts=num_experts,
-        capacity=seats,
+        capacity=slots,
         logits_GSE=logits_GSE,
         aux_loss=balance_loss(probs_GSE, choice_shares(expert_GSK, num_experts), tokens.mask_GS),
     )

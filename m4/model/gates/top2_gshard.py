@@ -16,7 +16,7 @@ from m4.model.routing import (
     Tokens,
     balance_loss,
     make_routing,
-    take_seats,
+    take_positions,
 )
 from m4.settings import OneOf, SettingError, checked
 
@@ -31,7 +31,7 @@ def top2_gshard(
     *,
     second_policy: Annotated[str, OneOf(POLICIES)] = "random",
     eval_second_policy: Annotated[str, OneOf(("all", "none"))] = "all",
-    paper_seat: bool = False,
+    paper_slot: bool = False,
     normalize: Annotated[str, OneOf(("before", "after"))] = "before",
     real_token_means: bool = True,
     paper_scale: bool = False,
@@ -44,8 +44,8 @@ def top2_gshard(
         second_policy: in training: "random" (accept iff 2 g2 > U(0,1)), "all", "sampling" (the
             second expert is drawn from the softmax of the others, NLLB's default) or "none".
         eval_second_policy: the same elsewhere, where there are no random numbers: "all" or "none".
-        paper_seat: True as the paper's line 22: a second expert refused by the coin still uses up a
-            seat. False as Lingvo: it does not.
+        paper_slot: True as the paper's line 22: a second expert refused by the coin still uses up a
+            slot. False as Lingvo: it does not.
         normalize: "before": the gates are divided by g1 + g2 and the survivor of a dropped pair
             keeps its share (paper line 6, Lingvo legacy). "after": the coin sees the raw g2 and
             the survivors are renormalised (Lingvo non-legacy).
@@ -73,7 +73,7 @@ def top2_gshard(
         num_experts,
         capacity(2),
         policy=policy,
-        paper_seat=paper_seat,
+        paper_slot=paper_slot,
         normalize=normalize,
         real_token_means=real_token_means,
         paper_scale=paper_scale,
@@ -88,7 +88,7 @@ def route(
     capacity: int,
     *,
     policy: str,
-    paper_seat: bool,
+    paper_slot: bool,
     normalize: str,
     real_token_means: bool,
     paper_scale: bool = False,
@@ -113,9 +113,9 @@ def route(
     g1_GS, g2_GS = p1_GS / both_GS, p2_GS / both_GS  # line 6
 
     # Lines 7-12: all first choices, in token order. Full experts go on counting.
-    nobody_GE = jnp.zeros((logits_GSE.shape[0], num_experts), jnp.int32)
-    seat1_GS, count1_GE = take_seats(first_GS, mask_GS, nobody_GE, num_experts)
-    has1_GS = mask_GS & (seat1_GS < capacity)
+    empty_GE = jnp.zeros((logits_GSE.shape[0], num_experts), jnp.int32)
+    position1_GS, count1_GE = take_positions(first_GS, mask_GS, empty_GE, num_experts)
+    has1_GS = mask_GS & (position1_GS < capacity)
 
     # Lines 14-23: all second choices, after all first ones.
     if policy == "random":
@@ -123,17 +123,17 @@ def route(
         coin_GS = 2.0 * (g2_GS if normalize == "before" else p2_GS) > uniform  # line 20
     else:
         coin_GS = jnp.full(mask_GS.shape, policy != "none")
-    asks_GS = mask_GS if paper_seat else mask_GS & coin_GS  # line 22 counts everyone
-    seat2_GS, _ = take_seats(second_GS, asks_GS, count1_GE, num_experts)
-    has2_GS = asks_GS & coin_GS & (seat2_GS < capacity)
+    asks_GS = mask_GS if paper_slot else mask_GS & coin_GS  # line 22 counts everyone
+    position2_GS, _ = take_positions(second_GS, asks_GS, count1_GE, num_experts)
+    has2_GS = asks_GS & coin_GS & (position2_GS < capacity)
 
     if normalize == "after":
         g1_GS, g2_GS = _renormalize(p1_GS * has1_GS, p2_GS * has2_GS)
     has_GSK = jnp.stack([has1_GS, has2_GS], axis=-1)
-    seat_GSK = jnp.stack([seat1_GS, seat2_GS], axis=-1)
+    position_GSK = jnp.stack([position1_GS, position2_GS], axis=-1)
     return make_routing(
         jnp.stack([first_GS, second_GS], axis=-1),
-        jnp.where(has_GSK, seat_GSK, -1),
+        jnp.where(has_GSK, position_GSK, -1),
         jnp.stack([g1_GS, g2_GS], axis=-1),
         mask_GS=mask_GS,
         wants_GSK=jnp.stack([mask_GS, mask_GS & coin_GS], axis=-1),

@@ -15,13 +15,13 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
+    assign_positions,
     at_experts,
     balance_loss,
     check_choices,
     choice_shares,
     make_routing,
     refuse_causal,
-    seat_choices,
     top_k,
 )
 from m4.settings import OneOf, Size, checked
@@ -35,7 +35,7 @@ def topk(
     *,
     choices: Size = 2,
     normalize: bool = False,
-    seat_order: Annotated[str, OneOf(("choice", "token"))] = "choice",
+    slot_order: Annotated[str, OneOf(("choice", "token"))] = "choice",
     batch_priority: bool = False,
     paper_scale: bool = False,
 ) -> Routing:
@@ -51,7 +51,7 @@ def topk(
         choices: k.
         normalize: the weights are p (V-MoE, flaxformer), or p over the sum of the k best, taken
             before anything is dropped (Tutel).
-        seat_order: "choice": all first choices of a group, then all second ones, ... (GShard and
+        slot_order: "choice": all first choices of a group, then all second ones, ... (GShard and
             the others); "token": a token's choices together, so that its second goes before the
             next token's first (MaxText).
         batch_priority: tokens come by falling p of their first choice, not in their order (V-MoE);
@@ -70,21 +70,21 @@ def topk(
     best_GSK, expert_GSK = top_k(logits_GSE, choices)
     prob_GSK = at_experts(probs_GSE, expert_GSK)
     wants_GSK = jnp.broadcast_to(tokens.mask_GS[..., None], expert_GSK.shape)
-    seats = capacity(choices)
+    slots = capacity(choices)
     priority_GS = prob_GSK[..., 0] if batch_priority else None
-    if seat_order == "choice":
-        seat_GSK = seat_choices(expert_GSK, wants_GSK, num_experts, seats, priority_GS)
+    if slot_order == "choice":
+        position_GSK = assign_positions(expert_GSK, wants_GSK, num_experts, slots, priority_GS)
     else:
-        seat_GSK = _seat_tokens(expert_GSK, wants_GSK, num_experts, seats, priority_GS)
+        position_GSK = _assign_by_token(expert_GSK, wants_GSK, num_experts, slots, priority_GS)
     return make_routing(
         expert_GSK,
-        seat_GSK,
+        position_GSK,
         # The softmax of the k best logits is p over their sum, without a division of tiny numbers.
         jax.nn.softmax(best_GSK) if normalize else prob_GSK,
         mask_GS=tokens.mask_GS,
         wants_GSK=wants_GSK,
         num_experts=num_experts,
-        capacity=seats,
+        capacity=slots,
         logits_GSE=logits_GSE,
         aux_loss=balance_loss(
             probs_GSE,
@@ -95,22 +95,22 @@ def topk(
     )
 
 
-def _seat_tokens(
+def _assign_by_token(
     expert_GSK: Array,
     wants_GSK: Array,
     num_experts: int,
     capacity: int,
     priority_GS: Array | None,
 ) -> Array:
-    """Seats token by token: every choice as if it were a token of its own, with one choice."""
+    """Slots token by token: every choice as if it were a token of its own, with one choice."""
     G, S, K = expert_GSK.shape
     if priority_GS is not None:
         priority_GS = jnp.broadcast_to(priority_GS[..., None], (G, S, K)).reshape(G, S * K)
-    seat_GJ1 = seat_choices(
+    position_GJ1 = assign_positions(
         expert_GSK.reshape(G, S * K)[..., None],
         wants_GSK.reshape(G, S * K)[..., None],
         num_experts,
         capacity,
         priority_GS,
     )
-    return seat_GJ1[..., 0].reshape(G, S, K)
+    return position_GJ1[..., 0].reshape(G, S, K)

@@ -1,1 +1,1 @@
-"""Tests of the transports: what they have in common is in roads.py."""
+"""Tests of the transports: what they have in common is in shared.py."""

@@ -7,7 +7,7 @@ import pytest
 from m4.model.dispatch.all_to_all import all_to_all
 from m4.model.dispatch.gather import gather
 from m4.model.dispatch.hierarchical_all_to_all import hierarchical_all_to_all
-from tests.model.dispatch.roads import Setting, numbers, on, random_plan
+from tests.model.dispatch.shared import Setting, numbers, on, random_plan
 
 both = pytest.mark.parametrize("run", [all_to_all, hierarchical_all_to_all])
 

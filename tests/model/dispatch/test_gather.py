@@ -1,4 +1,4 @@
-"""Gather moves as few rows as there are: those of choices, or those of seats."""
+"""Gather moves as few rows as there are: those of choices, or those of slots."""
 
 import dataclasses
 import re
@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from m4.model.dispatch.gather import Places, combine, gather
-from tests.model.dispatch.roads import M, Setting, numbers, random_plan
+from m4.model.dispatch.gather import Slots, combine, gather
+from tests.model.dispatch.shared import M, Setting, numbers, random_plan
 
 
 @pytest.mark.parametrize(
     ("C", "K", "rows"),
-    # S = 8, E = 4. K*S = 16 choices and E*C = 32 seats: results are gathered by choice.
-    # K*S = 32 choices and E*C = 12 seats: no array has a row a choice, also not in gradients.
+    # S = 8, E = 4. K*S = 16 choices and E*C = 32 slots: results are gathered by choice.
+    # K*S = 32 choices and E*C = 12 slots: no array has a row a choice, also not in gradients.
     [(8, 2, {8, 32, 16}), (3, 4, {8, 12})],
 )
 def test_rows_that_are_moved(C, K, rows):
@@ -32,8 +32,8 @@ def test_rows_that_are_moved(C, K, rows):
 
 
 def test_results_are_added_up_at_their_token_by_hand():
-    # S = 2 and K = 2: J = 4 choices for P = 2 seats. Token 0 has both, token 1 has none.
-    places = Places(jnp.array([[0, 1]]), jnp.array([[0, 1, 2, 2]]))
+    # S = 2 and K = 2: J = 4 choices for P = 2 slots. Token 0 has both, token 1 has none.
+    places = Slots(jnp.array([[0, 1]]), jnp.array([[0, 1, 2, 2]]))
     done_GPM = jnp.array([[[1.0, 2.0], [10.0, 20.0]]])
     weight_GSK = jnp.array([[[0.5, 0.25], [0.0, 0.0]]])
     y_GSM = jax.jit(combine)(done_GPM, weight_GSK, places)

@@ -12,13 +12,13 @@ from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer, mean_metrics
 from m4.parallel.mesh import axis_rules_context, logical_spec, make_mesh
 from m4.plan.hlo.collectives import collectives, summary
-from tests.model.dispatch.roads import TRANSPORTS, M, close
+from tests.model.dispatch.shared import TRANSPORTS, M, close
 
 B, L = 8, 16
 
 
 def layer(transport, **options) -> MoeLayer:
-    # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 seats of each expert for 8 tokens; some drop.
+    # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 slots of each expert for 8 tokens; some drop.
     return MoeLayer(
         **{
             "num_experts": 4,
@@ -110,7 +110,7 @@ def test_two_exchanges_forward_two_backward_and_no_tokens_gathered(name, sizes, 
     for backward in (False, True):
         program, _ = compiled(layer(TRANSPORTS[name]), mesh, backward=backward)
         found = summary(collectives(program.as_text() or ""))
-        # There and back; the backward pass sends gradients there and back. Beside it the sums of
+        # There and back; the backward pass sends gradients there and back. In addition the sums of
         # losses and of the gradients of what every device has.
         assert found["all-to-all"].count == 2 * exchanges * (2 if backward else 1)
         assert set(found) == {"all-to-all", "all-reduce"}

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from m4.model.dispatch.ragged import order_by_expert, ragged
-from tests.model.dispatch.roads import Setting, close, numbers, on, random_plan
+from tests.model.dispatch.shared import Setting, close, numbers, on, random_plan
 
 order = jax.jit(order_by_expert, static_argnums=(2, 3))
 SETTING = Setting(None, 2, 4, 4, 3, 2)
@@ -24,23 +24,23 @@ def arguments():
 def test_order_by_hand():
     # G = 2, S = 2, K = 1, E = 2, C = 2. Choices 0, 1 are the tokens of group 0, 2 and 3 of group 1.
     expert_GSK = np.array([[[1], [0]], [[0], [1]]])
-    # Choice 0: seat 1 of expert 1 (its seat 0 is empty). Choice 2 has no seat.
-    seat_GSK = np.array([[[1], [0]], [[-1], [0]]])
-    places, size_E = order(expert_GSK, seat_GSK, 2, 2)
+    # Choice 0: slot 1 of expert 1 (its slot 0 is empty). Choice 2 has no slot.
+    position_GSK = np.array([[[1], [0]], [[-1], [0]]])
+    places, size_E = order(expert_GSK, position_GSK, 2, 2)
     # Expert 0: choice 1. Expert 1: choice 0 (group 0), then 3 (group 1). One of four rows is left.
     assert places.owner_GP.tolist() == [[1, 0, 3, 4]]
-    assert places.seat_GJ.tolist() == [[1, 0, 4, 2]]
+    assert places.slot_GJ.tolist() == [[1, 0, 4, 2]]
     assert size_E.tolist() == [1, 2]
 
 
-def test_rows_are_never_more_than_choices_or_seats():
-    # 64 seats an expert for 2 * 4 * 2 = 16 choices; then 2 * 4 * 1 = 8 seats for as many choices.
+def test_rows_are_never_more_than_choices_or_slots():
+    # 64 slots an expert for 2 * 4 * 2 = 16 choices; then 2 * 4 * 1 = 8 slots for as many choices.
     for C, rows in ((64, 16), (1, 8)):
         routing = random_plan(0, 2, 4, 4, C, 2)
         places, _ = jax.eval_shape(
             functools.partial(order_by_expert, num_experts=4, capacity=C),
             routing.expert_GSK,
-            routing.seat_GSK,
+            routing.position_GSK,
         )
         assert places.owner_GP.shape == (1, rows)
 
@@ -90,7 +90,7 @@ def test_what_lies_outside_every_expert_is_never_used(monkeypatch):
     ragged_dot.defvjp(forward, backward)
     x_GSM, routing, experts = arguments()
     routing = jax.tree.map(jnp.asarray, routing)  # it is indexed by traced arrays below
-    assert (np.asarray(routing.seat_GSK) < 0).any()  # so some rows are nobody's
+    assert (np.asarray(routing.position_GSK) < 0).any()  # so some rows are empty
 
     def total(x_GSM, experts):
         return jnp.sum(ragged(x_GSM, routing, experts))

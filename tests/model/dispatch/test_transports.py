@@ -4,7 +4,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.model.dispatch.roads import GATES, SETTINGS, TRANSPORTS, check, planned, random_plan
+from tests.model.dispatch.shared import GATES, SETTINGS, TRANSPORTS, check, planned, random_plan
 
 
 def test_the_folder_has_transports():

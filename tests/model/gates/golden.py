@@ -1,4 +1,4 @@
-"""What tests of gates share: the golden cases, plans as masks, and seats handed out by loops."""
+"""What tests of gates share: the golden cases, plans as masks, and slots handed out by loops."""
 
 import functools
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ def read(name: str) -> dict[str, np.ndarray]:
 
 
 @functools.cache  # one function a number: a program that was compiled with it is found again
-def seats(number: int) -> Capacity:
-    """So many seats, however many choices."""
+def slots(number: int) -> Capacity:
+    """So many slots, however many choices."""
     return lambda choices: number
 
 
@@ -46,7 +46,7 @@ def tokens_of(logits_GSE: Any, mask_GS: Any = None, noise_GSE: Any = 0.0, **abou
 def at_once(gate: Gate, tokens: Tokens, E: int, capacity: Capacity, **options: Any) -> Routing:
     """gate(tokens, E, capacity, **options) as one program, for tokens without a table.
 
-    Operation by operation each is compiled on its own, anew for every shape: that takes longer.
+    Operation by operation each is compiled on its own, again for every shape: that takes longer.
     The plan's arrays are numpy's, whose operations are not compiled.
     """
     return all_at_once(gate, tokens, E, capacity, [options])[0]
@@ -93,22 +93,22 @@ def golden_tokens(inputs: dict[str, np.ndarray], case: str) -> tuple[Tokens, int
 
 def masks(routing: Routing) -> tuple[np.ndarray, np.ndarray]:
     """(combine_GSEC, dispatch_GSEC) of a plan, choice by choice."""
-    expert_GSK, seat_GSK, weight_GSK = (
-        np.asarray(x) for x in (routing.expert_GSK, routing.seat_GSK, routing.weight_GSK)
+    expert_GSK, position_GSK, weight_GSK = (
+        np.asarray(x) for x in (routing.expert_GSK, routing.position_GSK, routing.weight_GSK)
     )
-    shape = (*seat_GSK.shape[:2], routing.num_experts, routing.capacity)
+    shape = (*position_GSK.shape[:2], routing.num_experts, routing.capacity)
     combine_GSEC, dispatch_GSEC = np.zeros(shape, np.float32), np.zeros(shape, bool)
-    for g, s, k in zip(*np.nonzero(seat_GSK >= 0), strict=True):
-        place = g, s, expert_GSK[g, s, k], seat_GSK[g, s, k]
+    for g, s, k in zip(*np.nonzero(position_GSK >= 0), strict=True):
+        place = g, s, expert_GSK[g, s, k], position_GSK[g, s, k]
         combine_GSEC[place] += weight_GSK[g, s, k]
         dispatch_GSEC[place] = True
     return combine_GSEC, dispatch_GSEC
 
 
-def assert_same_plan(routing: Routing, combine, dispatch, where: str = "seat") -> None:
+def assert_same_plan(routing: Routing, combine, dispatch, where: str = "slot") -> None:
     """Masks exactly, weights to 2e-6."""
     combine_GSEC, dispatch_GSEC = masks(routing)
-    got = dispatch_GSEC if where == "seat" else combine_GSEC != 0
+    got = dispatch_GSEC if where == "slot" else combine_GSEC != 0
     np.testing.assert_array_equal(got, dispatch)
     np.testing.assert_allclose(combine_GSEC, combine, atol=2e-6, rtol=0)
 
@@ -132,13 +132,13 @@ def best(scores_GSE: np.ndarray, choices: int) -> np.ndarray:
     return np.argsort(-scores_GSE, axis=-1, kind="stable")[..., :choices]
 
 
-def seats_by_loops(
+def slots_by_loops(
     expert_GSK: Any, mask_GS: Any, capacity: int, *, token_major: bool = False, priority: Any = None
 ) -> np.ndarray:
-    """seat_GSK, one choice after the other, with a counter an expert that also counts in vain."""
+    """position_GSK by a loop over choices; each expert's counter also counts dropped ones."""
     expert_GSK, mask_GS = np.asarray(expert_GSK), np.asarray(mask_GS)
     G, S, K = expert_GSK.shape
-    seat_GSK = np.full((G, S, K), -1)
+    position_GSK = np.full((G, S, K), -1)
     for g in range(G):
         order = sorted(range(S), key=lambda s: 0 if priority is None else -priority[g, s])
         turns = [(s, k) for k in range(K) for s in order]
@@ -150,9 +150,9 @@ def seats_by_loops(
                 continue
             e = int(expert_GSK[g, s, k])
             if taken.get(e, 0) < capacity:
-                seat_GSK[g, s, k] = taken.get(e, 0)
+                position_GSK[g, s, k] = taken.get(e, 0)
             taken[e] = taken.get(e, 0) + 1
-    return seat_GSK
+    return position_GSK
 
 
 def balance_by_loops(probs_GSE: np.ndarray, expert_GSK: Any, mask_GS: np.ndarray) -> float:

@@ -9,10 +9,10 @@ from scipy.optimize import linear_sum_assignment
 
 from m4.model.auction import auction
 from m4.model.gates.base import base
-from tests.model.gates.golden import at_once, seats, tokens_of
+from tests.model.gates.golden import at_once, slots, tokens_of
 
 solve = jax.jit(auction)
-gate = jax.jit(lambda logits, mask: base(tokens_of(logits, mask, train=True), 4, seats(99)))
+gate = jax.jit(lambda logits, mask: base(tokens_of(logits, mask, train=True), 4, slots(99)))
 
 
 def best_value(scores_SE: np.ndarray) -> float:
@@ -58,7 +58,7 @@ def test_within_half_a_percent_of_the_optimum_and_exactly_balanced(kind, shape):
     for scores_SE, expert_S in zip(scores_GSE, np.asarray(expert_GS), strict=True):
         assert np.bincount(expert_S, minlength=E).tolist() == [S // E] * E
         best = best_value(scores_SE)
-        # What is lost, beside what the assignment is worth: over random ones, whose mean is the
+        # What is lost, next to what the assignment is worth: over random ones, whose mean is the
         # mean score. An offset shared by all does not flatter it.
         worth = best - S * scores_SE.mean()
         assert value(scores_SE, expert_S) >= best - 0.005 * worth
@@ -127,20 +127,20 @@ def test_by_hand():
     # that lose most with expert 1, t0 and t2. Total 4 + 2 + 3 + 1.5 = 10.5; the next best, t0 and
     # t1 with expert 0, is 4 + 3 + 1 + 1.5 = 9.5.
     logits = [[[4.0, 1.0], [3.0, 2.0], [3.0, 1.0], [2.0, 1.5]]]
-    routing = at_once(base, tokens_of(logits, train=True), 2, seats(1))
+    routing = at_once(base, tokens_of(logits, train=True), 2, slots(1))
     assert routing.capacity == 2
     assert routing.expert_GSK[0, :, 0].tolist() == [0, 1, 0, 1]
-    assert routing.seat_GSK[0, :, 0].tolist() == [0, 0, 1, 1]
+    assert routing.position_GSK[0, :, 0].tolist() == [0, 0, 1, 1]
     # Sigmoids of 4, 2, 3 and 1.5: 1 / (1 + e^-4) = .98201, ...
     np.testing.assert_allclose(
         routing.weight_GSK[0, :, 0], [0.982014, 0.880797, 0.952574, 0.817574], atol=1e-6
     )
     assert (routing.aux_loss, routing.z_loss) == (0, 0)
-    # Outside training all go where they like best, and there are seats for all.
-    routing = at_once(base, tokens_of(logits), 2, seats(1))
+    # Outside training all go where they like best, and there are slots for all.
+    routing = at_once(base, tokens_of(logits), 2, slots(1))
     assert routing.capacity == 4
     assert routing.expert_GSK[0, :, 0].tolist() == [0, 0, 0, 0]
-    assert routing.seat_GSK[0, :, 0].tolist() == [0, 1, 2, 3]
+    assert routing.position_GSK[0, :, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_padding_takes_only_places_that_are_left():
@@ -152,7 +152,7 @@ def test_padding_takes_only_places_that_are_left():
     routing = jax.device_get(gate(logits, mask))
     assert routing.capacity == 6
     expert = np.asarray(routing.expert_GSK[..., 0])
-    np.testing.assert_array_equal(np.asarray(routing.seat_GSK[..., 0]) >= 0, mask)
+    np.testing.assert_array_equal(np.asarray(routing.position_GSK[..., 0]) >= 0, mask)
     for g in range(6):
         counts = np.bincount(expert[g][mask[g]], minlength=4)
         assert counts.max(initial=0) <= 6
@@ -162,7 +162,7 @@ def test_padding_takes_only_places_that_are_left():
         assert value(logits[g][mask[g]], expert[g][mask[g]]) >= best - 0.005 * abs(best)
         # What padding scores does not matter.
     other = gate(np.where(mask[..., None], logits, 50.0).astype(np.float32), mask)
-    np.testing.assert_array_equal(other.seat_GSK, routing.seat_GSK)
+    np.testing.assert_array_equal(other.position_GSK, routing.position_GSK)
     np.testing.assert_array_equal(other.weight_GSK, routing.weight_GSK)
 
 
@@ -172,7 +172,7 @@ def test_the_router_learns_through_the_weight_alone():
     @jax.jit
     @partial(jax.grad, has_aux=True)
     def gradient_of_total(logits):
-        routing = base(tokens_of(logits, train=True), 4, seats(1))
+        routing = base(tokens_of(logits, train=True), 4, slots(1))
         return routing.weight_GSK.sum() + routing.aux_loss, routing
 
     gradient, routing = jax.device_get(gradient_of_total(logits))

@@ -13,7 +13,7 @@ import pytest
 from m4.model.gates.dense_to_sparse import dense_to_sparse, temperature
 from m4.model.gates.switch import switch
 from m4.model.moe import MoeLayer, mean_metrics
-from tests.model.gates.golden import PROBS, at_once, seats, tokens_of
+from tests.model.gates.golden import PROBS, at_once, slots, tokens_of
 
 OPTIONS: dict[str, Any] = {"tau_max": 2.0, "tau_min": 0.5, "anneal_steps": 10}
 
@@ -27,17 +27,17 @@ def test_dense_phase_by_hand():
     # there is no noise: g = p^(1 / 1.25) over their sum. For t1, with p = .5, .1, .4:
     # .5^.8 = .57435, .1^.8 = .15849, .4^.8 = .48045, sum 1.21329: .47338, .13063, .39599.
     tokens = tokens_of(np.log(PROBS), train=True, step=step(5))
-    gate = partial(at_once, dense_to_sparse, tokens, 3, seats(1), **OPTIONS)
+    gate = partial(at_once, dense_to_sparse, tokens, 3, slots(1), **OPTIONS)
     routing = gate(threshold=0.0)
     np.testing.assert_allclose(routing.metrics["temperature"], 1.25, rtol=1e-6)
     np.testing.assert_allclose(routing.weight_GSK[0, 1], [0.47338, 0.13063, 0.39599], atol=1e-5)
     assert routing.capacity == 4
     assert routing.expert_GSK[0].tolist() == [[0, 1, 2]] * 4
-    assert routing.seat_GSK[0].tolist() == [[0] * 3, [1] * 3, [2] * 3, [3] * 3]
+    assert routing.position_GSK[0].tolist() == [[0] * 3, [1] * 3, [2] * 3, [3] * 3]
     assert routing.aux_loss == 0
     # Above .2 t1 has two experts, whose weights stay what they were.
     routing = gate(threshold=0.2)
-    assert routing.seat_GSK[0, 1].tolist() == [1, -1, 1]
+    assert routing.position_GSK[0, 1].tolist() == [1, -1, 1]
     np.testing.assert_allclose(routing.weight_GSK[0, 1], [0.47338, 0, 0.39599], atol=1e-5)
     assert routing.shortcut is not None
     assert not routing.shortcut[0]
@@ -48,7 +48,7 @@ def test_the_noise_is_gumbels():
     # tokens with p = .6, .3, .1 shares within five standard deviations of at most .0078.
     logits = np.broadcast_to(np.log(PROBS[0][0]), (1, 4000, 3))
     tokens = tokens_of(logits, train=True, step=step(3), rng=jax.random.key(0))
-    plan = at_once(dense_to_sparse, tokens, 3, seats(1), threshold=0.0, **OPTIONS)
+    plan = at_once(dense_to_sparse, tokens, 3, slots(1), threshold=0.0, **OPTIONS)
     weight_GSK = plan.weight_GSK
     np.testing.assert_allclose(weight_GSK.sum(axis=-1), 1.0, atol=1e-5)
     share = np.bincount(np.argmax(weight_GSK[0], axis=-1), minlength=3) / 4000
@@ -58,14 +58,14 @@ def test_the_noise_is_gumbels():
 def test_after_the_annealing_it_is_switch():
     mask = [[True, True, False, True]]
     tokens = tokens_of(np.log(PROBS), mask, train=True, step=step(10))
-    expected = at_once(switch, tokens, 3, seats(1), jitter=0.0)
-    routing = at_once(dense_to_sparse, tokens, 3, seats(1), **OPTIONS)
+    expected = at_once(switch, tokens, 3, slots(1), jitter=0.0)
+    routing = at_once(dense_to_sparse, tokens, 3, slots(1), **OPTIONS)
     assert routing.shortcut is not None
     use, plan = routing.shortcut
     assert use
     jax.tree.map(np.testing.assert_array_equal, plan, expected)
-    # By hand: t0 has expert 0's one seat, t1 finds it full, t2 is padding, t3 has expert 1's.
-    assert routing.seat_GSK[0].tolist() == [[0, -1, -1], [-1] * 3, [-1] * 3, [-1, 0, -1]]
+    # By hand: t0 has expert 0's one slot, t1 finds it full, t2 is padding, t3 has expert 1's.
+    assert routing.position_GSK[0].tolist() == [[0, -1, -1], [-1] * 3, [-1] * 3, [-1, 0, -1]]
     np.testing.assert_allclose(routing.weight_GSK[0, 0], [0.6, 0, 0], atol=1e-6)
     for name in ("aux_loss", "z_loss"):
         np.testing.assert_array_equal(getattr(routing, name), getattr(expected, name))
@@ -76,8 +76,8 @@ def test_after_the_annealing_it_is_switch():
 @pytest.mark.parametrize("where", [None, step(0), step(10)])
 def test_outside_training_it_is_switch(where):
     tokens = tokens_of(np.log(PROBS), step=where, rng=jax.random.key(0))
-    routing = at_once(dense_to_sparse, tokens, 3, seats(2), **OPTIONS)
-    jax.tree.map(np.testing.assert_array_equal, routing, at_once(switch, tokens, 3, seats(2)))
+    routing = at_once(dense_to_sparse, tokens, 3, slots(2), **OPTIONS)
+    jax.tree.map(np.testing.assert_array_equal, routing, at_once(switch, tokens, 3, slots(2)))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_temperature(number, tau):
 def test_steps_of_the_dense_phase():
     def is_sparse(number, **options):
         tokens = tokens_of(np.log(PROBS), train=True, step=step(number))
-        routing = at_once(dense_to_sparse, tokens, 3, seats(1), **{**OPTIONS, **options})
+        routing = at_once(dense_to_sparse, tokens, 3, slots(1), **{**OPTIONS, **options})
         assert routing.shortcut is not None
         return bool(routing.shortcut[0])
 
@@ -122,7 +122,7 @@ def test_the_layer_with_its_shortcut_is_the_layer_without():
     mask_BL = np.arange(16)[None] < np.array([[16], [11]])
 
     def layer(gate) -> MoeLayer:
-        # .25 * 16 / 4 = 1 seat, raised to Lingvo's 4: some tokens find no seat.
+        # .25 * 16 / 4 = 1 slot, raised to Lingvo's 4: some tokens find no slot.
         return MoeLayer(
             num_experts=4,
             mlp_width=5,
@@ -163,7 +163,7 @@ def test_the_layer_with_its_shortcut_is_the_layer_without():
     assert dense["experts_per_token"] > 1.2
     assert dense["fraction_tokens_left_behind"] == 0
     assert dense["auxiliary_loss"] == 0
-    # Top-1 with overflow: one expert less the share of those without a seat.
+    # Top-1 with overflow: one expert less the share of those without a slot.
     assert 0 < sparse["fraction_tokens_left_behind"] < 1
     left = sparse["fraction_tokens_left_behind"]
     np.testing.assert_allclose(sparse["experts_per_token"], 1 - left, rtol=1e-6)
@@ -173,4 +173,4 @@ def test_the_layer_with_its_shortcut_is_the_layer_without():
 def test_training_needs_the_step():
     tokens = tokens_of(np.log(PROBS), train=True)
     with pytest.raises(ValueError, match="dense_to_sparse needs the training step"):
-        dense_to_sparse(tokens, 3, seats(1))
+        dense_to_sparse(tokens, 3, slots(1))

@@ -5,7 +5,7 @@ import pytest
 
 from m4.model.gates.expert_choice import expert_choice
 from m4.settings import SettingError
-from tests.model.gates.golden import CASES, PROBS, at_once, masks, read, seats, tokens_of
+from tests.model.gates.golden import CASES, PROBS, at_once, masks, read, slots, tokens_of
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -15,7 +15,7 @@ def test_equals_lingvo(case):
     _, S, E = logits.shape
     factor = float(inputs[f"{case}/capacity"]) * E / S
     tokens = tokens_of(logits, mask, train=True)
-    routing = at_once(expert_choice, tokens, E, seats(1), capacity_factor=factor)
+    routing = at_once(expert_choice, tokens, E, slots(1), capacity_factor=factor)
     combine_GSEC, _ = masks(routing)
     expected = lingvo[f"{case}/expert_choice_v2/combine"]
     np.testing.assert_array_equal(combine_GSEC != 0, expected != 0)
@@ -27,11 +27,11 @@ def test_by_hand():
     #   expert 0: .6 .5 .7 .2   takes t0 and t2
     #   expert 1: .3 .1 .2 .5   takes t0 and t3
     #   expert 2: .1 .4 .1 .3   takes t1 and t3
-    # Seats in the tokens' order; weights are the probabilities.
+    # Slots in the tokens' order; weights are the probabilities.
     tokens = tokens_of(np.log(PROBS), train=True)
-    routing = at_once(expert_choice, tokens, 3, seats(99), capacity_factor=1.5)
+    routing = at_once(expert_choice, tokens, 3, slots(99), capacity_factor=1.5)
     assert routing.capacity == 2
-    assert routing.seat_GSK[0].tolist() == [[0, 0, -1], [-1, -1, 0], [1, -1, -1], [-1, 1, 1]]
+    assert routing.position_GSK[0].tolist() == [[0, 0, -1], [-1, -1, 0], [1, -1, -1], [-1, 1, 1]]
     np.testing.assert_allclose(
         routing.weight_GSK[0], [[0.6, 0.3, 0], [0, 0, 0.4], [0.7, 0, 0], [0, 0.5, 0.3]], atol=1e-6
     )
@@ -41,13 +41,13 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize(("factor", "C"), [(2.0, 3), (1.0, 2), (8 / 3, 4), (0.01, 1), (9.0, 6)])
-def test_seats(factor, C):
-    # Six tokens, four experts: 6 * factor / 4 rounded up, at most one seat a token. (6 * 8/3 / 4 is
+def test_slots(factor, C):
+    # Six tokens, four experts: 6 * factor / 4 rounded up, at most one slot a token. (6 * 8/3 / 4 is
     # 4, and no more where 8/3 was rounded up.)
     tokens = tokens_of(np.zeros((1, 6, 4)), train=True)
-    routing = at_once(expert_choice, tokens, 4, seats(1), capacity_factor=factor)
+    routing = at_once(expert_choice, tokens, 4, slots(1), capacity_factor=factor)
     assert routing.capacity == C
-    assert (np.asarray(routing.seat_GSK >= 0).sum(axis=1) == C).all()
+    assert (np.asarray(routing.position_GSK >= 0).sum(axis=1) == C).all()
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.3])
@@ -59,27 +59,27 @@ def test_outside_training_padding_changes_nothing(factor):
         def plan(length, logits=logits, real=real):
             padded = np.concatenate([logits, rng.normal(size=(1, length - real, 4))], axis=1)
             tokens = tokens_of(padded, np.arange(length)[None] < real)
-            return at_once(expert_choice, tokens, 4, seats(1), capacity_factor=factor)
+            return at_once(expert_choice, tokens, 4, slots(1), capacity_factor=factor)
 
         alone = plan(real)
-        assert (alone.seat_GSK >= 0).any()
+        assert (alone.position_GSK >= 0).any()
         for length in (real + 1, 16):
             padded = plan(length)
-            np.testing.assert_array_equal(padded.seat_GSK[:, :real], alone.seat_GSK)
+            np.testing.assert_array_equal(padded.position_GSK[:, :real], alone.position_GSK)
             np.testing.assert_allclose(
                 padded.weight_GSK[:, :real], alone.weight_GSK, atol=1e-7, rtol=0
             )
-            assert (padded.seat_GSK[:, real:] == -1).all()
+            assert (padded.position_GSK[:, real:] == -1).all()
 
 
-def test_in_training_padding_leaves_more_seats_to_the_others():
+def test_in_training_padding_leaves_more_slots_to_the_others():
     # C = 2 * 4 / 2 = 4 of 4 tokens, of which one is real: it has both experts, and no pad has any.
     tokens = tokens_of(np.zeros((1, 4, 2)), [[False, True, False, False]], train=True)
-    routing = at_once(expert_choice, tokens, 2, seats(1))
-    assert routing.seat_GSK[0].tolist() == [[-1, -1], [0, 0], [-1, -1], [-1, -1]]
+    routing = at_once(expert_choice, tokens, 2, slots(1))
+    assert routing.position_GSK[0].tolist() == [[-1, -1], [0, 0], [-1, -1], [-1, -1]]
 
 
 def test_decoders_refuse_it():
     tokens = tokens_of(np.zeros((1, 4, 2)), causal=True)
     with pytest.raises(SettingError, match=r"'expert_choice'.* Transformer\.decoder_moe"):
-        expert_choice(tokens, 2, seats(1))
+        expert_choice(tokens, 2, slots(1))

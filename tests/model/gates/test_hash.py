@@ -20,7 +20,7 @@ from m4.parallel.mesh import make_mesh
 from m4.storage.checkpoints import Checkpoints
 from m4.train.state import create, initialize
 from tests.eval.small_model import SETTINGS, VOCAB, Words
-from tests.model.gates.golden import seats
+from tests.model.gates.golden import slots
 
 
 def tokens_of(ids, mask, table) -> Tokens:
@@ -36,12 +36,12 @@ def tokens_of(ids, mask, table) -> Tokens:
 
 
 def test_by_hand():
-    # Ids 0 ... 3 live at experts 1, 0, 1, 1; two seats. Expert 1 seats the first token (id 3) and,
+    # Ids 0 ... 3 live at experts 1, 0, 1, 1; two slots. Expert 1 takes the first token (id 3) and,
     # after padding (id 0) that takes none, the fourth (id 2); the fifth (id 0) finds it full.
     tokens = tokens_of([[3, 1, 0, 2, 0]], [[True, True, False, True, True]], [1, 0, 1, 1])
-    routing = jax.device_get(jax.jit(lambda: hash(tokens, 2, seats(2)))())
+    routing = jax.device_get(jax.jit(lambda: hash(tokens, 2, slots(2)))())
     assert routing.expert_GSK[0, :, 0].tolist() == [1, 0, 1, 1, 1]
-    assert routing.seat_GSK[0, :, 0].tolist() == [0, 0, -1, 1, -1]
+    assert routing.position_GSK[0, :, 0].tolist() == [0, 0, -1, 1, -1]
     assert routing.weight_GSK[0, :, 0].tolist() == [1, 1, 0, 1, 0]
     assert (routing.aux_loss, routing.z_loss) == (0, 0)
     np.testing.assert_allclose(routing.metrics["nowhere"], 1 / 4)
@@ -87,7 +87,7 @@ def test_ids_that_never_occur_are_spread(tmp_path):
 
 
 def test_clustered_table(tmp_path):
-    # Three clouds far apart: whatever their names, each has an expert of its own.
+    # Three clouds far apart: whatever their names, each has a separate expert.
     rng = np.random.default_rng(0)
     cloud = rng.integers(0, 3, 90)
     cloud[:3] = [0, 1, 2]

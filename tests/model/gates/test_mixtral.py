@@ -14,7 +14,7 @@ from tests.model.gates.golden import (
     golden_tokens,
     random_case,
     read,
-    seats,
+    slots,
     softmax,
     tokens_of,
     tokens_of_probs,
@@ -27,7 +27,7 @@ def test_two_experts_are_gshards_without_the_coin(case):
     alg1 = read("alg1")
     tokens, E, C = golden_tokens(read("inputs"), case)
     combine, dispatch = (alg1[f"{case}/alg1/all/{part}"] for part in ("combine", "dispatch"))
-    assert_same_plan(at_once(mixtral, tokens, E, seats(C)), combine, dispatch)
+    assert_same_plan(at_once(mixtral, tokens, E, slots(C)), combine, dispatch)
 
 
 @pytest.mark.parametrize("choices", [1, 2, 3])
@@ -36,7 +36,7 @@ def test_loss_equals_hugging_faces(choices):
     # Groups differ in their number of tokens, so a mean over groups would be another number.
     logits, mask = random_case(choices, G=4, S=10, E=5)
     mask[0, 2:] = False
-    routing = at_once(mixtral, tokens_of(logits, mask), 5, seats(10), choices=choices)
+    routing = at_once(mixtral, tokens_of(logits, mask), 5, slots(10), choices=choices)
     probs = softmax(logits)[mask]
     one_hot = np.eye(5)[best(logits, choices)[mask]]  # [tokens, k, E]
     expected = 5 * np.sum(one_hot.mean(axis=0) * probs.mean(axis=0)[None])
@@ -52,10 +52,10 @@ def test_loss_equals_hugging_faces(choices):
 def test_by_hand():
     # p of the best two, and their shares: t0 .6 .3 -> 2/3 1/3; t1 .5 .4 -> 5/9 4/9; t2 .7 .2 ->
     # 7/9 2/9; t3 .5 .3 -> 5/8 3/8; experts 0 1, 0 2, 0 1, 1 2.
-    routing = at_once(mixtral, tokens_of_probs(PROBS), 3, seats(4))
+    routing = at_once(mixtral, tokens_of_probs(PROBS), 3, slots(4))
     assert routing.expert_GSK[0].tolist() == [[0, 1], [0, 2], [0, 1], [1, 2]]
     # All first choices before all second ones: expert 1 has t3, then t0 and t2.
-    assert routing.seat_GSK[0].tolist() == [[0, 1], [1, 0], [2, 2], [0, 1]]
+    assert routing.position_GSK[0].tolist() == [[0, 1], [1, 0], [2, 2], [0, 1]]
     np.testing.assert_allclose(
         routing.weight_GSK[0],
         [[2 / 3, 1 / 3], [5 / 9, 4 / 9], [7 / 9, 2 / 9], [5 / 8, 3 / 8]],
@@ -67,12 +67,12 @@ def test_by_hand():
 
 
 def test_equal_logits_choose_the_lowest_experts():
-    routing = at_once(mixtral, tokens_of(np.zeros((1, 2, 4))), 4, seats(2))
+    routing = at_once(mixtral, tokens_of(np.zeros((1, 2, 4))), 4, slots(2))
     assert routing.expert_GSK[0].tolist() == [[0, 1]] * 2
     np.testing.assert_allclose(routing.weight_GSK, 0.5)
 
 
 @pytest.mark.parametrize("rule", CAPACITY_RULES)
-def test_a_capacity_factor_of_e_over_k_seats_everyone(rule):
+def test_a_capacity_factor_of_e_over_k_drops_no_token(rule):
     for tokens in (4, 7, 64, 250):
         assert expert_capacity(tokens, 8, 8 / 2, 2, rule) == tokens

@@ -14,8 +14,8 @@ from tests.model.gates.golden import (
     at_once,
     best,
     random_case,
-    seats,
-    seats_by_loops,
+    slots,
+    slots_by_loops,
     softmax,
     tokens_of,
 )
@@ -65,10 +65,10 @@ def test_equals_a_transcription(choices, factors):
     np.testing.assert_allclose(routing.aux_loss, expected, rtol=1e-5, atol=1e-8)
     # The plan.
     expert = best(noisy, choices)
-    seat = seats_by_loops(expert, mask, 3)
+    slot = slots_by_loops(expert, mask, 3)
     np.testing.assert_array_equal(routing.expert_GSK, expert)
-    np.testing.assert_array_equal(routing.seat_GSK, seat)
-    weight = np.take_along_axis(gates, expert[mask], axis=-1) * (seat[mask] >= 0)
+    np.testing.assert_array_equal(routing.position_GSK, slot)
+    weight = np.take_along_axis(gates, expert[mask], axis=-1) * (slot[mask] >= 0)
     np.testing.assert_allclose(np.asarray(routing.weight_GSK)[mask], weight, atol=2e-6)
 
 
@@ -88,7 +88,7 @@ def test_by_hand_smooth_load():
         planned(clean, noisy, sd, mask, 2, 1, choices=1, importance=5.0, load=1.0)
     )
     np.testing.assert_allclose(routing.aux_loss, (0.163684 / 0.494971) ** 2, rtol=1e-5)
-    assert routing.seat_GSK[0, :, 0].tolist() == [0, 0, -1]
+    assert routing.position_GSK[0, :, 0].tolist() == [0, 0, -1]
     assert routing.weight_GSK[0, :, 0].tolist() == [1, 1, 0]
 
 
@@ -96,12 +96,12 @@ def test_by_hand_an_untrained_gate_without_noise():
     # All logits 0: ties go to experts 0 and 1, half each. Importance (N/2, N/2, 0): mean N/3,
     # variance (1/36 + 1/36 + 1/9) N^2 / 3 = N^2/18, CV^2 = 9/18. Load (N, N, 0): the same.
     tokens = tokens_of(np.zeros((1, 4, 3)))
-    routing = at_once(noisy_topk, tokens, 3, seats(3), importance=0.5, load=0.25)
+    routing = at_once(noisy_topk, tokens, 3, slots(3), importance=0.5, load=0.25)
     np.testing.assert_allclose(routing.aux_loss, 0.75 * 0.5, rtol=1e-6)
     assert routing.expert_GSK[0].tolist() == [[0, 1]] * 4
     np.testing.assert_allclose(routing.weight_GSK[0, :3], 0.5)
-    # Three seats: the fourth token has none, and the losses do not change with it.
-    assert routing.seat_GSK[0].tolist() == [[0, 0], [1, 1], [2, 2], [-1, -1]]
+    # Three slots: the fourth token has none, and the losses do not change with it.
+    assert routing.position_GSK[0].tolist() == [[0, 0], [1, 1], [2, 2], [-1, -1]]
     np.testing.assert_allclose(routing.z_loss, math.log(3) ** 2, rtol=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_size_of_the_noise(raw):
     sd = math.log1p(math.exp(raw)) + 0.01
     clean = np.broadcast_to(np.array([sd, 0.0]), (1, 4096, 2))
     tokens = tokens_of(clean, noise_GSE=raw, train=True, rng=jax.random.key(0))
-    routing = at_once(noisy_topk, tokens, 2, seats(4096), choices=1)
+    routing = at_once(noisy_topk, tokens, 2, slots(4096), choices=1)
     assert abs(np.mean(routing.expert_GSK == 0) - 0.76025) < 0.034
     # The smooth load expects what happens: shares (.760, .240) +- .034 have a CV^2 of .271 +- .07,
     # as have the shares of weights.
@@ -129,7 +129,7 @@ def test_size_of_the_noise(raw):
 def test_no_noise_outside_training_or_without_a_key():
     logits, mask = random_case(0, G=2, S=6, E=4)
     plans = [
-        at_once(noisy_topk, tokens_of(logits, mask, train=train, rng=rng), 4, seats(6))
+        at_once(noisy_topk, tokens_of(logits, mask, train=train, rng=rng), 4, slots(6))
         for train, rng in ((False, None), (False, jax.random.key(0)), (True, None))
     ]
     expert = best(logits, 2)
@@ -140,7 +140,7 @@ def test_no_noise_outside_training_or_without_a_key():
         np.testing.assert_array_equal(plan.expert_GSK, expert)
         np.testing.assert_allclose(plan.aux_loss, cv2(importance) + cv2(load), rtol=1e-5)
     noisy = at_once(
-        noisy_topk, tokens_of(logits, mask, train=True, rng=jax.random.key(0)), 4, seats(6)
+        noisy_topk, tokens_of(logits, mask, train=True, rng=jax.random.key(0)), 4, slots(6)
     )
     assert (np.asarray(noisy.expert_GSK) != expert).any()
 
@@ -153,7 +153,7 @@ def test_both_matrices_start_as_zeros_and_are_made_without_training():
         asked[name] = how
         return tokens.score(name)
 
-    noisy_topk(replace(tokens, score=score), 3, seats(3))
+    noisy_topk(replace(tokens, score=score), 3, slots(3))
     assert asked == {"router": {"init": "zeros"}, "noise": {"init": "zeros"}}
 
 
@@ -166,7 +166,7 @@ def test_gradients_teach_both_matrices():
         tokens = tokens_of(logits, mask, train=True, rng=jax.random.key(0))
         by_name = {"router": clean, "noise": noise}
         tokens = replace(tokens, score=lambda name, **_: by_name[name])
-        return noisy_topk(tokens, 4, seats(8)).aux_loss
+        return noisy_topk(tokens, 4, slots(8)).aux_loss
 
     gradients = gradients_of_loss(logits, np.zeros_like(logits))
     for gradient in gradients:

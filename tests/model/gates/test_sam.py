@@ -11,8 +11,8 @@ from tests.model.gates.golden import (
     balance_by_loops,
     best,
     random_case,
-    seats,
-    seats_by_loops,
+    slots,
+    slots_by_loops,
     softmax,
     tokens_of,
     tokens_of_probs,
@@ -33,14 +33,14 @@ def test_equals_loops(choices, expert_groups):
         expert[g, s] = d * members + best(p[inside], choices)
         last = p[expert[g, s, -1]]
         misfit[g, s] = sum(max(p[e] - last, 0) for e in range(6) if e not in inside)
-    seat = seats_by_loops(expert, mask, 2)
-    assert (seat[mask] < 0).any()  # some are dropped
+    slot = slots_by_loops(expert, mask, 2)
+    assert (slot[mask] < 0).any()  # some are dropped
     options = {"choices": choices, "expert_groups": expert_groups}
     variants = [{**options, "alignment": 0.5, "paper_scale": scale} for scale in (False, True)]
-    routing, summed = all_at_once(sam, tokens_of(logits, mask), 6, seats(2), variants)
+    routing, summed = all_at_once(sam, tokens_of(logits, mask), 6, slots(2), variants)
     np.testing.assert_array_equal(routing.expert_GSK, expert)
-    np.testing.assert_array_equal(routing.seat_GSK, seat)
-    weight = np.take_along_axis(probs, expert, axis=-1) * (seat >= 0)
+    np.testing.assert_array_equal(routing.position_GSK, slot)
+    weight = np.take_along_axis(probs, expert, axis=-1) * (slot >= 0)
     np.testing.assert_allclose(routing.weight_GSK, weight, atol=2e-6)
     balance = balance_by_loops(probs, expert, mask)
     # A single expert that is the best of all keeps its token from none.
@@ -57,7 +57,7 @@ PROBS = [[[0.4, 0.05, 0.3, 0.25], [0.1, 0.5, 0.3, 0.1]]]
 
 
 def test_by_hand_one_expert():
-    routing = at_once(sam, tokens_of_probs(PROBS), 4, seats(1), choices=1)
+    routing = at_once(sam, tokens_of_probs(PROBS), 4, slots(1), choices=1)
     assert routing.expert_GSK[0].tolist() == [[2], [1]]
     np.testing.assert_allclose(routing.weight_GSK[0], [[0.3], [0.5]], atol=1e-6)
     # Balance: f = (0, .5, .5, 0), P = (.25, .275, .3, .175): 4 * (.1375 + .15) = 1.15.
@@ -66,27 +66,27 @@ def test_by_hand_one_expert():
 
 
 def test_by_hand_two_experts():
-    routing = at_once(sam, tokens_of_probs(PROBS), 4, seats(1), alignment=2.0)
+    routing = at_once(sam, tokens_of_probs(PROBS), 4, slots(1), alignment=2.0)
     assert routing.expert_GSK[0].tolist() == [[2, 3], [1, 0]]
     np.testing.assert_allclose(routing.weight_GSK[0], [[0.3, 0.25], [0.5, 0.1]], atol=1e-6)
     # Every expert has one of the four choices: balance 4 * sum(P) / 4 = 1.
     # Misfit, against the second choice: t0 .4 - .25 = .15, t1 .3 - .1 = .2 (and .1 - .1 = 0):
     # mean .175, sum .35.
     np.testing.assert_allclose(routing.aux_loss, 1 + 2 * 0.175, rtol=1e-6)
-    summed = at_once(sam, tokens_of_probs(PROBS), 4, seats(1), alignment=2.0, paper_scale=True)
+    summed = at_once(sam, tokens_of_probs(PROBS), 4, slots(1), alignment=2.0, paper_scale=True)
     np.testing.assert_allclose(summed.aux_loss, 2 * 1 + 2 * 0.35, rtol=1e-6)
 
 
 def test_ties_go_to_the_lowest_group_and_expert():
-    routing = at_once(sam, tokens_of(np.zeros((1, 2, 8))), 8, seats(2), expert_groups=4)
+    routing = at_once(sam, tokens_of(np.zeros((1, 2, 8))), 8, slots(2), expert_groups=4)
     assert routing.expert_GSK[0].tolist() == [[0, 1]] * 2
 
 
 def test_one_group_is_top_k():
     logits, mask = random_case(5, G=3, S=12, E=4)
     tokens = tokens_of(logits, mask)
-    routing = at_once(sam, tokens, 4, seats(2), choices=3, expert_groups=1)
-    plain = at_once(topk, tokens, 4, seats(2), choices=3)
-    np.testing.assert_array_equal(routing.seat_GSK, plain.seat_GSK)
+    routing = at_once(sam, tokens, 4, slots(2), choices=3, expert_groups=1)
+    plain = at_once(topk, tokens, 4, slots(2), choices=3)
+    np.testing.assert_array_equal(routing.position_GSK, plain.position_GSK)
     np.testing.assert_allclose(routing.weight_GSK, plain.weight_GSK, atol=1e-7)
     np.testing.assert_allclose(routing.aux_loss, plain.aux_loss, rtol=1e-6)

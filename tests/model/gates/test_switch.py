@@ -1,4 +1,4 @@
-"""Switch's gate: golden outputs, a case by hand, jitter, who gets the seats."""
+"""Switch's gate: golden outputs, a case by hand, jitter, who gets the slots."""
 
 import math
 from dataclasses import replace
@@ -21,8 +21,8 @@ from tests.model.gates.golden import (
     golden_tokens,
     random_case,
     read,
-    seats,
-    seats_by_loops,
+    slots,
+    slots_by_loops,
     softmax,
     tokens_of,
     tokens_of_probs,
@@ -33,7 +33,7 @@ from tests.model.gates.golden import (
 def test_equals_a_transcription_of_the_paper(case):
     alg1 = read("alg1")
     tokens, E, C = golden_tokens(read("inputs"), case)
-    routing = at_once(switch, tokens, E, seats(C))
+    routing = at_once(switch, tokens, E, slots(C))
     combine = alg1[f"{case}/alg1/switch/combine"]
     assert_same_plan(routing, combine, combine != 0, where="weight")
     # GShard's loss counts first choices too; times E^2 it is 1 when balanced. With padding: over
@@ -44,11 +44,11 @@ def test_equals_a_transcription_of_the_paper(case):
 
 
 def test_by_hand():
-    # Best experts of the four tokens: 0, 0, 0, 1 with p = .6, .5, .7, .5. Two seats each: t0 and t1
+    # Best experts of the four tokens: 0, 0, 0, 1 with p = .6, .5, .7, .5. Two slots each: t0 and t1
     # sit at expert 0, t2 finds it full, t3 sits at expert 1. Weights are p itself.
-    routing = at_once(switch, tokens_of_probs(PROBS), 3, seats(2))
+    routing = at_once(switch, tokens_of_probs(PROBS), 3, slots(2))
     assert routing.expert_GSK[0, :, 0].tolist() == [0, 0, 0, 1]
-    assert routing.seat_GSK[0, :, 0].tolist() == [0, 1, -1, 0]
+    assert routing.position_GSK[0, :, 0].tolist() == [0, 1, -1, 0]
     np.testing.assert_allclose(routing.weight_GSK[0, :, 0], [0.6, 0.5, 0, 0.5], atol=1e-6)
     # f = (3/4, 1/4, 0), before capacity; P = (2.0, 1.1, .9) / 4:
     # 3 * (.75 * .5 + .25 * .275) = 1.33125.
@@ -60,8 +60,8 @@ def test_by_hand():
 
 def test_by_hand_the_most_probable_sit_first():
     # At expert 0 t2 (.7) goes first, then t0 (.6); t1 (.5) is left over.
-    routing = at_once(switch, tokens_of_probs(PROBS), 3, seats(2), priority="probability")
-    assert routing.seat_GSK[0, :, 0].tolist() == [1, -1, 0, 0]
+    routing = at_once(switch, tokens_of_probs(PROBS), 3, slots(2), priority="probability")
+    assert routing.position_GSK[0, :, 0].tolist() == [1, -1, 0, 0]
     np.testing.assert_allclose(routing.weight_GSK[0, :, 0], [0.6, 0, 0.7, 0.5], atol=1e-6)
     np.testing.assert_allclose(routing.aux_loss, 1.33125, rtol=1e-6)
 
@@ -71,21 +71,21 @@ def test_by_hand_padding():
     # P = (1.4, .8, .8) / 3: 3 * (2/3 * 1.4/3 + 1/3 * .8/3) = 1.2. The second group, all padding,
     # counts as 0: the mean is 0.6.
     mask = [[False, True, True, True], [False] * 4]
-    routing = at_once(switch, tokens_of_probs(PROBS * 2, mask), 3, seats(2))
-    assert routing.seat_GSK[:, :, 0].tolist() == [[-1, 0, 1, 0], [-1] * 4]
+    routing = at_once(switch, tokens_of_probs(PROBS * 2, mask), 3, slots(2))
+    assert routing.position_GSK[:, :, 0].tolist() == [[-1, 0, 1, 0], [-1] * 4]
     np.testing.assert_allclose(routing.aux_loss, 0.6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("priority", ["order", "probability"])
 def test_equals_loops(priority):
     logits, mask = random_case(3, G=4, S=16, E=4)
-    routing = at_once(switch, tokens_of(logits, mask), 4, seats(3), priority=priority)
+    routing = at_once(switch, tokens_of(logits, mask), 4, slots(3), priority=priority)
     probs, expert = softmax(logits), best(logits, 1)
     by = probs.max(axis=-1) if priority == "probability" else None
-    seat = seats_by_loops(expert, mask, 3, priority=by)
-    assert (seat < 0)[mask].any()  # some are dropped
-    np.testing.assert_array_equal(routing.seat_GSK, seat)
-    expected = probs.max(axis=-1, keepdims=True) * (seat >= 0)
+    slot = slots_by_loops(expert, mask, 3, priority=by)
+    assert (slot < 0)[mask].any()  # some are dropped
+    np.testing.assert_array_equal(routing.position_GSK, slot)
+    expected = probs.max(axis=-1, keepdims=True) * (slot >= 0)
     np.testing.assert_allclose(routing.weight_GSK, expected, atol=2e-6)
     np.testing.assert_allclose(routing.aux_loss, balance_by_loops(probs, expert, mask), rtol=2e-6)
     z = np.log(np.exp(logits.astype(np.float64)).sum(-1)) ** 2
@@ -96,7 +96,7 @@ def test_z_loss_of_equal_logits():
     # logsumexp of four zeros is ln 4; padding, here with large logits, does not count.
     logits = np.zeros((1, 3, 4))
     logits[0, 2] = 50
-    routing = at_once(switch, tokens_of(logits, [[True, True, False]]), 4, seats(3))
+    routing = at_once(switch, tokens_of(logits, [[True, True, False]]), 4, slots(3))
     np.testing.assert_allclose(routing.z_loss, math.log(4) ** 2, rtol=1e-6)
     # And ties go to the lowest index.
     assert routing.expert_GSK[0, :, 0].tolist() == [0, 0, 0]
@@ -110,7 +110,7 @@ def test_jitter_in_training_only(train, rng, jitter):
     tokens = tokens_of_probs(PROBS, train=train, rng=None if rng is None else jax.random.key(rng))
     score = lambda name, **how: (asked.append(how["jitter"]), tokens.score(name))[1]  # noqa: E731
     asking = replace(tokens, score=score)
-    jax.eval_shape(lambda: switch(asking, 3, seats(2), jitter=0.1))
+    jax.eval_shape(lambda: switch(asking, 3, slots(2), jitter=0.1))
     assert asked == [jitter]
 
 
@@ -161,5 +161,5 @@ def test_jitter_scales_what_the_router_sees_and_nothing_else():
 def test_decoders_refuse_probability():
     causal = tokens_of_probs(PROBS, causal=True)
     with pytest.raises(SettingError, match=r"^switch\.priority = 'probability'.* later tokens"):
-        switch(causal, 3, seats(2), priority="probability")
-    assert at_once(switch, causal, 3, seats(2)).seat_GSK[0, :, 0].tolist() == [0, 1, -1, 0]
+        switch(causal, 3, slots(2), priority="probability")
+    assert at_once(switch, causal, 3, slots(2)).position_GSK[0, :, 0].tolist() == [0, 1, -1, 0]

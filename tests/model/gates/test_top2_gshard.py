@@ -17,17 +17,17 @@ from tests.model.gates.golden import (
     assert_same_plan,
     at_once,
     read,
-    seats,
+    slots,
     tokens_of,
 )
 
 # --- Golden outputs -------------------------------------------------------------------------------
 
-OPTIONS = ("policy", "paper_seat", "normalize", "real_token_means")
+OPTIONS = ("policy", "paper_slot", "normalize", "real_token_means")
 planned = jax.jit(route, static_argnames=("num_experts", "capacity", *OPTIONS))
 
 PAPER: dict[str, dict[str, Any]] = {
-    "paper": {"policy": "random", "paper_seat": True},
+    "paper": {"policy": "random", "paper_slot": True},
     "paper_freeseat": {"policy": "random"},
     "all": {"policy": "all"},
     "all_after": {"policy": "all", "normalize": "after"},
@@ -42,7 +42,7 @@ LINGVO: dict[str, dict[str, Any]] = {
     "random_nonlegacy": {"policy": "random", "normalize": "after", "real_token_means": True},
 }
 REAL_TOKENS: dict[str, Any] = {"policy": "all", "real_token_means": True}
-DEFAULTS = {"paper_seat": False, "normalize": "before", "real_token_means": False}
+DEFAULTS = {"paper_slot": False, "normalize": "before", "real_token_means": False}
 
 
 @functools.cache
@@ -109,7 +109,7 @@ def test_the_transports_masks_are_the_papers():
 
 
 def test_capacity_equals_lingvos():
-    # Lingvo's factor counts both choices (2.0 is the paper's 2S/E); and it gives four seats to a
+    # Lingvo's factor counts both choices (2.0 is the paper's 2S/E); and it gives four slots to a
     # group of fewer tokens, where m4 gives as many as there are tokens.
     for tokens, experts, factor, most in read("lingvo")["capacity_probe"]:
         got = expert_capacity(int(tokens), int(experts), factor / 2)
@@ -118,12 +118,12 @@ def test_capacity_equals_lingvos():
 
 # --- By hand --------------------------------------------------------------------------------------
 
-# Two seats each. The rows of PROBS; the best two experts; g1, g2 = their shares:
+# Two slots each. The rows of PROBS; the best two experts; g1, g2 = their shares:
 #   t0  .6 .3 .1   experts 0, 1   2/3, 1/3
 #   t1  .5 .1 .4   experts 0, 2   5/9, 4/9
 #   t2  .7 .2 .1   experts 0, 1   7/9, 2/9
 #   t3  .2 .5 .3   experts 1, 2   5/8, 3/8
-# First choices in order: expert 0 seats t0 (0) and t1 (1), t2 finds it full; expert 1 seats t3 (0).
+# First choices in order: expert 0 takes t0 (0) and t1 (1), t2 finds it full; expert 1 takes t3 (0).
 # Coins: 2 g2 = .667, .889, .444, .75 against these: t1 and t2 win, t0 and t3 lose.
 COINS = [[0.7, 0.5, 0.3, 0.8]]
 
@@ -131,7 +131,7 @@ COINS = [[0.7, 0.5, 0.3, 0.8]]
 def by_hand(mask_GS=((True,) * 4,), **options) -> Routing:
     options = {
         "policy": "random",
-        "paper_seat": False,
+        "paper_slot": False,
         "normalize": "before",
         "real_token_means": True,
         **options,
@@ -140,11 +140,11 @@ def by_hand(mask_GS=((True,) * 4,), **options) -> Routing:
     return planned(logits_GSE, np.asarray(mask_GS), np.asarray(COINS), 3, 2, **options)
 
 
-def test_by_hand_a_refused_second_expert_frees_its_seat():
-    # Second choices: t1 gets seat 0 of expert 2; t2 gets seat 1 of expert 1, after t3.
+def test_by_hand_a_refused_second_expert_frees_its_slot():
+    # Second choices: t1 gets slot 0 of expert 2; t2 gets slot 1 of expert 1, after t3.
     routing = by_hand()
     assert routing.expert_GSK[0].tolist() == [[0, 1], [0, 2], [0, 1], [1, 2]]
-    assert routing.seat_GSK[0].tolist() == [[0, -1], [1, 0], [-1, 1], [0, -1]]
+    assert routing.position_GSK[0].tolist() == [[0, -1], [1, 0], [-1, 1], [0, -1]]
     np.testing.assert_allclose(
         routing.weight_GSK[0], [[2 / 3, 0], [5 / 9, 4 / 9], [0, 2 / 9], [5 / 8, 0]], atol=1e-6
     )
@@ -156,10 +156,10 @@ def test_by_hand_a_refused_second_expert_frees_its_seat():
     np.testing.assert_allclose(routing.metrics["nowhere"], 0)
 
 
-def test_by_hand_paper_seat():
-    # t0 uses up seat 1 of expert 1 although it was refused: t2 is left with nothing. (Line 22.)
-    routing = by_hand(paper_seat=True)
-    assert routing.seat_GSK[0].tolist() == [[0, -1], [1, 0], [-1, -1], [0, -1]]
+def test_by_hand_paper_slot():
+    # t0 uses up slot 1 of expert 1 although it was refused: t2 is left with nothing. (Line 22.)
+    routing = by_hand(paper_slot=True)
+    assert routing.position_GSK[0].tolist() == [[0, -1], [1, 0], [-1, -1], [0, -1]]
     np.testing.assert_allclose(routing.metrics["nowhere"], 1 / 4)
 
 
@@ -173,10 +173,10 @@ def test_by_hand_normalize_after():
 
 
 def test_by_hand_padding():
-    # Without t0, expert 0 has a seat for t2. Means are over three tokens: shares (2/3, 1/3, 0),
+    # Without t0, expert 0 has a slot for t2. Means are over three tokens: shares (2/3, 1/3, 0),
     # mean probabilities (1.4, .8, .8) / 3: 3 * (2/3 * 1.4/3 + 1/3 * .8/3) = 1.2.
     routing = by_hand([[False, True, True, True]], policy="all")
-    assert routing.seat_GSK[0].tolist() == [[-1, -1], [0, 0], [1, 1], [0, 1]]
+    assert routing.position_GSK[0].tolist() == [[-1, -1], [0, 0], [1, 1], [0, 1]]
     np.testing.assert_allclose(routing.aux_loss, 1.2, rtol=1e-6)
     assert routing.weight_GSK[0, 0].tolist() == [0, 0]
 
@@ -184,7 +184,7 @@ def test_by_hand_padding():
 def test_underflown_probabilities_never_choose_an_expert_twice():
     # softmax gives 1, 0, 0 in float32; the second best is still expert 2, by its logit.
     tokens = tokens_of([[[0.0, -300.0, -200.0]]])
-    assert at_once(top2_gshard, tokens, 3, seats(1)).expert_GSK.tolist() == [[[0, 2]]]
+    assert at_once(top2_gshard, tokens, 3, slots(1)).expert_GSK.tolist() == [[[0, 2]]]
 
 
 def test_a_full_expert_takes_no_second_choice():
@@ -192,8 +192,8 @@ def test_a_full_expert_takes_no_second_choice():
     # Three tokens like expert 0 best, the fourth has it as its second choice.
     logits = [[[9.0, 1.0, 0.0], [9.0, 0.0, 1.0], [9.0, 1.0, 0.0], [1.0, 9.0, 0.0]]]
     for capacity in (1, 2, 3, 4):
-        routing = at_once(top2_gshard, tokens_of(logits), 3, seats(capacity))
-        at_expert_0 = routing.seat_GSK[routing.expert_GSK == 0]  # by token, then by choice
+        routing = at_once(top2_gshard, tokens_of(logits), 3, slots(capacity))
+        at_expert_0 = routing.position_GSK[routing.expert_GSK == 0]  # by token, then by choice
         wanted = [position if position < capacity else -1 for position in range(4)]
         assert at_expert_0.tolist() == wanted
 
@@ -202,8 +202,8 @@ def test_the_policy_is_random_in_training_only():
     logits = np.tile([[[1.0, -1.0]]], (1, 64, 1))  # g2 = 1 / (1 + e^2) = .119
 
     def seconds(**options):
-        routing = at_once(top2_gshard, tokens_of(logits, **options), 2, seats(64))
-        return int(np.sum(np.asarray(routing.seat_GSK)[..., 1] >= 0))
+        routing = at_once(top2_gshard, tokens_of(logits, **options), 2, slots(64))
+        return int(np.sum(np.asarray(routing.position_GSK)[..., 1] >= 0))
 
     assert seconds(train=False) == 64
     assert seconds(train=True) == 64  # no key: deterministic
@@ -215,7 +215,7 @@ def test_balance_scores_one():
     # Every expert is the clear first choice of S/E = 2 tokens: shares 1/E, and by symmetry mean
     # probabilities 1/E, so that E * sum = 1 whatever the logits' size.
     logits = np.broadcast_to(3.0 * np.eye(4)[np.arange(8) % 4], (2, 8, 4))
-    routing = at_once(top2_gshard, tokens_of(logits), 4, seats(8))
+    routing = at_once(top2_gshard, tokens_of(logits), 4, slots(8))
     np.testing.assert_allclose(routing.aux_loss, 1.0, rtol=1e-6)
     # z-loss by its definition: log(e^3 + 3)^2.
     np.testing.assert_allclose(routing.z_loss, math.log(math.e**3 + 3) ** 2, rtol=1e-6)

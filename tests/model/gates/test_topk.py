@@ -1,4 +1,4 @@
-"""Top-k: golden outputs, loops for every order of seats, cases by hand."""
+"""Top-k: golden outputs, loops for every order of slots, cases by hand."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ from tests.model.gates.golden import (
     golden_tokens,
     random_case,
     read,
-    seats,
-    seats_by_loops,
+    slots,
+    slots_by_loops,
     softmax,
     tokens_of,
     tokens_of_probs,
@@ -31,10 +31,10 @@ def test_normalised_top_2_is_gshards_without_the_coin(case):
     # As Tutel's: both choices always ask, and the gates are normalised before anything is dropped.
     alg1 = read("alg1")
     tokens, E, C = golden_tokens(read("inputs"), case)
-    normalized, raw = all_at_once(topk, tokens, E, seats(C), [{"normalize": True}, {}])
+    normalized, raw = all_at_once(topk, tokens, E, slots(C), [{"normalize": True}, {}])
     combine, dispatch = (alg1[f"{case}/alg1/all/{part}"] for part in ("combine", "dispatch"))
     assert_same_plan(normalized, combine, dispatch)
-    # Raw: the same seats, and the softmax itself as the weight.
+    # Raw: the same slots, and the softmax itself as the weight.
     probs = softmax(np.asarray(tokens.score("router")))
     assert_same_plan(raw, probs[..., None] * dispatch, dispatch)
 
@@ -43,12 +43,12 @@ def test_normalised_top_2_is_gshards_without_the_coin(case):
 def test_top_1_is_switch(case):
     combine = read("alg1")[f"{case}/alg1/switch/combine"]
     tokens, E, C = golden_tokens(read("inputs"), case)
-    routing = at_once(topk, tokens, E, seats(C), choices=1)
+    routing = at_once(topk, tokens, E, slots(C), choices=1)
     assert_same_plan(routing, combine, combine != 0, where="weight")
 
 
 VARIANTS: list[dict[str, Any]] = [
-    {"normalize": normalize, "seat_order": order, "batch_priority": priority}
+    {"normalize": normalize, "slot_order": order, "batch_priority": priority}
     for normalize in (False, True)
     for order in ("choice", "token")
     for priority in (False, True)
@@ -63,20 +63,20 @@ def test_equals_loops(choices):
     probs, expert = softmax(logits), best(logits, choices)
     chosen = np.take_along_axis(probs, expert, axis=-1)
     variants = [{"choices": choices, **variant} for variant in VARIANTS]
-    plans = all_at_once(topk, tokens_of(logits, mask), 5, seats(3), variants)
+    plans = all_at_once(topk, tokens_of(logits, mask), 5, slots(3), variants)
     for routing, variant in zip(plans, VARIANTS, strict=True):
-        seat = seats_by_loops(
+        slot = slots_by_loops(
             expert,
             mask,
             3,
-            token_major=variant["seat_order"] == "token",
+            token_major=variant["slot_order"] == "token",
             priority=probs.max(axis=-1) if variant["batch_priority"] else None,
         )
         np.testing.assert_array_equal(routing.expert_GSK, expert, str(variant))
-        np.testing.assert_array_equal(routing.seat_GSK, seat, str(variant))
+        np.testing.assert_array_equal(routing.position_GSK, slot, str(variant))
         weight = chosen / chosen.sum(axis=-1, keepdims=True) if variant["normalize"] else chosen
         np.testing.assert_allclose(
-            routing.weight_GSK, weight * (seat >= 0), atol=2e-6, err_msg=str(variant)
+            routing.weight_GSK, weight * (slot >= 0), atol=2e-6, err_msg=str(variant)
         )
         np.testing.assert_allclose(
             routing.aux_loss, balance_by_loops(probs, expert, mask), rtol=2e-6
@@ -89,15 +89,15 @@ def test_equals_loops(choices):
 
 
 def by_hand(number, **options):
-    return at_once(topk, tokens_of_probs(PROBS), 3, seats(number), **options)
+    return at_once(topk, tokens_of_probs(PROBS), 3, slots(number), **options)
 
 
-def test_by_hand_one_seat_each():
-    # First choices: expert 0 seats t0 (not t1, t2), expert 1 seats t3. Second choices: expert 1 is
-    # full for t0 and t2, expert 2 seats t1, and t3 finds it full.
+def test_by_hand_one_slot_each():
+    # First choices: expert 0 takes t0 (not t1, t2), expert 1 takes t3. Second choices: expert 1 is
+    # full for t0 and t2, expert 2 takes t1, and t3 finds it full.
     routing = by_hand(1)
     assert routing.expert_GSK[0].tolist() == [[0, 1], [0, 2], [0, 1], [1, 2]]
-    assert routing.seat_GSK[0].tolist() == [[0, -1], [-1, 0], [-1, -1], [0, -1]]
+    assert routing.position_GSK[0].tolist() == [[0, -1], [-1, 0], [-1, -1], [0, -1]]
     np.testing.assert_allclose(
         routing.weight_GSK[0], [[0.6, 0], [0, 0.4], [0, 0], [0.5, 0]], atol=1e-6
     )
@@ -119,25 +119,25 @@ def test_by_hand_normalized_before_dropping():
 
 def test_by_hand_tokens_one_after_the_other():
     # t0 takes experts 0 and 1; t1 gets 2 only; nothing is left, not even t3's first choice.
-    routing = by_hand(1, seat_order="token")
-    assert routing.seat_GSK[0].tolist() == [[0, 0], [-1, 0], [-1, -1], [-1, -1]]
+    routing = by_hand(1, slot_order="token")
+    assert routing.position_GSK[0].tolist() == [[0, 0], [-1, 0], [-1, -1], [-1, -1]]
 
 
 def test_by_hand_batch_priority():
     # By p of the first choice: t2 (.7), t0 (.6), t1 and t3 (.5, the earlier first). First choices:
     # t2 has expert 0, t3 expert 1. Second ones: expert 1 is full for t2 and t0; t1 has expert 2.
     routing = by_hand(1, batch_priority=True)
-    assert routing.seat_GSK[0].tolist() == [[-1, -1], [-1, 0], [0, -1], [0, -1]]
+    assert routing.position_GSK[0].tolist() == [[-1, -1], [-1, 0], [0, -1], [0, -1]]
     # The order is that of p, also where weights are normalised (t0 .667, t1 .556, t2 .778).
     normalized = by_hand(1, batch_priority=True, normalize=True)
-    np.testing.assert_array_equal(normalized.seat_GSK, routing.seat_GSK)
+    np.testing.assert_array_equal(normalized.position_GSK, routing.position_GSK)
     # Token by token: t2 has experts 0 and 1; t0 nothing; t1 expert 2; t3 nothing.
-    routing = by_hand(1, batch_priority=True, seat_order="token")
-    assert routing.seat_GSK[0].tolist() == [[-1, -1], [-1, 0], [0, 0], [-1, -1]]
+    routing = by_hand(1, batch_priority=True, slot_order="token")
+    assert routing.position_GSK[0].tolist() == [[-1, -1], [-1, 0], [0, 0], [-1, -1]]
 
 
 def test_equal_logits_choose_the_lowest_experts_in_order():
-    routing = at_once(topk, tokens_of(np.zeros((1, 2, 4))), 4, seats(2), choices=3)
+    routing = at_once(topk, tokens_of(np.zeros((1, 2, 4))), 4, slots(2), choices=3)
     assert routing.expert_GSK[0].tolist() == [[0, 1, 2]] * 2
 
 
@@ -147,13 +147,13 @@ def test_balance_scores_one(choices):
     order = (np.arange(8)[:, None] + np.arange(4)) % 4
     logits = np.zeros((1, 8, 4))
     np.put_along_axis(logits, order[None], np.array([[[3.0, 2.0, 1.0, 0.0]]]), axis=-1)
-    routing = at_once(topk, tokens_of(logits), 4, seats(8), choices=choices)
+    routing = at_once(topk, tokens_of(logits), 4, slots(8), choices=choices)
     np.testing.assert_allclose(routing.aux_loss, 1.0, rtol=1e-6)
 
 
 def test_decoders_refuse_batch_priority():
     causal = tokens_of_probs(PROBS, causal=True)
     with pytest.raises(SettingError, match=r"^topk\.batch_priority = True.* later tokens"):
-        topk(causal, 3, seats(1), batch_priority=True)
-    allowed = at_once(topk, causal, 3, seats(1))
-    np.testing.assert_array_equal(allowed.seat_GSK, by_hand(1).seat_GSK)
+        topk(causal, 3, slots(1), batch_priority=True)
+    allowed = at_once(topk, causal, 3, slots(1))
+    np.testing.assert_array_equal(allowed.position_GSK, by_hand(1).position_GSK)

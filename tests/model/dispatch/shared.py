@@ -43,8 +43,8 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    # One device; more seats than choices, and more choices (K*S = 32) than seats (E*C = 12).
-    "one, more seats": Setting(None, 2, 4, 4, 4, 2),
+    # One device; more slots than choices, and more choices (K*S = 32) than slots (E*C = 12).
+    "one, more slots": Setting(None, 2, 4, 4, 4, 2),
     "one, more choices": Setting(None, 3, 8, 4, 3, 4),
     # Eight. The first holds any gate's plan: C = S, K = E.
     "data 2 x expert 4": Setting({"data": 2, "expert": 4}, 8, 8, 4, 8, 4),
@@ -61,37 +61,37 @@ def on(sizes: Mapping[str, Any] | None):
 
 
 def random_plan(seed: int, G: int, S: int, E: int, C: int, K: int) -> Routing:
-    """Any partial assignment of choices to seats: more than a gate would ever plan."""
+    """Any partial assignment of choices to slots: more than a gate would ever plan."""
     rng = np.random.default_rng(seed)
     expert = np.zeros((G, S, K), np.int32)
-    seat = np.full((G, S, K), -1, np.int32)
+    slot = np.full((G, S, K), -1, np.int32)
     for g in range(G):
-        seats = [(e, c) for e in range(E) for c in range(C)]
-        rng.shuffle(seats)
+        slots = [(e, c) for e in range(E) for c in range(C)]
+        rng.shuffle(slots)
         for s in range(S):
             chosen = rng.permutation(E)[:K]
             for k, e in enumerate(chosen):
                 expert[g, s, k] = e
-                free = [seat for seat in seats if seat[0] == e]
+                free = [slot for slot in slots if slot[0] == e]
                 if free and rng.random() < 0.8:  # else: dropped, or padding
-                    seats.remove(free[0])
-                    seat[g, s, k] = free[0][1]
-    weight = rng.random((G, S, K)).astype(np.float32) * (seat >= 0)
-    return plan(expert, seat, weight, E, C)
+                    slots.remove(free[0])
+                    slot[g, s, k] = free[0][1]
+    weight = rng.random((G, S, K)).astype(np.float32) * (slot >= 0)
+    return plan(expert, slot, weight, E, C)
 
 
-def plan(expert_GSK, seat_GSK, weight_GSK, E: int, C: int) -> Routing:
+def plan(expert_GSK, position_GSK, weight_GSK, E: int, C: int) -> Routing:
     """A plan without losses and metrics."""
     zero: Any = np.zeros((), np.float32)
-    return Routing(expert_GSK, seat_GSK, weight_GSK, zero, zero, {}, E, C)
+    return Routing(expert_GSK, position_GSK, weight_GSK, zero, zero, {}, E, C)
 
 
 def planned(gate, setting: Setting, seed: int, capacity: int, real: float, mode) -> Routing | None:
     """A gate's plan in the shapes of a setting; None where these do not hold it.
 
-    A gate may use fewer seats than the setting's C and fewer choices than its K: seats that nobody
-    takes and choices without a seat change nothing. capacity: seats that it is offered (BASE and
-    expert choice count their own). `real`: share of tokens that are no padding.
+    A gate may use fewer slots than the setting's C and fewer choices than its K: empty slots and
+    choices without a slot change nothing. capacity: slots that it is offered (BASE and expert
+    choice count their own). `real`: share of tokens that are no padding.
     mode: (train, with a key).
     """
     _, G, S, E, C, K = setting
@@ -114,20 +114,20 @@ def planned(gate, setting: Setting, seed: int, capacity: int, real: float, mode)
         train=train,
     )
     routing = gate(tokens, E, lambda choices: capacity)
-    arrays = jax.device_get((routing.expert_GSK, routing.seat_GSK, routing.weight_GSK))
+    arrays = jax.device_get((routing.expert_GSK, routing.position_GSK, routing.weight_GSK))
     missing = K - routing.expert_GSK.shape[-1]
     if missing < 0 or routing.capacity > C:
         return None
-    expert_GSK, seat_GSK, weight_GSK = (
+    expert_GSK, position_GSK, weight_GSK = (
         np.pad(x, ((0, 0), (0, 0), (0, missing)), constant_values=value)
         for x, value in zip(arrays, (0, -1, 0), strict=True)
     )
-    return plan(expert_GSK, seat_GSK, weight_GSK, E, C)
+    return plan(expert_GSK, position_GSK, weight_GSK, E, C)
 
 
 @struct.dataclass
 class OffsetExperts(Experts):
-    """Experts with an offset, so that an empty seat would not give 0."""
+    """Experts with an offset, so that an empty slot would not give 0."""
 
     def __call__(self, x, *, product=expert_product, spread=lambda keep_EG1F: keep_EG1F):
         h = jnp.tanh(product(x, self.inward[0]) + 0.3)
@@ -137,11 +137,11 @@ class OffsetExperts(Experts):
 
 
 def dense(x_GSM, routing, experts: Experts):
-    """Every expert on every token, then the weighted sum over the choices that have a seat."""
+    """Every expert on every token, then the weighted sum over the choices that have a slot."""
     assert experts.keep_EG1F is not None
     h_EGSF = jnp.tanh(jnp.einsum("GSM,EMF->EGSF", x_GSM, experts.inward[0]) + 0.3)
     y_EGSM = jnp.einsum("EGSF,EFM->EGSM", h_EGSF * experts.keep_EG1F, experts.outward)
-    weight_GSK = routing.weight_GSK * (routing.seat_GSK >= 0)
+    weight_GSK = routing.weight_GSK * (routing.position_GSK >= 0)
     chosen_GSKE = jax.nn.one_hot(routing.expert_GSK, routing.num_experts)
     return jnp.einsum("GSK,GSKE,EGSM->GSM", weight_GSK, chosen_GSKE, y_EGSM)
 
@@ -178,7 +178,7 @@ def check(setting: Setting, routing: Routing, seed: int) -> None:
     (_, expected), expected_gradients = value_and_gradients(
         dense, x_GSM, routing, experts, direction_GSM
     )
-    seated = np.asarray(routing.seat_GSK) >= 0
+    assigned = np.asarray(routing.position_GSK) >= 0
     with on(setting.mesh), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ragged: on a CPU", UserWarning)
         for name, run in TRANSPORTS.items():
@@ -186,13 +186,13 @@ def check(setting: Setting, routing: Routing, seed: int) -> None:
                 value_and_gradients(run, x_GSM, routing, experts, direction_GSM)
             )
             close(y_GSM, expected, f"{name}: y")
-            # The weight of a choice without a seat is 0 by contract, and its gradient open.
+            # The weight of a choice without a slot is 0 by contract, and its gradient open.
             close(gradients[0], expected_gradients[0], f"{name}: x")
-            close(gradients[1] * seated, expected_gradients[1] * seated, f"{name}: weight")
+            close(gradients[1] * assigned, expected_gradients[1] * assigned, f"{name}: weight")
             close(gradients[2].inward[0], expected_gradients[2].inward[0], f"{name}: inward")
             close(gradients[2].outward, expected_gradients[2].outward, f"{name}: outward")
-            # A token without a seat gets exactly 0: the residual connection carries it.
-            assert not np.asarray(y_GSM)[~seated.any(axis=-1)].any(), name
+            # A token without a slot gets exactly 0: the residual connection carries it.
+            assert not np.asarray(y_GSM)[~assigned.any(axis=-1)].any(), name
 
 
 def close(a, b, name: str) -> None:

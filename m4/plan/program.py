@@ -1,7 +1,7 @@
-"""The real program of a training step, or of decoding, for devices that need not be there.
+"""The program of a training step, or of decoding, for devices that need not be present.
 
-Nothing is computed and no corpus is read: shapes alone go in. What the corpus would decide is taken
-from the config: the vocabularies have the sizes that it asks for.
+Nothing is computed and no corpus is read: shapes alone go in. Vocabularies have the sizes that the
+config asks for.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,15 @@ from m4.train.trainer import Trainer
 
 
 class PlannedProgram(NamedTuple):
-    """A program before its compilation, and what it is about.
+    """A program before its compilation, and its sizes.
 
     Attributes:
-        lowered: `.compile()` makes the program. jaxpr: what it was made of.
-        model: as the config has it. params: shapes and shardings of the parameters.
-        optimizer: the same of the optimizer's state; None in decoding.
+        lowered: `.compile()` compiles it. jaxpr: the traced program.
+        model: the config's. params: shapes and shardings of the parameters; params_axes: their
+            logical axes.
+        optimizer: shapes and shardings of its state; None in decoding.
         rows, source_length, target_length: of a batch over all devices, in rows and pieces.
-        beams: of decoding; 1 in training. directions: of translation.
+        beams: of decoding; 1 in training. directions: their number.
     """
 
     lowered: Any
@@ -46,7 +47,10 @@ class PlannedProgram(NamedTuple):
 
 
 def planned_model(experiment: Experiment, languages: int) -> tuple[Transformer, list[str]]:
-    """The model and the directions; so many languages where the config names none.
+    """The model and the directions.
+
+    Args:
+        languages: how many there are where the config names none.
 
     Raises:
         ValueError: more languages than m4 knows.
@@ -56,9 +60,8 @@ def planned_model(experiment: Experiment, languages: int) -> tuple[Transformer, 
     corpus = experiment.data.corpus
     directions = corpus.directions(list(LANGUAGES)[:languages])
     source, target = corpus.vocabulary_size, corpus.target_vocabulary_size
-    sizes = {"vocab_size": source} if target is None else {}
-    if target is not None:
-        sizes = {"vocab_size": target, "source_vocab_size": source}
+    separate = {} if target is None else {"source_vocab_size": source}
+    sizes = {"vocab_size": target or source, **separate}
     return experiment.build_model(sizes, len(directions)), directions
 
 
@@ -66,7 +69,7 @@ def train_program(experiment: Experiment, devices: Sequence[Any], languages: int
     """The step of `m4 train`: the function that training compiles, with its shardings.
 
     Raises:
-        SettingError: a mesh that is not possible, sizes that do not divide over it.
+        SettingError: an impossible mesh, sizes that do not divide over it.
     """
     training, lengths = experiment.training, experiment.data.corpus.lengths
     mesh: Mesh = training.mesh(devices=devices)
@@ -99,8 +102,8 @@ def decode_program(
     """The beam search of `m4 decode` for a batch of the longest sources, over the config's mesh:
     the function that it compiles, with its shardings.
 
-    Sentences are as many as `Decoding.batch_rows`, made up to a multiple of the devices that
-    rows lie over.
+    A batch has `Decoding.batch_rows` sentences, rounded up to a multiple of the mesh's shards of
+    rows.
 
     Raises:
         ValueError: as `train_program`.
@@ -108,28 +111,25 @@ def decode_program(
     model, directions = planned_model(experiment, languages)
     settings = experiment.decoding
     source_length, rows = settings.max_source_length, settings.batch_rows
-    asked = (
-        target_limit(source_length, settings.max_target_length),
-        settings.beams,
-        settings.alpha,
-    )
+    target_length = target_limit(source_length, settings.max_target_length)
+    options = target_length, settings.beams, settings.alpha
     variables = abstract_variables(model)
     params = dict(variables["params"])
     mesh = experiment.training.mesh(devices=devices)
     layout = Trainer(experiment.training, model, directions, mesh).layout()
     if layout is None:
-        here = SingleDeviceSharding(devices[0])
-        params = _placed(params, jax.tree.map(lambda _: here, params))
-        tokens_BL = jax.ShapeDtypeStruct((rows, source_length), jnp.int32, sharding=here)
-        traced = search.trace(model, params, tokens_BL, *asked)
+        one = SingleDeviceSharding(devices[0])
+        params = _sharded(params, jax.tree.map(lambda _: one, params))
+        tokens_BL = jax.ShapeDtypeStruct((rows, source_length), jnp.int32, sharding=one)
+        traced = search.trace(model, params, tokens_BL, *options)
         lowered = traced.lower()
     else:
         rows = layout.rows(rows)
-        params = _placed(params, layout.shardings(variables["params_axes"], params))
+        params = _sharded(params, layout.shardings(variables["params_axes"], params))
         with layout.axis_rules():
             tokens_BL = _rows(layout.mesh, (rows, source_length), jnp.int32)
             batch = {"encoder_input_tokens": tokens_BL}
-            traced = jit_search(layout, model, *asked).trace(params, batch)
+            traced = jit_search(layout, model, *options).trace(params, batch)
             lowered = traced.lower()
     return PlannedProgram(
         lowered,
@@ -140,14 +140,14 @@ def decode_program(
         None,
         rows,
         source_length,
-        asked[0],
+        target_length,
         settings.beams,
         len(directions),
     )
 
 
 def _batch(mesh: Mesh, rows: int, source_length: int, target_length: int) -> dict[str, Any]:
-    """What the stream gives (`m4.data.stream.batches.lay_out`), as shapes on the mesh."""
+    """A batch of the stream (`m4.data.stream.batches.lay_out`), as shapes on the mesh."""
     widths = {ENCODER_KEYS: source_length, DECODER_KEYS: target_length}
     return {
         key: _rows(mesh, (rows, width), jnp.float32 if key == "decoder_loss_weights" else jnp.int32)
@@ -161,7 +161,7 @@ def _rows(mesh: Mesh, shape: tuple[int, int], dtype: Any) -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def _placed(shapes: Any, shardings: Any) -> Any:
+def _sharded(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,

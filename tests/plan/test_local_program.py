@@ -65,7 +65,7 @@ def test_settings_without_a_config_are_refused() -> None:
     [
         (["--devices=2,4"], "--devices=2,4: one number, as 8"),
         (["--gin.mesh.make_mesh.data=3"], "make_mesh.data = 3"),
-        (["--gin.BATCH_SIZE=12"], " = 12: must be divisible by 8"),
+        (["--gin.BATCH_SIZE=12"], "BATCH_SIZE): must be divisible by 8"),
     ],
 )
 def test_mistakes(arguments: list[str], said: str) -> None:

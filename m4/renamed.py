@@ -74,6 +74,7 @@ _OWNERS = {
     "jobs.Decoding": "experiment.Decoding",
     "loop.train": "experiment.Training",
     "cache.prepare": "corpus.CorpusSpec",
+    "sides.Sides": "direction_weights.DirectionWeights",
 }
 
 

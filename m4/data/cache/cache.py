@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,10 @@ import numpy.typing as npt
 
 from m4.data.cache.corpus_text import read_pairs, text_file
 from m4.data.cache.tokens import ROLES, array_name, vocabulary_file
-from m4.data.cleaning import clean
 from m4.data.cleaning.ledger import LEDGER_FILE, Ledger
 from m4.data.directions import SIDES, Mixture, directions_of, mixture_of
 from m4.data.preprocess import language_of, split_direction
-from m4.data.sources import SPLITS, Pair, Source
+from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import check_value
 from m4.storage.files import confined
@@ -236,52 +235,3 @@ class Cache:
                 f"{self.folder}: no language {language!r}; it has {', '.join(self.languages())}"
             )
         return self.manifest["languages"][language][split]
-
-
-def prepare(
-    folder: str | os.PathLike[str],
-    source: Source,
-    languages: Sequence[str] | None = None,
-    mixture_name: str = "english_centric",
-    source_length: int = 128,
-    target_length: int = 128,
-    report: Any = None,
-    instead: Callable[[Any], Any] | None = None,
-    rebuild: bool = False,
-    vocabulary_size: int = 8000,
-    vocabulary_temperature: float = 5.0,
-    vocabulary_sentences: int = 200_000,
-    target_vocabulary_size: int | None = None,
-    segmentations: int = 1,
-    sampling_alpha: float = 0.1,
-    workers: int | None = None,
-    cleaning: clean.Cleaning = clean.DEFAULT,
-) -> Cache:
-    """`corpus.CorpusSpec(...).build(folder)`, until all callers have moved there."""
-    from m4.data.corpus import CorpusSpec
-
-    spec = CorpusSpec(
-        source,
-        languages,
-        mixture_name,
-        {"inputs": source_length, "targets": target_length},
-        vocabulary_size,
-        vocabulary_temperature,
-        vocabulary_sentences,
-        target_vocabulary_size,
-        segmentations,
-        sampling_alpha,
-        workers,
-        cleaning,
-        rebuild,
-    )
-    return spec.build(folder, progress=report) if instead is None else instead(spec)
-
-
-def subset(
-    cache: Cache, folder: str | os.PathLike[str], language: str, vocabulary_size: int = 1000
-) -> Cache:
-    """`corpus.bilingual(...).build(folder)`, until all callers have moved there."""
-    from m4.data.corpus import bilingual
-
-    return bilingual(cache, language, vocabulary_size).build(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from m4.data.cache import cache
+from m4.data.cleaning import clean
 from m4.data.cleaning.clean import Cleaning, thorough
 from m4.data.cleaning.script import Script
 from m4.data.corpus import CorpusSpec
@@ -64,7 +65,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> cache.Cache:
         Made({"gl": 80, "sr_Latn": 30, "pt_BR": 20}),
         vocabulary_size=400,
         segmentations=2,
-        cleaning=Cleaning((*cache.clean.DEFAULT.stages, Script())),
+        cleaning=Cleaning((*clean.DEFAULT.stages, Script())),
         workers=1,
         lengths={"inputs": 64, "targets": 64},
     ).build(tmp_path_factory.mktemp("format") / "c")

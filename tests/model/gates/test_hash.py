@@ -18,9 +18,10 @@ from m4.model.routing import Tokens
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.mesh import make_mesh
 from m4.storage.checkpoints import Checkpoints
-from m4.train.state import create, initialize
+from m4.train.state import initialize
 from tests.eval.small_model import SETTINGS, VOCAB, Words
 from tests.model.gates.golden import slots
+from tests.train.trainers import program_of
 
 
 def tokens_of(ids, mask, table) -> Tokens:
@@ -213,7 +214,8 @@ def test_a_trained_model_needs_its_file_no_more(tmp_path):
     np.save(path, np.arange(VOCAB))
     model = model_of(functools.partial(hash, table="balanced", counts=str(path)))
     # It asks for the shapes first: what they are made with does not stay.
-    state, _ = create(make_mesh(devices=jax.devices()[:1]), model, optax.sgd(0.1), seed=0)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    state = program_of(model, mesh, optax.sgd(0.1)).new_state()
     made = make_table(4, VOCAB, table="balanced", seed=0, counts=str(path))
     table = state.params["encoder_blocks"]["layer_0"]["moe"]["hash"]["table"]
     np.testing.assert_array_equal(table, [made, made])

@@ -51,7 +51,13 @@ def check_batches(
         for length in (source_length, target_length):
             check_divides(mesh, "batch", length, "length", "CorpusSpec.lengths")
         check_accumulation(mesh, rows, grad_accum_steps, batch_size)
-        pipeline.check(mesh, model, rows // grad_accum_steps, "Training.batch_size")
+        try:
+            pipeline.check(mesh, model, rows // grad_accum_steps, "Training.batch_size")
+        except SettingError as error:
+            if grad_accum_steps == 1 or error.setting != "Training.batch_size":
+                raise
+            allowed = f"{grad_accum_steps} (Training.grad_accum_steps) times {error.allowed}"
+            raise SettingError(error.setting, rows, allowed) from None
 
 
 def check_accumulation(

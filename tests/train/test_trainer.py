@@ -25,6 +25,10 @@ from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import train
 
+PIPELINE = SHALLOW.clone(
+    moe=None, encoder_layers=2, decoder_layers=2, scan_layers=True, pipeline_microbatches=2
+)
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
@@ -199,9 +203,7 @@ def test_another_vocabulary_or_stream_is_refused(copied, run, corpus, what):
 def test_a_pipeline_prints_its_stages_and_bubble(tmp_path, run, capsys):
     """4 rows in 2 parts of 2 microbatches, over 2 stages: 1 of 2 + 2 - 1 ticks is idle."""
     mesh = mesh_of(1, 1, stage=2)
-    model = run.keywords["model"].clone(
-        moe=None, encoder_layers=2, decoder_layers=2, scan_layers=True, pipeline_microbatches=2
-    )
+    model = PIPELINE.clone(vocab_size=run.keywords["model"].vocab_size)
     trained = run(tmp_path, total_steps=1, mesh=mesh, model=model, grad_accum_steps=2)
     assert trained.note["pipeline"] == {"stages": 2, "microbatches": 2, "bubble": 1 / 3}
     assert (
@@ -217,7 +219,11 @@ def test_a_pipeline_prints_its_stages_and_bubble(tmp_path, run, capsys):
             {"grad_accum_steps": 3},  # of 4 rows
             "grad_accum_steps = 3 parts on each of 1 devices .*; nearest valid sizes: 3 and 6$",
         ),
-        ({"mesh": mesh_of(1, 1, stage=2)}, "mesh.make_mesh.stage = 2: a pipeline has no experts"),
+        ({"mesh": mesh_of(1, 1, stage=2)}, "^make_mesh.stage = 2: must be 1 for a model with exp"),
+        (
+            {"mesh": mesh_of(1, 1, stage=2), "model": PIPELINE, "grad_accum_steps": 4},
+            r"^Training.batch_size = 4: must be 4 \(Training.grad_accum_steps\) times a multiple",
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused_before_anything_is_written(tmp_path, run, change, message):

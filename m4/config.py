@@ -95,7 +95,7 @@ class Config:
     """The bindings of gin files and the command line, and the experiment that they describe.
 
     Attributes:
-        settings: "optimizer.rsqrt.peak" -> its value as text, macros resolved; as in run.json.
+        settings: "schedules.rsqrt.peak" -> its value as text, macros resolved; as in run.json.
         mutable: those of them that may change between two runs in one folder.
         modules: modules outside m4 that the config imports.
     """
@@ -623,7 +623,7 @@ def _partial(target: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _canonical(target: Any) -> str:
-    """The name that configs use, whatever an import is called: "optimizer.rsqrt"."""
+    """The name that configs use, whatever an import is called: "schedules.rsqrt"."""
     return f"{_module_of(target).rpartition('.')[2]}.{target.__qualname__}"
 
 

@@ -72,6 +72,7 @@ _SETTINGS |= {f"transformer.Transformer.{name}": f"moe.MoeLayer.{name}" for name
 # Whole classes and functions whose parameters kept their names.
 _OWNERS = {
     "jobs.Decoding": "experiment.Decoding",
+    "optimizer.rsqrt": "schedules.rsqrt",
     "loop.train": "experiment.Training",
     "cache.prepare": "corpus.CorpusSpec",
     "sides.Sides": "direction_weights.DirectionWeights",

@@ -26,7 +26,7 @@ def test_a_scope_holds_for_everything_below_it() -> None:
     experiment = experiment_of(
         TINY,
         HERE,
-        "bilingual/low/optimizer.rsqrt.peak = 0.5",
+        "bilingual/low/schedules.rsqrt.peak = 0.5",
         "bilingual/transformer.Transformer.width = 24",
     )
     assert experiment.baselines is not None
@@ -78,16 +78,16 @@ def test_what_may_change_is_what_is_marked_and_all_below_it() -> None:
     made.experiment()
     assert {"experiment.Training.total_steps", "mesh.make_mesh.data"} <= made.mutable
     assert "experiment.Decoding.beams" in made.mutable
-    assert "bilingual/optimizer.rsqrt.peak" not in made.settings  # below a level's own scope
-    assert "bilingual/high/optimizer.rsqrt.peak" in made.mutable
-    assert "optimizer.rsqrt.peak" in set(made.settings) - made.mutable
+    assert "bilingual/schedules.rsqrt.peak" not in made.settings  # below a level's own scope
+    assert "bilingual/high/schedules.rsqrt.peak" in made.mutable
+    assert "schedules.rsqrt.peak" in set(made.settings) - made.mutable
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("optimizer.rsqrt.peek = 1", "optimizer.rsqrt has no parameter peek; did you mean peak?"),
-        ("optimizer.rsqrt.peak = 'x'", "optimizer.rsqrt.peak = 'x': must be a number"),
+        ("schedules.rsqrt.peek = 1", "schedules.rsqrt has no parameter peek; did you mean peak?"),
+        ("schedules.rsqrt.peak = 'x'", "schedules.rsqrt.peak = 'x': must be a number"),
         ("TRAIN_STEPS = -1", "experiment.Training.total_steps = -1 (TRAIN_STEPS): must be"),
         ("BATCH_SIZE = 10000000000000", "(BATCH_SIZE): must be a whole number from 1 to 1,048,576"),
         ("STEPS = 3", "STEPS is set and nothing uses it; did you mean TRAIN_STEPS?"),

@@ -97,7 +97,7 @@ _EXAMPLES = {
 }
 _GIN = (
     "Any setting can be given as --gin.NAME=VALUE: --gin.TRAIN_STEPS=2000, "
-    "--gin.optimizer.rsqrt.peak=1e-3, --gin.MODEL_DIR=runs/mine. Flags may be written with - "
+    "--gin.schedules.rsqrt.peak=1e-3, --gin.MODEL_DIR=runs/mine. Flags may be written with - "
     "in place of _."
 )
 

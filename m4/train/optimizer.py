@@ -1,4 +1,4 @@
-"""Adafactor, matrix by matrix, AdamW and Muon (optax), and the learning-rate schedules.
+"""Adafactor, matrix by matrix, AdamW and Muon (optax).
 
 An optimizer here is a function of the total number of steps -> optax.GradientTransformation.
 """
@@ -13,47 +13,10 @@ import optax
 from optax import contrib
 
 from m4.settings import Between, Factor, Rate, Size, Steps, checked
+from m4.train.schedules import Schedule, rsqrt
 
 Array = jax.Array
-Schedule = optax.Schedule
-
 _Positive = Annotated[float, Between(0, 1e6, above=True)]
-
-
-@checked
-def rsqrt(
-    total_steps: Steps,
-    *,
-    peak: _Positive = 0.01,
-    hold_steps: Steps = 10_000,
-    warmup_steps: Steps = 0,
-    cooldown_steps: Steps = 0,
-) -> Schedule:
-    """Inverse square root: peak until `hold_steps`, then peak * sqrt(hold_steps / step).
-
-    The defaults are GShard's (arXiv 2006.16668, A.2: "1.0 with square-root decay after 10k steps":
-    1.0 / sqrt(max(step, 10000)), so 0.01 at first).
-
-    Args:
-        total_steps: where the cooldown ends.
-        peak: the highest rate. hold_steps: where the decay begins.
-        warmup_steps: a linear rise from 0 before (the paper has none; Adam needs one).
-        cooldown_steps: a linear fall to 0 at the end; short runs gain much by it, or by
-            `m4.train.average`, which need not know the end.
-    """
-
-    def schedule(step):
-        t = step + 1.0
-        hold = float(max(hold_steps, warmup_steps, 1))
-        rate = peak * jnp.sqrt(hold / jnp.maximum(t, hold))
-        if warmup_steps:
-            rate = rate * jnp.minimum(1.0, t / warmup_steps)
-        if cooldown_steps:
-            left = (total_steps - step) / cooldown_steps
-            rate = rate * jnp.clip(left, 0.0, 1.0)
-        return rate
-
-    return schedule
 
 
 def is_stacked(path) -> bool:

@@ -105,15 +105,3 @@ def new_state(
             compiler_options=unoptimized(mesh),
         )
         return make()
-
-
-def create(
-    mesh: Mesh,
-    model: Transformer,
-    optimizer: optax.GradientTransformation,
-    seed: int,
-    fsdp_axes: Sequence[str] = ("fsdp",),
-) -> tuple[TrainState, TrainState]:
-    """(new state, its shardings)."""
-    shardings = state_shardings(mesh, model, optimizer, fsdp_axes)
-    return new_state(mesh, model, optimizer, seed, shardings), shardings

@@ -284,12 +284,12 @@ def test_another_config_or_vocabulary_or_job_and_nothing_is_lost(
     before = contents(folder)
     assert any(name.startswith("checkpoints/1/params") for name in before)
 
-    mistake = train(folder, *arguments, "--gin.optimizer.rsqrt.peak=0.5").mistake
+    mistake = train(folder, *arguments, "--gin.schedules.rsqrt.peak=0.5").mistake
     assert f"MODEL_DIR = {folder} belongs to another config" in mistake
-    assert "optimizer.rsqrt.peak is 0.001 there and 0.5 here" in mistake
+    assert "schedules.rsqrt.peak is 0.001 there and 0.5 here" in mistake
     assert "--fresh" in mistake
     said = m4(
-        "translate", f"--model_dir={folder}", "--gin.optimizer.rsqrt.peak=0.5", "--to=en", "a"
+        "translate", f"--model_dir={folder}", "--gin.schedules.rsqrt.peak=0.5", "--to=en", "a"
     )
     assert "belongs to another config" in said.mistake
 

@@ -25,7 +25,8 @@ from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.files import read_jsonl
 from m4.train.average import averaged
 from m4.train.early_stopping import EarlyStopping
-from m4.train.optimizer import adamw, muon, rsqrt
+from m4.train.optimizer import adamw, muon
+from m4.train.schedules import rsqrt
 from tests.data.corpus import Made
 
 SIZES = {"gl": 60, "de": 90}

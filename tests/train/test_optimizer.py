@@ -14,7 +14,8 @@ from optax import contrib
 from m4.model.gates.hash import hash
 from m4.model.moe import MoeLayer
 from m4.settings import SettingError
-from m4.train.optimizer import Moments, adafactor, adamw, muon, rsqrt
+from m4.train.optimizer import Moments, adafactor, adamw, muon
+from m4.train.schedules import rsqrt
 
 
 def first_updates(optimizer, gradient, params) -> Any:

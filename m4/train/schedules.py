@@ -1,0 +1,46 @@
+"""Learning-rate schedules: functions of the total number of steps -> (step -> rate)."""
+
+from typing import Annotated
+
+import jax.numpy as jnp
+import optax
+
+from m4.settings import Between, Steps, checked
+
+Schedule = optax.Schedule
+
+
+@checked
+def rsqrt(
+    total_steps: Steps,
+    *,
+    peak: Annotated[float, Between(0, 1e6, above=True)] = 0.01,
+    hold_steps: Steps = 10_000,
+    warmup_steps: Steps = 0,
+    cooldown_steps: Steps = 0,
+) -> Schedule:
+    """Inverse square root: peak until `hold_steps`, then peak * sqrt(hold_steps / step).
+
+    The defaults are GShard's (arXiv 2006.16668, A.2: "1.0 with square-root decay after 10k steps":
+    1.0 / sqrt(max(step, 10000)), so 0.01 at first).
+
+    Args:
+        total_steps: where the cooldown ends.
+        peak: the highest rate. hold_steps: where the decay begins.
+        warmup_steps: a linear rise from 0 before (the paper has none; Adam needs one).
+        cooldown_steps: a linear fall to 0 at the end; short runs gain much by it, or by
+            `m4.train.average`, which need not know the end.
+    """
+
+    def schedule(step):
+        t = step + 1.0
+        hold = float(max(hold_steps, warmup_steps, 1))
+        rate = peak * jnp.sqrt(hold / jnp.maximum(t, hold))
+        if warmup_steps:
+            rate = rate * jnp.minimum(1.0, t / warmup_steps)
+        if cooldown_steps:
+            left = (total_steps - step) / cooldown_steps
+            rate = rate * jnp.clip(left, 0.0, 1.0)
+        return rate
+
+    return schedule

@@ -101,7 +101,7 @@ def committed(picture: Path = PICTURE) -> dict[str, Any]:
 # Units are points. A room's imports run from its box to a vertical line of its own and from there
 # to the boxes below: no line passes through a box.
 LEFT, BOX, RIGHT, BETWEEN_LINES = 10.0, 330.0, 12.0, 24.0
-ROW, LINE, GAP = 12.5, 11.0, 8.0
+ROW, LINE, GAP = 12.5, 11.0, 7.0
 COLOURS = ("#3a6ea5", "#b4552d", "#4d7c4a", "#7a5195", "#8a6d1f", "#2f7f83", "#a23b5a", "#6b6b6b")
 
 
@@ -123,8 +123,10 @@ def draw(graph: Graph, path: Path) -> None:
     heights = {r: max(30 + LINE * len(lines[r]), ROW * (len(importers[r]) + 1.5)) for r in rooms}
     tops: dict[str, float] = {}
     height = GAP
-    for room in rooms:
-        tops[room], height = height, height + heights[room] + GAP
+    for layer in graph.layers:
+        for room in layer:
+            tops[room], height = height, height + heights[room] + GAP
+        height += GAP
     width = LEFT + BOX + 44 + BETWEEN_LINES * (len(sources) - 1) + RIGHT
     figure = Figure(figsize=(width / 72, height / 72))
     axes = figure.add_axes((0, 0, 1, 1))

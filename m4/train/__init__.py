@@ -1,1 +1,1 @@
-"""Loss, optimizer, state, step and the loop; bilingual baselines by the same trainer."""
+"""Loss, optimizers, state, step and the trainer."""

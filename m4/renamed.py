@@ -42,7 +42,7 @@ _SETTINGS = {
     "loop.train.keep": "experiment.Training.keep_checkpoints",
     "loop.train.zero": "experiment.Training.fsdp_axes",
     "loop.train.rules": "experiment.Training.extra_axis_rules",
-    "baselines.Recipe": "experiment.Experiment under a scope (docs/run_folder.md)",
+    "baselines.Recipe": "experiment.Experiment under a scope (docs/evaluation.md)",
     "sides.Sides.out_of_english": "direction_weights.DirectionWeights.from_english",
     "transformer.Transformer.microbatches": "transformer.Transformer.pipeline_microbatches",
     "transformer.Transformer.decoder_gate": "transformer.Transformer.decoder_moe = "

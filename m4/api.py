@@ -218,7 +218,7 @@ def load(folder: str | Path, *, allow_modules: Collection[str] = ()) -> Run:
     saved = here / "config.gin"
     if not saved.is_file():
         raise InputError(f"{folder}: no config.gin there; train first")
-    config = configs.load([saved], [f"MODEL_DIR = {str(folder)!r}"], allowed_modules=allow_modules)
+    config = configs.load([saved], model_dir=folder, allowed_modules=allow_modules)
     return Run(here, config.experiment(), config)
 
 
@@ -257,6 +257,4 @@ def _config(
         if model_dir is not None:
             experiment = dataclasses.replace(experiment, model_dir=str(model_dir))
         return configs.of_experiment(experiment)
-    if model_dir is not None:
-        given.append(f"MODEL_DIR = {str(model_dir)!r}")
-    return configs.load([experiment], given)
+    return configs.load([experiment], given, model_dir=model_dir)

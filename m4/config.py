@@ -26,8 +26,17 @@ from typing import Any, NamedTuple
 
 from gin import config_parser
 
+from m4 import experiment as experiment_module
 from m4.data.corpus import CorpusSpec
-from m4.experiment import Baselines, Data, Decoding, Experiment, ResourceLevels, Training
+from m4.experiment import (
+    Baselines,
+    Data,
+    Decoding,
+    Experiment,
+    ResourceLevels,
+    Training,
+    partial_arguments,
+)
 from m4.renamed import renamed
 from m4.settings import (
     InputError,
@@ -103,12 +112,13 @@ class Config:
     def __init__(self, allowed_modules: Collection[str] | None = None):
         """allowed_modules: what may be imported besides m4; None: everything."""
         self._allowed = None if allowed_modules is None else frozenset(allowed_modules)
-        self._namespace: dict[str, Any] = {}
+        self._namespace: dict[str, Any] = {"experiment": experiment_module}
         self._imports: dict[str, None] = {}
         self._macros: dict[str, tuple[Any, str]] = {}
         self._bindings: dict[tuple[tuple[str, ...], int, str], Binding] = {}
         self._targets: dict[int, Any] = {}
         self._references: list[Reference] = []
+        self._named_macros: set[str] = set()
         self._used: set[str] = set()  # macros
         self._reached: set[tuple[tuple[str, ...], int, str]] = set()
         self._visited: dict[tuple[tuple[str, ...], int], Any] = {}
@@ -151,6 +161,11 @@ class Config:
             self._macros[name] = (value, place)
             return
         self._read(text, lambda line: place, None)
+
+    def set_model_dir(self, folder: str) -> None:
+        """Another MODEL_DIR, whether the config has that macro or not."""
+        name = "MODEL_DIR" if "MODEL_DIR" in self._macros else "experiment.Experiment.model_dir"
+        self.read_binding(f"{name} = {folder!r}")
 
     def _read(self, text: str, place_of: Any, include: Any) -> None:
         line = 1
@@ -228,7 +243,11 @@ class Config:
                 f"{statement.selector} has no parameter {statement.arg_name}"
                 f"{near(statement.arg_name, known)}"
             )
-        self._references += _references(statement.value)
+        for held in _held(statement.value):
+            if isinstance(held, Reference):
+                self._references.append(held)
+            else:
+                self._named_macros.add(held.name)
         key = (scopes, id(target), statement.arg_name)
         self._bindings[key] = Binding(
             scopes, statement.selector, statement.arg_name, target, statement.value, place
@@ -274,7 +293,7 @@ class Config:
                     f"{'/'.join([*binding.scopes, binding.selector])}"
                 )
         for name, (_, place) in self._macros.items():
-            if name not in self._used:
+            if name not in self._used and name not in self._named_macros:
                 hint = renamed(name)
                 said = f"; m4's name is {hint}" if hint else near(name, self._used)
                 raise ConfigError(f"config: {place}: {name} is set and nothing uses it{said}")
@@ -479,15 +498,22 @@ def load(
     files: Iterable[str | Path] = (),
     bindings: Iterable[str] = (),
     *,
+    model_dir: str | Path | None = None,
     folders: Sequence[str] = (".",),
     allowed_modules: Collection[str] | None = None,
 ) -> Config:
-    """Reads gin files, then bindings ("NAME = VALUE"), in their order. ConfigError: a mistake."""
+    """Reads gin files, then bindings ("NAME = VALUE"), in their order. ConfigError: a mistake.
+
+    model_dir: in place of the config's own. folders: where files are looked for.
+    allowed_modules: what a saved config may import besides m4; None: everything.
+    """
     config = Config(allowed_modules)
     for name in files:
         config.read_file(str(name), folders)
     for binding in bindings:
         config.read_binding(binding)
+    if model_dir is not None:
+        config.set_model_dir(str(model_dir))
     return config
 
 
@@ -533,7 +559,7 @@ class _Written:
             items = [f"{k!r}: {self._value(v, scopes, f'{place}_{k}')}" for k, v in value.items()]
             return "{" + ", ".join(items) + "}"
         if isinstance(value, functools.partial):
-            target, arguments, called = value.func, value.keywords, ""
+            target, arguments, called = value.func, partial_arguments(value), ""
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             target, arguments, called = type(value), _fields(value), "()"
         elif callable(value) and getattr(value, "__qualname__", "<").isidentifier():
@@ -599,13 +625,13 @@ def _is_flax(target: Any) -> bool:
                                             target.__mro__)  # fmt: skip
 
 
-def _references(value: Any) -> list[Reference]:
-    """All references in a value."""
-    if isinstance(value, Reference):
+def _held(value: Any) -> list[Reference | Macro]:
+    """All references and macros in a value."""
+    if isinstance(value, Reference | Macro):
         return [value]
     items = value.values() if isinstance(value, dict) else value
-    if not isinstance(items, Macro | str) and isinstance(items, Iterable):
-        return [found for item in items for found in _references(item)]
+    if not isinstance(items, str) and isinstance(items, Iterable):
+        return [found for item in items for found in _held(item)]
     return []
 
 

@@ -115,6 +115,11 @@ class _Without:
         return self.model(**{**arguments, "moe": None, "decoder_moe": None})
 
 
+def partial_arguments(made: functools.partial[Any]) -> dict[str, Any]:
+    """The arguments of a functools.partial by name, those by position too."""
+    return dict(inspect.signature(made.func).bind_partial(*made.args, **made.keywords).arguments)
+
+
 def identity(value: Any) -> Any:
     """What decides a part of an experiment, as JSON: classes, functions and their arguments by
     name, defaults included. Equal for equal settings, in any process."""
@@ -129,7 +134,7 @@ def identity(value: Any) -> Any:
         return value
     target, given = value, {}
     if isinstance(value, functools.partial):
-        target, given = value.func, value.keywords
+        target, given = value.func, partial_arguments(value)
     if not callable(target):
         return type(value).__qualname__
     defaults = {

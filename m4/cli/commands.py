@@ -77,9 +77,9 @@ def read_config(parsed: argparse.Namespace, bindings: Sequence[str]) -> "Config"
             raise UserError(f"--model_dir={parsed.model_dir}: no config.gin there; train first")
         files, allowed = [str(saved)], parsed.allow_module
     given = [*parsed.gin_bindings, *bindings]
-    if parsed.model_dir:
-        given.append(f"MODEL_DIR = {str(parsed.model_dir)!r}")
-    return config.load(files, given, folders=folders, allowed_modules=allowed)
+    return config.load(
+        files, given, model_dir=parsed.model_dir, folders=folders, allowed_modules=allowed
+    )
 
 
 def local_folder(model_dir: str) -> Path:

@@ -64,6 +64,7 @@ def check_sizes(experiment: Experiment) -> Mesh:
         sizes["source_vocab_size"] = corpus.vocabulary_size
     model = experiment.build_model(sizes, directions=2)
     abstract_variables(model)
+    training.optimizer(training.total_steps)
     lengths = corpus.lengths["inputs"], corpus.lengths["targets"]
     trainer_of(experiment, model, ["en-xx", "xx-en"], mesh, [(training.batch_size, *lengths)])
     return mesh

@@ -1,0 +1,201 @@
+"""`import m4`: quick, typed, one way in for Python; jobs and Python leave the same folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import m4
+from m4.config import ConfigError
+from m4.data.corpus import CorpusSpec
+from m4.model.transformer import Transformer
+from m4.settings import InputError
+from m4.train.optimizer import adamw
+from tests.command_line import TINY
+from tests.command_line import m4 as command
+from tests.data.corpus import Made
+
+ROOT = Path(__file__).parents[1]
+ALONE = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, m4\n"
+        "assert {'train', 'load', 'Transformer', 'MoeLayer'} <= set(dir(m4))\n"
+        "print({'jax', 'numpy', 'gin', 'flax', 'tensorflow', 'matplotlib'} & set(sys.modules))\n"
+        "import m4.train.trainer\n"
+        "assert callable(m4.train) and m4.train.trainer.Trainer is m4.Trainer\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert said.stdout == "set()\n"
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in m4.__all__:
+        found = getattr(m4, name)
+        assert name == "__version__" or found.__doc__, name
+    assert (Path(m4.__file__).parent / "py.typed").is_file()
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        m4.trian  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> m4.Run:
+    return m4.train(TINY, model_dir=tmp_path_factory.mktemp("front") / "run")
+
+
+@pytest.mark.slow
+def test_a_run_trains_loads_and_translates(run: m4.Run) -> None:
+    assert [row["step"] for row in run.metrics if "loss" in row] == [2, 4]
+    again = m4.load(run.folder)
+    assert again.experiment.training.total_steps == 4
+    said = [one.translate(["tres días", "", "dous"], to="en") for one in (run, again)]
+    assert said[0] == said[1]
+    assert len(said[0]) == 3
+    assert said[0][1] == ""
+    sizes = jax.tree.map(np.shape, run.params)
+    assert sizes["token_embedder"]["embedding"][1] == 16
+    jax.tree.map(np.testing.assert_array_equal, run.params, again.params)
+    with pytest.raises(ValueError, match="does not translate into"):
+        run.translate(["a"], to="fr")
+
+
+@pytest.mark.slow
+def test_the_command_line_takes_up_what_python_trained(run: m4.Run) -> None:
+    said = command("train", f"--model_dir={run.folder}")
+    assert (said.status, said.err) == (0, "")
+    assert "already at step 4, nothing to train to 4" in said.out
+    assert "next: m4 eval" in said.out
+    # Fewer steps than there are is no new training either.
+    said = command("train", f"--model_dir={run.folder}", "--gin.TRAIN_STEPS=2")
+    assert "already at step 4, nothing to train to 2" in said.out
+
+
+@pytest.mark.slow
+def test_a_run_is_read_in_a_fresh_interpreter(run: m4.Run) -> None:
+    code = (
+        "import m4, sys, json\n"
+        f"run = m4.load({str(run.folder)!r})\n"
+        "print(json.dumps(run.translate(['tres días'], to='en')))\n"
+        "assert not {'tensorflow', 'seqio'} & set(sys.modules)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+        env=ALONE,
+        cwd="/",
+    )
+    assert json.loads(said.stdout) == run.translate(["tres días"], to="en")
+
+
+@pytest.mark.slow
+def test_an_experiment_of_plain_objects_is_a_run_too(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for split, count in (("train", 60), ("dev", 8), ("test", 8)):
+        lines = [f"{a}\t{b}" for a, b in Made({"gl": count}).pairs("gl", "train")]
+        (folder / f"gl.{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    from m4.data.sources.tsv import Tsv
+
+    experiment = m4.Experiment(
+        str(tmp_path / "run"),
+        m4.Data(CorpusSpec(functools.partial(Tsv, str(folder)), vocabulary_size=340)),
+        m4.Training(2, 8, adamw, dev_period=2, tensorboard=False),
+        functools.partial(
+            Transformer, width=16, heads=2, head_width=8, mlp_width=32, encoder_layers=1,
+            decoder_layers=1, moe_every=1, moe=functools.partial(m4.MoeLayer, num_experts=2),
+        ),
+    )  # fmt: skip
+    run = m4.train(experiment)
+    assert len(m4.load(tmp_path / "run").translate(["a"], to="gl")) == 1
+    assert len(run.metrics) >= 1
+    # Another model is refused, as on the command line.
+    other = dataclasses.replace(
+        experiment, training=dataclasses.replace(experiment.training, seed=1)
+    )
+    with pytest.raises(ValueError, match="belongs to another config"):
+        m4.train(other)
+
+
+def test_a_corpus_for_any_trainer(tmp_path: Path) -> None:
+    corpus = m4.prepare_corpus(tmp_path / "data", Made({"gl": 60, "pt": 90}), vocabulary_size=400)
+    assert corpus.languages == ["gl", "pt"]
+    batches = corpus.batches(batch_size=4, start=3)
+    first: dict[str, Any] = next(batches)
+    assert first["encoder_input_tokens"].shape == (4, 128)
+    np.testing.assert_array_equal(
+        first["decoder_target_tokens"], corpus.stream(4).batch(3)["decoder_target_tokens"]
+    )
+    assert corpus.audit().summary() == []
+    with pytest.raises(m4.SettingError, match=r"CorpusSpec.vocabulary_size = 0"):
+        m4.prepare_corpus(tmp_path / "other", Made({"gl": 60}), vocabulary_size=0)
+
+
+def test_mistakes_have_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no config.gin there"):
+        m4.load(tmp_path)
+    with pytest.raises(ConfigError, match=r"must be a whole number from 0 to"):
+        m4.train(TINY, model_dir=tmp_path / "x", bindings=["TRAIN_STEPS = -1"])
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
+    """Built from what is committed or added; its dependencies are those of this environment."""
+    source, there = tmp_path / "source", tmp_path / "env"
+    files = subprocess.run(
+        ["git", "ls-files", "-z", "m4", "pyproject.toml", "README.md", "LICENSE"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split("\0")  # fmt: skip
+    for name in filter(None, files):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    subprocess.run([sys.executable, "-m", "venv", str(there)], check=True)
+    (packages,) = there.glob("lib/python*/site-packages")
+    dependencies = next(path for path in sys.path if path.endswith("site-packages"))
+    (packages / "dependencies.pth").write_text(dependencies + "\n")
+    python = str(there / "bin" / "python")
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), str(source)],
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("m4-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--force-reinstall", str(wheel)], check=True)
+
+    def said(*arguments: str) -> str:
+        return subprocess.run(
+            arguments, capture_output=True, text=True, check=True, cwd=tmp_path, env=ALONE,
+            timeout=600,
+        ).stdout  # fmt: skip
+
+    program = str(there / "bin" / "m4")
+    assert said(program, "--version") == f"m4 {m4.__version__}\n"
+    assert "usage: m4" in said(program, "--help")
+    assert str(packages) in said(python, "-c", "import m4; print(m4.__file__)")
+    (tmp_path / "gin_configs").mkdir()
+    shutil.copy(TINY, tmp_path / "gin_configs" / "demo.gin")
+    said(program, "demo", "--gin_file=gin_configs/demo.gin", "--model_dir=runs/demo")
+    from tests.test_readme import twelve_lines
+
+    said(python, "-c", twelve_lines())
+    assert (tmp_path / "delta_bleu.png").stat().st_size > 1000

@@ -228,17 +228,11 @@ class Config:
             self._macros["/".join([*scopes, statement.selector])] = (statement.value, place)
             return
         full = f"{statement.selector}.{statement.arg_name}"
-        new = renamed(full)
-        try:
-            target = self._target(statement.selector)
-        except ConfigError:
-            if new:
-                raise ConfigError(f"{full} is now {new}") from None
-            raise
+        if new := renamed(full):
+            raise ConfigError(f"{full} is now {new}")
+        target = self._target(statement.selector)
         known = _parameters(target)
         if statement.arg_name not in known:
-            if new:
-                raise ConfigError(f"{full} is now {new}")
             raise ConfigError(
                 f"{statement.selector} has no parameter {statement.arg_name}"
                 f"{near(statement.arg_name, known)}"
@@ -255,19 +249,16 @@ class Config:
 
     def _target(self, selector: str) -> Any:
         """The class or function that a selector names."""
+        if new := renamed(selector):
+            raise ConfigError(f"{selector} is now {new}")
         first, *rest = selector.split(".")
-        new = renamed(selector)
         if first not in self._namespace:
-            if new:
-                raise ConfigError(f"{selector} is now {new}")
             raise ConfigError(
                 f"the config imports nothing called {first}{near(first, self._namespace)}"
             )
         found, path = self._namespace[first], first
         for part in rest:
             if not hasattr(found, part):
-                if new:
-                    raise ConfigError(f"{selector} is now {new}")
                 name = getattr(found, "__name__", path)
                 raise ConfigError(f"{name} has no {part}{near(part, vars(found))}")
             found, path = getattr(found, part), f"{path}.{part}"

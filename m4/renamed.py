@@ -51,6 +51,12 @@ _SETTINGS = {
     "transformer.Transformer.expert_activations": "moe.MoeLayer.activations",
     "moe.MoeLayer.transport": "moe.MoeLayer.dispatch",
     "moe.MoeLayer.width": "moe.MoeLayer.mlp_width",
+    "topk.topk.seat_order": "topk.topk.slot_order",
+    "top2_gshard.top2_gshard.paper_seat": "top2_gshard.top2_gshard.paper_slot",
+    "cache.prepare.source_length": "corpus.CorpusSpec.lengths",
+    "cache.prepare.target_length": "corpus.CorpusSpec.lengths",
+    "cache.prepare.mixture_name": "corpus.CorpusSpec.mixture",
+    "report.report": "none: levels are experiment.ResourceLevels, metrics experiment.Decoding",
     # T5X's macros.
     "EVAL_PERIOD": "experiment.Training.dev_period",
     "EVAL_STEPS": "experiment.Training.dev_pairs",

@@ -65,8 +65,8 @@ def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: 
     config = tmp_path / "other.gin"
     config.write_text(
         text.replace(
-            "from m4.data.cache import cache\n",
-            "from m4.data.cache import cache\nfrom m4.data.samplers import schedule\n"
+            "from m4.data import corpus\n",
+            "from m4.data import corpus\nfrom m4.data.samplers import schedule\n"
             "from m4.data.samplers import uniform\nfrom m4.data.samplers import unimax\n"
             "from m4.data.samplers import learned\n",
         ),

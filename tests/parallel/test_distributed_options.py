@@ -25,7 +25,7 @@ def test_default_is_one_process() -> None:
 
 def test_coordinator_address_joins() -> None:
     assert joined(*WHOLE) == DistributedOptions("host:1234", 4, 3, 30, 45)
-    more = ["--heartbeat_seconds=7", "--start_seconds=8"]
+    more = ["--heartbeat_seconds=7", "--join_timeout_s=8"]
     assert joined(*WHOLE, *more, platforms="tpu") == DistributedOptions("host:1234", 4, 3, 7, 8)
 
 
@@ -49,7 +49,7 @@ def test_cluster_is_asked_on_tpu_hosts_and_on_request() -> None:
         ([*WHOLE, "--coordinator_address=host"], "coordinator_address = 'host': must be host:port"),
         ([*WHOLE, "--coordinator_address=:1"], "must be host:port"),
         ([*WHOLE, "--heartbeat_seconds=0"], "heartbeat_seconds = 0: must be at least 1"),
-        ([*WHOLE, "--start_seconds=0"], "join_timeout_s = 0: must be at least 1"),
+        ([*WHOLE, "--join_timeout_s=0"], "join_timeout_s = 0: must be at least 1"),
     ],
 )
 def test_invalid_options_are_refused(arguments: list[str], message: str) -> None:

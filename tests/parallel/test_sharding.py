@@ -258,7 +258,7 @@ def test_annotations_need_nothing_else_of_m4(tmp_path: Path) -> None:
     # divisible.py is one small function, for messages.
     assert message.stdout.splitlines() == [
         "(2, 4)",
-        "m4 m4.parallel m4.parallel.divisible m4.parallel.sharding",
+        "m4 m4.parallel m4.parallel.divisible m4.parallel.sharding m4.train",
     ]
 
 

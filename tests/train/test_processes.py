@@ -315,8 +315,8 @@ def test_processes_that_do_not_find_each_other_report_it(tmp_path: Path) -> None
         address = f"--coordinator_address=127.0.0.1:{taken.getsockname()[1]}"
         model = f"--model_dir={tmp_path / 'model'}"
         with (
-            started(Job(tmp_path / "soon", 2, 1, address, "--start_seconds=1", model)) as soon,
-            started(Job(tmp_path / "late", 2, 1, address, "--start_seconds=500", model)) as late,
+            started(Job(tmp_path / "soon", 2, 1, address, "--join_timeout_s=1", model)) as soon,
+            started(Job(tmp_path / "late", 2, 1, address, "--join_timeout_s=500", model)) as late,
         ):
             assert soon.statuses(300) == [1, 1], soon.said()
             first, second = (said.splitlines()[-1] for said in soon.said())

@@ -147,7 +147,7 @@ def test_groups_that_do_not_divide_name_the_setting() -> None:
     layout = Layout(make_mesh(data=1, expert=2, devices=jax.devices()[:2]))
     given = shapes(params, layout.shardings(abstract_variables(model)["params_axes"], params))
     batch = layout.batch({"encoder_input_tokens": np.zeros((4, 16), np.int32)})
-    said = r"Decoding.batch_rows .*= 1 does not divide over the 2 parts"
+    said = r"Decoding.batch_rows .*= 1: must be divisible by 2"
     with layout.axis_rules(), pytest.raises(ValueError, match=said):
         searching.jit_search(layout, model, 10, 2, 0.6).lower(given, batch)
 

@@ -116,7 +116,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_users_mistakes(tmp_path: Path) -> None:
-    assert "give a model's folder: --model_dir" in m4("atlas").mistake
+    assert "give a run folder: --model_dir" in m4("atlas").mistake
     assert "nowhere: not a run folder" in m4("atlas", "--model_dir=nowhere").mistake
     folder = folder_of(tmp_path / "model", {"encoder_1": np.zeros((4, 8), int)})
     said = m4("atlas", f"--model_dir={folder}", "--split=test")

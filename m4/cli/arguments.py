@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from m4.parallel.distributed_options import DistributedOptions, distributed_options
-
-
-class UserError(Exception):
-    """One line for the user; exit status 2."""
+from m4.settings import InputError
 
 
 class DataJob(NamedTuple):
@@ -303,7 +300,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits off --gin.NAME=VALUE: (other arguments, ["NAME = VALUE", ...]); --a-b is --a_b.
 
     Raises:
-        UserError: T5X's or an earlier version's name of a flag or job, with the one of today.
+        InputError: T5X's or an earlier version's name of a flag or job, with the one of today.
     """
     others, bindings = [], []
     for position, argument in enumerate(arguments):
@@ -317,11 +314,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             name = "--" + name[2:].replace("-", "_")
             argument = name + equals + value
             if new := _RENAMED.get(name):
-                raise UserError(f"{name} is now {new}")
+                raise InputError(f"{name} is now {new}")
             if new := _T5X_FLAGS.get(name):
-                raise UserError(f"{name}: {new}")
+                raise InputError(f"{name}: {new}")
         elif not others and argument in _T5X_JOBS:
-            raise UserError(f"{argument}: m4's name is m4 {_T5X_JOBS[argument]}")
+            raise InputError(f"{argument}: m4's name is m4 {_T5X_JOBS[argument]}")
         others.append(argument)
     return others, bindings
 

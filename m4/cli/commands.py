@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m4.cli.arguments import DATA_JOBS, SHARED, UserError
+from m4.cli.arguments import DATA_JOBS, SHARED
 from m4.parallel.distributed_options import DistributedOptions
+from m4.settings import InputError
 
 if TYPE_CHECKING:
     from m4.config import Config
@@ -50,14 +51,14 @@ def run(
             return _translate(experiment, config, parsed)
         return _job(experiment, config, parsed)
     except SettingError as error:
-        raise UserError(config.explain(error)) from error
+        raise InputError(config.explain(error)) from error
 
 
 def read_config(parsed: argparse.Namespace, bindings: Sequence[str]) -> "Config":
     """The config of --gin_file, else the saved one of --model_dir, and the bindings.
 
     Raises:
-        UserError: there is neither. m4.config.ConfigError: a mistake in them.
+        InputError: there is neither. m4.config.ConfigError: a mistake in them.
     """
     from m4 import config
 
@@ -65,16 +66,16 @@ def read_config(parsed: argparse.Namespace, bindings: Sequence[str]) -> "Config"
     files = list(parsed.gin_file)
     for name in files:
         if config.find_file(name, folders) is None:
-            raise UserError(
+            raise InputError(
                 f"--gin_file={name}: no such file in {', '.join(folders)} (--gin_search_paths)"
             )
     allowed = None  # a gin file that the user names is the user's own code
     if not files:
         if not parsed.model_dir:
-            raise UserError("give a config: --gin_file=gin_configs/demo.gin, or --model_dir=...")
+            raise InputError("give a config: --gin_file=gin_configs/demo.gin, or --model_dir=...")
         saved = local_folder(parsed.model_dir) / "config.gin"
         if not saved.is_file():
-            raise UserError(f"--model_dir={parsed.model_dir}: no config.gin there; train first")
+            raise InputError(f"--model_dir={parsed.model_dir}: no config.gin there; train first")
         files, allowed = [str(saved)], parsed.allow_module
     given = [*parsed.gin_bindings, *bindings]
     return config.load(
@@ -101,7 +102,7 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
     experiment.training.mesh()  # one that is not possible is refused before the folder is claimed
     distributed.check_joined()
     if parsed.job == "demo" and distributed.is_distributed():
-        raise UserError("one process does all of the demo; several can share `m4 train`")
+        raise InputError("one process does all of the demo; several can share `m4 train`")
     do = {
         "train": lambda: train.train(experiment, dense=dense),
         "baselines": lambda: baselines.baselines(experiment),
@@ -158,9 +159,9 @@ def _atlas(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
     from m4.jobs.prepare import console
 
     if not parsed.model_dir:
-        raise UserError("give a run folder: --model_dir=...")
+        raise InputError("give a run folder: --model_dir=...")
     if bindings:
-        raise UserError(f"'{bindings[0]}': atlas reads no config, only --model_dir")
+        raise InputError(f"'{bindings[0]}': atlas reads no config, only --model_dir")
     atlas.show(local_folder(parsed.model_dir), parsed.split, console())
     return 0
 
@@ -174,7 +175,7 @@ def _collectives(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
     devices = parsed.devices or ("8" if of_config else "2,4,8,16,32,64")
     if not re.fullmatch(r"\d+" if of_config else r"\d+(,\d+)*", devices):
         one = "one number, as 8" if of_config else "numbers with commas between them, as 2,8,64"
-        raise UserError(f"--devices={devices}: {one}")
+        raise InputError(f"--devices={devices}: {one}")
     if of_config:
         from m4.parallel.jax_setup import use_fake_devices
 
@@ -186,7 +187,7 @@ def _collectives(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
         try:
             local_program.show(config.experiment(), parsed.languages, parsed.output, console)
         except SettingError as error:
-            raise UserError(config.explain(error)) from error
+            raise InputError(config.explain(error)) from error
         return 0
     from m4.plan.hlo import table4
 

@@ -6,10 +6,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from m4.cli.arguments import UserError, distributed_options_of, parser, split_arguments
+from m4.cli.arguments import distributed_options_of, parser, split_arguments
 from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.huge_pages import restart_with_huge_pages
 from m4.parallel.supervise import PEER_LOST_STATUS, supervise
+from m4.settings import InputError
 from m4.storage.lease import LeaseLost, UploadFailed
 
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         others, bindings = split_arguments(sys.argv[1:] if arguments is None else arguments)
         parsed = parser().parse_args(others)
         options = distributed_options_of(parsed, os.environ)
-    except (UserError, ValueError) as error:
+    except InputError as error:
         print(f"m4: {one_line(error)}", file=sys.stderr)
         return 2
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -74,8 +75,8 @@ def run_alone(
 
     try:
         return commands.run(parsed, bindings, options)
-    except (UserError, ValueError) as error:
-        if parsed.debug or not is_ours(error):
+    except InputError as error:
+        if parsed.debug:
             raise
         print(f"m4 {job_name(parsed)}: {one_line(error)}", file=sys.stderr)
         return 2
@@ -93,12 +94,6 @@ def run_alone(
 def job_name(parsed: argparse.Namespace) -> str:
     """As typed: "train", "data audit"."""
     return " ".join([parsed.job, *([parsed.look] if parsed.job == "data" else [])])
-
-
-def is_ours(error: BaseException) -> bool:
-    """Whether m4 raised it, for the user; what comes out of a library is a bug, and shown whole."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return frames[-1].f_globals["__name__"].split(".")[0] in ("m4", "__main__")
 
 
 def one_line(error: BaseException) -> str:

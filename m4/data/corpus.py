@@ -19,7 +19,7 @@ from m4.data.directions import Mixture, directions_of
 from m4.data.sources import Source
 from m4.data.sources.files import remembering
 from m4.data.vocabulary.vocabulary import least_size
-from m4.settings import MUTABLE, Between, SettingError, checked
+from m4.settings import MUTABLE, Between, InputError, SettingError, checked
 from m4.storage.files import whole_folder
 
 # A tag, a piece, eos.
@@ -133,7 +133,7 @@ class CorpusSpec:
                     raise
                 replaced = str(error).partition(" (")[0]
         elif folder.exists() and any(folder.iterdir()):
-            raise ValueError(f"{folder}: neither a cache nor empty; give another folder")
+            raise InputError(f"{folder}: neither a cache nor empty; give another folder")
         self._check_vocabulary_sizes(len(settings["languages"]))
         with whole_folder(folder) as unfinished:
             build.build(
@@ -199,7 +199,7 @@ def _check_same(cache: Cache, identity: dict[str, Any]) -> None:
     """ValueError where a cache was made of other text or with other settings."""
     if different := differences(cache.manifest["identity"], identity):
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
-        raise ValueError(
+        raise InputError(
             f"{cache.folder}: this cache was made with {'; '.join(different[:3])}{more}"
             " (give another folder, or set CorpusSpec.rebuild = True)"
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from m4.settings import InputError
+
 EOS_ID = 1
 
 
@@ -46,7 +48,7 @@ def split_direction(direction: str) -> tuple[str, str]:
     """'en-gl' -> ('en', 'gl'). Exactly one side is English."""
     parts = direction.split("-")
     if len(parts) != 2 or parts.count("en") != 1 or not all(parts):
-        raise ValueError(
+        raise InputError(
             f"direction {direction!r}: must be 'en-xx' or 'xx-en', with '-' between the codes"
         )
     return parts[0], parts[1]

@@ -33,6 +33,7 @@ from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Pair, Source
 from m4.data.stream import mixture as mixing
+from m4.settings import InputError
 
 
 @contextlib.contextmanager
@@ -117,7 +118,7 @@ class PairSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """The pairs in the source's order; the task shuffles them in a buffer afterwards."""
         if shard_info and shard_info.num_shards > 1:
-            raise ValueError(f"{self.language}: one shard only, use tf.data.Dataset.shard")
+            raise InputError(f"{self.language}: one shard only, use tf.data.Dataset.shard")
         if isinstance(self.source, Cache):
             # In the graph: an iterator over a cache can be checkpointed, a generator's cannot.
             path = str(self.source.text_file(self.language, split))
@@ -165,7 +166,7 @@ def register(
     if prefix in _REGISTERED:
         if _REGISTERED[prefix] == meaning:
             return
-        raise ValueError(
+        raise InputError(
             f"seqio tasks {prefix}.* are registered for another corpus: give another prefix or "
             f"call tasks.unregister({prefix!r}) first"
         )
@@ -197,7 +198,7 @@ def register(
 def _feature(path: Path) -> Any:
     vocabulary = SharedVocabulary(str(path))
     if vocabulary.sp_model != path.read_bytes():
-        raise ValueError(
+        raise InputError(
             f"{path}: was rebuilt since seqio read it, and seqio keeps the first: restart"
         )
     return seqio.Feature(vocabulary=vocabulary, add_eos=True)

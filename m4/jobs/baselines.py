@@ -26,7 +26,7 @@ from m4.experiment import Baselines, Experiment, identity
 from m4.jobs import prepare
 from m4.parallel.cpus import available_cpus
 from m4.progress import ProgressBar
-from m4.settings import SettingError
+from m4.settings import InputError, SettingError
 
 # Raise when a change of code changes what a baseline becomes.
 FORMAT = 5
@@ -90,7 +90,7 @@ def find_baselines(experiment: Experiment, cache: Cache) -> dict[str, Finished]:
     plans = plans_of(experiment, cache)
     found = {name: _finished(plan) for name, plan in plans.items()}
     if missing := [name for name, one in found.items() if one is None]:
-        raise ValueError(
+        raise InputError(
             f"no bilingual baseline of {', '.join(missing)}: train what is missing with "
             f"m4 baselines --model_dir={experiment.model_dir}"
         )
@@ -165,7 +165,7 @@ def _finished(plan: Plan) -> Finished | None:
     try:
         return Finished(plan.language, plan.folder, json.loads(path.read_text(encoding="utf-8")))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: damaged; delete {plan.folder} to train it again") from error
+        raise InputError(f"{path}: damaged; delete {plan.folder} to train it again") from error
 
 
 def _tell_of_other_versions(missing: Mapping[str, Plan]) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from m4.plan import launch, tables
 from m4.plan.machines import topology
 from m4.plan.sweep import Sweep
+from m4.settings import InputError
 from m4.storage.files import write_text
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def plan(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
         Sweep(Path(parsed.configs), parsed.output, shared, given, parsed.reuse).run(console)
         return 0
     if len(parsed.gin_file) != 1:
-        raise ValueError("give one config: --gin_file=gin_configs/moe_128e_12l.gin; or --sweep")
+        raise InputError("give one config: --gin_file=gin_configs/moe_128e_12l.gin; or --sweep")
     if parsed.price_per_chip_hour is not None and not parsed.price_per_chip_hour >= 0:
-        raise ValueError(f"--price_per_chip_hour={parsed.price_per_chip_hour}: less than 0")
+        raise InputError(f"--price_per_chip_hour={parsed.price_per_chip_hour}: less than 0")
     config = Path(parsed.gin_file[0])
     arguments = [f"--gin_file={config}", *shared, *given, *(["--debug"] if parsed.debug else [])]
     machine = parsed.topology or TOPOLOGY
@@ -72,7 +73,7 @@ def _check_sweep(parsed: argparse.Namespace) -> None:
     """Raises a ValueError for an argument that has no effect with `--sweep`."""
     if parsed.gin_file or parsed.model_dir:
         name = "--gin_file" if parsed.gin_file else "--model_dir"
-        raise ValueError(f"--sweep plans its own configs: leave {name} out (--configs=...)")
+        raise InputError(f"--sweep plans its own configs: leave {name} out (--configs=...)")
     without_effect = {
         f"--topology={parsed.topology}": parsed.topology is not None,
         f"--program={parsed.program}": parsed.program != "train",
@@ -82,7 +83,7 @@ def _check_sweep(parsed: argparse.Namespace) -> None:
     }
     for name, given in without_effect.items():
         if given:
-            raise ValueError(
+            raise InputError(
                 f"{name}: --sweep plans training steps on its own machines, without a price: "
                 "leave it out"
             )

@@ -16,6 +16,7 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.baselines import Finished, find_baselines
 from m4.jobs.evaluate import system_of
+from m4.settings import InputError
 from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import write_text
@@ -77,7 +78,7 @@ def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
     ]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise ValueError(
+        raise InputError(
             f"{system.decodes}: no translations of {', '.join(missing[:3])}{more}; make them with "
             f"m4 decode --model_dir={experiment.model_dir}"
             f"{' --compare=dense' if system.name == 'dense' else ''}"

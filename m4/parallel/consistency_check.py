@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from m4.parallel import distributed
+from m4.settings import InputError
 
 # What is gathered must have one shape in all processes: so many bytes a fact.
 _BYTES = 64
@@ -86,7 +87,7 @@ def agree(
                 f"the other {len(column) - len(others)}: {_short(usual)}"
             )
     if differences:
-        raise ValueError(
+        raise InputError(
             f"the {len(hosts)} processes do not agree, so nothing is started: "
             f"{'; '.join(differences)}"
         )
@@ -101,7 +102,7 @@ def check_device_counts(counts: list[int]) -> None:
     usual = Counter(counts).most_common(1)[0][0]
     others = [index for index, count in enumerate(counts) if count != usual]
     if others:
-        raise ValueError(
+        raise InputError(
             f"the {len(counts)} processes do not agree, so nothing is started: process {others[0]} "
             f"has {counts[others[0]]} devices, {len(counts) - len(others)} have {usual}"
         )

@@ -24,6 +24,7 @@ from jax._src import distributed
 
 from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.supervise import PEER_LOST, abort_message
+from m4.settings import InputError
 
 # How long the primary stays at most after an error.
 _LINGER_SECONDS = 5.0
@@ -108,7 +109,7 @@ def join(options: DistributedOptions) -> None:
         # Not a mistake: machines may come late, and the job be started again.
         raise PeerLost(f"{not_found}: {first_line(error)}") from error
     except (ValueError, OSError, RuntimeError) as error:
-        raise ValueError(
+        raise InputError(
             f"the job's processes are not known ({first_line(error)}): give "
             "coordinator_address=HOST:PORT, process_count=N and process_index=I, or "
             "process_count=1 for this one alone"
@@ -145,7 +146,7 @@ def _check_port(address: str) -> None:
 def check_joined() -> None:
     """ValueError: JAX sees several processes, and this one has not joined them."""
     if jax.process_count() > 1 and distributed.global_state.client is None:
-        raise ValueError(
+        raise InputError(
             f"this is one of {jax.process_count()} processes of a slice: multiprocess joins them"
         )
 
@@ -199,7 +200,7 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
         return answer["result"]
     answer = json.loads(_wait(client, key, what))
     if "mistake" in answer:
-        raise ValueError(answer["mistake"])
+        raise InputError(answer["mistake"])
     if "failure" in answer:
         raise PeerLost(f"process 0 failed: {answer['failure']}")
     return answer["result"]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from m4.settings import SettingError
+from m4.settings import InputError, SettingError
 
 
 class DistributedOptions(NamedTuple):
@@ -57,7 +57,7 @@ def distributed_options(
     if join_timeout_s is not None and join_timeout_s < 1:
         raise SettingError("join_timeout_s", join_timeout_s, "at least 1")
     if multiprocess and given:
-        raise ValueError(f"multiprocess asks the cluster for {', '.join(given)}: give one of them")
+        raise InputError(f"multiprocess asks the cluster for {', '.join(given)}: give one of them")
     if process_count == 1 and given == ["process_count"]:
         return None
     if not given:
@@ -67,7 +67,7 @@ def distributed_options(
             return DistributedOptions(None, None, None, heartbeat_seconds, start)
         return None
     if missing := [name for name in arguments if name not in given]:
-        raise ValueError(
+        raise InputError(
             f"{', '.join(missing)} must be given with {', '.join(given)}; or multiprocess alone, "
             "where the cluster knows them"
         )

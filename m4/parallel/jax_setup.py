@@ -7,6 +7,8 @@ from pathlib import Path
 
 import jax
 
+from m4.settings import InputError
+
 
 def set_up(compilation_cache: Path | str) -> None:
     """Keeps compiled programs in a folder, so that a second run of a job does not compile again.
@@ -50,6 +52,6 @@ def use_fake_devices(count: int) -> None:
         pass
     there = len(jax.devices("cpu"))
     if there < count:
-        raise ValueError(
+        raise InputError(
             f"{count} devices are needed, JAX runs already with {there}: set JAX_NUM_CPU_DEVICES"
         )

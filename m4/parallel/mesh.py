@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from m4.parallel.axes import LOGICAL_AXIS_RULES, MESH_AXES
 from m4.parallel.divisible import nearest_valid
-from m4.settings import Between, SettingError, checked
+from m4.settings import Between, InputError, SettingError, checked
 
 # Logical axis -> mesh axis, or several, or None; a logical axis may have more than one rule.
 MeshSize = Annotated[int, Between(-1, 2**20)]
@@ -199,7 +199,7 @@ def _check_parameter(
         over = [axis for axis in _names(entry) if mesh.shape[axis] > 1]
         parts = math.prod(mesh.shape[axis] for axis in over)
         if size % parts:
-            raise ValueError(
+            raise InputError(
                 f"parameter {name} {list(shape)}: its axis {logical_axis} = {size} must be "
                 f"{_divisible(size, over, parts)}; Training.extra_axis_rules and make_mesh decide "
                 "what is split over which"

@@ -20,6 +20,7 @@ from m4.plan.machines import Machine
 from m4.plan.oom import decoding_advice, out_of_memory, too_much, training_advice
 from m4.plan.program import PlannedProgram, decode_program, train_program
 from m4.plan.step_time import step_time
+from m4.settings import InputError
 
 PROGRAMS = {"train": train_program, "decode": decode_program}
 
@@ -38,7 +39,7 @@ def devices_of(machine: Machine) -> Sequence[Any]:
         found = topologies.get_topology_desc(machine.name, platform="tpu", **setting)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         first = str(error).splitlines()[0]
-        raise ValueError(f"--topology={machine.name}: unknown to libtpu: {first}") from error
+        raise InputError(f"--topology={machine.name}: unknown to libtpu: {first}") from error
     devices = found.devices
     assert len(devices) == machine.devices, (len(devices), machine)
     return devices

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from m4.parallel.supervise import end_with
 from m4.plan.machines import topology
+from m4.settings import InputError
 
 # Raised with every change of the facts that a compiling process writes (`m4.plan.compile.facts`).
 FORMAT = 4
@@ -60,7 +61,7 @@ def check_compiler(platform: str) -> None:
     """Raises a ValueError where the compiler for "tpu" or "cuda" is not installed."""
     if platform == "cuda":
         if not (CUDA_COMPILER / _CUDA).is_dir() and importlib.util.find_spec(_CUDA) is None:
-            raise ValueError(
+            raise InputError(
                 "the compiler for GPUs is not installed: `make pod-gpu` (JAX's CUDA plugin, "
                 "182 MB; needs neither a GPU nor CUDA)"
             )
@@ -68,9 +69,9 @@ def check_compiler(platform: str) -> None:
     path = os.environ.get("TPU_LIBRARY_PATH")
     if path is not None:
         if not Path(path).is_file():
-            raise ValueError(f"TPU_LIBRARY_PATH={path}: no such file")
+            raise InputError(f"TPU_LIBRARY_PATH={path}: no such file")
     elif importlib.util.find_spec("libtpu") is None:
-        raise ValueError(
+        raise InputError(
             "the TPU compiler is not installed: `make pod`, or `pip install '.[pod]'` in a "
             "clone (libtpu, 205 MB; needs no TPU)"
         )
@@ -123,7 +124,7 @@ def compiled(
         try:
             found = compile_in_subprocess(given, platform)
         except ChildError as error:
-            raise ValueError(str(error)) from error
+            raise InputError(str(error)) from error
     return {"config": config, **found}
 
 

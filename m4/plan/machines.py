@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 
 from m4.plan.clusters import GIB, GPUS, Cluster
+from m4.settings import InputError
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def topology(name: str) -> Machine:
     """
     found = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
     if found is None or found[1] not in {**CHIPS, **GPUS}:
-        raise ValueError(
+        raise InputError(
             f"--topology={name}: a chip and its grid, such as v3:8x8 or v4:4x4x4, or a GPU, nodes "
             f"and GPUs a node, such as h100:16x8; chips: {', '.join(CHIPS)}; GPUs: "
             f"{', '.join(GPUS)}"
@@ -115,14 +116,14 @@ def topology(name: str) -> Machine:
     if found[1] in GPUS:
         gpu = GPUS[found[1]]
         if len(sizes) != 2 or 0 in sizes or sizes[1] > gpu.node:
-            raise ValueError(
+            raise InputError(
                 f"--topology={name}: nodes and GPUs a node, two sizes; of {gpu.name} a node has 1 "
                 f"to {gpu.node}"
             )
         return Cluster(gpu, *sizes)
     chip = CHIPS[found[1]]
     if len(sizes) != chip.links // 2 or 0 in sizes:
-        raise ValueError(
+        raise InputError(
             f"--topology={name}: a grid of {chip.name} has {chip.links // 2} sizes of at least 1"
         )
     return Topology(chip, sizes)

@@ -18,6 +18,7 @@ from m4.eval.decoding.search import jit_search, search
 from m4.experiment import Experiment
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.mesh import logical_spec
+from m4.settings import InputError
 from m4.train.trainer import Trainer
 
 
@@ -56,7 +57,7 @@ def planned_model(experiment: Experiment, languages: int) -> tuple[Transformer, 
         ValueError: more languages than m4 knows.
     """
     if not 1 <= languages <= len(LANGUAGES):
-        raise ValueError(f"--languages={languages}: must be from 1 to {len(LANGUAGES)}")
+        raise InputError(f"--languages={languages}: must be from 1 to {len(LANGUAGES)}")
     corpus = experiment.data.corpus
     directions = corpus.directions(list(LANGUAGES)[:languages])
     source, target = corpus.vocabulary_size, corpus.target_vocabulary_size

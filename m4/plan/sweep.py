@@ -13,6 +13,7 @@ from m4.plan import launch, pages, pictures, table3, tables
 from m4.plan.machines import GIB
 from m4.plan.pages import Section
 from m4.plan.wording import MODEL_NOTE
+from m4.settings import InputError
 
 
 class Case(NamedTuple):
@@ -77,7 +78,7 @@ class Sweep:
         """
         for case in CASES:
             if not self._config(case).is_file():
-                raise ValueError(f"--configs={self.configs}: no {case.config}.gin in it")
+                raise InputError(f"--configs={self.configs}: no {case.config}.gin in it")
         rows = []
         for number, case in enumerate(CASES, start=1):
             path = self.output / f"{case.name}.json"

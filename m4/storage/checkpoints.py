@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from m4.parallel import distributed
+from m4.settings import InputError
 from m4.storage import remote
 
 
@@ -95,7 +96,7 @@ class Checkpoints:
         for path in sorted(saved.keys() | wanted.keys()):
             here, there = wanted.get(path), saved.get(path)
             if here != there:
-                raise ValueError(
+                raise InputError(
                     f"{self.folder}/{step}: {path} is {there or 'missing'} there and "
                     f"{here or 'missing'} in the model: it belongs to another config"
                 )

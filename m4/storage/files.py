@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from m4.settings import InputError
+
 _LOCK = ".unfinished"
 
 
@@ -77,7 +79,7 @@ def confined(folder: Path, name: str) -> Path:
     inside = bool(name) and ".." not in PurePosixPath(name).parts and not Path(name).is_absolute()
     # A link within the folder may lead outside, too.
     if not (inside and target.parent.resolve().is_relative_to(folder.resolve())):
-        raise ValueError(f"{folder}: a file there names {name!r}, which is outside of it")
+        raise InputError(f"{folder}: a file there names {name!r}, which is outside of it")
     return target
 
 
@@ -102,8 +104,8 @@ def read_jsonl(path: Path) -> list[dict]:
             try:
                 row = json.loads(line)
             except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are both
-                raise ValueError(f"{path} line {number}: not JSON ({error})") from error
+                raise InputError(f"{path} line {number}: not JSON ({error})") from error
             if not isinstance(row, dict):
-                raise ValueError(f"{path} line {number}: not a JSON object")
+                raise InputError(f"{path} line {number}: not a JSON object")
             rows.append(row)
     return rows

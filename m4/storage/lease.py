@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from m4.settings import InputError
 from m4.storage.files import whole
 
 if TYPE_CHECKING:
@@ -171,8 +172,8 @@ class Lease:
         same = all(other[name] == self._mark[name] for name in ("host", "copy"))
         return same and other["copy"] is not None
 
-    def _refused(self, other: Mapping[str, Any]) -> ValueError:
-        return ValueError(
+    def _refused(self, other: Mapping[str, Any]) -> InputError:
+        return InputError(
             f"MODEL_DIR = {self._folder}: another m4 job is at work there ({other['host']}, "
             f"process {other['pid']})"
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
+from m4.settings import InputError
 from m4.storage.files import write_text
 
 
@@ -72,5 +73,5 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(line))
         except ValueError as error:
-            raise ValueError(f"{path} line {number}: not JSON ({error})") from error
+            raise InputError(f"{path} line {number}: not JSON ({error})") from error
     return rows

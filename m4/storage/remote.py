@@ -24,6 +24,7 @@ from pathlib import Path
 
 from etils import epath
 
+from m4.settings import InputError
 from m4.storage import lease
 from m4.storage.files import confined, whole, write_text
 
@@ -80,7 +81,7 @@ def is_working_copy(folder: Path) -> bool:
         return False
     address = _mark(folder)[0]
     if folder.absolute() not in _requested and folder.absolute() != _copy_of(address):
-        raise ValueError(
+        raise InputError(
             f"{folder}/{MARK} names {address}, whose working copy is another folder: give "
             "--model_dir the address, or remove that file"
         )
@@ -196,7 +197,7 @@ def _mark(folder: Path) -> tuple[str, str]:
     """The address that a folder is a working copy of, and the copy's own name."""
     lines = (folder / MARK).read_text(encoding="utf-8").splitlines()
     if len(lines) != 2:
-        raise ValueError(f"{folder}/{MARK}: must have two lines, an address and a name")
+        raise InputError(f"{folder}/{MARK}: must have two lines, an address and a name")
     return lines[0], lines[1]
 
 
@@ -349,7 +350,7 @@ class _WorkingCopy:
         try:
             record = dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}: damaged ({_line(error)}); remove it") from error
+            raise InputError(f"{path}: damaged ({_line(error)}); remove it") from error
         for name in record:
             confined(self.here, name)
         return record

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from m4.settings import InputError
 from m4.storage import remote
 from m4.storage.files import write_text
 
@@ -67,7 +68,7 @@ def claim(
         there.add("checkpoints")
     if there - _HERE:
         if not record.is_file():
-            raise ValueError(
+            raise InputError(
                 f"MODEL_DIR = {folder}: not empty and not a run's folder (it has no run.json)"
             )
         if fresh:
@@ -97,7 +98,7 @@ def check(folder: Path, config: Mapping[str, str], mutable: Collection[str] = ()
     record = read(folder)
     if differences := _differences(record["config"], config, {*mutable, *record["mutable"]}):
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-        raise ValueError(
+        raise InputError(
             f"MODEL_DIR = {folder} belongs to another config: {'; '.join(differences[:3])}"
             f"{more}; choose another MODEL_DIR, or start over with --fresh"
         )
@@ -120,7 +121,7 @@ def check_shared(folder: Path, written: str, seconds: float = 30.0) -> None:
     until = time.monotonic() + seconds
     while not (folder / "run.json").is_file() or digest(folder) != written:
         if time.monotonic() >= until:
-            raise ValueError(
+            raise InputError(
                 f"MODEL_DIR = {folder}: {socket.gethostname()} does not see there what process 0 "
                 "wrote; it must be one folder that all processes share"
             )
@@ -148,12 +149,12 @@ def read(folder: Path) -> dict:
     """What `claim` wrote. ValueError: no run's folder, or its run.json is damaged."""
     path = Path(folder) / "run.json"
     if not path.is_file():
-        raise ValueError(f"{folder}: not a run's folder (no run.json); train first")
+        raise InputError(f"{folder}: not a run's folder (no run.json); train first")
     try:
         record = json.loads(path.read_bytes())
         return {**record, "config": dict(record["config"]), "mutable": record.get("mutable", [])}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: damaged, not what m4 wrote ({error})") from error
+        raise InputError(f"{path}: damaged, not what m4 wrote ({error})") from error
 
 
 @contextmanager
@@ -163,12 +164,12 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
-        raise ValueError(f"MODEL_DIR = {folder}: cannot be made or written ({error})") from error
+        raise InputError(f"MODEL_DIR = {folder}: cannot be made or written ({error})") from error
     with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"MODEL_DIR = {folder}: another m4 job is at work there") from None
+            raise InputError(f"MODEL_DIR = {folder}: another m4 job is at work there") from None
         with remote.synced(folder):
             yield
 

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from m4.settings import InputError
+
 # With more experts a log row would be mostly their loads; `ExpertLoadCounter` counts them all.
 _MOST_LOADS = 64
 
@@ -31,7 +33,7 @@ def _parts(name: str, value: np.ndarray) -> dict[str, float]:
     return {f"{name.removesuffix('_E')}/{i}": float(x) for i, x in enumerate(value)}
 
 
-class NotFinite(ValueError):
+class NotFinite(InputError):
     """A step whose loss or gradient is not finite: its weights are of no use."""
 
 

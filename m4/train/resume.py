@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from m4.settings import InputError
 from m4.storage.checkpoints import Checkpoints, shapes
 from m4.train import average
 from m4.train.early_stopping import EarlyStopper
@@ -16,7 +17,7 @@ def check_same(checkpoint: str, saved: Mapping[str, Any], note: Mapping[str, Any
     """ValueError: the checkpoint was trained on something else."""
     for name in ("vocabulary", "stream"):
         if name in note and saved.get(name) != note[name]:
-            raise ValueError(
+            raise InputError(
                 f"{checkpoint} was trained with another {name} "
                 f"({str(saved.get(name))[:12]} there, {str(note[name])[:12]} here); "
                 "choose another MODEL_DIR, or start over with --fresh"

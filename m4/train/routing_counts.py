@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from m4.settings import InputError
 from m4.storage.files import write_text
 
 # Raised when older files cannot be read any more.
@@ -56,10 +57,10 @@ class Counts:
         """Raises ValueError where a layer has not one row of counts a direction."""
         counts = cls(saved["directions"])
         if not isinstance(saved["layers"], Mapping):
-            raise ValueError("layers: must be an object, layer -> rows")
+            raise InputError("layers: must be an object, layer -> rows")
         for layer, rows in saved["layers"].items():
             if np.ndim(rows) != 2 or len(rows) != len(counts.directions):
-                raise ValueError(f"layers: {layer} has not one row of counts a direction")
+                raise InputError(f"layers: {layer} has not one row of counts a direction")
         counts.add(saved["layers"])
         return counts
 
@@ -75,7 +76,7 @@ def read(path: Path) -> tuple[Counts, dict[str, Any]]:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         if saved["format"] != FORMAT:
-            raise ValueError(f"format {saved['format']}, this m4 reads {FORMAT}")
+            raise InputError(f"format {saved['format']}, this m4 reads {FORMAT}")
         return Counts.from_json(saved), saved
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: no counts of experts: {error}") from error
+        raise InputError(f"{path}: no counts of experts: {error}") from error

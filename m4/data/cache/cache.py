@@ -27,14 +27,14 @@ from m4.data.directions import SIDES, Mixture, directions_of, mixture_of
 from m4.data.preprocess import language_of, split_direction
 from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.settings import check_value
+from m4.settings import InputError, check_value
 from m4.storage.files import confined
 
 # Raised whenever the same settings would give other files (test_format.py notices).
 FORMAT = 6
 
 
-class OtherFormat(ValueError):
+class OtherFormat(InputError):
     """A cache of another version of m4."""
 
 
@@ -48,11 +48,11 @@ class Cache:
         try:
             self.manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise ValueError(f"{self.folder}: not a cache, it has no manifest.json") from error
+            raise InputError(f"{self.folder}: not a cache, it has no manifest.json") from error
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: damaged, delete the folder: {error}") from error
+            raise InputError(f"{path}: damaged, delete the folder: {error}") from error
         if not isinstance(self.manifest, dict):
-            raise ValueError(f"{path}: damaged, delete the folder: not an object")
+            raise InputError(f"{path}: damaged, delete the folder: not an object")
         if self.manifest.get("format") != FORMAT:
             raise OtherFormat(
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
@@ -65,7 +65,7 @@ class Cache:
         self.mixture: str = mixture or made_for or "english_centric"
         check_value("Cache.mixture", self.mixture, Mixture)
         if not self.has_all_directions and self.mixture != made_for:
-            raise ValueError(
+            raise InputError(
                 f"{self.folder}: its source and target vocabularies are made for the mixture "
                 f"{made_for}, not {self.mixture} (CorpusSpec.mixture, CorpusSpec.rebuild)"
             )
@@ -231,7 +231,7 @@ class Cache:
 
     def _count(self, language: str, split: str) -> dict[str, Any]:
         if language not in self.manifest["languages"]:
-            raise ValueError(
+            raise InputError(
                 f"{self.folder}: no language {language!r}; it has {', '.join(self.languages())}"
             )
         return self.manifest["languages"][language][split]

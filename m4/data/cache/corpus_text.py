@@ -10,6 +10,7 @@ from typing import Any
 from m4.data.cleaning.clean import Cleaner, Cleaning, lines_of
 from m4.data.cleaning.ledger import Count, Ledger
 from m4.data.sources import SPLITS, Pair, Source
+from m4.settings import InputError
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
@@ -44,7 +45,7 @@ def write_text(
                     kept += len(chunk)
             counts[code][split] = {"pairs": kept}
             if split == "train" and not kept:
-                raise ValueError(
+                raise InputError(
                     f"language {code!r} has no training pairs: "
                     f"{why_none(cleaner.ledger.count(code, split))}"
                 )

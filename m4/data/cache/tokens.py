@@ -25,6 +25,7 @@ from m4.data.vocabulary.tokenizing import (
 )
 from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from m4.parallel.cpus import available_cpus
+from m4.settings import InputError
 
 ROLES = ("source", "target")
 # Fewer pairs a worker are done before it has started.
@@ -99,7 +100,7 @@ def tokenize(
             row += language.pairs
             if split == "train" and not language.pairs:
                 least = min(a.longest for a in arrays)
-                raise ValueError(
+                raise InputError(
                     f"language {code!r} has no training pairs: all {language.too_long} are longer "
                     f"than {least} pieces (CorpusSpec.lengths)"
                 )

@@ -28,7 +28,7 @@ from m4.data.cleaning.overlap import Overlap
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.skipped import SkippedLines
 from m4.data.sources import Pair, Source
-from m4.settings import SettingError, checked, configurable
+from m4.settings import InputError, SettingError, checked, configurable
 
 # (reason, language, split, number of the pair, pair), for every training pair that is dropped.
 OnDrop = Callable[[str, str, str, int, Pair], None]
@@ -233,7 +233,7 @@ def lines_of(chunk: Chunk, language: str, split: str) -> str:
     text = "".join([f"{english}\t{foreign}\n" for english, foreign in pairs])
     if text.count("\n") != len(chunk) or text.count("\t") != len(chunk) or "\r" in text:
         bad = next(Pair(*p) for p in pairs if any(c in side for side in p for c in "\t\n\r"))
-        raise ValueError(f"{language} {split}: a tab or line end inside a sentence: {bad!r}")
+        raise InputError(f"{language} {split}: a tab or line end inside a sentence: {bad!r}")
     return text
 
 

@@ -16,7 +16,7 @@ from m4.data.directions import SIDES
 from m4.data.sources import Source
 from m4.data.sources.files import digest, lines
 from m4.data.sources.lines import BOM, MAX_LINE_BYTES
-from m4.settings import OneOf, SettingError, checked
+from m4.settings import InputError, OneOf, SettingError, checked
 
 HELD_OUT = ("test", "dev")
 
@@ -123,7 +123,7 @@ def _sentences(path: epath.Path) -> Iterator[str]:
         try:
             text = line.removeprefix(BOM).decode("utf-8").strip()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} line {number}: not UTF-8 (Overlap.files)") from error
+            raise InputError(f"{path} line {number}: not UTF-8 (Overlap.files)") from error
         if text:
             yield text
 
@@ -133,5 +133,5 @@ def _paths(of: str | Sequence[str]) -> list[epath.Path]:
     found = [epath.Path(path) for path in ([of] if isinstance(of, str) else of)]
     for path in found:
         if not path.is_file():
-            raise ValueError(f"{path}: no such file (Overlap.files)")
+            raise InputError(f"{path}: no such file (Overlap.files)")
     return found

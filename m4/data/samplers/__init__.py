@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from m4.settings import SettingError
+from m4.settings import InputError, SettingError
 
 
 class Sampler(Protocol):
@@ -44,9 +44,9 @@ def plan(sampler: Sampler, sizes: dict[str, int]) -> list[Phase]:
 def check_sizes(sizes: Mapping[str, int]) -> None:
     """ValueError: there is nothing to sample from, or a direction has no data."""
     if not sizes:
-        raise ValueError("no directions to sample from (CorpusSpec.languages)")
+        raise InputError("no directions to sample from (CorpusSpec.languages)")
     if empty := [name for name, size in sizes.items() if size <= 0]:
-        raise ValueError(f"no examples to sample from in {', '.join(empty)}")
+        raise InputError(f"no examples to sample from in {', '.join(empty)}")
 
 
 def normalized(weights: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol
 
 from m4.data.samplers import Planned, Sampler, normalized
 from m4.data.samplers.temperature import temperature
-from m4.settings import Between, SettingError, checked, configurable
+from m4.settings import Between, InputError, SettingError, checked, configurable
 
 State = dict[str, Any]  # JSON
 
@@ -98,7 +98,7 @@ class Learned:
         """The state after an evaluation; a signal that compares two has nothing at the first."""
         rewards = self.signal(state["measured"], measured)
         if bad := [name for name, reward in rewards.items() if not math.isfinite(reward)]:
-            raise ValueError(
+            raise InputError(
                 f"learned sampling: no finite reward for {', '.join(sorted(bad)[:5])}; training "
                 "has diverged, or Learned.signal does not fit"
             )

@@ -28,7 +28,7 @@ from m4.data.cldr.specs import Atom, Drawer, atoms
 from m4.data.cldr.tables import cldr_version
 from m4.data.languages import LANGUAGES
 from m4.data.sources import SPLITS, Pair
-from m4.settings import Between, Count, SettingError, checked
+from m4.settings import Between, Count, InputError, SettingError, checked
 
 # Raise it when drawing, rendering or filtering changes the text; a test holds both together.
 GENERATOR = 1
@@ -142,9 +142,9 @@ class Cldr:
     def _check(self, language: str, split: str) -> None:
         if language not in self._sizes:
             listed = ", ".join(self._sizes)
-            raise ValueError(f"no pairs of {language!r}: Cldr.sizes has only {listed}")
+            raise InputError(f"no pairs of {language!r}: Cldr.sizes has only {listed}")
         if split not in SPLITS:
-            raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
+            raise InputError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
 
     def _training(self, language: str) -> _Train:
         if language not in self._train:
@@ -165,7 +165,7 @@ class Cldr:
         while len(train.pairs) < wanted:
             fruitless += 1
             if fruitless > PATIENCE:
-                raise ValueError(_too_few(language, "train", wanted, len(train.pairs)))
+                raise InputError(_too_few(language, "train", wanted, len(train.pairs)))
             spec = drawer.draw()
             foreign = target.render(spec)
             if foreign is None:
@@ -191,7 +191,7 @@ class Cldr:
         candidate = 0
         while len(drawn.pairs) < wanted:
             if candidate - last > PATIENCE // 50:  # one draw in 50 is a test sentence
-                raise ValueError(_too_few(language, split, wanted, len(drawn.pairs)))
+                raise InputError(_too_few(language, split, wanted, len(drawn.pairs)))
             spec, text = self._candidate(split, candidate)
             candidate += 1
             foreign = target.render(spec)

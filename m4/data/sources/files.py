@@ -22,6 +22,7 @@ from typing import IO, Any
 import zstandard
 from etils import epath
 
+from m4.settings import InputError
 from m4.storage.files import write_text
 
 COMPRESSED = (".gz", ".zst")
@@ -38,16 +39,16 @@ def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
     scheme, _, rest = os.fspath(path).partition("://")
     by_tensorflow = os.environ.get("EPATH_USE_TF", "").lower() not in ("false", "no", "f", "0")
     if rest and scheme != "gs" and by_tensorflow:  # which epath prefers, and which has gs:// alone
-        raise ValueError(
+        raise InputError(
             f"{folder}: {scheme}:// needs EPATH_USE_TF=false in the environment, and the package "
             f"that fsspec needs for it ({setting})"
         )
     try:
         there = path.is_dir()
     except ImportError as error:  # a remote file system whose package is not installed
-        raise ValueError(f"{folder}: cannot be read, {error} ({setting})") from error
+        raise InputError(f"{folder}: cannot be read, {error} ({setting})") from error
     if not there:
-        raise ValueError(f"{folder}: no such folder ({setting})")
+        raise InputError(f"{folder}: no such folder ({setting})")
     return path
 
 
@@ -63,7 +64,7 @@ def _opened(path: epath.Path) -> Iterator[Any]:
         try:
             file = stack.enter_context(path.open("rb"))
         except (IsADirectoryError, PermissionError) as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
         yield file
 
 
@@ -79,7 +80,7 @@ def chunks(path: epath.Path) -> Iterator[bytes]:
             else:
                 yield from _pieces(file, _CHUNK_BYTES)
         except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
-            raise ValueError(f"{path}: damaged, it cannot be unpacked: {error}") from error
+            raise InputError(f"{path}: damaged, it cannot be unpacked: {error}") from error
 
 
 def _pieces(file: Any, size: int) -> Iterator[bytes]:
@@ -200,7 +201,7 @@ def digest(path: epath.Path) -> list:
             for piece in _pieces(file, _CHUNK_BYTES):
                 hashed.update(piece)
         if _stamp(path)[0] != stamp:
-            raise ValueError(f"{path}: was changed while it was read; start again")
+            raise InputError(f"{path}: was changed while it was read; start again")
         sha256 = hashed.hexdigest()
         if now - changed < _TICK_SECONDS:
             changed = 0.0  # another change might leave the same stamp

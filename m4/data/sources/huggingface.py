@@ -20,7 +20,7 @@ from m4.data.sources.folder import Folder
 from m4.data.sources.layout import File
 from m4.data.sources.lines import Reason
 from m4.data.sources.records import Fields
-from m4.settings import checked
+from m4.settings import InputError, checked
 
 _BATCH_ROWS = 1000
 # What an Arrow stream ends with: a continuation, and a message of no bytes.
@@ -68,7 +68,7 @@ class HuggingFace(Folder):
                 shards.setdefault((stem, int(match[2])), set()).add(int(match[1]))
         for (stem, number), there in shards.items():
             if missing := set(range(number)) - there:
-                raise ValueError(
+                raise InputError(
                     f"{self.folder}/{stem}-{min(missing):05d}-of-{number:05d}...: missing, "
                     f"with {len(missing) - 1} more"
                 )
@@ -96,11 +96,11 @@ class HuggingFace(Folder):
                         yield from _rows(batch)
             except (pa.ArrowException, OSError) as error:
                 said = str(error).splitlines()[0]
-                raise ValueError(
+                raise InputError(
                     f"{file.path}: damaged, or not Arrow or Parquet: {said}"
                 ) from error
         if missing:
-            raise ValueError(
+            raise InputError(
                 f"{file.path}: no column {missing[0]!r}; it has {', '.join(names)} "
                 f"({self.owner}.foreign_field, english_field, language_field)"
             )

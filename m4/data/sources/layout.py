@@ -10,7 +10,7 @@ from etils import epath
 
 from m4.data.sources import SPLITS
 from m4.data.sources.files import unpacked_name
-from m4.settings import SettingError
+from m4.settings import InputError, SettingError
 
 # Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn.
 _CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
@@ -56,7 +56,7 @@ class Codes:
         language = self._by_code.get(code) or m4_code(code)
         other, place = self._seen.setdefault(language, (code, path))
         if code != other:
-            raise ValueError(
+            raise InputError(
                 f"{path or self._folder}: language code {code!r} next to {other!r}"
                 f"{f' of {place}' if place else ''}: both would be {language!r}; use one code, "
                 f"or give one another name: {self._owner}.codes = {{'{language}_2': {code!r}}}"
@@ -151,7 +151,7 @@ class FileLayout:
             if not file:
                 continue
             if plain in found:
-                raise ValueError(f"{path}: {found[plain].path} is there too; remove one of them")
+                raise InputError(f"{path}: {found[plain].path} is there too; remove one of them")
             found[plain] = file
         return [
             replace(file, language=self.language(file.code, file.path)) if file.code else file
@@ -206,15 +206,15 @@ class FileLayout:
             "codes": self.codes,
         }
 
-    def nothing(self) -> ValueError:
+    def nothing(self) -> InputError:
         """The error for a folder where nothing fits."""
-        return ValueError(
+        return InputError(
             f"{self.folder}: no file is called like {self.pattern} ({self.owner}.files)"
         )
 
-    def unknown(self, language: str, known: list[str]) -> ValueError:
+    def unknown(self, language: str, known: list[str]) -> InputError:
         """The error for a language that is not there."""
-        return ValueError(
+        return InputError(
             f"{self.folder}: no {language!r} in files called like {self.pattern}; there is "
             f"{', '.join(known) or 'no language'} ({self.owner}.files, {self.owner}.codes)"
         )

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from m4.data.sources import Pair
+from m4.settings import InputError
 
 # Raise it when what is left out or put right changes: part of a source's identity.
 READING = 1
@@ -154,7 +155,7 @@ class Tally:
         """Line `number` is no pair: counted, or a ValueError, as on_bad_line says."""
         self._notes.clear()
         if self._reading.on_bad_line == "fail":
-            raise ValueError(
+            raise InputError(
                 f"{self._path} {self._unit} {number}: {reason} "
                 f"({self._reading.owner}.on_bad_line = 'skip' counts such lines instead)"
             )

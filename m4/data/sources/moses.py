@@ -11,7 +11,7 @@ from m4.data.sources.files import lines
 from m4.data.sources.folder import Folder
 from m4.data.sources.layout import File
 from m4.data.sources.lines import Tally
-from m4.settings import SettingError, checked
+from m4.settings import InputError, SettingError, checked
 
 
 @checked
@@ -54,14 +54,14 @@ class Moses(Folder):
         foreign = {(f.language, f.split, f.stars) for f in files if not f.english}
         for of, file in self._english.items():
             if file.language and of not in foreign:
-                raise ValueError(f"{file.path}: its {file.code} side is missing (Moses.files)")
+                raise InputError(f"{file.path}: its {file.code} side is missing (Moses.files)")
         return files
 
     def _english_of(self, file: File) -> File:
         for language in (file.language, None):  # None: all languages share it
             if english := self._english.get((language, file.split, file.stars)):
                 return english
-        raise ValueError(f"{file.path}: its English side is missing (Moses.files)")
+        raise InputError(f"{file.path}: its English side is missing (Moses.files)")
 
     def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
         for file in files:
@@ -85,7 +85,7 @@ class Moses(Folder):
             if pair := tally.pair(number, first, second):
                 yield pair
         if count[0] != count[1]:
-            raise ValueError(
+            raise InputError(
                 f"{english.path} has {count[0]} lines and {foreign.path} {count[1]}: "
                 "they are not translations of each other line by line"
             )

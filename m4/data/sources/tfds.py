@@ -18,7 +18,7 @@ from m4.data.sources.layout import Codes
 from m4.data.sources.lines import MAX_LINE_BYTES, Reading, Reason
 from m4.data.sources.spool import Spool
 from m4.data.splits import HashSplit
-from m4.settings import Between, OneOf, SettingError, checked
+from m4.settings import Between, InputError, OneOf, SettingError, checked
 
 _BATCH = 1024
 
@@ -95,7 +95,7 @@ class Tfds:
         """
         assert split in SPLITS, split
         if language not in self.languages():
-            raise ValueError(
+            raise InputError(
                 f"{self._data_dir}: no {language!r} in {', '.join(self._folders)}; there is "
                 f"{', '.join(self.languages()) or 'no language'} (Tfds.datasets, Tfds.codes)"
             )
@@ -146,7 +146,7 @@ class Tfds:
             return folder / version
         if version or not versions:
             listed = f"{', '.join(sorted(there))} is there" if there else "nothing is there"
-            raise ValueError(
+            raise InputError(
                 f"{folder}: no prepared dataset{version and f' of version {version}'}, {listed}; "
                 f"`tfds build {dataset} --data_dir={self._data_dir}` makes it (Tfds.datasets)"
             )
@@ -225,7 +225,7 @@ class _Dataset:
         if not isinstance(features, kinds):
             fitting = [name for name, feature in features.items() if isinstance(feature, kinds)]
             if len(fitting) != 1:
-                raise ValueError(
+                raise InputError(
                     f"{folder}: not a dataset of translations, its features are "
                     f"{', '.join(features)} (Tfds.datasets)"
                 )
@@ -240,14 +240,14 @@ class _Dataset:
         """ValueError: no English in it, or no such split. Takes English off the codes."""
         if self.codes is not None:
             if english not in self.codes:
-                raise ValueError(
+                raise InputError(
                     f"{self.folder}: has {', '.join(self.codes)}, no {english!r} (Tfds.english)"
                 )
             self.codes = [code for code in self.codes if code != english]
         there = list(self._builder.info.splits)
         for split in splits:
             if split.partition("[")[0] not in there:
-                raise ValueError(
+                raise InputError(
                     f"{self.folder}: no split {split!r}; it has {', '.join(there)} "
                     f"(Tfds.splits; Tfds.dev_every and test_every split what is in one piece)"
                 )

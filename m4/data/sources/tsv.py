@@ -10,7 +10,7 @@ from m4.data.sources.files import lines
 from m4.data.sources.folder import Folder
 from m4.data.sources.layout import File
 from m4.data.sources.lines import Reason
-from m4.settings import SettingError, checked
+from m4.settings import InputError, SettingError, checked
 
 
 @checked
@@ -44,7 +44,7 @@ class Tsv(Folder):
                         found += 1
                         yield file.language or "", pair
             if file.split == "train" and not found:
-                raise ValueError(f"{file.path}: no pairs in it")
+                raise InputError(f"{file.path}: no pairs in it")
 
 
 def _sides(text: str) -> tuple[str, str] | Reason:

@@ -13,6 +13,7 @@ from m4.data.cache.cache import Cache
 from m4.data.preprocess import EOS_ID, split_direction
 from m4.data.stream import kernels
 from m4.data.stream.packing import Ints, Shape, first_fit_decreasing
+from m4.settings import InputError
 
 Batch = dict[str, npt.NDArray[Any]]
 # What a source has besides its text, and what a target has.
@@ -108,12 +109,12 @@ class SplitReader:
         for flat, offsets in zip(self.flats, self.offsets, strict=True):
             entries = len(offsets) - 1
             if entries != self._entries * self.ways or self._entries < most_rows:
-                raise ValueError(
+                raise InputError(
                     f"{self.folder}: damaged, {entries} sentences for {most_rows} pairs in "
                     f"{self.ways} ways (delete the folder, it is rebuilt)"
                 )
             if len(flat) != offsets[-1]:
-                raise ValueError(
+                raise InputError(
                     f"{self.folder}: damaged, {len(flat)} ids where {offsets[-1]} are expected "
                     "(delete the folder, it is rebuilt)"
                 )
@@ -161,7 +162,7 @@ def lay_out(
         *(array.reshape(-1) for array in batch.values()),
     )
     if wrong >= 0:
-        raise ValueError(
+        raise InputError(
             f"{data.folder}: damaged, a pair of {data.codes[examples.directions[wrong]]!r} is "
             "longer than the manifest says (delete the folder, it is rebuilt)"
         )
@@ -199,7 +200,7 @@ def evaluation_batches(
     data = SplitReader(cache, names, split)
     for code, size in zip(data.codes, data.sizes, strict=True):
         if not size:
-            raise ValueError(f"{cache.folder}: language {code!r} has no {split} pairs")
+            raise InputError(f"{cache.folder}: language {code!r} has no {split} pairs")
     counts = [min(size, limit or size) for size in data.sizes]
     examples = data.examples(
         np.repeat(np.arange(len(names)), counts),

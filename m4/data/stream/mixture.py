@@ -18,7 +18,7 @@ from m4.data.samplers import Phase, Sampler, normalized, plan
 from m4.data.samplers.proportional import proportional
 from m4.data.stream.batches import EOS_IDS, TAG_IDS
 from m4.data.stream.stream import Stream
-from m4.settings import OneOf, check_value
+from m4.settings import InputError, OneOf, check_value
 
 UNITS = ("examples", "tokens")
 Unit = Annotated[str, OneOf(UNITS)]
@@ -103,7 +103,7 @@ def make_stream(
         made = stream(cache, phases=phases(cache, sampler, sample_by, at_most), **options)
         if _drawn(made, total_steps, unit) <= at_most:
             return made
-    raise ValueError(
+    raise InputError(
         f"no rates after {_ROUNDS} tries: the sampler's rates change how many pairs "
         f"{total_steps} steps hold, and that changes the rates; give it a budget"
     )
@@ -119,9 +119,9 @@ def _check_they_begin(planned: Sequence[Phase], group_steps: int, total_steps: i
             continue
         never = f"the sampler's phase from step {phase.first_step} never begins: {why}"
         if start >= total_steps:
-            raise ValueError(f"{never}, and training has {total_steps}")
+            raise InputError(f"{never}, and training has {total_steps}")
         if start == after:
-            raise ValueError(f"{never}, and the next one begins at {after} too")
+            raise InputError(f"{never}, and the next one begins at {after} too")
 
 
 # The number of pairs a step changes little with the rates: two rounds suffice for most corpora.

@@ -9,6 +9,7 @@ from typing import Any
 
 from m4.data.samplers import Phase
 from m4.data.stream.sampling_order import Draws
+from m4.settings import InputError
 
 
 class Stretch:
@@ -60,7 +61,7 @@ class Phases:
         for phase in phases:
             self._append(_Entry(*phase) if isinstance(phase, Phase) else _Entry(**dict(phase)))
         if not self._entries or self._entries[0].first_step != 0:
-            raise ValueError(
+            raise InputError(
                 f"phases begin at steps {[e.first_step for e in self._entries]}: the first one "
                 "must begin at 0"
             )
@@ -106,7 +107,7 @@ class Phases:
 
     def _append(self, entry: _Entry) -> None:
         if self._entries and entry.first_step < self._entries[-1].first_step:
-            raise ValueError(
+            raise InputError(
                 f"a phase begins at step {entry.first_step}, the one before it at step "
                 f"{self._entries[-1].first_step}: must not fall"
             )

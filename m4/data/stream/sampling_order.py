@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from m4.data import permutation
 from m4.data.stream import kernels
+from m4.settings import InputError
 
 Ints = npt.NDArray[np.int64]
 _ONE = 1 << 48
@@ -59,11 +60,11 @@ class Draws:
         assert len(names) == len(sizes) == len(rates) > 0
         for name, size, rate in zip(names, sizes, rates, strict=True):
             if not 0 <= rate < math.inf:
-                raise ValueError(f"{name}: the rate is {rate}: must be 0 or more")
+                raise InputError(f"{name}: the rate is {rate}: must be 0 or more")
             if rate and size <= 0:
-                raise ValueError(f"{name}: no training pairs, but a rate of {rate}")
+                raise InputError(f"{name}: no training pairs, but a rate of {rate}")
         if not any(rates):
-            raise ValueError("all rates are 0: nothing to draw")
+            raise InputError("all rates are 0: nothing to draw")
         self.names, self.phase = list(names), phase
         self.first = [0] * len(names) if first is None else list(first)
         total, upto = float(sum(rates)), 0.0
@@ -81,7 +82,7 @@ class Draws:
             self.block *= 2
             if self.block > _LARGEST_BLOCK:
                 rarest = min(drawn, key=lambda i: rates[i])
-                raise ValueError(
+                raise InputError(
                     f"{self.names[rarest]}: a share of {rates[rarest] / total:.1e} is too small, "
                     f"at least {1 / _LARGEST_BLOCK:.1e} (leave the direction out or raise "
                     "the sampler's temperature)"

@@ -22,7 +22,7 @@ from m4.data.stream.packing import Ints, Plan, Shape
 from m4.data.stream.phases import Phases
 from m4.data.stream.sampling_order import WINDOW, Draws
 from m4.parallel.divisible import nearest_valid
-from m4.settings import Between, Count, OneOf, SettingError, Size, check_arguments
+from m4.settings import Between, Count, InputError, OneOf, SettingError, Size, check_arguments
 
 # Raised whenever the same arguments would give other batches.
 FORMAT = 2
@@ -85,7 +85,7 @@ class Stream:
         if isinstance(phases, Mapping):
             phases = [Phase(0, dict(phases))]
         if not phases:
-            raise ValueError("no phases: nothing to draw")
+            raise InputError("no phases: nothing to draw")
         self.directions = _directions(cache, directions, phases)
         self.seed, self.batch_rows, self.layout = seed, batch_rows, layout
         self.source_length = source_length or cache.source_length
@@ -133,7 +133,7 @@ class Stream:
         place = step % self.group_steps
         shape = group.plan.shapes[place]
         if shape.rows % part[1]:
-            raise ValueError(
+            raise InputError(
                 f"a batch of {shape.rows} rows does not divide over {part[1]} hosts; "
                 f"{nearest_valid(shape.rows, part[1])}"
             )
@@ -148,7 +148,7 @@ class Stream:
         thread has done by now. Rates of directions that the stream does not have are an error.
         """
         if unknown := [name for name in rates if name not in self.directions]:
-            raise ValueError(f"rates for {', '.join(unknown)}: not in this stream")
+            raise InputError(f"rates for {', '.join(unknown)}: not in this stream")
         with self._lock:
             start = self._phases.begin(max(step, self._given) + 1, rates)
             for number in [n for n in self._groups if n * self.group_steps >= start]:
@@ -318,7 +318,7 @@ def _directions(
         known = [name for name in cache.directions if name in rated]
         return known + [name for name in rated if name not in known]
     if missing := [name for name in directions if name not in rated]:
-        raise ValueError(
+        raise InputError(
             f"no rate for {', '.join(missing)}; there are rates for {', '.join(rated)}"
         )
     return list(directions)

@@ -20,7 +20,7 @@ import sentencepiece
 from sentencepiece import SentencePieceProcessor
 
 from m4.data.preprocess import tag_symbol
-from m4.settings import SettingError
+from m4.settings import InputError, SettingError
 from m4.storage.files import whole
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
@@ -39,7 +39,7 @@ class Vocabulary:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise ValueError(f"{self.path}: no such vocabulary file")
+            raise InputError(f"{self.path}: no such vocabulary file")
 
     @cached_property
     def _proto(self) -> bytes:
@@ -50,7 +50,7 @@ class Vocabulary:
         try:
             return SentencePieceProcessor(model_proto=self._proto)
         except RuntimeError as error:
-            raise ValueError(f"{self.path}: not a SentencePiece model") from error
+            raise InputError(f"{self.path}: not a SentencePiece model") from error
 
     @cached_property
     def fingerprint(self) -> str:
@@ -101,7 +101,7 @@ class Vocabulary:
         """The id in front of a source that is to be translated into `language`."""
         piece = self._processor.piece_to_id(SPACE + tag_symbol(language))
         if piece == UNK_ID:
-            raise ValueError(
+            raise InputError(
                 f"{self.path}: no tag {tag_symbol(language)}; it knows {', '.join(self.languages)}"
             )
         return piece
@@ -179,7 +179,7 @@ def train(
         counts.update(line)
     counts.pop(" ", None)
     if not counts:
-        raise ValueError(f"{path}: no text to train a vocabulary on")
+        raise InputError(f"{path}: no text to train a vocabulary on")
     kept, covered = _keep(counts, coverage, free // 2)
     dropped = {ord(character): " " for character in counts.keys() - kept}
     if dropped:
@@ -219,7 +219,7 @@ def _train_largest(lines: list[str], size: int, tags: list[str]) -> bytes:
     except RuntimeError as error:
         most = re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", str(error))
         if most is None:
-            raise ValueError(f"the vocabulary cannot be trained: {error}") from error
+            raise InputError(f"the vocabulary cannot be trained: {error}") from error
         return _train(lines, int(most[1]), tags)
 
 

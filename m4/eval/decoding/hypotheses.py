@@ -10,6 +10,7 @@ from typing import Any
 
 from m4.data.preprocess import split_direction, tag
 from m4.parallel import distributed
+from m4.settings import InputError
 from m4.storage.files import whole, write_jsonl
 
 
@@ -93,7 +94,7 @@ def _is_done(folder: Path, split: str, direction: str, made_by: Mapping[str, Any
     try:
         return json.loads(note.read_bytes()) == made_by
     except ValueError as error:
-        raise ValueError(
+        raise InputError(
             f"{note}: not JSON ({error}); remove it, and {direction} is translated again"
         ) from error
 

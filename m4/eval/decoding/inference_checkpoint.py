@@ -12,6 +12,7 @@ import jax
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.layout import Layout
+from m4.settings import InputError
 from m4.storage import remote
 from m4.storage.checkpoints import Checkpoints, shapes
 
@@ -34,15 +35,15 @@ def _opened(
 ) -> Iterator[_Found]:
     folder = remote.remote_path(Path(checkpoints))
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
+        raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
     store = Checkpoints(checkpoints, read_only=True)
     try:
         found = store.latest if step is None else step
         if found is None or not (folder / str(found)).is_dir():
-            raise ValueError(f"{folder}: no checkpoint {'' if step is None else step}".rstrip())
+            raise InputError(f"{folder}: no checkpoint {'' if step is None else step}".rstrip())
         note = store.note(found)
         if vocabulary is not None and note.get("vocabulary") != vocabulary.fingerprint:
-            raise ValueError(
+            raise InputError(
                 f"{folder}/{found} was trained with another vocabulary than {vocabulary.path} "
                 f"({str(note.get('vocabulary'))[:12]} there, {vocabulary.fingerprint[:12]} here)"
             )

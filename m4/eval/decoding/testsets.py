@@ -15,6 +15,7 @@ from m4.eval.decoding.settings import Decoding
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.progress import ProgressBar
+from m4.settings import InputError
 
 
 def split_pairs(
@@ -43,7 +44,7 @@ def check_held_out(cache: Cache) -> None:
     """
     for split in ("dev", "test"):
         if lacking := [code for code in cache.languages() if not cache.size(code, split)]:
-            raise ValueError(
+            raise InputError(
                 f"no {split} sentences of {', '.join(lacking)}: bilingual baselines need them; "
                 "leave these languages out (CorpusSpec.languages), or add the files"
             )

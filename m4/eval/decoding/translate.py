@@ -16,6 +16,7 @@ from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decoding.decode import decode, warn
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.layout import Layout
+from m4.settings import InputError
 
 _PIPE_BYTES = 1 << 16  # what a pipe holds on Linux
 # Waiting lines are taken this many batches at a time: sorted by length, they fill batches better.
@@ -45,7 +46,7 @@ def check_language(to: str, languages: Sequence[str]) -> None:
     match = difflib.get_close_matches(near, by_name, n=1)
     code = by_name[match[0]] if match else ""
     hint = f" Did you mean {code} ({_describe(code).name})?" if code else ""
-    raise ValueError(
+    raise InputError(
         f"to = {to!r}: this model does not translate into it.{hint} "
         f"It knows: {', '.join(languages)}"
     )
@@ -134,7 +135,7 @@ class Translator:
                     output.flush()
                 number += len(lines)
                 if bad is not None:
-                    raise ValueError(f"line {number + 1}: not UTF-8 ({bad})")
+                    raise InputError(f"line {number + 1}: not UTF-8 ({bad})")
         return number
 
 

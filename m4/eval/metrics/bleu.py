@@ -9,7 +9,7 @@ from sacrebleu.metrics.bleu import BLEU, MAX_NGRAM_ORDER
 
 from m4.data.languages import describe, split_code
 from m4.eval.metrics import Statistics
-from m4.settings import configurable
+from m4.settings import InputError, configurable
 
 DEFAULT_TOKENIZER = "13a"
 # By ISO 15924 script: where words are not separated by spaces, 13a would count whole clauses as
@@ -52,7 +52,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
         metric = BLEU(tokenize=name)
     except RuntimeError as error:
         extra = name.partition("-")[0]
-        raise ValueError(
+        raise InputError(
             f"BLEU into {language!r} needs sacreBLEU's tokenizer {name!r}: "
             f"pip install 'sacrebleu[{extra}]'"
         ) from error

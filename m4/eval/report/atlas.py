@@ -28,6 +28,7 @@ from m4.data.preprocess import language_of
 from m4.eval.report.figures import FEW, page_size, png
 from m4.eval.report.theme import DARK, LIGHT, Theme
 from m4.eval.scoring.groups import DIRECTION_GROUPS, direction_group
+from m4.settings import InputError
 from m4.storage.files import whole
 from m4.train import routing_counts
 
@@ -67,11 +68,11 @@ def path_of(folder: Path, split: str) -> Path:
 def load(folder: Path, split: str = "train") -> Atlas:
     """The atlas of a MODEL_DIR. ValueError: no run folder, or nothing is counted there."""
     if not (folder / "run.json").is_file():
-        raise ValueError(f"{folder}: not a run folder (no run.json); train first")
+        raise InputError(f"{folder}: not a run folder (no run.json); train first")
     path = path_of(folder, split)
     if not path.is_file():
         job = "train" if split == "train" else "decode"
-        raise ValueError(f"{path}: no such file; `m4 {job}` of a model with experts writes it")
+        raise InputError(f"{path}: no such file; `m4 {job}` of a model with experts writes it")
     return read(path)
 
 
@@ -88,7 +89,7 @@ def read(path: Path) -> Atlas:
         ),
     )
     if not kept:
-        raise ValueError(f"{path}: nothing is counted yet")
+        raise InputError(f"{path}: nothing is counted yet")
     directions = [found.directions[i] for i in kept]
     order = sorted(found.layers, key=lambda name: (_stack(name) != "encoder", _depth(name), name))
     return Atlas(

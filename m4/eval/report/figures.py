@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from m4.eval.report.theme import Theme
+from m4.settings import InputError
 from m4.storage.files import whole
 
 FEW = 40  # up to so many languages fit a page's width with labels of full size
@@ -37,7 +38,7 @@ def save(drawn: Figure, paths: Iterable[Path]) -> None:
     """Writes the figure to every path. ValueError: a path that is neither .png nor .pdf."""
     for path in paths:
         if path.suffix not in METADATA:
-            raise ValueError(f"{path}: a plot is .png or .pdf")
+            raise InputError(f"{path}: a plot is .png or .pdf")
         with whole(path) as unfinished:
             drawn.savefig(unfinished, dpi=_DPI, metadata=METADATA[path.suffix])
 

@@ -25,6 +25,7 @@ from m4.eval.scoring.score import (
     untagged,
     with_complements,
 )
+from m4.settings import InputError
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 # Whose versions the page names, where they are installed.
@@ -243,7 +244,7 @@ def _curves(background: Background) -> list[dict]:
     drawn = []
     for key in background.curve_keys:
         if known and key not in known:
-            raise ValueError(f"no {key!r} in the metrics to draw; they have {', '.join(known)}")
+            raise InputError(f"no {key!r} in the metrics to draw; they have {', '.join(known)}")
         series = {name: curve.points(lines, key) for name, lines in rows.items()}
         series = {name: line for name, line in series.items() if len(line) > 1}
         if series:

@@ -13,6 +13,7 @@ from m4.eval.report.figures import FEW, Sheet, save
 from m4.eval.report.theme import LIGHT, Theme
 from m4.eval.scoring.delta import METRIC_NAMES, Delta
 from m4.eval.scoring.groups import DEFAULT_LEVELS, DIRECTION_GROUPS, LEVELS, ResourceLevels
+from m4.settings import InputError
 
 _MARKERS = ("o", "s", "^", "D")
 
@@ -67,7 +68,7 @@ def figure(
 ) -> Figure:
     """The plot as a figure, without pyplot and its global state."""
     if not rows:
-        raise ValueError("nothing to plot: no direction is decoded by a system and its baseline")
+        raise InputError("nothing to plot: no direction is decoded by a system and its baseline")
     pairs = {row.language: row.train_pairs for row in rows}
     languages = sorted(pairs, key=lambda language: (-pairs[language], language))
     sides = [side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)]

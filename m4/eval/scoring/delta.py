@@ -24,6 +24,7 @@ from m4.eval.scoring.groups import (
     direction_group,
 )
 from m4.eval.scoring.score import COPY, Measured
+from m4.settings import InputError
 
 BILINGUAL = "bilingual"
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF"}
@@ -85,7 +86,7 @@ def deltas(
     ours = set(measured.directions(baseline))
     if not ours:
         known = ", ".join(system.name for system in measured.systems)
-        raise ValueError(f"no hypotheses of the baseline {baseline!r} among: {known}")
+        raise InputError(f"no hypotheses of the baseline {baseline!r} among: {known}")
     languages = {language_of(direction) for direction in ours}
     rows = []
     for system in measured.systems:
@@ -112,7 +113,7 @@ def _delta(
 ) -> Delta:
     language = language_of(direction)
     if language not in train_pairs:
-        raise ValueError(f"no number of training pairs for {language!r} ({direction})")
+        raise InputError(f"no number of training pairs for {language!r} ({direction})")
     ours = measured.statistics[system, direction, metric]
     theirs = measured.statistics[baseline, direction, metric]
     copy = measured.statistics.get((COPY, direction, metric))

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from m4.data.preprocess import language_of, split_direction, tag_symbol
 from m4.eval.metrics import Metric, Statistics, bootstrap
+from m4.settings import InputError
 from m4.storage.files import read_jsonl, write_jsonl
 
 COPY = "copy"
@@ -68,10 +69,10 @@ def read_decodes(path: Path) -> list[Decode]:
         fields = [row.get(name) for name in Decode._fields]
         if not all(isinstance(field, str) for field in fields):
             wanted = ", ".join(Decode._fields)
-            raise ValueError(f"{path} line {number}: wanted the strings {wanted}")
+            raise InputError(f"{path} line {number}: wanted the strings {wanted}")
         decodes.append(Decode(*(str(field) for field in fields)))
     if not decodes:
-        raise ValueError(f"{path}: no sentences")
+        raise InputError(f"{path}: no sentences")
     return decodes
 
 
@@ -79,7 +80,7 @@ def find_decodes(folder: Path, split: str) -> dict[str, Path]:
     """direction -> its file of hypotheses, sorted by direction."""
     paths = sorted(folder.glob(f"{split}.*.jsonl"))
     if not paths:
-        raise ValueError(f"no hypotheses in {folder}: they are {split}.<direction>.jsonl")
+        raise InputError(f"no hypotheses in {folder}: they are {split}.<direction>.jsonl")
     return {path.name[len(split) + 1 : -len(".jsonl")]: path for path in paths}
 
 
@@ -111,12 +112,12 @@ def measure(
     first: dict[str, tuple[System, list[Decode]]] = {}
     for system in systems:
         if system.name == COPY or sum(other.name == system.name for other in systems) > 1:
-            raise ValueError(f"system {system.name!r}: names are unique and not {COPY!r}")
+            raise InputError(f"system {system.name!r}: names are unique and not {COPY!r}")
         for direction, path in find_decodes(system.decodes, split).items():
             rows = read_decodes(path)
             other, expected = first.setdefault(direction, (system, rows))
             if [row.reference for row in rows] != [row.reference for row in expected]:
-                raise ValueError(
+                raise InputError(
                     f"{path}: other test sentences than those of {other.name} in {other.decodes}"
                 )
             decodes[system.name, direction] = rows
@@ -131,14 +132,14 @@ def measure(
         for metric in metrics:
             counted = metric(hypotheses, references, target)
             if not re.fullmatch(r"[\w.-]+", counted.metric):
-                raise ValueError(f"a metric called {counted.metric!r}: letters, digits, _, - and .")
+                raise InputError(f"a metric called {counted.metric!r}: letters, digits, _, - and .")
             if counted.sentences != len(rows):
-                raise ValueError(
+                raise InputError(
                     f"metric {counted.metric}: counts of {counted.sentences} sentences of "
                     f"{direction}, which has {len(rows)}"
                 )
             if (name, direction, counted.metric) in statistics:
-                raise ValueError(f"two metrics are called {counted.metric!r}")
+                raise InputError(f"two metrics are called {counted.metric!r}")
             statistics[name, direction, counted.metric] = counted
     return Measured(split, systems, decodes, statistics)
 
@@ -164,7 +165,7 @@ def score_rows(
         everything: dict[str, list[bool]] = {"all": [True] * statistics.sentences}
         for subset, keep in (everything | marks).items():
             if len(keep) != statistics.sentences:
-                raise ValueError(
+                raise InputError(
                     f"subset {subset!r} of {language!r} marks {len(keep)} sentences, "
                     f"{name} has decoded {statistics.sentences} of {direction}"
                 )
@@ -173,7 +174,7 @@ def score_rows(
                 continue
             score = bootstrap.score(part)
             if not all(map(math.isfinite, (score.value, score.low, score.high))):
-                raise ValueError(f"{metric} of {name}, {direction}, {subset} is {score.value}")
+                raise InputError(f"{metric} of {name}, {direction}, {subset} is {score.value}")
             system = about.get(name)
             rows.append(
                 {

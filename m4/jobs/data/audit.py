@@ -5,6 +5,7 @@ from m4.data.inspection import audit as audits
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.progress import ProgressBar
+from m4.settings import InputError
 
 
 def audit(experiment: Experiment, stages: str, list: str | None) -> None:
@@ -40,7 +41,7 @@ def audit(experiment: Experiment, stages: str, list: str | None) -> None:
         known = [*ledger.stages, "source", "pieces", *ledger.reasons("dropped")]
         text = f"--list={list}: nothing is dropped for that"
         if not any(stage.startswith(list) or list.startswith(f"{stage}:") for stage in known):
-            raise ValueError(f"{text}; stages and reasons: {'; '.join(known)}")
+            raise InputError(f"{text}; stages and reasons: {'; '.join(known)}")
         screen.print(text, markup=False)
     for file in (*written, *([] if list is None else [path])):
         screen.print(str(file), highlight=False, soft_wrap=True)

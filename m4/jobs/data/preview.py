@@ -13,6 +13,7 @@ from m4.eval.report import preview_page
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.progress import ProgressBar
+from m4.settings import InputError
 from m4.storage.files import write_text
 
 
@@ -25,7 +26,7 @@ def preview(experiment: Experiment, temperatures: str, most_epochs: float) -> No
     """
     others = _temperatures(temperatures)
     if not 0 < most_epochs < float("inf"):
-        raise ValueError(f"--most_epochs={most_epochs}: must be above 0")
+        raise InputError(f"--most_epochs={most_epochs}: must be above 0")
     cache = prepare.open_corpus(experiment)
     columns, steps = [], experiment.training.total_steps
     with ProgressBar("preview", 1 + len(others), "samplers") as bar:
@@ -69,7 +70,7 @@ def _temperatures(text: str) -> dict[str, float]:
         except ValueError:
             value = 0.0
         if not value >= 1:
-            raise ValueError(
+            raise InputError(
                 f"--temperatures={text}: {part!r} must be a number from 1 on, or inf; "
                 "with commas between them"
             )

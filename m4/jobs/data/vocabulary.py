@@ -5,6 +5,7 @@ import sys
 from m4.data.inspection import vocabulary_report
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.settings import InputError
 
 
 def vocabulary(experiment: Experiment, sentences: int = 2000, warn_above: float = 0.01) -> None:
@@ -13,7 +14,7 @@ def vocabulary(experiment: Experiment, sentences: int = 2000, warn_above: float 
     sentences: of each language that are looked at. warn_above: share of bytes among the pieces.
     """
     if sentences < 1 or not 0.0 <= warn_above <= 1.0:
-        raise ValueError(
+        raise InputError(
             f"--sentences={sentences} --warn_above={warn_above}: must be at least 1, and a share "
             "between 0 and 1"
         )

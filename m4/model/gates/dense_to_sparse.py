@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from m4.model.gates.switch import switch
 from m4.model.routing import Array, Capacity, Routing, Tokens, make_routing, masked_mean
-from m4.settings import Between, Rate, SettingError, Steps, checked
+from m4.settings import Between, InputError, Rate, SettingError, Steps, checked
 
 Temperature = Annotated[float, Between(0, 1e6, above=True)]
 
@@ -56,7 +56,7 @@ def dense_to_sparse(
     if not tokens.train:
         return sparse
     if tokens.step is None:
-        raise ValueError(
+        raise InputError(
             "dense_to_sparse needs the training step for its temperature, and this trainer does "
             "not pass `step` to the model"
         )

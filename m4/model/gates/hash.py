@@ -13,7 +13,7 @@ import numpy as np
 from scipy.cluster.vq import ClusterError, kmeans2
 
 from m4.model.routing import Capacity, Routing, Tokens, assign_positions, make_routing
-from m4.settings import Count, OneOf, SettingError, checked
+from m4.settings import Count, InputError, OneOf, SettingError, checked
 
 TABLES = ("random", "balanced", "clustered")
 # The model's vocabulary is the corpus's, rounded up to a multiple of this.
@@ -109,7 +109,7 @@ def _clustered(
     points = embeddings_VM.astype(np.float64)
     different = len(np.unique(points, axis=0))
     if different < num_experts:
-        raise ValueError(
+        raise InputError(
             f"hash.embeddings: {different} different rows do not make {num_experts} clusters"
         )
     try:
@@ -117,7 +117,7 @@ def _clustered(
             points, num_experts, minit="++", missing="raise", rng=np.random.default_rng(seed)
         )
     except ClusterError as error:
-        raise ValueError(
+        raise InputError(
             f"hash.embeddings: k-means with hash.seed = {seed} leaves one of the "
             f"{num_experts} experts without ids; try another seed"
         ) from error
@@ -135,15 +135,15 @@ def _load(option: str, path: str | None, vocab_size: int, *, axes: int) -> np.nd
         with open(path, "rb") as file:  # np.load of a name leaves a damaged file open
             rows = np.load(file, allow_pickle=False)
     except FileNotFoundError as error:
-        raise ValueError(f"{option}: no file {path}") from error
+        raise InputError(f"{option}: no file {path}") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{option}: {path} is not an .npy file of numbers") from error
+        raise InputError(f"{option}: {path} is not an .npy file of numbers") from error
     numbers = isinstance(rows, np.ndarray) and rows.dtype.kind in "iuf"  # an .npz is a dictionary
     if not numbers or not np.isfinite(rows).all():
-        raise ValueError(f"{option}: {path} is not an .npy file of numbers")
+        raise InputError(f"{option}: {path} is not an .npy file of numbers")
     least = vocab_size - ROUNDED + 1
     if rows.ndim != axes or not least <= len(rows) <= vocab_size:
-        raise ValueError(
+        raise InputError(
             f"{option}: {path} has the shape {rows.shape}; needed are {axes} axes and one row for "
             f"each of the {vocab_size} ids of the vocabulary (at most {ROUNDED - 1} may lack)"
         )

@@ -23,6 +23,7 @@ from rich.table import Table
 from m4.parallel.jax_setup import use_fake_devices
 from m4.parallel.sharding import replicate, split
 from m4.plan.hlo.collectives import collectives, summary
+from m4.settings import InputError
 from m4.storage.files import write_text
 
 ABBREVIATIONS = {
@@ -99,7 +100,7 @@ def check_devices(counts: Sequence[int]) -> None:
     """Raises a ValueError unless they are two or more increasing powers of two, 2 to 64."""
     allowed = [2**n for n in range(1, MOST_DEVICES.bit_length())]
     if len(counts) < 2 or sorted({*counts}) != list(counts) or not {*counts} <= {*allowed}:
-        raise ValueError(
+        raise InputError(
             f"--devices={','.join(map(str, counts))}: must be two or more increasing numbers of "
             + ", ".join(map(str, allowed))
         )

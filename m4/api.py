@@ -22,7 +22,7 @@ from m4.data.sources.tsv import Tsv
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.experiment import Experiment
-from m4.settings import InputError
+from m4.settings import InputError, SettingError
 from m4.storage.files import read_jsonl
 from m4.storage.metrics_log import read_metrics
 
@@ -198,7 +198,7 @@ def train(
     with claimed_together(found, config, fresh=fresh) as folder:
         try:
             job(found)
-        except configs.SettingError as error:
+        except SettingError as error:
             raise InputError(config.explain(error)) from error
     return Run(folder, found, config)
 

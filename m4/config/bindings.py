@@ -1,0 +1,283 @@
+"""gin files and the command line -> bindings, each with its file and line; gin's parser alone."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+import sys
+import tokenize
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gin import config_parser
+
+from m4 import experiment as experiment_module
+from m4.renamed import renamed
+from m4.settings import InputError, is_checked
+
+REQUIRED = "gin.REQUIRED"
+
+
+class ConfigError(InputError):
+    """A mistake in a config: its place, what is wrong, what may have been meant, in one line."""
+
+
+class Reference(NamedTuple):
+    """`@scope/module.name` or, evaluated, `@scope/module.name()`."""
+
+    scopes: tuple[str, ...]
+    selector: str
+    evaluated: bool
+
+    def __repr__(self) -> str:
+        return f"@{'/'.join([*self.scopes, self.selector])}{'()' if self.evaluated else ''}"
+
+
+class Macro(NamedTuple):
+    """`%NAME`."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+class Binding(NamedTuple):
+    """`scope/module.name.parameter = value`, and where it stands."""
+
+    scopes: tuple[str, ...]
+    selector: str
+    parameter: str
+    target: Any
+    value: Any
+    place: str
+
+    @property
+    def name(self) -> str:
+        return "/".join([*self.scopes, f"{self.selector}.{self.parameter}"])
+
+
+class _Values(config_parser.ParserDelegate):
+    """gin's parser hands over references and macros; what they mean is decided later."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        *scopes, selector = scoped_configurable_name.split("/")
+        return Reference(tuple(scopes), selector, evaluate)
+
+    def macro(self, macro_name: str) -> Macro:
+        return Macro(macro_name)
+
+
+class Bindings:
+    """What gin files and the command line bind.
+
+    Attributes:
+        modules: modules outside m4 that the config imports.
+    """
+
+    def __init__(self, allowed_modules: Collection[str] | None = None):
+        """allowed_modules: what may be imported besides m4; None: everything."""
+        self._allowed = None if allowed_modules is None else frozenset(allowed_modules)
+        self._namespace: dict[str, Any] = {"experiment": experiment_module}
+        self._imports: dict[str, None] = {}
+        self._macros: dict[str, tuple[Any, str]] = {}
+        self._bindings: dict[tuple[tuple[str, ...], int, str], Binding] = {}
+        self._targets: dict[int, Any] = {}
+        self._references: list[Reference] = []
+        self._named_macros: set[str] = set()
+        self.modules: list[str] = []
+
+    def read_file(self, name: str, folders: Sequence[str] = (".",), _within: tuple = ()) -> None:
+        """Adds a gin file. ConfigError: its first mistake, with file and line."""
+        found = find_file(name, folders)
+        if found is None:
+            raise ConfigError(f"{name}: no such file in {', '.join(folders)}")
+        if found.resolve() in _within:
+            raise ConfigError(f"{found}: includes itself")
+        if self._allowed is None:
+            for folder in (str(found.parent.resolve()), str(Path.cwd())):
+                if folder not in sys.path:
+                    sys.path.append(folder)
+        within = (*_within, found.resolve())
+        try:
+            text = found.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{found}: cannot be read: {error}") from error
+
+        def include(statement: config_parser.IncludeStatement) -> None:
+            if self._allowed is not None:
+                raise ConfigError("a saved config includes no other file")
+            self.read_file(statement.filename, folders, within)
+
+        self._read(text, lambda line: f"{found} line {line}", include)
+
+    def read_binding(self, text: str) -> None:
+        """Adds a binding of the command line; text for a macro that holds text needs no quotes."""
+        name, equals, value = (part.strip() for part in text.partition("="))
+        place = f"'{text}'"
+        if equals and "." not in name and _is_text_macro(self._macros.get(name), name, value):
+            self._macros[name] = (value, place)
+            return
+        self._read(text, lambda line: place, None)
+
+    def set_model_dir(self, folder: str) -> None:
+        """Another MODEL_DIR, whether the config has that macro or not."""
+        name = "MODEL_DIR" if "MODEL_DIR" in self._macros else "experiment.Experiment.model_dir"
+        self.read_binding(f"{name} = {folder!r}")
+
+    def _read(self, text: str, place_of: Any, include: Any) -> None:
+        line = 1
+        try:
+            for statement in config_parser.ConfigParser(text, _Values()):
+                line = statement.location.line_num
+                if isinstance(statement, config_parser.ImportStatement):
+                    self._import(statement)
+                elif isinstance(statement, config_parser.IncludeStatement):
+                    include(statement)
+                elif isinstance(statement, config_parser.BindingStatement):
+                    self._bind(statement, place_of(line))
+                else:  # the head of a block, whose bindings follow
+                    self._target(statement.selector)
+        except SyntaxError as error:
+            said = (error.msg or str(error)).splitlines()[0]
+            if "malformed node" in said or "Unable to parse value" in said:
+                said = "the value cannot be read; text needs quotes"
+            else:
+                said = f"cannot be read: {said}"
+            raise ConfigError(f"config: {place_of(error.lineno or line)}: {said}") from error
+        except ConfigError as error:
+            if str(error).startswith("config: "):
+                raise
+            raise ConfigError(f"config: {place_of(line)}: {error}") from error
+        except tokenize.TokenError as error:
+            raise ConfigError(f"config: {place_of(line)}: cannot be read: {error}") from error
+
+    def _import(self, statement: config_parser.ImportStatement) -> None:
+        module = statement.module
+        if module.startswith("__gin__."):
+            return
+        top = module.split(".")[0]
+        if top != "m4":
+            if self._allowed is not None and top not in self._allowed:
+                raise ConfigError(
+                    f"this run's config imports {module}, which is not part of m4: a run folder is "
+                    f"data, and its code runs only where you allow it (--allow_module={top})"
+                )
+            if top not in self.modules:
+                self.modules.append(top)
+        new = renamed(module)
+        try:
+            imported = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{module} is now {new}" if new else str(error)) from error
+        except ImportError as error:
+            raise ConfigError(f"{module}: {error}") from error
+        if new and hasattr(imported, "__path__"):  # a folder took the file's name
+            raise ConfigError(f"{module} is now {new}")
+        self._imports[statement.format()] = None
+        if statement.is_from or statement.alias:
+            self._namespace[statement.bound_name()] = imported
+        else:
+            self._namespace[top] = sys.modules[top]
+
+    def _bind(self, statement: config_parser.BindingStatement, place: str) -> None:
+        scopes = tuple(part for part in (statement.scope or "").split("/") if part)
+        if not statement.arg_name:
+            self._macros["/".join([*scopes, statement.selector])] = (statement.value, place)
+            return
+        full = f"{statement.selector}.{statement.arg_name}"
+        if new := renamed(full):
+            raise ConfigError(f"{full} is now {new}")
+        target = self._target(statement.selector)
+        known = parameters_of(target)
+        if statement.arg_name not in known:
+            raise ConfigError(
+                f"{statement.selector} has no parameter {statement.arg_name}"
+                f"{near(statement.arg_name, known)}"
+            )
+        for held in references_in(statement.value):
+            if isinstance(held, Reference):
+                self._references.append(held)
+            else:
+                self._named_macros.add(held.name)
+        key = (scopes, id(target), statement.arg_name)
+        self._bindings[key] = Binding(
+            scopes, statement.selector, statement.arg_name, target, statement.value, place
+        )
+
+    def _target(self, selector: str) -> Any:
+        """The class or function that a selector names."""
+        if new := renamed(selector):
+            raise ConfigError(f"{selector} is now {new}")
+        first, *rest = selector.split(".")
+        if first not in self._namespace:
+            raise ConfigError(
+                f"the config imports nothing called {first}{near(first, self._namespace)}"
+            )
+        found, path = self._namespace[first], first
+        for part in rest:
+            if not hasattr(found, part):
+                name = getattr(found, "__name__", path)
+                raise ConfigError(f"{name} has no {part}{near(part, vars(found))}")
+            found, path = getattr(found, part), f"{path}.{part}"
+        if not callable(found) or inspect.ismodule(found):
+            raise ConfigError(f"{selector} is neither a class nor a function")
+        module = getattr(found, "__module__", None) or ""
+        # Of m4 its settings alone: a function that writes files is none.
+        ours = module.split(".")[0] == "m4" and is_checked(found)
+        if self._allowed is not None and not ours and module.split(".")[0] not in self._allowed:
+            raise ConfigError(f"{selector} is no setting of m4: refused in a saved config")
+        self._targets[id(found)] = found
+        return found
+
+
+def find_file(name: str, folders: Sequence[str]) -> Path | None:
+    """The file of that name: as it stands, else in the first of the folders that has it."""
+    paths = (Path(folder) / name for folder in ("", *folders))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean ...?", or nothing where no other name is like it."""
+    match = difflib.get_close_matches(name, [one for one in known if one != name], n=1)
+    return f"; did you mean {match[0]}?" if match else ""
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        found = inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return {}
+    return {
+        name: parameter
+        for name, parameter in found.items()
+        if parameter.kind in _NAMED and not (name in ("parent", "name") and _is_flax(target))
+    }
+
+
+def _is_flax(target: Any) -> bool:
+    return isinstance(target, type) and any(base.__module__ == "flax.linen.module" for base in
+                                            target.__mro__)  # fmt: skip
+
+
+def references_in(value: Any) -> list[Reference | Macro]:
+    """All references and macros in a value."""
+    if isinstance(value, Reference | Macro):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value
+    if not isinstance(items, str) and isinstance(items, Iterable):
+        return [found for item in items for found in references_in(item)]
+    return []
+
+
+def _is_text_macro(held: tuple[Any, str] | None, name: str, value: str) -> bool:
+    """Whether a bare word is meant as text: the macro holds text, and this is no quoted text."""
+    if held is None or not (isinstance(held[0], str) or name == "MODEL_DIR"):
+        return False
+    return not re.match(r"""['"%@]|None$""", value)

@@ -1,0 +1,289 @@
+"""Bindings -> the experiment that they describe; what of it may change; its text."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from m4.config.bindings import (
+    REQUIRED,
+    Binding,
+    Bindings,
+    ConfigError,
+    Macro,
+    Reference,
+    near,
+    parameters_of,
+)
+from m4.config.names import PARTS, canonical_name, is_literal, module_of
+from m4.experiment import Experiment
+from m4.renamed import renamed
+from m4.settings import SettingError, annotations_of, check_value, mutable_settings
+
+
+class Config(Bindings):
+    """The bindings of gin files and the command line, and the experiment that they describe.
+
+    Attributes:
+        settings: "schedules.rsqrt.peak" -> its value as text, macros resolved; as in run.json.
+        mutable: those of them that may change between two runs in one folder.
+    """
+
+    def __init__(self, allowed_modules: Collection[str] | None = None):
+        """allowed_modules: what may be imported besides m4; None: everything."""
+        super().__init__(allowed_modules)
+        self._used: set[str] = set()  # macros
+        self._reached: set[tuple[tuple[str, ...], int, str]] = set()
+        self._visited: dict[tuple[tuple[str, ...], int], Any] = {}
+        self._made_parts: set[Any] = set()
+        self.settings: dict[str, str] = {}
+        self.mutable: set[str] = set()
+
+    def experiment(self) -> Experiment:
+        """The experiment. ConfigError: a value that cannot be, a name that nothing uses."""
+        made = self._make(Reference((), "experiment.Experiment", True), Experiment, (), False, "")
+        for key, binding in self._bindings.items():
+            if key not in self._reached and not self._refers_to(binding):
+                raise ConfigError(
+                    f"config: {binding.place}: {binding.name} is set and nothing refers to "
+                    f"{'/'.join([*binding.scopes, binding.selector])}"
+                )
+        for name, (_, place) in self._macros.items():
+            if name not in self._used and name not in self._named_macros:
+                hint = renamed(name)
+                said = f"; m4's name is {hint}" if hint else near(name, self._used)
+                raise ConfigError(f"config: {place}: {name} is set and nothing uses it{said}")
+        return made
+
+    def _refers_to(self, binding: Binding) -> bool:
+        """Whether a reference reaches it or did before another binding replaced that reference: a
+        config whose experts are switched off on the command line keeps their settings."""
+        scopes = {scope for reference in self._references for scope in reference.scopes}
+        targets = [*PARTS, *(self._target(one.selector) for one in self._references)]
+        return {*binding.scopes} <= scopes and any(one is binding.target for one in targets)
+
+    def _make(
+        self, reference: Reference, target: Any, scopes: tuple[str, ...], free: bool, place: str
+    ) -> Any:
+        inner = (*scopes, *reference.scopes)
+        key = (inner, id(target))
+        self._visited.setdefault(key, target)
+        bound = self._bound(target, inner)
+        arguments: dict[str, Any] = {}
+        if target is Experiment and inner:  # a bilingual baseline, which has none of its own
+            arguments["baselines"] = None
+            bound.pop("baselines", None)
+        annotations, mutable = annotations_of(target), mutable_settings(target)
+        for name, binding in bound.items():
+            self._reached.add((binding.scopes, id(target), name))
+            below = free or name in mutable
+            value = self._resolve(binding.value, inner, below, binding)
+            try:
+                check_value(f"{target.__qualname__}.{name}", value, annotations.get(name, Any))
+            except SettingError as error:
+                raise self._error(error, binding) from error
+            arguments[name] = value
+            self._record(target, inner, name, binding.value, below)
+        for name, part in self._parts(target, annotations, {*arguments}, inner).items():
+            of = Reference((), canonical_name(part), True)
+            self._made_parts.add((key, name))
+            arguments[name] = self._make(of, part, inner, free or name in mutable, place)
+        if not reference.evaluated:
+            return target if not arguments else _partial(target, arguments)
+        for name, parameter in parameters_of(target).items():
+            needed = parameter.default is parameter.empty
+            if needed and name not in arguments:
+                where = f"{place}: " if place else ""
+                raise ConfigError(f"config: {where}{canonical_name(target)}.{name} must be set")
+        try:
+            return target(**arguments)
+        except SettingError as error:
+            raise ConfigError(self.explain(error, inner)) from error
+
+    def _parts(
+        self, target: Any, annotations: Mapping[str, Any], given: set[str], scopes: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Parts of an experiment that need no line of their own: parameter -> class. Those that
+        must be there, or that have bindings."""
+        found = {}
+        for name, parameter in parameters_of(target).items():
+            part = next((one for one in PARTS if _names(annotations.get(name), one)), None)
+            if part is None or name in given:
+                continue
+            needed = parameter.default is parameter.empty
+            if needed or self._bound(part, scopes):
+                found[name] = part
+        return found
+
+    def _bound(self, target: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
+        """parameter -> binding: of the outermost scope first, an inner one replaces it."""
+        found = {}
+        for depth in range(len(scopes) + 1):
+            for (of, identity, name), binding in self._bindings.items():
+                if identity == id(target) and of == scopes[:depth]:
+                    found[name] = binding
+        return found
+
+    def _resolve(self, value: Any, scopes: tuple[str, ...], free: bool, binding: Binding) -> Any:
+        if isinstance(value, Macro):
+            if value.name == REQUIRED:
+                raise ConfigError(f"config: {binding.place}: {binding.name} has no value")
+            if value.name not in self._macros:
+                raise ConfigError(
+                    f"config: {binding.place}: {binding.name} = {value!r}, which is not set"
+                    f"{near(value.name, self._macros)}"
+                )
+            self._used.add(value.name)
+            held, place = self._macros[value.name]
+            if held == Macro(REQUIRED):
+                raise ConfigError(
+                    f"config: {place}: {value.name} has no value: --gin.{value.name}=..."
+                )
+            return self._resolve(held, scopes, free, binding._replace(place=place))
+        if isinstance(value, Reference):
+            try:
+                target = self._target(value.selector)
+            except ConfigError as error:
+                raise ConfigError(f"config: {binding.place}: {error}") from error
+            return self._make(value, target, scopes, free, binding.place)
+        if isinstance(value, dict):
+            return {
+                self._resolve(k, scopes, free, binding): self._resolve(v, scopes, free, binding)
+                for k, v in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return type(value)(self._resolve(item, scopes, free, binding) for item in value)
+        return value
+
+    def _record(
+        self, target: Any, scopes: tuple[str, ...], name: str, value: Any, free: bool
+    ) -> None:
+        key = "/".join([*scopes, f"{canonical_name(target)}.{name}"])
+        self.settings[key] = repr(self._plain(value))
+        (self.mutable.add if free else self.mutable.discard)(key)
+
+    def _plain(self, value: Any) -> Any:
+        """A value with its macros resolved, for text."""
+        if isinstance(value, Macro) and value.name in self._macros:
+            return self._plain(self._macros[value.name][0])
+        if isinstance(value, Reference):
+            return value._replace(selector=canonical_name(self._target(value.selector)))
+        if isinstance(value, dict):
+            return {self._plain(k): self._plain(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [self._plain(item) for item in value]
+        if isinstance(value, tuple):
+            return tuple(self._plain(item) for item in value)
+        return value
+
+    # ------------------------------------------------------------------------------------- saying
+
+    def explain(self, error: SettingError, scopes: tuple[str, ...] = ()) -> str:
+        """A library's SettingError in the config's words: file, line, gin name, macro."""
+        owner, _, parameter = error.setting.partition(".")
+        parameter, bracket, rest = parameter.partition("[")
+        for (at, _), target in self._visited.items():
+            if target.__qualname__ == owner and at[: len(scopes)] == scopes:
+                binding = self._bound(target, at).get(parameter)
+                if binding is not None:
+                    return str(self._error(error, binding, bracket + rest))
+                name = "/".join([*at, f"{canonical_name(target)}.{parameter}{bracket}{rest}"])
+                return f"config: {name} = {error.value!r} (not set): must be {error.allowed}"
+        return f"config: {error}"
+
+    def _error(self, error: SettingError, binding: Binding, item: str = "") -> ConfigError:
+        macro = f" ({binding.value.name})" if isinstance(binding.value, Macro) else ""
+        place = binding.place
+        if isinstance(binding.value, Macro) and binding.value.name in self._macros:
+            place = self._macros[binding.value.name][1]
+        return ConfigError(
+            f"config: {place}: {binding.name}{item} = {error.value!r}{macro}: "
+            f"must be {error.allowed}"
+        )
+
+    def bindings(self) -> list[Binding]:
+        """All of them, as they stand."""
+        return list(self._bindings.values())
+
+    def text(self) -> str:
+        """The config as a gin file, without what another binding has made void: what a run keeps as
+        config.gin."""
+        every = not self._visited  # the experiment was not asked for: nothing is known to be void
+        macros = [
+            f"{name} = {value!r}"
+            for name, (value, _) in self._macros.items()
+            if every or name in self._used
+        ]
+        bindings = [
+            f"{one.name} = {one.value!r}"
+            for key, one in self._bindings.items()
+            if every or key in self._reached
+        ]
+        head = ["from __gin__ import dynamic_registration", "", *self._imports]
+        return "\n".join([*head, "", *macros, "", *bindings, ""])
+
+    def operative_text(self) -> str:
+        """Every setting that the experiment uses with its value, defaults included, as a gin file
+        by part; what a report shows and a score row names."""
+        sections, imports = [], {}
+        for key, target in self._visited.items():
+            scopes = key[0]
+            bound = self._bound(target, scopes)
+            lines = []
+            for name, parameter in parameters_of(target).items():
+                if name in bound:
+                    value = self._plain(bound[name].value)
+                elif (key, name) in self._made_parts:
+                    continue
+                elif parameter.default is not parameter.empty and is_literal(parameter.default):
+                    value = parameter.default
+                else:
+                    continue
+                full = "/".join([*scopes, f"{canonical_name(target)}.{name}"])
+                lines.append(f"{full} = {value!r}")
+            if lines:
+                heading = "/".join([*scopes, canonical_name(target)])
+                sections.append("\n".join([f"# Parameters for {heading}:", *lines]))
+                package, _, module = module_of(target).rpartition(".")
+                imports[f"from {package} import {module}" if package else f"import {module}"] = None
+        head = "\n".join(["from __gin__ import dynamic_registration", "", *sorted(imports)])
+        return "\n\n".join([head, *sections, ""])
+
+
+def load(
+    files: Iterable[str | Path] = (),
+    bindings: Iterable[str] = (),
+    *,
+    model_dir: str | Path | None = None,
+    folders: Sequence[str] = (".",),
+    allowed_modules: Collection[str] | None = None,
+) -> Config:
+    """Reads gin files, then bindings ("NAME = VALUE"), in their order. ConfigError: a mistake.
+
+    model_dir: in place of the config's own. folders: where files are looked for.
+    allowed_modules: what a saved config may import besides m4; None: everything.
+    """
+    config = Config(allowed_modules)
+    for name in files:
+        config.read_file(str(name), folders)
+    for binding in bindings:
+        config.read_binding(binding)
+    if model_dir is not None:
+        config.set_model_dir(str(model_dir))
+    return config
+
+
+def _names(annotation: Any, part: type) -> bool:
+    """Whether an annotation is the class, also within Annotated and Optional."""
+    if annotation is part:
+        return True
+    return any(_names(one, part) for one in typing.get_args(annotation))
+
+
+def _partial(target: Any, arguments: Mapping[str, Any]) -> Any:
+    made = functools.partial(target, **arguments)
+    made.__name__ = target.__name__  # type: ignore[attr-defined]
+    return made

@@ -122,7 +122,11 @@ def test_the_report_needs_nothing_else(first: tuple[Path, str]) -> None:
 @pytest.mark.slow
 def test_the_operative_config_says_all_and_can_be_run(first: tuple[Path, str]) -> None:
     text = (first[0] / "operative_config.gin").read_text(encoding="utf-8")
-    for line in ("optimizer.adamw.b1 = 0.9", "experiment.Training.z_loss = ", "experiment.Training.total_steps = 4"):
+    for line in (
+        "optimizer.adamw.b1 = 0.9",
+        "experiment.Training.z_loss = ",
+        "experiment.Training.total_steps = 4",
+    ):
         assert f"\n{line}" in text
     about = json.loads((first[0] / "run.json").read_text(encoding="utf-8"))
     assert about["versions"]["jax"]

@@ -68,7 +68,7 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
     Raises:
         SettingError: the experiment names no baselines.
         ValueError: a language without dev or test sentences.
-        m4.train.metric_window.NotFinite: a model diverged.
+        m4.train.measuring.metric_window.NotFinite: a model diverged.
     """
     baselines_of(experiment)
     cache = prepare.open_corpus(experiment)
@@ -184,7 +184,7 @@ def _tell_of_other_versions(missing: Mapping[str, Plan]) -> None:
 def _run(plans: Mapping[str, Plan], corpus: str, workers: int) -> None:
     """A pool of processes over the plans, the longest first. NotFinite: one of them diverged."""
     from m4.jobs.bilingual import start_worker, train_one
-    from m4.train.metric_window import NotFinite
+    from m4.train.measuring.metric_window import NotFinite
 
     # spawn: a forked child would share the parent's JAX threads and hang.
     context = multiprocessing.get_context("spawn")

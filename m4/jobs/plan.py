@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from m4.plan import launch, tables
+from m4.plan import launch
 from m4.plan.machines import topology
+from m4.plan.report import tables
 from m4.plan.sweep import Sweep
 from m4.settings import InputError
 from m4.storage.files import write_text

@@ -12,7 +12,7 @@ from m4.jobs import prepare
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.storage.checkpoints import latest_step
-from m4.train.dev import dev_loss
+from m4.train.measuring.dev import dev_loss
 from m4.train.sampling import LearnedSampling
 from m4.train.trainer import Evaluator
 

@@ -8,10 +8,11 @@ import jax
 from rich.console import Console
 
 from m4.experiment import Experiment
-from m4.plan import memory, pages
+from m4.plan import memory
 from m4.plan.hlo.collectives import collectives, summary
-from m4.plan.pages import Section
 from m4.plan.program import train_program
+from m4.plan.report import pages
+from m4.plan.report.pages import Section
 from m4.storage.files import write_text
 
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from m4.parallel.consistency_check import code_digest
-from m4.plan import launch, pages, pictures, table3, tables
+from m4.plan import launch, table3
 from m4.plan.machines import GIB
-from m4.plan.pages import Section
-from m4.plan.wording import MODEL_NOTE
+from m4.plan.report import pages, pictures, tables
+from m4.plan.report.pages import Section
+from m4.plan.report.wording import MODEL_NOTE
 from m4.settings import InputError
 
 

@@ -34,14 +34,14 @@ from m4.storage.metrics_log import Metrics
 from m4.train import average
 from m4.train.batches import BatchShape, BatchStream, device_batches
 from m4.train.early_stopping import EarlyStopper, EarlyStopping
+from m4.train.measuring.metric_window import MetricWindow
+from m4.train.measuring.training_counts import DataCounter, ExpertLoadCounter
 from m4.train.mesh_checks import check_batches, check_model
-from m4.train.metric_window import MetricWindow
 from m4.train.preemption import STOP, stop_flags, stop_signals, with_stop_flags
 from m4.train.program import TrainProgram
 from m4.train.resume import check_same, restore
 from m4.train.sampling import LearnedSampling
 from m4.train.step import RNGS, make_train_step
-from m4.train.training_counts import DataCounter, ExpertLoadCounter
 
 
 @checked
@@ -201,8 +201,8 @@ class Trainer:
         Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end,
         folder/metrics.jsonl and folder/tensorboard every `log_period` steps; with a model that
         counts directions, folder/atlas.train.json with every checkpoint
-        (`m4.train.routing_counts`). A run that was killed and started again makes the same steps as
-        one that was not: batches, dropout and routing are functions of (seed, step).
+        (`m4.train.measuring.routing_counts`). A run that was killed and started again makes the same
+        steps as one that was not: batches, dropout and routing are functions of (seed, step).
 
         Of several processes each gives its host batch and saves its local shards; the primary one
         writes the other files.

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from m4.plan import pictures, sweep
+from m4.plan import sweep
+from m4.plan.report import pictures
 from tests.command_line import m4
-from tests.plan.test_tables import FACTS, REFUSED
+from tests.plan.report.test_tables import FACTS, REFUSED
 
 
 def rows() -> list[dict[str, Any]]:

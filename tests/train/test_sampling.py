@@ -21,10 +21,10 @@ from m4.data.samplers.uniform import uniform
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.storage.metrics_log import read_metrics
+from m4.train.measuring.training_counts import DATA_COUNTS, DataCounter
 from m4.train.sampling import LearnedSampling
 from m4.train.step import count_data
 from m4.train.trainer import Evaluator, Interrupted, Trained
-from m4.train.training_counts import DATA_COUNTS, DataCounter
 from tests.data.corpus import Made
 from tests.train.test_step import MODEL, mesh_of
 from tests.train.trainers import train

@@ -20,7 +20,7 @@ from m4.model.moe import sown_choices
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
-from m4.train import routing_counts
+from m4.train.measuring import routing_counts
 from m4.train.step import apply_model
 
 
@@ -30,8 +30,8 @@ class RoutingCounter:
     One forward pass over a batch and its translations says them, as in training: an encoder's
     tokens are those of the source, a decoder's those of the translation with its EOS.
 
-    The counts are kept in a file of `m4.train.routing_counts`, which grows with every group of
-    directions. A file with another `about` is replaced.
+    The counts are kept in a file of `m4.train.measuring.routing_counts`, which grows with every
+    group of directions. A file with another `about` is replaced.
     """
 
     def __init__(

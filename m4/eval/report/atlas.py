@@ -1,7 +1,7 @@
 """The atlas of experts: which language goes to which expert, as a picture and as tables.
 
-It shows the files of `m4.train.routing_counts`. A share is that of a direction's assigned choices,
-first and second ones alike, so that the shares of a direction sum to 1 over the E experts of a
+It shows the files of `m4.train.measuring.routing_counts`. A share is that of a direction's assigned
+choices, first and second ones alike, so that the shares of a direction sum to 1 over the E experts of a
 layer.
 """
 
@@ -30,7 +30,7 @@ from m4.eval.report.theme import DARK, LIGHT, Theme
 from m4.eval.scoring.groups import DIRECTION_GROUPS, direction_group
 from m4.settings import InputError
 from m4.storage.files import whole
-from m4.train import routing_counts
+from m4.train.measuring import routing_counts
 
 # An expert with less than this part of an even share of all choices is dead; a language with more
 # than this multiple of it has a specialist.

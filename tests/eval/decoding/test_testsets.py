@@ -21,7 +21,7 @@ from m4.eval.decoding.testsets import (
     split_pairs,
 )
 from m4.progress import ProgressBar
-from m4.train import routing_counts
+from m4.train.measuring import routing_counts
 
 
 class Corpus:

@@ -18,7 +18,7 @@ from m4.data.languages import LANGUAGES
 from m4.eval.report import atlas
 from m4.eval.report.figures import png
 from m4.eval.report.theme import DARK
-from m4.train import routing_counts
+from m4.train.measuring import routing_counts
 from tests.command_line import m4
 
 # Two languages, both directions, eight experts: an even share is 12.5%, twice that 25%.

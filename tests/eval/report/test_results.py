@@ -10,7 +10,7 @@ from m4.eval.report.page import Background, language_tag
 from m4.eval.report.results import write_results
 from m4.eval.scoring.score import System
 from m4.storage.files import read_jsonl, write_jsonl
-from m4.train import routing_counts
+from m4.train.measuring import routing_counts
 
 ATTACK = '<script>alert("x")</script><img src=https://example.org/a.png onerror=x>'
 TRAIN = {"pt": 4000, "gl": 250, "he": 150}

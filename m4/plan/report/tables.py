@@ -1,4 +1,4 @@
-"""The tables of a plan: what `m4.plan.compile.facts` found, as `m4.plan.pages` shows it."""
+"""The tables of a plan: what `m4.plan.compile.facts` found, as `m4.plan.report.pages` shows it."""
 
 import json
 from collections.abc import Mapping
@@ -8,11 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from m4.plan import decoding_tables, pages, table3
+from m4.plan import table3
 from m4.plan.clusters import Cluster
 from m4.plan.machines import GIB, topology
-from m4.plan.pages import Section
-from m4.plan.wording import MODEL_NOTE, OPERATIONS, gib, tera, uncounted
+from m4.plan.report import decoding_tables, pages
+from m4.plan.report.pages import Section
+from m4.plan.report.wording import MODEL_NOTE, OPERATIONS, gib, tera, uncounted
 
 PEAK_NOTE = (
     "A MODEL, not a measurement: executed FLOPs at the GPU's peak, which no program reaches, and "

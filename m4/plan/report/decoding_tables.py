@@ -9,8 +9,8 @@ from typing import Any
 
 from m4.plan.clusters import Cluster
 from m4.plan.machines import topology
-from m4.plan.pages import Section
-from m4.plan.wording import MODEL_NOTE, OPERATIONS, uncounted
+from m4.plan.report.pages import Section
+from m4.plan.report.wording import MODEL_NOTE, OPERATIONS, uncounted
 
 # Part of a search -> (its name in rows, its name in notes).
 PARTS = {

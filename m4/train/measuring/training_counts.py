@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from m4.data.preprocess import language_of
-from m4.train import routing_counts
+from m4.train.measuring import routing_counts
 
 # What a step counts by direction (`m4.train.step.count_data`).
 DATA_COUNTS = ("pairs", "source_tokens", "target_tokens")

@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import pytest
 
-from m4.train.metric_window import MetricWindow, NotFinite
+from m4.train.measuring.metric_window import MetricWindow, NotFinite
 
 
 @pytest.mark.parametrize("name", ["loss", "gradient_norm"])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from m4.plan import decoding_tables, launch, tables
+from m4.plan import launch
 from m4.plan.machines import GIB
+from m4.plan.report import decoding_tables, tables
 
 FACTS: dict[str, Any] = {
     "format": launch.FORMAT,

@@ -1,0 +1,1 @@
+"""What is measured and counted in training: losses, loads, data, dev."""

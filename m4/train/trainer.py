@@ -201,8 +201,8 @@ class Trainer:
         Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end,
         folder/metrics.jsonl and folder/tensorboard every `log_period` steps; with a model that
         counts directions, folder/atlas.train.json with every checkpoint
-        (`m4.train.measuring.routing_counts`). A run that was killed and started again makes the same
-        steps as one that was not: batches, dropout and routing are functions of (seed, step).
+        (`m4.train.measuring.routing_counts`). A run that was killed and started again takes the
+        same steps as one that was not: batches, dropout and routing are functions of (seed, step).
 
         Of several processes each gives its host batch and saves its local shards; the primary one
         writes the other files.

@@ -1,8 +1,7 @@
 """The atlas of experts: which language goes to which expert, as a picture and as tables.
 
 It shows the files of `m4.train.measuring.routing_counts`. A share is that of a direction's assigned
-choices, first and second ones alike, so that the shares of a direction sum to 1 over the E experts of a
-layer.
+choices, first and second ones alike: those of a direction sum to 1 over the E experts of a layer.
 """
 
 from __future__ import annotations

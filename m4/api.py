@@ -112,6 +112,8 @@ class Run:
         Raises:
             ValueError: the model does not translate into `to`.
         """
+        if isinstance(lines, str):
+            raise InputError(f"lines = {lines!r}: must be a list of lines, [{lines!r}]")
         return self._translator.translate(list(lines), to)
 
     def decode(self, split: str = "test") -> dict[str, list[str]]:

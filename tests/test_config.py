@@ -1,7 +1,9 @@
 """A config is an object: places, scopes, plain values; a saved one is data."""
 
 import functools
+import importlib
 import pickle
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import m4
 from m4 import config
 from m4.config import ConfigError
 from m4.experiment import identity
+from m4.settings import is_checked
 from tests.command_line import TINY, experiment_of
 
 HERE = "MODEL_DIR = 'x'"
@@ -139,7 +142,7 @@ def test_a_users_module_next_to_the_gin_file_is_found_and_remembered(tmp_path: P
     )
     made = config.load([path], [HERE])
     assert made.experiment().data.sampler({"a": 1, "b": 2}) == {"a": 0.5, "b": 0.5}
-    assert made.modules == ["mine_of_tests"]
+    assert made.modules == {"mine_of_tests": str(tmp_path)}
     (tmp_path / "config.gin").write_text(made.text(), encoding="utf-8")
     with pytest.raises(ConfigError, match="allow_module=mine_of_tests"):
         config.load([tmp_path / "config.gin"], allowed_modules=())
@@ -165,3 +168,59 @@ def test_a_strangers_run_folder_runs_nothing(tmp_path: Path, lines: list[str]) -
     (tmp_path / "config.gin").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"refused|not part of m4|includes no other file"):
         m4.load(tmp_path)
+
+
+def test_a_strangers_config_does_not_redirect_the_run(tmp_path: Path) -> None:
+    """--model_dir decides where is written, whatever the saved config says."""
+    made = config.load([TINY], [HERE])
+    made.experiment()
+    victim = f"experiment.Experiment.model_dir = '{tmp_path / 'victim'}'"
+    text = made.text().replace("experiment.Experiment.model_dir = %MODEL_DIR", victim)
+    assert victim in text
+    text += "experiment.Data.about = %MODEL_DIR\n"
+    (tmp_path / "config.gin").write_text(text, encoding="utf-8")
+    assert m4.load(tmp_path).experiment.model_dir == str(tmp_path)
+    again = config.load([tmp_path / "config.gin"], model_dir="y", allowed_modules=())
+    assert again.experiment().model_dir == "y"
+
+
+def test_a_saved_config_names_no_other_folder_to_write_to(tmp_path: Path) -> None:
+    made = config.load([TINY], [HERE, "experiment.Baselines.folder = '../victim'"])
+    made.experiment()
+    (tmp_path / "config.gin").write_text(made.text(), encoding="utf-8")
+    with pytest.raises(ConfigError, match="a saved config names no folder to write to"):
+        m4.load(tmp_path)
+    given = ["experiment.Baselines.folder = 'kept'"]
+    again = config.load([tmp_path / "config.gin"], given, allowed_modules=())
+    assert again.experiment().baselines is not None
+
+
+def test_what_a_saved_config_may_name_does_nothing_but_compute() -> None:
+    """Every function and class that carries the mark is in a room of settings; none writes."""
+    rooms = (
+        "m4.experiment", "m4.data.corpus", "m4.data.sources.", "m4.data.samplers.",
+        "m4.data.cleaning.", "m4.data.stream.stream", "m4.model.", "m4.train.optimizer",
+        "m4.train.schedules", "m4.train.average", "m4.train.early_stopping", "m4.train.trainer",
+        "m4.eval.decoding.settings", "m4.eval.metrics.", "m4.eval.scoring.groups",
+        "m4.parallel.mesh",
+    )  # fmt: skip
+    found = set()
+    for module in pkgutil.walk_packages(m4.__path__, "m4."):
+        if module.name != "m4.__main__":
+            for one in vars(importlib.import_module(module.name)).values():
+                if getattr(one, "__module__", "").startswith("m4.") and is_checked(one):
+                    found.add(f"{one.__module__}.{one.__qualname__}")
+    assert len(found) > 50
+    assert not [name for name in found if not name.startswith(rooms)]
+
+
+def test_a_users_module_is_allowed_by_name_and_folder(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine_elsewhere.py").write_text("def all_alike(sizes):\n    return sizes\n")
+    text = TINY.read_text(encoding="utf-8") + "\nimport mine_elsewhere\n"
+    text += "experiment.Data.sampler = @mine_elsewhere.all_alike\n"
+    (tmp_path / "config.gin").write_text(text, encoding="utf-8")
+    allowed = [f"mine_elsewhere={tmp_path / 'own'}"]
+    made = config.load([tmp_path / "config.gin"], [HERE], allowed_modules=allowed)
+    assert made.experiment().data.sampler({"a": 1}) == {"a": 1}
+    assert made.modules == {"mine_elsewhere": str(tmp_path / "own")}

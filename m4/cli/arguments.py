@@ -93,9 +93,8 @@ _EXAMPLES = {
     "audit": "m4 data audit --gin_file=gin_configs/demo.gin --stages=all",
 }
 _GIN = (
-    "Any setting can be given as --gin.NAME=VALUE: --gin.TRAIN_STEPS=2000, "
-    "--gin.schedules.rsqrt.peak=1e-3, --gin.MODEL_DIR=runs/mine. Flags may be written with - "
-    "in place of _."
+    "Any setting can be given as --gin.NAME=VALUE: --gin.TRAIN_STEPS=2000,\n"
+    "--gin.schedules.rsqrt.peak=1e-3, --gin.MODEL_DIR=runs/mine. Flags may be written with - for _."
 )
 
 # What T5X's users type, and what it is called here.
@@ -129,12 +128,22 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"m4 {version()}")
     commands = top.add_subparsers(dest="job", required=True, metavar="job")
     for name, text in JOBS.items():
-        job = commands.add_parser(name, help=text, description=_said(text), epilog=_epilog(name))
+        job = commands.add_parser(
+            name,
+            help=text,
+            description=_said(text),
+            epilog=_epilog(name),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         if name == "data":
             looks = job.add_subparsers(dest="look", required=True, metavar="what")
             for look, about in DATA_JOBS.items():
                 part = looks.add_parser(
-                    look, help=about.help, description=_said(about.help), epilog=_epilog(look)
+                    look,
+                    help=about.help,
+                    description=_said(about.help),
+                    epilog=_epilog(look),
+                    formatter_class=argparse.RawDescriptionHelpFormatter,
                 )
                 _add_common(part)
                 for option, settings in about.options.items():
@@ -191,7 +200,13 @@ def _add_common(job: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--gin_search_paths", default=".", help="comma-separated folders (default: %(default)s)"
     )
-    group.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+    group.add_argument(
+        "--gin_bindings",
+        action="append",
+        default=[],
+        metavar="'NAME = VALUE'",
+        help="a binding, as --gin.NAME=VALUE; may be repeated",
+    )
     group.add_argument(
         "--model_dir", help="run folder (MODEL_DIR); without --gin_file its saved config is used"
     )
@@ -199,8 +214,9 @@ def _add_common(job: argparse.ArgumentParser) -> None:
         "--allow_module",
         action="append",
         default=[],
-        metavar="NAME",
-        help="a module outside m4 that the saved config of a run folder may import (and run)",
+        metavar="NAME[=FOLDER]",
+        help="a module outside m4 that the saved config of a run folder may import (and run); "
+        "FOLDER: where it is, besides the working folder",
     )
 
 
@@ -337,4 +353,4 @@ def _said(text: str) -> str:
 
 def _epilog(job: str) -> str:
     example = f"Example: {_EXAMPLES[job]}" if job in _EXAMPLES else ""
-    return "  ".join(filter(None, [example, "" if job == "atlas" else _GIN]))
+    return "\n".join(filter(None, [example, "" if job == "atlas" else _GIN]))

@@ -117,7 +117,8 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
         else:
             distributed.on_primary_then_broadcast(parsed.job, lambda: (do(), None)[1])
     if distributed.is_primary() and (after := _NEXT.get(parsed.job)):
-        print(f"{folder}; next: m4 {after} --model_dir={experiment.model_dir}")
+        own = "".join(f" --allow_module={name}={at}" for name, at in config.modules.items())
+        print(f"{folder}; next: m4 {after} --model_dir={experiment.model_dir}{own}")
     return 0
 
 

@@ -75,12 +75,16 @@ class Bindings:
     """What gin files and the command line bind.
 
     Attributes:
-        modules: modules outside m4 that the config imports.
+        modules: modules outside m4 that the config imports -> the folder of each.
     """
 
     def __init__(self, allowed_modules: Collection[str] | None = None):
-        """allowed_modules: what may be imported besides m4; None: everything."""
-        self._allowed = None if allowed_modules is None else frozenset(allowed_modules)
+        """allowed_modules: what may be imported besides m4, each as NAME or NAME=FOLDER; None:
+        everything."""
+        self._allowed: dict[str, str] | None = None
+        if allowed_modules is not None:
+            named = (one.partition("=") for one in allowed_modules)
+            self._allowed = {name: folder for name, _, folder in named}
         self._namespace: dict[str, Any] = {"experiment": experiment_module}
         self._imports: dict[str, None] = {}
         self._macros: dict[str, tuple[Any, str]] = {}
@@ -88,7 +92,7 @@ class Bindings:
         self._targets: dict[int, Any] = {}
         self._references: list[Reference] = []
         self._named_macros: set[str] = set()
-        self.modules: list[str] = []
+        self.modules: dict[str, str] = {}
 
     def read_file(self, name: str, folders: Sequence[str] = (".",), _within: tuple = ()) -> None:
         """Adds a gin file. ConfigError: its first mistake, with file and line."""
@@ -97,10 +101,11 @@ class Bindings:
             raise ConfigError(f"{name}: no such file in {', '.join(folders)}")
         if found.resolve() in _within:
             raise ConfigError(f"{found}: includes itself")
-        if self._allowed is None:
-            for folder in (str(found.parent.resolve()), str(Path.cwd())):
-                if folder not in sys.path:
-                    sys.path.append(folder)
+        places = [str(found.parent.resolve())]  # a user's own gin file, with modules next to it
+        if self._allowed is not None:
+            places = [folder for folder in self._allowed.values() if folder]
+        if self._allowed is None or self._allowed:
+            sys.path += [one for one in (*places, str(Path.cwd())) if one not in sys.path]
         within = (*_within, found.resolve())
         try:
             text = found.read_text(encoding="utf-8")
@@ -121,11 +126,16 @@ class Bindings:
         if equals and "." not in name and _is_text_macro(self._macros.get(name), name, value):
             self._macros[name] = (value, place)
             return
+        if "." not in name and name not in self._macros and (new := renamed(name)):
+            raise ConfigError(f"config: {place}: {name}: m4's name is {new}")
         self._read(text, lambda line: place, None)
 
     def set_model_dir(self, folder: str) -> None:
-        """Another MODEL_DIR, whether the config has that macro or not."""
-        name = "MODEL_DIR" if "MODEL_DIR" in self._macros else "experiment.Experiment.model_dir"
+        """Another MODEL_DIR, by the macro where the config takes it from there."""
+        key = ((), id(experiment_module.Experiment), "model_dir")
+        name = "experiment.Experiment.model_dir"
+        if key in self._bindings and self._bindings[key].value == Macro("MODEL_DIR"):
+            name = "MODEL_DIR"
         self.read_binding(f"{name} = {folder!r}")
 
     def _read(self, text: str, place_of: Any, include: Any) -> None:
@@ -160,14 +170,12 @@ class Bindings:
         if module.startswith("__gin__."):
             return
         top = module.split(".")[0]
-        if top != "m4":
-            if self._allowed is not None and top not in self._allowed:
-                raise ConfigError(
-                    f"this run's config imports {module}, which is not part of m4: a run folder is "
-                    f"data, and its code runs only where you allow it (--allow_module={top})"
-                )
-            if top not in self.modules:
-                self.modules.append(top)
+        if top != "m4" and self._allowed is not None and top not in self._allowed:
+            raise ConfigError(
+                f"this run's config imports {module}, which is not part of m4: a run folder is "
+                f"data, and its code runs only where you allow it (--allow_module={top}, or "
+                f"{top}=FOLDER where it is not in the working folder)"
+            )
         new = renamed(module)
         try:
             imported = importlib.import_module(module)
@@ -177,6 +185,10 @@ class Bindings:
             raise ConfigError(f"{module}: {error}") from error
         if new and hasattr(imported, "__path__"):  # a folder took the file's name
             raise ConfigError(f"{module} is now {new}")
+        if top != "m4":
+            place = getattr(sys.modules[top], "__file__", None) or ""
+            package = hasattr(sys.modules[top], "__path__")
+            self.modules[top] = str(Path(place).parents[1 if package else 0]) if place else ""
         self._imports[statement.format()] = None
         if statement.is_from or statement.alias:
             self._namespace[statement.bound_name()] = imported
@@ -224,7 +236,9 @@ class Bindings:
                 raise ConfigError(f"{name} has no {part}{near(part, vars(found))}")
             found, path = getattr(found, part), f"{path}.{part}"
         if not callable(found) or inspect.ismodule(found):
-            raise ConfigError(f"{selector} is neither a class nor a function")
+            inside = getattr(found, selector.rpartition(".")[2], None)
+            hint = f"; did you mean {selector}.{path.rpartition('.')[2]}?" if inside else ""
+            raise ConfigError(f"{selector} is neither a class nor a function{hint}")
         module = getattr(found, "__module__", None) or ""
         # Of m4 its settings alone: a function that writes files is none.
         ours = module.split(".")[0] == "m4" and is_checked(found)

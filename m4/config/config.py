@@ -19,7 +19,7 @@ from m4.config.bindings import (
     parameters_of,
 )
 from m4.config.names import PARTS, canonical_name, is_literal, module_of
-from m4.experiment import Experiment
+from m4.experiment import Baselines, Experiment
 from m4.renamed import renamed
 from m4.settings import SettingError, annotations_of, check_value, mutable_settings
 
@@ -45,6 +45,7 @@ class Config(Bindings):
     def experiment(self) -> Experiment:
         """The experiment. ConfigError: a value that cannot be, a name that nothing uses."""
         made = self._make(Reference((), "experiment.Experiment", True), Experiment, (), False, "")
+        self._check_folders(made)
         for key, binding in self._bindings.items():
             if key not in self._reached and not self._refers_to(binding):
                 raise ConfigError(
@@ -57,6 +58,19 @@ class Config(Bindings):
                 said = f"; m4's name is {hint}" if hint else near(name, self._used)
                 raise ConfigError(f"config: {place}: {name} is set and nothing uses it{said}")
         return made
+
+    def _check_folders(self, made: Experiment) -> None:
+        """ConfigError: a saved config, which may be a stranger's, names where to write."""
+        for binding in self._bindings.values():
+            named = binding.target is Baselines and binding.parameter == "folder"
+            if named and self._allowed is not None and not binding.place.startswith("'"):
+                levels = made.baselines
+                if levels is not None and levels.folder is not None:
+                    raise ConfigError(
+                        f"config: {binding.place}: {binding.name} = {levels.folder!r}: a saved "
+                        "config names no folder to write to; give it on the command line "
+                        f"(--gin.{binding.name}=...)"
+                    )
 
     def _refers_to(self, binding: Binding) -> bool:
         """Whether a reference reaches it or did before another binding replaced that reference: a

@@ -23,7 +23,12 @@ def claimed(experiment: Experiment, config: Config, *, fresh: bool = False) -> I
     folder = prepare.run_folder(experiment)
     with run_folder.locked(folder):
         run_folder.claim(
-            folder, config.settings, config.text(), mutable=config.mutable, fresh=fresh
+            folder,
+            config.settings,
+            config.text(),
+            mutable=config.mutable,
+            modules=config.modules,
+            fresh=fresh,
         )
         run_folder.write_operative(folder, config.operative_text())
         yield folder

@@ -50,6 +50,7 @@ def claim(
     text: str,
     *,
     mutable: Collection[str] = (),
+    modules: Mapping[str, str] | None = None,
     fresh: bool = False,
 ) -> None:
     """Makes the folder this config's, or checks that it already is.
@@ -57,6 +58,7 @@ def claim(
     Args:
         folder: MODEL_DIR. config: setting -> value, as text. text: the whole config.
         mutable: the settings that may change between two runs in one folder.
+        modules: of the user's that the config imports -> their folders, for whoever reads it again.
         fresh: start over: what is there is removed (only from a run's folder).
 
     Raises:
@@ -83,6 +85,7 @@ def claim(
     about = {
         "config": dict(config),
         "mutable": sorted(mutable),
+        "modules": dict(modules or {}),
         "versions": {**versions, "python": platform.python_version()},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "command": sys.argv,

@@ -12,7 +12,7 @@ from m4.eval.report.theme import DARK
 from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, plain
 from m4.eval.scoring.groups import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.score import Subsets, System, measure, score_rows, write_scores
-from m4.settings import Count, Size, checked
+from m4.settings import Count, Size
 from m4.storage.files import whole, write_jsonl
 
 
@@ -28,7 +28,6 @@ class Results(NamedTuple):
     averages: list[Average]
 
 
-@checked
 def write_results(
     folder: Path,
     systems: Sequence[System],

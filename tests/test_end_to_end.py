@@ -1,4 +1,4 @@
-"""The whole road through the command line: everything is made, and made once."""
+"""The full pipeline through the command line: everything is made, and made once."""
 
 from __future__ import annotations
 

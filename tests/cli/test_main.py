@@ -79,7 +79,7 @@ def trained_from(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     text = tsv_folder(folder / "text", b"no tab here")
     said = train(folder / "model", *from_tsv(text), "--gin.tsv.Tsv.on_bad_line='skip'")
     assert said.status == 0, said.err
-    # Counted, and told.
+    # Counted and reported.
     assert "1 of 121 training pairs left out: source: no tab: 1\n" in said.out
     assert "120 training pairs in 2 languages" in said.out
     # A checkpoint knows what it was trained on.
@@ -164,7 +164,7 @@ def test_a_mistake_on_the_command_line_is_named(tmp_path: Path, argument: str, s
 
 
 def test_a_percent_sign_in_a_text_is_no_macro(tmp_path: Path) -> None:
-    # Told is the next mistake, not this.
+    # Reported is the next mistake, not this.
     mistake = train(
         tmp_path / "m", "--gin.experiment.Data.about='5 %of it'", "--gin.STEPS=1"
     ).mistake
@@ -243,7 +243,7 @@ def test_a_folder_without_text(tmp_path: Path) -> None:
 def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
     small = "--gin.corpus.CorpusSpec.vocabulary_size=100"
     assert "CorpusSpec.vocabulary_size" in train(tmp_path / "model", small).mistake
-    # Another mistake is told, and not that the folder belongs to the first attempt.
+    # Another mistake is reported, and not that the folder belongs to the first attempt.
     assert "'xx'" in train(tmp_path / "model", "--gin.cldr.Cldr.sizes={'xx': 9}").mistake
 
 
@@ -332,7 +332,7 @@ def test_changed_text_is_noticed(
         path.write_bytes(content)
 
 
-def test_folders_that_are_nobodys_or_nothing(tmp_path: Path) -> None:
+def test_folders_that_are_no_run_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     for fresh in ([], ["--fresh"]):
@@ -350,7 +350,7 @@ def test_fresh_starts_over(trained: tuple[Path, list[str]]) -> None:
     assert not (folder / "checkpoints").exists()
 
 
-def test_demo_without_baselines_is_told_at_once(tmp_path: Path) -> None:
+def test_demo_without_baselines_is_refused_at_once(tmp_path: Path) -> None:
     none = "--gin.experiment.Experiment.baselines=None"
     said = m4("demo", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'model'}", none)
     assert "experiment.Experiment.baselines" in said.mistake

@@ -86,7 +86,7 @@ def own_names(own: Tables, *path: str) -> dict | None:
     """A table of names at `path`, e.g. ('months', 'stand-alone', 'wide'), from own data only.
 
     Follows root's aliases (stand-alone months are the format months where not given), and returns
-    None where the end of the road is root's own text.
+    None where the last parent is root's own text.
     """
     names: dict = {}
     while True:

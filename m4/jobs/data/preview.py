@@ -41,7 +41,9 @@ def preview(experiment: Experiment, temperatures: str, most_epochs: float) -> No
                 data = dataclasses.replace(experiment.data, sampler=sampler)
                 other = dataclasses.replace(experiment, data=data)
                 stream = prepare.training_stream(other, cache)
-            except ValueError as error:  # a share that is too small to draw; the rest goes on
+            except (
+                ValueError
+            ) as error:  # a share that is too small to draw; the others are still shown
                 columns.append(Column(name, {}, str(error)))
                 continue
             columns.append(Column(name, drawn_of(cache, stream, steps)))

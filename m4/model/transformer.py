@@ -39,8 +39,7 @@ class Transformer(nn.Module):
 
     Attributes:
         vocab_size: V, of the one shared vocabulary, or of the targets' own.
-        source_vocab_size: of the sources' own vocabulary, which then has a separate embedding;
-            None: shared.
+        source_vocab_size: of the sources' own vocabulary and embedding; None: shared.
         width: M. heads: N. head_width: D. mlp_width: F.
         encoder_layers, decoder_layers: depth of each stack.
         moe: makes the mixtures of experts: `MoeLayer`, or a function that takes its arguments. None
@@ -50,8 +49,7 @@ class Transformer(nn.Module):
         activations: ("relu",) or ("gelu", "linear") for gated GELU.
         directions: see `MoeLayer`.
         absolute_positions: adds sinusoidal positions to the embeddings, next to the relative bias.
-            T5 has none; but then attention between the stacks must find its alignment by content
-            alone, which short runs on little data do not learn in time (docs/model.md).
+            T5 has none; short runs on little data need them (docs/model.md).
         scan_layers: the stacks are scans over blocks of `moe_every` layers (m4.model.blocks): they
             compile in the time of one block; parameters are stacked.
         pipeline_microbatches: with a mesh of several stages, the parts of a device's rows that pass

@@ -175,6 +175,8 @@ def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     (packages / "dependencies.pth").write_text(dependencies + "\n")
     python = str(there / "bin" / "python")
     pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    # An old setuptools that came with the environment would hide this one's.
+    subprocess.run([*pip, "uninstall", "-y", "setuptools"], check=False, capture_output=True)
     subprocess.run(
         [*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), str(source)],
         check=True,

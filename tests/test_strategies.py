@@ -33,8 +33,8 @@ SMALL = [
     "transformer.Transformer.width = 16",
     "transformer.Transformer.head_width = 2",
     "transformer.Transformer.mlp_width = 16",
-    "moe.MoeLayer.group_tokens = 8",
 ]
+SMALL_EXPERTS = ["moe.MoeLayer.group_tokens = 8"]
 
 
 class Rows:
@@ -81,7 +81,9 @@ class Taken(NamedTuple):
 @functools.cache
 def a_step(name: str, alone: bool, *bindings: str) -> Taken:
     """A step of the config; alone: on one device, in one piece."""
-    experiment = experiment_named(name, *SMALL, *bindings)
+    dense = experiment_named(name).model(vocab_size=VOCABULARY).moe is None
+    small = SMALL if dense else [*SMALL, *SMALL_EXPERTS]
+    experiment = experiment_named(name, *small, *bindings)
     model = experiment.model(vocab_size=VOCABULARY, directions=len(DIRECTIONS))
     if model.moe is not None:  # half as much to compile; a pipeline needs two layers
         model = model.clone(encoder_layers=1, decoder_layers=1, moe_every=1)
@@ -140,10 +142,16 @@ KINDS = {
     "CP": "collective-permute",
 }
 
+
+def experts_of(model: Transformer) -> int:
+    layer = model.encoder_experts
+    return 0 if layer is None else layer.num_experts
+
+
 # Models that are the same on one device are run there once.
 ALONE: list[tuple[str, Callable[[Transformer], bool]]] = [
-    ("data_parallel", lambda model: model.moe is not None),
-    ("two_dimensional", lambda model: model.moe is None),
+    ("data_parallel", lambda model: experts_of(model) == 8),
+    ("two_dimensional", lambda model: experts_of(model) == 0),
 ]
 
 

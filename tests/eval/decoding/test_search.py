@@ -67,9 +67,15 @@ def run(
     ("mesh", "changes", "beams", "rules"),
     [
         (TWICE, {}, 4, ()),
-        pytest.param(TWICE, {"transport": all_to_all}, 1, (), marks=THOROUGH),
         pytest.param(
-            {"data": 1, "fsdp": 2, "expert": 4}, {"transport": einsum}, 4, (), marks=THOROUGH
+            TWICE, {"moe": functools.partial(MOE, dispatch=all_to_all)}, 1, (), marks=THOROUGH
+        ),
+        pytest.param(
+            {"data": 1, "fsdp": 2, "expert": 4},
+            {"moe": functools.partial(MOE, dispatch=einsum)},
+            4,
+            (),
+            marks=THOROUGH,
         ),
         pytest.param({"data": 4, "stage": 2}, STAGES, 4, (), marks=THOROUGH),
         # The cache of keys and values sharded along the heads' width.

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-import m4
 from tests.command_line import m4 as command
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +24,6 @@ def twelve_lines() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(m4, "train"), reason="the front door is not there yet")
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The same lines on a config of a few seconds, after what they say went before.
     tiny = (ROOT / "tests" / "testdata" / "tiny.gin").read_text(encoding="utf-8")

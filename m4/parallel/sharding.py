@@ -80,7 +80,7 @@ def split(x: A, split_dimension: int, num_partitions: int, *, devices: Devices =
 
 
 def shard(x: A, device_assignment: Ids, *, devices: Devices = None) -> A:
-    """Several dimensions in parts, and which device has which part.
+    """Several dimensions sharded, and which device has which shard.
 
     An array [256, 1024, 8192] with an assignment of shape [2, 1, 4] has parts
     [128, 1024, 2048]; `device_assignment[i, 0, k]` has rows 128 i ... of columns 2048 k ... .

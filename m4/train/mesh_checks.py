@@ -42,7 +42,7 @@ def check_batches(
     batch_size: int,
     grad_accum_steps: int,
 ) -> None:
-    """SettingError where batches do not split evenly over the mesh, or in parts of a step.
+    """SettingError where batches do not divide over the mesh or into accumulation steps.
 
     batch_size: rows of a full batch; where rows are sorted by length, shapes have other numbers.
     """

@@ -57,6 +57,7 @@ _SETTINGS = {
     "cache.prepare.target_length": "corpus.CorpusSpec.lengths",
     "cache.prepare.mixture_name": "corpus.CorpusSpec.mixture",
     "report.report": "none: levels are experiment.ResourceLevels, metrics experiment.Decoding",
+    "DATA_DIR": "TEXT_DIR (the folder of the text; the built corpus is experiment.Data.data_dir)",
     # T5X's macros.
     "EVAL_PERIOD": "experiment.Training.dev_period",
     "EVAL_STEPS": "experiment.Training.dev_pairs",

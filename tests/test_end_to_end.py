@@ -277,7 +277,7 @@ def test_a_corpus_of_ones_own(tmp_path: Path) -> None:
     corpora.tsv(tmp_path / "texts", corpora.texts_of(Made({"kat": 150, "amh": 130}, held_out=9)))
     arguments = [
         f"--gin_file={TATOEBA}",
-        f"--gin.DATA_DIR={str(tmp_path / 'texts')!r}",
+        f"--gin.TEXT_DIR={str(tmp_path / 'texts')!r}",
         f"--gin.MODEL_DIR={str(tmp_path / 'model')!r}",
         "--gin.LANGUAGES=['kat', 'amh']",
         "--gin.corpus.CorpusSpec.vocabulary_size=700",

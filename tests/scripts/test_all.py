@@ -190,7 +190,7 @@ def test_the_command_of_a_pods_config_names_its_corpus() -> None:
         (command,) = words_of(header(name), "scripts/", "m4 train")
         assert f"--gin_file=gin_configs/{name}.gin" in command
         assert f"--model_dir=gs://BUCKET/{name}" in command
-        assert "--gin.DATA_DIR='gs://BUCKET/corpus'" in command
+        assert "--gin.TEXT_DIR='gs://BUCKET/corpus'" in command
 
 
 def test_documented_commands_are_valid() -> None:
@@ -205,7 +205,7 @@ def test_documented_commands_are_valid() -> None:
     jobs = [command for command in commands if any("--model_dir=" in word for word in command)]
     assert len(jobs) >= 8
     for job in jobs:
-        assert "--gin.DATA_DIR='gs://BUCKET/corpus'" in job, job
+        assert "--gin.TEXT_DIR='gs://BUCKET/corpus'" in job, job
     for script, command, *rest in commands:
         if command == "manifest":
             said = call(script.removeprefix("scripts/"), command, *rest)

@@ -78,22 +78,7 @@ def scale_by_matrix(
         def scale_one(path, g, moment, p):
             axes = tuple(range(-_block_axes(path, p), 0))
             if isinstance(moment, Moments):
-                means = []
-                for axis in (-1, -2):
-                    g = _another(g)
-                    means.append(jnp.mean(jnp.square(g), axis) + _SMALLEST)
-                g = _another(g)
-                rows, columns = (
-                    kept * old + (1 - kept) * new for old, new in zip(moment, means, strict=True)
-                )
-                factors = jax.lax.optimization_barrier(
-                    (
-                        jax.lax.rsqrt(rows / jnp.mean(rows, -1, keepdims=True)),
-                        jax.lax.rsqrt(columns),
-                    )
-                )
-                scaled = g * factors[0][..., :, None] * factors[1][..., None, :]
-                moment = Moments(rows, columns)
+                scaled, moment = _scale_factored(g, moment, kept)
             else:
                 moment = kept * moment + (1 - kept) * (jnp.square(g) + _SMALLEST)
                 scaled = g * jax.lax.rsqrt(moment)
@@ -109,6 +94,21 @@ def scale_by_matrix(
         return scaled, FactoredState(state.count + 1, moments)
 
     return optax.GradientTransformation(init, update)
+
+
+def _scale_factored(g: Array, moment: Moments, kept: Array) -> tuple[Array, Moments]:
+    """g [..., R, C] / sqrt(the new moment), and that moment; `kept` of the old one."""
+    means = []
+    for axis in (-1, -2):
+        g = _another(g)
+        means.append(jnp.mean(jnp.square(g), axis) + _SMALLEST)
+    g = _another(g)
+    rows, columns = (kept * old + (1 - kept) * new for old, new in zip(moment, means, strict=True))
+    factors = jax.lax.optimization_barrier(
+        (jax.lax.rsqrt(rows / jnp.mean(rows, -1, keepdims=True)), jax.lax.rsqrt(columns))
+    )
+    scaled = g * factors[0][..., :, None] * factors[1][..., None, :]
+    return scaled, Moments(rows, columns)
 
 
 _SMALLEST = 1e-30  # of a moment, as optax and T5X: no division by 0

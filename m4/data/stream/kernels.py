@@ -176,6 +176,35 @@ def first_fit(order, stop, source_lengths, target_lengths, source_room, target_r
 
 
 @compiled
+def fill_gaps(
+    window, stop, most, budget, load, directions, epochs, epoch_of,
+    source_lengths, target_lengths, source_room, target_room, row_of,
+):  # fmt: skip
+    """Pairs of `window` from pair `stop` on into rows with room for both sides: at most `most` of
+    them, of at most the load `budget`, of the epoch `epoch_of` their direction. Returns their load.
+    """
+    count, taken, source_most, target_most = 0, 0, 0, 0
+    for row in range(len(source_room)):
+        source_most = max(source_most, source_room[row])
+        target_most = max(target_most, target_room[row])
+    for k in window:
+        if count == most:
+            break
+        if (
+            k >= stop
+            and taken + load[k] <= budget
+            and source_lengths[k] <= source_most
+            and target_lengths[k] <= target_most
+            and epochs[k] == epoch_of[directions[k]]
+        ):
+            row_of[k] = first_row(source_lengths[k], target_lengths[k], source_room, target_room)
+            if row_of[k] >= 0:
+                taken += load[k]
+                count += 1
+    return taken
+
+
+@compiled
 def plan(
     source_lengths, target_lengths, directions, epochs, epoch_of, steps,
     source_length, target_length, source_room, target_room, hurry, step_of, row_of,
@@ -188,9 +217,8 @@ def plan(
     share = shares(source_lengths, target_lengths, source_length, target_length)
     load, load_left = np.empty(pairs, np.int64), 0
     # The pairs that have no place yet are waiting[head:], in the order of their draws.
-    waiting, head = np.empty(pairs, np.int64), 0
+    waiting, head = np.arange(pairs), 0
     for k in range(pairs):
-        waiting[k] = k
         load[k] = source_lengths[k] * target_length + target_lengths[k] * source_length
         load_left += load[k]
     for step in range(steps - 1):
@@ -204,41 +232,23 @@ def plan(
             count += 1
         end = min(head + count * (1 + AHEAD), pairs)
         window = decreasing(waiting[head:end], share)
-        while True:
+        left = 1
+        while left:
             stop = waiting[head + count] if head + count < pairs else pairs
             source_room[:], target_room[:] = source_length, target_length
             left = first_fit(
                 window, stop, source_lengths, target_lengths, source_room, target_room, row_of
             )
-            if left == 0:
-                break
             for _ in range(left):  # the last ones wait
                 count -= 1
                 taken -= load[waiting[head + count]]
         # The gaps go to later pairs, the largest first, where that brings no epoch forward.
         for w in range(end - 1, head + count - 1, -1):
             epoch_of[directions[waiting[w]]] = epochs[waiting[w]]
-        source_most, target_most = 0, 0
-        for row in range(rows):
-            source_most = max(source_most, source_room[row])
-            target_most = max(target_most, target_room[row])
-        for k in window:
-            if count == most:
-                break
-            if (
-                k >= stop
-                and taken + load[k] <= budget
-                and source_lengths[k] <= source_most
-                and target_lengths[k] <= target_most
-                and epochs[k] == epoch_of[directions[k]]
-            ):
-                row_of[k] = first_row(
-                    source_lengths[k], target_lengths[k], source_room, target_room
-                )
-                if row_of[k] >= 0:
-                    taken += load[k]
-                    count += 1
-        load_left -= taken
+        load_left -= taken + fill_gaps(
+            window, stop, most - count, budget - taken, load, directions, epochs, epoch_of,
+            source_lengths, target_lengths, source_room, target_room, row_of,
+        )  # fmt: skip
         # What still waits moves up to the end of the window.
         head = end
         for w in range(end - 1, end - 1 - len(window), -1):

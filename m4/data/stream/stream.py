@@ -80,8 +80,7 @@ class Stream:
         training pair.
         """
         check_arguments(Stream, locals())
-        if phases is None:
-            phases = temperature(cache.sizes())
+        phases = temperature(cache.sizes()) if phases is None else phases
         if isinstance(phases, Mapping):
             phases = [Phase(0, dict(phases))]
         if not phases:
@@ -96,11 +95,9 @@ class Stream:
         self.shapes = [whole]
         if layout == "bucketed":
             self.shapes = buckets.shapes(*whole, widths, rows_multiple)
-        self.group_steps = {
-            "packed": max(_GROUP_STEPS, -(-_GROUP_ROWS // batch_rows)),
-            "bucketed": _BUCKETED_STEPS,
-            "single": 1,
-        }[layout]
+        packed_steps = max(_GROUP_STEPS, -(-_GROUP_ROWS // batch_rows))
+        group_steps = {"packed": packed_steps, "bucketed": _BUCKETED_STEPS, "single": 1}
+        self.group_steps = group_steps[layout]
         self._split = SplitReader(cache, self.directions, "train")
         self._means = [cache.mean_pieces(d, "train") for d in self.directions]
         self._check_lengths(cache)

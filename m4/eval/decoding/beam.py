@@ -3,6 +3,12 @@
 B sentences (batch), K beams, T target length, V vocabulary; a trailing 2K or 3K is a set of
 candidates. Live beams are the hypotheses that have not ended, finished beams those with an EOS.
 Both sets are kept in ascending order, so that the best of each is at [:, -1].
+
+Each step takes the 2K best of the K*V continuations: those with EOS compete for the finished set by
+score = log-probability / length_penalty(alpha, tokens incl. EOS), the K best others live on. The
+loop ends when no live beam of any row can still beat the worst of K finished ones. Until then a row
+that is done is searched further, but its finished set cannot change: rows do not influence each
+other (only a `min_log_prob` looks at all rows together).
 """
 
 import functools
@@ -177,6 +183,70 @@ def _best_finished(
     return finished_BKT, score_BK, is_finished_BK
 
 
+class _Rules(NamedTuple):
+    """What a search does not change: the arguments of `beam_search`, and what follows from them."""
+
+    tokens_to_logits: TokensToLogits
+    eos_id: int
+    alpha: float
+    length: int
+    max_decode_step: int
+    min_log_prob: float
+    cache_axis: int
+    prefilled: bool
+    offset_B: Array  # tokens of a row's prefix that are in the cache already
+    forced_BT: Array  # column t is the token of position t that is forced; 0: none
+
+
+def _continues(rules: _Rules, search: _Search) -> Array:
+    # T5X counts the start token here, so the bound on a live score is the penalty of length + 1.
+    largest_penalty = length_penalty(rules.alpha, rules.length + 1)
+    best_live_B = search.live_logp_BK[:, -1] / largest_penalty
+    worst_B = jnp.min(search.finished_score_BK, axis=1)
+    full_B = jnp.all(search.is_finished_BK, axis=1)
+    done = jnp.all(jnp.where(full_B, worst_B, NEG_INF) > best_live_B)
+    hopeless = jnp.all(best_live_B < rules.min_log_prob / largest_penalty) & (search.step > 0)
+    at_end = search.step + jnp.min(rules.offset_B) >= rules.length
+    out_of_steps = (rules.max_decode_step > 0) & (search.step >= rules.max_decode_step)
+    return ~(done | hopeless | at_end | out_of_steps)
+
+
+def _advance(rules: _Rules, search: _Search) -> _Search:
+    step, (batch, beams) = search.step, search.live_logp_BK.shape
+    token_BK = lax.dynamic_index_in_dim(search.live_BKT, step, axis=2, keepdims=False)
+    logits, new_cache = rules.tokens_to_logits(
+        DecodingState(
+            cur_index=step,
+            sequences=search.live_BKT.reshape(batch * beams, -1),
+            cur_token=token_BK.reshape(batch * beams, 1),
+            cache=search.cache,
+        )
+    )
+    forced_B1 = lax.dynamic_slice_in_dim(rules.forced_BT, step + 1, 1, axis=1)
+    logp_B2K, token_B2K, parent_B2K = _continuations(logits, search.live_logp_BK, forced_B1)
+    (seq_B2KT,) = _pick(parent_B2K, search.live_BKT)
+    seq_B2KT = lax.dynamic_update_slice_in_dim(seq_B2KT, token_B2K[:, :, None], step + 1, 2)
+    ends_B2K = token_B2K == rules.eos_id
+
+    live_logp_B2K = logp_B2K + jnp.where(ends_B2K, NEG_INF, 0.0)
+    best_BK = _best(live_logp_B2K, beams)
+    live_BKT, live_logp_BK, beam_BK = _pick(best_BK, seq_B2KT, live_logp_B2K, parent_B2K)
+
+    score_B2K = logp_B2K / length_penalty(rules.alpha, rules.offset_B + step + 1)[:, None]
+    finished_BKT, finished_score_BK, is_finished_BK = _best_finished(
+        search, seq_B2KT, score_B2K, ends_B2K
+    )
+    return _Search(
+        step=step + 1,
+        live_logp_BK=live_logp_BK,
+        live_BKT=live_BKT,
+        finished_score_BK=finished_score_BK,
+        finished_BKT=finished_BKT,
+        is_finished_BK=is_finished_BK,
+        cache=reorder_cache(new_cache, beam_BK, rules.cache_axis, rules.prefilled),
+    )
+
+
 def beam_search(
     inputs: ArrayLike,
     cache: Mapping[str, Any],
@@ -191,26 +261,15 @@ def beam_search(
     cache_offset: int = 0,
     initial_index: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
-    """The `num_decodes` best sequences of every row under a left-to-right model.
-
-    A drop-in for T5X's `decode_fn`: the argument names are T5X's.
-
-    Each step takes the 2K best of the K*V continuations: those with EOS compete for the finished
-    set by score = log-probability / length_penalty(alpha, tokens incl. EOS), the K best others
-    live on. The loop ends when no live beam of any row can still beat the worst of K finished
-    ones. Until then a row that is done is searched further, but its finished set cannot change:
-    rows do not influence each other (only a `min_log_prob` looks at all rows together).
+    """The `num_decodes` best sequences of every row: T5X's `decode_fn`, whose names these are.
 
     Args:
       inputs: int [B, T]; nonzero tokens from column 1 on are a prefix that is forced (score 0).
         Column 0 is the start token.
       cache: nested mapping of arrays with B rows, expanded to B*K by leaf name (`expand_cache`).
       tokens_to_logits: DecodingState -> (logits [B*K, V], new cache).
-      eos_id: the token that ends a sequence.
-      num_decodes: K. 1 is greedy search.
-      alpha: exponent of the length penalty, >= 0.
-      max_decode_len: T; default the width of `inputs`.
-      max_decode_step: if > 0, the most steps taken.
+      num_decodes: K. 1 is greedy search. alpha: exponent of the length penalty, >= 0.
+      max_decode_len: T; default the width of `inputs`. max_decode_step: if > 0, the most steps.
       min_log_prob: the loop ends as soon as the best live log-probability of every row is below.
       decode_rng: not used.
       cache_offset: the batch axis of cache leaves (1 when a scan over layers put one before it).
@@ -224,76 +283,30 @@ def beam_search(
       log-probabilities, not normalised by length.
     """
     del decode_rng
-    assert alpha >= 0, f"alpha = {alpha}: the stopping rule needs a penalty that grows with length"
-    inputs = jnp.asarray(inputs, jnp.int32)
-    batch, beams, axis = inputs.shape[0], num_decodes, cache_offset
-    length = inputs.shape[1] if max_decode_len is None else max_decode_len
-    prefilled = initial_index is not None
+    assert alpha >= 0, f"{alpha}: the stopping rule needs a penalty that grows with length"
+    prompts_BT = inputs = jnp.asarray(inputs, jnp.int32)
+    length, prefilled = max_decode_len or inputs.shape[1], initial_index is not None
+    offset_B = start_B = jnp.zeros((inputs.shape[0],), jnp.int32)
     if initial_index is not None:
-        prompts, offset_B = inputs, jnp.asarray(initial_index, jnp.int32)
-        start_B = jnp.take_along_axis(prompts, offset_B[:, None], axis=1)[:, 0]
-        inputs = jnp.zeros_like(prompts)  # nothing is left to force
-    else:
-        prompts, offset_B = None, jnp.zeros((batch,), jnp.int32)
-        start_B = offset_B
-    # T5X counts the start token here, so the bound on a live score is the penalty of length + 1.
-    largest_penalty = length_penalty(alpha, length + 1)
-    # Position t of a sequence is forced by column t. Past the end of `inputs` nothing is.
+        offset_B = jnp.asarray(initial_index, jnp.int32)
+        start_B = jnp.take_along_axis(prompts_BT, offset_B[:, None], axis=1)[:, 0]
+        inputs = jnp.zeros_like(prompts_BT)  # nothing is left to force
+    # Past the end of `inputs` nothing is forced.
     forced_BT = jnp.pad(inputs, ((0, 0), (0, max(0, length + 1 - inputs.shape[1]))))
-
-    def continues(search: _Search) -> Array:
-        best_live_B = search.live_logp_BK[:, -1] / largest_penalty
-        worst_B = jnp.min(search.finished_score_BK, axis=1)
-        full_B = jnp.all(search.is_finished_BK, axis=1)
-        done = jnp.all(jnp.where(full_B, worst_B, NEG_INF) > best_live_B)
-        hopeless = jnp.all(best_live_B < min_log_prob / largest_penalty) & (search.step > 0)
-        at_end = search.step + jnp.min(offset_B) >= length
-        out_of_steps = (max_decode_step > 0) & (search.step >= max_decode_step)
-        return ~(done | hopeless | at_end | out_of_steps)
-
-    def advance(search: _Search) -> _Search:
-        step = search.step
-        token_BK = lax.dynamic_index_in_dim(search.live_BKT, step, axis=2, keepdims=False)
-        logits, new_cache = tokens_to_logits(
-            DecodingState(
-                cur_index=step,
-                sequences=search.live_BKT.reshape(batch * beams, -1),
-                cur_token=token_BK.reshape(batch * beams, 1),
-                cache=search.cache,
-            )
-        )
-        forced_B1 = lax.dynamic_slice_in_dim(forced_BT, step + 1, 1, axis=1)
-        logp_B2K, token_B2K, parent_B2K = _continuations(logits, search.live_logp_BK, forced_B1)
-        (seq_B2KT,) = _pick(parent_B2K, search.live_BKT)
-        seq_B2KT = lax.dynamic_update_slice_in_dim(seq_B2KT, token_B2K[:, :, None], step + 1, 2)
-        ends_B2K = token_B2K == eos_id
-
-        live_logp_B2K = logp_B2K + jnp.where(ends_B2K, NEG_INF, 0.0)
-        best_BK = _best(live_logp_B2K, beams)
-        live_BKT, live_logp_BK, beam_BK = _pick(best_BK, seq_B2KT, live_logp_B2K, parent_B2K)
-
-        score_B2K = logp_B2K / length_penalty(alpha, offset_B + step + 1)[:, None]
-        finished_BKT, finished_score_BK, is_finished_BK = _best_finished(
-            search, seq_B2KT, score_B2K, ends_B2K
-        )
-        return _Search(
-            step=step + 1,
-            live_logp_BK=live_logp_BK,
-            live_BKT=live_BKT,
-            finished_score_BK=finished_score_BK,
-            finished_BKT=finished_BKT,
-            is_finished_BK=is_finished_BK,
-            cache=reorder_cache(new_cache, beam_BK, axis, prefilled),
-        )
-
-    cache = expand_cache(cache, beams, axis, prefilled)
-    end = lax.while_loop(continues, advance, _beginning(start_B, beams, length, cache))
+    rules = _Rules(
+        tokens_to_logits, eos_id, alpha, length, max_decode_step, min_log_prob, cache_offset,
+        prefilled, offset_B, forced_BT,
+    )  # fmt: skip
+    begin = _beginning(
+        start_B, num_decodes, length, expand_cache(cache, num_decodes, cache_offset, prefilled)
+    )
+    end = lax.while_loop(
+        functools.partial(_continues, rules), functools.partial(_advance, rules), begin
+    )
     any_B1 = jnp.any(end.is_finished_BK, axis=1, keepdims=True)
     score_BK = jnp.where(any_B1, end.finished_score_BK, end.live_logp_BK)
     seq_BKT = jnp.where(any_B1[:, :, None], end.finished_BKT, end.live_BKT)[:, :, 1:]
-    if prompts is not None:
-        seq_BKT = _prepend(prompts, offset_B, seq_BKT)
-    return seq_BKT, score_BK
+    return (_prepend(prompts_BT, offset_B, seq_BKT) if prefilled else seq_BKT), score_BK
 
 
 def _prepend(prompts_BT: Array, offset_B: Array, seq_BKT: Array) -> Array:

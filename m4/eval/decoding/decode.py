@@ -8,6 +8,7 @@ beam search keeps rows apart, and routing in evaluation drops no token.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -127,6 +128,15 @@ def _searched(
         pool.shutdown(cancel_futures=True)
 
 
+def _search_batch(
+    model: nn.Module, params: Any, settings: Decoding, layout: Layout | None, batch: Batch
+) -> _Found:
+    limit = target_limit(batch.tokens_BL.shape[1], settings.max_target_length)
+    arguments = (model, params, batch.tokens_BL, limit, settings.beams, settings.alpha)
+    found = search(*arguments) if layout is None else search_over(layout, *arguments)
+    return jax.block_until_ready(found)
+
+
 def warn_of_cut(index: int, pieces: int, limit: int) -> None:
     """The default `on_cut`: a line on stderr."""
     warn(f"source {index + 1}: {pieces} pieces, cut to {limit}")
@@ -181,13 +191,7 @@ def decode(
             on_cut(index, len(pieces) + 1, longest)
     hypotheses = [""] * len(sources)
     done = tokens = 0
-
-    def found_for(batch: Batch) -> _Found:
-        limit = target_limit(batch.tokens_BL.shape[1], settings.max_target_length)
-        arguments = (model, params, batch.tokens_BL, limit, settings.beams, settings.alpha)
-        found = search(*arguments) if layout is None else search_over(layout, *arguments)
-        return jax.block_until_ready(found)
-
+    found_for = functools.partial(_search_batch, model, params, settings, layout)
     coming = batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows)
     with contextlib.closing(_searched(found_for, coming, _at_once(layout))) as searched:
         for batch, (sequences_BT, _) in searched:

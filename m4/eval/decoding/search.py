@@ -47,16 +47,7 @@ def _search(
     variables = {"params": params}
     batch = tokens_BL.shape[0]
     encoded_BLM: Any = model.apply(variables, tokens_BL, enable_dropout=False, method="encode")
-    # The contract's call that allocates the cache. Its leaves start at zero, so shapes are enough.
-    full_BT = jax.ShapeDtypeStruct((batch, target_length), jnp.int32)
-    _, allocated = jax.eval_shape(
-        functools.partial(model.apply, enable_dropout=False, decode=True, mutable=["cache"]),
-        variables,
-        encoder_input_tokens=tokens_BL,
-        decoder_input_tokens=full_BT,
-        decoder_target_tokens=full_BT,
-    )
-    cache = _by_rows(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), allocated["cache"]))
+    cache = _empty_cache(model, variables, tokens_BL, target_length)
 
     def step(
         encoded: jax.Array, tokens: jax.Array, last: jax.Array, cache: Mapping[str, Any]
@@ -91,6 +82,19 @@ def _search(
         start_BT, cache, tokens_to_logits, EOS_ID, num_decodes=beams, alpha=alpha
     )
     return sequences_BKT[:, -1], scores_BK[:, -1]
+
+
+def _empty_cache(model: nn.Module, variables: Any, tokens_BL: jax.Array, target_length: int) -> Any:
+    """The cache as the contract's call allocates it: its leaves start at zero, so shapes do."""
+    full_BT = jax.ShapeDtypeStruct((tokens_BL.shape[0], target_length), jnp.int32)
+    _, allocated = jax.eval_shape(
+        functools.partial(model.apply, enable_dropout=False, decode=True, mutable=["cache"]),
+        variables,
+        encoder_input_tokens=tokens_BL,
+        decoder_input_tokens=full_BT,
+        decoder_target_tokens=full_BT,
+    )
+    return _by_rows(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), allocated["cache"]))
 
 
 # On one device.

@@ -73,19 +73,12 @@ def write_results(
     write_jsonl(written.deltas, plain(rows))
     plot(rows, [written.png, written.pdf], window, levels)
     dark = png(figure(rows, window, levels, theme=DARK))
+    images = {"light": written.png.read_bytes(), "dark": dark}
+    background, experts = background or Background(), _experts(folder, split)
     text = page(
-        measured,
-        rows,
-        means,
-        scores,
-        train_pairs,
-        {"light": written.png.read_bytes(), "dark": dark},
-        background or Background(),
-        subsets or {},
-        levels,
-        samples,
-        _experts(folder, split),
-    )
+        measured, rows, means, scores, train_pairs, images, background, subsets or {}, levels,
+        samples, experts,
+    )  # fmt: skip
     with whole(written.html) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
     return written

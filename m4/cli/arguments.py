@@ -4,6 +4,7 @@ Nothing heavy is imported: `m4 --help` answers at once.
 """
 
 import argparse
+import functools
 import importlib.metadata
 import re
 from collections.abc import Mapping, Sequence
@@ -128,68 +129,73 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"m4 {version()}")
     commands = top.add_subparsers(dest="job", required=True, metavar="job")
     for name, text in JOBS.items():
-        job = commands.add_parser(
-            name,
-            help=text,
-            description=_said(text),
-            epilog=_epilog(name),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        job = _command(commands, name, text)
         if name == "data":
             looks = job.add_subparsers(dest="look", required=True, metavar="what")
             for look, about in DATA_JOBS.items():
-                part = looks.add_parser(
-                    look,
-                    help=about.help,
-                    description=_said(about.help),
-                    epilog=_epilog(look),
-                    formatter_class=argparse.RawDescriptionHelpFormatter,
-                )
+                part = _command(looks, look, about.help)
                 _add_common(part)
                 for option, settings in about.options.items():
                     part.add_argument(f"--{option}", **settings)
-            continue
-        if name == "collectives":  # compiles operators, or one step of a config
-            _add_common(job)
-            job.add_argument(
-                "--devices",
-                help="fake CPU devices, several numbers of them for the table "
-                "(2,4,8,16,32,64), one with a config (8)",
-            )
-            job.add_argument(
-                "--languages",
-                type=int,
-                default=10,
-                help="that the config's corpus has, where it does not name them (%(default)s)",
-            )
-            job.add_argument("--output", type=Path, help="a file of JSON to write as well")
-            continue
-        if name == "atlas":  # reads counts and no config
+        elif name == "atlas":  # reads counts and no config
             _add_debug(job)
-            job.add_argument("--model_dir", help="the folder of a model with experts")
-            job.add_argument(
-                "--split",
-                choices=["train", "test"],
-                default="train",
-                help="who went where in training, or in the test sets and their translations",
-            )
-            continue
-        _add_common(job)
-        if name == "plan":
-            _add_plan(job)
-            continue
-        if name in TOGETHER:
-            _add_processes(job)
-        if name in ("train", "demo"):
-            job.add_argument("--fresh", action="store_true", help="remove MODEL_DIR and start over")
-        if name != "translate":
-            job.add_argument(
-                "--compare", choices=["dense"], help="also train a dense model for comparison"
-            )
-        if name == "translate":
-            job.add_argument("--to", required=True, help="target language, e.g. gl")
-            job.add_argument("text", nargs="*", help="without text: standard input")
+            _add_atlas(job)
+        else:
+            _add_common(job)
+            {"plan": _add_plan, "collectives": _add_collectives, "translate": _add_translate}.get(
+                name, functools.partial(_add_run, name)
+            )(job)
     return top
+
+
+def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=text,
+        description=_said(text),
+        epilog=_epilog(name),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_run(name: str, job: argparse.ArgumentParser) -> None:
+    """The arguments of jobs that work in a run's folder."""
+    if name in TOGETHER:
+        _add_processes(job)
+    if name in ("train", "demo"):
+        job.add_argument("--fresh", action="store_true", help="remove MODEL_DIR and start over")
+    job.add_argument("--compare", choices=["dense"], help="also train a dense model for comparison")
+
+
+def _add_translate(job: argparse.ArgumentParser) -> None:
+    job.add_argument("--to", required=True, help="target language, e.g. gl")
+    job.add_argument("text", nargs="*", help="without text: standard input")
+
+
+def _add_atlas(job: argparse.ArgumentParser) -> None:
+    job.add_argument("--model_dir", help="the folder of a model with experts")
+    job.add_argument(
+        "--split",
+        choices=["train", "test"],
+        default="train",
+        help="who went where in training, or in the test sets and their translations",
+    )
+
+
+def _add_collectives(job: argparse.ArgumentParser) -> None:
+    """What compiles operators, or one step of a config."""
+    job.add_argument(
+        "--devices",
+        help="fake CPU devices, several numbers of them for the table "
+        "(2,4,8,16,32,64), one with a config (8)",
+    )
+    job.add_argument(
+        "--languages",
+        type=int,
+        default=10,
+        help="that the config's corpus has, where it does not name them (%(default)s)",
+    )
+    job.add_argument("--output", type=Path, help="a file of JSON to write as well")
 
 
 def _add_common(job: argparse.ArgumentParser) -> None:

@@ -1,6 +1,8 @@
-"""Every setting of the demo's config, given a wrong kind, 0, -1, None, '' and 10**12, is one line
-before the corpus is built: no traceback, no hang, nothing accepted that means nothing."""
+"""Every setting of the demo's config, bound or at its default, given a wrong kind, 0, -1, None, ''
+and 10**12, is one line before the corpus is built: no traceback, no hang, nothing accepted that
+means nothing."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,20 +20,43 @@ MEANT = {
     "Experiment.model_dir": ["'x'"],
     "Training.total_steps": ["0"],
     "Training.seed": ["0"],
+    "Training.label_smoothing": ["0"],
+    "Training.z_loss": ["0"],
+    "Training.aux_loss_factor": ["0"],
+    "Training.router_z_loss_factor": ["0"],
     "Training.early_stopping": ["None"],
     "Data.about": ["'x'", "None"],
+    "Decoding.alpha": ["0"],
+    "Baselines.folder": ["'x'", "None"],
     "ResourceLevels.high_resource_from": [],
     "ResourceLevels.low_resource_below": ["0"],
     "CorpusSpec.languages": ["None"],
     "CorpusSpec.target_vocabulary_size": ["None"],
+    "CorpusSpec.workers": ["None"],
+    "Cldr.seed": ["0"],
+    "temperature.maximum": ["None", "1000000000000"],
     "Transformer.moe": ["None"],
     "Transformer.decoder_moe": ["None"],
     "Transformer.dropout_rate": ["0"],
+    "Transformer.directions": ["0"],
+    "Transformer.source_vocab_size": ["None"],
+    "Transformer.pipeline_microbatches": ["0"],
     "MoeLayer.group_tokens": ["0"],
+    "MoeLayer.mlp_width": ["None"],
+    "MoeLayer.eval_capacity_factor": ["None"],
+    "MoeLayer.decode_capacity_factor": ["None"],
+    "MoeLayer.activations": ["None"],
+    "MoeLayer.dropout_rate": ["0", "None"],
+    "MoeLayer.vocab_size": ["0"],
+    "MoeLayer.directions": ["0"],
     "Schedule.hold_steps": ["0"],
     "rsqrt.hold_steps": ["0"],
     "rsqrt.warmup_steps": ["0"],
+    "rsqrt.cooldown_steps": ["0"],
     "averaged.eta": ["0"],
+    "muon.beta": ["0"],
+    "muon.b1": ["0"],
+    "muon.b2": ["0"],
     "EarlyStopping.min_delta": ["0"],
 }
 
@@ -39,7 +64,10 @@ MEANT = {
 def given() -> list[tuple[str, str]]:
     made = config.load([DEMO])
     made.experiment()
-    names = sorted({one.name for one in made.bindings()})
+    bound = {one.name for one in made.bindings()}
+    # Of a setting under a scope the kind and range are those of the setting itself.
+    defaults = set(re.findall(r"^([\w.]+\.\w+) = ", made.operative_text(), re.MULTILINE))
+    names = sorted(bound | defaults)
     return [(name, value) for name in names for value in WRONG]
 
 

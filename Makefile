@@ -1,4 +1,4 @@
-# All that a newcomer needs: `make demo`, `make test`; `make setup` is the set-up alone.
+# All that a newcomer needs: `make demo`, `make test`; `make setup` is the set-up alone, CUDA=1 for a GPU.
 export UV_PYTHON_DOWNLOADS := never
 # Some containers ask Python to keep no bytecode: then each process compiles all that it imports, 6 s.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,17 +30,24 @@ pod: setup
 # The same for GPUs, in a folder of its own: without a GPU it would complain at every start of JAX.
 pod-gpu: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/cuda_compiler --no-deps \
-	  --require-hashes -r requirements-cuda.lock
+	  --require-hashes -r requirements-cuda-compiler.lock
 # The optional language identifier, where its test alone looks: cleaning uses it wherever it finds it.
 langid: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/langid --no-deps \
 	  --require-hashes -r requirements-langid.lock
 plan-paper: pod
 	.venv/bin/m4 plan --sweep
-setup: .venv/.locked
-.venv/.locked: requirements.lock pyproject.toml | $(UV)
+# CUDA=1: for an NVIDIA GPU (docs/gpu.md). It stays so, for `make demo` and all else, until CUDA=0: the
+# stamp's name says what is installed.
+CUDA ?= $(if $(wildcard .venv/.locked-cuda),1)
+ON_GPU := $(filter-out 0,$(CUDA))
+LOCKS := requirements.lock $(if $(ON_GPU),requirements-cuda.lock)
+STAMP := .venv/.locked$(if $(ON_GPU),-cuda)
+setup: $(STAMP)
+$(STAMP): $(LOCKS) pyproject.toml | $(UV)
+	@rm -f .venv/.locked .venv/.locked-cuda
 	$(UV) venv --quiet --allow-existing --python "$(PYTHON)" .venv
-	$(UV) pip sync --quiet --python .venv --require-hashes requirements.lock
+	$(UV) pip sync --quiet --python .venv --require-hashes $(LOCKS)
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
 	@touch $@
 .uv/bin/uv:
@@ -51,8 +58,10 @@ lock: | $(UV)
 	  --no-emit-index-url --quiet -o requirements.lock
 	$(UV) pip compile pyproject.toml --extra tpu --constraint requirements.lock --universal \
 	  --generate-hashes --no-header --no-emit-index-url --quiet -o requirements-tpu.lock
+	$(UV) pip compile pyproject.toml --extra cuda --constraint requirements.lock --universal \
+	  --generate-hashes --no-header --no-emit-index-url --quiet -o requirements-cuda.lock
 	sed -n 's/^jax==\([0-9.]*\).*/jax-cuda12-plugin==\1\njax-cuda12-pjrt==\1/p' requirements.lock \
 	  | $(UV) pip compile - --no-deps --universal --generate-hashes --no-header --no-emit-index-url \
-	  --quiet -o requirements-cuda.lock
+	  --quiet -o requirements-cuda-compiler.lock
 	echo 'py3langid>=0.4' | $(UV) pip compile - --no-deps --universal --generate-hashes \
 	  --no-header --no-emit-index-url --quiet -o requirements-langid.lock

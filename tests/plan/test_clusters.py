@@ -79,16 +79,21 @@ def test_refusal_of_a_gpu_program_has_advice() -> None:
     assert refused["advice"] == ["a smaller batch"]
 
 
-def test_locked_gpu_compiler_is_of_the_locked_jax() -> None:
-    """XLA's plugin and JAX must be of one version."""
-    locks = [
-        (ROOT / name).read_text("utf-8") for name in ("requirements.lock", "requirements-cuda.lock")
-    ]
-    (ours,) = re.findall(r"^jax==([\d.]+)", locks[0], re.MULTILINE)
-    assert re.findall(r"^jax-cuda12-(?:plugin|pjrt)==([\d.]+)", locks[1], re.MULTILINE) == [
-        ours,
-        ours,
-    ]
+def test_locks_for_gpus_are_of_the_locked_versions() -> None:
+    """XLA's plugin and JAX must be of one version; so must everything that both locks have."""
+
+    def versions(name: str) -> dict[str, str]:
+        text = (ROOT / name).read_text("utf-8")
+        assert "://" not in text
+        return dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
+
+    everything, gpu = versions("requirements.lock"), versions("requirements-cuda.lock")
+    compiler = versions("requirements-cuda-compiler.lock")
+    plugin = dict.fromkeys(("jax-cuda12-plugin", "jax-cuda12-pjrt"), everything["jax"])
+    assert compiler == plugin
+    added = dict(gpu.items() - everything.items())
+    assert plugin.items() <= added.items()
+    assert {name for name in added if not name.startswith("nvidia-")} == {*plugin}
 
 
 def test_missing_gpu_compiler_error_names_the_installation(

@@ -99,23 +99,23 @@ class MoeLayer(nn.Module):
         deterministic: bool,
         decode: bool = False,
     ) -> Array:
-        B, L, M = x_BLM.shape
+        B, L, _ = x_BLM.shape
         train = not deterministic
         factor = self.train_capacity_factor if train else self.eval_capacity_factor
         if decode:
             factor = self.decode_capacity_factor
         # Where nothing is dropped, groups decide nothing for a causal gate; a row a group makes
         # the choices of one that is not causal independent of the other rows.
-        S = group_size(B * L, self.group_tokens)
-        if factor is None and not train:
-            S = L
-        x_GSM = constrain(x_BLM.reshape(-1, S, M), ("batch", "length", "embed"))
-        grouped = functools.partial(_grouped, group_tokens=S)
+        S = L if factor is None and not train else group_size(B * L, self.group_tokens)
+        mask_GS, x_GSM = _grouped(mask_BL, S), _grouped(x_BLM, S)
+        # 0 * NaN is NaN: what padding holds would reach the sums of losses and the masks' products.
+        x_GSM = jnp.where(mask_GS[..., None], x_GSM, 0)
+        x_GSM = constrain(x_GSM, ("batch", "length", "embed"))
         tokens = Tokens(
             score=functools.partial(self._score, x_GSM),
-            mask_GS=mask_BL.reshape(-1, S),
-            ids_GS=grouped(ids_BL),
-            language_GS=grouped(direction_BL),
+            mask_GS=mask_GS,
+            ids_GS=None if ids_BL is None else _grouped(ids_BL, S),
+            language_GS=None if direction_BL is None else _grouped(direction_BL, S),
             step=step,
             # T5X knows one stream of random numbers.
             rng=self.make_rng("dropout") if train and self.has_rng("dropout") else None,
@@ -130,6 +130,14 @@ class MoeLayer(nn.Module):
             return expert_capacity(S, self.num_experts, factor, choices, self.capacity_rule)
 
         routing = self.gate(tokens, self.num_experts, capacity)
+        y_GSM = self._carry(x_GSM.astype(self.dtype), routing, deterministic)
+        self._sow(routing, tokens)
+        if self.directions and tokens.language_GS is not None:
+            self._sow_choices(routing, tokens.language_GS)
+        return y_GSM.reshape(x_BLM.shape)
+
+    def _carry(self, x_GSM: Array, routing: Routing, deterministic: bool) -> Array:
+        """Tokens through their experts: y_GSM."""
         experts = ExpertParameters(
             self.num_experts,
             _given(self, "mlp_width"),
@@ -137,8 +145,7 @@ class MoeLayer(nn.Module):
             dropout_rate=_given(self, "dropout_rate"),
             dtype=self.dtype,
             name="experts",
-        )(M, x_GSM.shape[0], deterministic=deterministic)
-        x_GSM = x_GSM.astype(self.dtype)
+        )(x_GSM.shape[-1], x_GSM.shape[0], deterministic=deterministic)
         # Parameters do not depend on the dispatch, and the few tokens that they are made with need
         # not divide over the devices.
         transport = gather if self.is_initializing() else self.dispatch
@@ -152,11 +159,7 @@ class MoeLayer(nn.Module):
                 lambda x: transport(x, routing, experts),
                 x_GSM,
             )
-        y_GSM = constrain(y_GSM, ("batch", "length", "embed"))
-        self._sow(routing, tokens)
-        if self.directions and tokens.language_GS is not None:
-            self._sow_choices(routing, tokens.language_GS)
-        return y_GSM.reshape(B, L, M)
+        return constrain(y_GSM, ("batch", "length", "embed"))
 
     def _score(
         self,
@@ -306,8 +309,9 @@ class RouterKernel(nn.Module):
         )
 
 
-def _grouped(x_BL: Array | None, group_tokens: int) -> Array | None:
-    return None if x_BL is None else x_BL.reshape(-1, group_tokens)
+def _grouped(x_BL: Array, group_tokens: int) -> Array:
+    """[B, L, ...] -> [G, S, ...]."""
+    return x_BL.reshape(-1, group_tokens, *x_BL.shape[2:])
 
 
 def group_size(tokens: int, largest: int) -> int:

@@ -83,15 +83,39 @@ def on_one_device():
     return jax.device_get(one(*inputs()))
 
 
+@functools.cache
+def on_eight_devices(name: str):
+    """(program, its arguments) of forward and backward pass."""
+    mesh = make_mesh(data=2, node=2, expert=2)
+    return compiled(layer(TRANSPORTS[name]), mesh, backward=True)
+
+
+every_transport = pytest.mark.parametrize("name", TRANSPORTS)
+
+
 @pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
-@pytest.mark.parametrize("name", TRANSPORTS)
+@every_transport
 def test_eight_devices_are_one(name):
     expected = on_one_device()
     assert expected[0][1][1]["second_dropped"] > 0
-    mesh = make_mesh(data=2, node=2, expert=2)
-    program, arguments = compiled(layer(TRANSPORTS[name]), mesh, backward=True)
+    program, arguments = on_eight_devices(name)
     got = jax.block_until_ready(program(*arguments))
     jax.tree.map(functools.partial(close, name=name), got, expected)
+
+
+@pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
+@pytest.mark.parametrize("garbage", [np.nan, np.inf])
+@every_transport
+def test_what_padding_holds_is_not_carried(name, garbage):
+    program, (params, x_BLM, mask_BL) = on_eight_devices(name)
+    held = np.where(np.asarray(mask_BL)[..., None], x_BLM, np.float32(garbage))
+    assert not np.isfinite(held).all()
+    expected, got = (
+        jax.device_get(program(params, jax.device_put(x, x_BLM.sharding), mask_BL))
+        for x in (np.asarray(x_BLM), held)
+    )
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(got))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
+import numpy as np
 from flax import linen as nn
 from flax.core import unfreeze
 from flax.linen import partitioning, spmd
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel.axes import LOGICAL_AXIS_RULES, MESH_AXES
@@ -24,7 +26,7 @@ Rules = Sequence[tuple[str, str | Sequence[str] | None]]
 def make_mesh(
     *,
     stage: MeshSize = 1,
-    data: MeshSize = -1,
+    data: MeshSize | None = None,
     fsdp: MeshSize = 1,
     node: MeshSize = 1,
     expert: MeshSize = 1,
@@ -33,9 +35,13 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with these axes over all devices; -1 takes what is left.
 
+    Devices of several TPU slices: slices are along `data` where they divide it, else along `node`,
+    so that only these axes send over the data center network. The other axes stay inside a slice.
+
     Args:
         stage: parts of each stack, its layers in order: the stages of a pipeline.
-        data: copies of the whole model, each with separate rows.
+        data: copies of the whole model, each with separate rows. None: what is left or, where
+            another axis is -1, the number of slices (1 without slices).
         fsdp: the same, but every weight is sharded over these devices and gathered where a layer
             uses it.
         node, expert: experts, and rows, are sharded over node * expert devices. With `node` the
@@ -45,11 +51,15 @@ def make_mesh(
         devices: a sequence of devices, such as those of a topology (`m4.plan`); None: all.
 
     Raises:
-        SettingError: the sizes do not multiply to the number of devices.
+        SettingError: the sizes do not multiply to the number of devices, or no axis takes the
+            slices.
     """
-    sizes: dict[str, int] = {"stage": stage, "data": data, "fsdp": fsdp}
-    sizes |= {"node": node, "expert": expert, "model": model}
     devices = jax.devices() if devices is None else devices
+    slices = slice_count(devices)
+    others = {"stage": stage, "fsdp": fsdp, "node": node, "expert": expert, "model": model}
+    if data is None:
+        data = slices if -1 in others.values() else -1
+    sizes = {name: {**others, "data": data}[name] for name in MESH_AXES}
     free = _check_sizes(sizes, len(devices))
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if free is not None:
@@ -57,7 +67,36 @@ def make_mesh(
     # Auto: the partitioner decides what the annotations leave open (jax.make_mesh's own default,
     # Explicit, would refuse products of differently sharded operands).
     kinds = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=kinds, devices=devices)
+    return Mesh(_arranged(sizes, slices, devices), MESH_AXES, axis_types=kinds)
+
+
+def slice_count(devices: Sequence[Any]) -> int:
+    """The number of TPU slices; 1 for other devices.
+
+    A GPU has a slice_index too, of its NVLink domain: `node` describes those.
+    """
+    if devices[0].platform != "tpu":
+        return 1
+    return len({getattr(device, "slice_index", None) for device in devices})
+
+
+def _arranged(sizes: Mapping[str, int], slices: int, devices: Sequence[Any]) -> np.ndarray:
+    """The devices in the mesh's shape: neighbours of an axis are linked, slices along one axis."""
+    # With it any sizes are possible, such as 2 x 32 on a torus of 4 x 4 x 4 chips.
+    split = {"allow_split_physical_axes": True}
+    if slices == 1:
+        return mesh_utils.create_device_mesh(tuple(sizes.values()), devices, **split)
+    outer = next((name for name in ("data", "node") if sizes[name] % slices == 0), None)
+    if outer is None:
+        raise SettingError(
+            "make_mesh.data",
+            sizes["data"],
+            f"a multiple of {slices}, the number of slices, or left out (make_mesh.node instead, "
+            "for the dispatch hierarchical_all_to_all): no other axis can lie across slices",
+        )
+    across = {name: slices if name == outer else 1 for name in sizes}
+    inside = tuple(size // across[name] for name, size in sizes.items())
+    return mesh_utils.create_hybrid_device_mesh(inside, tuple(across.values()), devices, **split)
 
 
 def _check_sizes(sizes: Mapping[str, int], count: int) -> str | None:

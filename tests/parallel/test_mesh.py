@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from flax.linen.partitioning import AxisMetadata
 from jax.sharding import PartitionSpec
@@ -33,9 +34,53 @@ def test_minus_one_takes_what_is_left() -> None:
     }
     assert tuple(make_mesh(expert=4).shape.values()) == (1, 2, 1, 1, 4, 1)
     assert tuple(make_mesh(node=2, expert=2).shape.values()) == (1, 2, 1, 2, 2, 1)
+    assert tuple(make_mesh(expert=-1).shape.values()) == (1, 1, 1, 1, 8, 1)
     assert tuple(make_mesh(data=2, expert=-1, model=2).shape.values()) == (1, 2, 1, 1, 2, 2)
     assert tuple(make_mesh(data=2, expert=2, model=2).shape.values()) == (1, 2, 1, 1, 2, 2)
     assert make_mesh().axis_names == MESH_AXES
+
+
+class Tpu:
+    """What a mesh asks of a device, of the first of two slices of 2 x 4 chips or of the second."""
+
+    platform, device_kind, core_on_chip = "tpu", "TPU v5 lite", 0
+
+    def __init__(self, number: int) -> None:
+        self.id, self.slice_index = number, number // 8
+        self.coords = [number % 2, number // 2 % 4, 0]
+        self.process_index = number // 4
+
+
+TWO_SLICES = [Tpu(number) for number in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape", "across"),
+    [
+        ({}, {"data": 16}, "data"),
+        # As many copies as slices: a config for one slice works on two.
+        ({"expert": -1}, {"data": 2, "expert": 8}, "data"),
+        ({"data": -1, "expert": 4}, {"data": 4, "expert": 4}, "data"),
+        ({"data": 1, "node": 2, "expert": -1}, {"node": 2, "expert": 8}, "node"),
+        ({"data": 2, "fsdp": 2, "expert": 2, "model": -1}, {}, "data"),
+    ],
+)
+def test_slices_are_along_one_outer_axis(sizes: dict, shape: dict, across: str) -> None:
+    mesh = make_mesh(**sizes, devices=TWO_SLICES)
+    assert shape.items() <= dict(mesh.shape).items()
+    slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    first, second = np.split(slices, 2, axis=MESH_AXES.index(across))
+    assert set(first.flat) == {0}
+    assert set(second.flat) == {1}
+    assert len(set(mesh.devices.flat)) == 16
+
+
+@pytest.mark.parametrize("sizes", [{"data": 1, "expert": -1}, {"data": 1, "fsdp": -1}])
+def test_slices_that_no_outer_axis_takes(sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError) as error:
+        make_mesh(**sizes, devices=TWO_SLICES)
+    assert str(error.value).startswith("make_mesh.data = 1: must be a multiple of 2, the number of")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("axes", [("exprt",), "expert", ("fsdp", "rows")])
@@ -106,7 +151,7 @@ def test_parameters_that_do_not_divide(rule: tuple, shape: dict[str, Any], said:
         ({"node": 3}, r"make_mesh\.node = 3: .*node 3 x expert 1 x model 1 fit 8 devices"),
         ({"data": -2}, r"make_mesh\.data = -2"),
         (
-            {"expert": -1},
+            {"data": -1, "expert": -1},
             r"make_mesh\.expert = -1: must be at least 1: make_mesh\.data is -1 already",
         ),
         ({"expert": 10**12}, r"make_mesh\.expert = 1000000000000: must be a whole number from -1"),

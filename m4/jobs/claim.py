@@ -8,7 +8,7 @@ from m4.config import Config
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.parallel import distributed
-from m4.storage import run_folder
+from m4.storage import remote, run_folder
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def claimed(experiment: Experiment, config: Config, *, fresh: bool = False) -> I
         ValueError: another job is at work there; the folder belongs to another config.
     """
     folder = prepare.run_folder(experiment)
-    with run_folder.locked(folder):
+    with remote.locked(folder):
         run_folder.claim(
             folder,
             config.settings,

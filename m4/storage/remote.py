@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from etils import epath
@@ -34,6 +35,7 @@ _RECORD = ".remote.json"
 _NOT_COPIED = {".lock", MARK, _RECORD, lease.RUNNING, "checkpoints", "compilation_cache"}
 # For so many periods a push that the job waits for is repeated.
 _RETRY_PERIODS = 10
+_THREADS = 8
 
 # Relative path -> [bytes, time here in ns, bytes there, time there].
 _Record = dict[str, list[int]]
@@ -88,11 +90,11 @@ def is_working_copy(folder: Path) -> bool:
     return True
 
 
-def fetch(folder: Path) -> None:
+def fetch(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
     """Brings a working copy up to date, for reading; does nothing with another folder.
 
     Nor while a job of this machine works in it: that job keeps it up to date, and has files open
-    that must not be replaced.
+    that must not be replaced. wanted: whether a file is needed, by its name in the folder.
     """
     if not is_working_copy(folder) or folder in _open:
         return
@@ -101,7 +103,30 @@ def fetch(folder: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        _WorkingCopy(folder).pull()
+        _WorkingCopy(folder).pull(wanted)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, setting: str = "MODEL_DIR") -> Iterator[None]:
+    """One job at a time writes into a folder; within it the store follows a working copy.
+
+    setting: the folder's name, for messages.
+
+    Raises:
+        ValueError: another process is at work there, or it cannot be written. The others: `synced`.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise InputError(f"{setting} = {folder}: cannot be made or written ({error})") from error
+    with lock as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{setting} = {folder}: another m4 job is at work there") from None
+        with synced(folder):
+            yield
 
 
 def push(folder: Path) -> None:
@@ -213,12 +238,15 @@ class _WorkingCopy:
         self.here, self.there, self.lease = folder, _address(folder), mine
         self._busy = threading.Lock()
 
-    def pull(self) -> None:
+    def pull(self, wanted: Callable[[str], bool] = lambda _: True) -> None:
         """Makes the copy equal to the store; files that both have alike stay."""
         with self._busy:
             record = self._record()
-            found: _Record = {}
+            found: _Record = {name: known for name, known in record.items() if not wanted(name)}
+            missing: list[tuple[str, int, int]] = []
             for name, size, changed in self._listed(self.there, ""):
+                if not wanted(name):
+                    continue
                 target = confined(self.here, name)
                 known = record.get(name)
                 if known is not None and known[2:] == [size, changed] and target.exists():
@@ -226,14 +254,14 @@ class _WorkingCopy:
                     # killed before it could upload it: the newer one stays.
                     found[name] = known
                     continue
-                if known is None or known != [*(_state(target) or ()), size, changed]:
-                    with (
-                        whole(target) as part,
-                        part.open("wb") as file,
-                        (self.there / name).open("rb") as source,
-                    ):
-                        shutil.copyfileobj(source, file, 1 << 20)
-                found[name] = [*(_state(target) or ()), size, changed]
+                if known == [*(_state(target) or ()), size, changed]:
+                    found[name] = known
+                else:
+                    missing.append((name, size, changed))
+            with ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(self._get, [name for name, *_ in missing]))
+            for name, size, changed in missing:
+                found[name] = [*(_state(self.here / name) or ()), size, changed]
             for name in record.keys() - found.keys():
                 confined(self.here, name).unlink(missing_ok=True)
             self._write(found)
@@ -304,6 +332,14 @@ class _WorkingCopy:
             f"({_line(error)}); they are in {self.here}, and the same command on this machine "
             "uploads them"
         )
+
+    def _get(self, name: str) -> None:
+        with (
+            whole(self.here / name) as part,
+            part.open("wb") as file,
+            (self.there / name).open("rb") as source,
+        ):
+            shutil.copyfileobj(source, file, 1 << 20)
 
     def _put(self, name: str) -> None:
         source, target = self.here / name, self.there / name

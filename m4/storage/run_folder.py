@@ -1,6 +1,5 @@
 """A run's folder (MODEL_DIR): one config, one job at a time, and a record of what made it."""
 
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -11,8 +10,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from m4.settings import InputError
@@ -158,23 +156,6 @@ def read(folder: Path) -> dict:
         return {**record, "config": dict(record["config"]), "mutable": record.get("mutable", [])}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path}: damaged, not what m4 wrote ({error})") from error
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One job at a time. ValueError: another process is at work there, or it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise InputError(f"MODEL_DIR = {folder}: cannot be made or written ({error})") from error
-    with lock as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"MODEL_DIR = {folder}: another m4 job is at work there") from None
-        with remote.synced(folder):
-            yield
 
 
 def _differences(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from etils import epath
 
-from m4.storage import lease, remote, run_folder
+from m4.storage import lease, remote
 from m4.storage.checkpoints import latest_step
 from m4.storage.metrics_log import read_metrics
 from tests.command_line import TINY, m4
@@ -54,7 +54,7 @@ def test_names_of_the_record_stay_in_the_folder(
     store.mkdir(parents=True)
     name = str(victim) if absolute else "../victim.txt"
     (here / ".remote.json").write_text(json.dumps({name: [9, 1, 1, 1]}), encoding="utf-8")
-    for use in (remote.fetch, lambda folder: run_folder.locked(folder).__enter__()):
+    for use in (remote.fetch, lambda folder: remote.locked(folder).__enter__()):
         with pytest.raises(ValueError, match=r"victim\.txt', which is outside"):
             use(here)
     assert victim.read_text(encoding="utf-8") == "precious"
@@ -102,7 +102,7 @@ def test_address_has_one_working_copy(store: Path, here: Path, tmp_path: Path) -
 def test_store_equals_the_copy_and_another_copy_gets_it(
     store: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with run_folder.locked(here):
+    with remote.locked(here):
         (here / "decodes").mkdir()
         (here / "decodes" / "a.jsonl").write_text("one\n", encoding="utf-8")
         (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
@@ -118,14 +118,14 @@ def test_store_equals_the_copy_and_another_copy_gets_it(
     other = another_machine(monkeypatch, tmp_path, store)
     remote.fetch(other)
     assert (other / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
-    with run_folder.locked(other):
+    with remote.locked(other):
         (other / "metrics.jsonl").unlink()
     remote.fetch(here)
     assert not (here / "metrics.jsonl").exists()
 
 
 def test_changes_are_uploaded_while_the_job_works(store: Path, here: Path) -> None:
-    with run_folder.locked(here):
+    with remote.locked(here):
         (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
         for _ in range(200):
             if (store / "metrics.jsonl").exists():
@@ -135,7 +135,7 @@ def test_changes_are_uploaded_while_the_job_works(store: Path, here: Path) -> No
 
 
 def test_reader_does_not_replace_files_of_a_job_of_this_machine(store: Path, here: Path) -> None:
-    with run_folder.locked(here):
+    with remote.locked(here):
         metrics = (here / "metrics.jsonl").open("a", encoding="utf-8")
         metrics.write("1\n")
         metrics.flush()
@@ -151,10 +151,10 @@ def test_reader_does_not_replace_files_of_a_job_of_this_machine(store: Path, her
 
 
 def test_what_a_killed_job_did_not_upload_stays(store: Path, here: Path) -> None:
-    with run_folder.locked(here):
+    with remote.locked(here):
         (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
     (here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
-    with run_folder.locked(here):
+    with remote.locked(here):
         assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
     assert (store / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
 
@@ -162,13 +162,13 @@ def test_what_a_killed_job_did_not_upload_stays(store: Path, here: Path) -> None
 def test_one_job_at_a_time_over_all_machines(
     store: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with run_folder.locked(here):
+    with remote.locked(here):
         other = another_machine(monkeypatch, tmp_path, store)
         with pytest.raises(ValueError, match="another m4 job is at work there"):
-            run_folder.locked(other).__enter__()
+            remote.locked(other).__enter__()
         (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
     assert not marks(store)
-    with run_folder.locked(other):
+    with remote.locked(other):
         assert (other / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
 
 
@@ -176,7 +176,7 @@ def test_job_that_lost_its_lease_ends_and_writes_nothing_more(store: Path, here:
     there: dict[str, bytes] = {}
 
     def work() -> None:
-        with run_folder.locked(here):
+        with remote.locked(here):
             (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
             remote.push(here)
             take_over(store)
@@ -193,7 +193,7 @@ def test_job_that_lost_its_lease_ends_and_writes_nothing_more(store: Path, here:
     assert [path.name for path in marks(store)] == ["other.json"]
     # A job here continues with what the other one left.
     marks(store)[0].unlink()
-    with run_folder.locked(here):
+    with remote.locked(here):
         assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2 of the other\n"
         assert not (here / "atlas.train.json").exists()
     assert files(store) == there
@@ -205,7 +205,7 @@ def test_push_checks_the_lease_first(
     monkeypatch.setattr(lease, "PERIOD_SECONDS", 1000.0)
 
     def work() -> None:
-        with run_folder.locked(here):
+        with remote.locked(here):
             take_over(store)
             (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
             with pytest.raises(lease.LeaseLost):
@@ -240,14 +240,14 @@ def test_failed_download_releases_the_lease(
 ) -> None:
     out_of_reach(monkeypatch, "pull", 1)
     with pytest.raises(OSError, match="no network"):
-        run_folder.locked(here).__enter__()
+        remote.locked(here).__enter__()
     assert not marks(store)
 
 
 def test_unreachable_store_is_retried(
     store: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with run_folder.locked(here):
+    with remote.locked(here):
         (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
         failed = out_of_reach(monkeypatch, "_put", 3)
         remote.push(here)
@@ -265,7 +265,7 @@ def test_last_files_that_cannot_be_uploaded_are_kept_and_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def work() -> None:
-        with run_folder.locked(here):
+        with remote.locked(here):
             (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
             out_of_reach(monkeypatch, "_put", 10**6)
             if failing:
@@ -283,7 +283,7 @@ def test_last_files_that_cannot_be_uploaded_are_kept_and_reported(
     assert not marks(store), "the lease is released"
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(here.parents[1]))
-    with run_folder.locked(here):
+    with remote.locked(here):
         pass
     assert (store / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.storage import run_folder
+from m4.storage import remote, run_folder
 
 CONFIG = {"MODEL_DIR": "'m'", "TRAIN_STEPS": "10", "transformer.Transformer.width": "64"}
 
@@ -72,7 +72,7 @@ def test_another_config_is_refused_and_nothing_changes(tmp_path: Path) -> None:
 
 def test_folder_without_results_may_be_taken_over(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    with run_folder.locked(folder):
+    with remote.locked(folder):
         run_folder.claim(folder, CONFIG, "first")
         (folder / "compilation_cache").mkdir()
         (folder / "data").mkdir()  # a corpus, which checks for itself whose it is
@@ -83,7 +83,7 @@ def test_folder_without_results_may_be_taken_over(tmp_path: Path) -> None:
 
 def test_fresh_removes_a_runs_folder_only(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
-    with run_folder.locked(folder):
+    with remote.locked(folder):
         run_folder.claim(folder, {"other": "1"}, "other", fresh=True)
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "config.gin", "run.json"]
 
@@ -98,25 +98,25 @@ def test_fresh_removes_a_runs_folder_only(tmp_path: Path) -> None:
 
 def test_one_job_at_a_time(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "model"
-    with run_folder.locked(folder):
+    with remote.locked(folder):
         with pytest.raises(ValueError, match="another m4 job is at work there"):
-            run_folder.locked(folder).__enter__()
-        with run_folder.locked(tmp_path / "b"):
+            remote.locked(folder).__enter__()
+        with remote.locked(tmp_path / "b"):
             pass
-    with run_folder.locked(folder):  # free again
+    with remote.locked(folder):  # free again
         pass
 
 
 def test_killed_job_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, signal, sys\n"
-        "from m4.storage import run_folder\n"
-        "with run_folder.locked(pathlib.Path(sys.argv[1])):\n"
+        "from m4.storage import remote\n"
+        "with remote.locked(pathlib.Path(sys.argv[1])):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert ended.returncode < 0
-    with run_folder.locked(tmp_path):
+    with remote.locked(tmp_path):
         pass
 
 
@@ -126,7 +126,7 @@ def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "folder"):
         with (
             pytest.raises(ValueError, match="cannot be made or written"),
-            run_folder.locked(folder),
+            remote.locked(folder),
         ):
             pass
 

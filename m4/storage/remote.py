@@ -254,7 +254,7 @@ class _WorkingCopy:
                     # killed before it could upload it: the newer one stays.
                     found[name] = known
                     continue
-                if known == [*(_state(target) or ()), size, changed]:
+                if known is not None and known == [*(_state(target) or ()), size, changed]:
                     found[name] = known
                 else:
                     missing.append((name, size, changed))

@@ -70,7 +70,7 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
         ValueError: a language without dev or test sentences.
         m4.train.measuring.metric_window.NotFinite: a model diverged.
     """
-    baselines_of(experiment)
+    prepare.check_baselines(baselines_of(experiment))
     cache = prepare.open_corpus(experiment)
     check_held_out(cache)
     plans = plans_of(experiment, cache)

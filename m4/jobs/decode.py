@@ -11,6 +11,7 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.parallel import distributed
 from m4.progress import ProgressBar
+from m4.settings import InputError
 from m4.storage.checkpoints import latest_step
 
 
@@ -23,12 +24,15 @@ def decode(experiment: Experiment, *, dense: bool = False, split: str = "test") 
     folder = prepare.model_folder(experiment, dense)
     if dense:
         experiment = experiment.dense()
-    cache = prepare.open_corpus(experiment)
-    model = prepare.model_for(experiment, cache)
-    layout = prepare.decoding_layout(experiment, model, cache.directions)
+    prepare.check_decoding_sizes(experiment)
     latest = distributed.on_primary_then_broadcast(
         "checkpoints", lambda: latest_step(folder / "checkpoints")
     )
+    if latest is None:
+        raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
+    cache = prepare.open_corpus(experiment)
+    model = prepare.model_for(experiment, cache)
+    layout = prepare.decoding_layout(experiment, model, cache.directions)
     params, step, _ = restore_params(
         model, folder / "checkpoints", latest, cache.vocabulary, layout
     )

@@ -13,8 +13,9 @@ from m4.jobs.train import train
 def demo(experiment: Experiment, *, dense: bool = False) -> Results:
     """Runs all steps; what is there already is not made again."""
     # What the baselines need is checked before the training.
-    baselines_of(experiment)
-    prepare.check_sizes(experiment)
+    prepare.check_baselines(baselines_of(experiment))
+    for one in (experiment, experiment.dense())[: 1 + dense]:
+        prepare.check_sizes(one)
     check_held_out(prepare.open_corpus(experiment))
     train(experiment)
     if dense:

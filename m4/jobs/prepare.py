@@ -1,6 +1,7 @@
 """What jobs do first: check the sizes, open the corpus, make the stream, the model, the trainer."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,9 @@ from m4.data.inspection.audit import write_report
 from m4.data.preprocess import language_of
 from m4.data.samplers.learned import Learned
 from m4.data.stream import mixture
-from m4.data.stream.stream import Stream
+from m4.data.stream.stream import Stream, batch_shapes
 from m4.eval.scoring.groups import LEVELS
-from m4.experiment import Experiment
+from m4.experiment import Baselines, Experiment, partial_arguments
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.jax_setup import set_up
@@ -44,13 +45,14 @@ def prepare_process(experiment: Experiment) -> None:
 
 
 def check_sizes(experiment: Experiment) -> Mesh:
-    """The mesh; everything whose size is known before the corpus is there has been checked.
+    """The mesh; everything of a training whose size is known before the corpus is there has been
+    checked: model, optimizer, the shapes of batches, the shards of every array.
 
     Raises:
         SettingError: a mesh that these devices cannot make; sizes that do not divide over it or do
             not fit together; an optimizer or sampler that cannot be made.
     """
-    training, corpus = experiment.training, experiment.data.corpus
+    training, lengths = experiment.training, experiment.data.corpus.lengths
     mesh = training.mesh()
     if isinstance(experiment.data.sampler, Learned) and training.dev_period >= training.total_steps:
         raise SettingError(
@@ -59,15 +61,45 @@ def check_sizes(experiment: Experiment) -> Mesh:
             f"less than total_steps = {training.total_steps}: a learned sampler learns from the "
             "evaluations within training",
         )
+    training.optimizer(training.total_steps)
+    stream = experiment.data.stream
+    shapes = batch_shapes(
+        training.batch_size,
+        lengths["inputs"],
+        lengths["targets"],
+        **(partial_arguments(stream) if isinstance(stream, functools.partial) else {}),
+    )
+    program = trainer_of(experiment, _expected_model(experiment), _DIRECTIONS, mesh, shapes).program
+    _ = program.shardings
+    return mesh
+
+
+def check_decoding_sizes(experiment: Experiment) -> None:
+    """SettingError: a mesh that these devices cannot make, a model that cannot lie over it."""
+    model = _expected_model(experiment)
+    variables = abstract_variables(model)
+    if layout := decoding_layout(experiment, model, _DIRECTIONS):
+        layout.shardings(variables["params_axes"], variables["params"])
+
+
+def check_baselines(levels: Baselines) -> None:
+    """SettingError: a bilingual model or its optimizer that cannot be made."""
+    for one in map(levels.of, LEVELS):
+        abstract_variables(_expected_model(one))
+        one.training.optimizer(one.training.total_steps)
+
+
+_DIRECTIONS = ["en-xx", "xx-en"]
+
+
+def _expected_model(experiment: Experiment) -> Transformer:
+    """The model before the corpus is there, which decides the number of directions, and may make a
+    vocabulary a little smaller."""
+    corpus = experiment.data.corpus
     sizes = {"vocab_size": corpus.target_vocabulary_size or corpus.vocabulary_size}
     if corpus.target_vocabulary_size is not None:
         sizes["source_vocab_size"] = corpus.vocabulary_size
-    model = experiment.build_model(sizes, directions=2)
-    abstract_variables(model)
-    training.optimizer(training.total_steps)
-    lengths = corpus.lengths["inputs"], corpus.lengths["targets"]
-    trainer_of(experiment, model, ["en-xx", "xx-en"], mesh, [(training.batch_size, *lengths)])
-    return mesh
+    return experiment.build_model(sizes, len(_DIRECTIONS))
 
 
 def open_corpus(experiment: Experiment) -> Cache:

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
-from m4.experiment import Data, Experiment, Training
+from m4.data.stream.stream import Stream
+from m4.experiment import Baselines, Data, Experiment, Training
 from m4.jobs import prepare
+from m4.jobs.baselines import baselines
+from m4.jobs.decode import decode
+from m4.jobs.demo import demo
+from m4.jobs.train import train
+from m4.model.transformer import Transformer
+from m4.parallel.mesh import make_mesh
 from m4.settings import SettingError
+from m4.train.average import averaged
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made
 
 
 def experiment(folder: Path, pairs: int = 40, vocabulary_size: int = 400) -> Experiment:
     spec = CorpusSpec(source=Made({"gl": pairs}), vocabulary_size=vocabulary_size)
-    return Experiment(str(folder), Data(spec), Training(8, 8, adamw))
+    model = functools.partial(Transformer, width=16, encoder_layers=1, decoder_layers=1)
+    return Experiment(str(folder), Data(spec), Training(8, 8, adamw), model)
 
 
 def test_a_corpus_is_rebuilt_until_something_is_trained_on_it(
@@ -46,20 +57,66 @@ def test_a_corpus_is_rebuilt_until_something_is_trained_on_it(
     assert Cache(tmp_path / "data").fingerprint == other.fingerprint
 
 
+BUCKETS = functools.partial(Stream, layout="bucketed", rows_multiple=2)
+
+
 @pytest.mark.parametrize(
-    ("change", "setting"),
+    ("change", "stream", "setting"),
     [
-        ({"batch_size": 12}, "Training.batch_size"),  # 8 devices
-        ({"batch_size": 8, "grad_accum_steps": 3}, "Training.grad_accum_steps"),
+        ({"batch_size": 12}, Stream, "Training.batch_size"),  # 8 devices
+        ({"grad_accum_steps": 3}, Stream, "Training.grad_accum_steps"),
+        # 8 rows of 128 ids are 21 of 48, and of these 20 make full batches.
+        ({}, BUCKETS, "Training.batch_size"),
+        # An axis that only a parameter has.
+        (
+            {
+                "batch_size": 12,
+                "mesh": functools.partial(make_mesh, devices=jax.devices()[:6]),
+                "extra_axis_rules": [("relpos_buckets", "data")],
+            },
+            Stream,
+            "relpos_buckets = 32 must be divisible by 6",
+        ),
     ],
 )
 def test_sizes_are_checked_before_the_corpus(
-    tmp_path: Path, change: dict[str, Any], setting: str
+    tmp_path: Path, change: dict[str, Any], stream: Any, setting: str
 ) -> None:
     one = experiment(tmp_path)
-    one = dataclasses.replace(one, training=dataclasses.replace(one.training, **change))
+    one = dataclasses.replace(
+        one,
+        training=dataclasses.replace(one.training, **change),
+        data=dataclasses.replace(one.data, stream=stream),
+    )
     with pytest.raises(ValueError, match=setting):
-        prepare.check_sizes(one)
+        train(one)
+    if change == {"batch_size": 12}:
+        with pytest.raises(ValueError, match=setting):
+            demo(dataclasses.replace(one, baselines=Baselines(one, one, one)))
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_cannot_be_decoded_needs_no_corpus(tmp_path: Path) -> None:
+    one = experiment(tmp_path)
+    with pytest.raises(ValueError, match="no checkpoints; train first"):
+        decode(one)
+    mesh = functools.partial(make_mesh, data=1, model=8)
+    training = dataclasses.replace(one.training, mesh=mesh)
+    with pytest.raises(SettingError, match=r"Transformer\.heads = 6"):
+        decode(
+            dataclasses.replace(
+                one, training=training, model=functools.partial(Transformer, heads=6)
+            )
+        )
+    assert not tmp_path.joinpath("data").exists()
+
+
+def test_baselines_that_cannot_be_need_no_corpus(tmp_path: Path) -> None:
+    one = experiment(tmp_path)
+    training = dataclasses.replace(one.training, optimizer=averaged)
+    low = dataclasses.replace(one, training=training)
+    with pytest.raises(SettingError, match=r"averaged\.optimizer"):
+        baselines(dataclasses.replace(one, baselines=Baselines(one, one, low)))
     assert not (tmp_path / "data").exists()
 
 

@@ -91,10 +91,7 @@ class Stream:
         self.target_length = target_length or cache.target_length
         self._window = window
         whole = Shape(batch_rows, self.source_length, self.target_length)
-        # The shapes that batches have: one program is compiled for each.
-        self.shapes = [whole]
-        if layout == "bucketed":
-            self.shapes = buckets.shapes(*whole, widths, rows_multiple)
+        self.shapes = batch_shapes(*whole, layout, widths, rows_multiple)
         packed_steps = max(_GROUP_STEPS, -(-_GROUP_ROWS // batch_rows))
         group_steps = {"packed": packed_steps, "bucketed": _BUCKETED_STEPS, "single": 1}
         self.group_steps = group_steps[layout]
@@ -287,6 +284,20 @@ class Stream:
         by_step = np.argsort(step_of, kind="stable")
         edges = np.searchsorted(step_of, np.arange(self.group_steps + 1), sorter=by_step)
         return _Group(examples, made, placed[by_step], edges)
+
+
+def batch_shapes(
+    batch_rows: int,
+    source_length: int,
+    target_length: int,
+    layout: str = "packed",
+    widths: Sequence[int] | None = None,
+    rows_multiple: int = 8,
+    **_others: Any,
+) -> list[Shape]:
+    """The shapes that a stream's batches have, without a corpus; a program is compiled for each."""
+    whole = Shape(batch_rows, source_length, target_length)
+    return buckets.shapes(*whole, widths, rows_multiple) if layout == "bucketed" else [whole]
 
 
 class _Group(NamedTuple):

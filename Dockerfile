@@ -2,14 +2,15 @@
 FROM python:3.12-slim-bookworm
 RUN pip install --no-cache-dir uv
 WORKDIR /m4
-# The environment before the code: a change of code does not install it anew.
+# The environment before the code: a change of code does not install it again.
 COPY requirements-tpu.lock ./
 RUN uv venv --python "$(command -v python3.12)" /opt/m4 \
  && uv pip sync --no-cache --python /opt/m4 --require-hashes requirements-tpu.lock
 COPY pyproject.toml README.md ./
 COPY m4 m4
 COPY gin_configs gin_configs
+COPY scripts scripts
 RUN uv pip install --no-cache --python /opt/m4 --no-deps --no-build-isolation --editable .
-# Listed platforms must be there: a TPU that cannot be used is an error, not a slow CPU.
-ENV PATH=/opt/m4/bin:$PATH JAX_PLATFORMS=tpu,cpu PYTHONUNBUFFERED=1
-ENTRYPOINT ["m4"]
+ENV PATH=/opt/m4/bin:$PATH M4_ENVIRONMENT=/opt/m4 PYTHONUNBUFFERED=1
+# m4 with the container's arguments, and its log to MODEL_DIR.
+ENTRYPOINT ["bash", "/m4/scripts/tpu_host.sh", "run"]

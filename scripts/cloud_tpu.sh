@@ -3,23 +3,31 @@
 #
 #   scripts/cloud_tpu.sh COMMAND --name=NAME --zone=ZONE [OPTIONS] [-- ARGUMENTS]
 #
-#   create     asks for the slice as a queued resource; behind --: more of gcloud's flags
-#   wait       returns when the slice is there
+#   create     asks for the slices as a queued resource
+#   wait       returns when they are there
 #   setup      puts this commit of m4 and its environment on every host
 #   start      starts `m4 ARGUMENTS` on every host, e.g. -- train --gin_file=... --model_dir=gs://...
 #   logs       follows the log of one host
-#   status     the slice, and the job on every host
+#   status     the queued resource, and the job on every host
 #   stop       ends the job on every host; it saves its step first
 #   supervise  create, wait, setup, start, and again after every preemption, until the job is done
-#   delete     gives the slice back
+#   delete     gives the slices back
 #
-#   --name=NAME           of the slice                 --zone=ZONE     e.g. us-central2-b
-#   --slice=v4-128        v4-... or v5e-...            --spot          cheaper, can be preempted
+#   --name=NAME           of the queued resource       --zone=ZONE      e.g. us-central2-b
+#   --slice=v4-128        v4-, v5e-, v5p- or v6e-...   --slices=1       so many of them, as one
+#   --spot                cheaper, can be preempted    --project=PROJECT  default: gcloud's
+#   --gcloud=FLAG         more of gcloud's flags when slices are asked for, each with its own
+#                         --gcloud: --gcloud=--reserved --gcloud=--service-account=...
+#   --env=NAME=VALUE      for m4 on every host, may be repeated: LIBTPU_INIT_ARGS, XLA_FLAGS ...
+#   --internal_ip         ssh to internal addresses    --tunnel_through_iap  ssh through IAP
 #   --job=NAME            of the job and its log; default: train, or the first of ARGUMENTS
-#   --project=PROJECT     default: gcloud's            --worker=0      whose log
+#   --worker=0 --slice_index=0  whose log
 #   --runtime_version=V   the VMs' image; default: the slice's own
 #   --poll_seconds=60     how often the queue and the job are looked at
-#   --max_restarts=20     crashes and refusals that `supervise` tolerates, in addition to preemptions
+#   --unreachable_minutes=15  a host that does not answer for so long: the slices are asked for again
+#   --stall_minutes=60    a job that writes nothing for so long is started again; 0: never
+#   --max_restarts=20     such failures, crashes and refusals that `supervise` tolerates, in addition
+#                         to preemptions
 #   --dry_run             prints every command, one a line, and runs nothing
 set -euo pipefail
 shopt -s inherit_errexit
@@ -28,60 +36,51 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/common.sh
 source "$root/scripts/common.sh"
 
-name="" zone="" slice="" project="" job="" runtime_version=""
-spot=false worker=0 poll_seconds=60 max_restarts=20 arguments=()
+VALUES=(name zone slice slices project job runtime_version worker slice_index poll_seconds
+  unreachable_minutes stall_minutes max_restarts)
+LISTS=(env gcloud) SWITCHES=(spot internal_ip tunnel_through_iap dry_run)
+name="" zone="" slice="" project="" job="" runtime_version="" slices=1 worker=0 slice_index=0
+poll_seconds=60 unreachable_minutes=15 stall_minutes=60 max_restarts=20
+env=() gcloud=() arguments=() spot=false internal_ip=false tunnel_through_iap=false
 
-parse() {
-  while (($#)); do
-    case $1 in
-      --name=*) name=${1#*=} ;;
-      --zone=*) zone=${1#*=} ;;
-      --slice=*) slice=${1#*=} ;;
-      --project=*) project=${1#*=} ;;
-      --job=*) job=${1#*=} ;;
-      --runtime_version=*) runtime_version=${1#*=} ;;
-      --worker=*) worker=${1#*=} ;;
-      --poll_seconds=*) poll_seconds=${1#*=} ;;
-      --max_restarts=*) max_restarts=${1#*=} ;;
-      --spot) spot=true ;;
-      --dry_run) DRY_RUN=true ;;
-      --)
-        shift
-        arguments=("$@")
-        break
-        ;;
-      *) mistake "option $1 is not known, or has no =VALUE; see the head of $0" ;;
-    esac
-    shift
-  done
+check() {
   need name "$name" zone "$zone"
   check_name name "$name"
-  [[ $zone =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || mistake "--zone=$zone: e.g. us-central2-b"
-  whole_number worker "$worker"
-  whole_number poll_seconds "$poll_seconds"
-  whole_number max_restarts "$max_restarts"
+  check_zone "$zone"
+  whole_numbers slices "$slices" worker "$worker" slice_index "$slice_index" \
+    poll_seconds "$poll_seconds" unreachable_minutes "$unreachable_minutes" \
+    stall_minutes "$stall_minutes" max_restarts "$max_restarts"
+  ((slices > 0)) || mistake "--slices=$slices: must be 1 or more"
+  check_lists env gcloud
+  if $internal_ip && $tunnel_through_iap; then
+    mistake "--internal_ip and --tunnel_through_iap: only one of them"
+  fi
+  WHERE=("--zone=$zone" ${project:+"--project=$project"})
+  # gcloud would ask for a passphrase when it makes its first key.
+  SSH=(--quiet)
+  if $internal_ip; then SSH+=(--internal-ip); fi
+  if $tunnel_through_iap; then SSH+=(--tunnel-through-iap); fi
 }
-
-# gcloud's arguments that every command has.
-where() { WHERE=("--zone=$zone" ${project:+"--project=$project"}); }
 
 queue() { run gcloud compute tpus queued-resources "$1" "$name" "${WHERE[@]}" "${@:2}"; }
 
-# A command on every host.
-on_all() { on_worker all "$1"; }
-
-# --quiet: gcloud would ask for a passphrase when it makes its first key.
-on_worker() {
-  run gcloud compute tpus tpu-vm ssh "$name" "${WHERE[@]}" --quiet "--worker=$1" "--command=$2"
+# A command on every host, which none may hold up for ever. -n: `timeout` takes the terminal away.
+on_all() {
+  run timeout $((unreachable_minutes * 60 + 600)) \
+    gcloud compute tpus queued-resources ssh "$name" "${WHERE[@]}" "${SSH[@]}" --ssh-flag=-n \
+    --node=all --worker=all "--command=$1"
 }
 
 create() {
   need slice "$slice"
   describe_slice "$slice"
-  local flags=()
+  [[ $SLICE_RUNTIME != none ]] ||
+    mistake "--slice=$slice: Cloud TPU's API does not have it, GKE does: scripts/gke.sh"
+  local flags=("--node-id=$name")
+  if ((slices > 1)); then flags=("--node-count=$slices" "--node-prefix=$name"); fi
+  flags+=("--accelerator-type=$SLICE_TYPE" "--runtime-version=${runtime_version:-$SLICE_RUNTIME}")
   if $spot; then flags+=(--spot); fi
-  queue create "--node-id=$name" "--accelerator-type=$SLICE_TYPE" \
-    "--runtime-version=${runtime_version:-$SLICE_RUNTIME}" "${flags[@]}" "$@"
+  queue create "${flags[@]}" "${gcloud[@]}"
 }
 
 # The state of the queued resource: ACTIVE, WAITING_FOR_RESOURCES ...; NONE where there is none,
@@ -99,7 +98,7 @@ queue_state() {
 }
 
 wait_for_slice() {
-  if $DRY_RUN; then
+  if $dry_run; then
     when "every $poll_seconds s, until it says ACTIVE:"
     queue describe '--format=value(state.state)'
     return
@@ -122,31 +121,37 @@ wait_for_slice() {
 
 setup() {
   # What runs can be named by a commit, and is the same on every host.
-  if ! $DRY_RUN && [[ -n $(git -C "$root" status --porcelain) ]]; then
+  if ! $dry_run && [[ -n $(git -C "$root" status --porcelain) ]]; then
     mistake "there are changes that are not committed: hosts get the commit, commit them first"
   fi
   # && where a caller asks for the status: errexit is off there.
   run mkdir -p "$root/dist" &&
     run git -C "$root" archive --format=tar.gz --prefix=m4/ "--output=$root/dist/m4.tar.gz" HEAD &&
-    run gcloud compute tpus tpu-vm scp "$root/dist/m4.tar.gz" "$name:m4.tar.gz" "${WHERE[@]}" \
-      --quiet --worker=all &&
+    run timeout $((unreachable_minutes * 60 + 600)) \
+      gcloud compute tpus queued-resources scp "$root/dist/m4.tar.gz" "$name:m4.tar.gz" \
+      "${WHERE[@]}" "${SSH[@]}" --node=all --worker=all &&
     on_all "rm -rf m4 && tar -xzf m4.tar.gz && bash m4/scripts/tpu_host.sh setup"
 }
 
 on_host() { quoted bash m4/scripts/tpu_host.sh "$@"; }
 
 start() {
-  on_all "$(on_host start "$job" "${arguments[@]}")"
+  on_all "$(on_host start "$job" "${env[@]}" "${arguments[@]}")"
 }
 
 stop() { on_all "$(on_host stop "$job")"; }
 
-logs() { on_worker "$worker" "$(on_host follow "$job")"; }
+logs() {
+  queue ssh "${SSH[@]}" "--node=$slice_index" "--worker=$worker" \
+    "--command=$(on_host follow "$job")"
+}
 
 # What every host says of the job, where ARGUMENTS are given of the one that was started with them.
 # A host without the environment says: m4-job HOST bare.
 ask_hosts() {
-  on_all "if test -e m4-env/.ready; then $(on_host status "$job" "${arguments[@]}"); else echo m4-job \$(hostname) bare; fi"
+  local words=()
+  if ((${#arguments[@]})); then words=("${env[@]}" "${arguments[@]}"); fi
+  on_all "if test -e m4-env/.ready; then $(on_host status "$job" "${words[@]}"); else echo m4-job \$(hostname) bare; fi"
 }
 
 status() {
@@ -155,25 +160,35 @@ status() {
 }
 
 # One word for the job on all hosts, from what they say: unreachable, other, bare, refused, mistake,
-# interrupted, crashed, running, finished, none.
+# interrupted, crashed, stalled, running, finished, none.
 job_state() {
-  local said states
-  said=$(ask_hosts 2>/dev/null) || {
+  local said states quiet
+  said=$(ask_hosts 2>&1) || {
+    say "${said##*$'\n'}"
     echo unreachable
     return
   }
+  said=$(sed -n 's/^.*m4-job [^ ]* //p' <<<"$said")
+  if (($(grep -c . <<<"$said") < SLICE_HOSTS * slices)); then
+    say "fewer answers than the $((SLICE_HOSTS * slices)) hosts"
+    echo unreachable
+    return
+  fi
+  # Process 0 writes for all.
+  quiet=$(sed -n 's/^running //p' <<<"$said" | sort -n | head -n 1)
   # Each word once; 130 and 143 are what SIGINT and SIGTERM leave.
-  states=" $(sed -n 's/^.*m4-job [^ ]* //p' <<<"$said" | sed -E 's/^failed (130|143)$/stopped/' |
+  states=" $(sed -E 's/^failed (130|143)$/stopped/; s/^running .*/running/' <<<"$said" |
     sort -u | paste -sd, | sed 's/,/ , /g') "
   case $states in
-    "  ") echo unreachable ;;
     *" other "*) echo other ;;
     *" bare "*) echo bare ;;
     *" refused "*) echo refused ;;
     *" failed 2 "*) echo mistake ;; # m4's exit status for what the user must change
     *" failed "* | *" lost "*) echo crashed ;;
     *" stopped "*) echo interrupted ;;
-    " running " | " finished , running ") echo running ;;
+    " running " | " finished , running ")
+      if ((stall_minutes > 0 && quiet >= stall_minutes * 60)); then echo stalled; else echo running; fi
+      ;;
     " finished ") echo finished ;;
     " none ") echo none ;;
     *) echo crashed ;; # started on some hosts only
@@ -181,19 +196,26 @@ job_state() {
 }
 
 # Looks at the slice and the job and does what is next, again and again. It keeps nothing in mind
-# but the number of failures and whether it has seen the job: it can be ended and started at any time,
-# on any machine.
+# but the number of failures, whether it has seen the job and since when a host is silent: it can be
+# ended and started at any time, on any machine.
 supervise() {
-  if $DRY_RUN; then
+  describe_slice "$slice"
+  if $dry_run; then
     show_supervise
     return
   fi
-  local failures=0 state before="" seen=false
+  local failures=0 state before="" seen=false asked silent_since=""
   while true; do
+    asked=$SECONDS
     state=$(queue_state)
     if [[ $state == ACTIVE ]]; then state="ACTIVE, job $(job_state)"; fi
     [[ $state == "$before" ]] || say "$name is $state"
     before=$state
+    if [[ $state == *unreachable ]]; then
+      silent_since=${silent_since:-$asked}
+    else
+      silent_since=""
+    fi
     case $state in
       NONE) create || fail "the slice could not be asked for" ;;
       SUSPENDED) # preempted
@@ -224,10 +246,22 @@ supervise() {
         { setup && start; } || fail "the hosts could not be set up"
         before=""
         ;;
-      "ACTIVE, job none" | "ACTIVE, job interrupted" | "ACTIVE, job crashed")
-        if [[ $state == *crashed ]]; then fail "the job crashed"; fi
+      "ACTIVE, job unreachable")
+        say "a host has not answered for $(((SECONDS - silent_since) / 60)) of at most" \
+          "$unreachable_minutes minutes"
+        if ((SECONDS - silent_since >= unreachable_minutes * 60)); then
+          fail "a host does not answer"
+          recreate || fail "the slice could not be asked for"
+          silent_since=""
+        fi
+        ;;
+      "ACTIVE, job none" | "ACTIVE, job interrupted" | "ACTIVE, job crashed" | "ACTIVE, job stalled")
+        case $state in
+          *crashed) fail "the job crashed" ;;
+          *stalled) fail "the job has written nothing for $stall_minutes minutes" ;;
+        esac
         # A host that is left behind waits for the others for ever.
-        { stop && start; } || say "the job could not be started"
+        { stop && start; } || fail "the job could not be started"
         before=""
         ;;
     esac
@@ -263,32 +297,35 @@ show_supervise() {
   stop
   setup
   start
-  when "where the job has ended on a host without being finished:"
+  when "where the job has ended on a host without being finished, or writes nothing for" \
+    "$stall_minutes minutes:"
   stop
   start
-  when "where the slice is SUSPENDED (preempted) or FAILED:"
+  when "where the slice is SUSPENDED (preempted) or FAILED, or a host does not answer for" \
+    "$unreachable_minutes minutes:"
   recreate
 }
 
-((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || mistake "needs bash 4.4 or later"
 command=${1:-}
 [[ $command =~ ^(create|wait|setup|start|logs|status|stop|supervise|delete)$ ]] ||
   mistake "command '$command': must be create, wait, setup, start, logs, status, stop, supervise or delete"
 shift
 parse "$@"
-where
+check
 case $command in
   start | supervise)
     check_job "${arguments[@]:0:1}"
     job=${job:-${arguments[0]}}
     ;;
-  create) ;; # gcloud's flags
   *) ((${#arguments[@]} == 0)) || mistake "$command takes nothing behind --" ;;
 esac
 job=${job:-train}
 check_name job "$job"
 case $command in
-  create) create "${arguments[@]}" ;;
+  supervise)
+    need slice "$slice"
+    supervise
+    ;;
   wait) wait_for_slice ;;
   delete) queue delete --force --quiet ;;
   *) "$command" ;;

@@ -1,8 +1,13 @@
-# What the scripts share: one line for a mistake, commands that are shown or run, TPU slices.
+# What the scripts share: options, one line for a mistake, commands that are shown or run, slices.
 # To be sourced by bash 4.4 or later.
 # shellcheck shell=bash
 
-DRY_RUN=false
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || {
+  echo "$(basename "$0"): needs bash 4.4 or later" >&2
+  exit 2
+}
+
+dry_run=false
 
 # A mistake of the user's: one line, exit status 2.
 mistake() {
@@ -25,12 +30,37 @@ quoted() {
 
 # Runs a command, or with --dry_run prints it.
 run() {
-  if $DRY_RUN; then quoted "$@"; else "$@"; fi
+  if $dry_run; then quoted "$@"; else "$@"; fi
 }
 
 # With --dry_run: says when the commands that follow are run.
 when() {
-  if $DRY_RUN; then printf '# %s\n' "$*"; fi
+  if $dry_run; then printf '# %s\n' "$*"; fi
+}
+
+# Sets the variables of the options: VALUES (--name=VALUE), LISTS (may be repeated) and SWITCHES
+# (--name: true) name them. `arguments` is what follows --.
+parse() {
+  local _option
+  while (($#)); do
+    _option=${1#--}
+    _option=${_option%%=*}
+    if [[ $1 == -- ]]; then
+      # shellcheck disable=SC2034  # the scripts that source this use it
+      arguments=("${@:2}")
+      return
+    elif [[ $1 == "--$_option="* && " ${VALUES[*]} " == *" $_option "* ]]; then
+      printf -v "$_option" %s "${1#*=}"
+    elif [[ $1 == "--$_option="* && " ${LISTS[*]} " == *" $_option "* ]]; then
+      local -n _list=$_option
+      _list+=("${1#*=}")
+    elif [[ $1 == "--$_option" && " ${SWITCHES[*]} " == *" $_option "* ]]; then
+      printf -v "$_option" true
+    else
+      mistake "option $1 is not known, or has no =VALUE; see the head of $0"
+    fi
+    shift
+  done
 }
 
 # need name "$name" ...: every option has a value.
@@ -41,14 +71,35 @@ need() {
   done
 }
 
-whole_number() {
-  [[ $2 =~ ^[0-9]+$ ]] || mistake "--$1=$2: must be a whole number"
+# whole_numbers name "$name" ...
+whole_numbers() {
+  while (($#)); do
+    [[ $2 =~ ^[0-9]{1,9}$ ]] || mistake "--$1=$2: must be a whole number"
+    shift 2
+  done
 }
 
 # Names of machines, jobs and labels: Google Cloud and Kubernetes both take these.
 check_name() {
   [[ $2 =~ ^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$ ]] ||
     mistake "--$1=$2: 1 to 40 of a-z, 0-9 and -, a letter first, no - at the end"
+}
+
+check_zone() {
+  [[ $1 =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || mistake "--zone=$1: e.g. us-central2-b"
+}
+
+# check_lists ENV GCLOUD: the names of both lists.
+check_lists() {
+  local -n variables=$1 flags=$2
+  local word
+  for word in "${variables[@]}"; do
+    [[ $word =~ ^[A-Za-z_][A-Za-z0-9_]*= && $word != *[[:cntrl:]]* ]] ||
+      mistake "--env=$word: must be NAME=VALUE, on one line"
+  done
+  for word in "${flags[@]}"; do
+    [[ $word == --* ]] || mistake "--gcloud=$word: must be a flag of gcloud's, e.g. --gcloud=--reserved"
+  done
 }
 
 # The job of m4 and its arguments, behind --. Others than these use one machine.
@@ -60,32 +111,45 @@ check_job() {
   esac
 }
 
-# Sets what a slice is: SLICE_TYPE (Cloud TPU's accelerator type), SLICE_RUNTIME (the VM's image),
-# SLICE_TOPOLOGY (chips), SLICE_HOSTS, SLICE_GKE (GKE's name) and SLICE_MACHINE. Four chips a host.
-# v4's number counts TensorCores, two a chip; v5e's counts chips.
+# Kinds of slices: the number in a name counts so many cores a chip; dimensions of the torus, fewest
+# and most chips; Cloud TPU's accelerator type and image of the VMs, GKE's label and machine type.
+# From docs.cloud.google.com: tpu/docs/v4 to tpu7x, tpu/docs/runtimes and
+# kubernetes-engine/docs/concepts/plan-tpus. Cloud TPU's own API does not have tpu7x.
+_KINDS="
+v4    2 3 4 2048 v4        tpu-ubuntu2204-base tpu-v4-podslice      ct4p-hightpu
+v5e   1 2 1 256  v5litepod v2-alpha-tpuv5-lite tpu-v5-lite-podslice ct5lp-hightpu
+v5p   2 3 4 4096 v5p       v2-alpha-tpuv5      tpu-v5p-slice        ct5p-hightpu
+v6e   1 2 1 256  v6e       v2-alpha-tpuv6e     tpu-v6e-slice        ct6e-standard
+tpu7x 2 3 1 4096 tpu7x     none                tpu7x                tpu7x-standard
+"
+_TOPOLOGIES_2="1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+_TOPOLOGIES_3="1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16"
+
+# Sets what a slice is: SLICE_TYPE (Cloud TPU's accelerator type), SLICE_RUNTIME (the VMs' image),
+# SLICE_TOPOLOGY (chips), SLICE_HOSTS, SLICE_CHIPS (of a host), SLICE_GKE (GKE's label) and
+# SLICE_MACHINE (GKE's machine type).
 # shellcheck disable=SC2034  # the scripts that source this use them
 describe_slice() {
-  case $1 in
-    v4-16) SLICE_TOPOLOGY=2x2x2 SLICE_HOSTS=2 ;;
-    v4-32) SLICE_TOPOLOGY=2x2x4 SLICE_HOSTS=4 ;;
-    v4-64) SLICE_TOPOLOGY=2x4x4 SLICE_HOSTS=8 ;;
-    v4-128) SLICE_TOPOLOGY=4x4x4 SLICE_HOSTS=16 ;;
-    v4-256) SLICE_TOPOLOGY=4x4x8 SLICE_HOSTS=32 ;;
-    v4-512) SLICE_TOPOLOGY=4x8x8 SLICE_HOSTS=64 ;;
-    v4-1024) SLICE_TOPOLOGY=8x8x8 SLICE_HOSTS=128 ;;
-    v4-2048) SLICE_TOPOLOGY=8x8x16 SLICE_HOSTS=256 ;;
-    v5e-16) SLICE_TOPOLOGY=4x4 SLICE_HOSTS=4 ;;
-    v5e-32) SLICE_TOPOLOGY=4x8 SLICE_HOSTS=8 ;;
-    v5e-64) SLICE_TOPOLOGY=8x8 SLICE_HOSTS=16 ;;
-    v5e-128) SLICE_TOPOLOGY=8x16 SLICE_HOSTS=32 ;;
-    v5e-256) SLICE_TOPOLOGY=16x16 SLICE_HOSTS=64 ;;
-    *) mistake "--slice=$1: must be v4-16, 32, 64, 128 ... 2048 or v5e-16, 32, 64, 128, 256" ;;
-  esac
-  if [[ $1 == v4-* ]]; then
-    SLICE_TYPE=$1 SLICE_RUNTIME=tpu-ubuntu2204-base
-    SLICE_GKE=tpu-v4-podslice SLICE_MACHINE=ct4p-hightpu-4t
-  else
-    SLICE_TYPE=v5litepod-${1#v5e-} SLICE_RUNTIME=v2-alpha-tpuv5-lite
-    SLICE_GKE=tpu-v5-lite-podslice SLICE_MACHINE=ct5lp-hightpu-4t
-  fi
+  local kind cores dimensions fewest most type runtime label machine topology chips allowed kinds=""
+  while read -r kind cores dimensions fewest most type runtime label machine; do
+    [[ -n $kind ]] || continue
+    kinds+="${kinds:+, }$kind-$((fewest * cores)) to $((most * cores))"
+    [[ $1 == "$kind"-* ]] || continue
+    allowed=""
+    local topologies=_TOPOLOGIES_$dimensions
+    for topology in ${!topologies}; do
+      chips=$((${topology//x/*}))
+      ((fewest <= chips && chips <= most)) || continue
+      allowed+="${allowed:+, }$((chips * cores))"
+      [[ $1 == "$kind-$((chips * cores))" ]] || continue
+      SLICE_TYPE=$type-$((chips * cores)) SLICE_RUNTIME=$runtime SLICE_TOPOLOGY=$topology
+      SLICE_CHIPS=4 SLICE_GKE=$label
+      # A single host has them all: 1, 4 or, in two dimensions, 8.
+      if ((chips == 1 || (dimensions == 2 && chips == 8))); then SLICE_CHIPS=$chips; fi
+      SLICE_HOSTS=$((chips / SLICE_CHIPS)) SLICE_MACHINE=$machine-${SLICE_CHIPS}t
+      return
+    done
+    mistake "--slice=$1: $kind has $allowed"
+  done <<<"$_KINDS"
+  mistake "--slice=$1: must be $kinds, by powers of two"
 }

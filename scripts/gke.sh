@@ -4,8 +4,8 @@
 #   scripts/gke.sh COMMAND [OPTIONS] [-- ARGUMENTS]
 #
 #   image      builds the image from the Dockerfile and pushes it       --image
-#   pool       adds a node pool that is one slice                       --name --cluster --zone --slice
-#   manifest   prints the JobSet that runs `m4 ARGUMENTS` on a slice    --name --image --slice
+#   pool       adds a node pool for every slice                         --name --cluster --zone --slice
+#   manifest   prints the JobSet that runs `m4 ARGUMENTS`               --name --image --slice
 #   apply      the same, given to the cluster
 #   xpk        the same job by XPK instead                              ... --cluster --zone
 #   status     the JobSet and its pods                                  --name
@@ -13,11 +13,19 @@
 #   delete     ends the job: it saves its step first                    --name
 #
 #   --name=NAME          of the job or the pool       --image=IMAGE    repository/name:tag
-#   --slice=v4-128       v4-... or v5e-...            --cluster=NAME   --zone=ZONE
-#   --spot               cheaper, can be preempted    --project=PROJECT  default: gcloud's
+#   --slice=v4-128       v4-, v5e-, v5p-, v6e- or tpu7x-...            --slices=1  so many of them
+#   --cluster=NAME       --zone=ZONE of the slices    --project=PROJECT  default: gcloud's
+#   --location=PLACE     of the cluster: its region, or the zone of a zonal one; default: the region
+#                        of --zone
+#   --spot, --reservation=NAME, --flex_start  what the slices are; both for pool and for the job
+#   --gcloud=FLAG        more of gcloud's flags for the pool, each with its own --gcloud
+#   --env=NAME=VALUE     for m4 in every pod, may be repeated: LIBTPU_INIT_ARGS, XLA_FLAGS ...
 #   --service_account=N  Kubernetes' account that may read and write the bucket
+#   --host_network       pods use the hosts' network: faster between slices, but without Workload
+#                        Identity: they have the rights of the pool's own account
+#   --stall_minutes=60   a job that writes nothing for so long is started again; 0: never
 #   --max_restarts=100   of the whole job; a preemption is one
-#   --worker=0           whose log
+#   --worker=0 --slice_index=0  whose log
 #   --dry_run            prints every command, one a line, and runs nothing
 set -euo pipefail
 shopt -s inherit_errexit
@@ -26,37 +34,39 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/common.sh
 source "$root/scripts/common.sh"
 
-name="" image="" slice="" cluster="" zone="" project="" service_account=""
-spot=false max_restarts=100 worker=0 arguments=()
+VALUES=(name image slice slices cluster zone location project reservation service_account
+  stall_minutes max_restarts worker slice_index)
+LISTS=(env gcloud) SWITCHES=(spot flex_start host_network dry_run)
+name="" image="" slice="" cluster="" zone="" location="" project="" reservation=""
+service_account="" slices=1 stall_minutes=60 max_restarts=100 worker=0 slice_index=0
+env=() gcloud=() arguments=() spot=false flex_start=false host_network=false
 
-parse() {
-  while (($#)); do
-    case $1 in
-      --name=*) name=${1#*=} ;;
-      --image=*) image=${1#*=} ;;
-      --slice=*) slice=${1#*=} ;;
-      --cluster=*) cluster=${1#*=} ;;
-      --zone=*) zone=${1#*=} ;;
-      --project=*) project=${1#*=} ;;
-      --service_account=*) service_account=${1#*=} ;;
-      --max_restarts=*) max_restarts=${1#*=} ;;
-      --worker=*) worker=${1#*=} ;;
-      --spot) spot=true ;;
-      --dry_run) DRY_RUN=true ;;
-      --)
-        shift
-        arguments=("$@")
-        break
-        ;;
-      *) mistake "option $1 is not known, or has no =VALUE; see the head of $0" ;;
-    esac
-    shift
-  done
-  whole_number max_restarts "$max_restarts"
-  whole_number worker "$worker"
+check() {
+  whole_numbers slices "$slices" stall_minutes "$stall_minutes" max_restarts "$max_restarts" \
+    worker "$worker" slice_index "$slice_index"
+  ((slices > 0)) || mistake "--slices=$slices: must be 1 or more"
   [[ -z $name ]] || check_name name "$name"
+  [[ -z $zone ]] || check_zone "$zone"
+  [[ -z $location || $location =~ ^[a-z]+-[a-z]+[0-9]+(-[a-z])?$ ]] ||
+    mistake "--location=$location: a region or a zone, e.g. us-west4 or us-west4-a"
+  location=${location:-${zone%-*}}
   [[ -z $service_account ]] || check_name service_account "$service_account"
+  [[ $reservation =~ ^[A-Za-z0-9_./-]*$ ]] || mistake "--reservation=$reservation: a name"
   [[ $image =~ ^[A-Za-z0-9_./:@-]*$ ]] || mistake "--image=$image: repository/name:tag"
+  check_lists env gcloud
+  local kinds="$spot $flex_start ${reservation:+true}"
+  [[ $kinds != *true*true* ]] || mistake "--spot, --reservation and --flex_start: only one of them"
+  if $host_network && [[ -n $service_account ]]; then
+    mistake "--host_network switches Workload Identity off, which --service_account needs"
+  fi
+}
+
+# The slices, and of a job that is spread over several.
+check_slices() {
+  need slice "$slice"
+  describe_slice "$slice"
+  ((slices == 1 || SLICE_HOSTS > 1)) ||
+    mistake "--slices=$slices: GKE joins slices of several hosts only, $slice has one"
 }
 
 image() {
@@ -66,14 +76,39 @@ image() {
 }
 
 pool() {
-  need name "$name" cluster "$cluster" zone "$zone" slice "$slice"
-  describe_slice "$slice"
-  local flags=()
+  need name "$name" cluster "$cluster" zone "$zone"
+  check_slices
+  local where=(${project:+"--project=$project"}) flags=() pools=("$name") each
+  if ((slices > 1)); then
+    pools=()
+    for ((each = 0; each < slices; each++)); do pools+=("$name-$each"); done
+  fi
+  if ((SLICE_HOSTS > 1)) && [[ $SLICE_GKE == tpu7x ]]; then
+    local policy=("m4-$SLICE_GKE-$SLICE_TOPOLOGY" "--region=${zone%-*}" "${where[@]}")
+    if $dry_run || ! gcloud compute resource-policies describe "${policy[@]}" >/dev/null 2>&1; then
+      run gcloud compute resource-policies create workload-policy "${policy[@]}" \
+        --type=HIGH_THROUGHPUT "--accelerator-topology=$SLICE_TOPOLOGY"
+    fi
+    flags+=("--placement-policy=${policy[0]}")
+  elif ((SLICE_HOSTS > 1)); then
+    flags+=("--tpu-topology=$SLICE_TOPOLOGY")
+  fi
+  if $flex_start; then
+    flags+=(--flex-start --num-nodes=0 --enable-autoscaling "--max-nodes=$SLICE_HOSTS"
+      --location-policy=ANY --reservation-affinity=none --no-enable-autorepair)
+  else
+    flags+=("--num-nodes=$SLICE_HOSTS")
+  fi
   if $spot; then flags+=(--spot); fi
-  run gcloud container node-pools create "$name" "--cluster=$cluster" \
-    "--location=${zone%-*}" "--node-locations=$zone" ${project:+"--project=$project"} \
-    "--machine-type=$SLICE_MACHINE" "--tpu-topology=$SLICE_TOPOLOGY" "--num-nodes=$SLICE_HOSTS" \
-    "${flags[@]}"
+  if [[ -n $reservation ]]; then
+    flags+=(--reservation-affinity=specific "--reservation=$reservation")
+  fi
+  # GKE's own default may only read the bucket.
+  for each in "${pools[@]}"; do
+    run gcloud container node-pools create "$each" "--cluster=$cluster" "--location=$location" \
+      "--node-locations=$zone" "${where[@]}" "--machine-type=$SLICE_MACHINE" \
+      --scopes=storage-full,gke-default,cloud-platform "${flags[@]}" "${gcloud[@]}"
+  done
 }
 
 # A YAML string: JSON's, which YAML takes.
@@ -84,10 +119,18 @@ yaml() {
   printf '"%s"' "${text//"\$("/"\$\$("}"
 }
 
+# A line of the manifest, indented by so many spaces, where the condition is a text.
+line() {
+  if [[ -n $1 ]]; then printf '%*s%s\n' "$2" "" "$3"; fi
+}
+
 # All hosts of a slice are one Job; one that fails fails the Job, and the JobSet restarts all of them.
+# JobSet's own headless service names the pods, and GKE gives them TPU_WORKER_HOSTNAMES and, to
+# several slices, MEGASCALE_COORDINATOR_ADDRESS and the like, which JAX and libtpu read.
 manifest() {
-  need name "$name" image "$image" slice "$slice"
-  describe_slice "$slice"
+  need name "$name" image "$image"
+  check_slices
+  local word
   cat <<YAML
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -105,7 +148,7 @@ spec:
       onJobFailureReasons: [PodFailurePolicy]
   replicatedJobs:
   - name: slice
-    replicas: 1
+    replicas: $slices
     template:
       spec:
         parallelism: $SLICE_HOSTS
@@ -119,64 +162,78 @@ spec:
         template:
           spec:
             restartPolicy: Never
-            hostNetwork: true
-            dnsPolicy: ClusterFirstWithHostNet
             # m4 ends at SIGTERM, after the step that it is at is saved.
             terminationGracePeriodSeconds: 300
 YAML
-  if [[ -n $service_account ]]; then
-    printf '            serviceAccountName: %s\n' "$(yaml "$service_account")"
+  if $host_network; then
+    line yes 12 "hostNetwork: true"
+    line yes 12 "dnsPolicy: ClusterFirstWithHostNet"
   fi
+  line "$service_account" 12 "serviceAccountName: $(yaml "$service_account")"
   cat <<YAML
             nodeSelector:
               cloud.google.com/gke-tpu-accelerator: $SLICE_GKE
               cloud.google.com/gke-tpu-topology: $SLICE_TOPOLOGY
 YAML
-  if $spot; then printf '              cloud.google.com/gke-spot: "true"\n'; fi
+  if $spot; then line yes 14 'cloud.google.com/gke-spot: "true"'; fi
+  if $flex_start; then line yes 14 'cloud.google.com/gke-flex-start: "true"'; fi
+  line "$reservation" 14 "cloud.google.com/reservation-name: $(yaml "${reservation##*/}")"
   cat <<YAML
             containers:
             - name: m4
               image: $(yaml "$image")
               args:
 YAML
-  local argument
-  for argument in "${arguments[@]}"; do
-    printf '              - %s\n' "$(yaml "$argument")"
+  for word in "${arguments[@]}"; do line yes 14 "- $(yaml "$word")"; done
+  if ((${#env[@]})); then line yes 14 "env:"; fi
+  for word in "${env[@]}"; do
+    line yes 14 "- name: ${word%%=*}"
+    line yes 16 "value: $(yaml "${word#*=}")"
   done
+  if ((stall_minutes > 0)); then
+    cat <<YAML
+              # Ends a pod whose job has made no progress.
+              livenessProbe:
+                exec:
+                  command: [bash, /m4/scripts/tpu_host.sh, alive, "$stall_minutes"]
+                periodSeconds: 60
+                timeoutSeconds: 30
+YAML
+  fi
   cat <<YAML
               resources:
                 limits:
-                  google.com/tpu: 4
+                  google.com/tpu: $SLICE_CHIPS
 YAML
 }
 
 apply() {
-  if $DRY_RUN; then
-    need name "$name" image "$image" slice "$slice"
-    describe_slice "$slice"
-    local options=("--name=$name" "--image=$image" "--slice=$slice"
-      "--max_restarts=$max_restarts" ${service_account:+"--service_account=$service_account"})
-    if $spot; then options+=(--spot); fi
-    printf '%s | %s\n' "$(quoted "$root/scripts/gke.sh" manifest "${options[@]}" -- \
+  local text
+  text=$(manifest)
+  if $dry_run; then
+    local word options=()
+    for word in "${words[@]:0:${#words[@]}-${#arguments[@]}}"; do
+      if [[ $word != --dry_run ]]; then options+=("$word"); fi
+    done
+    printf '%s | %s\n' "$(quoted "$root/scripts/gke.sh" manifest "${options[@]}" \
       "${arguments[@]}")" "$(quoted kubectl apply --filename=-)"
     return
   fi
-  local text
-  text=$(manifest)
   kubectl apply --filename=- <<<"$text"
 }
 
 xpk() {
-  need name "$name" image "$image" slice "$slice" cluster "$cluster" zone "$zone"
-  describe_slice "$slice"
-  if $spot || [[ -n $service_account ]]; then
-    mistake "--spot and --service_account are of pool and manifest: XPK's cluster decides them"
+  need name "$name" image "$image" cluster "$cluster" zone "$zone"
+  check_slices
+  if $spot || $flex_start || $host_network || [[ -n $service_account$reservation ]]; then
+    mistake "--spot, --flex_start, --reservation, --host_network and --service_account are of pool" \
+      "and manifest: XPK's cluster decides them"
   fi
   # XPK starts a job again at signals only (42 and 127 to 255); 1 is a crash of Python's.
   run xpk workload create "--workload=$name" "--cluster=$cluster" "--zone=$zone" \
-    ${project:+"--project=$project"} "--tpu-type=$SLICE_TYPE" --num-slices=1 \
+    ${project:+"--project=$project"} "--tpu-type=$SLICE_TYPE" "--num-slices=$slices" \
     "--docker-image=$image" "--max-restarts=$max_restarts" --restart-on-exit-codes=1 \
-    "--command=$(quoted m4 "${arguments[@]}")"
+    "${env[@]/#/--env=}" "--command=$(quoted bash /m4/scripts/tpu_host.sh run "${arguments[@]}")"
 }
 
 status() {
@@ -188,6 +245,7 @@ status() {
 logs() {
   need name "$name"
   local labels=jobset.sigs.k8s.io/jobset-name=$name
+  labels+=,jobset.sigs.k8s.io/job-index=$slice_index
   labels+=,batch.kubernetes.io/job-completion-index=$worker
   run kubectl logs --follow --tail=200 "--selector=$labels"
 }
@@ -197,12 +255,13 @@ delete() {
   run kubectl delete jobset "$name"
 }
 
-((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || mistake "needs bash 4.4 or later"
 command=${1:-}
 [[ $command =~ ^(image|pool|manifest|apply|xpk|status|logs|delete)$ ]] ||
   mistake "command '$command': must be image, pool, manifest, apply, xpk, status, logs or delete"
 shift
+words=("$@")
 parse "$@"
+check
 if [[ $command =~ ^(manifest|apply|xpk)$ ]]; then
   check_job "${arguments[@]:0:1}"
   [[ ${arguments[*]} != *[[:cntrl:]]* ]] || mistake "an argument has a control character in it"

@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
 # Runs on every host of a TPU slice, from the unpacked code: the environment, and a job in the
-# background that outlives the connection. scripts/cloud_tpu.sh calls it.
+# background that outlives the connection (scripts/cloud_tpu.sh calls it), or in the foreground of
+# a pod (scripts/gke.sh). WORDS are NAME=VALUE for m4's environment, then m4's arguments.
 #
-#   tpu_host.sh setup                  the environment in ~/m4-env, from requirements-tpu.lock
-#   tpu_host.sh start JOB ARGUMENTS    starts `m4 ARGUMENTS`; files in ~/m4-jobs/JOB
-#   tpu_host.sh status JOB             prints: m4-job HOST none|running|finished|failed N|lost
-#   tpu_host.sh status JOB ARGUMENTS   the same of the job that was started with these; "other"
-#                                      where one of that name was started with others, "refused"
-#                                      where m4 refused that one
-#   tpu_host.sh stop JOB [SECONDS]     SIGTERM, so that m4 saves its step; after a while SIGKILL
-#   tpu_host.sh follow JOB             the log, as it grows
+#   tpu_host.sh setup               the environment in ~/m4-env, from requirements-tpu.lock
+#   tpu_host.sh start JOB WORDS     starts m4; files in ~/m4-jobs/JOB
+#   tpu_host.sh status JOB          prints: m4-job HOST none|running N|finished|failed N|lost; a
+#                                   running one has written nothing to its run folder for N seconds
+#   tpu_host.sh status JOB WORDS    the same of the job that was started with these; "other" where
+#                                   one of that name was started with others, "refused" where m4
+#                                   refused that one
+#   tpu_host.sh stop JOB [SECONDS]  SIGTERM, so that m4 saves its step; after a while SIGABRT, at
+#                                   which Python writes the stacks of all threads to the log
+#   tpu_host.sh follow JOB          the log, as it grows
+#   tpu_host.sh run WORDS           m4 in the foreground; ends with its exit status
+#   tpu_host.sh alive MINUTES       of `run`: exit status 1 where it has made no progress for so long
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -48,8 +53,17 @@ state() {
   fi
 }
 
-# The state of a job that was started with these arguments; "other" is one that was not, "refused"
-# one that m4 refused: it is not running.
+# Seconds since the job was started, or since its run folder or its working copy last changed: jobs
+# write metrics, translations, arrays of the corpus there, and process 0 writes for all hosts.
+quiet_seconds() {
+  local folder=$jobs/$1 newest
+  newest=$(find "$folder/pid" "${XDG_CACHE_HOME:-$HOME/.cache}/m4" "$(<"$folder/model_dir")" \
+    -type f -printf '%Ts\n' 2>/dev/null | sort -n | tail -n 1) || true # one of them may be missing
+  echo $(($(date +%s) - ${newest:-0}))
+}
+
+# The state of a job that was started with these words; "other" is one that was not, "refused" one
+# that m4 refused: it is not running.
 state_of() {
   local said kept="" file=$jobs/$1/arguments
   said=$(state "$1")
@@ -57,20 +71,62 @@ state_of() {
   if (($# > 1)) && [[ $said != none && $kept != "$(quoted "${@:2}")" ]]; then
     if [[ $said == "failed 2" ]]; then said=refused; else said=other; fi
   fi
+  if [[ $said == running ]]; then said+=" $(quiet_seconds "$1")"; fi
   echo "$said"
+}
+
+# MODEL_DIR, where the words name it.
+model_dir() {
+  local word before=""
+  for word in "$@"; do
+    if [[ $before == --model_dir ]]; then word=--model_dir=$word; fi
+    if [[ $word == --model_dir=* ]]; then echo "${word#*=}"; fi
+    before=$word
+  done | tail -n 1
+}
+
+# The job's folder with nothing of an earlier start but its log, under another name.
+prepare() {
+  local folder=$jobs/$1
+  shift
+  mkdir -p "$folder"
+  rm -f "$folder/status" "$folder/pid"
+  if [[ -f $folder/log ]]; then
+    mv "$folder/log" "$folder/log.$(date -u -r "$folder/log" +%Y%m%dT%H%M%SZ)"
+  fi
+  quoted "$@" >"$folder/arguments"
+  model_dir "$@" >"$folder/model_dir"
+}
+
+# Starts m4, and a process that copies its log to a MODEL_DIR in a bucket. Sets pid and uploader.
+launch() {
+  local folder=$jobs/$1 job=$1 address
+  shift
+  address=$(<"$folder/model_dir")
+  while [[ ${1:-} =~ ^[A-Za-z_][A-Za-z0-9_]*= ]]; do
+    export "${1?}"
+    shift
+  done
+  cd "$code"
+  # Listed platforms must be there: a host whose TPU cannot be used is an error, not a slow CPU.
+  export JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu}
+  # Stacks of all threads at a crash in C, and at `stop`'s last signal.
+  export PYTHONFAULTHANDLER=1
+  "$environment/bin/m4" "$@" &
+  pid=$! uploader=""
+  echo "$pid" >"$folder/pid"
+  if [[ $address == *://* ]]; then
+    "$environment/bin/python" -m m4.storage.log_upload "$folder/log" \
+      "${address%/}/logs/$(hostname)/$job.$(date -u +%Y%m%dT%H%M%SZ).log" "$pid" &
+    uploader=$!
+  fi
 }
 
 start() {
   local job=$1 folder=$jobs/$1
-  shift
   [[ $(state "$job") != running ]] || mistake "$job is running already; stop it first"
-  mkdir -p "$folder"
-  rm -f "$folder/status" "$folder/pid"
-  quoted "$@" >"$folder/arguments"
-  cd "$code"
-  # Listed platforms must be there: a host whose TPU cannot be used is an error, not a slow CPU.
-  export JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu}
-  setsid nohup bash "$code/scripts/tpu_host.sh" work "$job" "$@" >>"$folder/log" 2>&1 </dev/null &
+  prepare "$@"
+  setsid nohup bash "$code/scripts/tpu_host.sh" work "$@" >>"$folder/log" 2>&1 </dev/null &
   # The next `status` must find it.
   until [[ -f $folder/pid || -f $folder/status ]]; do sleep 0.1; done
 }
@@ -78,41 +134,67 @@ start() {
 # The job itself, in the background: its process, and in the end its exit status.
 work() {
   local folder=$jobs/$1 status=0
-  shift
-  "$environment/bin/m4" "$@" &
-  echo $! >"$folder/pid"
-  wait $! || status=$?
+  launch "$@"
+  wait "$pid" || status=$?
   echo "$status" >"$folder/.status"
   mv "$folder/.status" "$folder/status"
 }
 
+run_here() {
+  local log=$jobs/pod/log status reader
+  prepare pod "$@"
+  launch pod "$@" >>"$log" 2>&1
+  trap 'kill -TERM "$pid" 2>/dev/null || true' TERM INT
+  tail -n +1 --follow --pid="$pid" "$log" &
+  reader=$!
+  while true; do
+    status=0
+    wait "$pid" || status=$?
+    # A signal ends `wait`, not m4.
+    if ! { ((status > 128)) && kill -0 "$pid" 2>/dev/null; }; then break; fi
+  done
+  wait "$reader" ${uploader:+"$uploader"} || true
+  exit "$status"
+}
+
+alive() {
+  # The others write nothing; a job that ends one pod ends all.
+  if [[ ${TPU_WORKER_ID:-0} != 0 || ${MEGASCALE_SLICE_ID:-0} != 0 ]]; then return; fi
+  [[ $(state pod) == running ]] || return 0
+  (($(quiet_seconds pod) < $1 * 60)) || mistake "no progress for $1 minutes"
+}
+
 stop() {
-  local folder=$jobs/$1 left=${2:-300}
+  local folder=$jobs/$1 left=${2:-300} pid
   [[ $(state "$1") == running ]] || return 0
-  kill -TERM "$(<"$folder/pid")"
+  pid=$(<"$folder/pid")
+  kill -TERM "$pid"
   while [[ $(state "$1") == running ]]; do
-    if ((left-- <= 0)); then
-      kill -KILL "$(<"$folder/pid")" 2>/dev/null || true
+    if ((left == 0)); then kill -ABRT "$pid" 2>/dev/null || true; fi
+    if ((left <= -10)); then
+      kill -KILL "$pid" 2>/dev/null || true
       break
     fi
+    left=$((left - 1))
     sleep 1
   done
 }
 
 command=${1:-}
-if [[ $command == setup ]]; then
-  setup
-  exit
-fi
-[[ $command =~ ^(start|work|status|stop|follow)$ ]] ||
-  mistake "command '$command': must be setup, start, status, stop or follow"
-job=${2:-}
-check_name job "$job"
-shift 2
+[[ $command =~ ^(setup|start|work|status|stop|follow|run|alive)$ ]] ||
+  mistake "command '$command': must be setup, start, status, stop, follow, run or alive"
+shift
 case $command in
-  start) start "$job" "$@" ;;
-  work) work "$job" "$@" ;;
-  status) echo "m4-job $(hostname) $(state_of "$job" "$@")" ;;
-  stop) stop "$job" "$@" ;;
-  follow) exec tail -n 200 -F "$jobs/$job/log" ;;
+  start | work | status | stop | follow) check_name job "${1:-}" ;;
+  alive) whole_numbers minutes "${1:-}" ;;
+esac
+case $command in
+  setup) setup ;;
+  start) start "$@" ;;
+  work) work "$@" ;;
+  status) echo "m4-job $(hostname) $(state_of "$@")" ;;
+  stop) stop "$@" ;;
+  follow) exec tail -n 200 -F "$jobs/$1/log" ;;
+  run) run_here "$@" ;;
+  alive) alive "$@" ;;
 esac

@@ -32,7 +32,7 @@ from m4.storage.files import confined, whole, write_text
 MARK = ".remote"
 _RECORD = ".remote.json"
 # Of this machine, or of the store alone.
-_NOT_COPIED = {".lock", MARK, _RECORD, lease.RUNNING, "checkpoints", "compilation_cache"}
+_NOT_COPIED = {".lock", MARK, _RECORD, lease.RUNNING, "checkpoints", "compilation_cache", "logs"}
 # For so many periods a push that the job waits for is repeated.
 _RETRY_PERIODS = 10
 _THREADS = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import subprocess
 from pathlib import Path
@@ -43,6 +44,43 @@ def slice_options(slice_name: str = "v4-128") -> tuple[str, ...]:
     return ("--name=big", "--zone=us-central2-b", f"--slice={slice_name}")
 
 
+# Every slice that the scripts know: kind, cores of a chip that a name counts, chips.
+SLICES = {
+    f"{kind}-{cores * chips}": (kind, cores, chips)
+    for kind, cores, sizes in (
+        ("v4", 2, [2**k for k in range(2, 12)]),
+        ("v5e", 1, [1, *(2**k for k in range(2, 9))]),
+        ("v5p", 2, [2**k for k in range(2, 13)]),
+        ("v6e", 1, [1, *(2**k for k in range(2, 9))]),
+        ("tpu7x", 2, [1, *(2**k for k in range(2, 13))]),
+    )
+    for chips in sizes
+}
+
+
+@functools.cache
+def all_described() -> dict[str, dict[str, str]]:
+    """What the scripts know of each slice: SLICE_TOPOLOGY, SLICE_HOSTS and the others."""
+    names = ["TYPE", "RUNTIME", "TOPOLOGY", "HOSTS", "CHIPS", "GKE", "MACHINE"]
+    text = " ".join(f"$SLICE_{name}" for name in names)
+    said = subprocess.run(
+        [
+            *["bash", "-c"],
+            f'source "{SCRIPTS}/common.sh"; for s in "$@"; do describe_slice $s; echo {text}; done',
+            *["bash", *SLICES],
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [dict(zip(names, line.split(), strict=True)) for line in said.stdout.splitlines()]
+    return dict(zip(SLICES, lines, strict=True))
+
+
+def described(slice_name: str) -> dict[str, str]:
+    return all_described()[slice_name]
+
+
 def remote(words: list[str]) -> str:
     """What an ssh command runs on the hosts."""
     (command,) = [word for word in words if word.startswith("--command=")]
@@ -50,7 +88,7 @@ def remote(words: list[str]) -> str:
 
 
 EVERY_DRY_RUN = [
-    ("cloud_tpu.sh", "create", *slice_options(), "--spot", "--", "--network=mine"),
+    ("cloud_tpu.sh", "create", *slice_options(), "--spot", "--gcloud=--network=mine"),
     ("cloud_tpu.sh", "wait", *slice_options()),
     ("cloud_tpu.sh", "setup", *slice_options()),
     ("cloud_tpu.sh", "start", *slice_options(), *TRAIN),
@@ -58,9 +96,11 @@ EVERY_DRY_RUN = [
     ("cloud_tpu.sh", "status", *slice_options(), "--job=train"),
     ("cloud_tpu.sh", "stop", *slice_options()),
     ("cloud_tpu.sh", "supervise", *slice_options(), *TRAIN),
+    ("cloud_tpu.sh", "supervise", *slice_options(), "--slices=2", "--internal_ip", *TRAIN),
     ("cloud_tpu.sh", "delete", *slice_options()),
     ("gke.sh", "image", "--image=here/m4:1"),
     ("gke.sh", "pool", *slice_options(), "--cluster=c"),
+    ("gke.sh", "pool", *slice_options("tpu7x-128"), "--cluster=c", "--slices=2"),
     ("gke.sh", "apply", "--name=big", "--slice=v5e-256", "--image=here/m4:1", *TRAIN),
     ("gke.sh", "xpk", *slice_options(), "--cluster=c", "--image=here/m4:1", *TRAIN),
     ("gke.sh", "status", "--name=big"),

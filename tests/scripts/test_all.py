@@ -52,7 +52,7 @@ def test_scripts_stop_at_the_first_error() -> None:
 def test_a_dry_run_prints_commands_and_runs_none(arguments: tuple[str, ...], fakes: Path) -> None:
     commands = dry(*arguments)
     assert commands
-    known = {*CLOUD, "git", "mkdir", str(SCRIPTS / "gke.sh")}
+    known = {*CLOUD, "git", "mkdir", "timeout", str(SCRIPTS / "gke.sh")}
     assert {words[0] for words in commands} <= known
     assert not (fakes / "calls").exists()
 
@@ -81,7 +81,15 @@ MISTAKES = {
     ("cloud_tpu.sh", "create", "--name=big", "--zone=us-central2-b"): "--slice=... is missing",
     ("cloud_tpu.sh", "delete", "--name=Big", "--zone=us-central2-b"): "--name=Big: 1 to 40 of",
     ("cloud_tpu.sh", "delete", "--name=big", "--zone=here"): "--zone=here: e.g.",
-    ("cloud_tpu.sh", "create", *slice_options("v4-100")): "--slice=v4-100: must be v4-16",
+    ("cloud_tpu.sh", "create", *slice_options("v4-100")): "--slice=v4-100: v4 has 8, 16, 32",
+    ("cloud_tpu.sh", "create", *slice_options("v7-8")): "must be v4-8 to 4096, v5e-1 to 256, v5p-8",
+    ("cloud_tpu.sh", "create", *slice_options("tpu7x-8")): "does not have it, GKE does",
+    ("cloud_tpu.sh", "create", *slice_options(), "--slices=0"): "--slices=0: must be 1 or more",
+    ("cloud_tpu.sh", "create", *slice_options(), "--gcloud=reserved"): "must be a flag of gcloud's",
+    ("cloud_tpu.sh", "create", *slice_options(), "--", "--reserved"): "takes nothing behind --",
+    ("cloud_tpu.sh", "start", *slice_options(), "--env=A", *TRAIN): "--env=A: must be NAME=VALUE",
+    ("cloud_tpu.sh", "stop", *slice_options(), "--internal_ip", "--tunnel_through_iap"): "only one",
+    ("cloud_tpu.sh", "supervise", *slice_options()[:2], *TRAIN): "--slice=... is missing",
     ("cloud_tpu.sh", "create", *slice_options(), "--sport"): "option --sport is not known",
     ("cloud_tpu.sh", "create", *slice_options(), "--spot=yes"): "option --spot=yes is not known",
     ("cloud_tpu.sh", "wait", *slice_options(), "--poll_seconds=1m"): "must be a whole number",
@@ -93,10 +101,15 @@ MISTAKES = {
     ("gke.sh", "image"): "--image=... is missing",
     ("gke.sh", "image", "--image=a b"): "--image=a b: repository/name:tag",
     ("gke.sh", "pool", "--name=a", "--zone=us-a1-a", "--slice=v4-16"): "--cluster=... is missing",
-    ("gke.sh", "apply", "--name=a", "--image=i", "--slice=v5e-8", *TRAIN): "--slice=v5e-8: must",
+    ("gke.sh", "pool", "--name=a", "--location=us"): "--location=us: a region or a zone",
+    ("gke.sh", "pool", "--name=a", "--spot", "--flex_start"): "only one of them",
+    ("gke.sh", "apply", "--name=a", "--image=i", "--slice=v5e-2", *TRAIN): "v5e has 1, 4, 8, 16",
+    ("gke.sh", "apply", "--name=a", "--image=i", "--slice=v4-8", "--slices=2", *TRAIN): "has one",
+    ("gke.sh", "apply", "--host_network", "--service_account=a", *TRAIN): "Workload Identity off",
     ("gke.sh", "apply", "--name=a", "--image=i", "--slice=v5e-16"): "no job",
     ("tpu_host.sh", "reboot"): "command 'reboot': must be setup, start",
     ("tpu_host.sh", "status"): "--job=: 1 to 40 of",
+    ("tpu_host.sh", "alive", "soon"): "--minutes=soon: must be a whole number",
 }
 
 

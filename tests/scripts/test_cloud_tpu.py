@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -11,8 +13,10 @@ import pytest
 from tests.scripts.cloud import (
     EVERY_DRY_RUN,
     SCRIPTS,
+    SLICES,
     TRAIN,
     call,
+    described,
     dry,
     make_program,
     remote,
@@ -49,35 +53,80 @@ def test_create_asks_for_a_queued_resource() -> None:
         ]
     ]
     (words,) = dry(
-        "cloud_tpu.sh", "create", *slice_options("v5e-256"), "--spot", "--project=p", "--", "--x=y"
+        "cloud_tpu.sh",
+        "create",
+        *slice_options("v5e-256"),
+        "--spot",
+        "--project=p",
+        "--gcloud=--x=y z",
     )
     assert words[5:] == [
         *["big", "--zone=us-central2-b", "--project=p", "--node-id=big"],
         *["--accelerator-type=v5litepod-256", "--runtime-version=v2-alpha-tpuv5-lite"],
-        *["--spot", "--x=y"],
+        *["--spot", "--x=y z"],
     ]
+
+
+def test_several_slices_are_one_queued_resource() -> None:
+    (words,) = dry("cloud_tpu.sh", "create", *slice_options("v5e-256"), "--slices=3")
+    assert {"--node-count=3", "--node-prefix=big"} <= set(words)
+    assert "--node-id=big" not in words
+    # Every host of every slice is set up and started: JAX reads which slice it is in from the VM.
+    for command in ("setup", "start", "stop", "status"):
+        job = TRAIN if command == "start" else ()
+        words = dry("cloud_tpu.sh", command, *slice_options("v5e-256"), "--slices=3", *job)[-1]
+        assert {"--node=all", "--worker=all"} <= set(words)
+    (words,) = dry("cloud_tpu.sh", "logs", *slice_options(), "--slice_index=2", "--worker=7")
+    assert {"--node=2", "--worker=7"} <= set(words)
+
+
+@pytest.mark.parametrize("slice_name", SLICES)
+def test_numbers_of_every_slice_agree(slice_name: str) -> None:
+    kind, _, chips = SLICES[slice_name]
+    said = described(slice_name)
+    topology = [int(part) for part in said["TOPOLOGY"].split("x")]
+    assert len(topology) == (2 if kind in ("v5e", "v6e") else 3)  # the torus
+    assert math.prod(topology) == chips == int(said["HOSTS"]) * int(said["CHIPS"])
+    assert topology == sorted(topology) or said["TOPOLOGY"] == "2x2x1"
+    # Only a slice of one host has other hosts than those of four chips.
+    assert said["CHIPS"] == "4" or (said["HOSTS"] == "1" and said["CHIPS"] in ("1", "8"))
+    assert said["MACHINE"].endswith(f"-{said['CHIPS']}t")
+    assert said["TYPE"] == slice_name.replace("v5e", "v5litepod")
+
+
+@pytest.mark.parametrize("option", ["--internal_ip", "--tunnel_through_iap"])
+def test_hosts_without_external_addresses_are_reached(option: str) -> None:
+    commands = dry("cloud_tpu.sh", "supervise", *slice_options(), option, *TRAIN)
+    commands += dry("cloud_tpu.sh", "logs", *slice_options(), option)
+    reached = [words for words in commands if {"ssh", "scp"} & set(words)]
+    assert len(reached) > 3
+    flag = {"--internal_ip": "--internal-ip"}.get(option, "--tunnel-through-iap")
+    assert all(flag in words for words in reached)
 
 
 def test_commands_name_slice_and_zone_and_jobs_run_on_all_hosts() -> None:
     for arguments in EVERY_DRY_RUN:
         if arguments[0] == "cloud_tpu.sh":
             for words in dry(*arguments):
-                if words[0] == "gcloud":
+                if "gcloud" in words:
                     assert "--zone=us-central2-b" in words
                     assert {"big", "big:m4.tar.gz"} & set(words)
                 if "ssh" in words or "scp" in words:
                     worker = "3" if "logs" in arguments else "all"
                     assert f"--worker={worker}" in words
+                    assert "--node=all" in words or "logs" in arguments
 
 
 class Supervised:
     """`supervise` in a copy of the scripts, over states of the slice and of its hosts' job."""
 
     def __init__(self, folder: Path, fakes: Path, rounds: list[str], *options: str):
-        """rounds: "STATE" or "ACTIVE: what each host says"; the next look each."""
+        """rounds: "STATE" or "ACTIVE: what each of two hosts says"; the next look each."""
         shutil.copytree(SCRIPTS, folder / "repository" / "scripts")
         states = [text.split(":")[0] for text in rounds]
         jobs = [text.split(":")[1].strip() for text in rounds if ":" in text]
+        # A host adds for how long its job has written nothing.
+        jobs = [re.sub(r"\brunning\b(?!_)", "running_5", said) for said in jobs]
         (fakes / "states").write_text("".join(f"{state}\n" for state in states))
         (fakes / "jobs").write_text("".join(f"{said}\n" for said in jobs))
         make_program(fakes / "gcloud", f'fake="{fakes}"\n{CLOUD_OF_FILES}')
@@ -85,7 +134,7 @@ class Supervised:
         self.said = call(
             folder / "repository" / "scripts" / "cloud_tpu.sh",
             "supervise",
-            *slice_options(),
+            *slice_options("v4-16"),
             "--poll_seconds=0",
             *options,
             *TRAIN,
@@ -99,7 +148,7 @@ def done(fakes: Path) -> list[str]:
     steps = {
         "queued-resources create": "create",
         "queued-resources delete": "delete",
-        "tpu-vm scp": "copy",
+        "queued-resources scp": "copy",
         "tpu_host.sh setup": "setup",
         "tpu_host.sh start train train": "start",
         "tpu_host.sh stop train": "stop",
@@ -162,6 +211,60 @@ def test_supervise_gives_up_after_so_many_crashes(tmp_path: Path, fakes: Path) -
     assert run.said.returncode == 1
     assert "failure 3 (--max_restarts=2)" in run.said.stderr
     assert run.did == ["stop", "start", "delete", "create"]
+
+
+def test_unreachable_host_is_reported_and_its_slice_asked_for_again(
+    tmp_path: Path, fakes: Path
+) -> None:
+    rounds = ["ACTIVE: running running", "ACTIVE: unreachable", "ACTIVE: running"]
+    end = "ACTIVE: finished finished"
+    # Within the limit it waits; the last one is a host that says nothing.
+    run = Supervised(tmp_path / "short", fakes, [*rounds, end], "--max_restarts=0")
+    assert run.said.returncode == 0, run.said.stderr
+    assert run.said.stderr.count("a host has not answered for 0 of at most 15 minutes") == 2
+    assert "fewer answers than the 2 hosts" in run.said.stderr
+    assert run.did == []
+    (fakes / "calls").unlink()
+    limit = "--unreachable_minutes=0"
+    run = Supervised(tmp_path / "long", fakes, [*rounds, "ACTIVE: bare bare", end], limit)
+    assert run.said.returncode == 0, run.said.stderr
+    assert "a host does not answer: failure 2 of at most 20" in run.said.stderr
+    assert run.did == ["delete", "create"] * 2 + SET_UP
+    (fakes / "calls").unlink()
+    run = Supervised(tmp_path / "never", fakes, rounds, limit, "--max_restarts=1")
+    assert run.said.returncode == 1
+    assert "failure 2 (--max_restarts=1)" in run.said.stderr
+
+
+def test_job_that_writes_nothing_is_started_again(tmp_path: Path, fakes: Path) -> None:
+    # Process 0 writes for all: the other host's silence means nothing.
+    rounds = ["ACTIVE: running_59 running_7200", "ACTIVE: running_3600 running_7200"]
+    end = "ACTIVE: finished finished"
+    run = Supervised(tmp_path / "default", fakes, [*rounds, end])
+    assert run.said.returncode == 0, run.said.stderr
+    assert "written nothing for 60 minutes: failure 1" in run.said.stderr
+    assert run.did == ["stop", "start"]
+    (fakes / "calls").unlink()
+    run = Supervised(tmp_path / "never", fakes, [*rounds, end], "--stall_minutes=0")
+    assert run.did == []
+
+
+def test_flags_and_environment_survive_a_preemption(tmp_path: Path, fakes: Path) -> None:
+    options = ["--slices=1", "--spot", "--gcloud=--reserved", "--env=XLA_FLAGS=--a=1 --b=2"]
+    options += ["--gcloud=--service-account=a@b", "--env=LIBTPU_INIT_ARGS=--c"]
+    rounds = ["NOT_FOUND", "SUSPENDED", "ACTIVE: bare bare", "ACTIVE: finished finished"]
+    run = Supervised(tmp_path, fakes, rounds, *options)
+    assert run.said.returncode == 0, run.said.stderr
+    calls = (fakes / "calls").read_text().splitlines()
+    created = [line for line in calls if "queued-resources create" in line]
+    assert len(created) == 2
+    assert created[0] == created[1]
+    assert "--spot " in created[0]
+    assert created[0].endswith(" --reserved --service-account=a@b")
+    # The job is known by its environment too.
+    words = shlex.join(["train", "XLA_FLAGS=--a=1 --b=2", "LIBTPU_INIT_ARGS=--c", *TRAIN[1:]])
+    assert sum(f"tpu_host.sh start {words}" in line for line in calls) == 1
+    assert sum(f"tpu_host.sh status {words};" in line for line in calls) == 2
 
 
 def test_supervise_retries_what_gcloud_refuses(tmp_path: Path, fakes: Path) -> None:
@@ -247,7 +350,7 @@ def test_a_host_and_supervise_agree_on_a_refused_job(
 
     def supervise(*arguments: str):
         script = tmp_path / "here" / "scripts" / "cloud_tpu.sh"
-        options = (*slice_options(), "--poll_seconds=1", "--", "train", *arguments)
+        options = (*slice_options("v4-8"), "--poll_seconds=1", "--", "train", *arguments)
         return call(script, "supervise", *options)
 
     assert supervise("wrong").returncode == 2

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.scripts.cloud import ROOT, call, make_program
+from tests.scripts.cloud import ROOT, SCRIPTS, call, make_program
 
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with an environment, whose m4 does what its first argument says."""
     monkeypatch.delenv("JAX_PLATFORMS")  # the tests' own
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     make_program(
         tmp_path / "m4-env" / "bin" / "m4",
         'printf "%s|" "$JAX_PLATFORMS" "$@"; echo\n'
@@ -24,12 +30,17 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def host_state(job: str = "train", *arguments: str) -> str:
+def host_status(job: str = "train", *arguments: str) -> str:
     said = call("tpu_host.sh", "status", job, *arguments)
     assert said.returncode == 0, said.stderr
     found = re.fullmatch(r"m4-job \S+ (.+)\n", said.stdout)
     assert found, said.stdout
     return found[1]
+
+
+def host_state(job: str = "train", *arguments: str) -> str:
+    """`host_status` without for how long the job has written nothing."""
+    return re.sub(r"^running \d+$", "running", host_status(job, *arguments))
 
 
 def settled(state: str) -> bool:
@@ -84,13 +95,85 @@ def test_job_is_identified_by_its_arguments(host: Path) -> None:
 
 
 def test_job_that_does_not_stop_is_killed_and_one_without_status_is_lost(host: Path) -> None:
-    make_program(host / "m4-env" / "bin" / "m4", 'trap "" TERM\nwhile true; do sleep 0.05; done')
+    make_program(
+        host / "m4-env" / "bin" / "m4",
+        '[[ $PYTHONFAULTHANDLER == 1 ]] || exit 1\ntrap "" TERM\nwhile true; do sleep 0.05; done',
+    )
     assert call("tpu_host.sh", "start", "train").returncode == 0
     assert call("tpu_host.sh", "stop", "train", "1").returncode == 0
-    assert settled("failed 137")  # 128 + SIGKILL
+    # 128 + SIGABRT, at which Python writes the stacks of all threads (PYTHONFAULTHANDLER).
+    assert settled("failed 134")
     folder = host / "m4-jobs" / "train"
     (folder / "status").unlink()
     assert host_state() == "lost"  # its process is gone, without an exit status
+
+
+def test_environment_of_a_job_is_its_own(host: Path) -> None:
+    pair = "JAX_PLATFORMS=cpu"
+    assert call("tpu_host.sh", "start", "train", pair, "A=1", "0").returncode == 0
+    assert settled("finished")
+    assert (host / "m4-jobs" / "train" / "log").read_text() == "cpu|0|\n"
+    assert host_state("train", pair, "A=1", "0") == "finished"
+    assert host_state("train", "0") == "other"
+    # Another start: the log of the first one stays.
+    assert call("tpu_host.sh", "start", "train", "1").returncode == 0
+    assert settled("failed 1")
+    assert (host / "m4-jobs" / "train" / "log").read_text() == "tpu,cpu|1|\n"
+    (kept,) = (host / "m4-jobs" / "train").glob("log.*")
+    assert kept.read_text() == "cpu|0|\n"
+
+
+def test_progress_is_what_a_job_writes(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run folder and working copy; two hours ago everything was written for the last time."""
+    old = time.time() - 7200
+    folder, copy = host / "run", host / ".cache" / "m4" / "run.0123"
+    for path in (folder / "metrics.jsonl", copy / "metrics.jsonl"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+        os.utime(path, (old, old))
+    words = ("wait", f"--model_dir={folder}")
+    assert call("tpu_host.sh", "run", "3").returncode == 3  # no job: nothing to end
+    assert call("tpu_host.sh", "alive", "60").returncode == 0
+    process = subprocess.Popen(["bash", str(SCRIPTS / "tpu_host.sh"), "run", *words])
+    try:
+        pid = host / "m4-jobs" / "pod" / "pid"
+        while not pid.exists() or host_state("pod") != "running":
+            time.sleep(0.05)
+        assert int(host_status("pod").split()[1]) < 60  # it has only just started
+        os.utime(pid, (old, old))
+        assert int(host_status("pod").split()[1]) >= 7200
+        said = call("tpu_host.sh", "alive", "60")
+        assert (said.returncode, said.stderr) == (2, "tpu_host.sh: no progress for 60 minutes\n")
+        assert call("tpu_host.sh", "alive", "180").returncode == 0
+        monkeypatch.setenv("TPU_WORKER_ID", "1")  # process 0 writes
+        assert call("tpu_host.sh", "alive", "60").returncode == 0
+        monkeypatch.delenv("TPU_WORKER_ID")
+        for path in (folder / "metrics.jsonl", copy / "metrics.jsonl"):
+            path.touch()
+            assert call("tpu_host.sh", "alive", "60").returncode == 0
+            os.utime(path, (old, old))
+    finally:
+        process.send_signal(signal.SIGTERM)  # as Kubernetes ends a pod
+    assert process.wait(20) == 130  # m4's own
+
+
+def test_log_is_copied_to_the_run_folder_with_a_traceback(host: Path) -> None:
+    """The made-up m4 crashes as Python does; the bucket is a disk (file://)."""
+    make_program(host / "m4-env" / "bin" / "python", f'exec {sys.executable} "$@"')
+    make_program(host / "m4-env" / "bin" / "m4", f'{sys.executable} -c "1/0"; exit 1')
+    bucket = host / "bucket"
+    words = ("train", "--model_dir", f"file://{bucket}/run/")
+    said = call("tpu_host.sh", "run", *words)
+    assert said.returncode == 1
+    assert "ZeroDivisionError" in said.stdout  # for `kubectl logs`
+    (copied,) = bucket.glob(f"run/logs/{socket.gethostname()}/pod.*Z.log")
+    assert copied.read_text() == said.stdout
+    assert call("tpu_host.sh", "start", "train", *words).returncode == 0
+    assert settled("failed 1")
+    end = time.monotonic() + 20
+    while not (found := [*bucket.glob("run/logs/*/train.*Z.log")]) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "ZeroDivisionError" in found[0].read_text()
 
 
 def test_the_environment_of_a_host_is_locked(tmp_path: Path, fakes: Path) -> None:

@@ -1,0 +1,69 @@
+"""Copies a job's log to its run folder in a bucket, so that the log outlives the machine.
+
+    python -m m4.storage.log_upload LOG ADDRESS PID
+
+It is a process next to the job's: what a crashed one wrote last, its traceback, is copied too.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from etils import epath
+
+_PERIOD_SECONDS = 60.0
+_TRIES = 3
+_LONGEST_BYTES = 64 << 20
+
+
+def follow(log: Path, address: str, pid: int, period_seconds: float = _PERIOD_SECONDS) -> None:
+    """Copies the log to `address` every period while process `pid` lives, and when it has ended.
+
+    Of a log longer than 64 MiB only the end. Failures are printed, each once in a row.
+    """
+    target = epath.Path(address.removeprefix("file://"))  # epath knows no file://
+    copied, failure, tries = b"", "", _TRIES
+    while tries:
+        ended = not _alive(pid)
+        text = _end(log)
+        try:
+            if text != copied:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(text)
+            copied, failure = text, ""
+        except Exception as error:  # noqa: BLE001 (a store's: which there are depends on the store)
+            if failure != (failure := " ".join(str(error).split()) or type(error).__name__):
+                print(f"{address}: the log is not copied, will retry ({failure})", file=sys.stderr)
+        if not ended:
+            _wait(pid, period_seconds)
+        elif not failure:
+            return
+        else:
+            tries -= 1
+            time.sleep(period_seconds / _TRIES)
+
+
+def _end(log: Path) -> bytes:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LONGEST_BYTES))
+        return file.read()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait(pid: int, seconds: float) -> None:
+    """Sleeps, but not after the end of the process."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and _alive(pid):
+        time.sleep(min(1.0, seconds))
+
+
+if __name__ == "__main__":
+    follow(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -97,8 +97,10 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
     from m4.jobs import baselines, decode, demo, evaluate, report, train
     from m4.jobs.claim import claimed_together
     from m4.parallel import distributed
+    from m4.parallel.accelerator import check_accelerator
 
     dense, fresh = parsed.compare == "dense", getattr(parsed, "fresh", False)
+    check_accelerator()
     experiment.training.mesh()  # one that is not possible is refused before the folder is claimed
     distributed.check_joined()
     if parsed.job == "demo" and distributed.is_distributed():

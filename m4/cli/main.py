@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"m4: {one_line(error)}", file=sys.stderr)
         return 2
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # TensorFlow, which a source may need (Tfds), would take the whole memory of a GPU.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if arguments is None:  # the program itself, not a call from another one
         restart_with_huge_pages()
         if options is not None:

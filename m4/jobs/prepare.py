@@ -20,6 +20,7 @@ from m4.eval.scoring.groups import LEVELS
 from m4.experiment import Baselines, Experiment, partial_arguments
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
+from m4.parallel.accelerator import check_accelerator
 from m4.parallel.jax_setup import set_up
 from m4.parallel.layout import Layout
 from m4.progress import ProgressBar
@@ -40,7 +41,12 @@ def model_folder(experiment: Experiment, dense: bool = False) -> Path:
 
 
 def prepare_process(experiment: Experiment) -> None:
-    """Settings of the process that need MODEL_DIR."""
+    """What a process needs before its first computation, some of it in MODEL_DIR.
+
+    Raises:
+        InputError: an accelerator that cannot be used.
+    """
+    check_accelerator()
     set_up(run_folder(experiment) / "compilation_cache")
 
 

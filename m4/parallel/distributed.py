@@ -22,6 +22,7 @@ import jax
 # JAX has no public name for the service that joins processes; orbax and others use this one.
 from jax._src import distributed
 
+from m4.parallel.accelerator import check_accelerator
 from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.supervise import PEER_LOST, abort_message
 from m4.settings import InputError
@@ -67,7 +68,7 @@ def join(options: DistributedOptions) -> None:
     From here on only the primary writes to standard output; all processes report errors.
 
     Raises:
-        ValueError: the job's processes are not known.
+        ValueError: the job's processes are not known; an accelerator that cannot be used.
         PeerLost: the others do not join in time.
     """
     # Processes that have ended must not count as dead meanwhile.
@@ -118,6 +119,7 @@ def join(options: DistributedOptions) -> None:
         notice.cancel()
     # The first exchange of all has that limit too (`SynchronizedProgram`).
     wait_for_all("each other")
+    check_accelerator()
     if not is_primary():
         sys.stdout = io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8")
 

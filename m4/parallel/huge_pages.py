@@ -11,6 +11,8 @@ import platform
 import sys
 from pathlib import Path
 
+from m4.parallel.plugins import gpu_expected
+
 TUNABLES = "GLIBC_TUNABLES"
 HUGE = "glibc.malloc.hugetlb=1"  # madvise(MADV_HUGEPAGE); glibc 2.35, older ones ignore it
 KEPT = ":".join(
@@ -28,8 +30,11 @@ KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def wanted(kernel: Path = KERNEL) -> bool:
     """Whether to request them: Linux with glibc, where programs may get huge pages.
 
-    A GLIBC_TUNABLES that is set already stays as it is.
+    A GLIBC_TUNABLES that is set already stays as it is. Not where JAX computes on a GPU: a step's
+    temporaries are in its memory, and one heap for all threads would only slow what feeds it.
     """
+    if gpu_expected():
+        return False
     if sys.platform != "linux" or TUNABLES in os.environ or platform.libc_ver()[0] != "glibc":
         return False
     return kernel.is_file() and "[never]" not in kernel.read_text()

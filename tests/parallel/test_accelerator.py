@@ -1,0 +1,135 @@
+"""An accelerator that was asked for is used, or one line says why not."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from m4.parallel import accelerator, huge_pages, plugins
+from m4.settings import InputError
+
+TINY = Path(__file__).parents[1] / "testdata" / "tiny.gin"
+# What the plug-in for CUDA does on a machine without NVIDIA's driver.
+WITHOUT_DRIVER = """\
+def initialize():
+    raise RuntimeError("versions_helpers.cc:135: operation cuInit(0) failed")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    accelerator.check_accelerator.cache_clear()
+    yield
+    accelerator.check_accelerator.cache_clear()
+
+
+def with_plugin(folder: Path) -> str:
+    """A path on which JAX finds a plug-in for CUDA."""
+    plugin = folder / "jax_plugins" / "xla_cuda12"
+    plugin.mkdir(parents=True)
+    (plugin / "__init__.py").write_text(WITHOUT_DRIVER)
+    return str(folder)
+
+
+def without_driver(folder: Path, asked: str, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "JAX_PLATFORMS": asked, "PYTHONPATH": with_plugin(folder)}
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True
+    )
+
+
+def test_a_missing_driver_is_one_line_before_anything_is_made(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train = ["-m", "m4", "train", f"--gin_file={TINY}", f"--model_dir={run}"]
+    done = without_driver(tmp_path, "", *train)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("m4 train: JAX can use no GPU; does `nvidia-smi` list one?")
+    assert "operation cuInit(0) failed" in line
+    assert not run.exists()
+
+
+def test_a_missing_driver_is_the_same_line_where_jax_itself_fails(tmp_path: Path) -> None:
+    # With JAX_PLATFORMS=cuda JAX raises a bare AssertionError.
+    program = (
+        "from m4.parallel import accelerator\n"
+        "try: accelerator.check_accelerator()\n"
+        "except accelerator.InputError as error: print(error)"
+    )
+    done = without_driver(tmp_path, "cuda", "-c", program)
+    assert done.stdout.startswith("JAX can use no GPU; ")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "plugin", "start", "message"),
+    [
+        ("cuda", None, ("cpu", ""), "JAX_PLATFORMS=cuda, but .* `make setup CUDA=1`"),
+        ("gpu,cpu", None, ("cpu", ""), "JAX_PLATFORMS=gpu, but .* `make setup CUDA=1`"),
+        ("cuda", "xla_cuda12", (None, ""), "JAX can use no GPU; .* runs on the CPU$"),
+        ("tpu", None, (None, "no libtpu.so"), "^JAX_PLATFORMS=tpu: no libtpu.so"),
+        ("", None, ("cpu", ""), None),
+        ("", None, ("tpu", ""), None),
+        ("", "xla_cuda12", ("gpu", ""), None),
+        ("cuda", "xla_cuda12", ("gpu", ""), None),
+    ],
+)
+def test_what_was_asked_for_is_there(
+    monkeypatch: pytest.MonkeyPatch, capsys, asked: str, plugin, start, message: str | None
+) -> None:
+    before = jax.config.values["jax_platforms"]
+    monkeypatch.setattr(accelerator, "gpu_plugin", lambda: plugin)
+    monkeypatch.setattr(accelerator, "_start", lambda: start)
+    jax.config.update("jax_platforms", asked)
+    try:
+        if message is None:
+            accelerator.check_accelerator()
+            assert capsys.readouterr() == ("", "")
+        else:
+            with pytest.raises(InputError, match=message):
+                accelerator.check_accelerator()
+    finally:
+        jax.config.update("jax_platforms", before)
+
+
+def test_a_gpu_left_unused_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(accelerator, "gpu_plugin", lambda: "xla_cuda12")
+    accelerator.check_accelerator()
+    accelerator.check_accelerator()
+    line = "on the CPU: JAX_PLATFORMS=cpu leaves the GPU's plug-in (xla_cuda12) unused\n"
+    assert capsys.readouterr() == ("", line)
+
+
+def test_the_plug_in_is_found_without_jax(tmp_path: Path) -> None:
+    program = (
+        "import sys; from m4.parallel import plugins\n"
+        "print(plugins.gpu_plugin(), plugins.gpu_expected(), 'jax' in sys.modules)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environment, "PYTHONPATH": with_plugin(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "xla_cuda12 True False\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [("", True), ("cuda", True), ("cpu", False), ("tpu,cpu", False)]
+)
+def test_no_huge_pages_are_asked_for_where_a_gpu_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, expected: bool
+) -> None:
+    monkeypatch.delenv(huge_pages.TUNABLES, raising=False)
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(plugins, "gpu_plugin", lambda: "xla_cuda12")
+    monkeypatch.setenv("JAX_PLATFORMS", asked)
+    (tmp_path / "enabled").write_text("always [madvise] never")
+    assert huge_pages.wanted(tmp_path / "enabled") is not expected

@@ -25,8 +25,8 @@ from m4.train.optimizer import adamw
 from tests.command_line import TINY
 from tests.command_line import m4 as command
 from tests.data.corpus import Made
+from tests.documents.blocks import ROOT, blocks_of
 
-ROOT = Path(__file__).parents[1]
 ALONE = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
 
 
@@ -197,7 +197,6 @@ def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     (tmp_path / "gin_configs").mkdir()
     shutil.copy(TINY, tmp_path / "gin_configs" / "demo.gin")
     said(program, "demo", "--gin_file=gin_configs/demo.gin", "--model_dir=runs/demo")
-    from tests.test_readme import twelve_lines
-
-    said(python, "-c", twelve_lines())
+    (readme,) = [b for b in blocks_of(ROOT / "README.md") if b.language == "python"]
+    said(python, "-c", readme.text)
     assert (tmp_path / "delta_bleu.png").stat().st_size > 1000

@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel.sharding import _grid, mesh_split, partial_tile, replicate, shard, split, tile
+from tests.documents.blocks import ROOT, blocks_of
 
 SCATTERED = [3, 1, 2, 0, 7, 6, 5, 4]  # not a grid with its axes exchanged
 
@@ -208,10 +209,10 @@ def test_mesh_of_jax() -> None:
 
 
 def test_the_example_of_the_documentation() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text(encoding="utf-8")
-    code = text.split("```python\n")[1].split("```")[0]
+    page = blocks_of(ROOT / "docs" / "parallelism.md")
+    (block,) = [block for block in page if "def feed_forward(" in block.text]
     names: dict[str, Any] = {}
-    exec(compile(code, "parallelism.md", "exec"), names)
+    exec(compile(block.text, str(block), "exec"), names)
     x_BLM, in_MF, out_FM = array(4, 2, 4) / 32, array(4, 8) / 32, array(8, 4) / 32
     y_BLM = names["feed_forward"](x_BLM, in_MF, out_FM)
     np.testing.assert_allclose(y_BLM, jnp.maximum(x_BLM @ in_MF, 0) @ out_FM, rtol=1e-6)

@@ -6,7 +6,6 @@ import importlib
 import json
 import pkgutil
 import random
-import re
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from m4.data.cleaning.script import Script
 from m4.data.sources import SPLITS
 from tests.command_line import TINY, experiment_of
 from tests.data.cleaning.cases import Listed, run
+from tests.documents.blocks import ROOT, blocks_of
 
 
 def every_stage() -> list[CleaningStage]:
@@ -188,12 +188,11 @@ def test_fitted_checks_and_their_kin() -> None:
 
 
 def test_the_examples_of_the_docs_make_cleanings(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
-    blocks = [b for b in re.findall(r"```gin\n(.*?)```", text, re.DOTALL) if "cleaning = @" in b]
+    page = blocks_of(ROOT / "docs" / "data.md")
     names = []
-    for block in blocks:
+    for block in (block for block in page if "cleaning = @" in block.text):
         path = tmp_path / "block.gin"
-        path.write_text(f"{TINY.read_text(encoding='utf-8')}\n{block}", encoding="utf-8")
+        path.write_text(f"{TINY.read_text(encoding='utf-8')}\n{block.text}", encoding="utf-8")
         made: Any = experiment_of(path, "MODEL_DIR = 'x'").data.corpus.cleaning
         names.append([stage.name for stage in made.stages])
     assert names == [

@@ -20,6 +20,7 @@ from m4.data.sources.cldr import Cldr
 from tests.command_line import TINY, experiment_of
 from tests.data.corpora import WRITERS, Texts, arguments_of, texts_of
 from tests.data.corpus import Made
+from tests.documents.blocks import ROOT, blocks_of
 
 TEXTS = texts_of(Made({"gl": 60, "pt": 40}, held_out=8))
 
@@ -188,12 +189,11 @@ def test_through_the_cache(
 
 
 def gin_snippets() -> dict[str, str]:
-    """Name of the source's module -> the ```gin block of docs/data.md that uses it."""
-    text = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    """Name of the source's module -> the block of docs/data.md that uses it."""
     found = {}
-    for snippet in re.findall(r"```gin\n(.*?)```", text, re.DOTALL):
-        if match := re.search(r"^corpus\.CorpusSpec\.source = @(\w+)\.", snippet, re.MULTILINE):
-            found[match[1]] = snippet
+    for block in blocks_of(ROOT / "docs" / "data.md"):
+        if match := re.search(r"^corpus\.CorpusSpec\.source = @(\w+)\.", block.text, re.MULTILINE):
+            found[match[1]] = block.text
     return found
 
 

@@ -1,0 +1,96 @@
+"""The blocks of the documents, each with the mark that says how it is tested.
+
+A mark is a comment that no reader sees, on the line above the block: `<!-- test: WAY -->` or
+`<!-- test: WAY: MORE -->`. docs/lab/ is left out: dated notes of what once was.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+# CONTRIBUTING.md, "A block of a document", says the same.
+WAYS = {
+    "run": "runs it where every config is tiny; `run: WORDS` gives m4 these words as well, and "
+    "Python's arguments these values (NAME=VALUE)",
+    "run thorough": "the same in processes, with the shell's environment: make test-thorough",
+    "dry_run": "runs nothing: scripts and make print their commands; arguments, configs and the "
+    "cloud's flags are checked",
+    "gin": "reads the bindings on top of gin_configs/demo.gin, or `gin: FILE`",
+    "signatures": "`signatures: NAME` compares parameters and defaults with the class of that name",
+    "printed by": "`printed by: FILE` looks for the words among the texts of that file",
+    "formula": "nothing to run",
+    "not run": "`not run: WHY`",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. line: of its fence, from 1. more: what follows the way in its mark."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    way: str | None
+    more: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def commands(self) -> str:
+        """The commands alone: of a block with prompts, the lines behind "$ "."""
+        lines = self.text.replace("\\\n", "\\\0").splitlines()
+        typed = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        return "\n".join(typed or lines).replace("\0", "\n")
+
+    @property
+    def output(self) -> list[str]:
+        """The lines that a block with prompts shows as printed; "..." stands for some more."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if not any(line.startswith("$ ") for line in lines):
+            return []
+        return [line for line in lines if not line.startswith("$ ") and line.strip() != "..."]
+
+
+def blocks() -> list[Block]:
+    """Every block of every page."""
+    return [block for page in PAGES for block in blocks_of(page)]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Every block of a page, in its order."""
+    name = str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
+    return read(page.read_text(encoding="utf-8"), name)
+
+
+def read(text: str, page: str) -> list[Block]:
+    """The blocks of a page's text; a block in a list loses its indentation."""
+    lines = text.splitlines()
+    found, opened = [], None
+    for number, line in enumerate(lines):
+        fence = re.fullmatch(r"(\s*)```(\w*)", line)
+        if fence is None:
+            continue
+        if opened is None:
+            opened = number
+            continue
+        inside = textwrap.dedent("\n".join(lines[opened + 1 : number]))
+        language = lines[opened].strip().removeprefix("```")
+        way, more = mark(lines[opened - 1] if opened else "")
+        found.append(Block(page, opened + 1, language, inside + "\n", way, more))
+        opened = None
+    assert opened is None, f"{page}:{opened}: a block without an end"
+    return found
+
+
+def mark(line: str) -> tuple[str | None, str]:
+    """(way, what follows it) of the line above a block; way None: it is no mark."""
+    said = re.fullmatch(r"\s*<!-- test: ([^:]+?)(?:: (.+?))? -->", line)
+    return (said[1], said[2] or "") if said else (None, "")

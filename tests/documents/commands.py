@@ -1,0 +1,192 @@
+"""The commands of a block as the shell makes them, and how each is run or only checked."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from m4.cli import arguments as cli
+from m4.cli import commands as cli_commands
+from m4.plan.machines import topology
+from tests.documents.blocks import ROOT
+
+# Commands that no test can run, and their flags by their own documentation.
+FOREIGN = {
+    "cd": (),
+    "gcloud container clusters get-credentials": ("--location",),
+    "gcloud services enable": (),
+    "gcloud storage buckets add-iam-policy-binding": ("--member", "--role"),
+    "gcloud storage buckets create": ("--location", "--uniform-bucket-level-access"),
+    "gcloud storage rsync": ("--recursive",),
+    "git clone": (),
+}
+LAUNCHERS = {"srun": 0, "taskset": 2}  # program -> words of its own before the command
+PROGRAMS = {"m4", "make", "python", *LAUNCHERS, *(name.split()[0] for name in FOREIGN)}
+PATHS = [".venv/bin/m4", ".venv/bin/python", "peer/bin/python"]
+PATHS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "scripts").glob("*.sh"))]
+NUMBER = r"[+−-]?\d([\d.,:]*\d)?"
+
+
+def words_of(text: str, folder: Path) -> list[list[str]]:
+    """What the shell would call, in its order: programs that only note their words stand in.
+
+    folder: an empty one. A program that no test knows is an AssertionError.
+    """
+    calls = folder / "calls"
+    calls.mkdir(parents=True)
+    for name in [*(f"bin/{program}" for program in PROGRAMS), *PATHS]:
+        word = name.removeprefix("bin/").removeprefix(".venv/bin/")
+        noted = f'printf \'%s\\0\' {word} "$@" >"$(printf \'%s/%06d\' {calls} "$BASHPID")"'
+        write_program(folder / name, noted)
+    setting = f"set -euo pipefail; enable -n cd; PATH={folder / 'bin'}; BASH_ENV=\n"
+    said = subprocess.run(
+        ["/bin/bash", "-c", setting + text], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 0, said.stderr
+    noted = sorted(calls.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return [path.read_text(encoding="utf-8").split("\0")[:-1] for path in noted]
+
+
+def write_program(path: Path, text: str) -> None:
+    """A program for the shell."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def dry_run_all(commands: str, folder: Path) -> None:
+    """Checks a block's commands without running them; folder: an empty one."""
+    calls = words_of(commands, folder)
+    assert calls, "no commands"
+    for words in calls:
+        dry_run(words)
+
+
+def dry_run(words: list[str]) -> None:
+    """Checks a command without running it; an AssertionError or InputError: it is wrong."""
+    program, *rest = words
+    if program in LAUNCHERS:
+        dry_run(rest[LAUNCHERS[program] :])
+    elif program == "m4":
+        m4(rest)
+    elif program == "make":
+        assert made_by(rest)
+    elif program.startswith("scripts/"):
+        script(program, rest)
+    elif program.endswith("python"):
+        python(rest)
+    else:
+        foreign(words)
+
+
+def m4(rest: list[str]) -> None:
+    """Reads the arguments and the config, and makes its experiment."""
+    others, bindings = cli.split_arguments(rest)
+    parsed = cli.parser().parse_args(others)
+    cli.distributed_options_of(parsed, os.environ)
+    if parsed.job == "plan" and parsed.topology:
+        topology(parsed.topology)
+    if getattr(parsed, "gin_file", None):
+        cli_commands.read_config(parsed, bindings).experiment()
+
+
+def made_by(rest: list[str]) -> str:
+    """The commands that make would run, but for the set-up."""
+    said = subprocess.run(
+        ["make", "--dry-run", "--old-file=setup", *rest],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    return said.stdout
+
+
+def script(program: str, rest: list[str]) -> None:
+    """The script's own dry run; what follows --, if it names a job, is a command of m4's."""
+    command = ["bash", str(ROOT / program), rest[0], "--dry_run", *rest[1:]]
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": os.devnull}
+    said = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout
+    behind = rest[rest.index("--") + 1 :] if "--" in rest else []
+    if behind and behind[0] in cli.JOBS:
+        m4(behind)
+
+
+class Parsed(Exception):
+    """A program has read its arguments."""
+
+
+def python(rest: list[str]) -> None:
+    """Compiles the text of -c; of a benchmark reads the arguments, its commands' too."""
+    first, *arguments = rest
+    if first == "-c":
+        compile(arguments[0], "-c", "exec")
+        return
+    with _only_arguments() as read, mock.patch.object(sys, "argv", [first, *arguments]):
+        try:
+            runpy.run_path(str(ROOT / first))["main"]()
+        except Parsed:
+            pass
+        else:
+            raise AssertionError(f"{first} reads no arguments")
+    if getattr(read[0], "vs", None):
+        python([first, *shlex.split(read[0].vs)])
+    for command in getattr(read[0], "commands", []):
+        dry_run(shlex.split(command))
+
+
+@contextmanager
+def _only_arguments() -> Iterator[list[argparse.Namespace]]:
+    """Programs end when they have read their arguments; what they import need not be installed."""
+    read = []
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(self: argparse.ArgumentParser, *given) -> argparse.Namespace:
+        try:
+            read.append(parse(self, *given))
+        except SystemExit as error:
+            raise AssertionError(f"{sys.argv}: not its arguments") from error
+        raise Parsed
+
+    peers = {name: types.ModuleType(name) for name in ("torch", "transformers")}
+    path = [str(ROOT / "benchmarks"), *sys.path]
+    with (
+        mock.patch.object(argparse.ArgumentParser, "parse_args", parse_only),
+        mock.patch.dict(sys.modules, peers),
+        mock.patch.object(sys, "path", path),
+    ):
+        yield read
+
+
+def foreign(words: list[str]) -> None:
+    """A command of the cloud's, or another's: it is in the list, with these flags."""
+    known = [name for name in FOREIGN if words[: len(name.split())] == name.split()]
+    assert known, f"not in FOREIGN of tests/documents/commands.py: {shlex.join(words)}"
+    rest = itertools.takewhile(lambda word: word != "--", words[len(known[0].split()) :])
+    flags = [word.partition("=")[0] for word in rest if word.startswith("-")]
+    unknown = set(flags) - set(FOREIGN[known[0]])
+    assert not unknown, f"{known[0]} has no {unknown}, by FOREIGN of tests/documents/commands.py"
+
+
+def is_like(line: str, printed: str) -> bool:
+    """Whether a documented line is the printed one but for numbers, spaces and what ... omits."""
+    parts = [re.escape(_shape(part)) for part in line.split("...")]
+    return re.fullmatch(".*".join(parts), _shape(printed)) is not None
+
+
+def _shape(line: str) -> str:
+    return "".join(re.sub(NUMBER, "0", line).split())

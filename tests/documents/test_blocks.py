@@ -1,0 +1,158 @@
+"""Every block of the documents is tested in the way that its mark names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pydoc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m4 import config
+from tests.documents.blocks import ROOT, WAYS, Block, blocks, read
+from tests.documents.commands import dry_run_all, is_like
+from tests.documents.world import World
+
+# Nothing runs of these: (page, way, how many).
+NOT_TESTED = {
+    ("docs/gates.md", "formula", 2),
+    ("docs/model.md", "formula", 1),
+}
+BLOCKS = blocks()
+
+
+def in_the_way(*ways: str) -> pytest.MarkDecorator:
+    """Parametrizes a test over the blocks with these marks."""
+    return pytest.mark.parametrize("block", [b for b in BLOCKS if b.way in ways], ids=str)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The working folder, after the README's `make demo`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_NUM_CPU_DEVICES", "1")  # of the baselines' processes
+        patch.setenv("COLUMNS", "120")
+        made = World(tmp_path_factory.mktemp("world"), tmp_path_factory.mktemp("notes"))
+        patch.chdir(made.folder)
+        made.run(first_block())
+        yield made
+
+
+def first_block() -> Block:
+    """The one that makes runs/demo."""
+    (found,) = [b for b in BLOCKS if b.way == "run" and b.commands.startswith("make demo")]
+    return found
+
+
+def test_every_block_has_a_mark() -> None:
+    wrong = [f"{block}: mark {block.way!r}" for block in BLOCKS if block.way not in WAYS]
+    allowed = "\n".join(f"<!-- test: {way} -->  {what}" for way, what in WAYS.items())
+    assert not wrong, "\n".join([*wrong, "the line above a block must be one of", allowed])
+
+
+def test_a_block_without_a_mark_or_with_a_wrong_one_is_found() -> None:
+    (block,) = read("Text:\n\n```\nm4 train\n```\n", "page.md")
+    assert (block.way, str(block)) == (None, "page.md:3")
+    (block,) = read("<!-- test: run: A=1 -->\n```\n$ m4 train \\\n  --x\nok 1\n...\n```\n", "x")
+    assert (block.way, block.more, block.output) == ("run", "A=1", ["ok 1"])
+    assert block.commands == "m4 train \\\n  --x"
+
+
+def test_the_ways_are_those_of_contributing() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.split("## A block of a document")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `([^`:]+)", table, re.MULTILINE) == list(WAYS)
+
+
+def test_few_blocks_are_not_tested() -> None:
+    unknown = [(block.page, block.way) for block in BLOCKS if block.way in ("formula", "not run")]
+    assert {(*one, unknown.count(one)) for one in unknown} == NOT_TESTED
+    assert all(block.more for block in BLOCKS if block.way == "not run")
+
+
+@pytest.mark.slow
+@in_the_way("run")
+def test_block_runs(block: Block, world: World) -> None:
+    printed = "".join(said.out + said.err for said in world.run(block))
+    for line in block.output:
+        like = any(is_like(line, one) for one in printed.splitlines())
+        assert like, f"{block}: nothing like {line!r} in {printed}"
+
+
+@pytest.mark.thorough
+@in_the_way("run thorough")
+def test_block_runs_in_processes(block: Block, world: World) -> None:
+    world.run_in_processes(block)
+
+
+@in_the_way("dry_run")
+def test_block_runs_dry(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    dry_run_all(block.commands, tmp_path)
+
+
+MISTAKES = {
+    "m4 train --gin_file=gin_configs/demon.gin": "no such file",
+    "m4 train --gin_file=gin_configs/demo.gin --gin.schedules.rsqrt.top=1": "top",
+    "m4 plan --gin_file=gin_configs/demo.gin --topology=v4:4x4": "v4:4x4",
+    "m4 train --gin_flie=gin_configs/demo.gin": "",  # argparse ends the process
+    "make demonstration": "demonstration",
+    "scripts/cloud_tpu.sh crate --name=x --zone=us-a1-a": "crate",
+    "gcloud storage buckets create gs://b --place=here": "--place",
+    "gcloud storage bucket create gs://b": "not in FOREIGN",
+    'python benchmarks/moe_layer.py --vs "--transport einsum"': "--transport",
+    "trian m4": "command not found",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_dry_run_finds(mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises((AssertionError, ValueError, SystemExit)) as error:
+        dry_run_all(mistake, tmp_path)
+    assert MISTAKES[mistake] in str(error.value)
+
+
+@in_the_way("gin")
+def test_block_binds(block: Block, tmp_path: Path) -> None:
+    # In one file, as a user would append it: imports hold for the file.
+    whole = (ROOT / (block.more or "gin_configs/demo.gin")).read_text(encoding="utf-8")
+    path = tmp_path / "block.gin"
+    path.write_text(f"{whole}\n{block.text}", encoding="utf-8")
+    config.load([path]).experiment()
+
+
+@in_the_way("signatures")
+def test_block_has_the_signatures_of_the_code(block: Block) -> None:
+    owner: Any = pydoc.locate(block.more)
+    assert owner is not None, f"{block}: {block.more}"
+    tree = ast.parse(block.text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert functions, f"{block}: no function"
+    for node in functions:
+        code = inspect.signature(getattr(owner, node.name))
+        assert parameters(ast.unparse(node.args)) == {
+            name: one.default for name, one in code.parameters.items()
+        }, f"{block}: {node.name}"
+
+
+def parameters(text: str) -> dict[str, Any]:
+    """Parameter -> default, of a list of parameters as it is written."""
+    names: dict[str, Any] = {}
+    plain = re.sub(r": [^,=]*?(?=[,=]|$)", "", text)
+    exec(f"def function({plain}): ...", names)
+    found = inspect.signature(names["function"]).parameters
+    return {name: one.default for name, one in found.items()}
+
+
+@in_the_way("printed by")
+def test_block_is_printed_by_the_file(block: Block) -> None:
+    tree = ast.parse((ROOT / block.more).read_text(encoding="utf-8"))
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+    known = set(re.findall(r"[a-z]+", " ".join(text for text in texts if isinstance(text, str))))
+    words = set(re.findall(r"(?<![\w-])[a-z]{3,}(?![\w-])", block.text))
+    assert words <= known, f"{block}: {block.more} has no {words - known}"

@@ -1,0 +1,112 @@
+"""A folder in which the documents' commands run in seconds: every config has a tiny model."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from m4.data.sources.cldr import Cldr
+from tests.command_line import TINY, Said
+from tests.command_line import m4 as command
+from tests.documents.blocks import ROOT, Block
+from tests.documents.commands import made_by, words_of, write_program
+
+CORPUS = {"es": 150, "gl": 100, "fy": 60}
+
+
+class World:
+    """gin_configs/ with tiny.gin's sizes, my_corpus/ of TSV files, and what commands leave there.
+
+    A command that has run is not run again: what it printed is remembered.
+    """
+
+    def __init__(self, folder: Path, notes: Path):
+        self.folder, self._notes = folder, notes
+        self._said: dict[str, Said] = {}
+        # What a config is about stays its own: its corpus, and where its run lies.
+        sizes = "".join(
+            line
+            for line in TINY.read_text(encoding="utf-8").splitlines(keepends=True)
+            if not line.startswith(("MODEL_DIR =", "corpus.CorpusSpec.source ="))
+        )
+        for path in (ROOT / "gin_configs").rglob("*.gin"):
+            copy = folder / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(f"{path.read_text(encoding='utf-8')}\n{sizes}", encoding="utf-8")
+        write_corpus(folder / "my_corpus")
+
+    def run(self, block: Block) -> list[Said]:
+        """Runs a block's commands in this process; the working folder is this one."""
+        if block.language == "python":
+            exec(compile(python_of(block), str(block), "exec"), {})
+            return []
+        said = [self._run(words, block) for words in self._words(block.commands)]
+        assert said, f"{block}: no commands"
+        return said
+
+    def run_in_processes(self, block: Block) -> None:
+        """Runs a block as it is, by bash or Python."""
+        programs = self._notes / "programs"
+        started = f'exec {sys.executable} "$@"'
+        write_program(programs / "python", started)
+        write_program(programs / "m4", f'exec {sys.executable} -m m4 "$@" {block.more}')
+        environment = {**os.environ, "PATH": f"{programs}:/usr/bin:/bin"}
+        python = block.language == "python"
+        text = python_of(block) if python else "set -euo pipefail\n" + block.commands
+        program = [sys.executable] if python else ["/bin/bash"]
+        said = subprocess.run(
+            [*program, "-c", text.replace(".venv/bin/", "")],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert said.returncode == 0, f"{block}: {said.stderr}"
+
+    def _run(self, words: list[str], block: Block) -> Said:
+        program, *rest = words
+        if program == "make":
+            (made,) = self._words(made_by(rest))
+            return self._run(made, block)
+        assert program == "m4", f"{block}: {program} runs in `run thorough` only, or as a dry run"
+        return self.m4(*rest, *block.more.split())
+
+    def m4(self, *words: str) -> Said:
+        """`m4 WORDS`, once."""
+        key = "\0".join(words)
+        if key not in self._said:
+            self._said[key] = command(*words)
+        said = self._said[key]
+        assert said.status == 0, f"m4 {' '.join(words)}: {said.err}"
+        return said
+
+    def _words(self, commands: str) -> list[list[str]]:
+        assert not re.search(r"^\s*(export )?[A-Z_]+=", commands, re.MULTILINE), (
+            "an environment: `run thorough`"
+        )
+        return words_of(commands, self._notes / str(len(list(self._notes.iterdir()))))
+
+
+def python_of(block: Block) -> str:
+    """The block's Python, arguments with the mark's values."""
+    text = block.text
+    for word in block.more.split():
+        name, _, value = word.partition("=")
+        text, times = re.subn(rf"\b{name}=[\w.]+", f"{name}={value}", text)
+        assert times, f"{block}: no {name}=..."
+    return text
+
+
+def write_corpus(folder: Path) -> None:
+    """my_corpus/gl.train.tsv and so on, of the embedded corpus."""
+    folder.mkdir()
+    source = Cldr(CORPUS, test_pairs=12, dev_pairs=8)
+    for language in CORPUS:
+        for split in ("train", "dev", "test"):
+            lines = [f"{english}\t{other}\n" for english, other in source.pairs(language, split)]
+            (folder / f"{language}.{split}.tsv").write_text("".join(lines), encoding="utf-8")

@@ -1,5 +1,6 @@
 """One training step and one evaluation step: (state, batch) -> (state, metrics)."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,7 +61,7 @@ def make_train_step(
     grad_accum_steps: int,
     rng: str,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
-    """The step function (pure, to be jitted). `m4.train.trainer.Training` has the defaults.
+    """The step function (pure, to be jitted). `m4.train.training.Training` has the defaults.
 
     loss = sum over real target tokens of the smoothed cross-entropy + z-loss, divided by their
     number, + aux_loss_factor * mean over MoE layers of the auxiliary loss (1 when balanced) +
@@ -83,29 +84,9 @@ def make_train_step(
     choices by direction and expert where the model counts directions, and in `data_counts` pairs
     and tokens by direction.
     """
-
-    def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array):
-        """The part of the loss that these rows make; tokens: real target tokens of all parts."""
-        logits_BTV, sown = apply_model(model, params, batch, key, step)
-        targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
-        loss = cross_entropy(logits_BTV, targets_BT, label_smoothing, z_loss)
-        total = jnp.sum(loss.training_BT * weights_BT) / tokens
-        # Means over layers: of each part they are the n-th part of the whole's.
-        moe, layers = jax.tree.map(
-            lambda x: x / grad_accum_steps, (mean_metrics(sown), layer_metrics(sown))
-        )
-        if moe:
-            total = total + aux_loss_factor * moe["auxiliary_loss"]
-            total = total + router_z_loss_factor * moe["router_z_loss"]
-        nll_BT = jax.lax.stop_gradient(loss.nll_BT) * weights_BT
-        return total, {
-            "loss": total,
-            "nll": jnp.sum(nll_BT) / tokens,
-            **_token_metrics(nll_BT, batch, directions),
-            **moe,
-            "layers": layers,
-            "expert_loads": sown_choices(sown, "seated_DE"),
-        }
+    smoothed = functools.partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
+    factors = {"auxiliary_loss": aux_loss_factor, "router_z_loss": router_z_loss_factor}
+    loss_fn = _make_loss(model, smoothed, factors, directions, grad_accum_steps)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
@@ -116,6 +97,39 @@ def make_train_step(
         return TrainState(state.step + 1, params, new_optimizer), metrics
 
     return train_step
+
+
+def _make_loss(
+    model: Transformer,
+    smoothed: Callable[..., Any],
+    factors: Mapping[str, float],
+    directions: int,
+    parts: int,
+) -> Callable[..., tuple[Array, dict[str, Any]]]:
+    """(params, rows, dropout key, step, real target tokens of all parts) -> (the part of the loss
+    that these rows make, metrics). factors: of the MoE layers' losses."""
+
+    def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array):
+        logits_BTV, sown = apply_model(model, params, batch, key, step)
+        targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+        loss = smoothed(logits_BTV, targets_BT)
+        total = jnp.sum(loss.training_BT * weights_BT) / tokens
+        # Means over layers: of each part they are the n-th part of the whole's.
+        moe, layers = jax.tree.map(lambda x: x / parts, (mean_metrics(sown), layer_metrics(sown)))
+        if moe:
+            for name, factor in factors.items():
+                total = total + factor * moe[name]
+        nll_BT = jax.lax.stop_gradient(loss.nll_BT) * weights_BT
+        return total, {
+            "loss": total,
+            "nll": jnp.sum(nll_BT) / tokens,
+            **_token_metrics(nll_BT, batch, directions),
+            **moe,
+            "layers": layers,
+            "expert_loads": sown_choices(sown, "seated_DE"),
+        }
+
+    return loss_fn
 
 
 def _token_metrics(nll_BT: Array, batch: Batch, directions: int) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from m4.parallel.huge_pages import restart_with_huge_pages
 from m4.parallel.mesh import make_mesh
 from m4.train.optimizer import adafactor, adamw, muon
 from m4.train.state import initialize
-from m4.train.trainer import Trainer, Training
+from m4.train.trainer import Trainer
+from m4.train.training import Training
 
 DISPATCH = {"einsum": einsum, "gather": gather}
 OPTIMIZERS = {

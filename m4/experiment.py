@@ -19,7 +19,7 @@ from m4.eval.scoring.groups import DEFAULT_LEVELS
 from m4.eval.scoring.groups import ResourceLevels as ResourceLevels
 from m4.model.transformer import Transformer
 from m4.settings import MUTABLE, OneOf, SettingError, Size, checked
-from m4.train.trainer import Training as Training
+from m4.train.training import Training as Training
 
 
 @checked

@@ -32,7 +32,7 @@ from m4.settings import InputError, SettingError
 FORMAT = 5
 
 # What does not change the model: not part of its hash.
-_OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard")
+_OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard", "profile")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +129,7 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Plan]:
                 sample_by="examples",
                 stream=Stream,
             ),
+            training=dataclasses.replace(base.training, profile=None),
             decoding=experiment.decoding,
             baselines=None,
         )

@@ -55,7 +55,7 @@ def train_one(
     from m4.eval.scoring.dev_chrf import dev_chrf
     from m4.jobs import prepare
     from m4.parallel.jax_setup import set_up
-    from m4.train.trainer import Evaluator
+    from m4.train.run import Evaluator
 
     folder, training = Path(experiment.model_dir), experiment.training
     set_up(folder.parent / "compilation_cache")

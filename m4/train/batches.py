@@ -15,6 +15,12 @@ from m4.parallel.host_batches import host_batch, host_shards, to_global
 BatchShape = tuple[int, int, int]
 
 
+def shape_of(batch: Mapping[str, jax.Array]) -> BatchShape:
+    """Of a batch over the mesh."""
+    rows, source_length = batch["encoder_input_tokens"].shape
+    return rows, source_length, batch["decoder_input_tokens"].shape[1]
+
+
 class BatchStream(Protocol):
     """batch(step) is a pure function of the step: nothing but the step is needed to resume."""
 

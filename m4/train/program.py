@@ -22,7 +22,7 @@ class TrainProgram:
 
     Attributes:
         step: (state, batch) -> (state, metrics), pure (`m4.train.step.make_train_step`).
-        fsdp_axes, extra_axis_rules: see `m4.train.trainer.Training`.
+        fsdp_axes, extra_axis_rules: see `m4.train.training.Training`.
     """
 
     step: Callable[..., Any]

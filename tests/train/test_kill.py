@@ -16,10 +16,11 @@ from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage.checkpoints import Checkpoints, latest_step
 from m4.storage.metrics_log import read_metrics
-from m4.train.trainer import Evaluator, Trained
+from m4.train.run import Evaluator
+from m4.train.trainer import Trained
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
-from tests.train.trainers import train
+from tests.train.trainers import timeless_rows, train
 
 
 def run(folder: Path, corpus: Path, killed_at: int = 0) -> Trained:
@@ -66,12 +67,7 @@ def test_resume_after_sigkill_is_bit_equal(tmp_path: Path) -> None:
     killed, whole = run(tmp_path / "killed", corpus), run(tmp_path / "whole", corpus)
     for a, b in zip(jax.tree.leaves(killed.params), jax.tree.leaves(whole.params), strict=True):
         np.testing.assert_array_equal(a, b)
-    rows = {}
-    for name in ("killed", "whole"):
-        rows[name] = read_metrics(tmp_path / name)
-        for row in rows[name]:
-            row.pop("tokens_per_second", None)
-    assert rows["killed"] == rows["whole"]
+    assert timeless_rows(tmp_path / "killed") == timeless_rows(tmp_path / "whole")
     # And a save that was killed in the middle is cleaned up.
     names = sorted(path.name for path in (tmp_path / "killed" / "checkpoints").iterdir())
     assert names == ["2", "4", "6"]

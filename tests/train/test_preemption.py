@@ -14,7 +14,7 @@ from m4.data.stream.stream import Stream
 from m4.storage import lease
 from m4.storage.checkpoints import latest_step
 from m4.train.preemption import stop_signals
-from m4.train.trainer import Evaluator, Interrupted
+from m4.train.run import Evaluator, Interrupted
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import train

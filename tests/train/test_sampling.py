@@ -20,14 +20,14 @@ from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
-from m4.storage.metrics_log import read_metrics
 from m4.train.measuring.training_counts import DATA_COUNTS, DataCounter
+from m4.train.run import Evaluator, Interrupted
 from m4.train.sampling import LearnedSampling
 from m4.train.step import count_data
-from m4.train.trainer import Evaluator, Interrupted, Trained
+from m4.train.trainer import Trained
 from tests.data.corpus import Made
 from tests.train.test_step import MODEL, mesh_of
-from tests.train.trainers import train
+from tests.train.trainers import timeless_rows, train
 
 LEARNED = Learned(start=uniform, step_size=1.0)
 
@@ -68,7 +68,7 @@ def test_a_steps_counts_equal_a_recount(corpus: caches.Cache, layout: str) -> No
 
 def test_counts_continue_from_a_note() -> None:
     step = {name: np.array([i + 1, 10 * i]) for i, name in enumerate(DATA_COUNTS)}
-    seen = DataCounter(["en-gl", "gl-en"], None, 0)
+    seen = DataCounter(["en-gl", "gl-en"], None, 0, most=20)
     seen.add(step)
     seen.add(step)
     # Tokens a step: 2 + 3 of en-gl, 10 + 20 of gl-en.
@@ -79,11 +79,11 @@ def test_counts_continue_from_a_note() -> None:
         "gl-en": {"pairs": 0, "source_tokens": 20, "target_tokens": 40},
     }
     assert saved["languages"] == {"gl": {"pairs": 2, "source_tokens": 24, "target_tokens": 46}}
-    again = DataCounter(["en-gl", "gl-en"], saved, 2)
+    again = DataCounter(["en-gl", "gl-en"], saved, 2, most=20)
     again.add(step)
     assert again.note()["seen"]["directions"]["en-gl"]["target_tokens"] == 9
     assert again.note()["seen"]["from_step"] == 0
-    assert DataCounter(["en-gl"], None, 7).note()["seen"]["from_step"] == 7
+    assert DataCounter(["en-gl"], None, 7, most=20).note()["seen"]["from_step"] == 7
 
 
 def run(
@@ -145,9 +145,7 @@ def test_resume_learns_and_draws_the_same(tmp_path: Path, corpus: caches.Cache) 
         np.testing.assert_array_equal(a, b)
     assert parts.note["sampling"] == whole.note["sampling"]
     assert parts.note["seen"] == whole.note["seen"]
-    rows = {name: read_metrics(tmp_path / name) for name in ("whole", "parts")}
-    for row in rows["whole"] + rows["parts"]:
-        row.pop("tokens_per_second", None)
+    rows = {name: timeless_rows(tmp_path / name) for name in ("whole", "parts")}
     rows["parts"] = [row for row in rows["parts"] if len(row) > 1]  # of the interrupting evaluator
     assert rows["parts"] == rows["whole"]
 

@@ -8,10 +8,12 @@ import optax
 from jax.sharding import Mesh
 
 from m4.model.transformer import Transformer
+from m4.storage.metrics_log import read_metrics
 from m4.train.batches import BatchStream
 from m4.train.optimizer import adamw
 from m4.train.program import TrainProgram
-from m4.train.trainer import Trained, Trainer, Training
+from m4.train.trainer import Trained, Trainer
+from m4.train.training import Training
 
 
 def training_of(
@@ -33,8 +35,20 @@ def program_of(
     return Trainer(training, model, [f"en-x{i}" for i in range(directions)], mesh).program
 
 
+# What differs from run to run in rows of metrics: all that a clock measures.
+_TIMES = ("seconds", "per_second", "mfu", "goodput")
+
+
+def timeless_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl without times and speeds."""
+    return [
+        {name: value for name, value in row.items() if not any(part in name for part in _TIMES)}
+        for row in read_metrics(folder)
+    ]
+
+
 # What `Trainer.run` takes; all else are settings.
-_OF_RUN = ("evaluators", "sampling", "groups", "note", "progress")
+_OF_RUN = ("evaluators", "sampling", "groups", "note", "flops", "progress")
 
 
 def train(

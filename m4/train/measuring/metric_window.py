@@ -15,15 +15,25 @@ _MOST_LOADS = 64
 
 
 def _layer_row(layers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """ "moe/<layer>/<metric>" -> number, short: six digits; what has two names is there once."""
+    """ "moe/<layer>/<metric>" -> number, short: six digits."""
     row = {}
     for layer, values in layers.items():
         for name, value in values.items():
-            if name == "fraction_tokens_left_behind" or value.size > _MOST_LOADS:
-                continue
             for part, number in _parts(name, value).items():
                 row[f"moe/{layer}/{part}"] = float(f"{number:.6g}")
     return row
+
+
+def _shown(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What of the layers' metrics a row has: all else need not be kept."""
+    return {
+        layer: {
+            name: value
+            for name, value in values.items()
+            if name != "fraction_tokens_left_behind" and value.size <= _MOST_LOADS
+        }
+        for layer, values in layers.items()
+    }
 
 
 def _parts(name: str, value: np.ndarray) -> dict[str, float]:
@@ -43,21 +53,27 @@ class MetricWindow:
     def __init__(self, directions: Sequence[str], groups: Mapping[str, Sequence[str]]):
         self._directions = list(directions)
         self._groups = groups
-        self._steps: list[Mapping[str, Any]] = []
+        self._steps: list[dict[str, Any]] = []
+        self._unchecked: list[tuple[int, Any, Any]] = []
         self._since = time.monotonic()
         self.text = ""
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Raises NotFinite."""
-        for name in ("loss", "gradient_norm"):
-            value = float(metrics[name])
-            if not math.isfinite(value):
-                raise NotFinite(
-                    f"step {step}: {name} is {value}; no checkpoint is of this step or later. "
-                    "The learning rate may be too high or its warmup too short (where nothing else "
-                    "is set, rsqrt.peak and rsqrt.warmup_steps)"
-                )
-        self._steps.append(metrics)
+        """Metrics of a step; what they are is not read before `check` and `flush`."""
+        self._steps.append({**metrics, "layers": _shown(metrics["layers"])})
+        self._unchecked.append((step, metrics["loss"], metrics["gradient_norm"]))
+
+    def check(self) -> None:
+        """Raises NotFinite for the first step since the last check that is not finite."""
+        unchecked, self._unchecked = self._unchecked, []
+        for step, *values in jax.device_get(unchecked):
+            for name, value in zip(("loss", "gradient_norm"), values, strict=True):
+                if not math.isfinite(value):
+                    raise NotFinite(
+                        f"step {step}: {name} is {value}; no checkpoint is of this step or later. "
+                        "The learning rate may be too high or its warmup too short (where nothing "
+                        "else is set, rsqrt.peak and rsqrt.warmup_steps)"
+                    )
 
     def flush(self) -> dict[str, float]:
         """The row: loss, nll, nll/<direction>, tokens_per_second, and the MoE layers' metrics, on

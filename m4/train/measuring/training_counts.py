@@ -1,11 +1,13 @@
 """What is counted over all steps of a run and kept in its checkpoints' notes, so that a resumed run
 continues to count: choices of experts (the atlas), and the training data."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from m4.data.preprocess import language_of
@@ -15,26 +17,63 @@ from m4.train.measuring import routing_counts
 DATA_COUNTS = ("pairs", "source_tokens", "target_tokens")
 
 
+class DeviceSum:
+    """Integers that every step counts, added up on the devices.
+
+    A step's counts of 2,048 experts are 14 MiB on every device: kept one by one until they are
+    read they would be more than a gigabyte.
+    """
+
+    def __init__(self, most: int):
+        """most: what a step adds to one number at most: sums on the devices are int32."""
+        self._limit = max((2**31 - 1) // max(most, 1), 1)
+        self._steps = 0
+        self._sums: Any = None
+        self._read: Any = None
+
+    def add(self, counts: Any) -> None:
+        """A tree of arrays int32, which are not to be used any more."""
+        if self._steps == self._limit:
+            self._read, self._sums, self._steps = self.take(), None, 0
+        self._sums = counts if self._sums is None else _add(self._sums, counts)
+        self._steps += 1
+
+    def take(self) -> Any:
+        """The sums since the last call, numpy int64; None: nothing was added."""
+        read, sums = self._read, jax.device_get(self._sums)
+        self._read, self._sums, self._steps = None, None, 0
+        if sums is None:
+            return read
+        sums = jax.tree.map(lambda x: np.asarray(x, np.int64), sums)
+        return sums if read is None else jax.tree.map(np.add, read, sums)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _add(sums: Any, counts: Any) -> Any:
+    return jax.tree.map(jnp.add, sums, counts)
+
+
 class ExpertLoadCounter:
     """Choices of experts that found a slot, of all steps, by layer, direction and expert."""
 
-    def __init__(self, directions: Sequence[str], saved: Mapping[str, Any] | None, start: int):
+    def __init__(
+        self, directions: Sequence[str], saved: Mapping[str, Any] | None, start: int, most: int
+    ):
+        """most: choices that a step can count for one direction and expert."""
         # A checkpoint without counts: counting begins with the next step.
         self._from = start if saved is None else saved["from_step"]
         self._counts = routing_counts.Counts(directions)
         if saved is not None:
             self._counts = routing_counts.Counts.from_json(saved)
-        self._steps: list[Mapping[str, Any]] = []
+        self._steps = DeviceSum(most)
 
     def add(self, layers: Mapping[str, Any]) -> None:
-        """seated_DE of each layer; stays on the devices until `flush`."""
+        """seated_DE of each layer of a step."""
         if layers:
-            self._steps.append(layers)
+            self._steps.add(layers)
 
     def flush(self) -> None:
-        for layers in jax.device_get(self._steps):
-            self._counts.add(layers)
-        self._steps = []
+        self._counts.add(self._steps.take() or {})
 
     def note(self) -> dict[str, Any]:
         """What `saved` must be to continue from here, under its name in a note."""
@@ -56,7 +95,10 @@ class DataCounter:
     Padding is no token. Both directions of a language count for it.
     """
 
-    def __init__(self, directions: Sequence[str], saved: Mapping[str, Any] | None, start: int):
+    def __init__(
+        self, directions: Sequence[str], saved: Mapping[str, Any] | None, start: int, most: int
+    ):
+        """most: tokens that a step can count for one direction."""
         self._directions = list(directions)
         self._from = start if saved is None else saved["from_step"]
         old = {} if saved is None else saved["directions"]
@@ -64,20 +106,20 @@ class DataCounter:
             name: np.array([old.get(d, {}).get(name, 0) for d in directions], np.int64)
             for name in DATA_COUNTS
         }
-        self._steps: list[Mapping[str, Any]] = []
+        self._steps = DeviceSum(most)
 
     def add(self, counts: Mapping[str, Any]) -> None:
-        """Integers by direction of each of `DATA_COUNTS`; on the devices until `flush`."""
-        self._steps.append(counts)
+        """A step's integers by direction, of each of `DATA_COUNTS`."""
+        self._steps.add(dict(counts))
 
     def flush(self) -> dict[str, float]:
         """Counts what was added. Returns "share/<direction>": of its tokens, source and target."""
-        steps, self._steps = jax.device_get(self._steps), []
-        tokens_D = np.zeros(len(self._directions), np.int64)
-        for step in steps:
-            for name in DATA_COUNTS:
-                self._counts[name] += step[name]
-            tokens_D += step["source_tokens"].astype(np.int64) + step["target_tokens"]
+        added = self._steps.take()
+        if added is None:
+            return {}
+        for name in DATA_COUNTS:
+            self._counts[name] += added[name]
+        tokens_D = added["source_tokens"] + added["target_tokens"]
         share_D = tokens_D / max(tokens_D.sum(), 1)
         row = zip(self._directions, share_D, strict=True)
         return {f"share/{name}": float(f"{share:.6g}") for name, share in row if share}

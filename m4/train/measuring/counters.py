@@ -1,0 +1,55 @@
+"""What a training run sums over its steps."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from m4.train.measuring.metric_window import MetricWindow
+from m4.train.measuring.training_counts import DataCounter, ExpertLoadCounter
+
+
+class Counters:
+    """What is summed over steps: until the next row of metrics, and over the whole run.
+
+    Everything stays on the devices until it is asked for. Sums over the run are in checkpoints'
+    notes, so that a resumed run continues to count.
+    """
+
+    def __init__(
+        self,
+        directions: Sequence[str],
+        groups: Mapping[str, Sequence[str]],
+        saved: Mapping[str, Any],
+        start: int,
+        tokens: int,
+    ):
+        """saved: a checkpoint's note. tokens: of one side of a batch, at most."""
+        # A token chooses an expert once.
+        self._loads = ExpertLoadCounter(directions, saved.get("seated"), start, tokens)
+        self._data = DataCounter(directions, saved.get("seen"), start, tokens)
+        self._window = MetricWindow(directions, groups)
+
+    def add(self, step: int, metrics: dict[str, Any]) -> None:
+        """Takes what a step returned."""
+        self._loads.add(metrics.pop("expert_loads"))
+        self._data.add(metrics.pop("data_counts"))
+        self._window.add(step, metrics)
+
+    def check(self) -> None:
+        """Raises NotFinite for the first step since the last check that is not finite."""
+        self._window.check()
+
+    def row(self) -> dict[str, float]:
+        """The metrics since the last row."""
+        self._loads.flush()
+        return {**self._window.flush(), **self._data.flush()}
+
+    @property
+    def text(self) -> str:
+        return self._window.text
+
+    def note(self) -> dict[str, Any]:
+        return {**self._loads.note(), **self._data.note()}
+
+    def write(self, folder: Path, note: Mapping[str, Any]) -> None:
+        self._loads.write(folder, note)

@@ -1,0 +1,104 @@
+"""Where the time of a training run goes: steps, waiting for data, and all else."""
+
+import collections
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from m4.train.batches import BatchShape
+
+# The typical step is the median of so many.
+_TYPICAL_STEPS = 101
+
+
+@dataclasses.dataclass(frozen=True)
+class Flops:
+    """steps: model FLOPs of a step, by its batch's shape. peak: a second, of all devices
+    together."""
+
+    steps: Mapping[BatchShape, float]
+    peak: float
+
+
+class StepClock:
+    """Measures steps from outside of the devices.
+
+    A step lasts from the end of the one before, or of a pause, to its own end; waiting for its
+    batch and writing a row of metrics are part of it. Pauses are no step's: compiling (with the
+    step that is compiled for and its batch), evaluating and saving. With steps in flight the end
+    of a step is when the loop has seen it.
+
+    Attributes:
+        step: the one that was dispatched last. phase: "step", "data" (waiting for a batch), or a
+            pause's name. since: when the running step began, `time.monotonic`.
+    """
+
+    def __init__(self, flops: Flops | None, started: float, saved: Mapping[str, Any]):
+        """started: when the run was started first, `time.time`. saved: a checkpoint's note."""
+        self.step, self.phase, self.since = 0, "step", time.monotonic()
+        self._flops, self._started = flops, started
+        self._waited = 0.0
+        self._in_steps = float(saved.get("seconds_in_steps", 0.0))
+        self._recent: collections.deque[float] = collections.deque(maxlen=_TYPICAL_STEPS)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps: list[float] = []
+        self._waits: list[float] = []
+        self._computed = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self, step: int) -> Iterator[None]:
+        """Within it the loop waits for this step's batch."""
+        self.step, self.phase, begin = step, "data", time.monotonic()
+        yield
+        self._waited = time.monotonic() - begin
+        self.phase = "step"
+
+    def dispatched(self) -> None:
+        """The step of that batch runs, or waits on the device, and its time counts."""
+        self._waits.append(self._waited)
+
+    @contextlib.contextmanager
+    def pause(self, phase: str) -> Iterator[None]:
+        """Within it no step runs; the next one begins at its end."""
+        self.phase = phase
+        yield
+        self.since = time.monotonic()  # before the phase: the watchdog reads both
+        self.phase = "step"
+
+    def ended(self, shape: BatchShape) -> None:
+        """A step with a batch of this shape has ended."""
+        now = time.monotonic()
+        seconds, self.since = now - self.since, now
+        self._steps.append(seconds)
+        self._recent.append(seconds)
+        self._in_steps += seconds
+        self._computed += self._flops.steps[shape] if self._flops is not None else 0.0
+
+    @property
+    def typical_seconds(self) -> float:
+        """The median of the last steps; 0: there was none."""
+        recent = self._recent.copy()
+        return statistics.median(recent) if recent else 0.0
+
+    def row(self) -> dict[str, float]:
+        """What a row of metrics says of the steps since the last one (docs/performance.md)."""
+        wall = max(time.time() - self._started, self._in_steps, 1e-9)
+        row = {"goodput": self._in_steps / wall}
+        if self._waits:
+            row["data_wait_seconds"] = statistics.fmean(self._waits)
+        if self._steps:
+            row["step_seconds"] = statistics.fmean(self._steps)
+            row["step_seconds_deviation"] = statistics.pstdev(self._steps)
+            if self._flops is not None:
+                row["mfu"] = self._computed / max(sum(self._steps), 1e-9) / self._flops.peak
+        self._clear()
+        return row
+
+    def note(self) -> dict[str, Any]:
+        """What `saved` must be to continue from here."""
+        return {"seconds_in_steps": self._in_steps}

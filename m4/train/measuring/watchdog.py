@@ -1,0 +1,106 @@
+"""A thread that watches a training run: its heartbeat on disk, and a report of steps that stall."""
+
+import contextlib
+import faulthandler
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from m4.parallel import distributed
+from m4.storage.files import write_text
+from m4.train.measuring.step_clock import StepClock
+
+HEARTBEAT = "heartbeat.json"
+STALLS = "stalls"
+# Seconds between two heartbeats.
+PERIOD_SECONDS = 10.0
+# A step stalls when it takes longer than both: so many seconds, so many typical steps. Steps on a
+# slice take seconds; the longest that is no stall is a file server or a bucket out of reach, which
+# stops a stream for a minute or two.
+STALL_SECONDS = 300.0
+STALL_STEPS = 10
+# Elsewhere (compiling, evaluating, saving) minutes are usual.
+_WATCHED = ("step", "data")
+
+
+def first_start(folder: Path) -> float:
+    """When a run in this folder was started first, `time.time`: now, if never."""
+    try:
+        return float(json.loads((folder / HEARTBEAT).read_text(encoding="utf-8"))["started"])
+    except FileNotFoundError:
+        return time.time()
+    except (ValueError, TypeError, KeyError) as error:
+        print(f"{folder / HEARTBEAT}: damaged ({error}); goodput counts from now", file=sys.stderr)
+        return time.time()
+
+
+@contextlib.contextmanager
+def watched(clock: StepClock, folder: Path, started: float) -> Iterator[None]:
+    """Within it the run in `folder` has a heartbeat, and stalled steps are reported.
+
+    The primary process rewrites folder/heartbeat.json every ten seconds, but not while a step
+    stalls: its age says whether the run lives and moves. Every process reports its own stalls, each
+    once, with the stacks of all its threads: on stderr and in folder/stalls.
+    """
+    ended = threading.Event()
+    watchdog = _Watchdog(clock, folder, started)
+    thread = threading.Thread(target=watchdog.run, args=(ended,), name="watchdog", daemon=True)
+    watchdog.beat("start")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        watchdog.beat("end")
+
+
+class _Watchdog:
+    def __init__(self, clock: StepClock, folder: Path, started: float) -> None:
+        self._clock, self._folder, self._started = clock, folder, started
+        self._reported: float | None = None  # when the step began that was reported
+
+    def run(self, ended: threading.Event) -> None:
+        while not ended.wait(PERIOD_SECONDS):
+            stalled = self._stalled()
+            if stalled is None:
+                self.beat(self._clock.phase)
+            elif self._reported != stalled:
+                self._reported = stalled
+                self._report(time.monotonic() - stalled)
+
+    def beat(self, phase: str) -> None:
+        if not distributed.is_primary():
+            return
+        now = {"step": self._clock.step, "phase": phase, "time": time.time()}
+        try:
+            write_text(self._folder / HEARTBEAT, json.dumps({**now, "started": self._started}))
+        except OSError as error:  # a full disk stops training where it must write, not here
+            print(f"no heartbeat: {error}", file=sys.stderr)
+
+    def _stalled(self) -> float | None:
+        """When the step began that stalls."""
+        since, phase = self._clock.since, self._clock.phase
+        limit = max(STALL_SECONDS, STALL_STEPS * self._clock.typical_seconds)
+        return since if phase in _WATCHED and time.monotonic() - since > limit else None
+
+    def _report(self, seconds: float) -> None:
+        clock, process = self._clock, jax.process_index()
+        text = (
+            f"step {clock.step} has been running for {seconds:.0f} s "
+            f"(phase {clock.phase}, process {process}; a step takes {clock.typical_seconds:.3g} s)"
+        )
+        path = self._folder / STALLS / f"step_{clock.step}.process_{process}.txt"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w", encoding="utf-8") as file:
+                print(text, file=file, flush=True)
+                faulthandler.dump_traceback(file, all_threads=True)
+            print(f"{path.read_text(encoding='utf-8')}({path})", file=sys.stderr, flush=True)
+        except OSError as error:
+            print(f"{text}; its stacks cannot be written: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,77 @@
+"""How a model is trained: the settings."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import optax
+from jax.sharding import Mesh
+
+from m4.parallel.mesh import Rules, make_mesh
+from m4.settings import (
+    MUTABLE,
+    Between,
+    Count,
+    Factor,
+    OneOf,
+    Period,
+    Rate,
+    SettingError,
+    Size,
+    Steps,
+    checked,
+)
+from m4.train.early_stopping import EarlyStopping
+from m4.train.step import RNGS
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How a model is trained.
+
+    Attributes:
+        total_steps: where training ends. batch_size: packed rows a step, over all devices.
+        optimizer: (total steps) -> optax.GradientTransformation, e.g. `m4.train.optimizer.adamw`.
+        seed: of everything that is drawn. mesh: () -> Mesh, of the devices.
+        label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor, rng, grad_accum_steps: see
+            `m4.train.step.make_train_step`.
+        checkpoint_period: steps between checkpoints. keep_checkpoints: so many are kept.
+        fsdp_axes: mesh axes over which weights and their statistics are sharded further, see
+            `m4.parallel.mesh.shard_further`.
+        extra_axis_rules: (logical axis, mesh axis or axes) in addition to those of
+            `m4.parallel.axes`, for what these leave whole: ("embed", "model"), ("length", "model").
+        log_period: steps between rows of metrics.jsonl. tensorboard: writes TensorBoard files too.
+        dev_period: steps between dev losses. dev_pairs: at most so many pairs a direction.
+        early_stopping: ends training before total_steps, and keeps the best parameters.
+        profile: (first, last) step of a trace by JAX's profiler in MODEL_DIR/profile; None: none.
+    """
+
+    total_steps: Annotated[Steps, MUTABLE]
+    batch_size: Size
+    optimizer: Callable[[int], optax.GradientTransformation]
+    seed: Count = 0
+    mesh: Annotated[Callable[..., Mesh], MUTABLE] = make_mesh
+    label_smoothing: Rate = 0.1
+    z_loss: Factor = 1e-4
+    aux_loss_factor: Factor = 0.01
+    router_z_loss_factor: Factor = 0.0
+    rng: Annotated[str, OneOf(RNGS)] = "unsafe_rbg"
+    grad_accum_steps: Size = 1
+    checkpoint_period: Annotated[Period, MUTABLE] = 500
+    keep_checkpoints: Annotated[int, Between(1, 10**6), MUTABLE] = 3
+    fsdp_axes: Annotated[Sequence[str], MUTABLE] = ("fsdp",)
+    extra_axis_rules: Annotated[Rules, MUTABLE] = ()
+    log_period: Annotated[Period, MUTABLE] = 25
+    tensorboard: Annotated[bool, MUTABLE] = True
+    dev_period: Annotated[Period, MUTABLE] = 1000
+    dev_pairs: Annotated[Period, MUTABLE] = 200
+    early_stopping: EarlyStopping | None = None
+    profile: Annotated[Sequence[Period] | None, MUTABLE] = None
+
+    def __post_init__(self) -> None:
+        if self.profile is not None and (
+            len(self.profile) != 2 or self.profile[0] > self.profile[1]
+        ):
+            allowed = "the first and the last step of a trace, such as (100, 103), or None"
+            raise SettingError("Training.profile", self.profile, allowed)

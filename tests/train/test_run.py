@@ -1,0 +1,170 @@
+"""The training loop with steps in flight, its profile, and what a row says of time."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax._src.array import ArrayImpl
+
+from m4.data.corpus import CorpusSpec
+from m4.data.stream.stream import Stream
+from m4.settings import SettingError
+from m4.storage.checkpoints import latest_step
+from m4.storage.metrics_log import read_metrics
+from m4.train import run as runs
+from m4.train.measuring.metric_window import NotFinite
+from m4.train.measuring.profile import STEP_NAME
+from m4.train.measuring.step_clock import Flops, StepClock
+from m4.train.run import StepsInFlight
+from m4.train.trainer import Trained
+from tests.data.corpus import Made
+from tests.train.test_step import SHALLOW, mesh_of
+from tests.train.trainers import timeless_rows, train, training_of
+
+Run = Callable[..., Trained]
+FLOPS, PEAK = 3e9, 1e12
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("corpus") / "data"
+    corpus = CorpusSpec(
+        Made({"gl": 60}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}
+    ).build(folder)
+    stream = Stream(corpus, seed=1, batch_rows=4)
+    return functools.partial(
+        train,
+        model=SHALLOW.clone(
+            vocab_size=-(-corpus.source_vocabulary.size // 8) * 8, directions=2, dropout_rate=0.1
+        ),
+        stream=stream,
+        mesh=mesh_of(1, 1),
+        total_steps=6,
+        log_period=3,
+        checkpoint_period=100,
+        flops=Flops(dict.fromkeys(stream.shapes, FLOPS), PEAK),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
+    """A run as on CPUs, one step after the other, with a trace of two of them."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(folder, profile=(2, 3))
+
+
+@pytest.fixture
+def accelerated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Three steps in flight, as on an accelerator; "step" for each that is dispatched, and "read"
+    wherever the host reads an array of a device."""
+    events: list[str] = []
+    add, value = StepsInFlight.add, ArrayImpl._value
+
+    def noted_add(self: StepsInFlight, *arguments: Any) -> None:
+        events.append("step")
+        add(self, *arguments)
+
+    def noted_value(self: ArrayImpl) -> Any:
+        events.append("read")
+        return value.fget(self)
+
+    monkeypatch.setattr(runs, "most_in_flight", lambda mesh: 3)
+    monkeypatch.setattr(StepsInFlight, "add", noted_add)
+    monkeypatch.setattr(ArrayImpl, "_value", property(noted_value))
+    return events
+
+
+def test_steps_in_flight_end_as_steps_one_by_one_and_are_read_at_log_steps_alone(
+    tmp_path: Path, run: Run, whole: tuple[Path, Trained], accelerated: list[str]
+) -> None:
+    trained = run(tmp_path)
+    first = accelerated.index("step")
+    # Neighbours of one kind as one: steps 1 to 3, a row, steps 4 to 6, a row and the checkpoint.
+    events = [*accelerated[first:]]
+    kinds = [e for i, e in enumerate(events) if i == 0 or e != events[i - 1]]
+    assert kinds == ["step", "read", "step", "read"]
+    assert events[:4] == ["step", "step", "step", "read"]
+    for a, b in zip(jax.tree.leaves(whole[1].params), jax.tree.leaves(trained.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert timeless_rows(tmp_path) == timeless_rows(whole[0])
+    saved = [(path / "atlas.train.json").read_bytes() for path in (tmp_path, whole[0])]
+    assert saved[0] == saved[1]
+
+
+def test_a_step_in_flight_that_is_not_finite_is_in_no_checkpoint(
+    tmp_path: Path, run: Run, accelerated: list[str]
+) -> None:
+    """Infinite weights after step 1: step 2 has no loss, and is looked at before it is saved."""
+    with pytest.raises(NotFinite, match=r"^step 2: loss is nan"):
+        run(
+            tmp_path,
+            optimizer=lambda steps: optax.sgd(math.inf),
+            checkpoint_period=4,
+            log_period=100,
+        )
+    assert latest_step(tmp_path / "checkpoints") is None
+
+
+def test_processes_agree_to_stop_at_the_flags_of_steps_that_have_ended() -> None:
+    steps = StepsInFlight(3, StepClock(None, 0.0, {}))
+    seen = []
+    for flag in (0, 1, 0, 0):
+        steps.add(None, jnp.zeros(()), jnp.asarray(flag, jnp.int32))
+        seen.append(steps.stop)
+    # Step 2 is waited for when step 4 has been dispatched.
+    assert seen == [False, False, False, True]
+    one = StepsInFlight(1, StepClock(None, 0.0, {}))
+    one.add(None, jnp.zeros(()), jnp.asarray(1, jnp.int32))
+    assert one.stop
+
+
+def test_a_row_has_times_and_shares(whole: tuple[Path, Trained]) -> None:
+    folder, trained = whole
+    rows = read_metrics(folder)
+    assert [row["step"] for row in rows] == [3, 6]
+    for row in rows:
+        assert 0 <= row["data_wait_seconds"] <= row["step_seconds"]
+        assert row["step_seconds_deviation"] >= 0
+        assert row["mfu"] == pytest.approx(FLOPS / row["step_seconds"] / PEAK, rel=1e-6)
+        assert 0 < row["goodput"] < 1
+    # Of three steps the first one is compiled for, and does not count.
+    seconds = 2 * rows[0]["step_seconds"] + 3 * rows[1]["step_seconds"]
+    assert trained.note["seconds_in_steps"] == pytest.approx(seconds, rel=1e-6)
+    beat = json.loads((folder / "heartbeat.json").read_text(encoding="utf-8"))
+    assert (beat["step"], beat["phase"]) == (6, "end")
+    assert beat["started"] < beat["time"]
+
+
+def test_a_trace_has_the_steps_that_were_asked_for(
+    whole: tuple[Path, Trained], run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where TensorBoard's plugin looks for it; a resumed run that is past them says so."""
+    folder, _ = whole
+    (trace,) = (folder / "profile" / "plugins" / "profile").glob("*/*.xplane.pb")
+    assert STEP_NAME.encode() in trace.read_bytes()
+    first_start = json.loads((folder / "heartbeat.json").read_text(encoding="utf-8"))["started"]
+    resumed = run(folder, total_steps=7, profile=(2, 3))
+    said = "profile: none of steps 2 to 3: this run takes steps 7 to 7 (Training.profile)"
+    assert said in capsys.readouterr().out.splitlines()
+    assert len([*(folder / "profile").glob("**/*.xplane.pb")]) == 1
+    # Goodput counts from the first start, and the steps of both runs.
+    beat = json.loads((folder / "heartbeat.json").read_text(encoding="utf-8"))
+    assert beat["started"] == first_start
+    assert resumed.note["seconds_in_steps"] > 0
+
+
+@pytest.mark.parametrize("steps", [(5, 4), (0, 3), (1, 2, 3), (4,), "12"])
+def test_steps_to_profile_are_two_in_order(steps: Any) -> None:
+    with pytest.raises(SettingError, match=r"^Training\.profile = "):
+        training_of(profile=steps)
+    assert training_of(profile=(4, 4)).profile == (4, 4)

@@ -1,6 +1,9 @@
 """`m4 train`: the model, from its latest checkpoint."""
 
+import math
 from pathlib import Path
+
+from jax.sharding import Mesh
 
 from m4.data.cache.cache import Cache
 from m4.data.samplers.learned import Learned
@@ -9,12 +12,16 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import train_pairs
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.model.transformer import Transformer
 from m4.parallel import distributed
+from m4.plan.flops import forward_flops, model_flops
+from m4.plan.peaks import peak_flops
 from m4.progress import ProgressBar
 from m4.storage.checkpoints import latest_step
 from m4.train.measuring.dev import dev_loss
+from m4.train.measuring.step_clock import Flops
+from m4.train.run import Evaluator
 from m4.train.sampling import LearnedSampling
-from m4.train.trainer import Evaluator
 
 
 def train(experiment: Experiment, *, dense: bool = False) -> Path:
@@ -24,7 +31,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
 
     Raises:
         SettingError: sizes that cannot be, before the corpus is built.
-        m4.train.trainer.Interrupted: Ctrl-C or SIGTERM; the step is saved.
+        m4.train.run.Interrupted: Ctrl-C or SIGTERM; the step is saved.
     """
     training = experiment.training
     folder = prepare.model_folder(experiment, dense)
@@ -63,9 +70,16 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
                 "train_pairs": train_pairs(cache),
                 "manifest": cache.summary(),
             },
+            flops=_flops(model, stream, mesh),
             progress=bar,
         )
     return folder
+
+
+def _flops(model: Transformer, stream: Stream, mesh: Mesh) -> Flops:
+    """What MFU is made of; the primary process alone writes it."""
+    peak = peak_flops([*mesh.devices.flat], model.dtype) if distributed.is_primary() else math.inf
+    return Flops({s: model_flops(forward_flops(model, *s)) for s in stream.shapes}, peak)
 
 
 def _learned(experiment: Experiment, cache: Cache, stream: Stream) -> LearnedSampling | None:

@@ -38,6 +38,8 @@ class Gpu:
     multiprocessors: int
     l2_bytes: int
 
+    device_name = "GPU"
+
     def device_flops(self, dtype: str = "bfloat16") -> float:
         """The peak of products of numbers of this type."""
         return self.bfloat16_flops if dtype == "bfloat16" else self.tf32_flops

@@ -3,6 +3,7 @@
 The environment is `m4.plan.launch`'s. No accelerator is used.
 """
 
+import math
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from m4.plan.hlo.collectives import Measured, measure, measure_by_loop, summary
 from m4.plan.machines import Machine
 from m4.plan.oom import decoding_advice, out_of_memory, too_much, training_advice
 from m4.plan.program import PlannedProgram, decode_program, train_program
-from m4.plan.step_time import step_time
+from m4.plan.step_time import BETWEEN, step_time
 from m4.settings import InputError
 
 PROGRAMS = {"train": train_program, "decode": decode_program}
@@ -34,9 +35,13 @@ def devices_of(machine: Machine) -> Sequence[Any]:
     if isinstance(machine, Cluster):
         return _gpus(machine)
     chip = machine.chip
-    setting = {"chip_config_name": chip.core_setting} if chip.core_setting else {}
+    setting: dict[str, Any] = {"chip_config_name": chip.core_setting} if chip.core_setting else {}
+    if machine.slices > 1:
+        setting["num_slices"] = machine.slices
+    if math.prod(machine.sizes) == 1:  # libtpu's own hosts have 2 x 2 chips or more
+        setting["chips_per_host_bounds"] = (1, 1, 1)
     try:
-        found = topologies.get_topology_desc(machine.name, platform="tpu", **setting)
+        found = topologies.get_topology_desc(machine.slice_name, platform="tpu", **setting)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         first = str(error).splitlines()[0]
         raise InputError(f"--topology={machine.name}: unknown to libtpu: {first}") from error
@@ -89,7 +94,7 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
             raise
         return {**found, "refused": refused, "compiler": _cost(start, traced)}
     found["compiler"] = _cost(start, traced)
-    by_kind = memory.by_kind(given, compiled.memory_analysis())
+    by_kind = memory.by_kind(given, compiled.memory_analysis(), memory.kept(program))
     if isinstance(machine, Cluster) and sum(by_kind.values()) > machine.device_bytes:
         # XLA compiles programs for GPUs whether they fit or not.
         refused = too_much(by_kind, machine.device_bytes, _advice(program, given))
@@ -111,7 +116,7 @@ def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str
     more = {"compiled": float(measured.flops), "unread": measured.unread}
     return {
         "flops": {**found["flops"], **more},
-        "collectives": _kinds(measured),
+        **_traffic(measured),
         "loops_unknown": measured.loops_unknown,
         "cycles": measured.cycles,
         "uncosted": measured.uncosted,
@@ -132,7 +137,7 @@ def _search(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, 
             }
             for name, measured in found_parts.items()
         },
-        "collectives": _kinds(by_loop.once, by_loop.iteration),
+        **_traffic(by_loop.once, by_loop.iteration),
         "loops_unknown": by_loop.iteration.loops_unknown,
         "search_loops": by_loop.loops,
         "cycles": {name: measured.cycles for name, measured in found_parts.items()},
@@ -145,9 +150,20 @@ def _search(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, 
     return {**parts, "search_seconds": seconds}
 
 
-def _kinds(*measured: Measured) -> dict[str, Any]:
+def _traffic(*measured: Measured) -> dict[str, Any]:
+    """Totals by kind, and what a device sends by the network: inside its slice (or to other GPUs),
+    and to other slices."""
     together = [each for one in measured for each in one.collectives]
-    return {kind: vars(total) for kind, total in summary(together).items()}
+    inside = summary(each for each in together if each.slices == 1)
+    between = summary(each for each in together if each.slices > 1)
+    named = {BETWEEN.format(kind): total for kind, total in between.items()}
+    return {
+        "collectives": {kind: vars(total) for kind, total in {**inside, **named}.items()},
+        "sent_bytes": {
+            "ici": sum(total.sent_bytes for total in inside.values()),
+            "dcn": sum(total.sent_bytes for total in between.values()),
+        },
+    }
 
 
 def _seconds(

@@ -31,7 +31,9 @@ def facts(experiment: Experiment, languages: int) -> dict[str, Any]:
     return {
         "devices": jax.device_count(),
         "collectives": {kind: vars(total) for kind, total in found.items()},
-        "memory_bytes": memory.by_kind(memory.given(program), compiled.memory_analysis()),
+        "memory_bytes": memory.by_kind(
+            memory.given(program), compiled.memory_analysis(), memory.kept(program)
+        ),
     }
 
 

@@ -6,7 +6,10 @@ Sources: v2, v3: Jouppi et al. 2020 (CACM 63.7) and, for the links of v3 and v4,
 (arXiv 2304.01433, table 4); v4 to tpu7x: docs.cloud.google.com/tpu/docs, a page each, at the end of
 2025. A link's speed is that of one direction: a quarter or a sixth of half of what those pages call
 bidirectional bandwidth. Clocks of v5e and v5p follow from peak and number of multipliers (128 x 128
-a unit); for v6e and tpu7x they are not published, so there is no time model for them.
+a unit); for v6e and tpu7x they are not published. The network between slices: the same pages, v5e
+and v6e by pod (6.4 and 25.6 Tb/s over 256 chips), v5p and tpu7x by chip; for v4 25 GB/s a host of
+four chips (Austin et al. 2025, "How to Scale Your Model", part 2). Slices of v2 and v3 cannot be
+joined (Cloud TPU Multislice is for v4 and later).
 """
 
 import math
@@ -27,6 +30,9 @@ class Chip:
         links: to neighbours, a chip: two a dimension of the torus.
         link_bytes: a second, one link, one direction.
         full: chips along a dimension that make it a ring (a torus, not a grid).
+        most: chips of the largest slice.
+        host_chips: chips of a host, which share its network adapters.
+        network_bytes: to other slices, a chip, a second; None: slices cannot be joined.
         core_setting: libtpu's name for a chip whose cores are one device; "": each core is one.
     """
 
@@ -38,12 +44,20 @@ class Chip:
     links: int
     link_bytes: float
     full: int
+    most: int
+    host_chips: int
+    network_bytes: float | None
     core_setting: str = ""
 
     @property
     def device_bytes(self) -> int:
         """The memory of a JAX device; programs can use a little less."""
         return int(self.gib * GIB / self.cores)
+
+    @property
+    def device_name(self) -> str:
+        """What a JAX device is: a core, or where two cores are one device a "device"."""
+        return "device" if self.core_setting else "core"
 
     def device_flops(self, dtype: str = "bfloat16") -> float:
         """Peak of matrix products, operations a second; of any type: TPUs round to bfloat16."""
@@ -54,37 +68,49 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v2", 2, 16, 46e12, 0.70e9, 4, 62e9, 16),
-        Chip("v3", 2, 32, 123e12, 0.94e9, 4, 70e9, 32),
-        Chip("v4", 1, 32, 275e12, 1.05e9, 6, 50e9, 4, "megacore"),
-        Chip("v5e", 1, 16, 197e12, 1.50e9, 4, 50e9, 16),
-        Chip("v5p", 1, 95, 459e12, 1.75e9, 6, 100e9, 4, "megacore"),
-        Chip("v6e", 1, 32, 918e12, None, 4, 100e9, 16),
-        Chip("tpu7x", 2, 192, 2307e12, None, 6, 100e9, 4),
+        Chip("v2", 2, 16, 46e12, 0.70e9, 4, 62e9, 16, 256, 4, None),
+        Chip("v3", 2, 32, 123e12, 0.94e9, 4, 70e9, 32, 1024, 4, None),
+        Chip("v4", 1, 32, 275e12, 1.05e9, 6, 50e9, 4, 4096, 4, 6.25e9, "megacore"),
+        Chip("v5e", 1, 16, 197e12, 1.50e9, 4, 50e9, 16, 256, 8, 3.125e9),
+        Chip("v5p", 1, 95, 459e12, 1.75e9, 6, 100e9, 4, 6144, 4, 6.25e9, "megacore"),
+        Chip("v6e", 1, 32, 918e12, None, 4, 100e9, 16, 256, 8, 12.5e9),
+        Chip("tpu7x", 2, 192, 2307e12, None, 6, 100e9, 4, 9216, 4, 12.5e9),
     )
 }
 
 
 @dataclass(frozen=True)
 class Topology:
-    """TPUs in a grid or torus: v3:32x32 is 1,024 chips and 2,048 devices."""
+    """TPUs in a grid or torus: v3:32x32 is 1,024 chips and 2,048 devices. Several such slices are
+    linked by the data center's network."""
 
     chip: Chip
     sizes: tuple[int, ...]
+    slices: int = 1
 
     platform = "tpu"
 
     @property
     def name(self) -> str:
+        slices = f"{self.slices}*" if self.slices > 1 else ""
+        return f"{slices}{self.slice_name}"
+
+    @property
+    def slice_name(self) -> str:
+        """Of one slice, as libtpu calls it."""
         return f"{self.chip.name}:{'x'.join(map(str, self.sizes))}"
 
     @property
     def chips(self) -> int:
-        return math.prod(self.sizes)
+        return self.slices * math.prod(self.sizes)
 
     @property
     def devices(self) -> int:
         return self.chips * self.chip.cores
+
+    @property
+    def slice_devices(self) -> int:
+        return self.devices // self.slices
 
     @property
     def device_bytes(self) -> int:
@@ -94,6 +120,12 @@ class Topology:
     def is_torus(self) -> bool:
         """Whether the longest dimension is a ring."""
         return max(self.sizes) >= self.chip.full
+
+    @property
+    def network_bytes(self) -> float:
+        """To other slices, a second, of one device: a host's adapters serve all of its chips."""
+        assert self.chip.network_bytes is not None, self
+        return self.chip.network_bytes / self.chip.cores
 
 
 Machine = Topology | Cluster
@@ -105,25 +137,43 @@ def topology(name: str) -> Machine:
     Raises:
         ValueError: unknown; the message has the allowed names.
     """
-    found = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
-    if found is None or found[1] not in {**CHIPS, **GPUS}:
+    found = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)+)", name)
+    if found is None or found[2] not in {**CHIPS, **GPUS}:
         raise InputError(
-            f"--topology={name}: a chip and its grid, such as v3:8x8 or v4:4x4x4, or a GPU, nodes "
-            f"and GPUs a node, such as h100:16x8; chips: {', '.join(CHIPS)}; GPUs: "
-            f"{', '.join(GPUS)}"
+            f"--topology={name}: a chip and its grid, such as v3:8x8 or v4:4x4x4, slices in front "
+            "(2*v5e:16x16), or a GPU, nodes and GPUs a node, such as h100:16x8; chips: "
+            f"{', '.join(CHIPS)}; GPUs: {', '.join(GPUS)}"
         )
-    sizes = tuple(int(size) for size in found[2].split("x"))
-    if found[1] in GPUS:
-        gpu = GPUS[found[1]]
-        if len(sizes) != 2 or 0 in sizes or sizes[1] > gpu.node:
-            raise InputError(
-                f"--topology={name}: nodes and GPUs a node, two sizes; of {gpu.name} a node has 1 "
-                f"to {gpu.node}"
-            )
-        return Cluster(gpu, *sizes)
-    chip = CHIPS[found[1]]
-    if len(sizes) != chip.links // 2 or 0 in sizes:
+    slices = 1 if found[1] is None else int(found[1])
+    sizes = tuple(int(size) for size in found[3].split("x"))
+    machine = _cluster if found[2] in GPUS else _slices
+    return machine(f"--topology={name}", found[2], sizes, slices)
+
+
+def _cluster(argument: str, name: str, sizes: tuple[int, ...], slices: int) -> Cluster:
+    gpu = GPUS[name]
+    if slices != 1 or len(sizes) != 2 or 0 in sizes or sizes[1] > gpu.node:
         raise InputError(
-            f"--topology={name}: a grid of {chip.name} has {chip.links // 2} sizes of at least 1"
+            f"{argument}: nodes and GPUs a node, two sizes; of {gpu.name} a node has 1 to "
+            f"{gpu.node}; GPUs have no slices"
         )
-    return Topology(chip, sizes)
+    return Cluster(gpu, *sizes)
+
+
+def _slices(argument: str, name: str, sizes: tuple[int, ...], slices: int) -> Topology:
+    chip = CHIPS[name]
+    if len(sizes) != chip.links // 2 or 0 in sizes or slices == 0:
+        raise InputError(
+            f"{argument}: a grid of {name} has {chip.links // 2} sizes of at least 1, and there is "
+            "at least one slice"
+        )
+    if math.prod(sizes) > chip.most:
+        several = f"; more chips are several slices, such as 2*{name}:..." * bool(
+            chip.network_bytes
+        )
+        raise InputError(f"{argument}: a slice of {name} has at most {chip.most:,} chips{several}")
+    if slices > 1 and chip.network_bytes is None:
+        raise InputError(
+            f"{argument}: slices of {name} cannot be joined, those of v4 and later can"
+        )
+    return Topology(chip, sizes, slices)

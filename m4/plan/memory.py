@@ -11,7 +11,17 @@ from jax.sharding import PartitionSpec
 
 from m4.plan.program import PlannedProgram
 
-KINDS = ("replicated weights", "expert weights", "optimizer state", "batch", "temporaries", "code")
+KINDS = (
+    "replicated weights",
+    "expert weights",
+    "optimizer state",
+    "batch",
+    "temporaries",
+    "code",
+    "counts and log rows",
+)
+# Metrics of a step that training sums up on the device over the whole run.
+_SUMMED = ("expert_loads", "data_counts")
 
 
 def counts(program: PlannedProgram) -> dict[str, int]:
@@ -62,8 +72,27 @@ def shard_bytes(leaf: Any) -> int:
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-def by_kind(given: Mapping[str, int], stats: Any) -> dict[str, int]:
+def kept(program: PlannedProgram) -> int:
+    """Bytes a device of what training keeps from step to step apart from the state: one sum of the
+    counts by direction and expert, and the other metrics of all steps since the last log row.
+
+    An upper bound: log rows leave out some metrics of layers with many experts. The compiler counts
+    those of one step, among the temporaries.
+    """
+    if program.metrics is None:
+        return 0
+    sizes = {
+        name: sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        for name, tree in program.metrics.items()
+    }
+    once = sum(sizes.get(name, 0) for name in _SUMMED)
+    return once + (sum(sizes.values()) - once) * program.log_period
+
+
+def by_kind(given: Mapping[str, int], stats: Any, kept: int) -> dict[str, int]:
     """`KINDS` -> bytes a device, of a compiled program's `memory_analysis()`.
+
+    kept: see `kept`.
 
     The result of a training step replaces its arguments; results that do not are temporaries here.
     "batch" includes the padding of all arguments.
@@ -74,4 +103,5 @@ def by_kind(given: Mapping[str, int], stats: Any) -> dict[str, int]:
         "batch": max(0, stats.argument_size_in_bytes - sum(given.values())),
         "temporaries": stats.temp_size_in_bytes + max(0, kept),
         "code": stats.generated_code_size_in_bytes,
+        "counts and log rows": kept,
     }

@@ -30,6 +30,7 @@ class PlannedProgram(NamedTuple):
         model: the config's. params: shapes and shardings of the parameters; params_axes: their
             logical axes.
         optimizer: shapes and shardings of its state; None in decoding.
+        metrics: shapes of what a step reports; None in decoding. log_period: steps of a log row.
         rows, source_length, target_length: of a batch over all devices, in rows and pieces.
         beams: of decoding; 1 in training. directions: their number.
     """
@@ -45,6 +46,8 @@ class PlannedProgram(NamedTuple):
     target_length: int
     beams: int
     directions: int
+    metrics: Any = None
+    log_period: int = 0
 
 
 def planned_model(experiment: Experiment, languages: int) -> tuple[Transformer, list[str]]:
@@ -94,6 +97,8 @@ def train_program(experiment: Experiment, devices: Sequence[Any], languages: int
         target_length,
         1,
         len(directions),
+        metrics=traced.out_info[1],
+        log_period=training.log_period,
     )
 
 

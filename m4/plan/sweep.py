@@ -10,10 +10,10 @@ from rich.console import Console
 
 from m4.parallel.consistency_check import code_digest
 from m4.plan import launch, table3
-from m4.plan.machines import GIB
+from m4.plan.machines import GIB, topology
 from m4.plan.report import pages, pictures, tables
 from m4.plan.report.pages import Section
-from m4.plan.report.wording import MODEL_NOTE
+from m4.plan.report.wording import model_notes
 from m4.settings import InputError
 
 
@@ -167,11 +167,44 @@ def family_tables(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
     return [
         Section("Memory, GiB a device", ["Of 16 GiB a core of TPU v3."], memory),
         Section("Collectives a step: number x, GiB a device", (), sent),
-        Section("Step time: a model", [MODEL_NOTE, _OTHER_TOKENS], time),
+        Section("Step time: a model", [*model_notes(topology("v3:8x8")), _OTHER_TOKENS], time),
+        *_growth(rows),
         Section("Compiling", ["On two cores; wall time depends on what else runs."], made),
     ]
 
 
+def _growth(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """Section 5.2's figures of the exchange: from 128 to 2,048 cores at equal tokens a core."""
+    table: list[tuple[str, ...]] = [_GROWTH]
+    for layers in (12, 36):
+        pair = {
+            facts["devices"]: facts["step_seconds"]
+            for facts in rows
+            if pictures.equal_tokens(facts)
+            and pictures.layers(facts) == layers
+            and "step_seconds" in facts
+        }
+        if not {128, 2048} <= pair.keys():
+            continue
+        small, large = pair[128], pair[2048]
+        sent = [seconds["communication"]["all-to-all"] for seconds in (small, large)]
+        shares = [f"{s / all['total']:.0%}" for s, all in zip(sent, (small, large), strict=True)]
+        growth = sent[1] / sent[0], large["total"] / small["total"]
+        table.append((f"{layers} layers", *shares, *(f"{times:.2f}" for times in growth)))
+    if len(table) == 1:
+        return []
+    table.append(("the paper, section 5.2", "16%", "36%", "3.75", "1.7"))
+    notes = ["The paper's are of MoE and Transformer layers; 36 layers are what ours is fitted to."]
+    return [Section("Growth from 128 to 2,048 cores", notes, table)]
+
+
+_GROWTH = (
+    "model",
+    "all-to-all's share, 128",
+    "share, 2,048",
+    "all-to-all, times as long",
+    "step, times as long",
+)
 _MEMORY = (
     "model",
     "cores",
@@ -242,4 +275,4 @@ def _seconds(facts: Mapping[str, Any]) -> list[str]:
     else:
         found += ["", ""]
     days, years = (compare.days, compare.core_years) if compare else (None, None)
-    return [*found, f"{cost['days']:.1f}", days or "", f"{cost['core_years']:.1f}", years or ""]
+    return [*found, f"{cost['days']:.1f}", days or "", f"{cost['device_years']:.1f}", years or ""]

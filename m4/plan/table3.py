@@ -40,6 +40,27 @@ TABLE3 = (
     PaperRow("T(96L)", "t_96l", 2048, 2.3e9, None, 4_000_000, "235.5", "42", 12 * 10**11),
 )
 
+# Seconds of their steps by our model (`m4.plan.step_time`), of the programs of docs/pod.md.
+MODEL_SECONDS = {
+    "moe_2048e_36l": 1.513,
+    "moe_2048e_12l": 0.523,
+    "moe_512e_36l": 1.106,
+    "moe_512e_12l": 0.387,
+    "moe_128e_36l": 3.052,
+    "moe_128e_12l": 1.052,
+}
+
+
+def band(*cores: int) -> tuple[float, float]:
+    """The least and the most of our model's step over the paper's, of the models on so many cores
+    (with as many experts)."""
+    ratios = [
+        MODEL_SECONDS[row.config] * float(row.steps_per_second)
+        for row in TABLE3
+        if row.cores in cores and row.steps_per_second
+    ]
+    return min(ratios), max(ratios)
+
 
 def days(tokens: int, batch_tokens: int, steps_per_second: Fraction) -> Fraction:
     """tokens / (batch x steps a second), in days; exact.

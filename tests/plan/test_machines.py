@@ -16,6 +16,25 @@ def test_the_papers_machine() -> None:
     assert machine.name == "v3:32x32"
 
 
+def test_slices_multiply_chips() -> None:
+    machine = topology("2*v5e:16x16")
+    assert isinstance(machine, Topology)
+    assert (machine.chips, machine.devices, machine.slice_devices) == (512, 512, 256)
+    assert (machine.name, machine.slice_name) == ("2*v5e:16x16", "v5e:16x16")
+    # A host of eight chips has two adapters of 100 Gb/s, one of v6e four of 200.
+    for name, host_bytes in (("v5e", 2 * 100e9 / 8), ("v6e", 4 * 200e9 / 8), ("v4", 25e9)):
+        chip = CHIPS[name]
+        assert chip.network_bytes is not None
+        assert chip.network_bytes * chip.host_chips == host_bytes
+
+
+@pytest.mark.parametrize("name", ["v5e:1x1", "v6e:2x4", "v4:2x2x1", "v5p:2x2x1", "tpu7x:2x2x1"])
+def test_single_hosts_are_machines(name: str) -> None:
+    machine = topology(name)
+    assert isinstance(machine, Topology)
+    assert machine.chips <= machine.chip.host_chips
+
+
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
 def test_clock_and_multipliers_give_the_peak(chip) -> None:
     if chip.clock_hz is None:
@@ -28,9 +47,18 @@ def test_clock_and_multipliers_give_the_peak(chip) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["v3", "v3:8", "v9:8x8", "v3:8x8x8", "v4:8x8", "v3:0x8", "v3:8x8 ", "", "H100:8x8"]
+    ("name", "why"),
+    [
+        *[(name, "") for name in ("v3", "v3:8", "v9:8x8", "v3:8x8 ", "", "H100:8x8", "2*v5e")],
+        *[(name, "a grid of") for name in ("v3:8x8x8", "v4:8x8", "v3:0x8", "0*v5e:2x2")],
+        ("v5e:16x32", "a slice of v5e has at most 256 chips; more chips are several slices"),
+        ("v3:64x32", "a slice of v3 has at most 1,024 chips"),
+        ("2*v3:8x8", "slices of v3 cannot be joined, those of v4 and later can"),
+        ("2*h100:2x8", "GPUs have no slices"),
+    ],
 )
-def test_unknown_machine_is_refused_in_one_line(name: str) -> None:
+def test_unknown_machine_is_refused_in_one_line(name: str, why: str) -> None:
     with pytest.raises(ValueError, match=r"^--topology=") as error:
         topology(name)
+    assert why in str(error.value)
     assert "\n" not in str(error.value)

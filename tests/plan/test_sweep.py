@@ -34,10 +34,10 @@ def rows() -> list[dict[str, Any]]:
 
 
 def test_every_plan_has_a_row_with_the_papers_figures() -> None:
-    memory, sent, time, made = sweep.family_tables(rows())
+    memory, sent, time, growth, made = sweep.family_tables(rows())
     assert len(memory.rows) == len(made.rows) == 1 + 8
     assert len(sent.rows) == len(time.rows) == 1 + 6  # neither the unread nor the refused one
-    for section in (memory, sent, time, made):
+    for section in (memory, sent, time, growth, made):
         assert {len(row) for row in section.rows} == {len(section.rows[0])}
     of = {row[0]: row for row in time.rows}
     # 1 s against 1 / 0.72 s.
@@ -45,6 +45,12 @@ def test_every_plan_has_a_row_with_the_papers_figures() -> None:
     assert row[6:8] == ("1.389", "0.72")
     # With another batch than the paper's there is nothing to compare.
     assert of["(6) MoE(128E, 12L), quarter batch"][6:8] == ("", "")
+    # All take 1 s, 0.2 of it for the exchange; only 12 layers have both sizes.
+    assert growth.rows[1:] == [
+        ("12 layers", "20%", "20%", "1.00", "1.00"),
+        ("the paper, section 5.2", "16%", "36%", "3.75", "1.7"),
+    ]
+    assert len(sweep.family_tables(rows()[:2])) == 4
     assert memory.rows[-1][0] == "T(96L), replicated weights"
     assert memory.rows[-1][-1] == "does not fit: Ran out of memory"
 

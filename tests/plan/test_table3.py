@@ -1,10 +1,11 @@
 """The arithmetic of the paper's Table 3, against what it prints."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
-from m4.plan.table3 import TABLE3, TOKENS, core_years, days, paper_row_of
+from m4.plan.table3 import MODEL_SECONDS, TABLE3, TOKENS, band, core_years, days, paper_row_of
 
 TIMED = [row for row in TABLE3 if row.steps_per_second is not None]
 
@@ -51,3 +52,16 @@ def test_sixteen_times_the_model_costs_less_than_four_times_as_much() -> None:
         3.6, abs=0.1
     )
     assert paper_row_of("demo") is None
+
+
+def test_band_is_of_the_documents_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "pod.md").read_text("utf-8")
+    for row in TABLE3:
+        if row.config not in MODEL_SECONDS:
+            continue
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| {row.model} |"))
+        *_, model, paper, ratio, _ = (cell.strip() for cell in line.split("|"))
+        assert float(model) == MODEL_SECONDS[row.config]
+        assert float(paper) == pytest.approx(1 / float(row.steps_per_second or 1), abs=5e-4)
+        assert float(ratio) == pytest.approx(float(model) / float(paper), abs=0.01)
+    assert band(512, 2048) == pytest.approx((1.09, 1.27), abs=5e-3)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from m4.plan.hlo.loops import Scalars, trip_count
 from m4.plan.hlo.products import MARKS, product_flops
-from m4.plan.hlo.replica_groups import Groups, read_groups, read_pairs
+from m4.plan.hlo.replica_groups import Groups, read_groups, read_pairs, read_slices
 from m4.plan.hlo.types import INSTRUCTION, elements, type_bytes
 
 # https://openxla.org/xla/operation_semantics; each also with "-start" where it is asynchronous.
@@ -42,6 +42,9 @@ class Collective:
         times: runs in one run of the program. Each branch of a conditional counts as taken.
         loop_unknown: in a loop whose length is not in the text; it counts once there.
         source: the operation of the traced program that it comes from ("": not in the text).
+        slices: TPU slices that exchange over the data center's network; 1: it stays inside one.
+            The text has the program of one slice, whose devices count from 0. Between slices
+            `groups` number the devices slice by slice.
     """
 
     kind: str
@@ -53,6 +56,7 @@ class Collective:
     times: int
     loop_unknown: bool
     source: str
+    slices: int = 1
 
     @property
     def payload_bytes(self) -> int:
@@ -64,11 +68,12 @@ class Collective:
         """What one device sends in one run, by the algorithms that send least.
 
         For n devices, in a ring: all-reduce 2 (n - 1) / n of its operand, reduce-scatter and
-        all-to-all (n - 1) / n, all-gather n - 1 times, a permutation all of it.
+        all-to-all (n - 1) / n, all-gather n - 1 times, a permutation all of it. Between n slices
+        the same: what leaves a device's slice.
         """
         if self.kind in ("collective-permute", "collective-broadcast"):
             return float(self.operand_bytes)
-        n = len(self.groups[0])
+        n = self.slices if self.slices > 1 else len(self.groups[0])
         if self.kind == "all-gather":
             return float((n - 1) * self.operand_bytes)
         return (2 if self.kind == "all-reduce" else 1) * self.operand_bytes * (n - 1) / n
@@ -177,6 +182,7 @@ class _Found:
     result_bytes: int
     groups: Groups
     source: str
+    slices: int = 1
 
 
 @dataclass
@@ -296,6 +302,8 @@ def _read(lines: Iterable[str]) -> _Module:
         calls = "calls=" in line or "to_apply=" in line
         if seems and (found := _collective(line, name, devices)):
             current.collectives.append(found)
+        elif " send(" in line and _BETWEEN in line:
+            current.collectives.append(_between_slices(line, name, devices))
         elif calls or " while(" in line or " conditional(" in line:
             current.calls += _calls(line, current, computations)
         elif "= s32[]" in line or "= s64[]" in line or "= pred[]" in line or ") tuple(" in line:
@@ -329,6 +337,37 @@ def _collective(line: str, computation: str, devices: int) -> _Found | None:
         kind, result = "reduce-scatter", operand // len(groups[0])
     source = _SOURCE.search(line)
     return _Found(kind, name, computation, operand, result, groups, source[1] if source else "")
+
+
+# libtpu's collectives between slices: a send to the host and what its runtime does with it.
+_BETWEEN = "_xla_megascale_transfer_type="
+_TRANSFER = re.compile(rf'{_BETWEEN}"(\w+)"')
+_TRANSFERS = {
+    "ALL_REDUCE": "all-reduce",
+    "ALL_GATHER": "all-gather",
+    "ALL_TO_ALL": "all-to-all",
+    "REDUCE_SCATTER": "reduce-scatter",
+    "ONE_TO_ONE": "collective-permute",
+}
+
+
+def _between_slices(line: str, computation: str, devices: int) -> _Found:
+    """devices: of one slice. ValueError: an unknown kind of transfer."""
+    instruction, transfer = INSTRUCTION.match(line), _TRANSFER.search(line)
+    if instruction is None or transfer is None or transfer[1] not in _TRANSFERS:
+        raise ValueError(f"HLO: no readable transfer between slices in '{line.strip()[:200]}'")
+    kind, operand = _TRANSFERS[transfer[1]], type_bytes(elements(instruction[2])[0])
+    groups, slices = read_slices(line, devices)
+    result = operand
+    if kind == "all-gather":
+        result = operand * slices
+    if kind == "reduce-scatter":
+        result = operand // slices
+    source = _SOURCE.search(line)
+    name = instruction[1]
+    return _Found(
+        kind, name, computation, operand, result, groups, source[1] if source else "", slices
+    )
 
 
 def _calls(

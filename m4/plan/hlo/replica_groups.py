@@ -1,4 +1,4 @@
-"""Replica groups of collectives, in HLO's four notations."""
+"""Replica groups of collectives, in HLO's four notations, and libtpu's of groups between slices."""
 
 import functools
 import itertools
@@ -43,6 +43,43 @@ def read_pairs(line: str) -> Groups:
     if found is None:
         raise ValueError(f"HLO: no source_target_pairs in '{line.strip()[:200]}'")
     return _lists(found[1])
+
+
+# "{1,2}x{0:7}": each of the devices 0 to 7 with those of its number in slices 1 and 2; or groups or
+# pairs of numbers slice * 100000 + device, {{100000,200000}} and {{100000->200000}}.
+_TARGET = re.compile(r'_xla_megascale_target="?([\d,:{}x>-]+)')
+_SLICE = 100_000
+
+
+def read_slices(line: str, devices: int) -> tuple[Groups, int]:
+    """The groups of an exchange between slices, devices numbered slice by slice, and how many
+    slices a group has.
+
+    Args:
+        devices: of one slice.
+
+    Raises:
+        ValueError: none, or in an unknown notation.
+    """
+    found = _TARGET.search(line)
+    if found is None:
+        raise ValueError(f"HLO: no readable slices in '{line.strip()[:200]}'")
+    target = found[1]
+    if "x" in target:
+        slices, places = (_ranges(part) for part in target.split("x"))
+        groups = tuple(tuple((each - 1) * devices + place for each in slices) for place in places)
+    else:
+        groups = tuple(
+            tuple((number // _SLICE - 1) * devices + number % _SLICE for number in group)
+            for group in _lists(target.replace("->", ","))
+        )
+    return groups, len({device // devices for device in groups[0]})
+
+
+def _ranges(text: str) -> list[int]:
+    """{0:3,7} -> [0, 1, 2, 3, 7]."""
+    found = [_numbers(part) for part in text.split(",")]
+    return [number for ends in found for number in range(ends[0], ends[-1] + 1)]
 
 
 @functools.lru_cache(maxsize=1024)  # a program has few, and they may list 2048 devices

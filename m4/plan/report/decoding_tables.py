@@ -10,7 +10,7 @@ from typing import Any
 from m4.plan.clusters import Cluster
 from m4.plan.machines import topology
 from m4.plan.report.pages import Section
-from m4.plan.report.wording import MODEL_NOTE, OPERATIONS, uncounted
+from m4.plan.report.wording import OPERATIONS, model_notes, uncounted
 
 # Part of a search -> (its name in rows, its name in notes).
 PARTS = {
@@ -129,7 +129,7 @@ def _time(facts: Mapping[str, Any]) -> Section:
         name = f"price for {million}, at {price:g} a chip and hour"
         rows.append((name, f"{cost['chip_hours'] * price:,.2f}"))
     notes = [
-        MODEL_NOTE,
+        *model_notes(topology(facts["topology"])),
         '"All steps" bounds the number of steps, not the time: the longest translations that are '
         "allowed, of the longest sources, in full batches. A batch ends earlier when none of its "
         "sentences can get a better translation.",

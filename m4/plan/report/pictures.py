@@ -47,8 +47,7 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     drawn = Figure(figsize=(11, 8), layout="constrained")
     FigureCanvasAgg(drawn)
     panels = drawn.subplots(2, 2)
-    fits = [row for row in rows if "refused" not in row and row["model"]["experts"]]
-    equal = [row for row in fits if _tokens(row) == _TOKENS_A_CORE and not _other(row)]
+    equal = [row for row in rows if equal_tokens(row)]
     _memory_by_devices(panels[0][0], equal)
     _memory_by_depth(panels[0][1], equal)
     _lines(
@@ -70,15 +69,14 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return drawn
 
 
-def _tokens(row: Mapping[str, Any]) -> int:
-    return row["batch"]["rows"] * row["batch"]["source_length"] // row["devices"]
+def equal_tokens(row: Mapping[str, Any]) -> bool:
+    """Whether it is a plan of experts at as many tokens a core as the others have."""
+    tokens = row["batch"]["rows"] * row["batch"]["source_length"] // row["devices"]
+    unchanged = row.get("label", "") in ("", "quarter batch") and "refused" not in row
+    return bool(row["model"]["experts"]) and tokens == _TOKENS_A_CORE and unchanged
 
 
-def _other(row: Mapping[str, Any]) -> bool:
-    return row.get("label", "") not in ("", "quarter batch")
-
-
-def _layers(row: Mapping[str, Any]) -> int:
+def layers(row: Mapping[str, Any]) -> int:
     return row["model"]["encoder_layers"] + row["model"]["decoder_layers"]
 
 
@@ -87,15 +85,15 @@ def _sent(row: Mapping[str, Any], kind: str) -> float:
 
 
 def _memory_by_devices(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    rows = sorted(rows, key=lambda row: (_layers(row), row["devices"]))
-    rows = [row for row in rows if _layers(row) in (12, 36)]
-    names = [f"{row['devices']}\n{_layers(row)}L" for row in rows]
+    rows = sorted(rows, key=lambda row: (layers(row), row["devices"]))
+    rows = [row for row in rows if layers(row) in (12, 36)]
+    names = [f"{row['devices']}\n{layers(row)}L" for row in rows]
     _bars(axes, rows, names, "cores = experts a layer, layers")
 
 
 def _memory_by_depth(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    rows = sorted((row for row in rows if row["model"]["experts"] == 2048), key=_layers)
-    _bars(axes, rows, [f"{_layers(row)}L" for row in rows], "layers, 2,048 experts")
+    rows = sorted((row for row in rows if row["model"]["experts"] == 2048), key=layers)
+    _bars(axes, rows, [f"{layers(row)}L" for row in rows], "layers, 2,048 experts")
 
 
 def _bars(axes: Axes, rows: Sequence[Mapping[str, Any]], names: list[str], label: str) -> None:
@@ -115,9 +113,9 @@ def _bars(axes: Axes, rows: Sequence[Mapping[str, Any]], names: list[str], label
 def _lines(axes: Axes, rows: Sequence[Mapping[str, Any]], series: Mapping, label: str) -> None:
     colours = iter(LIGHT.series)
     for name, value in series.items():
-        for layers in (12, 36):
+        for depth in (12, 36):
             chosen = sorted(
-                (row for row in rows if _layers(row) == layers), key=lambda row: row["devices"]
+                (row for row in rows if layers(row) == depth), key=lambda row: row["devices"]
             )
             if not chosen:
                 continue
@@ -126,7 +124,7 @@ def _lines(axes: Axes, rows: Sequence[Mapping[str, Any]], series: Mapping, label
                 [value(row) for row in chosen],
                 marker="o",
                 color=next(colours),
-                label=name.format(layers),
+                label=name.format(depth),
             )
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)

@@ -13,13 +13,8 @@ from m4.plan.clusters import Cluster
 from m4.plan.machines import GIB, topology
 from m4.plan.report import decoding_tables, pages
 from m4.plan.report.pages import Section
-from m4.plan.report.wording import MODEL_NOTE, OPERATIONS, gib, tera, uncounted
-
-PEAK_NOTE = (
-    "A MODEL, not a measurement: executed FLOPs at the GPU's peak, which no program reaches, and "
-    "collectives at the links' stated speed; no overlap, no latency. XLA estimates no cycles for "
-    "GPUs."
-)
+from m4.plan.report.wording import OPERATIONS, gib, model_notes, tera, uncounted
+from m4.plan.step_time import clock_of
 
 
 def sections(facts: Mapping[str, Any]) -> list[Section]:
@@ -49,7 +44,7 @@ def verdict(facts: Mapping[str, Any]) -> str:
 
 def file_name(facts: Mapping[str, Any]) -> str:
     """The stem of a plan's files: moe_128e_12l.v3-8x8, for decoding moe_128e_12l.v3-8x8.decode."""
-    name = f"{facts['config']}.{facts['topology'].replace(':', '-')}"
+    name = f"{facts['config']}.{facts['topology'].replace(':', '-').replace('*', 'x')}"
     return name if facts["program"] == "train" else f"{name}.{facts['program']}"
 
 
@@ -71,7 +66,8 @@ def _memory(facts: Mapping[str, Any]) -> Section:
     notes = [
         "Replicated weights are all but the experts'; temporaries are activations, gradients and "
         "buffers of collectives, by XLA's analysis of the program. Not all exist at the same "
-        "time, and the system reserves some memory: the compiler decides whether the program fits."
+        "time, and the system reserves some memory: the compiler decides whether the program fits. "
+        "Counts and log rows are what training keeps from step to step in addition."
     ]
     return Section("Memory", notes, rows)
 
@@ -97,6 +93,14 @@ def _collectives(facts: Mapping[str, Any]) -> Section:
             )
         )
     notes = ["Of the compiled program, loops multiplied out."]
+    if "*" in facts["topology"]:
+        sent = facts["sent_bytes"]
+        rows.append(("all, inside a slice (ICI)", "", "", f"{sent['ici'] / GIB:.3f}"))
+        rows.append(("all, between slices (DCN)", "", "", f"{sent['dcn'] / GIB:.3f}"))
+        notes.append(
+            "Between slices over the data center's network, inside a slice over its links, by "
+            "their groups in the program."
+        )
     if facts["program"] == "decode":
         notes.append(
             "The search's loop counts once: the text decides how many decoding steps it has."
@@ -162,27 +166,31 @@ def _time(facts: Mapping[str, Any]) -> Section:
         return Section(_TIME)
     seconds = facts["step_seconds"]
     if seconds["total"] is None:
-        return Section(_TIME, ["No time model: the clock of this chip is not published."])
+        return Section(_TIME, ["No time model: the compiler's estimate of cycles is missing."])
     rows = [("part of a step", "seconds"), ("compute", f"{seconds['compute']:.3f}")]
     rows += [(kind, f"{s:.3f}") for kind, s in seconds["communication"].items()]
     rows.append(("step", f"{seconds['total']:.3f}"))
     cost = costs(facts)
     assert cost is not None
-    on_gpus = _on_gpus(facts)
+    machine = topology(facts["topology"])
+    chip, device = "GPU" if _on_gpus(facts) else "chip", machine.chip.device_name
+    exchange = sum(s for kind, s in seconds["communication"].items() if "all-to-all" in kind)
     rows += [
-        ("tokens a second (of the source)", f"{cost['tokens_per_second']:,.0f}"),
-        ("days to 10^12 tokens", f"{cost['days']:.1f}"),
-        ("GPU-years" if on_gpus else "core-years", f"{cost['core_years']:.1f}"),
-        ("GPU-hours" if on_gpus else "chip-hours", f"{cost['chip_hours']:,.0f}"),
+        ("all-to-all's share of the step", f"{exchange / seconds['total']:.0%}"),
+        ("source tokens/s", f"{cost['source_tokens_per_second']:,.0f}"),
+        ("target tokens/s", f"{cost['target_tokens_per_second']:,.0f}"),
+        ("tokens/s (both sides)", f"{cost['tokens_per_second']:,.0f}"),
+        ("days to 10^12 source tokens", f"{cost['days']:.1f}"),
+        (f"{device}-years", f"{cost['device_years']:.1f}"),
+        (f"{chip}-hours", f"{cost['chip_hours']:,.0f}"),
     ]
     if (price := facts.get("price_per_chip_hour")) is not None:
-        each = "GPU" if on_gpus else "chip"
         rows.append(
-            (f"price, at {price:g} a {each} and hour", f"{cost['chip_hours'] * price:,.0f}")
+            (f"price, at {price:g} a {chip} and hour", f"{cost['chip_hours'] * price:,.0f}")
         )
     rows.append(("model FLOPs / peak", f"{cost['utilisation']:.0%}"))
-    notes = [PEAK_NOTE if on_gpus else MODEL_NOTE]
-    if facts["uncosted"]:
+    notes = model_notes(machine)
+    if facts["uncosted"] and clock_of(machine):
         notes.append(f"{facts['uncosted']:,} operations have no estimate and are not included.")
     if (row := paper_step(facts)) is not None and row.steps_per_second is not None:
         paper = 1 / float(row.steps_per_second)
@@ -222,18 +230,23 @@ _OTHER_MODEL, _OTHER_BATCH = 0.1, 0.05
 
 
 def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
-    """What follows from the step time: tokens a second; days, core-years (of JAX devices) and
-    chip-hours to 10^12 source tokens; model FLOPs over the peak. None: there is no step time."""
+    """What follows from the step time: tokens a second, all rows full; days, device-years (of JAX
+    devices) and chip-hours to 10^12 source tokens; model FLOPs over the peak. None: no step time.
+
+    `tokens_per_second` is of both sides, as in metrics.jsonl.
+    """
     if facts["program"] != "train" or facts.get("step_seconds", {}).get("total") is None:
         return None
     batch, seconds = facts["batch"], facts["step_seconds"]["total"]
-    tokens = batch["rows"] * batch["source_length"]
-    days = table3.days(table3.TOKENS, tokens, 1 / Fraction(seconds))
+    source, target = (batch["rows"] * batch[f"{side}_length"] for side in ("source", "target"))
+    days = table3.days(table3.TOKENS, source, 1 / Fraction(seconds))
     machine = topology(facts["topology"])
     return {
-        "tokens_per_second": tokens / seconds,
+        "source_tokens_per_second": source / seconds,
+        "target_tokens_per_second": target / seconds,
+        "tokens_per_second": (source + target) / seconds,
         "days": float(days),
-        "core_years": float(table3.core_years(days, facts["devices"])),
+        "device_years": float(table3.core_years(days, facts["devices"])),
         "chip_hours": float(days) * 24 * machine.chips,
         "utilisation": facts["flops"]["model"]
         / seconds

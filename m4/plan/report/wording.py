@@ -1,11 +1,17 @@
 """Words and numbers that several tables of a plan share."""
 
-from m4.plan.machines import GIB
+from m4.plan import table3
+from m4.plan.clusters import Cluster
+from m4.plan.machines import GIB, Machine
+from m4.plan.step_time import clock_of
 
-MODEL_NOTE = (
-    "A MODEL, not a measurement: the compiler's estimate of cycles at the chip's clock, and "
-    "collectives at the links' stated speed; no overlap, no latency."
+_CYCLES = "the compiler's estimate of cycles at the chip's clock"
+_PEAK = (
+    "executed FLOPs at the peak, which no program reaches (there is no estimate of cycles, or no "
+    "published clock)"
 )
+_LINKS = "collectives at the links' stated speed"
+_FITTED = ", the all-to-all at a speed fitted to section 5.2 of the GShard paper on TPU v3"
 # Kinds of operations (`m4.plan.flops`) -> their names in a plan.
 OPERATIONS = {
     "attention": "attention projections",
@@ -16,6 +22,22 @@ OPERATIONS = {
     "dispatch": "one-hot dispatch and combine",
     "logits": "logits",
 }
+
+
+def model_notes(machine: Machine) -> list[str]:
+    """What the time model is, and its distance from what was measured."""
+    compute = _CYCLES if clock_of(machine) else _PEAK
+    fitted = "" if isinstance(machine, Cluster) else _FITTED
+    what = f"A MODEL, not a measurement: {compute}, and {_LINKS}{fitted}; no overlap."
+    low, high = table3.band(512, 2048)
+    low_128, high_128 = table3.band(128)
+    return [
+        what,
+        f"Its error: for the GShard paper's models of 512 and 2,048 experts, on TPU v3, it gives "
+        f"{low:.2f} to {high:.2f} of the step that the paper measured, for those of 128 experts "
+        f"{low_128:.2f} to {high_128:.2f}. Nothing else was compared with a measurement; on other "
+        "machines the error is not known.",
+    ]
 
 
 def gib(count: float) -> str:

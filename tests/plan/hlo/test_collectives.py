@@ -313,3 +313,73 @@ def test_unreadable_text_is_an_error() -> None:
         read_groups("%a = all-reduce(%x), replica_groups=?{1}", 8)
     with pytest.raises(ValueError, match="no source_target_pairs"):
         read_pairs("%a = collective-permute(%x)")
+
+
+# As libtpu prints a program for two slices of four devices: what stays inside a slice is an
+# ordinary collective, what crosses is handed to the host.
+TWO_SLICES = """HloModule jit_step, is_scheduled=true, num_partitions=4
+
+ENTRY %main {
+  %all-to-all = bf16[4,1,640,512]{3,2,1,0} all-to-all(%x), replica_groups={{0,1,2,3}}
+  %reduce-scatter.1 = f32[256,128]{1,0} reduce-scatter(%g), replica_groups={{0,1,2,3}}
+%s
+}
+"""
+_SEND = (
+    "  %send.{} = (f32[{}]{{1,0:T(8,128)}}, u32[], token[]) send(%x, %after-all), channel_id=2, "
+    'is_host_transfer=true, frontend_attributes={{_xla_host_transfer_rendezvous="psum.7_0",'
+    '_xla_megascale_target={},_xla_megascale_transfer_type="{}"}}, metadata={{op_name="jit/psum"}}'
+)
+_RECEIVE = _SEND.replace("send", "recv")
+
+
+@pytest.mark.parametrize(
+    ("transfer", "target", "kind", "result", "sent", "groups"),
+    [
+        ("ALL_REDUCE", '"{1,2}x{0:3}"', "all-reduce", 1, 1, ((0, 4), (1, 5), (2, 6), (3, 7))),
+        # Over three slices a ring sends 2 * 2/3 of it.
+        ("ALL_REDUCE", '"{1,2,3}x{0:1}"', "all-reduce", 1, 4 / 3, ((0, 4, 8), (1, 5, 9))),
+        ("ALL_GATHER", '"{1,2}x{1,3}"', "all-gather", 2, 1, ((1, 5), (3, 7))),
+        ("REDUCE_SCATTER", '"{1:2}x{0}"', "reduce-scatter", 1 / 2, 1 / 2, ((0, 4),)),
+        (
+            "ALL_TO_ALL",
+            "{{100000,200000},{100003,200003}}",
+            "all-to-all",
+            1,
+            1 / 2,
+            ((0, 4), (3, 7)),
+        ),
+        # All devices of both slices: half of it leaves the slice.
+        ("ALL_TO_ALL", "{{100001,100000,200001,200000}}", "all-to-all", 1, 1 / 2, ((1, 0, 5, 4),)),
+        (
+            "ONE_TO_ONE",
+            "{{100000->200000},{200000->100000}}",
+            "collective-permute",
+            1,
+            1,
+            ((0, 4), (4, 0)),
+        ),
+    ],
+)
+def test_exchanges_between_slices(
+    transfer: str, target: str, kind: str, result: float, sent: float, groups: tuple
+) -> None:
+    size = 256 * 128 * 4
+    lines = [line.format(1, "256,128", target, transfer) for line in (_SEND, _RECEIVE)]
+    found = collectives(TWO_SLICES.replace("%s", "\n".join(lines)))
+    inside = [each for each in found if each.slices == 1]
+    assert [each.kind for each in inside] == ["all-to-all", "reduce-scatter"]
+    assert {each.groups for each in inside} == {((0, 1, 2, 3),)}
+    (between,) = [each for each in found if each.slices > 1]
+    assert (between.kind, between.groups) == (kind, groups)
+    assert between.slices == len({device // 4 for device in groups[0]})
+    assert between.operand_bytes == size
+    assert between.result_bytes == result * size
+    assert between.sent_bytes == pytest.approx(sent * size)
+    assert between.source == "jit/psum"
+
+
+def test_unknown_transfer_between_slices_is_refused() -> None:
+    line = _SEND.format(1, "8", '"{1,2}x{0:3}"', "GOSSIP")
+    with pytest.raises(ValueError, match="no readable transfer between slices"):
+        collectives(TWO_SLICES.replace("%s", line))

@@ -41,6 +41,7 @@ FACTS: dict[str, Any] = {
         "code": 0,
     },
     "collectives": {"all-to-all": {"count": 108, "payload_bytes": GIB, "sent_bytes": GIB / 2}},
+    "sent_bytes": {"ici": GIB / 2, "dcn": 0.0},
     "loops_unknown": False,
     "cycles": 752_000_000,
     "uncosted": 0,
@@ -72,9 +73,12 @@ def test_costs_follow_from_the_time_of_a_step() -> None:
     assert found is not None
     # 32,768 rows of 128 source pieces in a second: 4,194,304; 10^12 of them 238,419 s = 2.76 days;
     # times 2048 cores / 365 days = 15.48 years. 3 * 10^12 of 61.5 * 10^12 operations are 4.9%.
-    assert found["tokens_per_second"] == 4_194_304
+    assert found["source_tokens_per_second"] == 4_194_304
+    # As many of the target; metrics.jsonl's tokens_per_second is of both.
+    assert found["target_tokens_per_second"] == 4_194_304
+    assert found["tokens_per_second"] == 2 * 4_194_304
     assert found["days"] == pytest.approx(2.7595, abs=1e-4)
-    assert found["core_years"] == pytest.approx(15.483, abs=1e-3)
+    assert found["device_years"] == pytest.approx(15.483, abs=1e-3)
     assert found["utilisation"] == pytest.approx(0.0488, abs=1e-4)
     assert tables.costs({**FACTS, "program": "decode"}) is None
     unknown = {**FACTS["step_seconds"], "compute": None, "total": None}
@@ -110,6 +114,50 @@ def test_time_model_is_compared_with_the_same_model_of_the_paper_only() -> None:
         names = [row[0] for part in tables.sections({**FACTS, **other}) for row in part.rows]
         assert "step" in names
         assert "model / paper" not in names, other
+
+
+def cells(facts: dict[str, Any]) -> dict[str, str]:
+    return {row[0]: row[-1] for part in tables.sections(facts) for row in part.rows}
+
+
+def test_every_plan_has_the_band_of_the_models_error() -> None:
+    for other in ({}, {"config": "mine"}, {"topology": "v6e:16x16"}, {"topology": "h100:256x8"}):
+        text = " ".join(said({**FACTS, **other}).split())
+        # docs/pod.md's table.
+        assert "it gives 1.09 to 1.27 of the step that the paper measured" in text, other
+        assert "128 experts 2.04 to 2.27" in text
+        assert ("estimate of cycles at the chip's clock" in text) == ("topology" not in other)
+        assert ("speed fitted to section 5.2" in text) == ("h100" not in str(other))
+    assert "1.09 to 1.27" in " ".join(said(DECODING).split())
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    # Two cores of a chip are one device of v4 and v5p.
+    [("v3:32x32", "core"), ("v5e:16x16", "core"), ("v4:4x4x4", "device"), ("h100:16x8", "GPU")],
+)
+def test_years_are_of_devices_and_tokens_of_named_sides(machine: str, name: str) -> None:
+    found = cells({**FACTS, "topology": machine})
+    assert [row for row in found if row.endswith("-years")] == [f"{name}-years"]
+    assert found["source tokens/s"] == found["target tokens/s"] == "4,194,304"
+    assert found["tokens/s (both sides)"] == "8,388,608"
+    assert found["all-to-all's share of the step"] == "20%"
+    assert "days to 10^12 source tokens" in found
+
+
+def test_slices_have_what_they_send_by_each_network() -> None:
+    sent = {"count": 46, "payload_bytes": GIB / 4, "sent_bytes": GIB / 4}
+    facts = {
+        **FACTS,
+        "topology": "2*v5e:16x16",
+        "collectives": {**FACTS["collectives"], "all-reduce between slices": sent},
+        "sent_bytes": {"ici": GIB / 2, "dcn": GIB / 4},
+    }
+    found = cells(facts)
+    assert found["all, inside a slice (ICI)"] == "0.500"
+    assert found["all, between slices (DCN)"] == found["all-reduce between slices"] == "0.250"
+    assert "all, inside a slice (ICI)" not in cells(FACTS)
+    assert tables.file_name(facts) == "moe_2048e_36l.2xv5e-16x16"
 
 
 def test_parameters_are_compared_with_the_same_model_of_the_paper_only() -> None:
@@ -234,7 +282,7 @@ def test_decoding_costs_have_all_steps_of_a_batch() -> None:
         for row in part.rows
     ]
     assert not any("price" in name for name in names)
-    assert "days to 10^12 tokens" not in names
+    assert "days to 10^12 source tokens" not in names
 
 
 def test_decoding_without_a_clock_or_a_text_has_no_time() -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax.linen import partitioning
 from flax.linen.spmd import with_logical_constraint
 
-from m4.model.product import product, tied_logits
+from m4.model.product import Precision, product, tied_logits
 
 Array = jax.Array
 Initializer = Callable[..., Array]
@@ -56,6 +56,7 @@ class Dense(nn.Module):
     axes: tuple[str, str]
     dtype: jnp.dtype = jnp.float32
     init: Initializer = kernel_init
+    precision: Precision = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -67,7 +68,7 @@ class Dense(nn.Module):
             axes=self.axes,
             module=self,
         )
-        return product(x.astype(self.dtype), kernel.astype(self.dtype))
+        return product(x.astype(self.dtype), kernel.astype(self.dtype), self.precision)
 
 
 class Embed(nn.Module):
@@ -98,7 +99,7 @@ class Embed(nn.Module):
         return x_BLM.astype(self.dtype)
 
     def attend(self, x_BTM: Array) -> Array:
-        """Logits x E^T, [B, T, V]."""
+        """Logits x E^T, float32 [B, T, V]."""
         return tied_logits(x_BTM.astype(self.dtype), self.embedding.astype(self.dtype))
 
 

@@ -19,6 +19,7 @@ from m4.model.experts import ExpertParameters
 from m4.model.ffn import Activation, check_activations
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.layers import Array, DType, constrain
+from m4.model.product import full_product
 from m4.model.routing import (
     CAPACITY_RULES,
     CapacityFactor,
@@ -178,7 +179,7 @@ class MoeLayer(nn.Module):
             x_GSM = x_GSM * jax.random.uniform(
                 key, x_GSM.shape, minval=1 - jitter, maxval=1 + jitter
             )
-        logits_GSE = jnp.einsum("GSM,ME->GSE", x_GSM, kernel_ME)
+        logits_GSE = full_product("GSM,ME->GSE", x_GSM, kernel_ME)
         return constrain(logits_GSE, ("batch", None, None))
 
     def _table(self, name: str, make: Callable[[int], Any]) -> Array:

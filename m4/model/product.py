@@ -1,34 +1,56 @@
-"""Matrix products whose weight's gradient is written so that XLA's CPU library is fast.
+"""Matrix products: how precise they are, and their gradients, written so that CPUs are fast.
 
-Automatic differentiation writes x^T dy as (dy^T x)^T, which takes up to twice the time on a CPU
-(docs/performance.md, "Matrix products").
+Precision: the router's products and those that make the vocabulary's logits have full float32
+precision on every platform, and so have their gradients: they ask for `FULL`. Unasked, TPUs round
+float32 operands to bfloat16 and recent GPUs to TF32, as they do in all other products. Two bfloat16
+numbers have an exact product in float32: where the operands are bfloat16, as those of tied logits
+are in a bfloat16 model, a float32 result is all that it takes. For float32 operands a TPU
+multiplies six pairs of bfloat16 parts instead of one pair.
+
+Gradients: automatic differentiation writes x^T dy as (dy^T x)^T, which takes up to twice the time
+on a CPU (docs/performance.md, "Matrix products").
 """
+
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 Array = jax.Array
+Precision = jax.lax.Precision | None  # None: the platform's default
 
+FULL = jax.lax.Precision.HIGHEST
 _CACHE_LINE = 64  # bytes
 
 
-@jax.custom_vjp
-def product(x: Array, w_MF: Array) -> Array:
+def full_product(spec: str, *operands: Array) -> Array:
+    """`jnp.einsum` in full float32 precision."""
+    return jnp.einsum(spec, *operands, precision=FULL, preferred_element_type=jnp.float32)
+
+
+def product(x: Array, w_MF: Array, precision: Precision = None) -> Array:
     """x [..., M] times w [M, F] -> [..., F]."""
-    return jnp.dot(x, w_MF)
+    result: Any = _product(x, w_MF, precision)  # custom_vjp hides the type of what it wraps
+    return result
 
 
-def _product_forward(x: Array, w_MF: Array):
-    return jnp.dot(x, w_MF), (x, w_MF)
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x: Array, w_MF: Array, precision: Precision) -> Array:
+    return jnp.dot(x, w_MF, precision=precision)
 
 
-def _product_backward(saved, d: Array):
+def _product_forward(x: Array, w_MF: Array, precision: Precision):
+    return jnp.dot(x, w_MF, precision=precision), (x, w_MF)
+
+
+def _product_backward(precision: Precision, saved, d: Array):
     x, w_MF = saved
     rows_x, rows_d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
-    return input_gradient(d, w_MF), weight_gradient(rows_x, rows_d)
+    return input_gradient(d, w_MF, precision), weight_gradient(rows_x, rows_d, precision)
 
 
-product.defvjp(_product_forward, _product_backward)
+_product.defvjp(_product_forward, _product_backward)
 
 
 @jax.custom_vjp
@@ -53,8 +75,8 @@ expert_product.defvjp(_expert_forward, _expert_backward)
 
 @jax.custom_vjp
 def tied_logits(x_BTM: Array, embedding_VM: Array) -> Array:
-    """x E^T: [B, T, M], [V, M] -> [B, T, V]."""
-    return jnp.einsum("BTM,VM->BTV", x_BTM, embedding_VM)
+    """x E^T: [B, T, M], [V, M] -> float32 [B, T, V]. Its gradient takes the operands' type."""
+    return full_product("BTM,VM->BTV", x_BTM, embedding_VM)
 
 
 def _tied_forward(x_BTM: Array, embedding_VM: Array):
@@ -63,26 +85,28 @@ def _tied_forward(x_BTM: Array, embedding_VM: Array):
 
 def _tied_backward(saved, d_BTV: Array):
     x_BTM, embedding_VM = saved
+    d_BTV = d_BTV.astype(x_BTM.dtype)
     rows_x, rows_d = x_BTM.reshape(-1, x_BTM.shape[-1]), d_BTV.reshape(-1, d_BTV.shape[-1])
-    d_x = jnp.einsum("BTV,VM->BTM", d_BTV, embedding_VM)
+    d_x = jnp.einsum("BTV,VM->BTM", d_BTV, embedding_VM, precision=FULL)
     # The barrier keeps XLA from folding the transpose into the product, which is slower on CPUs.
-    return d_x, jax.lax.optimization_barrier(weight_gradient(rows_x, rows_d)).T
+    return d_x, jax.lax.optimization_barrier(weight_gradient(rows_x, rows_d, FULL)).T
 
 
 tied_logits.defvjp(_tied_forward, _tied_backward)
 
 
-def input_gradient(d: Array, w: Array) -> Array:
+def input_gradient(d: Array, w: Array, precision: Precision = None) -> Array:
     """d w^T: [(E,) ..., F], [(E,) M, F] -> [(E,) ..., M]."""
     batch = tuple(range(w.ndim - 2))  # the experts' axis, if any
-    return jax.lax.dot_general(d, w, (((d.ndim - 1,), (w.ndim - 1,)), (batch, batch)))
+    axes = ((d.ndim - 1,), (w.ndim - 1,)), (batch, batch)
+    return jax.lax.dot_general(d, w, axes, precision=precision)
 
 
-def weight_gradient(x: Array, d: Array) -> Array:
+def weight_gradient(x: Array, d: Array, precision: Precision = None) -> Array:
     """x^T d over the rows: [(E,) S, M], [(E,) S, F] -> [(E,) M, F]."""
 
     def as_it_comes(x: Array, d: Array) -> Array:
-        return jnp.einsum("...SM,...SF->...MF", x, d)
+        return jnp.einsum("...SM,...SF->...MF", x, d, precision=precision)
 
     # XLA's CPU library reads the columns of the wider side. Where its rows are an even number of
     # cache lines, a column's numbers share few of the cache's sets and push each other out: a line

@@ -28,6 +28,7 @@ from m4.model.layers import (
     dropout,
 )
 from m4.model.moe import MoeFactory, MoeLayer, shapes_only
+from m4.model.product import FULL
 from m4.settings import Between, Count, OneOf, Rate, SettingError, Size, checked
 
 Layers = Annotated[int, Between(1, 1024)]
@@ -148,7 +149,7 @@ class Transformer(nn.Module):
             self.decoder_positions = SinusoidalPositions(self.width)
         if not self.tied_logits:
             # float32: the softmax over the vocabulary is where small types lose translations.
-            self.logits_dense = Dense(self.vocab_size, axes=("embed", "vocab"))
+            self.logits_dense = Dense(self.vocab_size, axes=("embed", "vocab"), precision=FULL)
 
     def _stack(self, kind, layers: int, name: str) -> list[nn.Module]:
         if self.scan_layers:
@@ -282,7 +283,7 @@ class Transformer(nn.Module):
             logits_BTV = self.token_embedder.attend(x_BTM)
         else:
             logits_BTV = self.logits_dense(x_BTM.astype(jnp.float32))
-        return self._constrain(logits_BTV.astype(jnp.float32), ("batch", "length", "vocab"), decode)
+        return self._constrain(logits_BTV, ("batch", "length", "vocab"), decode)
 
     def __call__(
         self,

@@ -20,6 +20,7 @@ from m4.model.moe import MoeLayer, mean_metrics
 from m4.model.routing import Capacity, Routing, Tokens
 from m4.parallel.mesh import make_mesh
 from m4.settings import SettingError
+from tests.model.compiled_step import products
 
 GATES = {
     module.name: getattr(importlib.import_module(f"m4.model.gates.{module.name}"), module.name)
@@ -390,6 +391,16 @@ def test_law_the_layer_trains_and_evaluates_with_it(name):
         assert np.isfinite(total)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
         assert np.asarray(gradients["experts"]["wi"]["kernel"]).any()
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_law_products_of_the_gate_are_in_full_precision(name):
+    """Forward and backward; those of `_carry` are the experts' and the dispatch's."""
+    program, arguments = layer_program(name)
+    text = program.lower(*arguments).as_text("hlo", debug_info=True)
+    found = [p for p in products(text) if "._carry/" not in p.place]
+    assert len(found) >= (0 if name in WITHOUT_ROUTER else 2 * 3)
+    assert all(p.full and p.dtype == "f32" for p in found)
 
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 1e38])

@@ -52,3 +52,13 @@ def test_types_stay(K, N):
     x, w, direction = drawn((2, 4, K), (K, N), (2, 4, N), dtype=jnp.bfloat16)
     result, back = jax.vjp(product, x, w)
     assert {a.dtype for a in (result, *back(direction))} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_tied_logits_of_bfloat16_are_not_rounded():
+    x, w, direction = drawn((2, 4, 64), (40, 64), (2, 4, 40), dtype=jnp.bfloat16)
+    result, back = jax.vjp(tied_logits, x, w)
+    exact = np.einsum("BTM,VM->BTV", *(np.asarray(a, np.float64) for a in (x, w)))
+    assert result.dtype == jnp.float32
+    np.testing.assert_allclose(result, exact, rtol=1e-5, atol=1e-5)
+    # Gradients have the type of what they are of.
+    assert [a.dtype for a in back(direction.astype(jnp.float32))] == [jnp.bfloat16] * 2

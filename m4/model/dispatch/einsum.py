@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from m4.model.experts import Experts
 from m4.model.layers import constrain
+from m4.model.product import full_product
 from m4.model.routing import Array, Routing
 from m4.settings import configurable
 
@@ -14,7 +15,9 @@ def masks(routing: Routing) -> tuple[Array, Array]:
     expert_GSKE = jax.nn.one_hot(routing.expert_GSK, routing.num_experts, dtype=jnp.float32)
     # Slot -1 (none) has no one-hot entry: all zeros.
     position_GSKC = jax.nn.one_hot(routing.position_GSK, routing.capacity, dtype=jnp.float32)
-    combine_GSEC = jnp.einsum("GSK,GSKE,GSKC->GSEC", routing.weight_GSK, expert_GSKE, position_GSKC)
+    combine_GSEC = full_product(
+        "GSK,GSKE,GSKC->GSEC", routing.weight_GSK, expert_GSKE, position_GSKC
+    )
     dispatch_GSEC = jnp.einsum("GSKE,GSKC->GSEC", expert_GSKE, position_GSKC) > 0
     return combine_GSEC, dispatch_GSEC
 

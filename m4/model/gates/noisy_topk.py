@@ -10,6 +10,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
+from m4.model.product import full_product
 from m4.model.routing import (
     Array,
     Capacity,
@@ -98,7 +99,7 @@ def route(
     expert_GSK = expert_GSK[..., :choices]
     weight_GSK = jax.nn.softmax(best_GSK[..., :choices])
     one_GSKE = jax.nn.one_hot(expert_GSK, num_experts, dtype=jnp.float32)
-    weight_GSE = jnp.einsum("GSK,GSKE->GSE", weight_GSK, one_GSKE)
+    weight_GSE = full_product("GSK,GSKE->GSE", weight_GSK, one_GSKE)
     if noisy_GSE is None or sd_GSE is None or choices == num_experts:
         load_GSE = (weight_GSE > 0).astype(jnp.float32)
     else:

@@ -1,0 +1,65 @@
+"""Products of router and logits are in full float32 precision, in lowered and compiled programs."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import pytest
+
+from m4.plan import launch
+from tests.model.compiled_step import COMPILED, KINDS, LOGITS, ROUTER, Product, gradient, products
+
+ROOT = Path(__file__).parents[2]
+
+
+def check(found: Sequence[Product], kind: str) -> None:
+    """Three products each, forward and two gradients: of the two routers, and of the logits."""
+    router = [p for p in found if re.search(ROUTER, p.place)]
+    logits = [p for p in found if re.search(LOGITS, p.place)]
+    assert len(router) == 2 * 3
+    assert len(logits) == 3
+    assert all(p.full for p in [*router, *logits])
+    assert {p.dtype for p in router} == {"f32"}
+    assert {p.dtype for p in logits if "transpose" not in p.place} == {"f32"}
+    # All others are as the platform likes, also in a float32 model.
+    others = [p for p in found if p not in router and p not in logits]
+    assert len(others) > 20
+    assert not any(p.full for p in others), kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_router_and_logits_ask_for_full_precision(kind: str) -> None:
+    function, arguments = gradient(kind)
+    lowered = jax.jit(function).lower(*arguments)
+    check(products(lowered.as_text("hlo", debug_info=True)), kind)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["v5e:2x2", "h100:1x1", "cpu"])
+def test_optimized_programs_keep_it(machine: str) -> None:
+    if machine == "cpu":
+        for kind in COMPILED:
+            function, arguments = gradient(kind)
+            check(products(jax.jit(function).lower(*arguments).compile().as_text() or ""), kind)
+        return
+    cuda = machine.startswith("h100")
+    if cuda and not launch.CUDA_COMPILER.is_dir():
+        pytest.skip("needs the compiler for GPUs: make pod-gpu")
+    if not cuda and importlib.util.find_spec("libtpu") is None:
+        pytest.skip("needs libtpu: make pod")
+    paths = [str(ROOT), *([str(launch.CUDA_COMPILER)] if cuda else [])]
+    environment = {**os.environ, **launch.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("XLA_FLAGS", None)
+    command = [sys.executable, "-m", "tests.model.compiled_step", machine]
+    with launch.one_at_a_time():
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    texts = done.stdout.split("KIND ")[1:]
+    assert [text.split("\n", 1)[0] for text in texts] == COMPILED
+    for text, kind in zip(texts, COMPILED, strict=True):
+        check(products(text), kind)

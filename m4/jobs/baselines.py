@@ -1,9 +1,10 @@
 """`m4 baselines`: one small model a language pair, by the same trainer, until dev stops rising.
 
-Many small models train best next to each other, one a core: a pool of processes, each on a core of
-its own, takes one language after the other; compiled steps are kept on disk for all. (One vmapped
-program of n models is slower than n single ones: docs/performance.md.) A finished model is kept
-under the hash of everything that decides it, so another multilingual run on the same text finds it.
+On CPUs many small models train best next to each other, one a core: a pool of processes, each on a
+core of its own, takes one language after the other; compiled steps are kept on disk for all. (One
+vmapped program of n models is slower than n single ones: docs/performance.md.) On an accelerator
+this process trains them one after the other (`workers_for`). A finished model is kept under the
+hash of everything that decides it, so another multilingual run on the same text finds it.
 """
 
 import contextlib
@@ -11,11 +12,14 @@ import dataclasses
 import hashlib
 import json
 import multiprocessing
+import os
 import queue
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import bilingual
@@ -24,9 +28,12 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import check_held_out
 from m4.experiment import Baselines, Experiment, identity
 from m4.jobs import prepare
+from m4.jobs.bilingual import start_worker, train_in_worker, train_one
+from m4.parallel import distributed
 from m4.parallel.cpus import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError, SettingError
+from m4.train.measuring.metric_window import NotFinite
 
 # Raise when a change of code changes what a baseline becomes.
 FORMAT = 5
@@ -77,7 +84,8 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
     missing = {name: plan for name, plan in plans.items() if _finished(plan) is None}
     if missing:
         _tell_of_other_versions(missing)
-        _run(missing, str(cache.folder), len(available_cpus()))
+        cores = len(available_cpus())
+        _run(missing, workers_for(jax.default_backend(), cores, distributed.is_distributed()))
     return find_baselines(experiment, cache)
 
 
@@ -182,47 +190,88 @@ def _tell_of_other_versions(missing: Mapping[str, Plan]) -> None:
         print(f"baselines: {len(old)} of another version of m4 are not used: {', '.join(old)}")
 
 
-def _run(plans: Mapping[str, Plan], corpus: str, workers: int) -> None:
-    """A pool of processes over the plans, the longest first. NotFinite: one of them diverged."""
-    from m4.jobs.bilingual import start_worker, train_one
-    from m4.train.measuring.metric_window import NotFinite
+def workers_for(platform: str, cores: int, is_distributed: bool) -> int:
+    """How many processes train baselines, each on a CPU core; 0: this process, on its devices.
 
+    Several processes cannot share a TPU, and on a GPU each would take most of the memory. Where the
+    job has several processes, the others wait for this one, and a program for all devices would
+    wait for them: the accelerators rest, and this machine's cores do the work.
+    """
+    return cores if platform == "cpu" or is_distributed else 0
+
+
+def _run(plans: Mapping[str, Plan], workers: int) -> None:
+    """Trains what is planned, the longest first, in so many processes; 0: in this one.
+
+    Raises:
+        NotFinite: one of them diverged.
+        m4.train.trainer.Interrupted: in this process; the step is saved.
+    """
+    ordered = sorted(plans.values(), key=lambda plan: -plan.train_pairs)
+    shown = _Shown({plan.language: plan.experiment.training.total_steps for plan in ordered})
+    with ProgressBar("bilingual baselines", sum(shown.steps.values()), "steps") as bar:
+        if workers:
+            _run_in_workers(ordered, shown, bar, workers)
+            return
+
+        def heard(*message: Any) -> None:
+            shown.heard(*message)
+            bar.update(*shown.line())
+
+        for plan in ordered:
+            with _named(plan.language):
+                devices = jax.devices()
+                shown.finished(*train_one(plan.experiment, plan.identity, devices, heard))
+            bar.update(*shown.line())
+
+
+def _run_in_workers(
+    ordered: Sequence[Plan], shown: "_Shown", bar: ProgressBar, workers: int
+) -> None:
     # spawn: a forked child would share the parent's JAX threads and hang.
     context = multiprocessing.get_context("spawn")
-    messages, cores = context.Queue(), context.Queue()
-    for core in available_cpus():
-        cores.put(core)
-    shown = _Shown({name: plan.experiment.training.total_steps for name, plan in plans.items()})
-    ordered = sorted(plans.values(), key=lambda plan: -plan.train_pairs)
-    with (
-        ProgressBar("bilingual baselines", sum(shown.steps.values()), "steps") as bar,
-        ProcessPoolExecutor(
-            min(workers, len(plans)),
-            mp_context=context,
-            initializer=start_worker,
-            initargs=(cores, messages),
-        ) as pool,
-    ):
+    messages = context.Queue()
+    with worker_pool(min(workers, len(ordered)), context, messages) as pool:
         waiting: set[Future] = set()
         try:
             languages = {
-                pool.submit(train_one, plan.language, plan.experiment, plan.identity): plan.language
+                pool.submit(train_in_worker, plan.experiment, plan.identity): plan.language
                 for plan in ordered
             }
             waiting = {*languages}
             while waiting:
                 ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in ended:
-                    try:
+                    with _named(languages[future]):
                         shown.finished(*future.result())
-                    except NotFinite as error:
-                        raise NotFinite(f"bilingual model {languages[future]}: {error}") from error
                 while (message := _next(messages)) is not None:
                     shown.heard(*message)
                 bar.update(*shown.line())
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def worker_pool(workers: int, context: Any, messages: Any) -> ProcessPoolExecutor:
+    """Processes that end with this one; each has a core of its own, and one CPU device."""
+    cores = context.Queue()
+    for core in available_cpus():
+        cores.put(core)
+    return ProcessPoolExecutor(
+        workers,
+        mp_context=context,
+        initializer=start_worker,
+        initargs=(os.getpid(), cores, messages),
+    )
+
+
+@contextlib.contextmanager
+def _named(language: str) -> Iterator[None]:
+    """Says whose a loss is that is not finite."""
+    try:
+        yield
+    except NotFinite as error:
+        raise NotFinite(f"bilingual model {language}: {error}") from error
 
 
 class _Shown:

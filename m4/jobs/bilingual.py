@@ -1,4 +1,4 @@
-"""One bilingual baseline, in a worker process of `m4 baselines`."""
+"""One bilingual baseline: trained, decoded, written."""
 
 import contextlib
 import functools
@@ -6,75 +6,114 @@ import json
 import os
 import queue
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+from jax.sharding import Mesh
+
 from m4.experiment import Experiment
+from m4.parallel.mesh import make_mesh
+from m4.parallel.supervise import end_with
 from m4.progress import ProgressBar
 from m4.storage.files import write_text
 from m4.storage.metrics_log import read_metrics
+from m4.train.trainer import Training
 
-_messages: Any = None
+# (language, step, text): how far a model is.
+Report = Callable[[str, int, str], None]
 
 
-def start_worker(cores: Any, messages: Any) -> None:
-    """Pins the process to one core before JAX counts them: one model then uses one core.
+class _Worker:
+    """What a worker process knows: the parent's process id, and where messages to it go."""
+
+    parent: int
+    messages: Any
+
+
+def start_worker(parent: int, cores: Any, messages: Any) -> None:
+    """Ends with the parent, however that ends, and computes on one core: one CPU device, whatever
+    devices the parent has or asks JAX for.
 
     Elsewhere than on Linux the processes share the cores as the system pleases.
     """
-    global _messages
-    _messages = messages
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(queue.Empty):  # more workers than cores, if the user asked for that
-        os.sched_setaffinity(0, {cores.get_nowait()})
+    end_with(parent)
+    _Worker.parent, _Worker.messages = parent, messages
+    # A TPU is the parent's, of a GPU's memory it has most, and fake devices would share the core.
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 1)
+    if sys.platform == "linux":
+        with contextlib.suppress(queue.Empty):  # more workers than cores, if the user asked for it
+            os.sched_setaffinity(0, {cores.get_nowait()})
+
+
+def train_in_worker(experiment: Experiment, identity: Mapping[str, Any]) -> tuple[str, int]:
+    """`train_one` in a process of the pool."""
+    from m4.parallel.jax_setup import set_up
+
+    set_up(Path(experiment.model_dir).parent / "compilation_cache")
+
+    def report(*message: Any) -> None:
+        if os.getppid() != _Worker.parent:  # where `end_with` can do nothing
+            os._exit(1)
+        _Worker.messages.put(message)
+
+    return train_one(experiment, identity, jax.devices(), report)
 
 
 class _Reported(ProgressBar):
-    """A bar that is a message to the parent process."""
+    """A bar that is a report."""
 
-    _parent = 0
+    def __init__(self, name: str, total: int, report: Report):
+        super().__init__(name, total)
+        self._report = report
 
     def update(self, done: int, text: str = "", total: int | None = None) -> None:
-        if os.getppid() != self._parent:
-            raise SystemExit("the parent process has ended")
-        if _messages is not None:
-            _messages.put((self.name, done, text))
+        self._report(self.name, done, text)
+
+
+def mesh_for(training: Training, devices: Sequence[Any]) -> Mesh:
+    """Rows alone are split, over as many of the devices as divide them: the model is small."""
+    rows = training.batch_size // training.grad_accum_steps
+    count = max(n for n in range(1, len(devices) + 1) if rows % n == 0)
+    return make_mesh(data=count, devices=devices[:count])
 
 
 def train_one(
-    language: str, experiment: Experiment, identity: Mapping[str, Any]
+    experiment: Experiment, identity: Mapping[str, Any], devices: Sequence[Any], report: Report
 ) -> tuple[str, int]:
     """Trains, decodes and writes one baseline; its language and steps."""
-    import jax
-
     from m4.eval.decoding.decode import decode
     from m4.eval.decoding.hypotheses import decode_to_files
     from m4.eval.decoding.testsets import split_pairs
     from m4.eval.scoring.dev_chrf import dev_chrf
     from m4.jobs import prepare
-    from m4.parallel.jax_setup import set_up
     from m4.train.run import Evaluator
 
+    language = identity["language"]
     folder, training = Path(experiment.model_dir), experiment.training
-    set_up(folder.parent / "compilation_cache")
-    _Reported._parent = os.getppid()
     cache = experiment.data.corpus.build(folder / "data")
     model = prepare.model_for(experiment, cache)
     stream = prepare.training_stream(experiment, cache)
+    mesh = mesh_for(training, devices)
+    trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes)
     # Sources that are too long are reported once, by the multilingual model's decoding.
     translate = functools.partial(
-        decode, model, vocabulary=cache.vocabulary, on_cut=lambda *_: None
+        decode,
+        model,
+        vocabulary=cache.vocabulary,
+        on_cut=lambda *_: None,
+        layout=trainer.layout(),
     )
     decoding = experiment.decoding
     dev = dev_chrf(cache, translate, decoding)
-    trained = prepare.trainer_of(experiment, model, stream.directions, None, stream.shapes).run(
+    trained = trainer.run(
         folder,
         stream,
         evaluators=[Evaluator(training.dev_period, dev)],
         note={"language": language, "vocabulary": cache.vocabulary.fingerprint},
-        progress=_Reported(language, training.total_steps),
+        progress=_Reported(language, training.total_steps, report),
     )
     decode_to_files(
         lambda sources: translate(params=trained.params, sources=sources, settings=decoding),

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import optax
 import pytest
 
@@ -100,8 +104,11 @@ def trained(
 
 
 def one_process(environment: pytest.MonkeyPatch, kept: Path) -> None:
-    """Several are in tests/test_end_to_end.py; one compiles once."""
-    environment.setenv("JAX_NUM_CPU_DEVICES", "1")
+    """Several are in tests/test_end_to_end.py; one compiles once.
+
+    Each has one device, whatever is asked for: eight rows do not divide over sixteen.
+    """
+    environment.setenv("JAX_NUM_CPU_DEVICES", "16")
     environment.setenv("JAX_COMPILATION_CACHE_DIR", str(kept / "programs"))
     environment.setattr(baselines, "available_cpus", lambda: available_cpus()[:1])
 
@@ -132,6 +139,84 @@ def test_each_language_has_a_model_and_its_translations(trained) -> None:
         assert result["identity"]["model"]["width"] == 16
         assert result["parameters"] > 5000
         assert set(result["epochs"]) == {f"en-{language}", f"{language}-en"}
+
+
+@pytest.mark.slow
+def test_an_accelerator_trains_the_same_models_in_this_process(
+    trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    _, _, found = trained
+    monkeypatch.setattr(baselines, "workers_for", lambda *_: 0)
+    ours = baselines.baselines(experiment_in(tmp_path, tmp_path / "kept", SIZES))
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("bilingual baselines: 8/8 steps  2/2 models")
+    )
+    for language, baseline in found.items():
+        # Over eight devices, to rounding; the same place, as the devices decide no model.
+        assert ours[language].folder.name == baseline.folder.name
+        theirs = losses(baseline)
+        assert losses(ours[language]) == pytest.approx(theirs, rel=1e-5)
+        for direction in (f"en-{language}", f"{language}-en"):
+            decoded = ours[language].folder / "decodes" / f"test.{direction}.jsonl"
+            assert len(read_jsonl(decoded)) == 8
+
+
+def losses(baseline: Finished) -> list[float]:
+    rows = read_jsonl(baseline.folder / "metrics.jsonl")
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+@pytest.mark.parametrize(
+    ("platform", "is_distributed", "workers"),
+    [
+        ("cpu", False, 12),
+        ("cpu", True, 12),
+        ("gpu", False, 0),
+        ("tpu", False, 0),
+        ("tpu", True, 12),
+    ],
+)
+def test_an_accelerator_is_used_by_one_process(
+    platform: str, is_distributed: bool, workers: int
+) -> None:
+    assert baselines.workers_for(platform, 12, is_distributed) == workers
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts", "devices", "used"),
+    [(8, 1, 1, 1), (8, 1, 8, 8), (8, 1, 6, 4), (12, 1, 8, 6), (7, 1, 6, 1), (8, 4, 8, 2)],
+)
+def test_a_baseline_takes_as_many_devices_as_divide_its_rows(
+    rows: int, parts: int, devices: int, used: int
+) -> None:
+    training = dataclasses.replace(TRAINING, batch_size=rows, grad_accum_steps=parts)
+    mesh = bilingual.mesh_for(training, jax.devices()[:devices])
+    assert mesh.size == mesh.shape["data"] == used
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_workers_end_with_a_parent_that_is_killed() -> None:
+    program = (
+        "import multiprocessing, os, time\n"
+        "from m4.jobs.baselines import worker_pool\n"
+        "context = multiprocessing.get_context('spawn')\n"
+        "with worker_pool(1, context, context.Queue()) as pool:\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    pool.submit(time.sleep, 600).result()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker = Path("/proc") / parent.stdout.readline().strip()
+    assert worker.is_dir()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until = time.monotonic() + 30
+    while worker.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not worker.exists()
 
 
 @pytest.mark.slow

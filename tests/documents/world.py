@@ -26,16 +26,10 @@ class World:
     def __init__(self, folder: Path, notes: Path):
         self.folder, self._notes = folder, notes
         self._said: dict[str, Said] = {}
-        # What a config is about stays its own: its corpus, and where its run lies.
-        sizes = "".join(
-            line
-            for line in TINY.read_text(encoding="utf-8").splitlines(keepends=True)
-            if not line.startswith(("MODEL_DIR =", "corpus.CorpusSpec.source ="))
-        )
         for path in (ROOT / "gin_configs").rglob("*.gin"):
             copy = folder / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(f"{path.read_text(encoding='utf-8')}\n{sizes}", encoding="utf-8")
+            copy.write_text(shortened(path.read_text(encoding="utf-8")), encoding="utf-8")
         write_corpus(folder / "my_corpus")
 
     def run(self, block: Block) -> list[Said]:
@@ -54,6 +48,7 @@ class World:
         write_program(programs / "python", started)
         write_program(programs / "m4", f'exec {sys.executable} -m m4 "$@" {block.more}')
         environment = {**os.environ, "PATH": f"{programs}:/usr/bin:/bin"}
+        del environment["JAX_NUM_CPU_DEVICES"]  # the block says how many
         python = block.language == "python"
         text = python_of(block) if python else "set -euo pipefail\n" + block.commands
         program = [sys.executable] if python else ["/bin/bash"]
@@ -90,6 +85,15 @@ class World:
             "an environment: `run thorough`"
         )
         return words_of(commands, self._notes / str(len(list(self._notes.iterdir()))))
+
+
+def shortened(config: str) -> str:
+    """A config with tiny.gin's sizes: its source of text, and the run's folder, stay its own."""
+    own = ["MODEL_DIR =", "corpus.CorpusSpec.source ="]
+    if "@cldr.Cldr" not in config:
+        own.append("cldr.Cldr.")
+    tiny = TINY.read_text(encoding="utf-8").splitlines()
+    return "\n".join([config, *(line for line in tiny if not line.startswith(tuple(own)))]) + "\n"
 
 
 def python_of(block: Block) -> str:

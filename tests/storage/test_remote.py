@@ -327,12 +327,18 @@ def test_data_jobs_of_a_run_in_a_store(
 def test_run_in_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained on one machine, longer on another one, scored there, read on a third."""
     address = f"file://{store}"
-    result = m4("train", f"--gin_file={TINY}", f"--model_dir={address}", "--gin.TRAIN_STEPS=2")
+    trace = "--gin.experiment.Training.profile=(2, 2)"
+    result = m4(
+        "train", f"--gin_file={TINY}", f"--model_dir={address}", "--gin.TRAIN_STEPS=2", trace
+    )
     assert result.status == 0, result.err
     last = latest_step(store / "checkpoints")
     assert last == 2
     there = {path.name for path in store.iterdir()}
     assert {"checkpoints", "config.gin", "data", "metrics.jsonl", "run.json"} <= there
+    assert "heartbeat.json" in there
+    assert len([*(store / "profile").glob("**/*.xplane.pb")]) == 1
+    assert {"mfu", "goodput", "step_seconds"} <= read_metrics(store)[-2].keys()
     assert not marks(store)
     folder = another_machine(monkeypatch, tmp_path, store)
     result = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=3")

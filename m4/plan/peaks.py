@@ -38,8 +38,8 @@ _GPUS = {
     "Tesla T4": (65e12, 8.1e12),
     "Tesla V100": (125e12, 15.7e12),
 }
-# A product of this size takes tens of milliseconds on a CPU core.
-_SIZE, _TIMES = 1024, 5
+# Sizes of a product that takes tens of milliseconds on CPU cores, and some on a small accelerator.
+_CPU_SIZE, _ACCELERATOR_SIZE, _TIMES = 1024, 4096, 5
 
 
 def peak_flops(devices: Sequence[Any], dtype: Any) -> float:
@@ -71,7 +71,8 @@ def stated_peak(kind: str, dtype: str) -> float | None:
 
 def measured_peak(dtype: str) -> float:
     """The fastest of some products of large square matrices on the default device."""
-    x = jnp.ones((_SIZE, _SIZE), dtype)
+    size = _CPU_SIZE if jax.default_backend() == "cpu" else _ACCELERATOR_SIZE
+    x = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.matmul)
     jax.block_until_ready(product(x, x))
     fastest = math.inf
@@ -79,4 +80,4 @@ def measured_peak(dtype: str) -> float:
         begin = time.perf_counter()
         jax.block_until_ready(product(x, x))
         fastest = min(fastest, time.perf_counter() - begin)
-    return 2 * _SIZE**3 / fastest
+    return 2 * size**3 / fastest

@@ -110,6 +110,7 @@ class TrainingRun:
         self._training, self._program, self._stream = training, program, stream
         self._folder, self._checkpoints = folder, checkpoints
         self._about, self._sampling = about, sampling
+        self._first_start = watchdog.first_start(folder)
         latest = distributed.on_primary_then_broadcast(
             "latest checkpoint", lambda: checkpoints.latest
         )
@@ -125,7 +126,6 @@ class TrainingRun:
         self._start = int(self.state.step)
         tokens = max(rows * max(lengths) for rows, *lengths in stream.shapes)
         self._counters = Counters(stream.directions, groups, saved, self._start, tokens)
-        self._first_start = watchdog.first_start(folder)
         self._clock = StepClock(flops, self._first_start, saved)
         self._in_flight = StepsInFlight(most_in_flight(program.mesh), self._clock)
         self._together = distributed.is_distributed()

@@ -283,8 +283,8 @@ def test_what_decides_a_baseline_gives_another_folder(trained, asked) -> None:
     baselines.baselines(experiment_in(run, kept, training=seeded))
     baselines.baselines(experiment_in(run, kept, decoding=Decoding(4, 0.6, 128, 8, 40)))
     assert asked == [*SIZES] * 3
-    # How often something is written decides nothing.
-    often = dataclasses.replace(TRAINING, log_period=1, checkpoint_period=2)
+    # How often something is written, and traced, decides nothing.
+    often = dataclasses.replace(TRAINING, log_period=1, checkpoint_period=2, profile=(1, 2))
     baselines.baselines(experiment_in(run, kept, training=often))
     assert asked == [*SIZES] * 3
 

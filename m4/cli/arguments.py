@@ -274,7 +274,8 @@ def _add_plan(job: argparse.ArgumentParser) -> None:
     """What is planned, and for which machine."""
     job.add_argument(
         "--topology",
-        help="chip and grid, v4:4x4x4, or GPU, nodes and GPUs a node, h100:16x8 (v3:8x8)",
+        help="chip and grid, v4:4x4x4; slices of it, 2*v5e:16x16; or GPU, nodes and GPUs a node, "
+        "h100:16x8 (v3:8x8)",
     )
     job.add_argument(
         "--price_per_chip_hour",

@@ -7,9 +7,9 @@ Sources: v2, v3: Jouppi et al. 2020 (CACM 63.7) and, for the links of v3 and v4,
 2025. A link's speed is that of one direction: a quarter or a sixth of half of what those pages call
 bidirectional bandwidth. Clocks of v5e and v5p follow from peak and number of multipliers (128 x 128
 a unit); for v6e and tpu7x they are not published. The network between slices: the same pages, v5e
-and v6e by pod (6.4 and 25.6 Tb/s over 256 chips), v5p and tpu7x by chip; for v4 25 GB/s a host of
-four chips (Austin et al. 2025, "How to Scale Your Model", part 2). Slices of v2 and v3 cannot be
-joined (Cloud TPU Multislice is for v4 and later).
+and v6e by host (2 x 100 and 4 x 200 Gb/s), v5p and tpu7x by chip (50 and 100 Gb/s); v4: 25 GB/s a
+host (Austin et al. 2025, "How to Scale Your Model", part 2). Slices of v2 and v3 cannot be joined
+(Cloud TPU Multislice is for v4 and later).
 """
 
 import math
@@ -32,7 +32,7 @@ class Chip:
         full: chips along a dimension that make it a ring (a torus, not a grid).
         most: chips of the largest slice.
         host_chips: chips of a host, which share its network adapters.
-        network_bytes: to other slices, a chip, a second; None: slices cannot be joined.
+        host_network_bytes: to other slices, a host, a second; 0: slices cannot be joined.
         core_setting: libtpu's name for a chip whose cores are one device; "": each core is one.
     """
 
@@ -46,7 +46,7 @@ class Chip:
     full: int
     most: int
     host_chips: int
-    network_bytes: float | None
+    host_network_bytes: float
     core_setting: str = ""
 
     @property
@@ -68,13 +68,13 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v2", 2, 16, 46e12, 0.70e9, 4, 62e9, 16, 256, 4, None),
-        Chip("v3", 2, 32, 123e12, 0.94e9, 4, 70e9, 32, 1024, 4, None),
-        Chip("v4", 1, 32, 275e12, 1.05e9, 6, 50e9, 4, 4096, 4, 6.25e9, "megacore"),
-        Chip("v5e", 1, 16, 197e12, 1.50e9, 4, 50e9, 16, 256, 8, 3.125e9),
-        Chip("v5p", 1, 95, 459e12, 1.75e9, 6, 100e9, 4, 6144, 4, 6.25e9, "megacore"),
-        Chip("v6e", 1, 32, 918e12, None, 4, 100e9, 16, 256, 8, 12.5e9),
-        Chip("tpu7x", 2, 192, 2307e12, None, 6, 100e9, 4, 9216, 4, 12.5e9),
+        Chip("v2", 2, 16, 46e12, 0.70e9, 4, 62e9, 16, 256, 4, 0),
+        Chip("v3", 2, 32, 123e12, 0.94e9, 4, 70e9, 32, 1024, 4, 0),
+        Chip("v4", 1, 32, 275e12, 1.05e9, 6, 50e9, 4, 4096, 4, 25e9, "megacore"),
+        Chip("v5e", 1, 16, 197e12, 1.50e9, 4, 50e9, 16, 256, 8, 25e9),
+        Chip("v5p", 1, 95, 459e12, 1.75e9, 6, 100e9, 4, 6144, 4, 25e9, "megacore"),
+        Chip("v6e", 1, 32, 918e12, None, 4, 100e9, 16, 256, 8, 100e9),
+        Chip("tpu7x", 2, 192, 2307e12, None, 6, 100e9, 4, 9216, 4, 50e9),
     )
 }
 
@@ -117,15 +117,9 @@ class Topology:
         return self.chip.device_bytes
 
     @property
-    def is_torus(self) -> bool:
-        """Whether the longest dimension is a ring."""
-        return max(self.sizes) >= self.chip.full
-
-    @property
     def network_bytes(self) -> float:
-        """To other slices, a second, of one device: a host's adapters serve all of its chips."""
-        assert self.chip.network_bytes is not None, self
-        return self.chip.network_bytes / self.chip.cores
+        """To other slices, a second, of one device: a host's adapters serve all of its devices."""
+        return self.chip.host_network_bytes / self.chip.host_chips / self.chip.cores
 
 
 Machine = Topology | Cluster
@@ -168,11 +162,11 @@ def _slices(argument: str, name: str, sizes: tuple[int, ...], slices: int) -> To
             "at least one slice"
         )
     if math.prod(sizes) > chip.most:
-        several = f"; more chips are several slices, such as 2*{name}:..." * bool(
-            chip.network_bytes
+        several = (
+            f"; more chips are several slices, 2*{name}:..." if chip.host_network_bytes else ""
         )
         raise InputError(f"{argument}: a slice of {name} has at most {chip.most:,} chips{several}")
-    if slices > 1 and chip.network_bytes is None:
+    if slices > 1 and not chip.host_network_bytes:
         raise InputError(
             f"{argument}: slices of {name} cannot be joined, those of v4 and later can"
         )

@@ -14,7 +14,7 @@ from m4.eval.decoding import inference_checkpoint, search
 from m4.experiment import Experiment
 from m4.model.transformer import abstract_variables
 from m4.plan import memory
-from m4.plan.program import decode_program, planned_model, train_program
+from m4.plan.program import PlannedProgram, decode_program, planned_model, train_program
 from m4.train import program
 from tests.command_line import TINY, experiment_of, m4
 
@@ -23,6 +23,20 @@ def planned_experiment(folder: Path, *flags: str) -> Experiment:
     """tiny.gin's, with flags of the command line."""
     _, bindings = split_arguments(flags)
     return experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}", *bindings)
+
+
+def assert_counts_are_kept_once(planned: PlannedProgram) -> None:
+    """Of choices by direction and expert there is one sum, however rarely a row is logged; of all
+    else the steps of a row."""
+    model, experts = planned.model, planned.model.encoder_experts
+    assert experts is not None
+    layers = (model.encoder_layers + model.decoder_layers) // model.moe_every
+    sizes = [leaf.size for leaf in jax.tree.leaves(planned.metrics["expert_loads"])]
+    assert sizes == [planned.directions * experts.num_experts] * layers
+    once, each = (memory.kept(planned._replace(log_period=period)) for period in (0, 1))
+    # Three counts of the data by direction; int32 all.
+    assert once == (sum(sizes) + 3 * planned.directions) * 4
+    assert memory.kept(planned) == once + planned.log_period * (each - once)
 
 
 class _Seen(Exception):
@@ -57,6 +71,7 @@ def test_planned_step_is_the_one_that_trains(
     counts = memory.counts(planned)
     assert given["expert weights"] == counts.pop("experts") * 4 // 4
     assert given["replicated weights"] == sum(counts.values()) * 4
+    assert_counts_are_kept_once(planned)
 
 
 @pytest.mark.slow
@@ -86,6 +101,7 @@ def test_planned_search_is_the_one_that_decodes(
 
         return first_call
 
+    monkeypatch.setattr("m4.jobs.decode.latest_step", lambda folder: 1)
     monkeypatch.setattr(inference_checkpoint, "_opened", opened)
     monkeypatch.setattr(search, "jit_search", jit_search)
     search._program.cache_clear()

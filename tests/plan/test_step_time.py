@@ -30,7 +30,7 @@ def busiest_link(machine: Topology, payload: float) -> float:
             ways = [(1, forward)] if 2 * forward < size else [(-1, size - forward)]
             if 2 * forward == size:
                 ways = [(1, forward), (-1, forward)]
-            if not machine.is_torus:
+            if max(machine.sizes) < machine.chip.full:
                 ways = [(1 if target[axis] > at[axis] else -1, abs(target[axis] - at[axis]))]
             for step, hops in ways:
                 place = list(at)

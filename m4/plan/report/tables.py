@@ -10,7 +10,7 @@ from rich.console import Console
 
 from m4.plan import table3
 from m4.plan.clusters import Cluster
-from m4.plan.machines import GIB, topology
+from m4.plan.machines import GIB, Topology, topology
 from m4.plan.report import decoding_tables, pages
 from m4.plan.report.pages import Section
 from m4.plan.report.wording import OPERATIONS, gib, model_notes, tera, uncounted
@@ -93,13 +93,15 @@ def _collectives(facts: Mapping[str, Any]) -> Section:
             )
         )
     notes = ["Of the compiled program, loops multiplied out."]
-    if "*" in facts["topology"]:
+    machine = topology(facts["topology"])
+    if isinstance(machine, Topology) and machine.slices > 1:
         sent = facts["sent_bytes"]
         rows.append(("all, inside a slice (ICI)", "", "", f"{sent['ici'] / GIB:.3f}"))
         rows.append(("all, between slices (DCN)", "", "", f"{sent['dcn'] / GIB:.3f}"))
         notes.append(
-            "Between slices over the data center's network, inside a slice over its links, by "
-            "their groups in the program."
+            "Inside a slice over its links; between slices, by the groups in the program, over the "
+            f"data center's network: {machine.chip.host_network_bytes / 1e9:g} GB/s a host of "
+            f"{machine.chip.host_chips} chips."
         )
     if facts["program"] == "decode":
         notes.append(

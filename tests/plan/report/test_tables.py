@@ -156,6 +156,7 @@ def test_slices_have_what_they_send_by_each_network() -> None:
     found = cells(facts)
     assert found["all, inside a slice (ICI)"] == "0.500"
     assert found["all, between slices (DCN)"] == found["all-reduce between slices"] == "0.250"
+    assert "25 GB/s a host of 8 chips" in " ".join(said(facts).split())
     assert "all, inside a slice (ICI)" not in cells(FACTS)
     assert tables.file_name(facts) == "moe_2048e_36l.2xv5e-16x16"
 

@@ -67,7 +67,6 @@ _SETTINGS = {
     "LABEL_SMOOTHING": "experiment.Training.label_smoothing",
     "Z_LOSS": "experiment.Training.z_loss",
     "LOSS_NORMALIZING_FACTOR": "none (the loss is a mean over target tokens)",
-    "INITIAL_CHECKPOINT_PATH": "none yet (training begins from a new model)",
     "USE_CACHED_TASKS": "none (m4 always caches: experiment.Data.corpus)",
     "EVALUATOR_USE_MEMORY_CACHE": "none",
 }

@@ -164,6 +164,11 @@ def _add_run(name: str, job: argparse.ArgumentParser) -> None:
         _add_processes(job)
     if name in ("train", "demo"):
         job.add_argument("--fresh", action="store_true", help="remove MODEL_DIR and start over")
+        job.add_argument(
+            "--init_from",
+            metavar="RUN[@STEP]",
+            help="begin from the model of another run's folder (INITIAL_CHECKPOINT_PATH)",
+        )
     job.add_argument("--compare", choices=["dense"], help="also train a dense model for comparison")
 
 

@@ -78,6 +78,8 @@ def read_config(parsed: argparse.Namespace, bindings: Sequence[str]) -> "Config"
             raise InputError(f"--model_dir={parsed.model_dir}: no config.gin there; train first")
         files, allowed = [str(saved)], parsed.allow_module
     given = [*parsed.gin_bindings, *bindings]
+    if getattr(parsed, "init_from", None):
+        given.append(f"INITIAL_CHECKPOINT_PATH = {parsed.init_from!r}")
     return config.load(
         files, given, model_dir=parsed.model_dir, folders=folders, allowed_modules=allowed
     )

@@ -17,6 +17,7 @@ from gin import config_parser
 from m4 import experiment as experiment_module
 from m4.renamed import renamed
 from m4.settings import InputError, is_checked
+from m4.train import initial
 
 REQUIRED = "gin.REQUIRED"
 
@@ -71,6 +72,9 @@ class _Values(config_parser.ParserDelegate):
         return Macro(macro_name)
 
 
+INITIAL = "INITIAL_CHECKPOINT_PATH"
+
+
 class Bindings:
     """What gin files and the command line bind.
 
@@ -85,7 +89,7 @@ class Bindings:
         if allowed_modules is not None:
             named = (one.partition("=") for one in allowed_modules)
             self._allowed = {name: folder for name, _, folder in named}
-        self._namespace: dict[str, Any] = {"experiment": experiment_module}
+        self._namespace: dict[str, Any] = {"experiment": experiment_module, "initial": initial}
         self._imports: dict[str, None] = {}
         self._macros: dict[str, tuple[Any, str]] = {}
         self._bindings: dict[tuple[tuple[str, ...], int, str], Binding] = {}
@@ -129,6 +133,15 @@ class Bindings:
         if "." not in name and name not in self._macros and (new := renamed(name)):
             raise ConfigError(f"config: {place}: {name}: m4's name is {new}")
         self._read(text, lambda line: place, None)
+
+    def begin_from_macro(self) -> None:
+        """INITIAL_CHECKPOINT_PATH, T5X's macro, is the run that training begins from."""
+        if INITIAL in self._macros and INITIAL not in self._named_macros:
+            for text in (
+                "experiment.Training.initial = @initial.InitialModel()",
+                f"initial.InitialModel.run = %{INITIAL}",
+            ):
+                self._read(text, lambda line: INITIAL, None)
 
     def set_model_dir(self, folder: str) -> None:
         """Another MODEL_DIR, by the macro where the config takes it from there."""
@@ -292,6 +305,5 @@ def references_in(value: Any) -> list[Reference | Macro]:
 
 def _is_text_macro(held: tuple[Any, str] | None, name: str, value: str) -> bool:
     """Whether a bare word is meant as text: the macro holds text, and this is no quoted text."""
-    if held is None or not (isinstance(held[0], str) or name == "MODEL_DIR"):
-        return False
-    return not re.match(r"""['"%@]|None$""", value)
+    known = held is not None and (isinstance(held[0], str) or name == "MODEL_DIR")
+    return (known or name == INITIAL) and not re.match(r"""['"%@]|None$""", value)

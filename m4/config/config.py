@@ -287,6 +287,7 @@ def load(
         config.read_binding(binding)
     if model_dir is not None:
         config.set_model_dir(str(model_dir))
+    config.begin_from_macro()
     return config
 
 

@@ -14,12 +14,14 @@ from m4.data.cache import build
 from m4.data.cache.cache import Cache
 from m4.data.cache.corpus_text import Progress
 from m4.data.cache.identity import differences, identity_of
+from m4.data.cache.tokens import ROLES, vocabulary_file
 from m4.data.cleaning import clean
 from m4.data.directions import Mixture, directions_of
 from m4.data.sources import Source
 from m4.data.sources.files import remembering
-from m4.data.vocabulary.vocabulary import least_size
+from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.settings import MUTABLE, Between, InputError, SettingError, checked
+from m4.storage import remote
 from m4.storage.files import whole_folder
 
 # A tag, a piece, eos.
@@ -43,6 +45,9 @@ class CorpusSpec:
         vocabulary_sentences: of that text, in all.
         target_vocabulary_size: None: one vocabulary for all text. Else sources and targets have
             separate ones, each trained on the text that is source or target in the mixture.
+        vocabulary_from: a corpus, or the run that has it, whose vocabularies this one's grow from:
+            their pieces keep their ids, new tags and pieces come behind them
+            (`m4.data.vocabulary.grow`). None: trained on this text alone.
         segmentations: ways to tokenize each training sentence that are kept: the best one, and
             others by BPE-dropout with probability sampling_alpha.
         workers: processes, which change nothing; None: as many as are of use.
@@ -58,6 +63,7 @@ class CorpusSpec:
     vocabulary_temperature: Annotated[float, Between(1, 1e6)] = 5.0
     vocabulary_sentences: Annotated[int, Between(1, 10**9)] = 200_000
     target_vocabulary_size: Pieces | None = None
+    vocabulary_from: str | None = None
     segmentations: Annotated[int, Between(1, 1000)] = 1
     sampling_alpha: Annotated[float, Between(0, 1, above=True, below=True)] = 0.1
     workers: Annotated[int | None, Between(1, 1024), MUTABLE] = None
@@ -95,6 +101,7 @@ class CorpusSpec:
             "segmentations": self.segmentations,
             "sampling_alpha": float(self.sampling_alpha) if self.segmentations > 1 else None,
             "cleaning": self.cleaning.identity(),
+            **self._grown_from_identity(),
         }
 
     def directions(self, languages: Sequence[str] = ()) -> list[str]:
@@ -144,8 +151,33 @@ class CorpusSpec:
                 progress or (lambda *_: None),
                 self.workers,
                 {"identity": identity, "replaced": replaced},
+                self._grown_from(),
             )
         return Cache(folder, self.mixture)
+
+    def _grown_from(self) -> Path | None:
+        """The folder of `vocabulary_from`'s vocabularies."""
+        if self.vocabulary_from is None:
+            return None
+        run = remote.local(self.vocabulary_from)
+        remote.fetch(run, lambda name: name.endswith(".model"))
+        role = None if self.target_vocabulary_size is None else "source"
+        for folder in (run, run / "data"):
+            if vocabulary_file(folder, role).is_file():
+                return folder
+        raise SettingError(
+            "CorpusSpec.vocabulary_from",
+            self.vocabulary_from,
+            f"the folder of a corpus or a run that has {vocabulary_file(run, role).name}",
+        )
+
+    def _grown_from_identity(self) -> dict[str, Any]:
+        """What `settings` says of it; nothing where there is none."""
+        if (folder := self._grown_from()) is None:
+            return {}
+        roles = (None,) if self.target_vocabulary_size is None else ROLES
+        digests = [Vocabulary(vocabulary_file(folder, role)).fingerprint for role in roles]
+        return {"vocabulary_from": digests}
 
     def _check_vocabulary_sizes(self, languages: int) -> None:
         """SettingError: no room for characters and merges. Before any text is read."""

@@ -39,7 +39,8 @@ from m4.train.measuring.metric_window import NotFinite
 FORMAT = 5
 
 # What does not change the model: not part of its hash.
-_OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard", "profile")
+_OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard")
+_OPERATIONAL += ("profile", "initial")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,7 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Plan]:
                 sample_by="examples",
                 stream=Stream,
             ),
-            training=dataclasses.replace(base.training, profile=None),
+            training=dataclasses.replace(base.training, profile=None, initial=None),
             decoding=experiment.decoding,
             baselines=None,
         )

@@ -12,6 +12,7 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import train_pairs
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.initial import beginning
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.plan.flops import forward_flops, model_flops
@@ -52,6 +53,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
     model = prepare.model_for(experiment, cache)
     stream = prepare.training_stream(experiment, cache)
     trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes)
+    other = None if latest is not None else beginning(experiment, model, cache)
     with ProgressBar("train dense" if dense else "train", training.total_steps) as bar:
         trainer.run(
             folder,
@@ -71,6 +73,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
                 "manifest": cache.summary(),
             },
             flops=_flops(model, stream, mesh),
+            begin=other.state if other else None,
             progress=bar,
         )
     return folder

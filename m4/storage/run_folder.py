@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from m4.settings import InputError
 from m4.storage import remote
@@ -30,6 +31,9 @@ _PACKAGES = [
     "sacrebleu",
     "numpy",
 ]
+
+# What run.json keeps of earlier jobs. initial: what the model was begun from.
+_NOTES = ("initial",)
 
 # Of this machine, not of the run (`m4.storage.remote`).
 _HERE = {".lock", ".remote", ".remote.json"}
@@ -80,7 +84,9 @@ def claim(
         elif there - _OWN:
             check(folder, config, mutable)
     versions = {name: _version(name) for name in _PACKAGES}
+    kept = read(folder) if record.is_file() and not fresh else {}
     about = {
+        **{name: kept[name] for name in _NOTES if name in kept},
         "config": dict(config),
         "mutable": sorted(mutable),
         "modules": dict(modules or {}),
@@ -91,6 +97,13 @@ def claim(
     write_text(record, json.dumps(about, indent=1, ensure_ascii=False))
     write_text(folder / "config.gin", text)
     remote.push(folder)
+
+
+def note(folder: Path, **more: Any) -> None:
+    """Adds to run.json what one of its jobs has found out: names of `_NOTES`."""
+    assert {*more} <= {*_NOTES}
+    record = json.loads((folder / "run.json").read_bytes())
+    write_text(folder / "run.json", json.dumps({**record, **more}, indent=1, ensure_ascii=False))
 
 
 def check(folder: Path, config: Mapping[str, str], mutable: Collection[str] = ()) -> None:

@@ -26,6 +26,7 @@ from m4.train.preemption import STOP, stop_flags, stop_signals, with_stop_flags
 from m4.train.program import TrainProgram
 from m4.train.resume import check_same, restore
 from m4.train.sampling import LearnedSampling
+from m4.train.state import TrainState
 from m4.train.training import Training
 
 
@@ -35,6 +36,10 @@ class Evaluator:
 
     period: int
     run: Callable[[Any], dict[str, float]]
+
+
+# Makes the state before the first step, over the program's mesh.
+Begin = Callable[[TrainProgram], TrainState]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -105,8 +110,10 @@ class TrainingRun:
         groups: Mapping[str, Sequence[str]],
         sampling: LearnedSampling | None,
         flops: Flops | None,
+        begin: Begin | None,
     ):
-        """Takes up the latest checkpoint, or makes a new state. about: for checkpoints' notes."""
+        """Takes up the latest checkpoint, or begins, with random numbers where `begin` is None.
+        about: for checkpoints' notes."""
         self._training, self._program, self._stream = training, program, stream
         self._folder, self._checkpoints = folder, checkpoints
         self._about, self._sampling = about, sampling
@@ -119,7 +126,8 @@ class TrainingRun:
             check_same(f"{checkpoints.folder}/{latest}", saved, about)
         if sampling is not None:
             sampling.resume(saved.get("sampling"))
-        self.state = program.new_state()
+        self._begun = latest is None and begin is not None
+        self.state = begin(program) if begin and self._begun else program.new_state()
         self.stopper = EarlyStopper(training.early_stopping)
         if latest is not None:
             self.state = restore(checkpoints, latest, saved, self.state, self.stopper)
@@ -156,6 +164,8 @@ class TrainingRun:
             StepProfile(training.profile, self._folder, start, training.total_steps) as profile,
             stop_signals() as received,
         ):
+            if self._begun:
+                self._evaluate_first(evaluators, metrics)
             for step in range(start + 1, training.total_steps + 1):
                 if self.stopper.stopped:
                     break
@@ -240,6 +250,17 @@ class TrainingRun:
                 measured |= values if due else {}
         if self._sampling is not None and measured:
             metrics.write(step, self._sampling.evaluated(step, measured))
+
+    def _evaluate_first(self, evaluators: Sequence[Evaluator], metrics: Metrics) -> None:
+        """Before the first step: what the other model's parameters are worth here."""
+        for evaluator in evaluators:
+            values = self._pause(
+                "evaluate", functools.partial(evaluator.run, average.used(self.state))
+            )
+            metrics.write(0, values)
+            if distributed.is_primary():
+                shown = [f"{name} {values[name]:.4f}" for name in values if name.count("/") < 2]
+                print(f"before the first step: {', '.join(shown)}")
 
     def _save(self, **more: Any) -> dict[str, Any]:
         """Starts to save the state; returns the checkpoint's note, with `more`."""

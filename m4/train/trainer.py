@@ -21,7 +21,7 @@ from m4.train.batches import BatchShape, BatchStream
 from m4.train.measuring.step_clock import Flops
 from m4.train.mesh_checks import check_batches, check_model
 from m4.train.program import TrainProgram
-from m4.train.run import Evaluator, TrainingRun
+from m4.train.run import Begin, Evaluator, TrainingRun
 from m4.train.sampling import LearnedSampling
 from m4.train.step import make_train_step
 from m4.train.training import Training
@@ -119,6 +119,7 @@ class Trainer:
         groups: Mapping[str, Sequence[str]] | None = None,
         note: Mapping[str, Any] | None = None,
         flops: Flops | None = None,
+        begin: Begin | None = None,
         progress: ProgressBar | None = None,
     ) -> Trained:
         """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
@@ -138,6 +139,7 @@ class Trainer:
             sampling: learns from evaluations how often directions are drawn.
             groups: resource level -> directions, for the loss that is shown.
             note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
+            begin: makes the state before the first step; None: of random numbers.
             flops: of a step and of the devices, for the share that is used (MFU).
             progress: where progress is shown.
 
@@ -166,6 +168,7 @@ class Trainer:
                 groups or {},
                 sampling,
                 flops,
+                begin,
             )
             written = run.train(evaluators, progress)
             best = run.stopper.best

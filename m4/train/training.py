@@ -22,6 +22,7 @@ from m4.settings import (
     checked,
 )
 from m4.train.early_stopping import EarlyStopping
+from m4.train.initial import InitialModel
 from m4.train.step import RNGS
 
 
@@ -44,6 +45,7 @@ class Training:
         log_period: steps between rows of metrics.jsonl. tensorboard: writes TensorBoard files too.
         dev_period: steps between dev losses. dev_pairs: at most so many pairs a direction.
         early_stopping: ends training before total_steps, and keeps the best parameters.
+        initial: the trained model that this one begins from; None: random numbers.
         profile: (first, last) step of a trace by JAX's profiler in MODEL_DIR/profile; None: none.
     """
 
@@ -67,6 +69,7 @@ class Training:
     dev_period: Annotated[Period, MUTABLE] = 1000
     dev_pairs: Annotated[Period, MUTABLE] = 200
     early_stopping: EarlyStopping | None = None
+    initial: InitialModel | None = None
     profile: Annotated[Sequence[Period] | None, MUTABLE] = None
 
     def __post_init__(self) -> None:

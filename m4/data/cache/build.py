@@ -22,6 +22,7 @@ from m4.data.directions import SIDES, SIDES_OF
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Source
 from m4.data.vocabulary import vocabulary
+from m4.data.vocabulary.grow import grow
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.storage.files import write_text as write_text_file
 
@@ -36,17 +37,18 @@ def build(
     progress: Progress,
     workers: int | None,
     head: dict[str, Any],
+    grown_from: Path | None = None,
 ) -> None:
     """Write a cache into `folder`.
 
     settings: those of `CorpusSpec.settings`. workers: processes; they change nothing.
-    head: identity and replaced, for the manifest.
+    head: identity and replaced, for the manifest. grown_from: the cache whose vocabularies grow.
     """
     languages = settings["languages"]
     (folder / "text").mkdir(parents=True)
     counts, ledger = write_text(folder, source, languages, cleaning, progress)
     pairs = {code: counts[code]["train"]["pairs"] for code in languages}
-    made = _train_vocabularies(folder, pairs, settings, progress)
+    made = _train_vocabularies(folder, pairs, settings, progress, grown_from)
     tokenize(folder, languages, counts, settings, progress, workers)
     for code, splits in counts.items():
         for split, count in splits.items():
@@ -74,7 +76,11 @@ def _sha256(text: str) -> str:
 
 
 def _train_vocabularies(
-    folder: Path, pairs: dict[str, int], settings: dict[str, Any], progress: Progress
+    folder: Path,
+    pairs: dict[str, int],
+    settings: dict[str, Any],
+    progress: Progress,
+    grown_from: Path | None,
 ) -> dict[str, dict[str, Any]]:
     """The one called shared, or source and target; returns what is to be said of each.
 
@@ -99,7 +105,11 @@ def _train_vocabularies(
             settings["vocabulary_sentences"],
             settings["vocabulary_temperature"],
         )
-        about = vocabulary.train(path, texts, pieces, tags)
+        if grown_from is None:
+            about = vocabulary.train(path, texts, pieces, tags)
+        else:
+            old = Vocabulary(vocabulary_file(grown_from, role))
+            about = grow(path, old, texts, pieces, tags)
         made[role or "shared"] = {**about, "fingerprint": Vocabulary(path).fingerprint}
     progress("vocabulary", len(wanted), len(wanted))
     return made

@@ -25,10 +25,11 @@ class Dropout:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         pieces = vocabulary.pieces
-        first = vocabulary.byte_ids.stop  # before it: special pieces, tags and bytes, left whole
-        number = {piece: i for i, piece in enumerate(pieces) if i >= first}
+        # Special pieces, tags and bytes are left whole.
+        whole = {*range(vocabulary.byte_ids.stop), *map(vocabulary.tag_id, vocabulary.languages)}
+        number = {piece: i for i, piece in enumerate(pieces) if i not in whole}
         self._characters = Ragged.of(
-            [[i] if i < first else [number[c] for c in p] for i, p in enumerate(pieces)]
+            [[i] if i in whole else [number[c] for c in p] for i, p in enumerate(pieces)]
         )
         self._space = number.get(SPACE, -1) if vocabulary.by_words else -1
         # A merged piece's id is its priority: merges stand in the order in which they were learned.

@@ -1,8 +1,8 @@
 """The SentencePiece vocabulary: trained on sampled text, used in batches.
 
 Ids as in T5: pad 0, eos 1, unk 2, no bos; then the target-language tags, the 256 byte pieces,
-the merges and the characters. A tag's piece is '▁<2gl>', with the space that SentencePiece puts
-before every word, so that a tag costs one id and not two.
+the merges and the characters; and what has grown since. A tag's piece is '▁<2gl>', with the space
+that SentencePiece puts before every word, so that a tag costs one id and not two.
 """
 
 from __future__ import annotations
@@ -108,14 +108,10 @@ class Vocabulary:
 
     @cached_property
     def languages(self) -> list[str]:
-        """The languages that have a tag, in the order of their ids."""
-        found = []
-        for i in range(UNK_ID + 1, self.size):
-            match = re.fullmatch(SPACE + r"<2(\w+)>", self._processor.id_to_piece(i))
-            if match is None:
-                break
-            found.append(match[1])
-        return found
+        """The languages that have a tag, in the order of their ids: those of a vocabulary that has
+        grown (`m4.data.vocabulary.grow`) are behind its pieces."""
+        matches = (re.fullmatch(SPACE + r"<2(\w+)>", piece) for piece in self.pieces)
+        return [match[1] for match in matches if match is not None]
 
 
 class SourceAndTarget:

@@ -1,0 +1,58 @@
+"""A vocabulary that has all pieces of another one under their ids, and more behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sentencepiece import sentencepiece_model_pb2
+
+from m4.data.preprocess import tag_symbol
+from m4.data.vocabulary.vocabulary import SPACE, Vocabulary, train
+from m4.settings import InputError
+from m4.storage.files import whole
+
+# protobuf makes its classes while it is imported.
+_Model: Any = vars(sentencepiece_model_pb2)["ModelProto"]
+_NORMAL, _USER_DEFINED = _Model.SentencePiece.NORMAL, _Model.SentencePiece.USER_DEFINED
+
+
+def grow(
+    path: Path, old: Vocabulary, texts: Iterable[str], size: int, languages: Sequence[str]
+) -> dict[str, int | float]:
+    """Writes to `path` the old vocabulary, tags of the languages that it lacks, and pieces of a
+    vocabulary trained on `texts` until there are `size`, the ones learned first.
+
+    Old pieces keep their ids and the order of their merges; new merges come after all of them.
+    Returns what `train` does.
+
+    Raises:
+        ValueError: `size` is too small for the old pieces and the new tags.
+    """
+    model = _Model.FromString(old.path.read_bytes())
+    tags = [tag for code in languages if (tag := SPACE + tag_symbol(code)) not in set(old.pieces)]
+    if size < old.size + len(tags):
+        raise InputError(
+            f"CorpusSpec.vocabulary_size = {size}: the vocabulary of {old.path} has {old.size} "
+            f"pieces and needs {len(tags)} more tags: at least {old.size + len(tags)}"
+        )
+    for tag in tags:
+        _append(model, tag, _USER_DEFINED)
+    about = train(path, texts, size, languages)
+    known = {piece.piece for piece in model.pieces}
+    for piece in _Model.FromString(path.read_bytes()).pieces:
+        if len(model.pieces) == size:
+            break
+        if piece.type == _NORMAL and piece.piece not in known:
+            _append(model, piece.piece, piece.type)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    with whole(path) as unfinished:
+        unfinished.write_bytes(model.SerializeToString(deterministic=True))
+    return {**about, "size": Vocabulary(path).size, "grown_from": old.size}
+
+
+def _append(model: Any, piece: str, kind: int) -> None:
+    # BPE's merges come in the order of scores: a new one after all that there are.
+    lowest = min((one.score for one in model.pieces), default=0.0)
+    model.pieces.add(piece=piece, type=kind, score=lowest - 1 if kind == _NORMAL else 0.0)

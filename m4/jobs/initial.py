@@ -1,0 +1,179 @@
+"""The trained model that a new one begins from, opened and checked (`m4.train.initial`)."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from m4 import config as configs
+from m4.data.cache.cache import Cache
+from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.experiment import Experiment
+from m4.jobs import prepare
+from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel import distributed
+from m4.parallel.layout import Layout
+from m4.settings import SettingError
+from m4.storage import remote, run_folder
+from m4.storage.checkpoints import Checkpoints, latest_step
+from m4.storage.metrics_log import read_metrics
+from m4.train import initial
+from m4.train.early_stopping import EarlyStopper
+from m4.train.initial import InitialModel, Leaf, Rows, Use
+from m4.train.measuring.routing_counts import Counts
+from m4.train.program import TrainProgram
+from m4.train.resume import restore
+from m4.train.state import TrainState
+
+
+class _Old(NamedTuple):
+    """The run that is begun from: its folder, the step, its vocabularies and its model."""
+
+    folder: Path
+    step: int
+    cache: Cache
+    model: Transformer
+
+
+class Beginning:
+    """What the model of an experiment takes over from another run's, by `Training.initial`.
+
+    Attributes:
+        about: JSON for run.json: the run, its step, and the parameters by rule.
+    """
+
+    def __init__(self, rules: InitialModel, model: Transformer, cache: Cache) -> None:
+        """Everything is checked; no parameter is read.
+
+        Raises:
+            SettingError: there is no such run or step.
+            ValueError: the vocabulary is another one; something that no rule takes over.
+        """
+        self._rules, self._old, self._cache = rules, _opened(rules.run), cache
+        before = initial.shapes_of(abstract_variables(self._old.model)["params"])
+        after = initial.shapes_of(abstract_variables(model)["params"])
+        self._leaves = initial.plan(before, after, rules.layers)
+        self._rows: dict[str, Rows] = {}
+        for leaf in self._leaves:
+            if leaf.rule == "pieces":
+                self._rows[leaf.path] = self._rows_of(leaf)
+        unchanged = before == after and not any(rows.spelled for rows in self._rows.values())
+        if rules.optimizer and not unchanged:
+            raise SettingError(
+                "InitialModel.optimizer", True, "False where the model or its vocabulary has grown"
+            )
+        self.about = self._about(initial.unused(self._leaves, before))
+
+    def _rows_of(self, leaf: Leaf) -> Rows:
+        role = "source" if "source_token_embedder" in leaf.path else "target"
+        old, new = (
+            getattr(cache, f"{role}_vocabulary") for cache in (self._old.cache, self._cache)
+        )
+        return initial.rows_of(old, new, self._rules.new_pieces)
+
+    def _about(self, left: list[str]) -> dict[str, Any]:
+        grown = {path: len(rows.spelled) for path, rows in self._rows.items() if rows.spelled}
+        by_rule: dict[str, list[str]] = {}
+        for leaf in self._leaves:
+            if leaf.rule not in ("taken", "pieces"):
+                by_rule.setdefault(leaf.rule, []).append(leaf.path)
+        taken = sum(leaf.rule in ("taken", "pieces") for leaf in self._leaves)
+        return {
+            "run": self._rules.run,
+            "step": self._old.step,
+            "optimizer": self._rules.optimizer,
+            "taken": taken,
+            "new_pieces": grown,
+            **by_rule,
+            "left": left,
+        }
+
+    def lines(self) -> list[str]:
+        """What was taken over, grown and left, for people."""
+        rules = Counter(leaf.rule for leaf in self._leaves)
+        taken = rules.pop("taken", 0) + rules.pop("pieces", 0)
+        found = [
+            f"begins from {self._old.folder} at step {self._old.step}: {taken} of "
+            f"{len(self._leaves)} arrays of parameters are taken over"
+        ]
+        for rule, count in sorted(rules.items()):
+            example = next(leaf.path for leaf in self._leaves if leaf.rule == rule)
+            found.append(f"  {rule}: {count} ({example}{', ...' if count > 1 else ''})")
+        for path, pieces in self.about["new_pieces"].items():
+            found.append(f"  {path}: {pieces:,} new pieces ({self._rules.new_pieces})")
+        if left := self.about["left"]:
+            found.append(f"  left: {len(left)} ({left[0]}{', ...' if len(left) > 1 else ''})")
+        if rows := [row for row in read_metrics(self._old.folder) if "dev/nll" in row]:
+            last = rows[-1]
+            found.append(f"  its dev/nll at step {last['step']} was {last['dev/nll']:.4f}")
+        return found
+
+    def state(self, program: TrainProgram) -> TrainState:
+        """The state before the first step, over the program's mesh."""
+        fresh, old = program.new_state(), self._old
+        if self._rules.optimizer:
+            return self._with_optimizer(fresh)
+        layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
+        there, _, note = restore_params(
+            old.model, old.folder / "checkpoints", old.step, old.cache.vocabulary, layout
+        )
+        use = _use(note)
+
+        def make(there: Mapping[str, Any], start: Mapping[str, Any]) -> tuple[Any, Any]:
+            params = initial.take_over(self._leaves, there, start, self._rows.__getitem__, use)
+            return params, program.optimizer.init(params)
+
+        placed = (program.shardings.params, program.shardings.optimizer)
+        with program.axis_rules():
+            params, optimizer = jax.jit(make, out_shardings=placed)(there, fresh.params)
+        return TrainState(fresh.step, params, optimizer)
+
+    def _with_optimizer(self, fresh: TrainState) -> TrainState:
+        store = Checkpoints(self._old.folder / "checkpoints", read_only=True)
+        try:
+            note = store.note(self._old.step)
+            state = restore(store, self._old.step, note, fresh, EarlyStopper(None))
+        finally:
+            store.close()
+        return TrainState(fresh.step, state.params, state.optimizer)
+
+
+def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Beginning | None:
+    """What a new run takes over; it is printed, and kept in run.json under "initial"."""
+    rules = experiment.training.initial
+    if rules is None:
+        return None
+    found = Beginning(rules, model, cache)
+    if distributed.is_primary():
+        print("\n".join(found.lines()))
+        run_folder.note(prepare.run_folder(experiment), initial=found.about)
+    return found
+
+
+def _opened(run: str) -> _Old:
+    name, at, step = run.rpartition("@")
+    if not at:
+        name = run
+    elif not step.isdecimal():
+        raise SettingError("InitialModel.run", run, "a run's folder, or RUN@STEP")
+    folder = remote.local(name)
+    remote.fetch(folder)
+    saved = folder / "config.gin"
+    if not saved.is_file():
+        raise SettingError("InitialModel.run", run, "the folder of a trained run (no config.gin)")
+    experiment = configs.load([saved], model_dir=name).experiment()
+    cache = Cache(folder / "data", experiment.data.corpus.mixture)
+    found = int(step) if at else latest_step(folder / "checkpoints")
+    if found is None:
+        raise SettingError("InitialModel.run", run, "a run that has a checkpoint")
+    return _Old(folder, found, cache, prepare.model_for(experiment, cache))
+
+
+def _use(note: Mapping[str, Any]) -> Use:
+    """How often each expert was chosen in training, by layer."""
+    if "seated" not in note:
+        return {}
+    counts = Counts.from_json(note["seated"])
+    return {layer: seated_DE.sum(axis=0) for layer, seated_DE in counts.layers.items()}

@@ -1,0 +1,299 @@
+"""Parameters of a new model taken from a trained one: the same, grown, or cut by a named rule.
+
+Every parameter of the new model has a source in the old one and a rule, or starts new. Rules:
+
+| new parameter | rule |
+| --- | --- |
+| of the same shape | taken, bit-equal |
+| rows of an embedding | by piece; a piece that the old vocabulary lacks has the mean of its bytes' rows |
+| experts where there was one feed-forward layer | copies of it, a new router: sparse upcycling (Komatsuzaki et al. 2023, arXiv 2212.05055) |
+| more experts | copies of expert j mod E, and of the router's columns |
+| fewer experts | those that training used most, and their columns of the router |
+| one feed-forward layer where there were experts | their mean, weighed by use |
+| layers beyond the old ones | `layers`: stacked (Gong et al. 2019, "Efficient Training of BERT by Progressively Stacking"), spaced evenly, or without effect (the last products are 0) |
+"""  # noqa: E501
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.model.blocks import unstack
+from m4.settings import InputError, OneOf, checked
+
+Array = jax.Array
+Shapes = Mapping[str, tuple[int, ...]]
+# Layer -> how often each expert was chosen.
+Use = Mapping[str, npt.NDArray[np.int64]]
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class InitialModel:
+    """Which trained model a new one begins from, and by which rules it grows.
+
+    Attributes:
+        run: its folder or address; RUN@STEP: a step that is kept, else the latest.
+        optimizer: the optimizer's state too; the two models must then be of equal shapes.
+        new_pieces: what an embedding of a new piece starts as: the mean of its bytes' (or, of the
+            pieces that spelled it, "pieces"), or "random".
+        layers: None: as many layers. "stack": layer i is the old layer i mod n; "zeros": layers
+            beyond the old ones start without effect; "spaced": layer i is the old layer i * n / m
+            of m, for fewer layers too.
+    """
+
+    run: str
+    optimizer: bool = False
+    new_pieces: Annotated[str, OneOf(("bytes", "pieces", "random"))] = "bytes"
+    layers: Annotated[str | None, OneOf(("stack", "zeros", "spaced"))] = None
+
+
+class Rows(NamedTuple):
+    """How the rows of a new vocabulary [V] come from an old one's.
+
+    old_V: the old row of each, -1 for a new piece. spelled: new id -> the old ids that spell it.
+    """
+
+    old_V: npt.NDArray[np.int32]
+    spelled: Mapping[int, Sequence[int]]
+
+
+class Leaf(NamedTuple):
+    """A parameter of the new model by its path among unscanned layers, its rule and its source."""
+
+    path: str
+    rule: str
+    source: str | None
+    layer: str = ""  # of the old model, for its experts' use
+
+
+def rows_of(old: Vocabulary, new: Vocabulary, new_pieces: str) -> Rows:
+    """Pairs two vocabularies by their pieces.
+
+    Raises:
+        ValueError: an old piece is missing in the new one: it is another vocabulary.
+    """
+    ids = {piece: i for i, piece in enumerate(old.pieces)}
+    missing = [piece for piece in old.pieces if piece not in set(new.pieces)]
+    if missing:
+        raise InputError(
+            f"{new.path}: another vocabulary than {old.path}, {len(missing):,} of whose "
+            f"{old.size:,} pieces it lacks ({missing[0]!r}, ...): a vocabulary may only grow; "
+            "CorpusSpec.vocabulary_from takes that run's"
+        )
+    old_V = np.array([ids.get(piece, -1) for piece in new.pieces], np.int32)
+    first, spelled = old.byte_ids.start, {}
+    for i in np.flatnonzero(old_V < 0):
+        text = new.pieces[i].replace("▁", " ").strip() or " "
+        if new_pieces == "bytes":
+            spelled[int(i)] = [first + byte for byte in text.encode()]
+        elif new_pieces == "pieces":
+            spelled[int(i)] = old.encode([text])[0]
+    return Rows(old_V, spelled)
+
+
+def plan(old: Shapes, new: Shapes, layers: str | None) -> list[Leaf]:
+    """Source and rule of every parameter; paths are of unscanned layers ("encoder_1/moe/...").
+
+    Raises:
+        ValueError: another number of layers without a rule; a parameter that no rule takes over,
+            with both shapes.
+    """
+    depth = {stack: (_depth(old, stack), _depth(new, stack)) for stack in ("encoder", "decoder")}
+    for stack, (before, after) in depth.items():
+        if before != after and (layers is None or (after < before and layers != "spaced")):
+            raise InputError(
+                f"InitialModel.layers = {layers}: the model has {after} {stack} layers, the one "
+                f"that it begins from {before}: must be 'spaced'"
+                + (", 'stack' or 'zeros'" if after > before else "")
+            )
+    return [_leaf(path, shape, old, depth, layers) for path, shape in new.items()]
+
+
+def _leaf(
+    path: str,
+    shape: tuple[int, ...],
+    old: Shapes,
+    depth: Mapping[str, tuple[int, int]],
+    layers: str | None,
+) -> Leaf:
+    source, fresh_layer, layer = path, False, ""
+    if match := re.match(r"(encoder|decoder)_(\d+)/(.*)", path):
+        stack, number = match[1], int(match[2])
+        before, after = depth[stack]
+        taken = number * before // after if layers == "spaced" else number % before
+        fresh_layer = layers == "zeros" and number >= before
+        layer = f"{stack}_{taken}"
+        source = f"{layer}/{match[3]}"
+    found = _rule(path, source, shape, old)
+    if found is None:
+        there = old.get(source)
+        raise InputError(
+            f"{path} is {list(shape)} here and {list(there) if there else 'missing'} in the model "
+            "that it begins from: no rule takes it over"
+        )
+    source, rule = found
+    if fresh_layer and re.search(r"(/out|/wo)/kernel$", path):
+        return Leaf(path, "zeros", None)
+    return Leaf(path, rule, None if rule == "new" else source, layer)
+
+
+def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[str, str] | None:
+    """(The source's path, a rule); None: there is no rule for these shapes."""
+    there = old.get(source)
+    if re.search(r"embedder/embedding$|^logits_dense/kernel$", path) and there is not None:
+        axis = 1 if path.startswith("logits_dense") else 0
+        width = 1 - axis
+        return (source, "pieces") if len(there) == 2 and there[width] == shape[width] else None
+    if there == shape:
+        return source, "taken"
+    single = source.replace("/moe/experts/", "/mlp/")
+    several = source.replace("/mlp/", "/moe/experts/")
+    if "/moe/experts/" in path:
+        if there is not None and there[1:] == shape[1:]:
+            return source, "copied experts" if shape[0] > there[0] else "most used experts"
+        return (single, "upcycled") if old.get(single) == shape[1:] else None
+    if "/moe/" in path:
+        # A router's columns follow its experts; what else a gate has starts new.
+        if there is not None and path.endswith("router/kernel") and there[:-1] == shape[:-1]:
+            return source, "copied columns" if shape[-1] > there[-1] else "most used columns"
+        return source, "new"
+    if "/mlp/" in path and old.get(several, ())[1:] == shape:
+        return several, "merged experts"
+    return None
+
+
+def unused(leaves: Sequence[Leaf], old: Shapes) -> list[str]:
+    """The old parameters that nothing was taken from."""
+    return sorted(set(old) - {leaf.source for leaf in leaves})
+
+
+def take_over(
+    leaves: Sequence[Leaf],
+    old: Mapping[str, Any],
+    fresh: Mapping[str, Any],
+    rows: Callable[[str], Rows],
+    use: Use,
+) -> dict[str, Any]:
+    """The new model's parameters in the tree of `fresh`; to be traced.
+
+    Args:
+        old, fresh: trees of parameters, fresh as the new model begins without another one.
+        rows: path of an embedding -> its `Rows`. use: of the old model's experts.
+
+    Raises:
+        ValueError: experts are to be left out or merged, and their use was not counted.
+    """
+    there, start = flat(unstack(old)), flat(unstack(fresh))
+    made = {leaf.path: _made(leaf, there, start, rows, use) for leaf in leaves}
+    return _restacked(made, fresh)
+
+
+def _made(
+    leaf: Leaf,
+    old: Mapping[str, Array],
+    fresh: Mapping[str, Array],
+    rows: Callable[[str], Rows],
+    use: Use,
+) -> Array:
+    start = fresh[leaf.path]
+    if leaf.rule == "zeros":
+        return jnp.zeros_like(start)
+    if leaf.source is None:
+        return start
+    x = old[leaf.source]
+    match leaf.rule:
+        case "taken":
+            return x
+        case "pieces":
+            transposed = leaf.path.startswith("logits_dense")
+            table, start = (x.T, start.T) if transposed else (x, start)
+            table = _grown(table, start, rows(leaf.path))
+            return table.T if transposed else table
+        case "upcycled":
+            return jnp.broadcast_to(x, start.shape)
+        case "copied experts":
+            return x[np.arange(start.shape[0]) % x.shape[0]]
+        case "copied columns":
+            return x[:, np.arange(start.shape[1]) % x.shape[1]]
+        case "most used experts":
+            return x[_most_used(leaf, use, start.shape[0])]
+        case "most used columns":
+            return x[:, _most_used(leaf, use, start.shape[1])]
+        case "merged experts":
+            used = _use(leaf, use)
+            weight = used / used.sum() if used.any() else np.full(len(used), 1 / len(used))
+            return jnp.tensordot(jnp.asarray(weight, x.dtype), x, 1, precision="highest")
+    raise AssertionError(leaf.rule)
+
+
+def _grown(old_VM: Array, fresh_VM: Array, rows: Rows) -> Array:
+    """Old rows bit-equal where their pieces are now; new pieces as `rows` spells them, and rows
+    that no piece has (the table is rounded up) as before, else as they start."""
+    source = np.arange(len(fresh_VM), dtype=np.int32)
+    source[: len(rows.old_V)] = rows.old_V
+    source[source >= len(old_VM)] = -1
+    table = jnp.where((source >= 0)[:, None], old_VM[np.maximum(source, 0)], fresh_VM)
+    if not rows.spelled:
+        return table
+    longest = max(map(len, rows.spelled.values()))
+    index_NW = np.zeros((len(rows.spelled), longest), np.int32)
+    share_NW = np.zeros((len(rows.spelled), longest), np.float32)
+    for n, spelled in enumerate(rows.spelled.values()):
+        index_NW[n, : len(spelled)] = spelled
+        share_NW[n, : len(spelled)] = 1 / len(spelled)
+    means_NM = jnp.einsum("NW,NWM->NM", share_NW, old_VM[index_NW], precision="highest")
+    return table.at[np.array([*rows.spelled])].set(means_NM)
+
+
+def _use(leaf: Leaf, use: Use) -> npt.NDArray[np.int64]:
+    if leaf.layer not in use:
+        raise InputError(
+            f"{leaf.path}: experts are left out or merged by their use, which the run that it "
+            f"begins from has not counted in {leaf.layer}"
+        )
+    return use[leaf.layer]
+
+
+def _most_used(leaf: Leaf, use: Use, count: int) -> npt.NDArray[np.int64]:
+    """The `count` experts chosen most often, in their order."""
+    return np.sort(np.argsort(-_use(leaf, use), kind="stable")[:count])
+
+
+def _depth(paths: Shapes, stack: str) -> int:
+    numbers = [int(m[1]) for path in paths if (m := re.match(rf"{stack}_(\d+)/", path))]
+    return max(numbers, default=-1) + 1
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts -> "a/b/c": leaf."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def shapes_of(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Path among unscanned layers -> shape, of arrays or ShapeDtypeStructs."""
+    return {path: leaf.shape for path, leaf in flat(jax.eval_shape(unstack, params)).items()}
+
+
+def _restacked(made: Mapping[str, Array], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters by path -> the tree `like`, scanned stacks put together."""
+
+    def leaf(path: Any, _: Any) -> Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        match = re.match(r"(\w+)_blocks/layer_(\d+)/(.*)", name)
+        if match is None:
+            return made[name]
+        size = len(like[f"{match[1]}_blocks"])
+        layers = range(int(match[2]), _depth(dict.fromkeys(made, ()), match[1]), size)
+        return jnp.stack([made[f"{match[1]}_{number}/{match[3]}"] for number in layers])
+
+    return jax.tree_util.tree_map_with_path(leaf, like)

@@ -1,0 +1,58 @@
+"""A vocabulary that has grown: old ids stay, new tags and pieces come behind them."""
+
+from pathlib import Path
+
+import pytest
+
+from m4.data.vocabulary import vocabulary
+from m4.data.vocabulary.bpe_dropout import Dropout
+from m4.data.vocabulary.grow import grow
+from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.settings import InputError
+from tests.data.corpus import Made
+
+OLD_TEXT = [pair.english for pair in Made({"gl": 400}).pairs("gl", "train")]
+NEW_TEXT = ["ψαλμός του Δαβίδ", "ο Δαβίδ έγραψε ψαλμούς"] * 30
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vocabulary, Vocabulary]:
+    folder = tmp_path_factory.mktemp("grown")
+    vocabulary.train(folder / "old.model", OLD_TEXT, 400, ["en", "gl"])
+    old = Vocabulary(folder / "old.model")
+    made = grow(folder / "new.model", old, [*OLD_TEXT, *NEW_TEXT], 460, ["en", "gl", "el"])
+    assert (made["size"], made["grown_from"]) == (460, 400)
+    return old, Vocabulary(folder / "new.model")
+
+
+def test_old_pieces_keep_their_ids(both: tuple[Vocabulary, Vocabulary]) -> None:
+    old, new = both
+    assert new.pieces[: old.size] == old.pieces
+    assert new.languages == ["en", "gl", "el"]
+    assert new.tag_id("el") == old.size
+    assert new.byte_ids == old.byte_ids
+
+
+def test_text_comes_back_in_fewer_pieces(both: tuple[Vocabulary, Vocabulary]) -> None:
+    _, new = both
+    texts = [*OLD_TEXT[:20], *NEW_TEXT[:2], "<2el> x"]
+    assert new.decode(new.encode(texts[:-1])) == texts[:-1]
+    pieces_before, pieces_now = (sum(map(len, v.encode(NEW_TEXT[:2]))) for v in both)
+    assert pieces_now < pieces_before / 2  # Greek was spelled in bytes, two a letter
+    assert new.encode([texts[-1]])[0][0] == new.tag_id("el")
+
+
+def test_other_segmentations_leave_new_tags_whole(both: tuple[Vocabulary, Vocabulary]) -> None:
+    _, new = both
+    best = Ragged.of(new.encode(["<2el> " + NEW_TEXT[0]]))
+    sampled = Dropout(new).sample(best, 0.5, seed=3)
+    assert sampled.ids[0] == new.tag_id("el")
+    assert new.decode([sampled.ids[1:].tolist()]) == [NEW_TEXT[0]]
+    assert len(sampled.ids) > len(best.ids)
+
+
+def test_no_room_for_a_tag_is_one_line(both: tuple[Vocabulary, Vocabulary], tmp_path: Path) -> None:
+    old, _ = both
+    with pytest.raises(InputError, match=r"vocabulary_size = 400: .* at least 401"):
+        grow(tmp_path / "v.model", old, OLD_TEXT, 400, ["en", "gl", "el"])

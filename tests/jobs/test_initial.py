@@ -1,0 +1,104 @@
+"""A run that begins from another run's model (`m4 train --init_from`)."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from m4.storage.metrics_log import read_metrics
+from tests.command_line import TINY, Said, m4
+
+
+def train(folder: Path, *arguments: object) -> Said:
+    return m4("train", f"--gin_file={TINY}", f"--model_dir={folder}", *arguments)
+
+
+def saved(folder: Path, step: int | None = None, item: str = "params") -> Any:
+    """The arrays of a checkpoint, the latest where no step is given."""
+    steps = [int(path.name) for path in (folder / "checkpoints").glob("[0-9]*")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # shardings are those of the file
+        path = folder / "checkpoints" / str(max(steps) if step is None else step) / item
+        return ocp.PyTreeCheckpointer().restore(path)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("initial") / "first"
+    said = train(folder)
+    assert said.status == 0, said.err
+    return folder
+
+
+def test_nothing_is_lost_where_nothing_changed(first: Path, tmp_path: Path) -> None:
+    said = train(tmp_path / "run", f"--init_from={first}", "--gin.TRAIN_STEPS=2")
+    assert said.status == 0, said.err
+    assert "at step 4: " in said.out
+    assert "before the first step: " in said.out
+    before = next(row for row in read_metrics(first)[::-1] if "dev/nll" in row)
+    now = read_metrics(tmp_path / "run")[0]
+    assert now["step"] == 0
+    assert {n: v for n, v in now.items() if n != "step"} == {
+        n: v for n, v in before.items() if n != "step"
+    }
+    kept = json.loads((tmp_path / "run" / "run.json").read_text())["initial"]
+    assert (kept["run"], kept["step"], kept["left"]) == (str(first), 4, [])
+    assert kept["taken"] == len(jax.tree.leaves(saved(first)))
+
+
+def test_weights_and_optimizer_continue_as_if_never_interrupted(
+    first: Path, tmp_path: Path
+) -> None:
+    # No step was made yet when it is saved: TRAIN_STEPS = 0 leaves what the run begins with.
+    said = train(
+        tmp_path / "run", f"--gin.INITIAL_CHECKPOINT_PATH={first}@2",
+        "--gin.initial.InitialModel.optimizer=True", "--gin.TRAIN_STEPS=0",
+    )  # fmt: skip
+    assert said.status == 0, said.err
+    for item in ("params", "optimizer"):
+        before, now = saved(first, 2, item), saved(tmp_path / "run", item=item)
+        assert jax.tree.all(jax.tree.map(np.array_equal, before, now)), item
+
+
+def test_a_language_more_keeps_old_rows(first: Path, tmp_path: Path) -> None:
+    said = train(
+        tmp_path / "run", f"--init_from={first}", "--gin.TRAIN_STEPS=0",
+        "--gin.cldr.Cldr.sizes={'es': 150, 'gl': 60, 'el': 80}",
+        f"--gin.corpus.CorpusSpec.vocabulary_from={str(first)!r}",
+        "--gin.corpus.CorpusSpec.vocabulary_size=440",
+    )  # fmt: skip
+    assert said.status == 0, said.err
+    assert "40 new pieces (bytes)" in said.out
+    was, now = (p["token_embedder"]["embedding"] for p in (saved(first), saved(tmp_path / "run")))
+    assert np.array_equal(was[:400], now[:400])
+    assert np.isfinite(now).all()
+
+
+def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> None:
+    dense = tmp_path / "dense"
+    assert train(dense, "--gin.transformer.Transformer.moe=None", "--gin.TRAIN_STEPS=2").status == 0
+    said = train(tmp_path / "experts", f"--init_from={dense}", "--gin.TRAIN_STEPS=0")
+    assert "upcycled: 4 (" in said.out, said.err
+    was, now = (
+        read_metrics(folder)[row]["dev/nll"]
+        for folder, row in ((dense, -1), (tmp_path / "experts", 0))
+    )
+    np.testing.assert_allclose(now, was, rtol=1e-5)
+
+    wider = train(
+        tmp_path / "w", f"--init_from={first}", "--gin.transformer.Transformer.mlp_width=48"
+    )
+    assert "[4, 16, 48] here and [4, 16, 32]" in wider.mistake
+    other = train(
+        tmp_path / "o", f"--init_from={first}", "--gin.cldr.Cldr.sizes={'es': 150, 'el': 80}"
+    )
+    assert "CorpusSpec.vocabulary_from takes that run's" in other.mistake
+    missing = train(tmp_path / "m", f"--init_from={tmp_path / 'nothing'}")
+    assert "initial.InitialModel.run" in missing.mistake
+    step = train(tmp_path / "s", f"--init_from={first}@3")
+    assert "no checkpoint 3" in step.mistake

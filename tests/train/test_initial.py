@@ -1,0 +1,159 @@
+"""What a new model takes over from a trained one, by rule: bit-equal where nothing changed."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from m4.model.moe import MoeLayer
+from m4.model.transformer import Transformer, abstract_variables
+from m4.settings import InputError
+from m4.train import initial
+from m4.train.initial import Rows
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 24,
+    "width": 16,
+    "mlp_width": 32,
+    "heads": 2,
+    "head_width": 8,
+}
+TOKENS = jnp.array([[5, 6, 7, 1, 0], [8, 9, 1, 0, 0]])
+NO_ROWS = Rows(np.arange(20, dtype=np.int32), {})
+
+
+def model(experts: int = 0, layers: int = 2, **more: Any) -> Transformer:
+    moe = functools.partial(MoeLayer, num_experts=experts) if experts else None
+    return Transformer(**{
+        **SIZES, "encoder_layers": layers, "decoder_layers": layers, "moe": moe,
+        "dropout_rate": 0.0, **more,
+    })  # fmt: skip
+
+
+def parameters(of: Transformer, seed: int) -> Any:
+    """Random numbers in the model's shapes: nothing is compiled."""
+    draw = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(draw.normal(0, 0.3, leaf.shape), jnp.float32),
+        abstract_variables(of)["params"],
+    )
+
+
+def logits(of: Transformer, params: Any) -> np.ndarray:
+    apply = jax.jit(functools.partial(of.apply, enable_dropout=False))
+    of_all = np.asarray(apply({"params": params}, TOKENS, TOKENS, TOKENS))
+    return of_all[np.asarray(TOKENS) > 0]  # of padding experts compute nothing
+
+
+def begun(
+    old: Transformer, new: Transformer, layers: str | None = None, rows: Rows = NO_ROWS,
+    use: initial.Use | None = None,
+) -> tuple[Any, Any, list[initial.Leaf]]:  # fmt: skip
+    """Old parameters, the new ones, and the plan."""
+    before, fresh = parameters(old, 0), parameters(new, 1)
+    leaves = initial.plan(initial.shapes_of(before), initial.shapes_of(fresh), layers)
+    return before, initial.take_over(leaves, before, fresh, lambda _: rows, use or {}), leaves
+
+
+@pytest.mark.parametrize("scanned", [(False, False), (True, False), (False, True), (True, True)])
+def test_the_same_model_is_bit_equal_scanned_or_not(scanned: tuple[bool, bool]) -> None:
+    old, new = (model(4, 4, scan_layers=scan) for scan in scanned)
+    before, params, leaves = begun(old, new)
+    assert {leaf.rule for leaf in leaves} == {"taken", "pieces"}
+    for path, value in initial.flat(jax.tree.map(np.asarray, _unscanned(params))).items():
+        assert np.array_equal(value, initial.flat(_unscanned(before))[path]), path
+
+
+def _unscanned(params: Any) -> Any:
+    from m4.model.blocks import unstack
+
+    return unstack(params)
+
+
+def test_upcycled_experts_compute_what_the_dense_layer_did() -> None:
+    # Every expert is the dense layer, and a token's gates sum to 1 (top-2 of GShard, normalised).
+    old, new = model(0), model(4)
+    before, params, leaves = begun(old, new)
+    assert "upcycled" in {leaf.rule for leaf in leaves}
+    np.testing.assert_allclose(logits(new, params), logits(old, before), rtol=0, atol=2e-5)
+
+
+def test_merged_experts_that_are_equal_are_the_dense_layer_again() -> None:
+    dense, sparse = model(0), model(4)
+    before, params, _ = begun(dense, sparse)
+    fresh = parameters(dense, 2)
+    leaves = initial.plan(initial.shapes_of(params), initial.shapes_of(fresh), None)
+    use = {layer: np.array([3, 0, 1, 4]) for layer in ("encoder_1", "decoder_1")}
+    merged = initial.take_over(leaves, params, fresh, lambda _: NO_ROWS, use)
+    for path, value in initial.flat(merged).items():
+        np.testing.assert_allclose(value, initial.flat(before)[path], rtol=1e-6, atol=1e-7)
+
+
+def test_a_merged_layer_is_the_mean_weighed_by_use() -> None:
+    use = {layer: np.array([1, 3]) for layer in ("encoder_1", "decoder_1")}
+    before, params, _ = begun(model(2), model(0), use=use)
+    experts = before["encoder_1"]["moe"]["experts"]["wi"]["kernel"]
+    expected = 0.25 * experts[0] + 0.75 * experts[1]
+    np.testing.assert_allclose(params["encoder_1"]["mlp"]["wi"]["kernel"], expected, rtol=1e-6)
+
+
+def test_more_experts_are_copies_and_fewer_are_the_most_used() -> None:
+    before, params, _ = begun(model(2), model(4))
+    was, now = (tree["decoder_1"]["moe"] for tree in (before, params))
+    for j in range(4):
+        assert np.array_equal(
+            now["experts"]["wo"]["kernel"][j], was["experts"]["wo"]["kernel"][j % 2]
+        )
+        assert np.array_equal(now["router"]["kernel"][:, j], was["router"]["kernel"][:, j % 2])
+    use = {layer: np.array([5, 1, 9, 7]) for layer in ("encoder_1", "decoder_1")}
+    before, params, _ = begun(model(4), model(2), use=use)
+    was, now = (tree["encoder_1"]["moe"] for tree in (before, params))
+    kept = np.array([2, 3])  # of the uses 9 and 7
+    assert np.array_equal(now["experts"]["wi"]["kernel"], was["experts"]["wi"]["kernel"][kept])
+    assert np.array_equal(now["router"]["kernel"], was["router"]["kernel"][:, kept])
+
+
+def test_layers_of_zeros_change_nothing() -> None:
+    old, new = model(4, 2), model(4, 4)
+    before, params, leaves = begun(old, new, "zeros")
+    assert sum(leaf.rule == "zeros" for leaf in leaves) == 2 * 2 + 2 * 3  # out and wo; cross too
+    np.testing.assert_allclose(logits(new, params), logits(old, before), rtol=0, atol=1e-6)
+
+
+def test_stacked_and_spaced_layers_are_the_old_ones() -> None:
+    old, new = model(0, 2), model(0, 4)
+    for rule, sources in (("stack", [0, 1, 0, 1]), ("spaced", [0, 0, 1, 1])):
+        before, params, _ = begun(old, new, rule)
+        for layer, source in enumerate(sources):
+            for path, value in initial.flat(params[f"encoder_{layer}"]).items():
+                assert np.array_equal(value, initial.flat(before[f"encoder_{source}"])[path])
+    before, params, _ = begun(new, old, "spaced")
+    assert jax.tree.all(
+        jax.tree.map(np.array_equal, params["decoder_1"], before["decoder_2"])
+    )  # 1 * 4 // 2
+
+
+def test_new_pieces_are_the_mean_of_what_spells_them() -> None:
+    rows = Rows(np.array([*range(20), -1, -1], np.int32), {20: [4, 6], 21: [7]})
+    before, params, _ = begun(model(0), model(0, vocab_size=32), rows=rows)
+    was, now = (np.asarray(tree["token_embedder"]["embedding"]) for tree in (before, params))
+    assert np.array_equal(now[:20], was[:20])
+    np.testing.assert_allclose(now[20], (was[4] + was[6]) / 2, rtol=1e-6)
+    np.testing.assert_allclose(now[21], was[7], rtol=1e-6)
+    assert np.array_equal(now[22:24], was[22:24])  # rows that no piece has
+
+
+def test_what_no_rule_takes_over_is_one_line_with_both_values() -> None:
+    with pytest.raises(InputError, match=r"is \[16, 64\] here and \[16, 32\] in the model"):
+        begun(model(0), model(0, mlp_width=64))
+    with pytest.raises(InputError, match=r"has 4 encoder layers, .* begins from 2: .*'zeros'"):
+        begun(model(0, 2), model(0, 4))
+    with pytest.raises(
+        InputError, match=r"has 2 encoder layers, .* begins from 4: must be 'spaced'"
+    ):
+        begun(model(0, 4), model(0, 2), "stack")
+    with pytest.raises(InputError, match="has not counted in decoder_1"):
+        begun(model(4), model(2))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from m4.cli.arguments import JOBS
+from m4.plan import machines
 from tests.documents.blocks import blocks_of
 from tests.documents.commands import dry_run
 from tests.scripts.cloud import (
@@ -20,8 +21,10 @@ from tests.scripts.cloud import (
     EVERY_DRY_RUN,
     ROOT,
     SCRIPTS,
+    SLICES,
     TRAIN,
     call,
+    described,
     dry,
     make_program,
     remote,
@@ -162,30 +165,23 @@ def test_image_has_only_existing_files() -> None:
     assert all((ROOT / name).exists() for name in copied)
 
 
-@pytest.mark.parametrize("column", [1, 2])
-def test_the_slices_of_the_documentation_are_those_of_the_scripts(column: int) -> None:
+def test_the_slices_of_the_documentation_are_those_of_the_scripts() -> None:
     text = (ROOT / "docs" / "cloud_tpu.md").read_text()
-    table = text.split("## The two slices")[1].split("\n##")[0]
-    lines = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")]
-    said = {line[0].strip(): line[column].strip().replace("`", "") for line in lines}
-    options = slice_options(said[""])
-    (create,) = dry("cloud_tpu.sh", "create", *options)
-    kind = said["Cloud TPU's accelerator type"]
-    assert f"--accelerator-type={kind}" in create
-    assert f"--runtime-version={said['image of the VMs']}" in create
-    (pool,) = dry("gke.sh", "pool", *options, "--cluster=c")
-    chips, topology = said["chips, topology"].split(", ")
-    accelerator, machine = said["GKE: accelerator, machine"].split(", ")
-    hosts = said["hosts, of 4 chips each"]
-    assert {f"--num-nodes={hosts}", f"--tpu-topology={topology}"} <= set(pool)
-    assert f"--machine-type={machine}" in pool
-    assert int(chips) == 4 * int(hosts)
-    manifest = ("--name=big", "--image=here/m4:1", f"--slice={said['']}", *TRAIN)
-    assert accelerator in call("gke.sh", "manifest", *manifest).stdout
-    # A device is a chip in both; the number in v4's name counts the chip's two cores.
-    assert said["devices in JAX"].split()[0] == chips
-    number = int(said[""].rpartition("-")[2])
-    assert number == int(chips) * (2 if said["the number counts"] == "TensorCores" else 1)
+    rows = re.findall(r"^\| `([a-z0-9]+-\d+)` \|(.*)\|$", text, re.MULTILINE)
+    assert {name.split("-")[0] for name, _ in rows} == {kind for kind, _, _ in SLICES.values()}
+    for name, row in rows:
+        hosts, topology, devices, runtime, gke, config = row.replace("`", "").split(" | ")
+        said = described(name)
+        assert hosts.strip() == f"{said['HOSTS']} x {said['CHIPS']}"
+        assert topology == said["TOPOLOGY"]
+        assert runtime.split(":")[0] == said["RUNTIME"]
+        assert gke == f"{said['GKE']}, {said['MACHINE']}"
+        # Devices and memory are those of plans, and the config is the slice's own.
+        kind, _, chips = SLICES[name]
+        chip = machines.CHIPS[kind]
+        assert devices == f"{chips * chip.cores}, {chip.device_bytes / 2**30:.0f}"
+        underscored = name.replace("-", "_")
+        assert config.strip() == f"[{underscored}](../gin_configs/{underscored}.gin)"
 
 
 def words_of(text: str, *programs: str) -> list[list[str]]:
@@ -200,8 +196,14 @@ def header(name: str) -> str:
     return "\n".join(line.removeprefix("#").strip() for line in lines)
 
 
+PODS = [
+    *("v4_128", "v5e_256", "v5p_128", "v6e_256", "tpu7x_128"),
+    "t_96l_pipeline",
+]
+
+
 def test_the_command_of_a_pods_config_names_its_corpus() -> None:
-    for name in ("v4_128", "v5e_256", "t_96l_pipeline"):
+    for name in PODS:
         (command,) = words_of(header(name), "scripts/", "m4 train")
         assert f"--gin_file=gin_configs/{name}.gin" in command
         assert f"--model_dir=gs://BUCKET/{name}" in command
@@ -211,12 +213,15 @@ def test_the_command_of_a_pods_config_names_its_corpus() -> None:
 def test_jobs_of_one_folder_have_one_config() -> None:
     # Arguments in addition to the file included: those of the page and of the configs' heads.
     page = "\n".join(block.commands for block in blocks_of(ROOT / "docs" / "cloud_tpu.md"))
-    heads = [words_of(header(name), "scripts/") for name in ("v4_128", "v5e_256")]
-    assert [len(found) for found in heads] == [1, 1]
-    commands = [*words_of(page, "scripts/"), *heads[0], *heads[1]]
-    jobs = [command for command in commands if any("--model_dir=" in word for word in command)]
-    assert len(jobs) >= 8
-    for job in jobs:
-        assert "--gin.TEXT_DIR='gs://BUCKET/corpus'" in job, job
+    heads = [words_of(header(name), "scripts/") for name in (*PODS[:-1], "v5e_8")]
+    assert {len(found) for found in heads} == {1}
+    configs: dict[str, list[set[str]]] = {}
+    for command in [*words_of(page, "scripts/"), *(found for (found,) in heads)]:
+        for word in command:
+            if word.startswith("--model_dir="):
+                configs.setdefault(word, []).append({w for w in command if w.startswith("--gin")})
+    assert len(configs) == len(heads)
+    for folder, found in configs.items():
+        assert all(config == found[0] for config in found), folder
     for (command,) in heads:
         dry_run(command)

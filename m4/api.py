@@ -121,7 +121,7 @@ class Run:
         from m4.jobs.claim import claimed_together
         from m4.jobs.decode import decode
 
-        with claimed_together(self.experiment, self.config):
+        with claimed_together(self.experiment, self.config, "eval"):
             folder = decode(self.experiment, split=split)
         return {
             path.name.split(".")[1]: [row["hypothesis"] for row in read_jsonl(path)]
@@ -134,7 +134,7 @@ class Run:
         from m4.jobs.claim import claimed_together
         from m4.jobs.evaluate import evaluate
 
-        with claimed_together(self.experiment, self.config):
+        with claimed_together(self.experiment, self.config, "eval"):
             return read_jsonl(evaluate(self.experiment))
 
     @property
@@ -197,7 +197,7 @@ def train(
 
     config = _config(experiment, model_dir, bindings)
     found = config.experiment()
-    with claimed_together(found, config, fresh=fresh) as folder:
+    with claimed_together(found, config, "train", fresh=fresh) as folder:
         try:
             job(found)
         except SettingError as error:
@@ -235,7 +235,7 @@ def delta(run: Run | str | Path) -> list[dict[str, Any]]:
     from m4.jobs.report import report
 
     run = run if isinstance(run, Run) else load(run)
-    with claimed_together(run.experiment, run.config):
+    with claimed_together(run.experiment, run.config, "eval"):
         return read_jsonl(report(run.experiment).deltas)
 
 

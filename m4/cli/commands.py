@@ -115,7 +115,9 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
         "report": lambda: report.report(experiment, dense=dense),
         "demo": lambda: demo.demo(experiment, dense=dense),
     }[parsed.job]
-    with claimed_together(experiment, config, fresh=fresh) as folder:
+    kinds = {"train": ["train"], "baselines": ["baselines"], "demo": ["train", "eval", "baselines"]}
+    written = kinds.get(parsed.job, ["eval"])
+    with claimed_together(experiment, config, *written, fresh=fresh) as folder:
         if parsed.job in SHARED:
             do()
         else:
@@ -137,7 +139,8 @@ def _data(experiment: "Experiment", config: "Config", parsed: argparse.Namespace
 
     options = {name: getattr(parsed, name) for name in DATA_JOBS[parsed.look].options}
     look = getattr(importlib.import_module(f"m4.jobs.data.{parsed.look}"), parsed.look)
-    with claimed(experiment, config):
+    kinds = ("data", "corpus") if parsed.look == "audit" else ("data",)
+    with claimed(experiment, config, *kinds):
         look(experiment, **options)
     return 0
 
@@ -148,7 +151,7 @@ def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Name
     from m4.storage import run_folder
 
     run_folder.check(local_folder(experiment.model_dir), config.settings, config.mutable)
-    prepare.prepare_process(experiment)
+    prepare.prepare_process(experiment, None)
     ready = translator(experiment)
     if parsed.text:
         for line in ready.translate(parsed.text, parsed.to):

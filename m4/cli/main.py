@@ -11,7 +11,8 @@ from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.huge_pages import restart_with_huge_pages
 from m4.parallel.supervise import PEER_LOST_STATUS, supervise
 from m4.settings import InputError
-from m4.storage.lease import LeaseLost, UploadFailed
+from m4.storage.lease import LeaseLost
+from m4.storage.store import Unreachable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,7 +83,7 @@ def run_alone(
             raise
         print(f"m4 {job_name(parsed)}: {one_line(error)}", file=sys.stderr)
         return 2
-    except (LeaseLost, UploadFailed) as error:
+    except (LeaseLost, Unreachable) as error:
         print(f"m4 {job_name(parsed)}: {one_line(error)}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt as error:

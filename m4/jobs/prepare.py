@@ -26,6 +26,7 @@ from m4.parallel.layout import Layout
 from m4.progress import ProgressBar
 from m4.settings import SettingError
 from m4.storage import remote
+from m4.storage import run_folder as run_folders
 from m4.train.trainer import Trainer
 
 
@@ -40,14 +41,25 @@ def model_folder(experiment: Experiment, dense: bool = False) -> Path:
     return folder / "compare" / "dense" if dense else folder
 
 
-def prepare_process(experiment: Experiment) -> None:
-    """What a process needs before its first computation, some of it in MODEL_DIR.
+def prepare_process(experiment: Experiment, kind: str | None) -> None:
+    """What a process needs before its first computation.
+
+    Args:
+        kind: of the files in MODEL_DIR that it, or its primary process, has locked: programs that
+            such jobs compiled are kept there, in the store too, for other machines. None: it only
+            reads there, and programs from a folder of whoever made it are not run.
 
     Raises:
         InputError: an accelerator that cannot be used.
     """
     check_accelerator()
-    set_up(run_folder(experiment) / "compilation_cache")
+    if kind is None:
+        set_up()
+        return
+    folder, compiled = run_folder(experiment), f"compilation_cache/{kind}"
+    if not distributed.is_primary():
+        remote.fetch(folder, lambda name: name.startswith(f"{compiled}/"))
+    set_up(folder / compiled)
 
 
 def check_sizes(experiment: Experiment) -> Mesh:
@@ -118,8 +130,8 @@ def open_corpus(experiment: Experiment) -> Cache:
     found: list[Cache] = []
 
     def build() -> str:
-        found.append(_build(experiment, folder))
-        remote.push(folder)
+        with run_folders.locked(folder, "corpus"):
+            found.append(_build(experiment, folder))
         return found[0].fingerprint
 
     fingerprint = distributed.on_primary_then_broadcast("the corpus", build)

@@ -10,20 +10,24 @@ import jax
 from m4.settings import InputError
 
 
-def set_up(compilation_cache: Path | str) -> None:
+def set_up(compilation_cache: Path | str | None = None) -> None:
     """Keeps compiled programs in a folder, so that a second run of a job does not compile again.
 
     JAX_COMPILATION_CACHE_DIR, where it is set, stays as it is. A folder that another user made, or
-    could write to, is not used, because programs of a cache are run: then it is ~/.cache/m4.
+    could write to, is not used, because programs of a cache are run: then, and where none is given,
+    it is ~/.cache/m4/compilation_cache.
     """
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        folder = Path(compilation_cache)
-        if not _is_private(folder):
-            base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            folder = base / "m4" / "compilation_cache"
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = base / "m4" / "compilation_cache"
+        if compilation_cache is not None and _is_private(Path(compilation_cache)):
+            folder = Path(compilation_cache)
         with contextlib.suppress(OSError):  # of a folder that cannot be written JAX warns
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
+        # XLA's own caches would put the folder's path into the key of every program: a folder that
+        # is copied, moved or on another machine would compile again.
+        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 

@@ -1,18 +1,13 @@
-"""A lease: one job at a time in a folder of an object store, which has no locks.
+"""A lease: of the jobs that write the same files of a folder in a store, one works at a time.
 
-etils.epath cannot write "only if absent", so no job writes another's file: each has a separate one
-in `.running/`, writes it first and then looks for others. Of two that come at once at least one
-sees the other, and it waits. A job renews its file every PERIOD_SECONDS. One whose file stays the
-same for SILENT_PERIODS has expired: the job that waited removes the file and takes the lease with a
-higher number. If the expired job lives after all, it finds its file gone, or a higher number,
+It is one object, `.running/<kind>.json`: written only while there is none, renewed every
+PERIOD_SECONDS, removed at the end. One that was not renewed for SILENT_PERIODS, by the store's
+clock, has expired: another job writes its own over it, if it still is the one that it has seen.
+So of two that come at once one wins. An expired job that lives after all finds another's lease
 before it writes anything again, and ends.
 
-What an object store cannot give: a write that is on its way at that very moment still arrives.
-
-Errors of a store's client are caught as `Exception`, here and in `m4.storage.remote`, because they
-have no narrower base: TensorFlow's OpError, with which etils.epath reaches gs://, is no OSError,
-nor are gcsfs's HttpError, aiohttp's ClientError, google.auth's GoogleAuthError and botocore's
-BotoCoreError, which come through fsspec; which of them there are depends on what is installed.
+What no store can give: a write that is on its way at that very moment still arrives, unless the
+other job has written that object already (`Store.write` with a version).
 """
 
 import contextlib
@@ -24,15 +19,12 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from m4.settings import InputError
-from m4.storage.files import whole
-
-if TYPE_CHECKING:
-    from etils import epath
+from m4.storage.store import ABSENT, ERRORS, Changed, Store, Unreachable, one_line
 
 RUNNING = ".running"
 PERIOD_SECONDS = 30.0
@@ -40,6 +32,10 @@ SILENT_PERIODS = 3
 # The lease's own thread sends it to the main thread when the lease is lost. `interrupt_when_lost`
 # raises LeaseLost from it, also out of a call that waits; the training loop stops after its step.
 LEASE_LOST_SIGNAL = signal.SIGUSR2
+
+
+class Busy(InputError):
+    """Another job is at work there."""
 
 
 class LeaseLost(BaseException):
@@ -51,57 +47,73 @@ class LeaseLost(BaseException):
     status = 3
 
 
-class UploadFailed(Exception):
+class UploadFailed(Unreachable):
     """The last files of a job could not be uploaded to the store."""
-
-    status = 1
 
 
 class Lease:
-    """This job's claim to a folder in a store.
+    """This job's claim to the files of one kind in a folder.
 
     Args:
-        folder: in the store. copy: the working copy's name, where this process holds the copy's
-            lock: leases that other processes took from it have expired. None: it has none.
-        here: where the working copy is, for messages.
+        kind: of the files. copy: the working copy's name, where this process holds the copy's lock
+            of that kind: what a process of this machine left there has expired.
+        here: where the working copy is. where: the setting and its value. Both for messages.
     """
 
-    def __init__(self, folder: "epath.Path", copy: str | None, here: Path) -> None:
-        self._folder, self._marks, self._here = folder, folder / RUNNING, here
-        self._name = f"{uuid.uuid4().hex}.json"
-        self._mark: dict[str, Any] = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "copy": copy,
-            "working": False,
-            "number": 0,
-            "renewed": 0,
-        }
+    def __init__(self, store: Store, kind: str, copy: str, here: Path, where: str) -> None:
+        self._store, self._here, self._where = store, here, where
+        self._name = f"{RUNNING}/{kind}.json"
+        about = {"host": socket.gethostname(), "copy": copy}
+        self._mark = {"job": uuid.uuid4().hex, "pid": os.getpid(), **about}
+        self._bytes = json.dumps(self._mark).encode()
+        self._version = ABSENT
+        self._busy = threading.Lock()
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._renew_periodically, daemon=True)
         self._checked = -float("inf")
         self.lost: LeaseLost | None = None
 
-    def acquire(self) -> None:
-        """Takes the lease; waits for other jobs' to expire.
+    def acquire(self, *, wait: bool = True) -> None:
+        """Takes the lease; waits, if asked to, for another job's to expire.
 
         Raises:
-            ValueError: another job renews its own.
+            Busy: another job renews it.
         """
-        try:
-            self._write()
-            number = self._wait_until_expired()
-            self._write(working=True, number=number + 1)
-            # This process may have slept since it looked, and its lease have expired meanwhile.
-            for other in self._others().values():
-                if other["working"]:
-                    raise self._refused(other)
-        except BaseException:
-            with contextlib.suppress(Exception):  # a store's; the first error is the one to raise
-                self._remove_mark()
-            raise
-        self._checked = time.monotonic()
+        seen = None
+        while not self._take(seen, wait):
+            found = self._store.stat(self._name)
+            seen = seen or (found and found.version)
+            time.sleep(PERIOD_SECONDS)
+        # To write over it and to read it are other rights than to create it.
+        self._renew()
+        self.check()
         self._thread.start()
+
+    def _take(self, seen: str | None, wait: bool) -> bool:
+        """Whether the lease is taken now. seen: the version of another's, a period ago."""
+        expected = ABSENT
+        while True:
+            try:
+                self._version = self._store.write(self._name, self._bytes, expected)
+                return True
+            except Changed as error:
+                now = error.now
+            there, mark = self._store.stat(self._name), self._read()
+            expected = ABSENT if there is None else there.version
+            if there is None or mark is None:
+                continue
+            if mark["job"] == self._mark["job"]:  # written, but the answer was lost
+                self._version = there.version
+                return True
+            of_this_copy = all(mark[name] == self._mark[name] for name in ("host", "copy"))
+            if of_this_copy or now - there.updated > SILENT_PERIODS * PERIOD_SECONDS:
+                continue
+            who = f"{mark['host']}, process {mark['pid']}"
+            if not wait or seen not in (None, there.version):
+                raise Busy(f"{self._where}: another m4 job is at work there ({who})")
+            if seen is None:
+                _warn(f"{self._where}: {who} was at work there; waiting whether it still is")
+            return False
 
     def check(self, older_than_seconds: float = 0.0) -> None:
         """Checks in the store, before this job writes there, that it still has the lease.
@@ -112,132 +124,82 @@ class Lease:
         Raises:
             LeaseLost: it has not, nor will it again.
         """
-        if self.lost is None and time.monotonic() - self._checked >= older_than_seconds:
-            began = time.monotonic()
-            marks = self._read()
-            gone = marks.pop(self._name, None) is None
-            for other in marks.values():
-                if other["working"] and other["number"] > self._mark["number"]:
-                    self._lose(f"{other['host']}, process {other['pid']}")
-            if gone and self.lost is None:
-                self._lose(f"this one's file in {self._marks} is gone")
-            self._checked = began
-        if self.lost is not None:
-            raise self.lost
+        with self._busy:
+            if self.lost is None and time.monotonic() - self._checked >= older_than_seconds:
+                began = time.monotonic()
+                there = self._store.stat(self._name)
+                if there is None or there.version != self._version:
+                    self._check_owner()
+                self._checked = began
+            if self.lost is not None:
+                raise self.lost
 
     def release(self) -> None:
         """Gives the lease back. A store that cannot be reached is a warning: the lease expires."""
         self._released.set()
         if self._thread.ident is not None:
             self._thread.join()
+        if self._version == ABSENT or self.lost is not None:
+            return
         try:
-            self._remove_mark()
-        except Exception as error:  # noqa: BLE001 (a store's: see the module)
-            print(f"MODEL_DIR = {self._folder}: {self._marks} stays ({error})", file=sys.stderr)
+            with contextlib.suppress(Changed):  # another job's
+                self._store.delete(self._name, self._version)
+        except ERRORS as error:
+            _warn(f"{self._where}: {self._name} stays ({one_line(error)})")
 
-    def _wait_until_expired(self) -> int:
-        """Waits until there are no others; returns the highest number that was seen."""
-        # Name -> its content, and how often it was the same since. Looks and not seconds are
-        # counted: this process may have slept, and the other one with it.
-        seen: dict[str, tuple[Mapping[str, Any], int]] = {}
-        number = 0
-        reported = False
-        while True:
-            others = self._others()
-            for name, other in [*others.items()]:
-                number = max(number, other["number"])
-                before, looks = seen.get(name, (other, -1))
-                same = looks + 1 if other == before else 0
-                seen[name] = (other, same)
-                if same >= SILENT_PERIODS or self._is_of_this_copy(other):
-                    (self._marks / name).unlink(missing_ok=True)
-                    del others[name]
-                # Of two that only ask, both see the other: one name is the smaller one.
-                elif other != before and (other["working"] or name < self._name):
-                    raise self._refused(other)
-            if not others:
-                return number
-            if not reported:
-                reported = True
-                (first, *_) = others.values()
-                print(
-                    f"MODEL_DIR = {self._folder}: {first['host']} was at work there; waiting "
-                    "whether it still is",
-                    file=sys.stderr,
-                )
-            time.sleep(PERIOD_SECONDS)
-            self._renew()
-
-    def _is_of_this_copy(self, other: Mapping[str, Any]) -> bool:
-        same = all(other[name] == self._mark[name] for name in ("host", "copy"))
-        return same and other["copy"] is not None
-
-    def _refused(self, other: Mapping[str, Any]) -> InputError:
-        return InputError(
-            f"MODEL_DIR = {self._folder}: another m4 job is at work there ({other['host']}, "
-            f"process {other['pid']})"
-        )
-
-    def _lose(self, to: str) -> None:
+    def _check_owner(self) -> None:
+        """Sets `lost` if the lease is another job's; else takes over the version that is there: the
+        answer to an own write was lost."""
+        there, mark = self._store.stat(self._name), self._read()
+        if there is not None and mark is not None and mark["job"] == self._mark["job"]:
+            self._version = there.version
+            return
+        to = f"its {self._name} is gone"
+        if mark is not None:
+            to = f"{mark['host']}, process {mark['pid']}"
         self.lost = LeaseLost(
-            f"MODEL_DIR = {self._folder}: another job has taken it over ({to}); this one ends, and "
-            f"what it did since is in {self._here} alone, until a job on this machine replaces it"
+            f"{self._where}: another job has taken it over ({to}); this one ends, and what it did "
+            f"since is in {self._here} alone, until a job on this machine replaces it"
         )
-        with contextlib.suppress(Exception):  # a store's; then the lease expires
-            self._remove_mark()
+
+    def _renew(self) -> None:
+        with self._busy:
+            try:
+                self._version = self._store.write(self._name, self._bytes, self._version)
+            except Changed:
+                self._check_owner()
+            if self.lost is not None:
+                raise self.lost
 
     def _renew_periodically(self) -> None:
         while not self._released.wait(PERIOD_SECONDS):
             try:
-                self.check()
                 self._renew()
             except LeaseLost:
                 signal.pthread_kill(threading.main_thread().ident or 0, LEASE_LOST_SIGNAL)
                 return
-            except Exception as error:  # noqa: BLE001 (a store's: see the module)
+            except ERRORS as error:
                 # The job continues: it may be over in a moment, and every write is checked.
-                print(f"MODEL_DIR = {self._folder}: not reached ({error})", file=sys.stderr)
+                _warn(f"{self._where}: not reached ({one_line(error)})")
 
-    # ------------------------------------------------------------------------- the store's files
-
-    def _renew(self) -> None:
-        self._write(renewed=self._mark["renewed"] + 1)
-
-    def _write(self, **changes: Any) -> None:
-        self._mark |= changes
-        self._marks.mkdir(parents=True, exist_ok=True)
-        with atomic_upload(self._marks / self._name) as part:
-            part.write_text(json.dumps({**self._mark, "time": time.time()}))
-
-    def _remove_mark(self) -> None:
-        (self._marks / self._name).unlink(missing_ok=True)
-
-    def _others(self) -> dict[str, Mapping[str, Any]]:
-        return {name: mark for name, mark in self._read().items() if name != self._name}
-
-    def _read(self) -> dict[str, Mapping[str, Any]]:
-        found: dict[str, Mapping[str, Any]] = {}
-        if not self._marks.exists():
-            return found
-        for path in self._marks.iterdir():
-            if path.name.startswith(".") or path.suffix != ".json":
-                continue  # unfinished, or a store's sign for a folder
-            try:
-                found[path.name] = json.loads(path.read_text())
-            except Exception:  # a store's: see the module
-                if path.exists():  # else it was removed meanwhile
-                    raise
-        return found
+    def _read(self) -> Mapping[str, Any] | None:
+        found = self._store.read(self._name)
+        try:
+            return None if found is None else {**dict.fromkeys(self._mark), **json.loads(found)}
+        except (ValueError, TypeError):  # not what m4 wrote: no job renews it
+            return dict.fromkeys(self._mark)
 
 
 @contextlib.contextmanager
-def interrupt_when_lost(lease: Lease) -> Iterator[None]:
+def interrupt_when_lost(leases: Sequence[Lease]) -> Iterator[None]:
     """Within it LEASE_LOST_SIGNAL raises `LeaseLost` in the main thread. The training loop replaces
     the handler by one that stops after the current step."""
 
-    def interrupt(_number: int, _frame: object) -> None:
-        assert lease.lost is not None
-        raise lease.lost
+    def interrupt(number: int, frame: object) -> None:
+        if lost := first_lost(leases):
+            raise lost
+        if callable(before):  # of a lease around this one
+            before(number, frame)  # type: ignore[arg-type]
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -249,11 +211,10 @@ def interrupt_when_lost(lease: Lease) -> Iterator[None]:
         signal.signal(LEASE_LOST_SIGNAL, before)
 
 
-@contextlib.contextmanager
-def atomic_upload(target: "epath.Path") -> Iterator["epath.Path"]:
-    """A name to write to that becomes `target` whole. A store shows an object once it is."""
-    if "://" in os.fspath(target):
-        yield target
-    else:
-        with whole(Path(target)) as part:
-            yield type(target)(part)
+def first_lost(leases: Sequence[Lease]) -> LeaseLost | None:
+    """How the first of these that is lost was lost."""
+    return next((one.lost for one in leases if one.lost is not None), None)
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)

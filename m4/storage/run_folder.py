@@ -1,5 +1,6 @@
 """A run's folder (MODEL_DIR): one config, one job at a time, and a record of what made it."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -35,15 +36,33 @@ _PACKAGES = [
 # What run.json keeps of earlier jobs. initial: what the model was begun from.
 _NOTES = ("initial",)
 
-# Of this machine, not of the run (`m4.storage.remote`).
-_HERE = {".lock", ".remote", ".remote.json"}
+# Jobs that write files of different kinds may work at the same time.
+KINDS = ("train", "eval", "data", "baselines", "corpus")
+_KIND_OF = (
+    (r"(compare/\w+/)?decodes/|scores\.jsonl$|deltas\.jsonl$|delta_bleu\.|report\.html$", "eval"),
+    (r"(data_preview|vocabulary_report)\.", "data"),
+    (r"data/|(\.data\.hashes|data_report|dropped)\.", "corpus"),
+    (r"baselines/", "baselines"),
+)
 
 # In a folder with nothing else no work is lost: another config may take it over. A corpus (data/)
 # checks for itself whether it is the config's.
-_OWN = {".lock", "run.json", "config.gin", "operative_config.gin", "compilation_cache", "data"}
-_OWN |= {".data.hashes.json"} | _HERE
+_OWN = {"run.json", "config.gin", "operative_config.gin", "compilation_cache", "data"}
+_OWN |= {".data.hashes.json"}
 _OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabulary_report")
          for ending in ("json", "html", "png", "pdf")}  # fmt: skip
+
+
+def kind_of(name: str) -> str:
+    """The kind of a file, by its name in a run's folder."""
+    if match := re.match(r"compilation_cache/(\w+)/", name):
+        return match[1]
+    return next((kind for pattern, kind in _KIND_OF if re.match(pattern, name)), "train")
+
+
+def locked(folder: Path, *kinds: str, wait: bool = True) -> contextlib.AbstractContextManager[None]:
+    """`remote.locked` for files of these kinds of a run's folder."""
+    return remote.locked(folder, kinds=kinds, kind_of=kind_of, wait=wait)
 
 
 def claim(
@@ -68,9 +87,10 @@ def claim(
     """
     record = folder / "run.json"
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    there = {name for name in there if not remote.is_local_file(name)}
     if remote.remote_path(folder / "checkpoints").exists():
         there.add("checkpoints")
-    if there - _HERE:
+    if there:
         if not record.is_file():
             raise InputError(
                 f"MODEL_DIR = {folder}: not empty and not a run's folder (it has no run.json)"
@@ -78,7 +98,7 @@ def claim(
         if fresh:
             # run.json last: where this is killed half way, it is still known whose folder it is.
             for path in sorted(folder.iterdir(), key=lambda path: path == record):
-                if path.name not in _HERE:
+                if not remote.is_local_file(path.name):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             remote.start_over(folder)
         elif there - _OWN:
@@ -139,7 +159,7 @@ def check_shared(folder: Path, written: str, seconds: float = 30.0) -> None:
                 f"MODEL_DIR = {folder}: {socket.gethostname()} does not see there what process 0 "
                 "wrote; it must be one folder that all processes share"
             )
-        remote.fetch(folder)
+        remote.fetch(folder, lambda name: name in ("run.json", "config.gin"))
         time.sleep(0.5)
 
 

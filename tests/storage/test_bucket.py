@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from m4.storage import lease, remote, store
+from m4.storage.checkpoints import Checkpoints, latest_step, shapes
+from m4.storage.metrics_log import read_metrics
 from m4.storage.store import ABSENT, Changed, open_store
 from tests.bucket import ACCOUNT, BUCKET, Emulator
 from tests.command_line import TINY, m4
@@ -142,3 +147,60 @@ def test_network_that_is_down_is_one_line_and_no_mistake(
     assert result.status == 1
     assert f"{address}: cannot be reached" in result.err
     assert "Traceback" not in result.err
+
+
+def checkpoints(emulator: Emulator, address: str) -> set[int]:
+    """The complete steps in the bucket."""
+    names = emulator.names(f"{folder_of(address)}/checkpoints")
+    return {int(name.split("/")[0]) for name in names if name.endswith("/commit_success.txt")}
+
+
+def test_checkpoints_in_a_bucket(address: str, emulator: Emulator) -> None:
+    """By orbax, which asks Google's client of each bucket; tensorstore meets a 503."""
+    here = remote.local(address)
+    tree = {"a": jnp.arange(1000.0)}
+    emulator.fail("POST /upload.*ocdbt", 1)
+    with remote.locked(here):
+        with contextlib.closing(Checkpoints(here / "checkpoints", keep=2)) as saved:
+            for step in (1, 2, 3):
+                saved.save(step, {"params": {"a": tree["a"] + step}}, {"step": step})
+    assert emulator.failed
+    assert checkpoints(emulator, address) == {2, 3}
+    with contextlib.closing(Checkpoints(here / "checkpoints", read_only=True)) as there:
+        assert latest_step(here / "checkpoints") == there.latest == 3
+        assert there.note(3) == {"step": 3}
+        found = there.restore(3, {"params": shapes(tree)})
+        np.testing.assert_array_equal(found["params"]["a"], tree["a"] + 3)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_run_in_a_bucket(
+    address: str, emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained on one machine, longer on another one, read on a third; 503s and cut connections."""
+    emulator.fail("GET /storage.*checkpoints", 1)
+    emulator.fail("POST /upload.*manifest", 1, cut=True)
+    keep = "--gin.experiment.Training.keep_checkpoints=2"
+    arguments = [f"--gin_file={TINY}", keep, "--gin.experiment.Training.checkpoint_period=1"]
+    result = m4("train", *arguments, f"--model_dir={address}", "--gin.TRAIN_STEPS=3")
+    assert result.status == 0, result.err
+    assert "training pairs in 3 languages" in result.out
+    assert len(emulator.failed) == 2
+    assert checkpoints(emulator, address) == {2, 3}
+    there = {name.split("/")[0] for name in emulator.names(folder_of(address))}
+    assert {"checkpoints", "config.gin", "data", "metrics.jsonl", "run.json"} <= there
+    assert ".running" not in there
+    here = another_machine(monkeypatch, tmp_path, address)
+    result = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=4")
+    assert result.status == 0, result.err
+    assert "training pairs" not in result.out, "the corpus is there"
+    assert checkpoints(emulator, address) == {3, 4}
+    assert not (here / "checkpoints").exists()
+    steps = [row["step"] for row in read_metrics(here) if "loss" in row]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 4
+    another_machine(monkeypatch, tmp_path, address)
+    result = m4("translate", f"--model_dir={address}", "--to=en", "a")
+    assert result.status == 0, result.err
+    assert len(result.out.splitlines()) == 1

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etils import epath
 
 from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage import lease
 from m4.storage.checkpoints import latest_step
+from m4.storage.store import Disk
 from m4.train.preemption import stop_signals
 from m4.train.run import Evaluator, Interrupted
 from tests.data.corpus import Made
@@ -50,7 +50,7 @@ def test_a_lost_lease_ends_training_after_the_step(
     cache = CorpusSpec(Made({"gl": 60}), vocabulary_size=300, lengths=lengths).build(
         tmp_path / "corpus"
     )
-    mine = lease.Lease(epath.Path(tmp_path / "store"), None, tmp_path)
+    mine = lease.Lease(Disk(f"file://{tmp_path}/store"), "train", "a copy", tmp_path, "MODEL_DIR")
 
     def lose(_: Any) -> dict[str, float]:
         """Another job takes the folder; waits until this one's thread has noticed."""
@@ -65,7 +65,7 @@ def test_a_lost_lease_ends_training_after_the_step(
     mine.acquire()
     try:
         # Within the step LeaseLost would leave no state.
-        with lease.interrupt_when_lost(mine), pytest.raises(Interrupted, match="at step 2 "):
+        with lease.interrupt_when_lost([mine]), pytest.raises(Interrupted, match="at step 2 "):
             train(
                 tmp_path / "model",
                 model,

@@ -160,10 +160,12 @@ def test_checkpoints_in_a_bucket(address: str, emulator: Emulator) -> None:
     here = remote.local(address)
     tree = {"a": jnp.arange(1000.0)}
     emulator.fail("POST /upload.*ocdbt", 1)
-    with remote.locked(here):
-        with contextlib.closing(Checkpoints(here / "checkpoints", keep=2)) as saved:
-            for step in (1, 2, 3):
-                saved.save(step, {"params": {"a": tree["a"] + step}}, {"step": step})
+    with (
+        remote.locked(here),
+        contextlib.closing(Checkpoints(here / "checkpoints", keep=2)) as saved,
+    ):
+        for step in (1, 2, 3):
+            saved.save(step, {"params": {"a": tree["a"] + step}}, {"step": step})
     assert emulator.failed
     assert checkpoints(emulator, address) == {2, 3}
     with contextlib.closing(Checkpoints(here / "checkpoints", read_only=True)) as there:

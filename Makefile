@@ -17,7 +17,7 @@ PYTEST = .venv/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --durat
   --dist=loadfile --no-loadscope-reorder
 test: setup
 	$(PYTEST) -m "not thorough"
-# What CI runs besides: more of the same, several processes, programs for pods (`make pod pod-gpu`);
+# What CI runs in addition: more of the same, several processes, programs for pods (`make pod pod-gpu`);
 # PART=0/3, 1/3, 2/3: a third of the files.
 test-thorough: setup
 	$(PYTEST) -m thorough $(if $(PART),--part=$(PART))
@@ -27,7 +27,7 @@ lint: setup
 # The TPU compiler, which needs no TPU: for `m4 plan` and its tests. Its lock is the others' and libtpu.
 pod: setup
 	$(UV) pip install --quiet --python .venv --no-deps --require-hashes -r requirements-tpu.lock
-# The same for GPUs, in a folder of its own: without a GPU it would complain at every start of JAX.
+# The same for GPUs, in a separate folder: without a GPU it would complain at every start of JAX.
 pod-gpu: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/cuda_compiler --no-deps \
 	  --require-hashes -r requirements-cuda-compiler.lock

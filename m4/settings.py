@@ -111,7 +111,7 @@ def check_arguments(configurable: Callable[..., Any], arguments: Mapping[str, An
 
 
 def configurable(function: _Configurable) -> _Configurable:
-    """Marks what a config may name although it has no settings of its own: a saved config may refer
+    """Marks what a config may name although it has no settings: a saved config may refer
     to nothing that is neither `checked` nor marked."""
     function.__checked__ = True  # type: ignore[attr-defined]
     return function

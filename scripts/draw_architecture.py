@@ -98,7 +98,7 @@ def committed(picture: Path = PICTURE) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------ the drawing
-# Units are points. A room's imports run from its box to a vertical line of its own and from there
+# Units are points. A room's imports run from its box to a separate vertical line and from there
 # to the boxes below: no line passes through a box.
 LEFT, BOX, RIGHT, BETWEEN_LINES = 10.0, 330.0, 12.0, 24.0
 ROW, LINE, GAP = 12.5, 11.0, 7.0

@@ -24,7 +24,7 @@ TATOEBA = Path(__file__).parents[1] / "gin_configs" / "tatoeba.gin"
 LANGUAGES = ("es", "pt", "gl")
 DIRECTIONS = [*(f"en-{code}" for code in LANGUAGES), *(f"{code}-en" for code in LANGUAGES)]
 
-# A process of its own has one device, as on a machine without an accelerator.
+# A separate process has one device, as on a machine without an accelerator.
 ALONE = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
 
 
@@ -178,7 +178,7 @@ def longer(first: tuple[Path, str]) -> Path:
 
 
 @pytest.mark.slow
-def test_more_steps_go_on(longer: Path) -> None:
+def test_more_steps_resume_the_run(longer: Path) -> None:
     folder = longer
     assert (folder / "checkpoints" / "6").is_dir()
     assert [row["step"] for row in read_metrics(folder) if "nll" in row] == [2, 4, 6]
@@ -187,7 +187,7 @@ def test_more_steps_go_on(longer: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_dense_model_beside_it(longer: Path) -> None:
+def test_the_dense_model_for_comparison(longer: Path) -> None:
     folder = longer
     assert (folder / "compare" / "dense" / "checkpoints" / "6").is_dir()
     systems = [row["system"] for row in read_jsonl(folder / "deltas.jsonl")]
@@ -218,7 +218,7 @@ def test_the_atlas_counts_every_token(first: tuple[Path, str]) -> None:
         said = m4("atlas", f"--model_dir={folder}", f"--split={split}")
         assert (said.status, said.err) == (0, "")
         assert (place / "atlas.png").is_file()
-    # In evaluation no choice is without a seat: two a token, also of every source.
+    # In evaluation no choice is without a slot: two a token, also of every source.
     encoder = dict(zip(saved["directions"], saved["layers"]["encoder_0"], strict=True))
     vocabulary = Vocabulary(folder / "data" / "vocabulary.model")
     for direction, counted in encoder.items():
@@ -246,9 +246,9 @@ def test_translate_has_an_answer_where_the_mesh_cannot_be(first: tuple[Path, str
 
     over_eight, nothing = say()
     assert nothing == ""
-    alone, told = say("--gin.mesh.make_mesh.data=3")
+    alone, printed = say("--gin.mesh.make_mesh.data=3")
     assert alone == over_eight
-    (line,) = told.splitlines()
+    (line,) = printed.splitlines()
     assert line.startswith("m4 translate: on the first device alone: make_mesh.data = 3")
 
 
@@ -272,7 +272,7 @@ def test_translate_answers_each_line_of_a_pipe_before_the_next(first: tuple[Path
 
 
 @pytest.mark.slow
-def test_a_corpus_of_ones_own(tmp_path: Path) -> None:
+def test_a_users_corpus_from_text_to_report(tmp_path: Path) -> None:
     """gin_configs/tatoeba.gin on a folder of two of its languages, small and short."""
     corpora.tsv(tmp_path / "texts", corpora.texts_of(Made({"kat": 150, "amh": 130}, held_out=9)))
     arguments = [

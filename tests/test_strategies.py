@@ -1,6 +1,6 @@
 """Every strategy of gin_configs/strategies on 8 devices is one device: loss and gradients.
 
-What lies in parts there: tests/test_strategies_parts.py.
+What is sharded there: tests/test_strategies_parts.py.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ ALONE: list[tuple[str, Callable[[Transformer], bool]]] = [
 
 
 @pytest.mark.thorough
-def test_axes_that_the_table_leaves_whole_in_parts_are_one_device() -> None:
+def test_sharding_axes_that_the_table_leaves_whole_equals_one_device() -> None:
     """Buckets of relative positions and routers' experts over the rows' axis."""
     rules = (
         "experiment.Training.extra_axis_rules = [('relpos_buckets', 'data'), ('unmodeled', 'data')]"
@@ -165,8 +165,8 @@ def test_axes_that_the_table_leaves_whole_in_parts_are_one_device() -> None:
 
 
 @pytest.mark.thorough
-def test_replicated_weights_in_parts_beside_experts_are_one_device() -> None:
-    """The form of gin_configs/moe_2048e_60l.gin: experts stay, what is beside them is cut."""
+def test_sharding_all_weights_but_experts_equals_one_device() -> None:
+    """The form of gin_configs/moe_2048e_60l.gin: experts stay, all else is sharded."""
     found = a_step("expert_parallel", False, "experiment.Training.fsdp_axes = ('expert',)")
     assert_alike(found, a_step("data_parallel", True))
     # Without `zero` the config gathers nothing (the documentation's table).

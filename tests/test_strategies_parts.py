@@ -1,4 +1,4 @@
-"""What each strategy of gin_configs/strategies lays in parts: docs/parallelism.md says it in words.
+"""What each strategy of gin_configs/strategies shards: docs/parallelism.md has it in words.
 
 Read from shapes and from the traced step; nothing is compiled. What is sent, and that results are
 those of one device: tests/test_strategies.py.
@@ -61,10 +61,10 @@ KINDS = {
 
 
 class Parts(NamedTuple):
-    """What lies in parts on the 8 devices: an entry a dimension, "." for one that is whole.
+    """What is sharded over the 8 devices: an entry a dimension, "." for one that is whole.
 
     numbers: of weights on each device, by hand. weights: those of `KINDS` that are not whole.
-    arrays: activations of the step -> each way in which it asks for one of that shape to lie.
+    arrays: activations of the step -> the shardings that it requests for one of that shape.
     """
 
     numbers: float
@@ -132,11 +132,11 @@ STRATEGIES = {
         },
         rows_over("data"),
     ),
-    # What is computed whole by each is whole: routers and norms. No rows are in parts.
+    # What is computed whole by each is whole: routers and norms. No rows are sharded.
     "tensor_parallel": Parts(
         (ALL - ROUTERS[8] - NORMS) / 8 + ROUTERS[8] + NORMS, MEGATRON, megatron_over(".")
     ),
-    # Megatron's parts in two over fsdp besides, by which routers and norms are too.
+    # Megatron's shards, halved over fsdp, as are routers and norms.
     "hybrid": Parts(
         (ALL - ROUTERS[8] - NORMS) / 4 + (ROUTERS[8] + NORMS) / 2,
         {
@@ -224,7 +224,7 @@ def kind_of(path: str) -> str:
 
 
 @pytest.mark.parametrize("name", names())
-def test_weights_lie_in_the_parts_that_the_strategy_says(name: str) -> None:
+def test_weights_are_sharded_as_the_strategy_says(name: str) -> None:
     wanted = STRATEGIES[name]
     program = program_of(name)
     mesh, found = program.mesh, program.shardings
@@ -300,7 +300,7 @@ def called(jaxpr: Jaxpr, primitive: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", names(FIRST))
-def test_activations_lie_in_the_parts_that_the_strategy_says(name: str) -> None:
+def test_activations_are_sharded_as_the_strategy_says(name: str) -> None:
     model, jaxpr = step_of(name)
     # What goes through the layers at once is a third where rows go in three parts.
     rows = ROWS // 3 if name == "accumulation" else ROWS
@@ -317,7 +317,7 @@ def test_activations_lie_in_the_parts_that_the_strategy_says(name: str) -> None:
     for letters, ways in STRATEGIES[name].arrays.items():
         shape = tuple(sizes[letter] for letter in letters)
         assert found[shape] == {*map(as_written, ways)}, letters
-    # What these three do besides laying things out, and no other one.
+    # What these three do in addition to sharding, and no other one.
     # In the order of stages forward, and back in the backward pass.
     handed_on = {(tuple(p["axis_name"]), tuple(p["perm"])) for p in called(jaxpr, "ppermute")}
     ahead, back = (("stage",), ((0, 1),)), (("stage",), ((1, 0),))

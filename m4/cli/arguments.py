@@ -227,7 +227,7 @@ def _add_common(job: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME[=FOLDER]",
         help="a module outside m4 that the saved config of a run folder may import (and run); "
-        "FOLDER: where it is, besides the working folder",
+        "FOLDER: where it is, if not in the working folder",
     )
 
 

@@ -83,7 +83,7 @@ class Bindings:
     """
 
     def __init__(self, allowed_modules: Collection[str] | None = None):
-        """allowed_modules: what may be imported besides m4, each as NAME or NAME=FOLDER; None:
+        """allowed_modules: what may be imported outside m4, each as NAME or NAME=FOLDER; None:
         everything."""
         self._allowed: dict[str, str] | None = None
         if allowed_modules is not None:

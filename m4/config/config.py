@@ -33,7 +33,7 @@ class Config(Bindings):
     """
 
     def __init__(self, allowed_modules: Collection[str] | None = None):
-        """allowed_modules: what may be imported besides m4; None: everything."""
+        """allowed_modules: what may be imported in addition to m4; None: everything."""
         super().__init__(allowed_modules)
         self._used: set[str] = set()  # macros
         self._reached: set[tuple[tuple[str, ...], int, str]] = set()
@@ -87,7 +87,7 @@ class Config(Bindings):
         self._visited.setdefault(key, target)
         bound = self._bound(target, inner)
         arguments: dict[str, Any] = {}
-        if target is Experiment and inner:  # a bilingual baseline, which has none of its own
+        if target is Experiment and inner:  # a bilingual baseline, which has no baselines
             arguments["baselines"] = None
             bound.pop("baselines", None)
         annotations, mutable = annotations_of(target), mutable_settings(target)
@@ -120,7 +120,7 @@ class Config(Bindings):
     def _parts(
         self, target: Any, annotations: Mapping[str, Any], given: set[str], scopes: tuple[str, ...]
     ) -> dict[str, Any]:
-        """Parts of an experiment that need no line of their own: parameter -> class. Those that
+        """Parts of an experiment that need no line in the config: parameter -> class. Those that
         must be there, or that have bindings."""
         found = {}
         for name, parameter in parameters_of(target).items():
@@ -278,7 +278,7 @@ def load(
     """Reads gin files, then bindings ("NAME = VALUE"), in their order. ConfigError: a mistake.
 
     model_dir: in place of the config's own. folders: where files are looked for.
-    allowed_modules: what a saved config may import besides m4; None: everything.
+    allowed_modules: what a saved config may import in addition to m4; None: everything.
     """
     config = Config(allowed_modules)
     for name in files:

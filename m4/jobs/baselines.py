@@ -1,7 +1,7 @@
 """`m4 baselines`: one small model a language pair, by the same trainer, until dev stops rising.
 
-On CPUs many small models train best next to each other, one a core: a pool of processes, each on a
-core of its own, takes one language after the other; compiled steps are kept on disk for all. (One
+On CPUs many small models train best next to each other, one a core: a pool of processes, one a
+core, takes one language after the other; compiled steps are kept on disk for all. (One
 vmapped program of n models is slower than n single ones: docs/performance.md.) On an accelerator
 this process trains them one after the other (`workers_for`). A finished model is kept under the
 hash of everything that decides it, so another multilingual run on the same text finds it.
@@ -254,7 +254,7 @@ def _run_in_workers(
 
 
 def worker_pool(workers: int, context: Any, messages: Any) -> ProcessPoolExecutor:
-    """Processes that end with this one; each has a core of its own, and one CPU device."""
+    """Processes that end with this one; each has one core and one CPU device."""
     cores = context.Queue()
     for core in available_cpus():
         cores.put(core)

@@ -220,7 +220,7 @@ def trainer_of(
 def decoding_layout(
     experiment: Experiment, model: Transformer, directions: Sequence[str]
 ) -> Layout | None:
-    """Where the model lies when it translates: over the experiment's mesh; None: one device."""
+    """The model's layout in translation, over the experiment's mesh; None: one device."""
     return trainer_of(experiment, model, directions).layout()
 
 

@@ -14,8 +14,8 @@ from m4.parallel import distributed
 def translator(experiment: Experiment) -> Translator:
     """The trained model, ready to translate; reads the vocabulary and parameters only.
 
-    It lies over the experiment's mesh. Where these devices cannot make that mesh, it is on the
-    first one, and a line on stderr says so and why.
+    It is sharded over the experiment's mesh. Where these devices cannot make that mesh, it is on
+    the first one, and a line on stderr says so and why.
     """
     folder = prepare.run_folder(experiment)
     cache = Cache(folder / "data", experiment.data.corpus.mixture)

@@ -58,7 +58,7 @@ def _assign(
     share, least = S // E, 1.0 / raises
     # What all experts gain with a token and an expert with all tokens does not matter where all
     # are assigned: without it the range is that of what does. Then to [0, 1], so that raises do not
-    # vanish beside large scores.
+    # vanish next to large scores.
     scores_SE = scores_SE - jnp.mean(scores_SE, axis=1, keepdims=True)
     scores_SE = scores_SE - jnp.mean(scores_SE, axis=0, keepdims=True)
     lowest, highest = jnp.min(scores_SE), jnp.max(scores_SE)

@@ -1,4 +1,4 @@
-"""The experts: E feed-forward layers side by side; a tree of arrays that a transport may split."""
+"""The experts: E feed-forward layers side by side; a tree of arrays that dispatch may split."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,7 +22,7 @@ expert_init = nn.initializers.variance_scaling(
 
 @struct.dataclass
 class Experts:
-    """What transports call: experts(x_EGCM) -> y_EGCM. Every array has the expert axis first.
+    """What dispatch calls: experts(x_EGCM) -> y_EGCM. Every array has the expert axis first.
 
     Attributes:
         inward: one [E, M, F] an activation. outward: [E, F, M].

@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer: groups -> gate -> transport -> experts (GShard, section 2.2)."""
+"""The mixture-of-experts layer: groups -> gate -> dispatch -> experts (GShard, section 2.2)."""
 
 import dataclasses
 import functools
@@ -149,15 +149,15 @@ class MoeLayer(nn.Module):
         )(x_GSM.shape[-1], x_GSM.shape[0], deterministic=deterministic)
         # Parameters do not depend on the dispatch, and the few tokens that they are made with need
         # not divide over the devices.
-        transport = gather if self.is_initializing() else self.dispatch
+        dispatch = gather if self.is_initializing() else self.dispatch
         if routing.shortcut is None:
-            y_GSM = transport(x_GSM, routing, experts)
+            y_GSM = dispatch(x_GSM, routing, experts)
         else:
             use, shorter = routing.shortcut
             y_GSM = jax.lax.cond(
                 use,
-                lambda x: transport(x, shorter, experts),
-                lambda x: transport(x, routing, experts),
+                lambda x: dispatch(x, shorter, experts),
+                lambda x: dispatch(x, routing, experts),
                 x_GSM,
             )
         return constrain(y_GSM, ("batch", "length", "embed"))
@@ -277,7 +277,7 @@ class Table(nn.Module):
         return jnp.asarray(np.asarray(self.make(self.size)), jnp.float32)
 
 
-# A table is made while a program is traced, which does not tell what it is traced for.
+# A table is made while a program is traced, which does not know what it is traced for.
 _SHAPES_ONLY = ContextVar("shapes_only", default=False)
 
 

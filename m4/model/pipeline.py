@@ -133,7 +133,7 @@ class Sides(NamedTuple):
             sent.
         moving: [rows, ...] with a gradient (the encoder's output, for the decoder). They move along
             with their microbatch, during work. To gather them at every stage would send half the
-            bytes, but all before the first tick, where nothing else can go on, and sum their
+            bytes, but all before the first tick, where nothing else can run, and sum their
             gradients over the stages after the last one.
     """
 
@@ -248,7 +248,7 @@ def schedule(work, rows, m: int):
         )
         return (waiting, lax.ppermute(done, STAGE, up)), None
 
-    # Idle stages work on rows of their own: real ones, so that nothing there divides by zero, whose
+    # Idle stages work on their own rows: real ones, so that nothing there divides by zero, whose
     # gradient would be 0 times infinity.
     held = jax.tree.map(lambda a: a[0], rows)
     (waiting, _), _ = lax.scan(tick, (rows, held), jnp.arange(m + G - 1))

@@ -1,8 +1,8 @@
 """What a gate decides: which expert, which slot, which weight; how many slots there are.
 
-A gate plans and does not carry: it returns a `Routing`, and a transport in `m4.model.dispatch`
-moves the tokens. All of it is float32 and int32, whatever the model's type: a cumulative sum in
-bfloat16 stops counting at 256.
+A gate plans and does not carry: it returns a `Routing`, and a function of `m4.model.dispatch` moves
+the tokens. All of it is float32 and int32, whatever the model's type: a cumulative sum in bfloat16
+stops counting at 256.
 """
 
 import math

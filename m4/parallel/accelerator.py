@@ -1,6 +1,6 @@
 """The accelerator that was asked for, or one line that says why it cannot be used.
 
-JAX itself goes on with the CPU where a GPU's driver is missing, after a traceback, and fails with a
+JAX itself continues on the CPU where a GPU's driver is missing, after a traceback, and fails with a
 bare AssertionError where JAX_PLATFORMS=cuda. A job that is 50 times slower than it should be is a
 mistake to report, not to work around.
 """

@@ -203,7 +203,7 @@ def test_feature_converter_of_t5x(seqio: Any, registered: Cache) -> None:
     assert set(batch) == {*features, "direction_ids", "encoder_direction_ids"}
 
 
-def test_inputs_and_targets_have_vocabularies_of_their_own(
+def test_inputs_and_targets_have_separate_vocabularies(
     tasks: ModuleType, seqio: Any, tmp_path: Path
 ) -> None:
     made = CorpusSpec(

@@ -22,7 +22,7 @@ from m4.plan.machines import topology
 from tests.documents.blocks import ROOT
 
 # Commands that no test can run, and their flags by their own documentation.
-FOREIGN = {
+UNRUN = {
     "cd": (),
     "gcloud container clusters get-credentials": ("--location",),
     "gcloud services enable": (),
@@ -31,15 +31,15 @@ FOREIGN = {
     "gcloud storage rsync": ("--recursive",),
     "git clone": (),
 }
-LAUNCHERS = {"srun": 0, "taskset": 2}  # program -> words of its own before the command
-PROGRAMS = {"m4", "make", "python", *LAUNCHERS, *(name.split()[0] for name in FOREIGN)}
+LAUNCHERS = {"srun": 0, "taskset": 2}  # program -> how many words come before the command
+PROGRAMS = {"m4", "make", "python", *LAUNCHERS, *(name.split()[0] for name in UNRUN)}
 PATHS = [".venv/bin/m4", ".venv/bin/python", "peer/bin/python"]
 PATHS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "scripts").glob("*.sh"))]
 NUMBER = r"[+−-]?\d([\d.,:]*\d)?"
 
 
 def words_of(text: str, folder: Path) -> list[list[str]]:
-    """What the shell would call, in its order: programs that only note their words stand in.
+    """What the shell would call, in its order: each program only notes its words.
 
     folder: an empty one. A program that no test knows is an AssertionError.
     """
@@ -87,7 +87,7 @@ def dry_run(words: list[str]) -> None:
     elif program.endswith("python"):
         python(rest)
     else:
-        foreign(words)
+        listed(words)
 
 
 def m4(rest: list[str]) -> None:
@@ -172,14 +172,14 @@ def _only_arguments() -> Iterator[list[argparse.Namespace]]:
         yield read
 
 
-def foreign(words: list[str]) -> None:
+def listed(words: list[str]) -> None:
     """A command of the cloud's, or another's: it is in the list, with these flags."""
-    known = [name for name in FOREIGN if words[: len(name.split())] == name.split()]
-    assert known, f"not in FOREIGN of tests/documents/commands.py: {shlex.join(words)}"
+    known = [name for name in UNRUN if words[: len(name.split())] == name.split()]
+    assert known, f"not in UNRUN of tests/documents/commands.py: {shlex.join(words)}"
     rest = itertools.takewhile(lambda word: word != "--", words[len(known[0].split()) :])
     flags = [word.partition("=")[0] for word in rest if word.startswith("-")]
-    unknown = set(flags) - set(FOREIGN[known[0]])
-    assert not unknown, f"{known[0]} has no {unknown}, by FOREIGN of tests/documents/commands.py"
+    unknown = set(flags) - set(UNRUN[known[0]])
+    assert not unknown, f"{known[0]} has no {unknown}, by UNRUN of tests/documents/commands.py"
 
 
 def is_like(line: str, printed: str) -> bool:

@@ -103,7 +103,7 @@ MISTAKES = {
     "make demonstration": "demonstration",
     "scripts/cloud_tpu.sh crate --name=x --zone=us-a1-a": "crate",
     "gcloud storage buckets create gs://b --place=here": "--place",
-    "gcloud storage bucket create gs://b": "not in FOREIGN",
+    "gcloud storage bucket create gs://b": "not in UNRUN",
     'python benchmarks/moe_layer.py --vs "--transport einsum"': "--transport",
     "trian m4": "command not found",
 }

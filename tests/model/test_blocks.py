@@ -102,7 +102,7 @@ def test_an_optimizer_treats_stacked_layers_one_by_one(params, optimizer):
     assert_close(unstack(stacked), jax.jit(updated)(unstack(params), unstack(gradients)))
 
 
-def test_decoding_takes_the_stack_apart(params):
+def test_decoding_unstacks_the_layers(params):
     arguments = (X_BL, 6, 2, 0.6)
     found = search(Transformer(scan_layers=True, **SIZES), params, *arguments)
     plain = search(Transformer(**SIZES), unstack(params), *arguments)

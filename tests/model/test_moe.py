@@ -75,7 +75,7 @@ def test_layer_without_drops_is_a_mixture_of_its_two_best_experts():
 
 
 @pytest.mark.parametrize(("train", "activations"), [(False, ("relu",)), (True, ("gelu", "linear"))])
-def test_transports_agree_in_the_layer(train, activations):
+def test_dispatch_implementations_agree_in_the_layer(train, activations):
     # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 slots of each expert for 8 tokens; some drop.
     options = {"activations": activations, "train_capacity_factor": 0.25}
     x_BLM, mask_BL = inputs(seed=4, B=4)

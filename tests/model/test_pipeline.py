@@ -142,7 +142,7 @@ def test_nothing_but_permutations_crosses_stages():
     assert all(each.times == 1 for each in found if each.kind == "all-reduce")
 
 
-def test_weights_in_parts_are_gathered_once():
+def test_sharded_weights_are_gathered_once():
     program, given = compiled(mesh_of(stage=2, fsdp=2), "full")
     assert_same(program(*given))
     gathers = [c for c in collectives(program.as_text() or "") if c.kind == "all-gather"]
@@ -226,7 +226,7 @@ def test_the_bubble_is_the_idle_part_of_the_table_of_ticks(stages, microbatches)
 
 
 @pytest.mark.thorough
-def test_decoding_takes_the_pipeline_apart():
+def test_decoding_unstacks_the_pipeline():
     mesh = mesh_of(stage=2)
     model = MODEL.clone(encoder_layers=2, decoder_layers=2)
     few = jax.tree_util.tree_map_with_path(

@@ -434,7 +434,7 @@ def test_a_layer_of_experts_has_the_models_sizes_but_its_own_where_they_are_give
     assert tiny() == tiny() != own
 
 
-def test_the_decoder_has_experts_of_its_own_where_they_are_given():
+def test_the_decoder_has_separate_experts_where_they_are_given():
     model = tiny(decoder_moe=partial(MoeLayer, num_experts=4, gate=switch))
     encoder, decoder = model.encoder_experts, model.decoder_experts
     assert encoder is not None

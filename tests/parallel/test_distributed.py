@@ -136,7 +136,7 @@ def test_dead_process_is_noticed_within_a_minute(monkeypatch: pytest.MonkeyPatch
     distributed.join(options)
     assert asked["coordinator_address"] == "host:1"
     # Heartbeats come at every half of the limit. One that is missed is known after the limit, so
-    # half of it later at most; then the first process leaves the others time to tell what is wrong.
+    # half of it later at most; then the first process leaves the others time to say what is wrong.
     longest = 1.5 * asked["heartbeat_timeout_seconds"] + distributed._state.linger_seconds
     assert longest < 60
 

@@ -61,7 +61,7 @@ def test_rows_are_sharded_over_all_devices_in_order() -> None:
         ({"stage": 2, "data": 4}, {0, 1, 2, 3}, [(0, 1)]),
         ({"stage": 2, "data": 4}, {4, 5, 6, 7}, [(0, 1)]),
         ({"stage": 2, "data": 4}, {6, 7}, [(1, 2)]),
-        # No rows are split: everybody gives all.
+        # No rows are split: every process gives all.
         ({"data": 1, "model": 8}, {2, 3}, [(0, 1)]),
         # Not neighbours, or not from a multiple on: each part for itself.
         ({}, {0, 2}, [(0, 8), (2, 8)]),

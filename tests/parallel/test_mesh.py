@@ -167,7 +167,7 @@ def test_sizes_that_do_not_fit(sizes: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize(
     ("size", "nearest"),
-    # The axis "batch" lies over data x expert = 2 x 4 = 8 devices.
+    # The axis "batch" is sharded over data x expert = 2 x 4 = 8 devices.
     [(12, "nearest valid sizes: 8 and 16"), (5, "nearest valid size: 8"), (17, ": 16 and 24")],
 )
 def test_error_names_the_nearest_valid_sizes(size: int, nearest: str) -> None:

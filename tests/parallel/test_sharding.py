@@ -243,7 +243,7 @@ print(*sorted({name for name in sys.modules if name.split(".")[0] in ("m4", *sys
 
 
 def test_annotations_need_nothing_else_of_m4(tmp_path: Path) -> None:
-    # What m4 brings besides: all that the rest of it is made of but jax and numpy (etils is jax's).
+    # All that the rest of m4 is made of but jax and numpy (etils is jax's).
     others = ("flax", "optax", "orbax", "gin", "seqio", "tensorflow", "sentencepiece", "rich")
     (tmp_path / "mine.py").write_text(ALONE, encoding="utf-8")
     message = subprocess.run(

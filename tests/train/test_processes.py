@@ -158,7 +158,7 @@ class Killed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """Two devices each, with rows of its own. Not to be changed by tests."""
+    """Two devices each, with different rows. Not to be changed by tests."""
     logs = tmp_path_factory.mktemp("killed")
     folder = logs / "model"
     checkpoints = folder / "checkpoints"

@@ -228,7 +228,7 @@ class _Part:
 
 
 def lines_of(chunk: Chunk, language: str, split: str) -> str:
-    """A chunk as lines english<TAB>foreign; ValueError where a sentence cannot be one side."""
+    """A chunk as lines english<TAB>translation; ValueError where a sentence cannot be one side."""
     pairs = list(zip(chunk.english, chunk.foreign, strict=True))
     text = "".join([f"{english}\t{foreign}\n" for english, foreign in pairs])
     if text.count("\n") != len(chunk) or text.count("\t") != len(chunk) or "\r" in text:

@@ -22,11 +22,11 @@ class LengthRatio:
     """Drops a pair whose non-English side is more than `bound` times too long or too short.
 
     A Chinese sentence has a quarter of the characters of an English one: what is expected is the
-    median of foreign / English over the language's own pairs, in `unit`s. `slack`, in units of
-    English, is added to both sides (to the foreign one times the median), so that a few characters
+    median of translation / English over the language's own pairs, in `unit`s. `slack`, in units of
+    English, is added to both sides (to the translation times the median), so that a few characters
     more or less in a short sentence are no bad ratio:
 
-        r = (foreign / median + slack) / (english + slack), dropped unless 1/bound <= r <= bound.
+        r = (translation / median + slack) / (english + slack), kept where 1/bound <= r <= bound.
 
     A language with fewer than `fewest` pairs has no median to trust and is not checked.
     """

@@ -28,7 +28,7 @@ class Overlap:
     and spacing.
 
     English counts across languages: a model that has seen a test sentence's English with another
-    language has seen what it must produce. A foreign sentence counts in its own language.
+    language has seen what it must produce. A translation counts in its own language.
 
     sides: english, foreign or both. The corpus's own dev and test sets always count. sources: name
     -> Source whose dev and test pairs count too. files: name -> {language: path or paths}, one

@@ -24,9 +24,9 @@ class Script:
     """Drops a pair with a side in another script than its language's.
 
     Counted are characters of a script: digits, punctuation, emoji and accents have none. Latin
-    letters may be up to `most_latin` of them, as names and abbreviations stand in every text; other
-    foreign letters up to `most_other`. A side without any letter is in no wrong script.
-    Beside Chinese characters a Latin letter counts a third.
+    letters may be up to `most_latin` of them, as every text has names and abbreviations; letters
+    of other scripts up to `most_other`. A side without any letter is in no wrong script.
+    Next to Chinese characters a Latin letter counts a third.
 
     scripts: language -> ISO 15924 scripts, where a corpus is written in others than
     `m4.data.scripts.scripts_of` says. Of a language that is not in m4's table, and of a code with a

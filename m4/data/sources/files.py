@@ -188,7 +188,7 @@ def remembering(path: Path) -> Iterator[None]:
 
 
 def digest(path: epath.Path) -> list:
-    """[size in bytes, SHA-256] of the file as it lies there. See `remembering`."""
+    """[size in bytes, SHA-256] of the file as it is stored. See `remembering`."""
     memory, name = _MEMORY.get(), os.fspath(path)
     stamp, changed = _stamp(path)
     entry = memory.known.get(name) if memory else None

@@ -35,7 +35,7 @@ class Moses(Folder):
             )
 
     def languages(self) -> list[str]:
-        """The codes of the foreign files of training data, sorted."""
+        """The codes of the languages but English that have training data, sorted."""
         return sorted(
             {
                 file.language

@@ -16,7 +16,7 @@ from m4.settings import InputError, SettingError, checked
 @checked
 @dataclass(eq=False)
 class Tsv(Folder):
-    """Sentence pairs, one a line: english<TAB>foreign, UTF-8. Files may be .gz or .zst.
+    """Sentence pairs, one a line: english<TAB>translation, UTF-8. Files may be .gz or .zst.
 
     Bad lines (no tab, several tabs, and sources/lines.py) are errors, or with on_bad_line='skip'
     left out and counted.

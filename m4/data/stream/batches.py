@@ -16,7 +16,7 @@ from m4.data.stream.packing import Ints, Shape, first_fit_decreasing
 from m4.settings import InputError
 
 Batch = dict[str, npt.NDArray[Any]]
-# What a source has besides its text, and what a target has.
+# What a source and a target have in addition to their text.
 TAG_IDS, EOS_IDS = 1, 1
 # A corpus that is smaller stays in memory.
 _KEPT_BYTES = 1 << 30
@@ -60,7 +60,7 @@ class SplitReader:
     def __init__(self, cache: Cache, directions: Sequence[str], split: str) -> None:
         self.folder = cache.folder
         sides = [split_direction(direction) for direction in directions]
-        # English and foreign sources, English and foreign targets. A mixture to English alone may
+        # Sources in English and in other languages, and targets alike. A mixture to English may
         # have no English sources: then their place is taken by what is there.
         arrays = []
         opened: dict[str, Any] = {}  # one vocabulary: both roles have the same files, mapped once

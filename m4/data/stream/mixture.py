@@ -111,7 +111,7 @@ def make_stream(
 
 def _check_they_begin(planned: Sequence[Phase], group_steps: int, total_steps: int) -> None:
     """Raises a ValueError where a phase is due in training and no group of steps is drawn by it:
-    its first one lies after the training, or is the first one of the next phase too."""
+    its first one is after the training, or is the first one of the next phase too."""
     starts = [-(-phase.first_step // group_steps) * group_steps for phase in planned]
     why = f"phases change at multiples of {group_steps} steps"
     for phase, start, after in zip(planned, starts, [*starts[1:], None], strict=True):

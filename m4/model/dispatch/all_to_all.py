@@ -1,7 +1,7 @@
 """Tokens go to the devices of their experts and back by explicit all-to-all exchanges.
 
 What GShard (arXiv 2006.16668, section 3.2) leaves to its partitioner, written out: each device
-fills the slots of its own groups, sends every expert its slots, and gets the results back. Nothing
+fills the slots of its groups, sends every expert its slots, and gets the results back. Nothing
 but the two exchanges crosses devices, whatever the partitioner thinks of the rest. Slots and
 combining are `gather`'s.
 """
@@ -50,7 +50,7 @@ def by_exchange(
     there: Exchange,
     back: Exchange,
 ) -> Array:
-    """What the exchanging transports share.
+    """What the exchanging implementations share.
 
     Args:
         there: in a manual region over these mesh axes: all experts' slots of this device's groups

@@ -31,7 +31,7 @@ def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """The same result as `einsum`, by `lax.ragged_dot` over sorted choices.
 
     On a mesh each device sorts its own groups and brings all experts to it: kernels travel, not
-    tokens. Groups that do not divide over the devices are everybody's.
+    tokens. Groups that do not divide over the devices are worked on by all of them.
 
     Warns:
         UserWarning: on a CPU.

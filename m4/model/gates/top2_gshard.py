@@ -112,7 +112,7 @@ def route(
     both_GS = p1_GS + p2_GS + 1e-9
     g1_GS, g2_GS = p1_GS / both_GS, p2_GS / both_GS  # line 6
 
-    # Lines 7-12: all first choices, in token order. Full experts go on counting.
+    # Lines 7-12: all first choices, in token order. Full experts continue to count.
     empty_GE = jnp.zeros((logits_GSE.shape[0], num_experts), jnp.int32)
     position1_GS, count1_GE = take_positions(first_GS, mask_GS, empty_GE, num_experts)
     has1_GS = mask_GS & (position1_GS < capacity)

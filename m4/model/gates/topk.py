@@ -102,7 +102,7 @@ def _assign_by_token(
     capacity: int,
     priority_GS: Array | None,
 ) -> Array:
-    """Slots token by token: every choice as if it were a token of its own, with one choice."""
+    """Slots token by token: every choice as if it were a separate token, with one choice."""
     G, S, K = expert_GSK.shape
     if priority_GS is not None:
         priority_GS = jnp.broadcast_to(priority_GS[..., None], (G, S, K)).reshape(G, S * K)

@@ -107,7 +107,7 @@ def test_a_sampled_way_that_is_too_long_is_the_best_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_separate_vocabularies_have_arrays_of_their_own(tmp_path: Path, mixture: str) -> None:
+def test_separate_vocabularies_have_separate_arrays(tmp_path: Path, mixture: str) -> None:
     made = separate(tmp_path / "c", mixture, segmentations=2)
     source, target = made.source_vocabulary, made.target_vocabulary
     assert made.separate

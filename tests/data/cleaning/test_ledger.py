@@ -90,7 +90,7 @@ class OneFile(Listed):
         self.skipped |= {("all.jsonl", "not JSON"): 5, (f"{language}.only", "no tab"): 2}
 
 
-def test_lines_of_a_file_of_several_languages_are_nobodys_alone(tmp_path: Path) -> None:
+def test_lines_of_a_file_of_several_languages_are_counted_under_a_star(tmp_path: Path) -> None:
     source = OneFile({("gl", "train"): [("a", "b")], ("pt", "train"): [("c", "d")]})
     kept, ledger = run([], source, tmp_path)
     # all.jsonl was read for both languages and all splits, gl.only for all splits of one.
@@ -143,7 +143,7 @@ def test_settings_of_the_cleaning_are_the_caches_identity(tmp_path: Path) -> Non
     assert again.manifest["corpus"] == made.manifest["corpus"]
 
 
-def test_a_language_that_is_cleaned_away_says_by_what(tmp_path: Path) -> None:
+def test_a_language_that_is_cleaned_away_names_the_stages(tmp_path: Path) -> None:
     source = Listed({("ru", "train"): [("a", "b")] * 3})
     with pytest.raises(ValueError, match="'ru' has no training pairs: all 3 are dropped: script:"):
         CorpusSpec(source, vocabulary_size=320, cleaning=clean.thorough()).build(tmp_path / "c")

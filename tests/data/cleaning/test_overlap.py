@@ -36,7 +36,7 @@ def test_overlap_of_both_sides_with_every_test_set(tmp_path: Path) -> None:
                 ("z", "PROBADO"),
                 ("dev", "x"),
                 ("in  portuguese", "x"),  # English of another language's test set
-                ("z", "em português"),  # a foreign sentence counts in its own language
+                ("z", "em português"),  # a translation counts in its own language
                 ("elsewhere", "z"),
                 ("from the press", "z"),
                 ("z", "da prensa"),

@@ -85,7 +85,7 @@ def test_normalising_a_chunk_is_normalising_its_sentences(
 
 
 @given(TEXTS)
-def test_digests_tell_texts_apart_as_their_normal_forms_do(texts: list[str]) -> None:
+def test_digests_differ_where_normal_forms_do(texts: list[str]) -> None:
     texts = [*texts, "A  b", "ａ B", "", " ", "a\nb", "a b\u2028"]
     for made, keys in ((normal_digests(texts), map(normal, texts)), (digests(texts), texts)):
         pairs = list(zip(made.tolist(), keys, strict=True))
@@ -173,7 +173,7 @@ def test_length_ratio_by_hand(tmp_path: Path) -> None:
     # Foreign / English: 20/10 for 60 pairs, so the median is 2 whatever the three below are.
     usual = [("e" * 10, f"{n:02}" + "f" * 18) for n in range(60)]
     # With slack 10, bound 2.5: English 30 wants from (30+10)/2.5-10 = 6 to (30+10)*2.5-10 = 90
-    # English-long characters, twice as many foreign ones: 12 to 180.
+    # English-long characters, twice as many of the translation: 12 to 180.
     odd = [("e" * 30, "f" * 12), ("e" * 30, "f" * 11), ("e" * 30, "f" * 180), ("e" * 30, "f" * 181)]
     found = dropped(LengthRatio(), usual + odd, tmp_path)
     assert found == {61: "length_ratio: foreign side too short",

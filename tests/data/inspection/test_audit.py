@@ -134,7 +134,7 @@ def test_what_cannot_be_seen_is_named() -> None:
     assert seen("plain שלום") == [(False, "plain שלום")]
 
 
-def test_warnings_name_what_somebody_should_look_at() -> None:
+def test_warnings_name_what_deserves_a_look() -> None:
     ledger = Ledger({"language_id": {}})
     most, all_, few = (ledger.count(code, "train") for code in ("gl", "pt", "es"))
     for count, dropped in ((most, 21), (all_, 100), (few, 20)):

@@ -129,7 +129,7 @@ def test_a_file_that_was_just_written_is_not_trusted(tmp_path: Path, hashed: lis
     assert not (tmp_path / "hashes.json").exists()
 
 
-def test_the_memory_forgets_files_that_nobody_asks_for_and_survives_damage(
+def test_hashes_of_unused_files_are_forgotten_and_damage_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = tmp_path / "hashes.json"

@@ -46,7 +46,7 @@ def test_many_languages_in_one_object(tmp_path: Path) -> None:
         Jsonl(tmp_path, files="{split}.jsonl").languages()
 
 
-def test_counts_come_again_with_every_reading_of_files_read_once(tmp_path: Path) -> None:
+def test_counts_are_the_same_at_every_reading(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", jsonl({"en": "a", "gl": "b"}, {"en": "", "gl": "c"}))
     source = Jsonl(tmp_path, files="{split}.jsonl", foreign_field="{lang}", on_bad_line="skip")
     assert source.languages() == ["gl"]

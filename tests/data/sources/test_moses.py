@@ -46,7 +46,7 @@ def test_many_ways_with_one_english_file(tmp_path: Path) -> None:
     )
     assert source.languages() == ["glg_Latn", "sr"]
     assert list(source.pairs("sr", "test")) == [Pair("eng_Latn in devtest", "srp_Cyrl in devtest")]
-    # The English file is everybody's; a foreign one is its language's alone.
+    # All languages share the English file; the other one is its language's alone.
     identity = source.identity()
     assert set(identity["common"]) == {f"{s}/eng_Latn.{s}" for s in ("train", "dev", "devtest")}
     assert set(identity["by_language"]) == {"glg_Latn", "sr"}

@@ -117,7 +117,7 @@ def test_identity_is_the_content(tmp_path: Path) -> None:
     assert Tsv(tmp_path, on_bad_line="skip").identity() != changed
 
 
-def test_a_folder_called_like_a_file_is_told(tmp_path: Path) -> None:
+def test_a_folder_called_like_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "gl.train.tsv").mkdir()
     for read in (Tsv.identity, lambda source: list(source.pairs("gl", "train"))):
         with pytest.raises(ValueError, match=r"gl\.train\.tsv: cannot be read: Is a directory"):

@@ -101,7 +101,7 @@ def test_steps_have_about_the_same_load() -> None:
     assert loads.std() < 0.02 * loads.mean()
 
 
-def test_many_rows_are_packed_in_parts() -> None:
+def test_many_rows_are_packed_in_chunks() -> None:
     """1,030 rows: 5 parts of 206, because 3 and 4 do not divide it."""
     shape = Shape(1030, 64, 64)
     source, target, directions, epochs = drawn(17_000, epoch=10**6)

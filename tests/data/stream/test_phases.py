@@ -38,7 +38,7 @@ def test_a_phase_begins_with_a_group_of_steps(made_cache: Cache, layout: str) ->
 
 
 @pytest.mark.parametrize("layout", ["packed", "single"])
-def test_epochs_go_on_from_phase_to_phase(made_cache: Cache, layout: str) -> None:
+def test_epochs_continue_from_phase_to_phase(made_cache: Cache, layout: str) -> None:
     """Every pair once before any twice, over four phases of other rates."""
     rates = [{"en-gl": 0.9, "en-pt": 0.1}, SECOND, FIRST, SECOND]
     phases = [Phase(70 * i, rate) for i, rate in enumerate(rates)]

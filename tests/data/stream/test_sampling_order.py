@@ -88,7 +88,7 @@ def test_a_rate_of_0_is_not_drawn() -> None:
         assert (counts > 0).tolist() == [rate > 0 for rate in rates]
 
 
-def test_draws_go_on_where_others_ended() -> None:
+def test_draws_continue_where_others_ended() -> None:
     """Two stretches of 1,000 draws at other rates: the epochs of each direction follow on."""
     first = make()
     second = Draws(first.names, SIZES, RATES[::-1], 0, first.counts(1000), phase=1)

@@ -277,8 +277,8 @@ def test_each_epoch_has_its_way_to_tokenize(three_ways: Cache) -> None:
     assert found[0] == found[3]
 
 
-def test_a_mixture_with_vocabularies_of_its_own(made: Made, tmp_path: Path) -> None:
-    """To English only: there are no English sources and no foreign targets."""
+def test_a_mixture_with_separate_vocabularies(made: Made, tmp_path: Path) -> None:
+    """To English only: there are no English sources and no targets in other languages."""
     spec = CorpusSpec(
         made,
         ["gl", "pt"],
@@ -311,7 +311,7 @@ def test_memory_that_is_let_go_is_read_again(
         assert same(released.batch(step), kept.batch(step))
 
 
-def test_a_damaged_cache_is_told(made_cache: Cache, tmp_path: Path) -> None:
+def test_a_damaged_cache_is_an_error(made_cache: Cache, tmp_path: Path) -> None:
     """Compiled code would read beyond the arrays."""
     folder = tmp_path / "cache"
     shutil.copytree(made_cache.folder, folder)

@@ -13,7 +13,7 @@ from m4.data.cache.cache import Cache
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import RangeTokenizer, TextRange, TokenArray
 
-# What normalization changes, joins or drops, besides letters and the signs of pieces.
+# What normalization changes, joins or drops, in addition to letters and the signs of pieces.
 ODD = [
     *" ab1２ﬁÅ▁<>\t\0\x7f\xad\xa0\u3000\u200b\u2028\ufeff",
     "\u0301",  # combining acute

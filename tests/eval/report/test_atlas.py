@@ -145,7 +145,7 @@ def test_many_experts_are_named_in_short() -> None:
     count_DE[:, 2:40] = 0
     count_DE[:, 5] = 10_000_000
     (alarm,) = atlas.alarms(many)
-    # Of 2 to 39 all but 5, and 1: 38, and the others have next to nothing beside expert 5.
+    # Of 2 to 39 all but 5, and 1: 38, and the others have next to nothing but for expert 5.
     assert alarm.startswith("ALARM encoder_1: 127 of 128 experts are dead")
     assert alarm.endswith(" and 103 more")
     (table,) = atlas.tables(many).values()

@@ -17,12 +17,12 @@ def test_points_are_by_step_and_the_later_row_counts():
     assert curve.points(rows, "nll") == [(10, 4.0), (20, 2.5)]
 
 
-def test_lines_lie_inside_the_drawing():
+def test_lines_are_inside_the_drawing():
     text = str(curve.svg({"a": [(0, 7.3), (500, 2.0), (1600, 1.1)]}, "nll"))
     (points,) = re.findall(r'points="([^"]*)"', text)
     places = [tuple(map(float, place.split(","))) for place in points.split()]
     assert len(places) == 3
-    # The first step at the left edge, the last at the right one; a smaller value lies lower.
+    # The first step at the left edge, the last at the right one; a smaller value is lower.
     assert (places[0][0], places[2][0]) == (48, 630)
     assert 12 <= places[0][1] < places[1][1] < places[2][1] <= 226
 

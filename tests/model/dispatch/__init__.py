@@ -1,1 +1,1 @@
-"""Tests of the transports: what they have in common is in shared.py."""
+"""Tests of the dispatch implementations: what they have in common is in shared.py."""

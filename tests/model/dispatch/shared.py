@@ -1,4 +1,4 @@
-"""What the tests of transports share: every transport, plans, the dense reference, settings."""
+"""What the tests of dispatch share: every implementation, plans, the dense reference, settings."""
 
 import contextlib
 import functools
@@ -27,12 +27,12 @@ def functions_of(package) -> dict:
     }
 
 
-TRANSPORTS, GATES = functions_of(dispatch), functions_of(gates)
+IMPLEMENTATIONS, GATES = functions_of(dispatch), functions_of(gates)
 M, F = 6, 4
 
 
 class Setting(NamedTuple):
-    """A mesh (None: one device) and the shapes of plans: one compiled program a transport."""
+    """A mesh (None: one device) and the shapes of plans: one compiled program an implementation."""
 
     mesh: dict[str, int] | None
     G: int
@@ -173,7 +173,7 @@ def value_and_gradients(run, x_GSM, routing, experts, direction_GSM):
 
 
 def check(setting: Setting, routing: Routing, seed: int) -> None:
-    """Every transport gives the outputs and gradients of the dense reference."""
+    """Every implementation gives the outputs and gradients of the dense reference."""
     x_GSM, direction_GSM, experts = numbers(seed, setting)
     (_, expected), expected_gradients = value_and_gradients(
         dense, x_GSM, routing, experts, direction_GSM
@@ -181,7 +181,7 @@ def check(setting: Setting, routing: Routing, seed: int) -> None:
     assigned = np.asarray(routing.position_GSK) >= 0
     with on(setting.mesh), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ragged: on a CPU", UserWarning)
-        for name, run in TRANSPORTS.items():
+        for name, run in IMPLEMENTATIONS.items():
             (_, y_GSM), gradients = jax.device_get(
                 value_and_gradients(run, x_GSM, routing, experts, direction_GSM)
             )

@@ -1,4 +1,4 @@
-"""The exchanging transports: without a mesh, what does not divide, what type travels."""
+"""The exchanging implementations: without a mesh, what does not divide, what type travels."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def arguments(setting: Setting):
 
 @both
 @pytest.mark.parametrize("mesh", [None, {"data": 8}, {"data": 4, "model": 2}])
-def test_where_experts_do_not_lie_apart_there_is_nothing_to_exchange(run, mesh):
+def test_without_sharded_experts_there_is_no_exchange(run, mesh):
     setting = Setting(mesh, 3, 4, 4, 2, 2)  # three groups: no matter
     with on(mesh):
         program = jax.make_jaxpr(run)(*arguments(setting))

@@ -12,12 +12,12 @@ from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer, mean_metrics
 from m4.parallel.mesh import axis_rules_context, logical_spec, make_mesh
 from m4.plan.hlo.collectives import collectives, summary
-from tests.model.dispatch.shared import TRANSPORTS, M, close
+from tests.model.dispatch.shared import IMPLEMENTATIONS, M, close
 
 B, L = 8, 16
 
 
-def layer(transport, **options) -> MoeLayer:
+def layer(dispatch, **options) -> MoeLayer:
     # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 slots of each expert for 8 tokens; some drop.
     return MoeLayer(
         **{
@@ -27,7 +27,7 @@ def layer(transport, **options) -> MoeLayer:
             "train_capacity_factor": 0.25,
             "activations": ("gelu", "linear"),
             "dropout_rate": 0.5,
-            "dispatch": transport,
+            "dispatch": dispatch,
             **options,
         }
     )
@@ -87,14 +87,14 @@ def on_one_device():
 def on_eight_devices(name: str):
     """(program, its arguments) of forward and backward pass."""
     mesh = make_mesh(data=2, node=2, expert=2)
-    return compiled(layer(TRANSPORTS[name]), mesh, backward=True)
+    return compiled(layer(IMPLEMENTATIONS[name]), mesh, backward=True)
 
 
-every_transport = pytest.mark.parametrize("name", TRANSPORTS)
+every_implementation = pytest.mark.parametrize("name", IMPLEMENTATIONS)
 
 
 @pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
-@every_transport
+@every_implementation
 def test_eight_devices_are_one(name):
     expected = on_one_device()
     assert expected[0][1][1]["second_dropped"] > 0
@@ -105,7 +105,7 @@ def test_eight_devices_are_one(name):
 
 @pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
 @pytest.mark.parametrize("garbage", [np.nan, np.inf])
-@every_transport
+@every_implementation
 def test_what_padding_holds_is_not_carried(name, garbage):
     program, (params, x_BLM, mask_BL) = on_eight_devices(name)
     held = np.where(np.asarray(mask_BL)[..., None], x_BLM, np.float32(garbage))
@@ -132,7 +132,7 @@ def test_what_padding_holds_is_not_carried(name, garbage):
 def test_two_exchanges_forward_two_backward_and_no_tokens_gathered(name, sizes, exchanges):
     mesh = make_mesh(**sizes)
     for backward in (False, True):
-        program, _ = compiled(layer(TRANSPORTS[name]), mesh, backward=backward)
+        program, _ = compiled(layer(IMPLEMENTATIONS[name]), mesh, backward=backward)
         found = summary(collectives(program.as_text() or ""))
         # There and back; the backward pass sends gradients there and back. In addition the sums of
         # losses and of the gradients of what every device has.

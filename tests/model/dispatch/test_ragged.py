@@ -67,7 +67,7 @@ def test_warns_once():
 
 
 @pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
-def test_what_lies_outside_every_expert_is_never_used(monkeypatch):
+def test_rows_outside_every_expert_are_never_used(monkeypatch):
     # XLA leaves open what rows beyond the last group contain; an accelerator may leave anything.
     exact = lax.ragged_dot
 

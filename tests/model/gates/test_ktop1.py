@@ -20,7 +20,7 @@ from tests.model.gates.golden import (
 
 
 @pytest.mark.parametrize("prototypes", [1, 2, 3])
-def test_a_prototype_is_a_switch_gate_of_its_own(prototypes):
+def test_each_prototype_is_a_switch_gate(prototypes):
     logits, mask = random_case(prototypes, G=3, S=12, E=6)
     variants = [{"prototypes": prototypes, "paper_scale": scale} for scale in (False, True)]
     routing, summed = all_at_once(ktop1, tokens_of(logits, mask), 6, slots(2), variants)

@@ -58,7 +58,7 @@ def test_by_hand():
     np.testing.assert_allclose(routing.metrics["first_overflow"], 1 / 4)
 
 
-def test_by_hand_the_most_probable_sit_first():
+def test_by_hand_the_most_probable_get_slots_first():
     # At expert 0 t2 (.7) goes first, then t0 (.6); t1 (.5) is left over.
     routing = at_once(switch, tokens_of_probs(PROBS), 3, slots(2), priority="probability")
     assert routing.position_GSK[0, :, 0].tolist() == [1, -1, 0, 0]

@@ -100,7 +100,7 @@ def test_real_token_means_equal_algorithm_1_over_real_tokens():
     np.testing.assert_allclose(plans("pad")["real tokens"].aux_loss, expected * 8**2, rtol=2e-6)
 
 
-def test_the_transports_masks_are_the_papers():
+def test_the_masks_of_einsum_are_the_papers():
     # `einsum` carries by these.
     combine_GSEC, dispatch_GSEC = jax.jit(einsum.masks)(plans("overflow")["paper"])
     expected = "overflow/alg1/paper"

@@ -1,14 +1,23 @@
-"""Laws for every transport in the folder, every gate in theirs: the dense reference's numbers."""
+"""Laws for every dispatch implementation and every gate: the numbers of the dense reference."""
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.model.dispatch.shared import GATES, SETTINGS, TRANSPORTS, check, planned, random_plan
+from tests.model.dispatch.shared import (
+    GATES,
+    IMPLEMENTATIONS,
+    SETTINGS,
+    check,
+    planned,
+    random_plan,
+)
 
 
-def test_the_folder_has_transports():
-    assert {"einsum", "gather", "all_to_all", "hierarchical_all_to_all", "ragged"} <= {*TRANSPORTS}
+def test_the_folder_has_dispatch_implementations():
+    assert {"einsum", "gather", "all_to_all", "hierarchical_all_to_all", "ragged"} <= {
+        *IMPLEMENTATIONS
+    }
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -85,7 +85,7 @@ def dry_run(words: list[str]) -> None:
     elif program.startswith("scripts/"):
         script(program, rest)
     elif program.endswith("python"):
-        python(rest)
+        python(rest, peers=program.startswith("peer"))
     else:
         listed(words)
 
@@ -130,13 +130,13 @@ class Parsed(Exception):
     """A program has read its arguments."""
 
 
-def python(rest: list[str]) -> None:
+def python(rest: list[str], *, peers: bool = False) -> None:
     """Compiles the text of -c; of a benchmark reads the arguments, its commands' too."""
     first, *arguments = rest
     if first == "-c":
         compile(arguments[0], "-c", "exec")
         return
-    with _only_arguments() as read, mock.patch.object(sys, "argv", [first, *arguments]):
+    with _only_arguments(peers) as read, mock.patch.object(sys, "argv", [first, *arguments]):
         try:
             runpy.run_path(str(ROOT / first))["main"]()
         except Parsed:
@@ -144,14 +144,14 @@ def python(rest: list[str]) -> None:
         else:
             raise AssertionError(f"{first} reads no arguments")
     if getattr(read[0], "vs", None):
-        python([first, *shlex.split(read[0].vs)])
+        python([first, *shlex.split(read[0].vs)], peers=peers)
     for command in getattr(read[0], "commands", []):
         dry_run(shlex.split(command))
 
 
 @contextmanager
-def _only_arguments() -> Iterator[list[argparse.Namespace]]:
-    """Programs end when they have read their arguments; what they import need not be installed."""
+def _only_arguments(peers: bool) -> Iterator[list[argparse.Namespace]]:
+    """Programs end when they have read their arguments; what peers import need not be installed."""
     read = []
     parse = argparse.ArgumentParser.parse_args
 
@@ -162,11 +162,11 @@ def _only_arguments() -> Iterator[list[argparse.Namespace]]:
             raise AssertionError(f"{sys.argv}: not its arguments") from error
         raise Parsed
 
-    peers = {name: types.ModuleType(name) for name in ("torch", "transformers")}
+    others = {name: types.ModuleType(name) for name in ("torch", "transformers")}
     path = [str(ROOT / "benchmarks"), *sys.path]
     with (
         mock.patch.object(argparse.ArgumentParser, "parse_args", parse_only),
-        mock.patch.dict(sys.modules, peers),
+        mock.patch.dict(sys.modules, others) if peers else nullcontext(),
         mock.patch.object(sys, "path", path),
     ):
         yield read

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from m4.cli.arguments import parser, split_arguments
 from tests.documents.blocks import PAGES, ROOT, blocks_of
 
 README = ROOT / "README.md"
 DOCUMENTS = [*PAGES, *sorted((ROOT / "docs" / "lab").glob("*.md"))]
+REFERENCE = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which names what was
 FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -49,6 +54,55 @@ def anchors(document: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
     return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks."""
+    return FENCES.sub("", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=lambda path: path.name)
+def test_named_files_exist(page: Path) -> None:
+    rooms = "m4|tests|docs|scripts|gin_configs|benchmarks|examples"
+    for name in re.findall(rf"`((?:{rooms})/[\w./-]+)`", prose(page)):
+        assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=lambda path: path.name)
+def test_named_commands_have_these_arguments(page: Path) -> None:
+    for text in re.findall(r"`m4 ([^`]+)`", prose(page)):
+        others, _ = split_arguments(shlex.split(text))
+        if others == ["translate"]:  # which needs --to
+            continue
+        status: int | str | None = 0
+        try:
+            parser().parse_args(others)
+        except SystemExit as error:
+            status = error.code
+        assert status == 0, f"{page.name}: m4 {text}"
+
+
+def test_named_settings_exist() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "m4").rglob("*.py")]
+    classes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+    members = {node.name: {*names_in(node)} for node in classes}
+    for page in [page for page in REFERENCE if page.name != "t5x.md"]:  # has T5X's names too
+        for name, member in re.findall(r"`(?:\w+[./])*([A-Z]\w+)\.([a-z]\w+)", prose(page)):
+            known = name not in members or member in members[name]
+            assert known, f"{page.name}: {name}.{member}"
+
+
+def names_in(node: ast.ClassDef) -> Iterator[str]:
+    """A class's fields, methods, their arguments, and attributes."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
+            yield inner.target.id
+        if isinstance(inner, ast.FunctionDef):
+            yield inner.name
+        if isinstance(inner, ast.Attribute):
+            yield inner.attr
+        if isinstance(inner, ast.arg):
+            yield inner.arg
 
 
 def test_the_citation_has_the_packages_version() -> None:

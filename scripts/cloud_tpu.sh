@@ -30,7 +30,6 @@
 #                         to preemptions
 #   --dry_run             prints every command, one a line, and runs nothing
 set -euo pipefail
-shopt -s inherit_errexit
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/common.sh

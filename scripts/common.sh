@@ -6,6 +6,7 @@
   echo "$(basename "$0"): needs bash 4.4 or later" >&2
   exit 2
 }
+shopt -s inherit_errexit
 
 dry_run=false
 

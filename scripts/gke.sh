@@ -28,7 +28,6 @@
 #   --worker=0 --slice_index=0  whose log
 #   --dry_run            prints every command, one a line, and runs nothing
 set -euo pipefail
-shopt -s inherit_errexit
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/common.sh
@@ -85,6 +84,7 @@ pool() {
   fi
   if ((SLICE_HOSTS > 1)) && [[ $SLICE_GKE == tpu7x ]]; then
     local policy=("m4-$SLICE_GKE-$SLICE_TOPOLOGY" "--region=${zone%-*}" "${where[@]}")
+    when "where there is no such policy:"
     if $dry_run || ! gcloud compute resource-policies describe "${policy[@]}" >/dev/null 2>&1; then
       run gcloud compute resource-policies create workload-policy "${policy[@]}" \
         --type=HIGH_THROUGHPUT "--accelerator-topology=$SLICE_TOPOLOGY"
@@ -103,7 +103,8 @@ pool() {
   if [[ -n $reservation ]]; then
     flags+=(--reservation-affinity=specific "--reservation=$reservation")
   fi
-  # GKE's own default may only read the bucket.
+  when "the pools:"
+  # GKE's own default scopes may only read the bucket.
   for each in "${pools[@]}"; do
     run gcloud container node-pools create "$each" "--cluster=$cluster" "--location=$location" \
       "--node-locations=$zone" "${where[@]}" "--machine-type=$SLICE_MACHINE" \

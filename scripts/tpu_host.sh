@@ -16,7 +16,6 @@
 #   tpu_host.sh run WORDS           m4 in the foreground; ends with its exit status
 #   tpu_host.sh alive MINUTES       of `run`: exit status 1 where it has made no progress for so long
 set -euo pipefail
-shopt -s inherit_errexit
 
 code=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/common.sh
@@ -57,7 +56,7 @@ state() {
 # write metrics, translations, arrays of the corpus there, and process 0 writes for all hosts.
 quiet_seconds() {
   local folder=$jobs/$1 newest
-  newest=$(find "$folder/pid" "${XDG_CACHE_HOME:-$HOME/.cache}/m4" "$(<"$folder/model_dir")" \
+  newest=$(find "$folder/pid" "$(<"$folder/cache")" "$(<"$folder/model_dir")" \
     -type f -printf '%Ts\n' 2>/dev/null | sort -n | tail -n 1) || true # one of them may be missing
   echo $(($(date +%s) - ${newest:-0}))
 }
@@ -107,6 +106,7 @@ launch() {
     export "${1?}"
     shift
   done
+  echo "${XDG_CACHE_HOME:-$HOME/.cache}/m4" >"$folder/cache"
   cd "$code"
   # Listed platforms must be there: a host whose TPU cannot be used is an error, not a slow CPU.
   export JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu}

@@ -126,12 +126,12 @@ def test_environment_of_a_job_is_its_own(host: Path) -> None:
 def test_progress_is_what_a_job_writes(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run folder and working copy; two hours ago everything was written for the last time."""
     old = time.time() - 7200
-    folder, copy = host / "run", host / ".cache" / "m4" / "run.0123"
+    folder, copy = host / "run", host / "disk" / "m4" / "run.0123"
     for path in (folder / "metrics.jsonl", copy / "metrics.jsonl"):
         path.parent.mkdir(parents=True)
         path.touch()
         os.utime(path, (old, old))
-    words = ("wait", f"--model_dir={folder}")
+    words = (f"XDG_CACHE_HOME={host}/disk", "wait", f"--model_dir={folder}")
     assert call("tpu_host.sh", "run", "3").returncode == 3  # no job: nothing to end
     assert call("tpu_host.sh", "alive", "60").returncode == 0
     process = subprocess.Popen(["bash", str(SCRIPTS / "tpu_host.sh"), "run", *words])

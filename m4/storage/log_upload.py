@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from etils import epath
+from m4.storage.store import ERRORS, Store, one_line, open_store
 
 _PERIOD_SECONDS = 60.0
 _TRIES = 3
@@ -22,18 +22,19 @@ def follow(log: Path, address: str, pid: int, period_seconds: float = _PERIOD_SE
 
     Of a log longer than 64 MiB only the end. Failures are printed, each once in a row.
     """
-    target = epath.Path(address.removeprefix("file://"))  # epath knows no file://
+    folder, _, name = address.rpartition("/")
+    store: Store | None = None
     copied, failure, tries = b"", "", _TRIES
     while tries:
         ended = not _alive(pid)
         text = _end(log)
         try:
             if text != copied:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(text)
+                store = store or open_store(folder)
+                store.write(name, text)
             copied, failure = text, ""
-        except Exception as error:  # noqa: BLE001 (a store's: which there are depends on the store)
-            if failure != (failure := " ".join(str(error).split()) or type(error).__name__):
+        except ERRORS as error:
+            if failure != (failure := one_line(error)):
                 print(f"{address}: the log is not copied, will retry ({failure})", file=sys.stderr)
         if not ended:
             _wait(pid, period_seconds)

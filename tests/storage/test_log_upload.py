@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from m4.storage import log_upload, remote
+from m4.storage.store import open_store
+from tests.bucket import BUCKET, Emulator
 
 
 def followed(log: Path, target: Path, pid: int) -> threading.Thread:
@@ -48,9 +50,22 @@ def test_bucket_that_fails_is_reported_once_and_retried(
     log, target = tmp_path / "log", tmp_path / "bucket"
     log.write_bytes(b"text")
     target.mkdir()  # a folder is where the file should be
-    log_upload.follow(log, str(target), _ended(), 0.03)
+    log_upload.follow(log, f"file://{target}", _ended(), 0.03)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{target}: the log is not copied, will retry (")
+    assert line.startswith(f"file://{target}: the log is not copied, will retry (")
+
+
+def test_log_is_in_the_bucket_after_the_role_is_granted(
+    tmp_path: Path, emulator: Emulator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, folder = tmp_path / "log", f"gs://{BUCKET}/run/logs/host"
+    log.write_bytes(b"text")
+    emulator.rights.remove("storage.objects.create")
+    log_upload.follow(log, f"{folder}/train.log", _ended(), 0.03)
+    assert "lacks storage.objects.create: grant it roles/" in capsys.readouterr().err
+    emulator.reset()
+    log_upload.follow(log, f"{folder}/train.log", _ended(), 0.03)
+    assert open_store(folder).read("train.log") == b"text"
 
 
 def test_only_the_end_of_a_long_log_is_copied(
@@ -58,7 +73,7 @@ def test_only_the_end_of_a_long_log_is_copied(
 ) -> None:
     monkeypatch.setattr(log_upload, "_LONGEST_BYTES", 4)
     (tmp_path / "log").write_bytes(b"123456")
-    log_upload.follow(tmp_path / "log", str(tmp_path / "copy"), _ended())
+    log_upload.follow(tmp_path / "log", f"file://{tmp_path}/copy", _ended())
     assert (tmp_path / "copy").read_bytes() == b"3456"
 
 

@@ -10,6 +10,7 @@ from flax.linen import partitioning
 from jax.sharding import PartitionSpec
 
 from m4.plan.program import PlannedProgram
+from m4.train.measuring.metric_window import shown_layers
 
 KINDS = (
     "replicated weights",
@@ -76,17 +77,16 @@ def kept(program: PlannedProgram) -> int:
     """Bytes a device of what training keeps from step to step apart from the state: one sum of the
     counts by direction and expert, and the other metrics of all steps since the last log row.
 
-    An upper bound: log rows leave out some metrics of layers with many experts. The compiler counts
-    those of one step, among the temporaries.
+    The compiler counts those of one step, among the temporaries.
     """
     if program.metrics is None:
         return 0
-    sizes = {
-        name: sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-        for name, tree in program.metrics.items()
-    }
-    once = sum(sizes.get(name, 0) for name in _SUMMED)
-    return once + (sum(sizes.values()) - once) * program.log_period
+    metrics = {**program.metrics, "layers": shown_layers(program.metrics["layers"])}
+    once, each = 0, 0
+    for name, tree in metrics.items():
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        once, each = (once + size, each) if name in _SUMMED else (once, each + size)
+    return once + each * program.log_period
 
 
 def by_kind(given: Mapping[str, int], stats: Any, kept: int) -> dict[str, int]:

@@ -132,6 +132,42 @@ def test_program_for_v5p(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_experts_exchange_inside_a_slice_and_gradients_cross(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The config of one slice, on two: a copy of the model each, eight experts over four chips.
+    monkeypatch.setenv("JAX_EXEC_TIME_OPTIMIZATION_EFFORT", "-1.0")
+    layers = ("encoder_layers=1", "decoder_layers=1", "moe_every=1", "scan_layers=False")
+    given = (f"--gin.transformer.Transformer.{layer}" for layer in layers)
+    said = plan("v5e_8", tmp_path, "--topology=2*v5e:2x2", *given)
+    assert said.status == 0, said.err
+    assert is_quiet(said)
+    facts = json.loads((tmp_path / "v5e_8.2xv5e-2x2.json").read_text("utf-8"))
+    assert facts["devices"] == 8
+    # Two layers exchange there and back, forward and backward.
+    assert facts["collectives"]["all-to-all"]["count"] == 2 * 2 * 2
+    assert "all-to-all between slices" not in facts["collectives"]
+    # What crosses is sums alone: of a device's experts, and of its share of all other weights, in
+    # bfloat16 (experts) or float32.
+    crossing = {kind for kind in facts["collectives"] if "between slices" in kind}
+    assert crossing == {"all-reduce between slices"}
+    weights = facts["given_bytes"]["expert weights"], facts["given_bytes"]["replicated weights"]
+    assert sum(weights) / 4 < facts["sent_bytes"]["dcn"] < weights[0] + weights[1] / 4 * 1.1
+    assert facts["sent_bytes"]["ici"] > 0
+    assert facts["step_seconds"]["communication"]["all-reduce between slices"] == pytest.approx(
+        facts["sent_bytes"]["dcn"] / 3.125e9
+    )
+
+
+@pytest.mark.slow
+def test_slices_need_an_axis(tmp_path: Path) -> None:
+    said = plan("v5e_8", tmp_path, "--topology=2*v5e:2x2", "--gin.mesh.make_mesh.data=1")
+    assert said.status == 2, said.err
+    assert "mesh.make_mesh.data = 1" in said.err.splitlines()[-1]
+    assert "a multiple of 2, the number of slices" in said.err.splitlines()[-1]
+
+
+@pytest.mark.slow
 @pytest.mark.every_part
 def test_the_papers_smallest_model_on_its_128_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ def _layer_row(layers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, floa
     return row
 
 
-def _shown(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def shown_layers(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What of the layers' metrics a row has: all else need not be kept."""
     return {
         layer: {
@@ -60,7 +60,7 @@ class MetricWindow:
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Metrics of a step; what they are is not read before `check` and `flush`."""
-        self._steps.append({**metrics, "layers": _shown(metrics["layers"])})
+        self._steps.append({**metrics, "layers": shown_layers(metrics["layers"])})
         self._unchecked.append((step, metrics["loss"], metrics["gradient_norm"]))
 
     def check(self) -> None:

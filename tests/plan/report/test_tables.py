@@ -99,6 +99,7 @@ def test_time_model_is_compared_with_the_same_model_of_the_paper_only() -> None:
     # 1 / 0.72 steps a second; 1.0 s / 1.389 s = 0.72.
     assert (rows["the paper's step (table 3)"], rows["model / paper"]) == ("1.389", "0.72")
     assert rows["total"] == "619,000,000,000"
+    assert "16% of the time of MoE and Transformer layers" in " ".join(text.split())
     # With other devices, another batch or another model there is no comparison.
     batch, parameters = FACTS["batch"], FACTS["parameters"]
     others = [

@@ -23,10 +23,12 @@ _NO_PRODUCTS = {
     "PrepareAsyncCallDone",
     "PrepareAsyncCallStart",
     "Sharding",
+    "SliceId",
     "TopK",
     "X64Combine",
     "X64SplitHigh",
     "X64SplitLow",
+    "ZeroCrop",
 }
 _TYPE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\S+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')

@@ -22,6 +22,7 @@ import time
 import jax
 import jax.numpy as jnp
 from interleaved import interleaved_steps
+from process import device
 
 from m4.model import dispatch, gates
 from m4.model.moe import MoeLayer
@@ -137,7 +138,7 @@ class Setting:
             "achieved_gflops": round(choices * products / seconds / 1e9),
             "compile_seconds": round(self.compile_seconds, 1),
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-            "device": jax.devices()[0].device_kind,
+            **device(),
         }
 
 

@@ -17,6 +17,15 @@ def memory() -> dict[str, int]:
     return {label: int(found[name][0]) // 1024 for name, label in names.items()}
 
 
+def device() -> dict[str, Any]:
+    """The first device, and the most of its memory that was used, in megabytes; None on CPUs."""
+    import jax
+
+    first = jax.devices()[0]
+    used = (first.memory_stats() or {}).get("peak_bytes_in_use")
+    return {"device": first.device_kind, "peak_device_mb": used and used // 10**6}
+
+
 class Meter:
     """Where the time of this process' first thread goes between begin and end, added up.
 

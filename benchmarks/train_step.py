@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from interleaved import interleaved_steps
+from process import device
 
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
@@ -146,6 +147,7 @@ class Setting:
             "tokens_per_second": round(tokens / seconds),
             "compile_seconds": round(self.compile_seconds, 1),
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            **device(),
         }
 
 

@@ -1,7 +1,10 @@
 """Clusters of GPUs: what they have, how long exchanges take, and a program compiled for one."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,3 +143,36 @@ def test_step_compiled_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     kept, vectors = 2 * 2 * (2 * 2048 * 1024 * 2048), 6 * (2 * 2048 * 2 * 16)
     assert facts["flops"]["traced"] - facts["flops"]["compiled"] == kept + vectors
     assert "price, at 2 a GPU and hour" in said.out
+
+
+SCATTERS = """
+import json, re, sys
+from m4 import config
+from m4.plan.compile import devices_of
+from m4.plan.machines import topology
+from m4.plan.program import train_program
+
+experiment = config.load([sys.argv[1]], model_dir="unused").experiment()
+program = train_program(experiment, devices_of(topology("h100:1x1")), 2)
+print(json.dumps(re.findall(r"= f32\\S* scatter\\(.*", program.lowered.compile().as_text())))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not launch.CUDA_COMPILER.is_dir(), reason="needs `make pod-gpu`")
+@pytest.mark.thorough
+def test_a_step_for_a_gpu_adds_up_in_a_fixed_order_where_that_is_asked_for() -> None:
+    # docs/gpu.md, "The same numbers again": rows of one index would be added in any order.
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_NUMPY_RANK_PROMOTION"}
+    environment |= {**launch.ENVIRONMENT, "PYTHONPATH": str(launch.CUDA_COMPILER)}
+    environment["XLA_FLAGS"] = "--xla_gpu_exclude_nondeterministic_ops=true"
+    done = subprocess.run(
+        [sys.executable, "-c", SCATTERS, str(ROOT / "tests" / "testdata" / "tiny.gin")],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    scatters = json.loads(done.stdout.splitlines()[-1])
+    assert len(scatters) > 2
+    assert [line for line in scatters if "unique_indices=true" not in line] == []

@@ -160,9 +160,11 @@ class Run:
 def prepare_corpus(
     folder: str | Path, source: Source | str | Path, *, rebuild: bool = False, **settings: Any
 ) -> Corpus:
-    """Cleans and tokenizes a corpus into `folder`, or opens what is there.
+    """Cleans and tokenizes a corpus into `folder`, or opens what is there; `m4 data prepare` does
+    the same. One job at a time builds in a folder.
 
     Args:
+        folder: or an address, gs://bucket/corpus; for runs it is `Data.data_dir`.
         source: an object of `m4.data.sources`, or a folder of <language>.train.tsv files
             (english<TAB>translation).
         settings: of `m4.CorpusSpec`: languages, vocabulary_size, lengths, cleaning, ...
@@ -170,9 +172,13 @@ def prepare_corpus(
     Raises:
         SettingError: a setting that cannot be. ValueError: text that cannot be read.
     """
+    from m4.jobs import corpus
+
     made = Tsv(str(source)) if isinstance(source, str | Path) else source
-    spec = CorpusSpec(source=made, **settings)
-    return Corpus(spec, spec.build(folder, rebuild=rebuild))
+    spec, place = CorpusSpec(source=made, **settings), str(folder)
+    cache = corpus.build_corpus(spec, place, rebuild=rebuild)
+    corpus.fetched(place, corpus.everything)
+    return Corpus(spec, cache)
 
 
 def train(

@@ -22,6 +22,11 @@ from m4.settings import MUTABLE, OneOf, SettingError, Size, checked
 from m4.train.training import Training as Training
 
 
+class SavedFolder(str):
+    """A folder that a run's saved config names: it is read, never written, because the run may be a
+    stranger's."""
+
+
 @checked
 @dataclasses.dataclass(frozen=True)
 class Data:
@@ -34,6 +39,8 @@ class Data:
         stream: the training stream, (cache, phases, seed, ...) -> Stream.
         levels: which languages are high-, medium- and low-resource.
         about: what the corpus is, for the report.
+        data_dir: folder or address (gs://...) of the tokenized corpus, which runs may share; None:
+            MODEL_DIR/data.
     """
 
     corpus: CorpusSpec
@@ -42,6 +49,7 @@ class Data:
     stream: Callable[..., Stream] = Stream
     levels: Annotated[ResourceLevels, MUTABLE] = DEFAULT_LEVELS
     about: Annotated[str | None, MUTABLE] = None
+    data_dir: Annotated[str | None, MUTABLE] = None
 
 
 @checked
@@ -89,6 +97,12 @@ class Experiment:
     decoding: Annotated[Decoding, MUTABLE] = dataclasses.field(default_factory=Decoding)
     baselines: Annotated[Baselines | None, MUTABLE] = None
     vocabulary_multiple: Size = 128
+
+    def __post_init__(self) -> None:
+        own, shared = self.model_dir.rstrip("/"), self.data.data_dir
+        if shared is not None and f"{shared.rstrip('/')}/".startswith(f"{own}/"):
+            allowed = "a folder outside of MODEL_DIR, which --fresh empties; None: MODEL_DIR/data"
+            raise SettingError("Data.data_dir", shared, allowed)
 
     def build_model(self, sizes: Mapping[str, int], directions: int, **overrides: Any) -> Any:
         """The model for vocabularies of these sizes (vocab_size, source_vocab_size), rounded up."""

@@ -48,7 +48,7 @@ def experiment_of(path: Path, *bindings: str) -> Experiment:
 
 def contents(folder: Path) -> dict[str, str]:
     """File -> SHA-256 of everything that a job made in a folder: not its locks and records."""
-    records = {".data.hashes.json", "run.json", "config.gin", "operative_config.gin"}
+    records = {".hashes.json", "run.json", "config.gin", "operative_config.gin"}
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

@@ -24,6 +24,15 @@ class DataJob(NamedTuple):
 
 # Each is the function of that name in m4/jobs/data/<name>.py, called with the experiment and these.
 DATA_JOBS = {
+    "prepare": DataJob(
+        "build the corpus in MODEL_DIR/data, or in experiment.Data.data_dir for several runs",
+        {
+            "rebuild": {
+                "action": "store_true",
+                "help": "replace a corpus of other settings, for all runs that share it",
+            }
+        },
+    ),
     "preview": DataJob(
         "how often each language would be seen: data_preview.html, .png, .json",
         {
@@ -71,7 +80,7 @@ JOBS = {
     "report": "scores, ΔBLEU table, plot and report.html from what is decoded; trains nothing",
     "demo": "run all steps: train, baselines, decode, report",
     "translate": "translate the arguments, or standard input line by line",
-    "data": "inspect the corpus: " + ", ".join(DATA_JOBS),
+    "data": "build or inspect the corpus: " + ", ".join(DATA_JOBS),
     "atlas": "which language goes to which expert: tables, atlas.png",
     "plan": "ahead-of-time compile for a TPU pod (no TPU needed): memory, traffic, time, cost",
     "collectives": "what partitioned operators send: Table 4 of GShard, compiled here; or, with a "
@@ -89,6 +98,7 @@ _EXAMPLES = {
     "atlas": "m4 atlas --model_dir=runs/demo --split=test",
     "plan": "m4 plan --gin_file=gin_configs/moe_128e_12l.gin --topology=v3:8x8",
     "collectives": "m4 collectives --gin_file=gin_configs/demo.gin --devices=8",
+    "prepare": "m4 data prepare --gin_file=gin_configs/demo.gin",
     "preview": "m4 data preview --gin_file=gin_configs/demo.gin",
     "vocabulary": "m4 data vocabulary --gin_file=gin_configs/demo.gin",
     "audit": "m4 data audit --gin_file=gin_configs/demo.gin --stages=all",

@@ -133,14 +133,15 @@ _NEXT = {"train": "eval", "baselines": "report", "decode": "eval"}
 
 def _data(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
     """`m4 data <look>`: no mesh is made, so that no accelerator is touched."""
+    import contextlib
     import importlib
 
     from m4.jobs.claim import claimed
 
     options = {name: getattr(parsed, name) for name in DATA_JOBS[parsed.look].options}
     look = getattr(importlib.import_module(f"m4.jobs.data.{parsed.look}"), parsed.look)
-    kinds = ("data", "corpus") if parsed.look == "audit" else ("data",)
-    with claimed(experiment, config, *kinds):
+    shared = parsed.look == "prepare" and experiment.data.data_dir is not None
+    with contextlib.nullcontext() if shared else claimed(experiment, config, "data"):
         look(experiment, **options)
     return 0
 

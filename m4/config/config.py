@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from m4.config.bindings import (
     parameters_of,
 )
 from m4.config.names import PARTS, canonical_name, is_literal, module_of
-from m4.experiment import Baselines, Experiment
+from m4.experiment import Baselines, Data, Experiment, SavedFolder
 from m4.renamed import renamed
 from m4.settings import SettingError, annotations_of, check_value, mutable_settings
 
@@ -45,7 +46,7 @@ class Config(Bindings):
     def experiment(self) -> Experiment:
         """The experiment. ConfigError: a value that cannot be, a name that nothing uses."""
         made = self._make(Reference((), "experiment.Experiment", True), Experiment, (), False, "")
-        self._check_folders(made)
+        made = self._with_saved_folders(made)
         for key, binding in self._bindings.items():
             if key not in self._reached and not self._refers_to(binding):
                 raise ConfigError(
@@ -59,11 +60,19 @@ class Config(Bindings):
                 raise ConfigError(f"config: {place}: {name} is set and nothing uses it{said}")
         return made
 
-    def _check_folders(self, made: Experiment) -> None:
+    def _with_saved_folders(self, made: Experiment) -> Experiment:
         """ConfigError: a saved config, which may be a stranger's, names where to write."""
+        if self._allowed is None:
+            return made
         for binding in self._bindings.values():
-            named = binding.target is Baselines and binding.parameter == "folder"
-            if named and self._allowed is not None and not binding.place.startswith("'"):
+            if binding.place.startswith("'"):  # of the command line
+                continue
+            if binding.target is Data and binding.parameter == "data_dir":
+                if made.data.data_dir is not None:
+                    folder = SavedFolder(made.data.data_dir)
+                    data = dataclasses.replace(made.data, data_dir=folder)
+                    made = dataclasses.replace(made, data=data)
+            elif binding.target is Baselines and binding.parameter == "folder":
                 levels = made.baselines
                 if levels is not None and levels.folder is not None:
                     raise ConfigError(
@@ -71,6 +80,7 @@ class Config(Bindings):
                         "config names no folder to write to; give it on the command line "
                         f"(--gin.{binding.name}=...)"
                     )
+        return made
 
     def _refers_to(self, binding: Binding) -> bool:
         """Whether a reference reaches it or did before another binding replaced that reference: a

@@ -114,11 +114,12 @@ class CorpusSpec:
         *,
         rebuild: bool | None = None,
         progress: Progress | None = None,
+        built: Callable[[Cache], None] = lambda _: None,
     ) -> Cache:
         """The cache in `folder`: opened if it is there, else built.
 
         rebuild: instead of the spec's own. progress(stage, done, total): stages text, vocabulary,
-        tokens.
+        tokens. built: called with a cache that was built just now.
 
         Raises:
             ValueError: the folder holds something else, or (without rebuild) a cache of other
@@ -126,8 +127,8 @@ class CorpusSpec:
         """
         folder, settings = Path(folder), self.settings()
         rebuild = self.rebuild if rebuild is None else rebuild
-        # Next to the cache: it outlives one that is rebuilt, and one that is not finished.
-        with remembering(folder.with_name(f".{folder.name}.hashes.json")):
+        # Hidden: it outlives a cache that is rebuilt, and one that is not finished.
+        with remembering(folder / ".hashes.json"):
             identity = identity_of(self.opened_source, settings)
         replaced = None
         if (folder / "manifest.json").is_file():
@@ -139,8 +140,8 @@ class CorpusSpec:
                 if not rebuild:
                     raise
                 replaced = str(error).partition(" (")[0]
-        elif folder.exists() and any(folder.iterdir()):
-            raise InputError(f"{folder}: neither a cache nor empty; give another folder")
+        elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise InputError(f"{folder}: neither a cache nor empty (give another folder)")
         self._check_vocabulary_sizes(len(settings["languages"]))
         with whole_folder(folder) as unfinished:
             build.build(
@@ -153,7 +154,9 @@ class CorpusSpec:
                 {"identity": identity, "replaced": replaced},
                 self._grown_from(),
             )
-        return Cache(folder, self.mixture)
+        cache = Cache(folder, self.mixture)
+        built(cache)
+        return cache
 
     def _grown_from(self) -> Path | None:
         """The folder of `vocabulary_from`'s vocabularies."""

@@ -29,6 +29,7 @@ from m4.eval.decoding.testsets import check_held_out
 from m4.experiment import Baselines, Experiment, identity
 from m4.jobs import prepare
 from m4.jobs.bilingual import start_worker, train_in_worker, train_one
+from m4.jobs.corpus import open_corpus
 from m4.parallel import distributed
 from m4.parallel.cpus import available_cpus
 from m4.progress import ProgressBar
@@ -79,7 +80,7 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
         m4.train.measuring.metric_window.NotFinite: a model diverged.
     """
     prepare.check_baselines(baselines_of(experiment))
-    cache = prepare.open_corpus(experiment)
+    cache = open_corpus(experiment)
     check_held_out(cache)
     plans = plans_of(experiment, cache)
     missing = {name: plan for name, plan in plans.items() if _finished(plan) is None}
@@ -133,6 +134,7 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Plan]:
             base,
             data=dataclasses.replace(
                 base.data,
+                data_dir=None,
                 corpus=bilingual(cache, language, base.data.corpus.vocabulary_size),
                 sampler=proportional,
                 sample_by="examples",

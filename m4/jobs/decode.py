@@ -9,6 +9,7 @@ from m4.eval.decoding.routing_counter import routing_counter
 from m4.eval.decoding.testsets import ProgressDecoder, split_pairs
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.corpus import open_corpus, test_sets
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError
@@ -30,7 +31,7 @@ def decode(experiment: Experiment, *, dense: bool = False, split: str = "test") 
     )
     if latest is None:
         raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
-    cache = prepare.open_corpus(experiment)
+    cache = open_corpus(experiment, test_sets)
     model = prepare.model_for(experiment, cache)
     layout = prepare.decoding_layout(experiment, model, cache.directions)
     params, step, _ = restore_params(

@@ -5,6 +5,7 @@ from m4.eval.report.results import Results
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.baselines import baselines, baselines_of
+from m4.jobs.corpus import open_corpus
 from m4.jobs.decode import decode
 from m4.jobs.report import report
 from m4.jobs.train import train
@@ -16,7 +17,7 @@ def demo(experiment: Experiment, *, dense: bool = False) -> Results:
     prepare.check_baselines(baselines_of(experiment))
     for one in (experiment, experiment.dense())[: 1 + dense]:
         prepare.check_sizes(one)
-    check_held_out(prepare.open_corpus(experiment))
+    check_held_out(open_corpus(experiment))
     train(experiment)
     if dense:
         train(experiment, dense=True)

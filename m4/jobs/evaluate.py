@@ -8,6 +8,7 @@ from m4.eval.decoding.testsets import train_pairs
 from m4.eval.scoring.score import System, measure, score_rows, score_table, write_scores
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decode import decode
 from m4.parallel import distributed
 
@@ -27,7 +28,7 @@ def evaluate(experiment: Experiment, *, dense: bool = False) -> Path:
 
 
 def _score(experiment: Experiment, path: Path, dense: bool) -> None:
-    cache = prepare.open_corpus(experiment)
+    cache = open_corpus(experiment, test_sets)
     systems = [system_of(experiment, cache)]
     if dense:
         systems.append(system_of(experiment, cache, dense=True))

@@ -12,6 +12,7 @@ from m4.data.cache.cache import Cache
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.corpus import open_vocabulary
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
@@ -164,7 +165,7 @@ def _opened(run: str) -> _Old:
     if not saved.is_file():
         raise SettingError("InitialModel.run", run, "the folder of a trained run (no config.gin)")
     experiment = configs.load([saved], model_dir=name).experiment()
-    cache = Cache(folder / "data", experiment.data.corpus.mixture)
+    cache = open_vocabulary(experiment)
     found = int(step) if at else latest_step(folder / "checkpoints")
     if found is None:
         raise SettingError("InitialModel.run", run, "a run that has a checkpoint")

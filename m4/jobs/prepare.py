@@ -1,6 +1,5 @@
-"""What jobs do first: check the sizes, open the corpus, make the stream, the model, the trainer."""
+"""What jobs do first: check the sizes, make the stream, the model, the trainer."""
 
-import contextlib
 import functools
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from m4.data.cache.cache import Cache
-from m4.data.inspection.audit import write_report
 from m4.data.preprocess import language_of
 from m4.data.samplers.learned import Learned
 from m4.data.stream import mixture
@@ -23,10 +21,8 @@ from m4.parallel import distributed
 from m4.parallel.accelerator import check_accelerator
 from m4.parallel.jax_setup import set_up
 from m4.parallel.layout import Layout
-from m4.progress import ProgressBar
 from m4.settings import SettingError
 from m4.storage import remote
-from m4.storage import run_folder as run_folders
 from m4.train.trainer import Trainer
 
 
@@ -118,59 +114,6 @@ def _expected_model(experiment: Experiment) -> Transformer:
     if corpus.target_vocabulary_size is not None:
         sizes["source_vocab_size"] = corpus.vocabulary_size
     return experiment.build_model(sizes, len(_DIRECTIONS))
-
-
-def open_corpus(experiment: Experiment) -> Cache:
-    """The tokenized corpus: opened if it is there, else built; rebuilt where the text, the settings
-    or m4's format have changed and no model was trained on it yet.
-
-    With several processes the primary does that, and the others open what it left.
-    """
-    folder = run_folder(experiment)
-    found: list[Cache] = []
-
-    def build() -> str:
-        with run_folders.locked(folder, "corpus"):
-            found.append(_build(experiment, folder))
-        return found[0].fingerprint
-
-    fingerprint = distributed.on_primary_then_broadcast("the corpus", build)
-    if not found:
-        remote.fetch(folder)
-    # A copy may take longer than what comes next waits for a process.
-    distributed.wait_for_all("the corpus")
-    if not found:
-        found.append(Cache(folder / "data", experiment.data.corpus.mixture))
-        assert found[0].fingerprint == fingerprint, "MODEL_DIR is one for all"
-    return found[0]
-
-
-def _build(experiment: Experiment, folder: Path) -> Cache:
-    spec = experiment.data.corpus
-    begun = [folder / name for name in ("compare", "baselines")]
-    if any(path.exists() for path in (remote.remote_path(folder / "checkpoints"), *begun)):
-        return spec.build(folder / "data")
-    with contextlib.ExitStack() as stack:
-        bars: list[ProgressBar] = []  # none while a cache is only opened
-
-        def progress(name: str, done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(ProgressBar("corpus", 100, "%")))
-            bars[0].update(round(100 * done / max(total, 1)), name)
-
-        cache = spec.build(folder / "data", rebuild=True, progress=progress)
-        if not bars:
-            return cache
-        pairs = sum(cache.size(language, "train") for language in cache.languages())
-        text = f"{pairs:,} training pairs in {len(cache.languages())} languages"
-        bars[0].update(100, text)
-    if cache.replaced is not None:
-        print(f"rebuilt: {cache.replaced}")
-    ledger = cache.ledger()
-    write_report(folder, ledger)
-    for line in ledger.summary():
-        print(line)
-    return cache
 
 
 def training_stream(experiment: Experiment, cache: Cache) -> Stream:

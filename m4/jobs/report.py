@@ -15,6 +15,7 @@ from m4.eval.scoring.score import System
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.baselines import Finished, find_baselines
+from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.evaluate import system_of
 from m4.settings import InputError
 from m4.storage import run_folder
@@ -29,7 +30,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
     Raises:
         ValueError: translations or baselines are missing; the command that makes them.
     """
-    cache = prepare.open_corpus(experiment)
+    cache = open_corpus(experiment, test_sets)
     systems = [system_of(experiment, cache)]
     if dense:
         systems.append(system_of(experiment, cache, dense=True))

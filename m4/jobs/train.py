@@ -12,6 +12,7 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import train_pairs
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
 from m4.jobs.initial import beginning
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
@@ -39,10 +40,12 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
     if dense:
         experiment = experiment.dense()
     mesh = prepare.check_sizes(experiment)
-    cache = prepare.open_corpus(experiment)
     latest = distributed.on_primary_then_broadcast(
         "checkpoints", lambda: latest_step(folder / "checkpoints")
     )
+    cache = open_corpus(experiment, arrays)
+    if distributed.is_primary():
+        keep_vocabulary(experiment, cache)
     if latest is not None and latest >= training.total_steps:
         if distributed.is_primary():
             print(

@@ -2,12 +2,12 @@
 
 import sys
 
-from m4.data.cache.cache import Cache
 from m4.data.preprocess import split_direction
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.translate import Translator
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.corpus import open_vocabulary
 from m4.parallel import distributed
 
 
@@ -18,7 +18,7 @@ def translator(experiment: Experiment) -> Translator:
     the first one, and a line on stderr says so and why.
     """
     folder = prepare.run_folder(experiment)
-    cache = Cache(folder / "data", experiment.data.corpus.mixture)
+    cache = open_vocabulary(experiment)
     model = prepare.model_for(experiment, cache)
     try:
         layout = prepare.decoding_layout(experiment, model, cache.directions)

@@ -34,8 +34,8 @@ def whole(path: Path) -> Iterator[Path]:
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A new folder to fill that becomes `folder` at the end, or is removed if the filling fails.
 
-    It replaces what was there. What a killed process left half filled is removed by the next one
-    that writes the same folder.
+    It replaces what was there, except hidden files: locks, and marks of a working copy. What a
+    killed process left half filled is removed by the next one that writes the same folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*/{_LOCK}"):
@@ -48,6 +48,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             yield unfinished
             (unfinished / _LOCK).unlink()
         if folder.exists():
+            for kept in folder.glob(".*"):
+                os.replace(kept, unfinished / kept.name)
             # Aside first: there is never a moment with half a folder under the right name.
             old = unfinished.with_suffix(".old")
             os.replace(folder, old)

@@ -37,18 +37,17 @@ _PACKAGES = [
 _NOTES = ("initial",)
 
 # Jobs that write files of different kinds may work at the same time.
-KINDS = ("train", "eval", "data", "baselines", "corpus")
+KINDS = ("train", "eval", "data", "baselines")
 _KIND_OF = (
     (r"(compare/\w+/)?decodes/|scores\.jsonl$|deltas\.jsonl$|delta_bleu\.|report\.html$", "eval"),
-    (r"(data_preview|vocabulary_report)\.", "data"),
-    (r"data/|(\.data\.hashes|data_report|dropped)\.", "corpus"),
+    (r"(data_preview|data_report|dropped|vocabulary_report)\.", "data"),
     (r"baselines/", "baselines"),
 )
 
 # In a folder with nothing else no work is lost: another config may take it over. A corpus (data/)
 # checks for itself whether it is the config's.
 _OWN = {"run.json", "config.gin", "operative_config.gin", "compilation_cache", "data"}
-_OWN |= {".data.hashes.json"}
+_OWN |= {".data.hashes.json", "vocabulary"}
 _OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabulary_report")
          for ending in ("json", "html", "png", "pdf")}  # fmt: skip
 

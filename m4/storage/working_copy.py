@@ -19,8 +19,8 @@ from m4.storage.store import ABSENT, ERRORS, Changed, one_line, open_store
 MARK = ".remote"
 COMPILED = "compilation_cache"
 _RECORD = ".remote.json"
-# In the store alone.
-_NOT_COPIED = {"checkpoints", "logs"}
+# In the store alone; a corpus (data) has a working copy of its own.
+_NOT_COPIED = {"checkpoints", "data", "logs"}
 # For so many periods a push that the job waits for is repeated.
 _RETRY_PERIODS = 10
 _THREADS = 8
@@ -161,7 +161,9 @@ class WorkingCopy:
                     self._check(lease.PERIOD_SECONDS)  # files before it may have taken long
                     record[name] = [*state, self._put(name, str(known[-1]) if known else ABSENT)]
 
-            _in_threads(put, names)
+            manifests = {name for name in names if name.endswith("manifest.json")}
+            _in_threads(put, names - manifests)
+            _in_threads(put, manifests)  # last: whoever sees one finds what it names
             for name in [name for name in record if self._is_own(name) and name not in names]:
                 self._check(lease.PERIOD_SECONDS)
                 self.there.delete(name)
@@ -268,7 +270,7 @@ def _copied(name: str) -> bool:
     """Whether a file, by its name in the folder, is one that is copied."""
     parts = name.split("/")
     hidden = any(part.startswith(".") for part in parts)
-    return _NOT_COPIED.isdisjoint(parts) and (not hidden or parts[-1] == ".data.hashes.json")
+    return _NOT_COPIED.isdisjoint(parts) and (not hidden or parts[-1] == ".hashes.json")
 
 
 def _state(path: Path) -> list[int | str] | None:

@@ -18,7 +18,7 @@ def test_help_is_light() -> None:
     code = (
         "import sys, m4.cli.arguments as program\n"
         "text = program.parser().format_help()\n"
-        "assert 'inspect the corpus: preview' in text, text\n"
+        "assert 'build or inspect the corpus: prepare, preview' in text, text\n"
         "heavy = {'jax', 'numpy', 'gin', 'tensorflow', 'matplotlib', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -31,6 +31,7 @@ def test_no_accelerator_no_tensorflow(tmp_path: Path) -> None:
         "import sys\n"
         "from jax._src import xla_bridge\n"
         "from m4.__main__ import main\n"
+        "assert main(['data', 'prepare', *sys.argv[3:5]]) == 0\n"
         "assert main(sys.argv[1:]) == 0\n"
         "assert not xla_bridge.backends_are_initialized()\n"
         "assert not {'tensorflow', 'seqio'} & set(sys.modules)\n"

@@ -326,7 +326,7 @@ def test_changed_text_is_noticed(
         rebuild = "--gin.corpus.CorpusSpec.rebuild=True"
         said = train(folder, *arguments, rebuild, "--gin.TRAIN_STEPS=2")
         assert said.status == 2
-        assert "checkpoints/1 was trained with another vocabulary" in said.err.splitlines()[-1]
+        assert "its vocabulary is not the one that the model in" in said.err.splitlines()[-1]
         assert "--fresh" in said.err
     finally:
         path.write_bytes(content)

@@ -22,6 +22,7 @@ from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Baselines, Data, Decoding, Experiment, Training
 from m4.jobs import baselines, bilingual, prepare
 from m4.jobs.baselines import Finished
+from m4.jobs.corpus import open_corpus
 from m4.model.transformer import Transformer
 from m4.parallel.cpus import available_cpus
 from m4.settings import SettingError
@@ -322,7 +323,7 @@ def test_baselines_of_another_version_are_named(trained, asked, tmp_path, capsys
 
 def test_a_report_trains_nothing(tmp_path: Path) -> None:
     experiment = experiment_in(tmp_path / "run", tmp_path / "kept")
-    cache = prepare.open_corpus(experiment)
+    cache = open_corpus(experiment)
     with pytest.raises(ValueError, match=r"no bilingual baseline of gl, de: .* m4 baselines --mod"):
         baselines.find_baselines(experiment, cache)
 

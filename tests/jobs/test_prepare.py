@@ -18,6 +18,7 @@ from m4.data.stream.stream import Stream
 from m4.experiment import Baselines, Data, Experiment, Training
 from m4.jobs import prepare
 from m4.jobs.baselines import baselines
+from m4.jobs.corpus import open_corpus
 from m4.jobs.decode import decode
 from m4.jobs.demo import demo
 from m4.jobs.train import train
@@ -39,7 +40,7 @@ def test_a_corpus_is_rebuilt_until_something_is_trained_on_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def opened(**changes: Any) -> Cache:
-        return prepare.open_corpus(experiment(tmp_path, **changes))
+        return open_corpus(experiment(tmp_path, **changes))
 
     first = opened()
     assert first.replaced is None

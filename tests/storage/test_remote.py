@@ -313,7 +313,8 @@ def test_data_jobs_of_a_run_in_a_store(
     wanted |= {"data_report.json", "data/manifest.json", "run.json", "config.gin"}
     assert wanted <= names.keys()
     here = remote.local(f"file://{store}")
-    assert {name: (here / name).read_bytes() for name in names} == names
+    for name in [name for name in names if not name.startswith("data/")]:
+        assert (here / name).read_bytes() == names[name]
 
 
 @pytest.mark.slow

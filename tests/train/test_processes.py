@@ -267,8 +267,10 @@ def test_a_pipeline_over_processes_with_a_folder_in_a_store(
     # Of a checkpoint each has written its parts, and the second one has read the corpus there.
     parts = {path.name for path in (checkpoint / "params").iterdir()}
     assert {"ocdbt.process_0", "ocdbt.process_1"} <= parts
-    (copy,) = (homes[1] / "m4").iterdir()
-    assert (copy / "data" / "manifest.json").is_file()
+    (corpus,) = (homes[1] / "m4").glob("data.*")
+    assert (corpus / "train.english.tokens.npy").is_file()
+    assert not (corpus / "text").exists(), "training reads no text"
+    (copy,) = (homes[1] / "m4").glob("run.*")
     assert not list(copy.glob("metrics.jsonl")), "only the first one writes"
     # The first one could not release its lease.
     assert list((store / lease.RUNNING).glob("[!.]*.json"))

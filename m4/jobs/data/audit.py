@@ -4,6 +4,7 @@ from m4.data.cleaning import clean
 from m4.data.inspection import audit as audits
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.corpus import everything, fetched, place_of
 from m4.progress import ProgressBar
 from m4.settings import InputError
 
@@ -16,8 +17,8 @@ def audit(experiment: Experiment, stages: str, list: str | None) -> None:
     """
     spec = experiment.data.corpus
     cleaning = clean.thorough(spec.cleaning.stages) if stages == "all" else spec.cleaning
-    run_folder = prepare.run_folder(experiment)
-    folder, path = run_folder / "data", run_folder / "dropped.jsonl.gz"
+    folder = fetched(place_of(experiment), everything)
+    path = prepare.run_folder(experiment) / "dropped.jsonl.gz"
     with ProgressBar("audit", 100, "%") as bar:
 
         def progress(done: int, total: int, what: str) -> None:

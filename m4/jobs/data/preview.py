@@ -12,6 +12,7 @@ from m4.data.samplers.uniform import uniform
 from m4.eval.report import preview_page
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.corpus import arrays, open_corpus
 from m4.progress import ProgressBar
 from m4.settings import InputError
 from m4.storage.files import write_text
@@ -27,7 +28,7 @@ def preview(experiment: Experiment, temperatures: str, most_epochs: float) -> No
     others = _temperatures(temperatures)
     if not 0 < most_epochs < float("inf"):
         raise InputError(f"--most_epochs={most_epochs}: must be above 0")
-    cache = prepare.open_corpus(experiment)
+    cache = open_corpus(experiment, arrays)
     columns, steps = [], experiment.training.total_steps
     with ProgressBar("preview", 1 + len(others), "samplers") as bar:
         stream = prepare.training_stream(experiment, cache)

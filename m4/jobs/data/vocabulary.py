@@ -5,6 +5,7 @@ import sys
 from m4.data.inspection import vocabulary_report
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.corpus import open_corpus
 from m4.settings import InputError
 
 
@@ -18,7 +19,7 @@ def vocabulary(experiment: Experiment, sentences: int = 2000, warn_above: float 
             f"--sentences={sentences} --warn_above={warn_above}: must be at least 1, and a share "
             "between 0 and 1"
         )
-    cache = prepare.open_corpus(experiment)
+    cache = open_corpus(experiment)
     rows = vocabulary_report.measure(cache, sentences)
     prepare.console().print(vocabulary_report.table(rows))
     for path in vocabulary_report.write(prepare.run_folder(experiment), cache, rows, warn_above):

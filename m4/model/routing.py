@@ -149,12 +149,15 @@ def assign_positions(
     wants_GSK: Array,
     num_experts: int,
     capacity: int,
+    *,
     priority_GS: Array | None = None,
+    by_token: bool = False,
 ) -> Array:
     """position_GSK in the order of the papers: all first choices, then all second ones, ...
 
     Within a choice tokens come in their order, or by falling priority_GS (ties: the earlier token).
-    Choices that are not wanted take no slot; those that find their expert full get -1.
+    by_token: all choices of a token, then those of the next one. Choices that are not wanted take
+    no slot; those that find their expert full get -1.
     """
     G, S, K = expert_GSK.shape
     if priority_GS is not None:
@@ -163,12 +166,13 @@ def assign_positions(
         expert_GSK, wants_GSK = (
             jnp.take_along_axis(x, order_GS[..., None], axis=1) for x in (expert_GSK, wants_GSK)
         )
-    in_order_GJ = jnp.swapaxes(expert_GSK, 1, 2).reshape(G, K * S)
-    wants_GJ = jnp.swapaxes(wants_GSK, 1, 2).reshape(G, K * S)
+    axes = (0, 1, 2) if by_token else (0, 2, 1)
+    in_order_GJ, wants_GJ = (x.transpose(axes).reshape(G, S * K) for x in (expert_GSK, wants_GSK))
     empty_GE = jnp.zeros((G, num_experts), jnp.int32)
     position_GJ, _ = take_positions(in_order_GJ, wants_GJ, empty_GE, num_experts)
     kept_GJ = jnp.where(wants_GJ & (position_GJ < capacity), position_GJ, -1)
-    position_GSK = jnp.swapaxes(kept_GJ.reshape(G, K, S), 1, 2)
+    shape = (G, S, K) if by_token else (G, K, S)
+    position_GSK = kept_GJ.reshape(shape).transpose(axes)
     if priority_GS is not None:
         position_GSK = jnp.take_along_axis(position_GSK, back_GS[..., None], axis=1)
     return position_GSK
@@ -176,21 +180,22 @@ def assign_positions(
 
 def balance_loss(
     probs_GSE: Array,
-    chosen_GSE: Array,
+    expert_GSK: Array,
     mask_GS: Array,
     *,
     real_token_means: bool = True,
     paper_scale: bool = False,
     by_group: bool = True,
 ) -> Array:
-    """The papers' auxiliary loss: E * sum_e (share of tokens that chose e) * (mean of p[:, e]).
+    """The papers' auxiliary loss: E * sum_e (share of choices that are e) * (mean of p[:, e]).
 
-    A product a group, then the mean over groups; 1 when balanced (for one choice a token). The
-    paper's scale (arXiv 2006.16668, line 13: a mean over experts of the product) is that / E^2.
+    A product a group, then the mean over groups; 1 when balanced, as each of a token's K choices
+    counts as 1/K. (With plain counts, as in flaxformer, HF Mixtral and MaxText, it is K times as
+    large.) The paper's scale (arXiv 2006.16668, line 13: a mean over experts of the product) is
+    that / E^2.
 
     Args:
-        probs_GSE: the softmax. chosen_GSE: 0/1, before capacity; for several choices a token see
-            `choice_shares`.
+        probs_GSE: the softmax. expert_GSK: the choices that count, before capacity.
         real_token_means: over a group's real tokens; False divides by S, padding
             included (paper and Lingvo's legacy behaviour).
         by_group: False: as if all tokens were one group.
@@ -198,6 +203,7 @@ def balance_loss(
     G, S, E = probs_GSE.shape
     axes, tokens = ((1,), S) if by_group else ((0, 1), G * S)
     # With by_group = False, G is 1 from here on.
+    chosen_GSE = jnp.mean(jax.nn.one_hot(expert_GSK, E, dtype=jnp.float32), axis=2)
     real_GS1 = mask_GS[..., None]
     real_G1 = jnp.sum(real_GS1, axis=axes, keepdims=True)[:, 0].astype(jnp.float32)
     denominator = jnp.maximum(real_G1, 1.0) if real_token_means else float(tokens)
@@ -207,16 +213,6 @@ def balance_loss(
     # A group of padding alone counts as 0, as in Lingvo.
     loss = jnp.mean(loss_G)
     return loss / E**2 if paper_scale else loss
-
-
-def choice_shares(expert_GSK: Array, num_experts: int) -> Array:
-    """share_GSE: 1/K at each of a token's K experts: all choices count, and balance is still 1.
-
-    With plain counts (flaxformer, HF Mixtral, MaxText) the balance loss is K times as large.
-    """
-    choices = expert_GSK.shape[-1]
-    one_GSKE = jax.nn.one_hot(expert_GSK, num_experts, dtype=jnp.float32)
-    return jnp.sum(one_GSKE, axis=2) / choices
 
 
 def at_experts(x_GSE: Array, expert_GSK: Array) -> Array:
@@ -230,60 +226,102 @@ def router_z_loss(logits_GSE: Array, mask_GS: Array) -> Array:
     return masked_mean(jnp.square(jax.nn.logsumexp(logits_GSE, axis=-1)), mask_GS)
 
 
-def make_routing(
+def plan_choices(
     expert_GSK: Array,
-    position_GSK: Array,
     weight_GSK: Array,
-    *,
     mask_GS: Array,
-    wants_GSK: Array,
     num_experts: int,
     capacity: int,
+    *,
     logits_GSE: Array | None = None,
     aux_loss: Array | float = 0.0,
+    metrics: Mapping[str, Array] | None = None,
+    priority_GS: Array | None = None,
+    by_token: bool = False,
     ranked: bool = True,
+) -> Routing:
+    """The plan in which real tokens ask for a slot at each of their experts.
+
+    Args:
+        priority_GS, by_token: see `assign_positions`; the others: see `make_routing`.
+        ranked: choices are in the order of preference, so that there is a first and a second one.
+    """
+    wants_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)
+    return make_routing(
+        expert_GSK,
+        assign_positions(
+            expert_GSK,
+            wants_GSK,
+            num_experts,
+            capacity,
+            priority_GS=priority_GS,
+            by_token=by_token,
+        ),
+        weight_GSK,
+        mask_GS,
+        num_experts,
+        capacity,
+        ranked_GSK=wants_GSK if ranked else None,
+        logits_GSE=logits_GSE,
+        aux_loss=aux_loss,
+        metrics=metrics,
+    )
+
+
+def make_routing(
+    expert_GSK: Array | None,
+    position_GSK: Array,
+    weight_GSK: Array,
+    mask_GS: Array,
+    num_experts: int,
+    capacity: int,
+    *,
+    ranked_GSK: Array | None = None,
+    logits_GSE: Array | None = None,
+    aux_loss: Array | float = 0.0,
+    metrics: Mapping[str, Array] | None = None,
 ) -> Routing:
     """The plan with the metrics that every gate has.
 
     Args:
+        expert_GSK: None: choice k is expert k, for K = E.
         position_GSK: -1 where there is none. weight_GSK: counts for assigned choices only.
-        wants_GSK: choices that asked for a slot.
+        ranked_GSK: choices that asked for a slot, in the order of preference.
         logits_GSE: for z-loss and entropy; None for a gate without a router.
-        ranked: choices are in the order of preference, so that there is a first and a second one.
+        metrics: the gate's own.
     """
     assigned_GSK = position_GSK >= 0
-    weight_GSK = jnp.where(assigned_GSK, weight_GSK, 0.0)
     # Shares of the real tokens.
-    metrics = {"nowhere": masked_mean(~jnp.any(assigned_GSK, axis=-1), mask_GS)}
-    if ranked:
-        metrics["first_overflow"] = masked_mean((wants_GSK & ~assigned_GSK)[..., 0], mask_GS)
-    if ranked and expert_GSK.shape[-1] > 1:
-        metrics["second_overflow"] = masked_mean((wants_GSK & ~assigned_GSK)[..., 1], mask_GS)
-        metrics["second_dropped"] = masked_mean(~assigned_GSK[..., 1], mask_GS)
-    count_E = count_assigned(expert_GSK, assigned_GSK, num_experts)
-    metrics["load_E"] = count_E / jnp.maximum(jnp.sum(count_E), 1)
-    metrics["dead_experts"] = jnp.sum(count_E == 0).astype(jnp.float32)
+    found = {"nowhere": masked_mean(~jnp.any(assigned_GSK, axis=-1), mask_GS)}
+    if ranked_GSK is not None:
+        found["first_overflow"] = masked_mean((ranked_GSK & ~assigned_GSK)[..., 0], mask_GS)
+    if ranked_GSK is not None and ranked_GSK.shape[-1] > 1:
+        found["second_overflow"] = masked_mean((ranked_GSK & ~assigned_GSK)[..., 1], mask_GS)
+        found["second_dropped"] = masked_mean(~assigned_GSK[..., 1], mask_GS)
+    if expert_GSK is None:
+        count_E = jnp.sum(assigned_GSK, axis=(0, 1))
+        found["experts_per_token"] = masked_mean(jnp.sum(assigned_GSK, axis=-1), mask_GS)
+        expert_GSK = jnp.broadcast_to(jnp.arange(num_experts)[None, None], position_GSK.shape)
+    else:
+        one_GSKE = jax.nn.one_hot(expert_GSK, num_experts, dtype=jnp.int32)
+        count_E = jnp.sum(one_GSKE * assigned_GSK[..., None], axis=(0, 1, 2))
+    found["load_E"] = count_E / jnp.maximum(jnp.sum(count_E), 1)
+    found["dead_experts"] = jnp.sum(count_E == 0).astype(jnp.float32)
     z_loss = jnp.zeros(())
     if logits_GSE is not None:
         z_loss = router_z_loss(logits_GSE, mask_GS)
         log_GSE = jax.nn.log_softmax(logits_GSE)
-        metrics["router_entropy"] = masked_mean(-jnp.sum(jnp.exp(log_GSE) * log_GSE, -1), mask_GS)
+        found["router_entropy"] = masked_mean(-jnp.sum(jnp.exp(log_GSE) * log_GSE, -1), mask_GS)
     return Routing(
         expert_GSK=expert_GSK.astype(jnp.int32),
         position_GSK=position_GSK.astype(jnp.int32),
-        weight_GSK=weight_GSK.astype(jnp.float32),
+        weight_GSK=jnp.where(assigned_GSK, weight_GSK, 0.0).astype(jnp.float32),
         aux_loss=jnp.asarray(aux_loss, jnp.float32),
         z_loss=z_loss,
         num_experts=num_experts,
         capacity=capacity,
-        metrics=jax.lax.stop_gradient(metrics),
+        metrics=jax.lax.stop_gradient({**found, **(metrics or {})}),
     )
-
-
-def count_assigned(expert_GSK: Array, assigned_GSK: Array, num_experts: int) -> Array:
-    """Assigned choices by expert, int32 [E]."""
-    one_GSKE = jax.nn.one_hot(expert_GSK, num_experts, dtype=jnp.int32)
-    return jnp.sum(one_GSKE * assigned_GSK[..., None], axis=(0, 1, 2))
 
 
 def masked_mean(x: Array, mask: Array) -> Array:

@@ -4,14 +4,13 @@ Source: BASE layers (arXiv 2103.16716) and their code in fairseq (base_layer.py)
 """
 
 import math
-from dataclasses import replace
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from m4.model.auction import auction
-from m4.model.routing import Capacity, Routing, Tokens, assign_positions, at_experts, make_routing
+from m4.model.routing import Capacity, Routing, Tokens, at_experts, plan_choices
 from m4.settings import Between, checked
 
 
@@ -40,7 +39,7 @@ def base(
         raises, holding, max_rounds: see `m4.model.auction.auction`; raises = 50 and holding = 1 are
             fairseq's, quicker and less exact. The rounds are the metric `auction_rounds`.
     """
-    logits_GSE = tokens.score("router", init="orthogonal").astype(jnp.float32)
+    logits_GSE = tokens.score("router", init="orthogonal")
     mask_GS = tokens.mask_GS
     G, S, E = logits_GSE.shape
     metrics = {}
@@ -64,14 +63,5 @@ def base(
     else:
         C = S
         expert_GSK = jnp.argmax(logits_GSE, axis=-1)[..., None]
-    wants_GSK = mask_GS[..., None]
-    routing = make_routing(
-        expert_GSK,
-        assign_positions(expert_GSK, wants_GSK, E, C),
-        jax.nn.sigmoid(at_experts(logits_GSE, expert_GSK)),
-        mask_GS=mask_GS,
-        wants_GSK=wants_GSK,
-        num_experts=num_experts,
-        capacity=C,
-    )
-    return replace(routing, metrics={**routing.metrics, **metrics})
+    weight_GSK = jax.nn.sigmoid(at_experts(logits_GSE, expert_GSK))
+    return plan_choices(expert_GSK, weight_GSK, mask_GS, num_experts, C, metrics=metrics)

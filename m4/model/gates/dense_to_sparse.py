@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from m4.model.gates.switch import switch
-from m4.model.routing import Array, Capacity, Routing, Tokens, make_routing, masked_mean
+from m4.model.routing import Array, Capacity, Routing, Tokens, make_routing
 from m4.settings import Between, InputError, Rate, SettingError, Steps, checked
 
 Temperature = Annotated[float, Between(0, 1e6, above=True)]
@@ -50,7 +50,7 @@ def dense_to_sparse(
     """
     if tau_min > tau_max:
         raise SettingError("dense_to_sparse.tau_min", tau_min, f"at most tau_max = {tau_max}")
-    logits_GSE = tokens.score("router").astype(jnp.float32)
+    logits_GSE = tokens.score("router")
     scored = replace(tokens, score=lambda name, **_: logits_GSE)
     sparse = switch(scored, num_experts, capacity, jitter=0.0)
     if not tokens.train:
@@ -61,40 +61,34 @@ def dense_to_sparse(
             "not pass `step` to the model"
         )
     tau = temperature(tokens.step, tau_max, tau_min, anneal_steps, warmup_steps)
-    use_sparse = tokens.step >= warmup_steps + anneal_steps
     noisy_GSE = jax.nn.log_softmax(logits_GSE)
     if tokens.rng is not None:
         noisy_GSE = noisy_GSE + jax.random.gumbel(tokens.rng, noisy_GSE.shape)
-    gates_GSE = jax.nn.softmax(noisy_GSE / tau)
-    mask_GS1 = tokens.mask_GS[..., None]
-    S = logits_GSE.shape[1]
-    # With S slots each token has its own, the same with every expert.
-    own_1S1 = jnp.arange(S)[None, :, None]
-    opened_GSE = mask_GS1 & (gates_GSE > threshold)
-    # Switch's plan in the same shape: its one choice at its expert's place.
-    best_GSE = jax.nn.one_hot(sparse.expert_GSK[..., 0], num_experts, dtype=bool)
-    position_GSE = jnp.where(
-        use_sparse,
-        jnp.where(best_GSE, sparse.position_GSK, -1),
-        jnp.where(opened_GSE, own_1S1, -1),
+    dense = _dense(jax.nn.softmax(noisy_GSE / tau), tokens.mask_GS, threshold)
+    use_sparse = tokens.step >= warmup_steps + anneal_steps
+    position_GSE, weight_GSE = (
+        jnp.where(use_sparse, late, early)
+        for late, early in zip(_by_expert(sparse), dense, strict=True)
     )
     routing = make_routing(
-        jnp.broadcast_to(jnp.arange(num_experts)[None, None], logits_GSE.shape),
-        position_GSE,
-        jnp.where(use_sparse, best_GSE * sparse.weight_GSK, gates_GSE),
-        mask_GS=tokens.mask_GS,
-        wants_GSK=jnp.where(use_sparse, best_GSE & mask_GS1, opened_GSE),
-        num_experts=num_experts,
-        capacity=S,
+        *(None, position_GSE, weight_GSE, tokens.mask_GS, num_experts, logits_GSE.shape[1]),
         logits_GSE=logits_GSE,
         aux_loss=jnp.where(use_sparse, sparse.aux_loss, 0.0),
-        ranked=False,
+        metrics={"temperature": tau},
     )
-    metrics = {
-        "experts_per_token": masked_mean(jnp.sum(position_GSE >= 0, axis=-1), tokens.mask_GS),
-        "temperature": tau,
-    }
-    return replace(routing, metrics={**routing.metrics, **metrics}, shortcut=(use_sparse, sparse))
+    return replace(routing, shortcut=(use_sparse, sparse))
+
+
+def _dense(gates_GSE: Array, mask_GS: Array, threshold: float) -> tuple[Array, Array]:
+    """(position_GSE, weight_GSE): S slots, and so a token has the same one with every expert."""
+    opened_GSE = mask_GS[..., None] & (gates_GSE > threshold)
+    return jnp.where(opened_GSE, jnp.arange(mask_GS.shape[1])[None, :, None], -1), gates_GSE
+
+
+def _by_expert(top1: Routing) -> tuple[Array, Array]:
+    """(position_GSE, weight_GSE) of a plan with one choice a token."""
+    is_GSE = jax.nn.one_hot(top1.expert_GSK[..., 0], top1.num_experts, dtype=bool)
+    return jnp.where(is_GSE, top1.position_GSK, -1), is_GSE * top1.weight_GSK
 
 
 def temperature(

@@ -5,7 +5,6 @@ TokenShufflingOnlogitsV2, agrees (slots in token order, padding left out).
 """
 
 import math
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from m4.model.routing import (
     Routing,
     Tokens,
     make_routing,
-    masked_mean,
     refuse_causal,
 )
 from m4.settings import checked
@@ -70,8 +68,7 @@ def _slots(tokens: int, num_experts: int, factor: float) -> int:
 
 def route(logits_GSE: Array, mask_GS: Array, capacity: int, limit_G: Array) -> Routing:
     """The plan for given logits and C; no expert takes more than limit_G of its group's tokens."""
-    logits_GSE = logits_GSE.astype(jnp.float32)
-    G, S, E = logits_GSE.shape
+    _, S, E = logits_GSE.shape
     probs_GSE = jax.nn.softmax(logits_GSE)
     likes_GES = jnp.where(mask_GS[:, None], jnp.swapaxes(probs_GSE, 1, 2), -1.0)
     # The largest first; ties go to the earlier token.
@@ -81,16 +78,7 @@ def route(logits_GSE: Array, mask_GS: Array, capacity: int, limit_G: Array) -> R
     mark = jax.vmap(jax.vmap(lambda token_C, taken_C: jnp.zeros(S, bool).at[token_C].set(taken_C)))
     taken_GSE = jnp.swapaxes(mark(token_GEC, within_GEC), 1, 2) & mask_GS[..., None]
     position_GSE = jnp.cumsum(taken_GSE, axis=1, dtype=jnp.int32) - 1
-    routing = make_routing(
-        jnp.broadcast_to(jnp.arange(E)[None, None], (G, S, E)),
-        jnp.where(taken_GSE, position_GSE, -1),
-        probs_GSE,
-        mask_GS=mask_GS,
-        wants_GSK=taken_GSE,
-        num_experts=E,
-        capacity=capacity,
-        logits_GSE=logits_GSE,
-        ranked=False,
+    position_GSE = jnp.where(taken_GSE, position_GSE, -1)
+    return make_routing(
+        *(None, position_GSE, probs_GSE, mask_GS, E, capacity), logits_GSE=logits_GSE
     )
-    experts_per_token = masked_mean(jnp.sum(taken_GSE, axis=-1), mask_GS)
-    return replace(routing, metrics={**routing.metrics, "experts_per_token": experts_per_token})

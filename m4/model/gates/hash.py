@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.cluster.vq import ClusterError, kmeans2
 
-from m4.model.routing import Capacity, Routing, Tokens, assign_positions, make_routing
+from m4.model.routing import Capacity, Routing, Tokens, plan_choices
 from m4.settings import Count, InputError, OneOf, SettingError, checked
 
 TABLES = ("random", "balanced", "clustered")
@@ -57,17 +57,8 @@ def hash(
     )
     table_V = tokens.table("hash", make)
     expert_GSK = table_V[tokens.ids_GS.astype(jnp.int32)][..., None]
-    wants_GSK = tokens.mask_GS[..., None]
-    slots = capacity(1)
-    return make_routing(
-        expert_GSK,
-        assign_positions(expert_GSK, wants_GSK, num_experts, slots),
-        jnp.ones(expert_GSK.shape),
-        mask_GS=tokens.mask_GS,
-        wants_GSK=wants_GSK,
-        num_experts=num_experts,
-        capacity=slots,
-    )
+    weight_GSK = jnp.ones(expert_GSK.shape)
+    return plan_choices(expert_GSK, weight_GSK, tokens.mask_GS, num_experts, capacity(1))
 
 
 # One table for all layers that ask alike.

@@ -10,11 +10,9 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
-    assign_positions,
     at_experts,
     balance_loss,
-    choice_shares,
-    make_routing,
+    plan_choices,
 )
 from m4.settings import SettingError, Size, checked
 
@@ -48,28 +46,20 @@ def ktop1(
     if num_experts % prototypes:
         raise SettingError("ktop1.prototypes", prototypes, f"a divisor of {num_experts} experts")
     members = num_experts // prototypes
-    logits_GSE = tokens.score("router").astype(jnp.float32)
+    logits_GSE = tokens.score("router")
     # A token makes one choice in each prototype: that is axis K; the last one is its members.
     logits = logits_GSE.reshape(*logits_GSE.shape[:2], prototypes, members)
     probs_GSE = jax.nn.softmax(logits).reshape(logits_GSE.shape)
     first_K = members * jnp.arange(prototypes, dtype=jnp.int32)
     expert_GSK = jnp.argmax(logits, axis=-1).astype(jnp.int32) + first_K[None, None, :]
-    wants_GSK = jnp.broadcast_to(tokens.mask_GS[..., None], expert_GSK.shape)
-    slots = capacity(prototypes)
-    aux_loss = balance_loss(
-        # Divided by Z, the probabilities of all prototypes together sum to 1, as do the shares.
-        probs_GSE / prototypes,
-        choice_shares(expert_GSK, num_experts),
-        tokens.mask_GS,
-    )
-    return make_routing(
+    # Divided by Z, the probabilities of all prototypes together sum to 1, as do the shares.
+    aux_loss = balance_loss(probs_GSE / prototypes, expert_GSK, tokens.mask_GS)
+    return plan_choices(
         expert_GSK,
-        assign_positions(expert_GSK, wants_GSK, num_experts, slots),
         at_experts(probs_GSE, expert_GSK),
-        mask_GS=tokens.mask_GS,
-        wants_GSK=wants_GSK,
-        num_experts=num_experts,
-        capacity=slots,
+        tokens.mask_GS,
+        num_experts,
+        capacity(prototypes),
         logits_GSE=logits_GSE,
         aux_loss=prototypes * aux_loss if paper_scale else aux_loss,
         ranked=False,

@@ -5,17 +5,14 @@ Face's load_balancing_loss_func (modeling_mixtral.py).
 """
 
 import jax
-import jax.numpy as jnp
 
 from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
-    assign_positions,
     balance_loss,
     check_choices,
-    choice_shares,
-    make_routing,
+    plan_choices,
     top_k,
 )
 from m4.settings import Size, checked
@@ -43,24 +40,15 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: Si
         SettingError: choices not in [1, E].
     """
     check_choices("mixtral.choices", choices, num_experts)
-    logits_GSE = tokens.score("router").astype(jnp.float32)
+    logits_GSE = tokens.score("router")
     best_GSK, expert_GSK = top_k(logits_GSE, choices)
-    wants_GSK = jnp.broadcast_to(tokens.mask_GS[..., None], expert_GSK.shape)
-    slots = capacity(choices)
-    aux_loss = balance_loss(
-        jax.nn.softmax(logits_GSE),
-        choice_shares(expert_GSK, num_experts),
-        tokens.mask_GS,
-        by_group=False,
-    )
-    return make_routing(
+    probs_GSE = jax.nn.softmax(logits_GSE)
+    return plan_choices(
         expert_GSK,
-        assign_positions(expert_GSK, wants_GSK, num_experts, slots),
         jax.nn.softmax(best_GSK),
-        mask_GS=tokens.mask_GS,
-        wants_GSK=wants_GSK,
-        num_experts=num_experts,
-        capacity=slots,
+        tokens.mask_GS,
+        num_experts,
+        capacity(choices),
         logits_GSE=logits_GSE,
-        aux_loss=aux_loss,
+        aux_loss=balance_loss(probs_GSE, expert_GSK, tokens.mask_GS, by_group=False),
     )

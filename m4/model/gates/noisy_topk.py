@@ -16,9 +16,8 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
-    assign_positions,
     check_choices,
-    make_routing,
+    plan_choices,
     top_k,
 )
 from m4.settings import Between, Factor, Size, checked
@@ -61,9 +60,9 @@ def noisy_topk(
         SettingError: choices not in [1, E].
     """
     check_choices("noisy_topk.choices", choices, num_experts)
-    clean_GSE = tokens.score("router", init="zeros").astype(jnp.float32)
+    clean_GSE = tokens.score("router", init="zeros")
     # Asked for without noise too: the matrix must be there whenever the model is initialised.
-    raw_GSE = tokens.score("noise", init="zeros").astype(jnp.float32)
+    raw_GSE = tokens.score("noise", init="zeros")
     sd_GSE = noisy_GSE = None
     if tokens.train and tokens.rng is not None:
         sd_GSE = jax.nn.softplus(raw_GSE) + noise_epsilon
@@ -113,15 +112,12 @@ def route(
     real_GS1 = mask_GS[..., None]
     importance_E = jnp.sum(weight_GSE * real_GS1, axis=(0, 1))
     load_E = jnp.sum(load_GSE * real_GS1, axis=(0, 1))
-    wants_GSK = jnp.broadcast_to(real_GS1, expert_GSK.shape)
-    return make_routing(
+    return plan_choices(
         expert_GSK,
-        assign_positions(expert_GSK, wants_GSK, num_experts, capacity),
         weight_GSK,
-        mask_GS=mask_GS,
-        wants_GSK=wants_GSK,
-        num_experts=num_experts,
-        capacity=capacity,
+        mask_GS,
+        num_experts,
+        capacity,
         logits_GSE=clean_GSE,
         aux_loss=importance * cv_squared(importance_E) + load * cv_squared(load_E),
     )

@@ -12,13 +12,11 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
-    assign_positions,
     at_experts,
     balance_loss,
     check_choices,
-    choice_shares,
-    make_routing,
     masked_mean,
+    plan_choices,
     top_k,
 )
 from m4.settings import Factor, SettingError, Size, checked
@@ -63,33 +61,33 @@ def sam(
         )
     members = num_experts // expert_groups
     check_choices("sam.choices", choices, members)
-    logits_GSE = tokens.score("router").astype(jnp.float32)
+    logits_GSE = tokens.score("router")
     mask_GS = tokens.mask_GS
     probs_GSE = jax.nn.softmax(logits_GSE)
-    by_group = probs_GSE.reshape(*probs_GSE.shape[:2], expert_groups, members)
-    best_GS = jnp.argmax(jnp.sum(by_group, axis=-1), axis=-1)
-    group_E = jnp.arange(num_experts) // members
-    inside_GSE = group_E[None, None, :] == best_GS[..., None]
+    inside_GSE = _best_group(probs_GSE, members)
     _, expert_GSK = top_k(jnp.where(inside_GSE, logits_GSE, -jnp.inf), choices)
     weight_GSK = at_experts(probs_GSE, expert_GSK)
-    balance = balance_loss(probs_GSE, choice_shares(expert_GSK, num_experts), mask_GS)
+    balance = balance_loss(probs_GSE, expert_GSK, mask_GS)
     misfit = _misfit(probs_GSE, inside_GSE, weight_GSK, mask_GS)
     if paper_scale:
         balance = choices * balance
         misfit = misfit * jnp.sum(mask_GS)
-    wants_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)
-    slots = capacity(choices)
-    return make_routing(
+    return plan_choices(
         expert_GSK,
-        assign_positions(expert_GSK, wants_GSK, num_experts, slots),
         weight_GSK,
-        mask_GS=mask_GS,
-        wants_GSK=wants_GSK,
-        num_experts=num_experts,
-        capacity=slots,
+        mask_GS,
+        num_experts,
+        capacity(choices),
         logits_GSE=logits_GSE,
         aux_loss=balance + alignment * misfit,
     )
+
+
+def _best_group(probs_GSE: Array, members: int) -> Array:
+    """Whether an expert is in the group with the largest sum of p, bool [G, S, E]."""
+    G, S, E = probs_GSE.shape
+    best_GS = jnp.argmax(probs_GSE.reshape(G, S, -1, members).sum(axis=-1), axis=-1)
+    return (jnp.arange(E) // members)[None, None, :] == best_GS[..., None]
 
 
 def _misfit(probs_GSE: Array, inside_GSE: Array, weight_GSK: Array, mask_GS: Array) -> Array:

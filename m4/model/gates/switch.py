@@ -7,17 +7,14 @@ Source: Switch Transformer (arXiv 2101.03961), section 2.2, and Mesh TensorFlow'
 from typing import Annotated
 
 import jax
-import jax.numpy as jnp
 
 from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
-    assign_positions,
     at_experts,
     balance_loss,
-    choice_shares,
-    make_routing,
+    plan_choices,
     refuse_causal,
     top_k,
 )
@@ -55,27 +52,16 @@ def switch(
         refuse_causal(tokens, "switch.priority", priority)
     noisy = tokens.train and tokens.rng is not None
     logits_GSE = tokens.score("router", jitter=jitter if noisy else 0.0, key=tokens.rng)
-    logits_GSE = logits_GSE.astype(jnp.float32)
     probs_GSE = jax.nn.softmax(logits_GSE)
     _, expert_GSK = top_k(logits_GSE, 1)
     weight_GSK = at_experts(probs_GSE, expert_GSK)
-    wants_GSK = tokens.mask_GS[..., None]
-    slots = capacity(1)
-    position_GSK = assign_positions(
+    return plan_choices(
         expert_GSK,
-        wants_GSK,
-        num_experts,
-        slots,
-        weight_GSK[..., 0] if priority == "probability" else None,
-    )
-    return make_routing(
-        expert_GSK,
-        position_GSK,
         weight_GSK,
-        mask_GS=tokens.mask_GS,
-        wants_GSK=wants_GSK,
-        num_experts=num_experts,
-        capacity=slots,
+        tokens.mask_GS,
+        num_experts,
+        capacity(1),
         logits_GSE=logits_GSE,
-        aux_loss=balance_loss(probs_GSE, choice_shares(expert_GSK, num_experts), tokens.mask_GS),
+        aux_loss=balance_loss(probs_GSE, expert_GSK, tokens.mask_GS),
+        priority_GS=weight_GSK[..., 0] if priority == "probability" else None,
     )

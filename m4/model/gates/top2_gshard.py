@@ -4,6 +4,7 @@ Source: GShard (arXiv 2006.16668), Algorithm 1; its lines are cited below. Where
 Lingvo (gshard_layers.py, Top2GatingOnLogits, what the M4 team ran) differ, an argument decides.
 """
 
+import functools
 from typing import Annotated
 
 import jax
@@ -95,20 +96,9 @@ def route(
 ) -> Routing:
     """Algorithm 1 for given logits, C and random numbers in (0, 1): [G, S], the coin throws of
     policy "random", or [G, S, E], which policy "sampling" draws the second expert with."""
-    logits_GSE = logits_GSE.astype(jnp.float32)
     probs_GSE = jax.nn.softmax(logits_GSE)  # line 4
-    # Ties go to the lowest index (argmax). The second choice is taken from the logits, not from
-    # the probabilities: where those underflow to 0 the first expert could be chosen twice.
-    first_GS = jnp.argmax(logits_GSE, axis=-1)
-    is_first_GSE = jax.nn.one_hot(first_GS, num_experts, dtype=bool)
-    others_GSE = jnp.where(is_first_GSE, -jnp.inf, logits_GSE)
-    if policy == "sampling":  # Gumbel's trick (Lingvo 2139-2160)
-        assert uniform is not None
-        others_GSE = others_GSE - jnp.log(-jnp.log(uniform))
-    second_GS = jnp.argmax(others_GSE, axis=-1)
-    is_second_GSE = jax.nn.one_hot(second_GS, num_experts, dtype=bool)
-    p1_GS = jnp.sum(probs_GSE * is_first_GSE, axis=-1)
-    p2_GS = jnp.sum(probs_GSE * is_second_GSE, axis=-1)
+    first_GS, second_GS = _two_best(logits_GSE, uniform if policy == "sampling" else None)
+    p1_GS, p2_GS = _probability(probs_GSE, first_GS), _probability(probs_GSE, second_GS)
     both_GS = p1_GS + p2_GS + 1e-9
     g1_GS, g2_GS = p1_GS / both_GS, p2_GS / both_GS  # line 6
 
@@ -129,26 +119,37 @@ def route(
 
     if normalize == "after":
         g1_GS, g2_GS = _renormalize(p1_GS * has1_GS, p2_GS * has2_GS)
-    has_GSK = jnp.stack([has1_GS, has2_GS], axis=-1)
-    position_GSK = jnp.stack([position1_GS, position2_GS], axis=-1)
+    pair = functools.partial(jnp.stack, axis=-1)
+    expert_GSK, has_GSK = pair([first_GS, second_GS]), pair([has1_GS, has2_GS])
+    position_GSK = jnp.where(has_GSK, pair([position1_GS, position2_GS]), -1)
+    # Line 13: first choices before capacity.
+    means = {"real_token_means": real_token_means, "paper_scale": paper_scale}
+    aux_loss = balance_loss(probs_GSE, expert_GSK[..., :1], mask_GS, **means)
     return make_routing(
-        jnp.stack([first_GS, second_GS], axis=-1),
-        jnp.where(has_GSK, position_GSK, -1),
-        jnp.stack([g1_GS, g2_GS], axis=-1),
-        mask_GS=mask_GS,
-        wants_GSK=jnp.stack([mask_GS, mask_GS & coin_GS], axis=-1),
-        num_experts=num_experts,
-        capacity=capacity,
+        *(expert_GSK, position_GSK, pair([g1_GS, g2_GS]), mask_GS, num_experts, capacity),
+        ranked_GSK=pair([mask_GS, mask_GS & coin_GS]),
         logits_GSE=logits_GSE,
-        # Line 13: first choices before capacity.
-        aux_loss=balance_loss(
-            probs_GSE,
-            is_first_GSE,
-            mask_GS,
-            real_token_means=real_token_means,
-            paper_scale=paper_scale,
-        ),
+        aux_loss=aux_loss,
     )
+
+
+def _two_best(logits_GSE: Array, uniform_GSE: Array | None) -> tuple[Array, Array]:
+    """(first_GS, second_GS), the experts with the largest logits; ties: the lowest index. With
+    random numbers the second one is drawn from the softmax of the others.
+
+    It is taken from the logits, not from the probabilities: where those underflow to 0 the first
+    expert could be chosen twice.
+    """
+    first_GS = jnp.argmax(logits_GSE, axis=-1)
+    is_first_GSE = jax.nn.one_hot(first_GS, logits_GSE.shape[-1], dtype=bool)
+    others_GSE = jnp.where(is_first_GSE, -jnp.inf, logits_GSE)
+    if uniform_GSE is not None:  # Gumbel's trick (Lingvo 2139-2160)
+        others_GSE = others_GSE - jnp.log(-jnp.log(uniform_GSE))
+    return first_GS, jnp.argmax(others_GSE, axis=-1)
+
+
+def _probability(probs_GSE: Array, expert_GS: Array) -> Array:
+    return jnp.sum(probs_GSE * jax.nn.one_hot(expert_GS, probs_GSE.shape[-1], dtype=bool), axis=-1)
 
 
 def _renormalize(g1_GS: Array, g2_GS: Array) -> tuple[Array, Array]:

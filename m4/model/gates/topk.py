@@ -8,19 +8,15 @@ extract_critical), MaxText moe.py (its path with drops).
 from typing import Annotated
 
 import jax
-import jax.numpy as jnp
 
 from m4.model.routing import (
-    Array,
     Capacity,
     Routing,
     Tokens,
-    assign_positions,
     at_experts,
     balance_loss,
     check_choices,
-    choice_shares,
-    make_routing,
+    plan_choices,
     refuse_causal,
     top_k,
 )
@@ -64,53 +60,20 @@ def topk(
     check_choices("topk.choices", choices, num_experts)
     if batch_priority:
         refuse_causal(tokens, "topk.batch_priority", batch_priority)
-    logits_GSE = tokens.score("router").astype(jnp.float32)
+    logits_GSE = tokens.score("router")
     probs_GSE = jax.nn.softmax(logits_GSE)
     # Chosen by the logits: where probabilities underflow to 0 they no longer say who is better.
     best_GSK, expert_GSK = top_k(logits_GSE, choices)
     prob_GSK = at_experts(probs_GSE, expert_GSK)
-    wants_GSK = jnp.broadcast_to(tokens.mask_GS[..., None], expert_GSK.shape)
-    slots = capacity(choices)
-    priority_GS = prob_GSK[..., 0] if batch_priority else None
-    if slot_order == "choice":
-        position_GSK = assign_positions(expert_GSK, wants_GSK, num_experts, slots, priority_GS)
-    else:
-        position_GSK = _assign_by_token(expert_GSK, wants_GSK, num_experts, slots, priority_GS)
-    return make_routing(
+    return plan_choices(
         expert_GSK,
-        position_GSK,
         # The softmax of the k best logits is p over their sum, without a division of tiny numbers.
         jax.nn.softmax(best_GSK) if normalize else prob_GSK,
-        mask_GS=tokens.mask_GS,
-        wants_GSK=wants_GSK,
-        num_experts=num_experts,
-        capacity=slots,
-        logits_GSE=logits_GSE,
-        aux_loss=balance_loss(
-            probs_GSE,
-            choice_shares(expert_GSK, num_experts),
-            tokens.mask_GS,
-            paper_scale=paper_scale,
-        ),
-    )
-
-
-def _assign_by_token(
-    expert_GSK: Array,
-    wants_GSK: Array,
-    num_experts: int,
-    capacity: int,
-    priority_GS: Array | None,
-) -> Array:
-    """Slots token by token: every choice as if it were a separate token, with one choice."""
-    G, S, K = expert_GSK.shape
-    if priority_GS is not None:
-        priority_GS = jnp.broadcast_to(priority_GS[..., None], (G, S, K)).reshape(G, S * K)
-    position_GJ1 = assign_positions(
-        expert_GSK.reshape(G, S * K)[..., None],
-        wants_GSK.reshape(G, S * K)[..., None],
+        tokens.mask_GS,
         num_experts,
-        capacity,
-        priority_GS,
+        capacity(choices),
+        logits_GSE=logits_GSE,
+        aux_loss=balance_loss(probs_GSE, expert_GSK, tokens.mask_GS, paper_scale=paper_scale),
+        priority_GS=prob_GSK[..., 0] if batch_priority else None,
+        by_token=slot_order == "token",
     )
-    return position_GJ1[..., 0].reshape(G, S, K)

@@ -9,7 +9,8 @@ from m4.config import Config
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.parallel import distributed
-from m4.storage import run_folder
+from m4.storage import remote, run_folder
+from m4.storage.checkpoints import Checkpoints
 from m4.storage.lease import Busy
 
 
@@ -63,4 +64,7 @@ def claimed_together(
 
         run_folder.check_shared(folder, distributed.on_primary_then_broadcast("MODEL_DIR", claim))
         prepare.prepare_process(experiment, kinds[0])
+        if remote.is_working_copy(folder):
+            # What orbax cannot open ends the job here, and not after the corpus is built.
+            Checkpoints(folder / "checkpoints", read_only=True).close()
         yield folder

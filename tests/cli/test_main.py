@@ -294,6 +294,8 @@ def test_another_config_or_vocabulary_or_job_and_nothing_is_lost(
     assert "belongs to another config" in said.mistake
 
     with run_folder.locked(folder, "train"):
+        said = m4("data", "preview", "--temperatures=", f"--model_dir={folder}")
+        assert said.status == 0, said.err  # it writes other files than training
         mistake = train(folder, *arguments).mistake
     assert mistake == f"m4 train: MODEL_DIR = {folder}: another m4 job is at work there"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from m4.storage import lease, remote, working_copy
+from m4.storage import lease, remote, run_folder, working_copy
 from m4.storage.checkpoints import latest_step
 from m4.storage.metrics_log import read_metrics
 from m4.storage.store import Disk
@@ -163,6 +163,53 @@ def test_one_job_at_a_time_over_all_machines(
     assert not marks(store)
     with remote.locked(other):
         assert (other / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
+
+
+def test_jobs_of_two_machines_write_files_of_other_kinds(
+    store: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each uploads and removes its own alone, and sees the other's as they were at its start."""
+    with run_folder.locked(here, "train"):
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+        remote.push(here)
+        other = another_machine(monkeypatch, tmp_path, store)
+        with run_folder.locked(other, "eval"):
+            assert (other / "metrics.jsonl").read_text(encoding="utf-8") == "1\n"
+            (other / "metrics.jsonl").write_text("by mistake", encoding="utf-8")
+            (other / "scores.jsonl").write_text("{}\n", encoding="utf-8")
+            with pytest.raises(lease.Busy):
+                run_folder.locked(other, "train", wait=False).__enter__()
+        (here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
+    assert files(store) == {"metrics.jsonl": b"1\n2\n", "scores.jsonl": b"{}\n"}
+
+
+def test_job_of_this_machine_keeps_its_files_while_another_one_starts(
+    store: Path, here: Path
+) -> None:
+    with run_folder.locked(here, "train"):
+        (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
+        remote.push(here)
+        (here / "metrics.jsonl").unlink()  # it is being written
+        (store / "scores.jsonl").write_text("of another machine\n", encoding="utf-8")
+        with run_folder.locked(here, "eval"):
+            assert not (here / "metrics.jsonl").exists()
+            assert (here / "scores.jsonl").exists()
+
+
+def test_compiled_programs_are_downloaded_by_the_folders_jobs_alone(
+    store: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are run: whoever reads a stranger's folder must not."""
+    program = "compilation_cache/train/a-cache"
+    with run_folder.locked(here, "train"):
+        (here / program).parent.mkdir(parents=True)
+        (here / program).write_bytes(b"program")
+    other = another_machine(monkeypatch, tmp_path, store)
+    remote.fetch(other)
+    with run_folder.locked(other, "eval"):
+        assert not (other / program).exists()
+    with run_folder.locked(other, "train"):
+        assert (other / program).read_bytes() == b"program"
 
 
 def test_job_that_lost_its_lease_ends_and_writes_nothing_more(store: Path, here: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from m4.storage import remote, run_folder
+from m4.storage.lease import Busy
 
 CONFIG = {"MODEL_DIR": "'m'", "TRAIN_STEPS": "10", "transformer.Transformer.width": "64"}
 
@@ -106,6 +107,35 @@ def test_one_job_at_a_time(tmp_path: Path) -> None:
             pass
     with remote.locked(folder):  # free again
         pass
+
+
+def test_jobs_that_write_other_files_work_at_the_same_time(tmp_path: Path) -> None:
+    with run_folder.locked(tmp_path, "train"), run_folder.locked(tmp_path, "eval"):
+        for kind in ("train", "eval"):
+            with pytest.raises(Busy):
+                run_folder.locked(tmp_path, kind).__enter__()
+        with run_folder.locked(tmp_path, "data"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("run.json", "train"),
+        ("metrics.jsonl", "train"),
+        ("compare/dense/metrics.jsonl", "train"),
+        ("compilation_cache/eval/a-cache", "eval"),
+        ("compare/dense/decodes/test.en-gl.jsonl", "eval"),
+        ("decodes/test.en-gl.json", "eval"),
+        ("scores.jsonl", "eval"),
+        ("report.html", "eval"),
+        ("baselines/gl.1/result.json", "baselines"),
+        ("data_preview.html", "data"),
+        ("data_report.json", "corpus"),
+    ],
+)
+def test_each_file_is_of_the_kind_of_the_job_that_writes_it(name: str, kind: str) -> None:
+    assert run_folder.kind_of(name) == kind
 
 
 def test_killed_job_leaves_no_lock(tmp_path: Path) -> None:

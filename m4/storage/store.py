@@ -288,9 +288,9 @@ def _forbidden(address: str, said: str) -> str:
         )
     who = re.search(r"([\w.+-]+@\S+) does not have", said)
     right = re.search(r"storage\.\w+\.\w+", said)
-    role = "roles/storage.objectUser"
+    role = "roles/storage.objectAdmin"
     if right is None:
-        role = "roles/storage.objectUser and roles/storage.legacyBucketReader"
+        role = "roles/storage.objectAdmin and roles/storage.legacyBucketReader"
     elif right[0] == "storage.buckets.get":  # no role for objects has it
         role = "roles/storage.legacyBucketReader"
     return (

@@ -140,6 +140,8 @@ class WorkingCopy:
                 # The same there as when it was copied. If it is another one here, a job was killed
                 # before it could upload it: the newer one stays.
                 if known is None or known[-1] != there[name] or not target.exists():
+                    # A cache of programs that others could write to is not used.
+                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     self.there.download(name, target)
                     record[name] = [*(_state(target) or ()), there[name]]
 

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from m4.parallel.jax_setup import set_up
 
 NAMES = (
     "jax_compilation_cache_dir",
+    "jax_persistent_cache_enable_xla_caches",
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )
@@ -58,3 +61,20 @@ def test_cache_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.M
 def test_cache_that_is_set_stays(tmp_path: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
     assert cache_used(tmp_path / "cache") == tmp_path / "mine"
+
+
+def test_key_of_a_program_does_not_hold_the_folder(tmp_path: Path) -> None:
+    """A folder that was copied, or is another machine's, has the programs that are needed."""
+    names = []
+    for number in range(2):
+        jax.config.update("jax_compilation_cache_dir", None)
+        folder = cache_used(tmp_path / str(number) / "cache")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        compilation_cache.reset_cache()
+        jax.clear_caches()
+        try:
+            jax.jit(lambda x: 3 * x + 1)(np.float32(2)).block_until_ready()
+        finally:
+            compilation_cache.reset_cache()
+        names.append({path.name for path in folder.iterdir() if path.name.endswith("-cache")})
+    assert names[0] == names[1] != set()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -105,9 +109,9 @@ def test_503s_and_cut_connections_are_retried(address: str, emulator: Emulator) 
     ("lacking", "role"),
     [
         ("storage.buckets.get", "roles/storage.legacyBucketReader"),
-        ("storage.objects.list", "roles/storage.objectUser"),
-        ("storage.objects.create", "roles/storage.objectUser"),
-        ("storage.objects.get", "roles/storage.objectUser"),
+        ("storage.objects.list", "roles/storage.objectAdmin"),
+        ("storage.objects.create", "roles/storage.objectAdmin"),
+        ("storage.objects.get", "roles/storage.objectAdmin"),
     ],
 )
 def test_wrong_role_is_one_line_before_anything_starts(
@@ -206,3 +210,54 @@ def test_run_in_a_bucket(
     result = m4("translate", f"--model_dir={address}", "--to=en", "a")
     assert result.status == 0, result.err
     assert len(result.out.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_killed_job_is_resumed_on_another_machine(
+    address: str, emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it trains, others may look at the corpus, and may not train."""
+    code = (
+        "import sys; from m4.storage import lease; lease.PERIOD_SECONDS = 0.5\n"
+        "from m4.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    model = f"--model_dir={address}"
+    steps = ["--gin.TRAIN_STEPS=100000", "--gin.experiment.Training.checkpoint_period=1"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "first")}
+    del environment["JAX_COMPILATION_CACHE_DIR"]
+    command = [sys.executable, "-c", code, "train", f"--gin_file={TINY}", model, *steps]
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        first = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+    try:
+        until = time.monotonic() + 300
+        while len(checkpoints(emulator, address)) < 2:
+            assert first.poll() is None, log.read_text(encoding="utf-8")
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        monkeypatch.setattr(lease, "PERIOD_SECONDS", 5.0)
+        another_machine(monkeypatch, tmp_path, address)
+        result = m4("data", "preview", "--temperatures=", model)
+        assert result.status == 0, result.err
+        assert "data_preview.json" in emulator.names(folder_of(address))
+        result = m4("train", f"--gin_file={TINY}", model)
+        assert result.status == 2
+        assert f"MODEL_DIR = {address}: another m4 job is at work there" in result.err
+        # What it compiled, too.
+        names = emulator.names(f"{folder_of(address)}/compilation_cache/train")
+        assert any(name.endswith("-cache") for name in names)
+    finally:
+        first.kill()
+        first.wait()
+    assert "train.json" in emulator.names(f"{folder_of(address)}/.running")
+    monkeypatch.setattr(lease, "PERIOD_SECONDS", 0.3)
+    here = another_machine(monkeypatch, tmp_path, address)
+    last = max(checkpoints(emulator, address))
+    result = m4("train", model, f"--gin.TRAIN_STEPS={last + 2}")
+    assert result.status == 0, result.err
+    assert max(checkpoints(emulator, address)) == last + 2
+    done = [row["step"] for row in read_metrics(here) if "loss" in row]
+    assert done == sorted(set(done))
+    assert done[-1] == last + 2
+    assert not emulator.names(f"{folder_of(address)}/.running")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -208,8 +209,13 @@ def test_compiled_programs_are_downloaded_by_the_folders_jobs_alone(
     remote.fetch(other)
     with run_folder.locked(other, "eval"):
         assert not (other / program).exists()
-    with run_folder.locked(other, "train"):
-        assert (other / program).read_bytes() == b"program"
+    umask = os.umask(0o002)
+    try:
+        with run_folder.locked(other, "train"):
+            assert (other / program).read_bytes() == b"program"
+    finally:
+        os.umask(umask)
+    assert (other / program).parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_job_that_lost_its_lease_ends_and_writes_nothing_more(store: Path, here: Path) -> None:

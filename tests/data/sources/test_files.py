@@ -222,8 +222,11 @@ def test_a_remote_folder_that_cannot_be_read_is_one_clear_line(
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_tensorflows_files_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gs:// as epath reads it by default, through TensorFlow; its bucket is a folder here."""
+    """gs:// as epath reads it when asked to, through TensorFlow; its bucket is a folder here."""
     import tensorflow as tf
+
+    monkeypatch.setenv("EPATH_USE_TF", "true")
+    gpath._is_tf_installed.cache_clear()
 
     gfile = tf.io.gfile
 
@@ -246,3 +249,4 @@ def test_tensorflows_files_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         remote = type(local)(**arguments_of(name, epath.Path("gs://bucket") / name))  # type: ignore
         assert texts_of(remote) == texts
         assert remote.identity() == local.identity()
+    gpath._is_tf_installed.cache_clear()

@@ -112,6 +112,7 @@ launch() {
   export JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu}
   # Stacks of all threads at a crash in C, and at `stop`'s last signal.
   export PYTHONFAULTHANDLER=1
+  ulimit -c 0 # a host's memory is too large for a core file
   "$environment/bin/m4" "$@" &
   pid=$! uploader=""
   echo "$pid" >"$folder/pid"

@@ -180,7 +180,7 @@ def check(setting: Setting, routing: Routing, seed: int) -> None:
     )
     assigned = np.asarray(routing.position_GSK) >= 0
     with on(setting.mesh), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "ragged: on a CPU", UserWarning)
+        warnings.filterwarnings("ignore", "ragged: on CPUs", UserWarning)
         for name, run in IMPLEMENTATIONS.items():
             (_, y_GSM), gradients = jax.device_get(
                 value_and_gradients(run, x_GSM, routing, experts, direction_GSM)

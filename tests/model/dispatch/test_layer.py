@@ -93,7 +93,7 @@ def on_eight_devices(name: str):
 every_implementation = pytest.mark.parametrize("name", IMPLEMENTATIONS)
 
 
-@pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
+@pytest.mark.filterwarnings("ignore:ragged. on CPUs:UserWarning")
 @every_implementation
 def test_eight_devices_are_one(name):
     expected = on_one_device()
@@ -103,7 +103,7 @@ def test_eight_devices_are_one(name):
     jax.tree.map(functools.partial(close, name=name), got, expected)
 
 
-@pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
+@pytest.mark.filterwarnings("ignore:ragged. on CPUs:UserWarning")
 @pytest.mark.parametrize("garbage", [np.nan, np.inf])
 @every_implementation
 def test_what_padding_holds_is_not_carried(name, garbage):

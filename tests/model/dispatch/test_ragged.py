@@ -51,11 +51,17 @@ def test_warns_on_a_cpu(mesh):
         jax.eval_shape(ragged, *arguments())
 
 
-def test_does_not_warn_elsewhere(monkeypatch):
+def test_warns_on_a_gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.warns(UserWarning, match="^ragged: on CPUs and GPUs"):
+        jax.eval_shape(lambda *given: ragged(*given), *arguments())  # traced for this test
+
+
+def test_does_not_warn_on_a_tpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jax.eval_shape(ragged, *arguments())
+        jax.eval_shape(lambda *given: ragged(*given), *arguments())
 
 
 def test_warns_once():
@@ -66,7 +72,7 @@ def test_warns_once():
     assert len([w for w in caught if "dense expansion" in str(w.message)]) == 1
 
 
-@pytest.mark.filterwarnings("ignore:ragged. on a CPU:UserWarning")
+@pytest.mark.filterwarnings("ignore:ragged. on CPUs:UserWarning")
 def test_rows_outside_every_expert_are_never_used(monkeypatch):
     # XLA leaves open what rows beyond the last group contain; an accelerator may leave anything.
     exact = lax.ragged_dot

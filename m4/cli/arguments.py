@@ -81,6 +81,7 @@ JOBS = {
     "demo": "run all steps: train, baselines, decode, report",
     "translate": "translate the arguments, or standard input line by line",
     "data": "build or inspect the corpus: " + ", ".join(DATA_JOBS),
+    "watch": "show a training run from its files: loss, speed, experts, time left, scores",
     "atlas": "which language goes to which expert: tables, atlas.png",
     "plan": "ahead-of-time compile for a TPU pod (no TPU needed): memory, traffic, time, cost",
     "collectives": "what partitioned operators send: Table 4 of GShard, compiled here; or, with a "
@@ -95,6 +96,7 @@ _EXAMPLES = {
     "report": "m4 report --model_dir=runs/demo",
     "demo": "m4 demo --gin_file=gin_configs/demo.gin --model_dir=runs/mine",
     "translate": 'm4 translate --model_dir=runs/demo --to=gl "3 weeks ago"',
+    "watch": "m4 watch --model_dir=gs://bucket/run",
     "atlas": "m4 atlas --model_dir=runs/demo --split=test",
     "plan": "m4 plan --gin_file=gin_configs/moe_128e_12l.gin --topology=v3:8x8",
     "collectives": "m4 collectives --gin_file=gin_configs/demo.gin --devices=8",
@@ -147,9 +149,9 @@ def parser() -> argparse.ArgumentParser:
                 _add_common(part)
                 for option, settings in about.options.items():
                     part.add_argument(f"--{option}", **settings)
-        elif name == "atlas":  # reads counts and no config
+        elif name in ("atlas", "watch"):  # they read no config
             _add_debug(job)
-            _add_atlas(job)
+            (_add_atlas if name == "atlas" else _add_watch)(job)
         else:
             _add_common(job)
             {"plan": _add_plan, "collectives": _add_collectives, "translate": _add_translate}.get(
@@ -195,6 +197,14 @@ def _add_atlas(job: argparse.ArgumentParser) -> None:
         default="train",
         help="who went where in training, or in the test sets and their translations",
     )
+
+
+def _add_watch(job: argparse.ArgumentParser) -> None:
+    job.add_argument("--model_dir", help="the folder of the run")
+    job.add_argument(
+        "--seconds", type=float, default=10.0, help="between two looks (default: %(default)s)"
+    )
+    job.add_argument("--once", action="store_true", help="show it once")
 
 
 def _add_collectives(job: argparse.ArgumentParser) -> None:

@@ -20,8 +20,8 @@ def run(
     parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions | None = None
 ) -> int:
     """Runs the job, after joining other processes where there are any; returns the exit status."""
-    if parsed.job == "atlas":
-        return _atlas(parsed, bindings)
+    if parsed.job in ("atlas", "watch"):
+        return _show(parsed, bindings)
     if parsed.job == "collectives":
         return _collectives(parsed, bindings)
     if parsed.job == "plan" and parsed.facts is None:
@@ -162,15 +162,20 @@ def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Name
     return 0
 
 
-def _atlas(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
-    """`m4 atlas`: without a config, and without JAX."""
-    from m4.eval.report import atlas
-    from m4.jobs.prepare import console
-
+def _show(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """`m4 atlas` and `m4 watch`: without a config."""
     if not parsed.model_dir:
         raise InputError("give a run folder: --model_dir=...")
     if bindings:
-        raise InputError(f"'{bindings[0]}': atlas reads no config, only --model_dir")
+        raise InputError(f"'{bindings[0]}': {parsed.job} reads no config, only --model_dir")
+    if parsed.job == "watch":
+        from m4.jobs.watch import watch
+
+        watch(parsed.model_dir, parsed.seconds, once=parsed.once)
+        return 0
+    from m4.eval.report import atlas
+    from m4.jobs.prepare import console
+
     atlas.show(local_folder(parsed.model_dir), parsed.split, console())
     return 0
 

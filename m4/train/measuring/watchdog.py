@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
 from m4.parallel import distributed
+from m4.settings import InputError
 from m4.storage.files import write_text
 from m4.train.measuring.step_clock import StepClock
 
@@ -28,15 +30,38 @@ STALL_STEPS = 10
 _WATCHED = ("step", "data")
 
 
+class Heartbeat(NamedTuple):
+    """What heartbeat.json says: the step and phase that a run is at; when it was written, and when
+    the run was started first, `time.time`."""
+
+    step: int
+    phase: str
+    time: float
+    started: float
+
+
+def heartbeat(folder: Path) -> Heartbeat | None:
+    """The last one of a run's folder; None: there was none. ValueError: it is damaged."""
+    path = folder / HEARTBEAT
+    try:
+        said = json.loads(path.read_bytes())
+        return Heartbeat(
+            int(said["step"]), str(said["phase"]), float(said["time"]), float(said["started"])
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: damaged ({error})") from error
+
+
 def first_start(folder: Path) -> float:
     """When a run in this folder was started first, `time.time`: now, if never."""
     try:
-        return float(json.loads((folder / HEARTBEAT).read_text(encoding="utf-8"))["started"])
-    except FileNotFoundError:
-        return time.time()
-    except (ValueError, TypeError, KeyError) as error:
-        print(f"{folder / HEARTBEAT}: damaged ({error}); goodput counts from now", file=sys.stderr)
-        return time.time()
+        found = heartbeat(folder)
+    except InputError as error:
+        print(f"{error}; goodput counts from now", file=sys.stderr)
+        found = None
+    return time.time() if found is None else found.started
 
 
 @contextlib.contextmanager
@@ -77,9 +102,9 @@ class _Watchdog:
     def beat(self, phase: str) -> None:
         if not distributed.is_primary():
             return
-        now = {"step": self._clock.step, "phase": phase, "time": time.time()}
+        now = Heartbeat(self._clock.step, phase, time.time(), self._started)
         try:
-            write_text(self._folder / HEARTBEAT, json.dumps({**now, "started": self._started}))
+            write_text(self._folder / HEARTBEAT, json.dumps(now._asdict()))
         except OSError as error:  # a full disk stops training where it must write, not here
             print(f"no heartbeat: {error}", file=sys.stderr)
 

@@ -165,7 +165,7 @@ class CorpusSpec:
         run = remote.local(self.vocabulary_from)
         remote.fetch(run, lambda name: name.endswith(".model"))
         role = None if self.target_vocabulary_size is None else "source"
-        for folder in (run, run / "data"):
+        for folder in (run, run / "vocabulary", run / "data"):
             if vocabulary_file(folder, role).is_file():
                 return folder
         raise SettingError(

@@ -70,7 +70,7 @@ class Lease:
         self._busy = threading.Lock()
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._renew_periodically, daemon=True)
-        self._checked = -float("inf")
+        self._checked = self._renewed = -float("inf")
         self.lost: LeaseLost | None = None
 
     def acquire(self, *, wait: bool = True) -> None:
@@ -116,7 +116,8 @@ class Lease:
             return False
 
     def check(self, older_than_seconds: float = 0.0) -> None:
-        """Checks in the store, before this job writes there, that it still has the lease.
+        """Checks in the store, before this job writes there, that it still has the lease; renews it
+        where it would expire within the next period.
 
         Args:
             older_than_seconds: a check that is younger is good enough.
@@ -127,9 +128,12 @@ class Lease:
         with self._busy:
             if self.lost is None and time.monotonic() - self._checked >= older_than_seconds:
                 began = time.monotonic()
-                there = self._store.stat(self._name)
-                if there is None or there.version != self._version:
-                    self._check_owner()
+                if began - self._renewed > (SILENT_PERIODS - 1) * PERIOD_SECONDS:
+                    self._write_over()
+                else:
+                    there = self._store.stat(self._name)
+                    if there is None or there.version != self._version:
+                        self._check_owner()
                 self._checked = began
             if self.lost is not None:
                 raise self.lost
@@ -164,12 +168,17 @@ class Lease:
 
     def _renew(self) -> None:
         with self._busy:
-            try:
-                self._version = self._store.write(self._name, self._bytes, self._version)
-            except Changed:
-                self._check_owner()
+            self._write_over()
             if self.lost is not None:
                 raise self.lost
+
+    def _write_over(self) -> None:
+        began = time.monotonic()
+        try:
+            self._version = self._store.write(self._name, self._bytes, self._version)
+        except Changed:
+            self._check_owner()
+        self._renewed = began
 
     def _renew_periodically(self) -> None:
         while not self._released.wait(PERIOD_SECONDS):

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
 from m4.settings import InputError
@@ -150,6 +150,10 @@ class Disk:
     def delete(self, name: str, version: str | None = None) -> None:
         with self._if_unchanged(name, version):
             (self._folder / name).unlink(missing_ok=True)
+        if version is None:  # an object store has no empty folders
+            with contextlib.suppress(OSError):
+                for parent in PurePosixPath(name).parents[:-1]:
+                    (self._folder / parent).rmdir()
 
     @contextlib.contextmanager
     def _if_unchanged(self, name: str, version: str | None) -> Iterator[None]:

@@ -170,6 +170,21 @@ def test_lease_that_expired_long_ago_is_taken_at_once(
     job().acquire(wait=False)
 
 
+def test_check_of_a_lease_that_is_about_to_expire_renews_it(
+    job: Callable[..., Lease], tmp_path: Path
+) -> None:
+    """Else another job could take it over between the check and the write."""
+    store = Store(tmp_path / "store")
+    one = job(store=store)
+    one.acquire()
+    silence(one)
+    before = store.writes
+    one.check()
+    time.sleep(lease.SILENT_PERIODS * PERIOD)
+    one.check()
+    assert store.writes == before + 1
+
+
 def test_late_renewal_does_not_win(job: Callable[..., Lease], tmp_path: Path) -> None:
     one, other = taken_over(job)
     with pytest.raises(LeaseLost):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -225,11 +226,14 @@ def test_job_that_lost_its_lease_ends_and_writes_nothing_more(store: Path, here:
         with remote.locked(here):
             (here / "metrics.jsonl").write_text("1\n", encoding="utf-8")
             remote.push(here)
-            take_over(store)
-            (store / "metrics.jsonl").write_text("1\n2 of the other\n", encoding="utf-8")
-            there.update(files(store))
-            (here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
-            (here / "atlas.train.json").write_text("{}", encoding="utf-8")
+            with (here / ".lock").open("w") as uploads:  # none has checked the lease just before
+                fcntl.flock(uploads, fcntl.LOCK_EX)
+                take_over(store)
+                (store / "metrics.jsonl").write_text("1\n2 of the other\n", encoding="utf-8")
+                there.update(files(store))
+                (here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
+                (here / "atlas.train.json").write_text("{}", encoding="utf-8")
+                time.sleep(2 * lease.PERIOD_SECONDS)
             time.sleep(60)  # its signal wakes it
             raise AssertionError("it was not interrupted")
 

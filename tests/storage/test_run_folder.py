@@ -131,7 +131,7 @@ def test_jobs_that_write_other_files_work_at_the_same_time(tmp_path: Path) -> No
         ("report.html", "eval"),
         ("baselines/gl.1/result.json", "baselines"),
         ("data_preview.html", "data"),
-        ("data_report.json", "corpus"),
+        ("data_report.json", "data"),
     ],
 )
 def test_each_file_is_of_the_kind_of_the_job_that_writes_it(name: str, kind: str) -> None:

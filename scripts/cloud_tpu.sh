@@ -43,6 +43,7 @@ poll_seconds=60 unreachable_minutes=15 stall_minutes=60 max_restarts=20
 env=() gcloud=() arguments=() spot=false internal_ip=false tunnel_through_iap=false
 
 check() {
+  command -v timeout >/dev/null || mistake "needs GNU timeout (coreutils)"
   need name "$name" zone "$zone"
   check_name name "$name"
   check_zone "$zone"
@@ -232,11 +233,12 @@ supervise() {
       "ACTIVE, job mistake" | "ACTIVE, job refused")
         if $seen && [[ $state == *mistake ]]; then
           stop
-          mistake "m4 refused to start or to go on: see logs; with the mistake put right start this again"
+          mistake "m4 refused to start or to continue (see logs, or MODEL_DIR/logs); with the mistake" \
+            "corrected start this again"
         fi
-        # Refused before this was started: the user has put it right, in the arguments or in a file
+        # Refused before this was started: the user has corrected it, in the arguments or in a file
         # of the commit, which the hosts do not have yet.
-        say "m4 refused to start; it is tried once more, with this commit"
+        say "m4 refused to start; will retry once, with this commit"
         { stop && setup && start; } || fail "the hosts could not be set up"
         before=""
         ;;
@@ -256,7 +258,7 @@ supervise() {
         ;;
       "ACTIVE, job none" | "ACTIVE, job interrupted" | "ACTIVE, job crashed" | "ACTIVE, job stalled")
         case $state in
-          *crashed) fail "the job crashed" ;;
+          *crashed) fail "the job crashed (see logs, or MODEL_DIR/logs)" ;;
           *stalled) fail "the job has written nothing for $stall_minutes minutes" ;;
         esac
         # A host that is left behind waits for the others for ever.

@@ -357,7 +357,7 @@ def test_a_host_and_supervise_agree_on_a_refused_job(
     (fakes / "calls").unlink()
     said = supervise("right")
     assert said.returncode == 0, said.stderr
-    assert "it is tried once more, with this commit" in said.stderr
+    assert "will retry once, with this commit" in said.stderr
     assert done(fakes) == ["stop", *SET_UP]
 
 

@@ -26,6 +26,7 @@ from m4.settings import InputError
 from m4.storage import remote
 from m4.storage.files import whole
 from m4.storage.lease import Busy
+from m4.storage.store import open_store
 
 # Which of a corpus's files a job reads, by their names in its folder.
 Needs = Callable[[str], bool]
@@ -162,7 +163,7 @@ def build_corpus(
             return found  # by the job that this one waited for
         if remote.is_remote(place):
             # Whoever sees a manifest in a store finds all of its corpus there.
-            remote.remote_path(folder / "manifest.json").unlink(missing_ok=True)
+            open_store(place).delete("manifest.json")
         try:
             return spec.build(folder, rebuild=rebuild, progress=progress, built=built)
         except InputError as error:

@@ -14,12 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from m4.data.corpus import CorpusSpec
+from m4.jobs import corpus
 from m4.storage import lease, remote, store
 from m4.storage.checkpoints import Checkpoints, latest_step, shapes
 from m4.storage.metrics_log import read_metrics
 from m4.storage.store import ABSENT, Changed, open_store
 from tests.bucket import ACCOUNT, BUCKET, Emulator
 from tests.command_line import TINY, m4
+from tests.data.corpus import Made
 
 _number = itertools.count()
 
@@ -69,6 +72,25 @@ def test_bucket_writes_only_over_the_version_that_is_known(address: str, tmp_pat
     bucket.write("d", b"")
     assert bucket.list().keys() == {"c/large", "d"}
     assert bucket.list(["c"]).keys() == {"d"}
+
+
+def test_a_corpus_in_a_bucket_is_built_once_and_downloaded_in_part(
+    address: str, emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = CorpusSpec(source=Made({"gl": 40}), vocabulary_size=400)
+    built = corpus.build_corpus(spec, address)
+    there = emulator.names(folder_of(address))
+    assert there >= {"manifest.json", "text/train.gl.tsv", "train.english.tokens.npy"}
+    another_machine(monkeypatch, tmp_path, address)
+    assert corpus.build_corpus(spec, address).fingerprint == built.fingerprint
+    folder = corpus.fetched(address, corpus.arrays)
+    assert {path.name for path in folder.glob("train.*")} == {n for n in there if n[:6] == "train."}
+    assert not (folder / "text").exists()
+    # Half of a corpus is none: its manifest was not uploaded yet.
+    open_store(address).delete("manifest.json")
+    emulator.fail("POST .*manifest.json", 1)
+    assert corpus.build_corpus(spec, address).fingerprint == built.fingerprint
+    assert emulator.names(folder_of(address)) == there
 
 
 def test_another_machine_gets_what_a_job_left(

@@ -7,6 +7,7 @@ only what its job reads.
 
 import contextlib
 import itertools
+import re
 import shutil
 import socket
 import sys
@@ -31,6 +32,10 @@ from m4.storage.store import open_store
 # Which of a corpus's files a job reads, by their names in its folder.
 Needs = Callable[[str], bool]
 
+_FILES = re.compile(
+    r"ledger\.json|data_report\.\w+|vocabulary\.[\w.]*model|token_counts\.[\w.]*npy|"
+    r"(train|dev|test)\.[\w.]+\.npy|text/(train|dev|test)\.\w+\.(tsv|subsets\.json)"
+)
 _WAIT_SECONDS, _sleep = 5.0, time.sleep
 VOCABULARY = "vocabulary"  # of MODEL_DIR: what a trained model needs of its corpus
 
@@ -151,7 +156,9 @@ def build_corpus(
     saved = isinstance(place, SavedFolder)
     rebuild = (spec.rebuild if rebuild is None else rebuild) and not saved
     folder = fetched(place, settings)
-    if found := _opened(spec, place, folder, rebuild):
+    # In a store the manifest comes last: without it an upload was interrupted.
+    there = not remote.is_remote(place) or open_store(place).stat("manifest.json") is not None
+    if there and (found := _opened(spec, place, folder, rebuild)):
         return found
     if saved:
         raise InputError(
@@ -160,10 +167,10 @@ def build_corpus(
         )
     with _locked(folder, place):
         if found := _opened(spec, place, folder, rebuild):
-            return found  # by the job that this one waited for
+            return found  # of the job that this one waited for, or now uploaded to its end
         if remote.is_remote(place):
-            # Whoever sees a manifest in a store finds all of its corpus there.
             open_store(place).delete("manifest.json")
+            _remove_half(folder)
         try:
             return spec.build(folder, rebuild=rebuild, progress=progress, built=built)
         except InputError as error:
@@ -180,6 +187,17 @@ def _opened(spec: CorpusSpec, place: str, folder: Path, rebuild: bool) -> Cache 
         if rebuild:
             return None
         raise _other_corpus(place, folder, error) from error
+
+
+def _remove_half(folder: Path) -> None:
+    """Removes what an interrupted upload left. Other files stay, and are refused."""
+    if not (folder / "manifest.json").is_file():
+        paths = [path for path in folder.rglob("[!.]*") if path.is_file()]
+        if all(_FILES.fullmatch(path.relative_to(folder).as_posix()) for path in paths):
+            for path in paths:
+                path.unlink()
+            with contextlib.suppress(FileNotFoundError):
+                (folder / "text").rmdir()
 
 
 @contextlib.contextmanager

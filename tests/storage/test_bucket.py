@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.jobs import corpus
 from m4.storage import lease, remote, store
@@ -86,11 +87,17 @@ def test_a_corpus_in_a_bucket_is_built_once_and_downloaded_in_part(
     folder = corpus.fetched(address, corpus.arrays)
     assert {path.name for path in folder.glob("train.*")} == {n for n in there if n[:6] == "train."}
     assert not (folder / "text").exists()
-    # Half of a corpus is none: its manifest was not uploaded yet.
+    # Half of a corpus is none: its manifest comes last. This machine builds it again.
     open_store(address).delete("manifest.json")
-    emulator.fail("POST .*manifest.json", 1)
+    with pytest.raises(ValueError, match="not a cache"):
+        Cache(corpus.fetched(address, corpus.arrays))
     assert corpus.build_corpus(spec, address).fingerprint == built.fingerprint
     assert emulator.names(folder_of(address)) == there
+    # The text's own folder is not taken for one.
+    open_store(f"{address}/text").write("gl.train.tsv", b"a\tb\n")
+    with pytest.raises(ValueError, match="neither a cache nor empty"):
+        corpus.build_corpus(spec, f"{address}/text")
+    assert "text/gl.train.tsv" in emulator.names(folder_of(address))
 
 
 def test_another_machine_gets_what_a_job_left(

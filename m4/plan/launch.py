@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,7 +55,8 @@ _PARENT = "M4_PLAN_PARENT"
 
 
 class ChildError(Exception):
-    """The user made a mistake: the message is the last line of the compiling process."""
+    """The user made a mistake: the message is the last line of the compiling process. Or the
+    compiler itself failed."""
 
 
 def check_compiler(platform: str) -> None:
@@ -134,7 +136,7 @@ def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> di
     Passes on the subprocess's standard error.
 
     Raises:
-        ChildError: a mistake in config or arguments.
+        ChildError: a mistake in config or arguments, or a signal ended the compiler.
         RuntimeError: anything else; with the subprocess's standard error.
     """
     with one_at_a_time(), tempfile.TemporaryDirectory(prefix="m4-plan-") as folder:
@@ -155,6 +157,8 @@ def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> di
         errors = done.stderr.strip()
         if done.returncode == 2:
             raise ChildError(errors.splitlines()[-1].removeprefix("m4 plan: "))
+        if done.returncode < 0:
+            raise ChildError(_ended_by(signal.Signals(-done.returncode).name, platform))
         if done.returncode or not path.is_file():
             raise RuntimeError(
                 f"the compiling process ended with status {done.returncode}:\n{errors}"
@@ -163,6 +167,17 @@ def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> di
             if not any(noise in line for noise in _NOISE):
                 print(line, file=sys.stderr)
         return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _ended_by(name: str, platform: str) -> str:
+    package, version = list(versions(platform).items())[2]
+    compiler = f"{package} {version}"
+    if name == "SIGKILL":
+        return f"{name} ended the compiler ({compiler}): it needs 4 to 6 GiB of free memory"
+    return (
+        f"{name} ended the compiler ({compiler}): a fault of this version, not of the config; "
+        "other sizes (layers, experts, batch) or another version may compile"
+    )
 
 
 def end_with_parent() -> None:

@@ -177,6 +177,7 @@ def test_a_saved_config_writes_no_corpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_whose_corpus_moved_resumes_and_fresh_keeps_it(tmp_path: Path) -> None:
     def trained(run: str, data_dir: str, steps: int, *more: str) -> None:
         said = command(

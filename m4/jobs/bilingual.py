@@ -127,20 +127,24 @@ def train_one(
         },
     )
     step = trained.note["step"]
-    rule = training.early_stopping
     result = {
         "identity": dict(identity),
         "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
         "note": trained.note,
         # Is it trained out? Whether dev ended it, and how much it rose in the last quarter.
-        "stopped_early": rule is not None
-        and trained.note["since_best"] >= rule.patience
-        and step % training.dev_period == 0,  # the last step's is no whole period
+        "stopped_early": _stopped_early(training, trained.note),
         "gain_last_quarter": gain_last_quarter(read_metrics(folder), step),
         "epochs": stream.epochs(step),
     }
     write_text(folder / "result.json", json.dumps(result, indent=1))
     return language, step
+
+
+def _stopped_early(training: Training, note: Mapping[str, Any]) -> bool:
+    """Whether dev ended it. The last step's evaluation closes no whole period."""
+    rule = training.early_stopping
+    stopped = rule is not None and note["since_best"] >= rule.patience
+    return stopped and note["step"] % training.dev_period == 0
 
 
 def gain_last_quarter(rows: Sequence[Mapping[str, Any]], steps: int) -> float:

@@ -51,10 +51,10 @@ class Transformer(nn.Module):
         directions: see `MoeLayer`.
         absolute_positions: adds sinusoidal positions to the embeddings, next to the relative bias.
             T5 has none; short runs on little data need them (docs/model.md).
-        scan_layers: the stacks are scans over blocks of `moe_every` layers (m4.model.blocks): they
-            compile in the time of one block; parameters are stacked.
-        pipeline_microbatches: with a mesh of several stages, the parts of a device's rows that pass
-            through them as a pipeline (m4.model.pipeline); without one it has no effect.
+        scan_layers: stacks scan over blocks of `moe_every` layers (m4.model.blocks), with stacked
+            parameters, and compile in the time of one block.
+        pipeline_microbatches: parts of a device's rows that pass through the mesh's stages as a
+            pipeline (m4.model.pipeline); without stages it has no effect.
         remat: what the backward pass computes again, a name of `m4.model.blocks.REMAT`.
         tied_logits: the output projection is the embedding; False gives it a separate matrix.
         dtype: of the activations; parameters, routing, softmax and logits are float32.
@@ -90,9 +90,8 @@ class Transformer(nn.Module):
                 setattr(self, name, MoeFactory.of(given, f"Transformer.{name}"))
         super().__post_init__()
         if self.absolute_positions and self.width % 2:
-            raise SettingError(
-                "Transformer.width", self.width, "even, with Transformer.absolute_positions"
-            )
+            allowed = "even, with Transformer.absolute_positions"
+            raise SettingError("Transformer.width", self.width, allowed)
         if self.moe is not None:
             self._check_experts()
 

@@ -151,12 +151,7 @@ class Trainer:
         """
         assert list(stream.directions) == self.directions
         self._check(stream.shapes)
-        about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
-        if stages := pipeline.about(self.mesh, self.model):
-            about["pipeline"] = stages
-            _print_stages(stages)
-        folder = Path(folder)
-        keep = self.training.keep_checkpoints
+        folder, keep = Path(folder), self.training.keep_checkpoints
         with contextlib.closing(Checkpoints(folder / "checkpoints", keep=keep)) as checkpoints:
             run = TrainingRun(
                 self.training,
@@ -164,7 +159,7 @@ class Trainer:
                 folder,
                 checkpoints,
                 stream,
-                about,
+                self._about(stream, note or {}),
                 groups or {},
                 sampling,
                 flops,
@@ -173,6 +168,14 @@ class Trainer:
             written = run.train(evaluators, progress)
             best = run.stopper.best
             return Trained(average.used(run.state) if best is None else best, written)
+
+    def _about(self, stream: BatchStream, note: Mapping[str, Any]) -> dict[str, Any]:
+        """What every checkpoint of the run says about it."""
+        about = {**note, "stream": stream.fingerprint(), "directions": stream.directions}
+        if stages := pipeline.about(self.mesh, self.model):
+            about["pipeline"] = stages
+            _print_stages(stages)
+        return about
 
 
 def _print_stages(stages: Mapping[str, Any]) -> None:

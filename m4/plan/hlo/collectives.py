@@ -335,8 +335,7 @@ def _collective(line: str, computation: str, devices: int) -> _Found | None:
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
         # The TPU compiler's reduce-scatter: a fusion of all-reduce and slice.
         kind, result = "reduce-scatter", operand // len(groups[0])
-    source = _SOURCE.search(line)
-    return _Found(kind, name, computation, operand, result, groups, source[1] if source else "")
+    return _Found(kind, name, computation, operand, result, groups, _source(line))
 
 
 # libtpu's collectives between slices: a send to the host and what its runtime does with it.
@@ -358,16 +357,13 @@ def _between_slices(line: str, computation: str, devices: int) -> _Found:
         raise ValueError(f"HLO: no readable transfer between slices in '{line.strip()[:200]}'")
     kind, operand = _TRANSFERS[transfer[1]], type_bytes(elements(instruction[2])[0])
     groups, slices = read_slices(line, devices)
-    result = operand
-    if kind == "all-gather":
-        result = operand * slices
-    if kind == "reduce-scatter":
-        result = operand // slices
-    source = _SOURCE.search(line)
-    name = instruction[1]
-    return _Found(
-        kind, name, computation, operand, result, groups, source[1] if source else "", slices
-    )
+    of_kind = {"all-gather": operand * slices, "reduce-scatter": operand // slices}
+    result, name = of_kind.get(kind, operand), instruction[1]
+    return _Found(kind, name, computation, operand, result, groups, _source(line), slices)
+
+
+def _source(line: str) -> str:
+    return found[1] if (found := _SOURCE.search(line)) else ""
 
 
 def _calls(

@@ -16,6 +16,13 @@ from m4.settings import InputError
 from m4.storage.checkpoints import latest_step
 
 
+def latest_trained(folder: Path) -> int:
+    """The latest step of the model in a folder. InputError: it has none."""
+    if (latest := latest_step(folder / "checkpoints")) is None:
+        raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
+    return latest
+
+
 def decode(experiment: Experiment, *, dense: bool = False, split: str = "test") -> Path:
     """Translates a split of all directions; returns the folder of the hypotheses.
 
@@ -26,11 +33,7 @@ def decode(experiment: Experiment, *, dense: bool = False, split: str = "test") 
     if dense:
         experiment = experiment.dense()
     prepare.check_decoding_sizes(experiment)
-    latest = distributed.on_primary_then_broadcast(
-        "checkpoints", lambda: latest_step(folder / "checkpoints")
-    )
-    if latest is None:
-        raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
+    latest = distributed.on_primary_then_broadcast("checkpoints", lambda: latest_trained(folder))
     cache = open_corpus(experiment, test_sets)
     model = prepare.model_for(experiment, cache)
     layout = prepare.decoding_layout(experiment, model, cache.directions)

@@ -14,8 +14,9 @@ from m4.eval.scoring.delta import tables
 from m4.eval.scoring.score import System
 from m4.experiment import Experiment
 from m4.jobs import prepare
-from m4.jobs.baselines import Finished, find_baselines
+from m4.jobs.baselines import Finished, baselines_of, find_baselines
 from m4.jobs.corpus import open_corpus, test_sets
+from m4.jobs.decode import latest_trained
 from m4.jobs.evaluate import system_of
 from m4.settings import InputError
 from m4.storage import run_folder
@@ -28,8 +29,11 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
     """Scores everything that is decoded against the bilingual baselines; writes and prints it.
 
     Raises:
-        ValueError: translations or baselines are missing; the command that makes them.
+        ValueError: a model, translations or baselines are missing; the command that makes them.
     """
+    baselines_of(experiment)  # what is missing is known before the corpus is built
+    for which in (False, True) if dense else (False,):
+        latest_trained(prepare.model_folder(experiment, which))
     cache = open_corpus(experiment, test_sets)
     systems = [system_of(experiment, cache)]
     if dense:
@@ -39,7 +43,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
     curves = {system.name: read_metrics(system.decodes.parent) for system in systems}
     wanted = ("nll", "nll/high", "nll/medium", "nll/low")  # not every level has languages
     recorded = [row for rows in curves.values() for row in rows]
-    found = find_baselines(experiment, cache) if experiment.baselines is not None else {}
+    found = find_baselines(experiment, cache)
     systems += _bilingual(experiment, found)
     shares, epochs = _seen(experiment, cache)
     folder, data = prepare.run_folder(experiment), experiment.data
@@ -107,8 +111,6 @@ def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[
 
 def _bilingual(experiment: Experiment, found: Mapping[str, Finished]) -> list[System]:
     """The bilingual models as one system: their hypotheses gathered in one folder."""
-    if not found:
-        return []
     gathered = prepare.run_folder(experiment) / "decodes" / "bilingual"
     gathered.mkdir(parents=True, exist_ok=True)
     configs, steps = {}, {}

@@ -21,6 +21,7 @@ from m4.jobs.baselines import baselines
 from m4.jobs.corpus import open_corpus
 from m4.jobs.decode import decode
 from m4.jobs.demo import demo
+from m4.jobs.report import report
 from m4.jobs.train import train
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
@@ -109,6 +110,15 @@ def test_what_cannot_be_decoded_needs_no_corpus(tmp_path: Path) -> None:
                 one, training=training, model=functools.partial(Transformer, heads=6)
             )
         )
+    assert not tmp_path.joinpath("data").exists()
+
+
+def test_what_cannot_be_reported_needs_no_corpus(tmp_path: Path) -> None:
+    one = experiment(tmp_path)
+    with pytest.raises(SettingError, match=r"Experiment\.baselines .* add: experiment\."):
+        report(one)
+    with pytest.raises(ValueError, match="no checkpoints; train first"):
+        report(dataclasses.replace(one, baselines=Baselines(one, one, one)))
     assert not tmp_path.joinpath("data").exists()
 
 

@@ -24,6 +24,8 @@ _Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 class InputError(ValueError):
     """A user's mistake: what, where, what is allowed, in one line; exit status 2."""
 
+    status = 2
+
 
 class SettingError(InputError):
     """A setting has a value that it cannot have.

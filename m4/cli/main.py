@@ -18,9 +18,9 @@ from m4.storage.store import Unreachable
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one job; returns the exit status.
 
-    0; 1 where another process of the job was lost, or the last files did not get to MODEL_DIR's
-    store; 2 for a mistake of the user's; 3 where another job has taken MODEL_DIR over; 130 for
-    Ctrl-C.
+    0; 1 where another process of the job was lost, another job is at work in MODEL_DIR, or the last
+    files did not get to its store; 2 for a mistake of the user's; 3 where another job has taken
+    MODEL_DIR over; 130 for Ctrl-C.
     """
     try:
         others, bindings = split_arguments(sys.argv[1:] if arguments is None else arguments)
@@ -82,7 +82,7 @@ def run_alone(
         if parsed.debug:
             raise
         print(f"m4 {job_name(parsed)}: {one_line(error)}", file=sys.stderr)
-        return 2
+        return error.status
     except (LeaseLost, Unreachable) as error:
         print(f"m4 {job_name(parsed)}: {one_line(error)}", file=sys.stderr)
         return error.status

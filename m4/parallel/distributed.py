@@ -193,7 +193,9 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
         try:
             answer: dict[str, Any] = {"result": work()}
         except BaseException as error:
-            name = "mistake" if isinstance(error, ValueError) else "failure"
+            # All processes give a mistake's exit status, after which no one starts them again.
+            mistake = isinstance(error, ValueError) and getattr(error, "status", 2) == 2
+            name = "mistake" if mistake else "failure"
             client.key_value_set(key, json.dumps({name: first_line(error)}))
             raise
         finally:

@@ -35,7 +35,9 @@ LEASE_LOST_SIGNAL = signal.SIGUSR2
 
 
 class Busy(InputError):
-    """Another job is at work there."""
+    """Another job is at work there. No mistake to correct: it may be about to end."""
+
+    status = 1
 
 
 class LeaseLost(BaseException):

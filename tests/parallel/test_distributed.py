@@ -10,6 +10,7 @@ import pytest
 
 from m4.cli.arguments import distributed_options_of, parser
 from m4.parallel import distributed
+from m4.storage.lease import Busy
 
 
 class Service:
@@ -95,6 +96,19 @@ def test_value_error_is_raised_everywhere(
         distributed.on_primary_then_broadcast("MODEL_DIR", work)
     become(monkeypatch, 1)
     with pytest.raises(ValueError, match=r"^MODEL_DIR = x: not empty$"):
+        distributed.on_primary_then_broadcast("MODEL_DIR", never)
+
+
+def test_a_job_that_may_be_started_again_is_no_mistake_in_the_others(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        raise Busy("MODEL_DIR = x: another m4 job is at work there")
+
+    with pytest.raises(Busy):
+        distributed.on_primary_then_broadcast("MODEL_DIR", work)
+    become(monkeypatch, 1)
+    with pytest.raises(distributed.PeerLost, match="another m4 job"):
         distributed.on_primary_then_broadcast("MODEL_DIR", never)
 
 

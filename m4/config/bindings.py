@@ -187,7 +187,8 @@ class Bindings:
             raise ConfigError(
                 f"this run's config imports {module}, which is not part of m4: a run folder is "
                 f"data, and its code runs only where you allow it (--allow_module={top}, or "
-                f"{top}=FOLDER where it is not in the working folder)"
+                f"{top}=FOLDER where it is not in the working folder; in Python "
+                f"m4.load(..., allow_modules=[{top!r}]))"
             )
         new = renamed(module)
         try:

@@ -116,13 +116,13 @@ class Run:
             raise InputError(f"lines = {lines!r}: must be a list of lines, [{lines!r}]")
         return self._translator.translate(list(lines), to)
 
-    def decode(self, split: str = "test") -> dict[str, list[str]]:
+    def decode(self, split: str = "test", step: int | None = None) -> dict[str, list[str]]:
         """Direction -> translations of a split ("test" or "dev"); written to decodes/ too."""
         from m4.jobs.claim import claimed_together
         from m4.jobs.decode import decode
 
         with claimed_together(self.experiment, self.config, "eval"):
-            folder = decode(self.experiment, split=split)
+            folder = decode(self.experiment, split=split, step=step)
         return {
             path.name.split(".")[1]: [row["hypothesis"] for row in read_jsonl(path)]
             for path in sorted(folder.glob(f"{split}.*.jsonl"))

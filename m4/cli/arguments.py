@@ -181,6 +181,13 @@ def _add_run(name: str, job: argparse.ArgumentParser) -> None:
             metavar="RUN[@STEP]",
             help="begin from the model of another run's folder (INITIAL_CHECKPOINT_PATH)",
         )
+    if name in ("decode", "eval"):
+        job.add_argument("--split", choices=["test", "dev"], default="test", help="(%(default)s)")
+        job.add_argument(
+            "--step",
+            type=int,
+            help="a checkpoint that is kept; results in decodes/STEP (the latest)",
+        )
     job.add_argument("--compare", choices=["dense"], help="also train a dense model for comparison")
 
 

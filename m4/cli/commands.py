@@ -102,6 +102,7 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
     from m4.parallel.accelerator import check_accelerator
 
     dense, fresh = parsed.compare == "dense", getattr(parsed, "fresh", False)
+    chosen = {name: getattr(parsed, name) for name in ("split", "step") if hasattr(parsed, name)}
     check_accelerator()
     experiment.training.mesh()  # one that is not possible is refused before the folder is claimed
     distributed.check_joined()
@@ -110,8 +111,8 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
     do = {
         "train": lambda: train.train(experiment, dense=dense),
         "baselines": lambda: baselines.baselines(experiment),
-        "decode": lambda: decode.decode(experiment, dense=dense),
-        "eval": lambda: evaluate.evaluate(experiment, dense=dense),
+        "decode": lambda: decode.decode(experiment, dense=dense, **chosen),
+        "eval": lambda: evaluate.evaluate(experiment, dense=dense, **chosen),
         "report": lambda: report.report(experiment, dense=dense),
         "demo": lambda: demo.demo(experiment, dense=dense),
     }[parsed.job]

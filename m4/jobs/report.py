@@ -16,7 +16,7 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.baselines import Finished, baselines_of, find_baselines
 from m4.jobs.corpus import open_corpus, test_sets
-from m4.jobs.decode import latest_trained
+from m4.jobs.decode import trained_step
 from m4.jobs.evaluate import system_of
 from m4.settings import InputError
 from m4.storage import run_folder
@@ -33,7 +33,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
     """
     baselines_of(experiment)  # what is missing is known before the corpus is built
     for which in (False, True) if dense else (False,):
-        latest_trained(prepare.model_folder(experiment, which))
+        trained_step(prepare.model_folder(experiment, which))
     cache = open_corpus(experiment, test_sets)
     systems = [system_of(experiment, cache)]
     if dense:

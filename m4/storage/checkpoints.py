@@ -129,15 +129,19 @@ def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
     }
 
 
-def latest_step(folder: Path) -> int | None:
-    """The last complete step in a folder of checkpoints, or None; without reading any."""
+def complete_steps(folder: Path) -> list[int]:
+    """The complete steps in a folder of checkpoints, ascending; without reading any."""
     there = remote.remote_path(folder)
     if not there.is_dir():
-        return None
-    steps = [
+        return []
+    return sorted(
         int(path.name) for path in there.iterdir() if path.name.isdecimal() and _is_whole(path)
-    ]
-    return max(steps, default=None)
+    )
+
+
+def latest_step(folder: Path) -> int | None:
+    """The last complete step in a folder of checkpoints, or None; without reading any."""
+    return max(complete_steps(folder), default=None)
 
 
 def _is_whole(step: epath.Path) -> bool:

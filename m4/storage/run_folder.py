@@ -39,7 +39,10 @@ _NOTES = ("initial",)
 # Jobs that write files of different kinds may work at the same time.
 KINDS = ("train", "eval", "data", "baselines")
 _KIND_OF = (
-    (r"(compare/\w+/)?decodes/|scores\.jsonl$|deltas\.jsonl$|delta_bleu\.|report\.html$", "eval"),
+    (
+        r"(compare/\w+/)?decodes/|scores\.(dev\.)?jsonl$|deltas\.jsonl$|delta_bleu\.|report\.html$",
+        "eval",
+    ),
     (r"(data_preview|data_report|dropped|vocabulary_report)\.", "data"),
     (r"baselines/", "baselines"),
 )

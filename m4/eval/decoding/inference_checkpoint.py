@@ -58,9 +58,10 @@ def trained_step(
     model: Transformer,
     checkpoints: Path | str,
     vocabulary: Vocabulary | SourceAndTarget | None = None,
+    step: int | None = None,
 ) -> int:
-    """The latest step, after the checks of `restore_params`; no parameter is read."""
-    with _opened(model, checkpoints, None, vocabulary) as found:
+    """The step, None: the latest, after the checks of `restore_params`; no parameter is read."""
+    with _opened(model, checkpoints, step, vocabulary) as found:
         return found.step
 
 

@@ -100,6 +100,14 @@ class MoeLayer(nn.Module):
         deterministic: bool,
         decode: bool = False,
     ) -> Array:
+        """[B, L, M] -> [B, L, M]; a token without a slot gets zeros.
+
+        Args:
+            mask_BL: True for real tokens; padding gets no slot.
+            ids_BL, direction_BL: token ids and directions, for gates that read them.
+            step: of training, for gates that anneal. deterministic: no dropout, no random choices.
+            decode: one step of a search, with `decode_capacity_factor`.
+        """
         B, L, _ = x_BLM.shape
         train = not deterministic
         factor = self.train_capacity_factor if train else self.eval_capacity_factor

@@ -208,6 +208,16 @@ def test_checkpoints_in_a_bucket(address: str, emulator: Emulator) -> None:
         np.testing.assert_array_equal(found["params"]["a"], tree["a"] + 3)
 
 
+def test_checkpoints_of_another_machine_are_seen_at_every_look(
+    address: str, emulator: Emulator
+) -> None:
+    here, folder = remote.local(address), folder_of(address)
+    assert latest_step(here / "checkpoints") is None
+    for step in (2, 4, 6):
+        emulator.write(f"{folder}/checkpoints/{step}/commit_success.txt", b"")
+        assert latest_step(here / "checkpoints") == step
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_run_in_a_bucket(

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
@@ -57,9 +58,11 @@ def local(model_dir: str) -> Path:
         ValueError: not a store that m4 knows, or one that needs a package.
     """
     if not is_remote(model_dir):
+        if found := re.match(r"(gs|s3|file):/*", model_dir):  # pathlib, too, makes one slash of two
+            raise InputError(f"{model_dir}: an address begins with {found[1]}://")
         return Path(model_dir)
+    check_address(model_dir)
     address = model_dir.rstrip("/")
-    check_address(address)
     folder = _copy_of(address)
     if not (folder / MARK).is_file():
         write_text(folder / MARK, f"{address}\n{uuid.uuid4().hex}\n")

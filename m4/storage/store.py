@@ -84,10 +84,12 @@ class Store(Protocol):
 
 def check_address(address: str) -> None:
     """ValueError: no store that m4 knows, or Google's client is not installed."""
-    scheme = address.partition("://")[0]
+    scheme, _, place = address.partition("://")
     if scheme not in ("gs", "file"):
         raise InputError(f"{address}: {scheme}:// is not supported; give a folder, or gs://")
     if scheme == "gs":
+        if not place.partition("/")[0]:
+            raise InputError(f"{address}: no bucket is named; gs://BUCKET/FOLDER")
         try:
             import gcsfs  # noqa: F401 (epath's)
             from google.cloud import (

@@ -160,6 +160,20 @@ def test_bucket_that_is_not_there_is_one_line(emulator: Emulator) -> None:
     assert result.mistake.startswith("m4 train: gs://nowhere/run: no bucket nowhere")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("gs:/bucket/run", "an address begins with gs://"),
+        ("gs:bucket", "an address begins with gs://"),
+        ("gs://", "no bucket is named; gs://BUCKET/FOLDER"),
+        ("gs:///run", "no bucket is named; gs://BUCKET/FOLDER"),
+    ],
+)
+def test_address_that_is_none_is_one_line(wrong: str, said: str) -> None:
+    result = m4("train", f"--gin_file={TINY}", f"--model_dir={wrong}")
+    assert result.mistake == f"m4 train: {wrong}: {said}"
+
+
 def test_other_stores_and_missing_packages_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

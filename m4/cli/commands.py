@@ -100,6 +100,7 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
     from m4.jobs.claim import claimed_together
     from m4.parallel import distributed
     from m4.parallel.accelerator import check_accelerator
+    from m4.storage import remote
 
     dense, fresh = parsed.compare == "dense", getattr(parsed, "fresh", False)
     chosen = {name: getattr(parsed, name) for name in ("split", "step") if hasattr(parsed, name)}
@@ -125,7 +126,7 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
             distributed.on_primary_then_broadcast(parsed.job, lambda: (do(), None)[1])
     if distributed.is_primary() and (after := _NEXT.get(parsed.job)):
         own = "".join(f" --allow_module={name}={at}" for name, at in config.modules.items())
-        print(f"{folder}; next: m4 {after} --model_dir={experiment.model_dir}{own}")
+        print(f"{remote.shown(folder)}; next: m4 {after} --model_dir={experiment.model_dir}{own}")
     return 0
 
 

@@ -126,7 +126,8 @@ def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
         if _begun(run) and kept.vocabulary.fingerprint != cache.vocabulary.fingerprint:
             raise InputError(
                 f"data_dir = {place_of(experiment)}: its vocabulary is not the one that the model "
-                f"in {run} was trained with; give that model's data_dir, or start over with --fresh"
+                f"in {remote.shown(run)} was trained with; give that model's data_dir, or start "
+                "over with --fresh"
             )
     for path in [*cache.folder.glob("vocabulary.*model"), cache.folder / "manifest.json"]:
         with whole(folder / path.name) as part:

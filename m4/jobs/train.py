@@ -19,6 +19,7 @@ from m4.parallel import distributed
 from m4.plan.flops import forward_flops, model_flops
 from m4.plan.peaks import peak_flops
 from m4.progress import ProgressBar
+from m4.storage import remote
 from m4.storage.checkpoints import latest_step
 from m4.train.measuring.dev import dev_loss
 from m4.train.measuring.step_clock import Flops
@@ -50,7 +51,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
         if distributed.is_primary():
             print(
                 f"already at step {latest}, nothing to train to {training.total_steps} "
-                f"(TRAIN_STEPS): {folder}"
+                f"(TRAIN_STEPS): {remote.remote_path(folder)}"
             )
         return folder
     model = prepare.model_for(experiment, cache)

@@ -98,6 +98,11 @@ def is_working_copy(folder: Path) -> bool:
     return True
 
 
+def shown(folder: Path) -> str:
+    """The folder in messages: of a working copy the address, which is what a user has given."""
+    return mark_of(folder)[0] if is_working_copy(folder) else str(folder)
+
+
 def fetch(folder: Path, wanted: Callable[[str], bool] = not_compiled) -> None:
     """Brings a working copy up to date, for reading; does nothing with another folder.
 
@@ -152,7 +157,7 @@ def locked(
         UploadFailed: the last files could not be uploaded.
         ERRORS: the store cannot be reached; the job may be started again.
     """
-    where = f"{setting} = {mark_of(folder)[0] if is_working_copy(folder) else folder}"
+    where = f"{setting} = {shown(folder)}"
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             stack.enter_context(_lock(folder, kind, where))

@@ -95,7 +95,8 @@ def claim(
     if there:
         if not record.is_file():
             raise InputError(
-                f"MODEL_DIR = {folder}: not empty and not a run's folder (it has no run.json)"
+                f"MODEL_DIR = {remote.shown(folder)}: not empty and not a run's folder "
+                "(it has no run.json)"
             )
         if fresh:
             # run.json last: where this is killed half way, it is still known whose folder it is.
@@ -135,8 +136,9 @@ def check(folder: Path, config: Mapping[str, str], mutable: Collection[str] = ()
     if differences := _differences(record["config"], config, {*mutable, *record["mutable"]}):
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
         raise InputError(
-            f"MODEL_DIR = {folder} belongs to another config: {'; '.join(differences[:3])}"
-            f"{more}; choose another MODEL_DIR, or start over with --fresh"
+            f"MODEL_DIR = {remote.shown(folder)} belongs to another config: "
+            f"{'; '.join(differences[:3])}{more}; choose another MODEL_DIR, or "
+            "start over with --fresh"
         )
 
 
@@ -158,8 +160,8 @@ def check_shared(folder: Path, written: str, seconds: float = 30.0) -> None:
     while not (folder / "run.json").is_file() or digest(folder) != written:
         if time.monotonic() >= until:
             raise InputError(
-                f"MODEL_DIR = {folder}: {socket.gethostname()} does not see there what process 0 "
-                "wrote; it must be one folder that all processes share"
+                f"MODEL_DIR = {remote.shown(folder)}: {socket.gethostname()} does not see there "
+                "what process 0 wrote; it must be one folder that all processes share"
             )
         remote.fetch(folder, lambda name: name in ("run.json", "config.gin"))
         time.sleep(0.5)
@@ -185,7 +187,9 @@ def read(folder: Path) -> dict:
     """What `claim` wrote. ValueError: no run's folder, or its run.json is damaged."""
     path = Path(folder) / "run.json"
     if not path.is_file():
-        raise InputError(f"{folder}: not a run's folder (no run.json); train first")
+        raise InputError(
+            f"{remote.shown(Path(folder))}: not a run's folder (no run.json); train first"
+        )
     try:
         record = json.loads(path.read_bytes())
         return {**record, "config": dict(record["config"]), "mutable": record.get("mutable", [])}

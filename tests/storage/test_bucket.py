@@ -155,6 +155,16 @@ def test_wrong_role_is_one_line_before_anything_starts(
     assert emulator.names(folder_of(address)) <= {".running/train.json"}
 
 
+def test_messages_name_the_address_and_not_the_working_copy(
+    address: str, emulator: Emulator
+) -> None:
+    result = m4("watch", f"--model_dir={address}")
+    assert result.mistake == f"m4 watch: {address}: not a run's folder (no run.json); train first"
+    emulator.write(f"{folder_of(address)}/cat.jpg", b"")
+    result = m4("train", f"--gin_file={TINY}", f"--model_dir={address}")
+    assert f"MODEL_DIR = {address}: not empty and not a run's folder" in result.mistake
+
+
 def test_bucket_that_is_not_there_is_one_line(emulator: Emulator) -> None:
     result = m4("train", f"--gin_file={TINY}", "--model_dir=gs://nowhere/run")
     assert result.mistake.startswith("m4 train: gs://nowhere/run: no bucket nowhere")

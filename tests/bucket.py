@@ -84,13 +84,16 @@ class Emulator:
 
     def refusal(self, method: str, path: str) -> tuple[int, str] | None:
         """(status, message) where Google's service would refuse what the emulator does not."""
-        right = _right(method, path.partition("?")[0])
-        if right not in self.rights:
+        expected = re.search(r"[?&]ifGenerationMatch=(\d+)", path)
+        needed = [_right(method, path.partition("?")[0])]
+        if path.startswith("/upload/") and expected and expected[1] != "0":
+            needed.append("storage.objects.delete")  # to write over an object removes it
+        if lacking := [right for right in needed if right not in self.rights]:
+            right = lacking[0]
             return 403, (
                 f"{ACCOUNT} does not have {right} access to the Google Cloud Storage object. "
                 f"Permission '{right}' denied on resource (or it may not exist)."
             )
-        expected = re.search(r"[?&]ifGenerationMatch=(\d+)", path)
         if method == "DELETE" and expected:
             status, _, body = self.ask("GET", path.partition("?")[0], {}, b"")
             if status == 200 and json.loads(body)["generation"] != expected[1]:

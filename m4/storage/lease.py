@@ -151,7 +151,8 @@ class Lease:
             with contextlib.suppress(Changed):  # another job's
                 self._store.delete(self._name, self._version)
         except ERRORS as error:
-            _warn(f"{self._where}: {self._name} stays ({one_line(error)})")
+            if self._thread.ident is not None:  # else `acquire` has said what is wrong
+                _warn(f"{self._where}: {self._name} stays ({one_line(error)})")
 
     def _check_owner(self) -> None:
         """Sets `lost` if the lease is another job's; else takes over the version that is there: the

@@ -141,6 +141,7 @@ def test_503s_and_cut_connections_are_retried(address: str, emulator: Emulator) 
         ("storage.objects.list", "roles/storage.objectAdmin"),
         ("storage.objects.create", "roles/storage.objectAdmin"),
         ("storage.objects.get", "roles/storage.objectAdmin"),
+        ("storage.objects.delete", "roles/storage.objectAdmin"),
     ],
 )
 def test_wrong_role_is_one_line_before_anything_starts(

@@ -26,7 +26,7 @@ from process import device
 
 from m4.model import dispatch, gates
 from m4.model.moe import MoeLayer
-from m4.parallel.huge_pages import restart_with_huge_pages
+from m4.parallel.platform.huge_pages import restart_with_huge_pages
 
 
 def in_folder(package) -> dict:

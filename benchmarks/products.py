@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from m4.model.product import expert_product, input_gradient, product, weight_gradient
-from m4.parallel.huge_pages import restart_with_huge_pages
+from m4.parallel.platform.huge_pages import restart_with_huge_pages
 
 kept = jax.lax.optimization_barrier  # what XLA does not fold into a product
 

@@ -25,8 +25,8 @@ from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, count_parameters
-from m4.parallel.huge_pages import restart_with_huge_pages
 from m4.parallel.mesh import make_mesh
+from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.train.optimizer import adafactor, adamw, muon
 from m4.train.state import initialize
 from m4.train.trainer import Trainer

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from m4.parallel.jax_setup import use_fake_devices
+from m4.parallel.platform.jax_setup import use_fake_devices
 from m4.parallel.sharding import replicate, split
 from m4.plan.hlo.collectives import Collective, collectives, summary
 

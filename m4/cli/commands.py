@@ -99,7 +99,7 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
     from m4.jobs import baselines, decode, demo, evaluate, report, train
     from m4.jobs.claim import claimed_together
     from m4.parallel import distributed
-    from m4.parallel.accelerator import check_accelerator
+    from m4.parallel.platform.accelerator import check_accelerator
     from m4.storage import remote
 
     dense, fresh = parsed.compare == "dense", getattr(parsed, "fresh", False)
@@ -193,7 +193,7 @@ def _collectives(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
         one = "one number, as 8" if of_config else "numbers with commas between them, as 2,8,64"
         raise InputError(f"--devices={devices}: {one}")
     if of_config:
-        from m4.parallel.jax_setup import use_fake_devices
+        from m4.parallel.platform.jax_setup import use_fake_devices
 
         use_fake_devices(int(devices))
         config = read_config(parsed, bindings)

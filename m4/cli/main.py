@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from m4.cli.arguments import distributed_options_of, parser, split_arguments
 from m4.parallel.distributed_options import DistributedOptions
-from m4.parallel.huge_pages import restart_with_huge_pages
+from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.parallel.supervise import PEER_LOST_STATUS, supervise
 from m4.settings import InputError
 from m4.storage.lease import LeaseLost

@@ -31,7 +31,7 @@ from m4.jobs import prepare
 from m4.jobs.bilingual import start_worker, train_in_worker, train_one
 from m4.jobs.corpus import open_corpus
 from m4.parallel import distributed
-from m4.parallel.cpus import available_cpus
+from m4.parallel.platform.cpus import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError, SettingError
 from m4.train.measuring.metric_window import NotFinite

@@ -50,7 +50,7 @@ def start_worker(parent: int, cores: Any, messages: Any) -> None:
 
 def train_in_worker(experiment: Experiment, identity: Mapping[str, Any]) -> tuple[str, int]:
     """`train_one` in a process of the pool."""
-    from m4.parallel.jax_setup import set_up
+    from m4.parallel.platform.jax_setup import set_up
 
     set_up(Path(experiment.model_dir).parent / "compilation_cache")
 
@@ -89,7 +89,7 @@ def train_one(
     from m4.eval.decoding.testsets import split_pairs
     from m4.eval.scoring.dev_chrf import dev_chrf
     from m4.jobs import prepare
-    from m4.train.run import Evaluator
+    from m4.train.loop.run import Evaluator
 
     language = identity["language"]
     folder, training = Path(experiment.model_dir), experiment.training

@@ -23,9 +23,9 @@ from m4.storage.metrics_log import read_metrics
 from m4.train import initial
 from m4.train.early_stopping import EarlyStopper
 from m4.train.initial import InitialModel, Leaf, Rows, Use
+from m4.train.loop.program import TrainProgram
+from m4.train.loop.resume import restore
 from m4.train.measuring.routing_counts import Counts
-from m4.train.program import TrainProgram
-from m4.train.resume import restore
 from m4.train.state import TrainState
 
 

@@ -18,9 +18,9 @@ from m4.eval.scoring.groups import LEVELS
 from m4.experiment import Baselines, Experiment, partial_arguments
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
-from m4.parallel.accelerator import check_accelerator
-from m4.parallel.jax_setup import set_up
 from m4.parallel.layout import Layout
+from m4.parallel.platform.accelerator import check_accelerator
+from m4.parallel.platform.jax_setup import set_up
 from m4.settings import SettingError
 from m4.storage import remote
 from m4.train.trainer import Trainer

@@ -21,9 +21,9 @@ from m4.plan.peaks import peak_flops
 from m4.progress import ProgressBar
 from m4.storage import remote
 from m4.storage.checkpoints import latest_step
+from m4.train.loop.run import Evaluator
 from m4.train.measuring.dev import dev_loss
 from m4.train.measuring.step_clock import Flops
-from m4.train.run import Evaluator
 from m4.train.sampling import LearnedSampling
 
 
@@ -34,7 +34,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
 
     Raises:
         SettingError: sizes that cannot be, before the corpus is built.
-        m4.train.run.Interrupted: Ctrl-C or SIGTERM; the step is saved.
+        m4.train.loop.run.Interrupted: Ctrl-C or SIGTERM; the step is saved.
     """
     training = experiment.training
     folder = prepare.model_folder(experiment, dense)

@@ -22,8 +22,8 @@ import jax
 # JAX has no public name for the service that joins processes; orbax and others use this one.
 from jax._src import distributed
 
-from m4.parallel.accelerator import check_accelerator
 from m4.parallel.distributed_options import DistributedOptions
+from m4.parallel.platform.accelerator import check_accelerator
 from m4.parallel.supervise import PEER_LOST, abort_message
 from m4.settings import InputError
 
@@ -74,7 +74,7 @@ def join(options: DistributedOptions) -> None:
     # Processes that have ended must not count as dead meanwhile.
     _state.linger_seconds = min(_LINGER_SECONDS, options.heartbeat_seconds / 2)
     # JAX's own handler would swallow SIGTERM, also where its service is not used. The training
-    # loop's handler has the processes agree on the step (`m4.train.preemption`).
+    # loop's handler has the processes agree on the step (`m4.train.loop.preemption`).
     jax.config.update("jax_enable_preemption_service", False)
     given: dict[str, Any] = {}
     where = "the cluster's own settings"

@@ -11,8 +11,8 @@ import optax
 from m4.model.layers import constrain
 from m4.model.moe import layer_metrics, mean_metrics, sown_choices
 from m4.model.transformer import Transformer
+from m4.train.loop.mesh_checks import rows_over
 from m4.train.loss import cross_entropy
-from m4.train.mesh_checks import rows_over
 from m4.train.state import TrainState
 
 Array = jax.Array

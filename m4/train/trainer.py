@@ -17,11 +17,11 @@ from m4.parallel.mesh import axis_rules_context
 from m4.progress import ProgressBar
 from m4.storage.checkpoints import Checkpoints
 from m4.train import average
-from m4.train.batches import BatchShape, BatchStream
+from m4.train.loop.batches import BatchShape, BatchStream
+from m4.train.loop.mesh_checks import check_batches, check_model
+from m4.train.loop.program import TrainProgram
+from m4.train.loop.run import Begin, Evaluator, TrainingRun
 from m4.train.measuring.step_clock import Flops
-from m4.train.mesh_checks import check_batches, check_model
-from m4.train.program import TrainProgram
-from m4.train.run import Begin, Evaluator, TrainingRun
 from m4.train.sampling import LearnedSampling
 from m4.train.step import make_train_step
 from m4.train.training import Training

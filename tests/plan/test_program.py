@@ -15,7 +15,7 @@ from m4.experiment import Experiment
 from m4.model.transformer import abstract_variables
 from m4.plan import memory
 from m4.plan.program import PlannedProgram, decode_program, planned_model, train_program
-from m4.train import program
+from m4.train.loop import program
 from tests.command_line import TINY, experiment_of, m4
 
 

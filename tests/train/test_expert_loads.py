@@ -19,8 +19,8 @@ from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.routing import Routing
 from m4.parallel.host_batches import to_global
 from m4.storage.metrics_log import read_metrics
+from m4.train.loop.run import Evaluator, Interrupted
 from m4.train.optimizer import adamw
-from m4.train.run import Evaluator, Interrupted
 from tests.data.corpus import Made
 from tests.train.test_step import MOE, SHALLOW, a_batch, mesh_of
 from tests.train.trainers import program_of, train

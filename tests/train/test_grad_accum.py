@@ -14,7 +14,7 @@ from m4.parallel.host_batches import to_global
 from m4.parallel.mesh import axis_rules_context
 from m4.plan.hlo.collectives import collectives, summary
 from m4.settings import SettingError
-from m4.train.mesh_checks import check_accumulation
+from m4.train.loop.mesh_checks import check_accumulation
 from m4.train.step import in_parts
 from tests.train.test_step import MOE, SHALLOW, a_batch, mesh_of
 from tests.train.trainers import program_of, training_of

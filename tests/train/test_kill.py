@@ -16,7 +16,7 @@ from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage.checkpoints import Checkpoints, latest_step
 from m4.storage.metrics_log import read_metrics
-from m4.train.run import Evaluator
+from m4.train.loop.run import Evaluator
 from m4.train.trainer import Trained
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of

@@ -20,8 +20,8 @@ from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
+from m4.train.loop.run import Evaluator, Interrupted
 from m4.train.measuring.training_counts import DATA_COUNTS, DataCounter
-from m4.train.run import Evaluator, Interrupted
 from m4.train.sampling import LearnedSampling
 from m4.train.step import count_data
 from m4.train.trainer import Trained

@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 
 from m4.model.transformer import Transformer
 from m4.storage.metrics_log import read_metrics
-from m4.train.batches import BatchStream
+from m4.train.loop.batches import BatchStream
+from m4.train.loop.program import TrainProgram
 from m4.train.optimizer import adamw
-from m4.train.program import TrainProgram
 from m4.train.trainer import Trained, Trainer
 from m4.train.training import Training
 

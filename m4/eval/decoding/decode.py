@@ -22,8 +22,8 @@ import numpy as np
 from m4.data.preprocess import trim
 from m4.eval.decoding.search import search, search_over
 from m4.eval.decoding.settings import DEFAULTS, Decoding
-from m4.parallel.cpus import available_cpus
 from m4.parallel.layout import Layout
+from m4.parallel.platform.cpus import available_cpus
 from m4.settings import SettingError
 
 SHORTEST_BUCKET = 16

@@ -20,7 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from m4.parallel.jax_setup import use_fake_devices
+from m4.parallel.platform.jax_setup import use_fake_devices
 from m4.parallel.sharding import replicate, split
 from m4.plan.hlo.collectives import collectives, summary
 from m4.settings import InputError

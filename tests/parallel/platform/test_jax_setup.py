@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from m4.parallel.jax_setup import set_up
+from m4.parallel.platform.jax_setup import set_up
 
 NAMES = (
     "jax_compilation_cache_dir",

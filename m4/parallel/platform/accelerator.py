@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import jax
 
-from m4.parallel.plugins import gpu_plugin
+from m4.parallel.platform.plugins import gpu_plugin
 from m4.settings import InputError
 
 _GPUS = ("cuda", "rocm", "gpu")

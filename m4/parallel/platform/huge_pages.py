@@ -11,7 +11,7 @@ import platform
 import sys
 from pathlib import Path
 
-from m4.parallel.plugins import gpu_expected
+from m4.parallel.platform.plugins import gpu_expected
 
 TUNABLES = "GLIBC_TUNABLES"
 HUGE = "glibc.malloc.hugetlb=1"  # madvise(MADV_HUGEPAGE); glibc 2.35, older ones ignore it

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from m4.parallel.cpus import available_cpus
+from m4.parallel.platform.cpus import available_cpus
 
 
 def test_linux_reports_the_affinity(monkeypatch):

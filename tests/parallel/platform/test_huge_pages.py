@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.parallel import huge_pages
+from m4.parallel.platform import huge_pages
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_requested_where_the_kernel_has_any(
 
 def test_restarts_once_with_its_arguments() -> None:
     program = (
-        "import os, sys; from m4.parallel import huge_pages\n"
+        "import os, sys; from m4.parallel.platform import huge_pages\n"
         "print('start', flush=True)\n"
         "huge_pages.wanted = lambda: huge_pages.TUNABLES not in os.environ\n"
         "huge_pages.restart_with_huge_pages()\n"

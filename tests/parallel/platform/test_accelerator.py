@@ -9,10 +9,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from m4.parallel import accelerator, huge_pages, plugins
+from m4.parallel.platform import accelerator, huge_pages, plugins
 from m4.settings import InputError
 
-TINY = Path(__file__).parents[1] / "testdata" / "tiny.gin"
+TINY = Path(__file__).parents[2] / "testdata" / "tiny.gin"
 # What the plug-in for CUDA does on a machine without NVIDIA's driver.
 WITHOUT_DRIVER = """\
 def initialize():
@@ -56,7 +56,7 @@ def test_a_missing_driver_is_one_line_before_anything_is_made(tmp_path: Path) ->
 def test_a_missing_driver_is_the_same_line_where_jax_itself_fails(tmp_path: Path) -> None:
     # With JAX_PLATFORMS=cuda JAX raises a bare AssertionError.
     program = (
-        "from m4.parallel import accelerator\n"
+        "from m4.parallel.platform import accelerator\n"
         "try: accelerator.check_accelerator()\n"
         "except accelerator.InputError as error: print(error)"
     )
@@ -106,7 +106,7 @@ def test_a_gpu_left_unused_is_reported_once(monkeypatch: pytest.MonkeyPatch, cap
 
 def test_the_plug_in_is_found_without_jax(tmp_path: Path) -> None:
     program = (
-        "import sys; from m4.parallel import plugins\n"
+        "import sys; from m4.parallel.platform import plugins\n"
         "print(plugins.gpu_plugin(), plugins.gpu_expected(), 'jax' in sys.modules)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}

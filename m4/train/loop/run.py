@@ -16,15 +16,15 @@ from m4.progress import ProgressBar
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import Metrics
 from m4.train import average
-from m4.train.batches import BatchShape, BatchStream, device_batches, shape_of
 from m4.train.early_stopping import EarlyStopper
+from m4.train.loop.batches import BatchShape, BatchStream, device_batches, shape_of
+from m4.train.loop.preemption import STOP, stop_flags, stop_signals, with_stop_flags
+from m4.train.loop.program import TrainProgram
+from m4.train.loop.resume import check_same, restore
 from m4.train.measuring import watchdog
 from m4.train.measuring.counters import Counters
 from m4.train.measuring.profile import STEP_NAME, StepProfile
 from m4.train.measuring.step_clock import Flops, StepClock
-from m4.train.preemption import STOP, stop_flags, stop_signals, with_stop_flags
-from m4.train.program import TrainProgram
-from m4.train.resume import check_same, restore
 from m4.train.sampling import LearnedSampling
 from m4.train.state import TrainState
 from m4.train.training import Training
@@ -65,8 +65,8 @@ class StepsInFlight:
 
     Attributes:
         stop: whether a step that has ended had a flag of a process that is to stop
-            (`m4.train.preemption`). All processes wait for the same steps at the same points of
-            their loops, so they agree.
+            (`m4.train.loop.preemption`). All processes wait for the same steps at the same points
+            of their loops, so they agree.
     """
 
     def __init__(self, most: int, clock: StepClock):

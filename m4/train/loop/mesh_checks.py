@@ -10,7 +10,7 @@ from m4.model.transformer import Transformer
 from m4.parallel.divisible import nearest_valid
 from m4.parallel.mesh import check_divides, split_axes
 from m4.settings import SettingError
-from m4.train.batches import BatchShape
+from m4.train.loop.batches import BatchShape
 
 
 def check_model(mesh: Mesh, model: Transformer) -> None:

@@ -13,8 +13,8 @@ from m4.data.stream.stream import Stream
 from m4.storage import lease
 from m4.storage.checkpoints import latest_step
 from m4.storage.store import Disk
-from m4.train.preemption import stop_signals
-from m4.train.run import Evaluator, Interrupted
+from m4.train.loop.preemption import stop_signals
+from m4.train.loop.run import Evaluator, Interrupted
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import train

@@ -1,0 +1,1 @@
+"""What a trainer does around its steps: batches, the run, stopping, resuming."""

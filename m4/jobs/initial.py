@@ -141,6 +141,12 @@ class Beginning:
         return TrainState(fresh.step, state.params, state.optimizer)
 
 
+def check_beginning(experiment: Experiment) -> None:
+    """SettingError: no run is there to begin from; known before the corpus is built."""
+    if (rules := experiment.training.initial) is not None:
+        _opened(rules.run)
+
+
 def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Beginning | None:
     """What a new run takes over; it is printed, and kept in run.json under "initial"."""
     rules = experiment.training.initial

@@ -13,7 +13,7 @@ from m4.eval.decoding.testsets import train_pairs
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
-from m4.jobs.initial import beginning
+from m4.jobs.initial import beginning, check_beginning
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.plan.flops import forward_flops, model_flops
@@ -44,6 +44,8 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
     latest = distributed.on_primary_then_broadcast(
         "checkpoints", lambda: latest_step(folder / "checkpoints")
     )
+    if latest is None:
+        check_beginning(experiment)
     cache = open_corpus(experiment, arrays)
     if distributed.is_primary():
         keep_vocabulary(experiment, cache)

@@ -102,3 +102,9 @@ def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> No
     assert "initial.InitialModel.run" in missing.mistake
     step = train(tmp_path / "s", f"--init_from={first}@3")
     assert "no checkpoint 3" in step.mistake
+
+
+def test_run_that_is_not_there_is_known_before_the_corpus_is_built(tmp_path: Path) -> None:
+    said = train(tmp_path / "run", f"--init_from={tmp_path}/nowhere")
+    assert said.mistake.endswith("must be the folder of a trained run (no config.gin)")
+    assert not (tmp_path / "run" / "data").exists()

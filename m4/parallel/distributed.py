@@ -110,6 +110,13 @@ def join(options: DistributedOptions) -> None:
         # Not a mistake: machines may come late, and the job be started again.
         raise PeerLost(f"{not_found}: {first_line(error)}") from error
     except (ValueError, OSError, RuntimeError) as error:
+        on_tpu = os.environ.get("JAX_PLATFORMS", "").startswith("tpu")
+        if on_tpu and options.coordinator_address is None:
+            raise InputError(
+                f"JAX_PLATFORMS=tpu, but JAX finds no TPU slice here ({first_line(error)}): start "
+                "it on a slice's hosts (docs/cloud_tpu.md), with process_count=1 on one host "
+                "alone, or with JAX_PLATFORMS=cpu on the CPU"
+            ) from error
         raise InputError(
             f"the job's processes are not known ({first_line(error)}): give "
             "coordinator_address=HOST:PORT, process_count=N and process_index=I, or "

@@ -46,7 +46,11 @@ def check_accelerator() -> None:
             f"{f' ({said})' if said else ''}"
         )
     if platform is None:
-        raise InputError(f"JAX_PLATFORMS={asked}: {said or 'no such device'}")
+        install = "; libtpu comes with pip install 'm4[tpu]'" if asked == "tpu" else ""
+        raise InputError(
+            f"JAX_PLATFORMS={asked}: {said or 'no such device'}{install}; JAX_PLATFORMS=cpu runs "
+            "on the CPU"
+        )
     if plugin is not None and platform == "cpu":
         print(
             f"on the CPU: JAX_PLATFORMS={asked} leaves the GPU's plug-in ({plugin}) unused",

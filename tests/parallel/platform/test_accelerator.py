@@ -65,13 +65,29 @@ def test_a_missing_driver_is_the_same_line_where_jax_itself_fails(tmp_path: Path
     assert done.stderr == ""
 
 
+def test_a_machine_without_tpus_is_one_line(tmp_path: Path) -> None:
+    # Nor a cluster that JAX would ask for the job's processes.
+    known = ("JAX_", "TPU_", "SLURM_", "OMPI_", "MEGASCALE_", "KUBERNETES_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(known)}
+    done = subprocess.run(
+        [sys.executable, "-m", "m4", "train", f"--gin_file={TINY}", f"--model_dir={tmp_path}"],
+        env={**environment, "JAX_PLATFORMS": "tpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("m4 train: JAX_PLATFORMS=tpu, but JAX finds no TPU slice here")
+    assert "docs/cloud_tpu.md" in line
+
+
 @pytest.mark.parametrize(
     ("asked", "plugin", "start", "message"),
     [
         ("cuda", None, ("cpu", ""), "JAX_PLATFORMS=cuda, but .* `make setup CUDA=1`"),
         ("gpu,cpu", None, ("cpu", ""), "JAX_PLATFORMS=gpu, but .* `make setup CUDA=1`"),
         ("cuda", "xla_cuda12", (None, ""), "JAX can use no GPU; .* runs on the CPU$"),
-        ("tpu", None, (None, "no libtpu.so"), "^JAX_PLATFORMS=tpu: no libtpu.so"),
+        ("tpu", None, (None, "no libtpu.so"), r"^JAX_PLATFORMS=tpu: no libtpu.so; .*'m4\[tpu\]'"),
         ("", None, ("cpu", ""), None),
         ("", None, ("tpu", ""), None),
         ("", "xla_cuda12", ("gpu", ""), None),

@@ -104,7 +104,7 @@ def m4(rest: list[str]) -> None:
 def made_by(rest: list[str]) -> str:
     """The commands that make would run, but for the set-up."""
     said = subprocess.run(
-        ["make", "--dry-run", "--old-file=setup", *rest],
+        ["make", "--dry-run", "--no-print-directory", "--old-file=setup", *rest],
         cwd=ROOT,
         capture_output=True,
         text=True,

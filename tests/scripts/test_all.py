@@ -220,7 +220,7 @@ def test_jobs_of_one_folder_have_one_config() -> None:
         for word in command:
             if word.startswith("--model_dir="):
                 configs.setdefault(word, []).append({w for w in command if w.startswith("--gin")})
-    assert len(configs) == len(heads)
+    assert len(configs) >= len(heads)
     for folder, found in configs.items():
         assert all(config == found[0] for config in found), folder
     for (command,) in heads:

@@ -161,6 +161,9 @@ def test_messages_name_the_address_and_not_the_working_copy(
 ) -> None:
     result = m4("watch", f"--model_dir={address}")
     assert result.mistake == f"m4 watch: {address}: not a run's folder (no run.json); train first"
+    result = m4("decode", f"--gin_file={TINY}", f"--model_dir={address}")
+    assert result.mistake.startswith(f"m4 decode: {address}: no checkpoints; train first")
+    open_store(address).delete("run.json")
     emulator.write(f"{folder_of(address)}/cat.jpg", b"")
     result = m4("train", f"--gin_file={TINY}", f"--model_dir={address}")
     assert f"MODEL_DIR = {address}: not empty and not a run's folder" in result.mistake

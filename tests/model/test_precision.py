@@ -36,7 +36,12 @@ def check(found: Sequence[Product], kind: str) -> None:
 def test_router_and_logits_ask_for_full_precision(kind: str) -> None:
     function, arguments = gradient(kind)
     lowered = jax.jit(function).lower(*arguments)
-    check(products(lowered.as_text("hlo", debug_info=True)), kind)
+    text = lowered.as_text("hlo", debug_info=True)
+    check(products(text), kind)
+    # The loss: of the softmax over the vocabulary, which has 101 pieces, nothing is rounded.
+    softmax = re.findall(r" = (\w+)\[[\d,]*\b101\]\S* (?:exponential|subtract|divide)\(", text)
+    assert softmax
+    assert {*softmax} == {"f32"}
 
 
 @pytest.mark.thorough

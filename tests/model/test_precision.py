@@ -32,16 +32,20 @@ def check(found: Sequence[Product], kind: str) -> None:
     assert not any(p.full for p in others), kind
 
 
+def check_loss(text: str) -> None:
+    """Of the softmax over the vocabulary, which has 101 pieces, nothing is rounded."""
+    softmax = re.findall(r" = (\w+)\[[\d,]*\b101\]\S* (?:exponential|subtract|divide)\(", text)
+    assert softmax
+    assert {*softmax} == {"f32"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_router_and_logits_ask_for_full_precision(kind: str) -> None:
     function, arguments = gradient(kind)
     lowered = jax.jit(function).lower(*arguments)
     text = lowered.as_text("hlo", debug_info=True)
     check(products(text), kind)
-    # The loss: of the softmax over the vocabulary, which has 101 pieces, nothing is rounded.
-    softmax = re.findall(r" = (\w+)\[[\d,]*\b101\]\S* (?:exponential|subtract|divide)\(", text)
-    assert softmax
-    assert {*softmax} == {"f32"}
+    check_loss(text)
 
 
 @pytest.mark.thorough
@@ -51,7 +55,9 @@ def test_optimized_programs_keep_it(machine: str) -> None:
     if machine == "cpu":
         for kind in COMPILED:
             function, arguments = gradient(kind)
-            check(products(jax.jit(function).lower(*arguments).compile().as_text() or ""), kind)
+            text = jax.jit(function).lower(*arguments).compile().as_text() or ""
+            check(products(text), kind)
+            check_loss(text)
         return
     cuda = machine.startswith("h100")
     if cuda and not launch.CUDA_COMPILER.is_dir():
@@ -68,3 +74,4 @@ def test_optimized_programs_keep_it(machine: str) -> None:
     assert [text.split("\n", 1)[0] for text in texts] == COMPILED
     for text, kind in zip(texts, COMPILED, strict=True):
         check(products(text), kind)
+        check_loss(text)

@@ -37,11 +37,11 @@ from m4.settings import InputError, SettingError
 from m4.train.measuring.metric_window import NotFinite
 
 # Raise when a change of code changes what a baseline becomes.
-FORMAT = 5
+FORMAT = 6
 
 # What does not change the model: not part of its hash.
 _OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard")
-_OPERATIONAL += ("profile", "initial")
+_OPERATIONAL += ("profile", "initial", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)

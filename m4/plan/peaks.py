@@ -1,10 +1,11 @@
 """Peak speeds of devices that are there: what MFU, the share of the peak that is used, divides by.
 
 Sources: `m4.plan.machines` and `m4.plan.clusters` for the machines that are planned for; for other
-GPUs NVIDIA's data sheets (A100, H100 PCIe, L40S, L4, T4, V100), dense products, without sparsity.
+GPUs NVIDIA's data sheets (A100, H100 PCIe, L4, T4), dense products, without sparsity.
 """
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -33,10 +34,8 @@ _TPUS = {
 _GPUS = {
     "NVIDIA H100 PCIe": (756e12, 378e12),
     "NVIDIA A100": (312e12, 156e12),
-    "NVIDIA L40S": (362e12, 183e12),
     "NVIDIA L4": (121e12, 60e12),
     "Tesla T4": (65e12, 8.1e12),
-    "Tesla V100": (125e12, 15.7e12),
 }
 # Sizes of a product that takes tens of milliseconds on CPU cores, and some on a small accelerator.
 _CPU_SIZE, _ACCELERATOR_SIZE, _TIMES = 1024, 4096, 5
@@ -61,8 +60,8 @@ def stated_peak(kind: str, dtype: str) -> float | None:
     for gpu in GPUS.values():
         if kind == gpu.description:
             return gpu.device_flops(dtype)
-    # "NVIDIA L40S" begins as "NVIDIA L4" does.
-    known = [name for name in _GPUS if kind.startswith(name)]
+    # "NVIDIA L40S" begins as "NVIDIA L4" does, and is another one.
+    known = [name for name in _GPUS if re.match(rf"{name}\b", kind)]
     if not known:
         return None
     half, single = _GPUS[max(known, key=len)]

@@ -19,7 +19,7 @@ from m4.plan import peaks
         ("NVIDIA H200", "bfloat16", 989e12),
         ("NVIDIA H100 80GB HBM3", "float32", 495e12),
         ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
-        ("NVIDIA L40S", "bfloat16", 362e12),
+        ("NVIDIA L40S", "bfloat16", None),
         ("NVIDIA L4", "float32", 60e12),
         ("Tesla T4", "float32", 8.1e12),
         ("cpu", "float32", None),

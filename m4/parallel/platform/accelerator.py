@@ -6,6 +6,7 @@ mistake to report, not to work around.
 """
 
 import functools
+import importlib.util
 import logging
 import sys
 from collections.abc import Iterator
@@ -30,8 +31,14 @@ def check_accelerator() -> None:
     Raises:
         InputError: it cannot be used; what to do.
     """
-    asked = (jax.config.values["jax_platforms"] or "").split(",")[0]
     plugin = gpu_plugin()
+    if jax.config.values["jax_platforms"] is None and importlib.util.find_spec("libtpu"):
+        # JAX would have set "tpu,cpu" on a TPU's host. Elsewhere libtpu, there for `m4 plan`, would
+        # look for TPUs and print four lines about the host's name.
+        jax.config.update("jax_platforms", f"{plugin.split('_')[1][:4]},cpu" if plugin else "cpu")
+        asked = ""
+    else:
+        asked = (jax.config.values["jax_platforms"] or "").split(",")[0]
     if asked in _GPUS and plugin is None:
         raise InputError(
             f"JAX_PLATFORMS={asked}, but JAX's plug-in for GPUs is not installed: "

@@ -35,8 +35,13 @@ def with_plugin(folder: Path) -> str:
     return str(folder)
 
 
-def without_driver(folder: Path, asked: str, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "JAX_PLATFORMS": asked, "PYTHONPATH": with_plugin(folder)}
+def without_driver(
+    folder: Path, asked: str | None, *command: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": with_plugin(folder)}
+    environment.pop("JAX_PLATFORMS", None)
+    if asked is not None:
+        environment["JAX_PLATFORMS"] = asked
     return subprocess.run(
         [sys.executable, *command], env=environment, capture_output=True, text=True
     )
@@ -45,7 +50,7 @@ def without_driver(folder: Path, asked: str, *command: str) -> subprocess.Comple
 def test_a_missing_driver_is_one_line_before_anything_is_made(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train = ["-m", "m4", "train", f"--gin_file={TINY}", f"--model_dir={run}"]
-    done = without_driver(tmp_path, "", *train)
+    done = without_driver(tmp_path, None, *train)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("m4 train: JAX can use no GPU; does `nvidia-smi` list one?")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m4.cli.arguments import DATA_JOBS, SHARED
+from m4.cli.data_arguments import DATA_JOBS
+from m4.cli.job_arguments import SHARED
 from m4.parallel.distributed_options import DistributedOptions
 from m4.settings import InputError
 
@@ -171,7 +172,7 @@ def _show(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
     if bindings:
         raise InputError(f"'{bindings[0]}': {parsed.job} reads no config, only --model_dir")
     if parsed.job == "watch":
-        from m4.jobs.watch import watch
+        from m4.jobs.watching.watch import watch
 
         watch(parsed.model_dir, parsed.seconds, once=parsed.once)
         return 0

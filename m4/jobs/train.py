@@ -12,8 +12,8 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import train_pairs
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.checkpoints.initial import beginning, check_beginning
 from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
-from m4.jobs.initial import beginning, check_beginning
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.plan.flops import forward_flops, model_flops

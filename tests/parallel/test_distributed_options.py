@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from m4.cli.arguments import TOGETHER, distributed_options_of, parser
+from m4.cli.arguments import distributed_options_of, parser
+from m4.cli.job_arguments import TOGETHER
 from m4.parallel.distributed_options import DistributedOptions
 
 WHOLE = ["--coordinator_address=host:1234", "--process_count=4", "--process_index=3"]

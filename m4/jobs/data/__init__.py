@@ -1,4 +1,4 @@
 """The jobs of `m4 data`: inspect the corpus; nothing is trained, no accelerator starts.
 
-Each takes the experiment and, by name, the options that its line in `m4.cli.arguments` declares.
+Each takes the experiment and, by name, the options that `m4.cli.data_arguments` declares for it.
 """

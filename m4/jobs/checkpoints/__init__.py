@@ -1,0 +1,1 @@
+"""Jobs on checkpoints: a model begun from another one."""

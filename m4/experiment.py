@@ -18,7 +18,7 @@ from m4.eval.decoding.settings import Decoding as Decoding
 from m4.eval.scoring.groups import DEFAULT_LEVELS
 from m4.eval.scoring.groups import ResourceLevels as ResourceLevels
 from m4.model.transformer import Transformer
-from m4.settings import MUTABLE, OneOf, SettingError, Size, checked
+from m4.settings import FROM_NOW_ON, MUTABLE, OneOf, SettingError, Size, checked
 from m4.train.training import Training as Training
 
 
@@ -44,8 +44,8 @@ class Data:
     """
 
     corpus: CorpusSpec
-    sampler: Sampler = temperature
-    sample_by: Annotated[str, OneOf(("examples", "tokens"))] = "examples"
+    sampler: Annotated[Sampler, FROM_NOW_ON] = temperature
+    sample_by: Annotated[str, OneOf(("examples", "tokens")), FROM_NOW_ON] = "examples"
     stream: Callable[..., Stream] = Stream
     levels: Annotated[ResourceLevels, MUTABLE] = DEFAULT_LEVELS
     about: Annotated[str | None, MUTABLE] = None

@@ -9,6 +9,7 @@ adds the gin name, file and line. `m4.config` checks the same annotations before
 
 import collections.abc
 import dataclasses
+import enum
 import functools
 import inspect
 import math
@@ -77,12 +78,20 @@ class OneOf:
         return f"one of {', '.join(self.values)}"
 
 
-class Mutable:
-    """Marks a setting that may change between two runs in one folder: it does not decide what is
-    trained."""
+class Kind(enum.IntEnum):
+    """Whether a setting may change in a folder where a model is trained.
+
+    NEVER: it decides the model; what no annotation marks. FROM_NOW_ON: it decides what is trained
+    from a step on, with `--new_chapter`. FREE: it does not decide what is trained. A setting is at
+    least of the kind of the one that refers to it: with an optimizer all its settings may change.
+    """
+
+    NEVER = 0
+    FROM_NOW_ON = 1
+    FREE = 2
 
 
-MUTABLE = Mutable()
+MUTABLE, FROM_NOW_ON = Kind.FREE, Kind.FROM_NOW_ON
 
 # Sizes of arrays: above these a program only runs out of memory, after minutes.
 Size = Annotated[int, Between(1, 2**20)]
@@ -174,12 +183,14 @@ def is_checked(configurable: Any) -> bool:
     return "__checked__" in getattr(configurable, "__dict__", {})
 
 
-def mutable_settings(configurable: Callable[..., Any]) -> set[str]:
-    """The parameters that are marked MUTABLE."""
+def kinds_of(configurable: Callable[..., Any]) -> dict[str, Kind]:
+    """Parameter -> its kind, of those that have an annotation."""
     return {
-        name
+        name: max(
+            (mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Kind)),
+            default=Kind.NEVER,
+        )
         for name, annotation in annotations_of(configurable).items()
-        if any(isinstance(mark, Mutable) for mark in getattr(annotation, "__metadata__", ()))
     }
 
 

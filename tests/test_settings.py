@@ -13,13 +13,14 @@ import pytest
 from m4.settings import (
     MUTABLE,
     Between,
+    Kind,
     OneOf,
     SettingError,
     Size,
     check_value,
     checked,
     describe,
-    mutable_settings,
+    kinds_of,
 )
 
 CASES: list[tuple[Any, list[Any], list[Any]]] = [
@@ -94,9 +95,9 @@ def test_functions_and_classes_check_their_arguments() -> None:
             made(0)
 
 
-def test_mutable_settings_say_so_themselves() -> None:
-    assert mutable_settings(Plain) == {"name"}
-    assert mutable_settings(rate) == set()
+def test_settings_say_themselves_whether_they_may_change() -> None:
+    assert {name for name, kind in kinds_of(Plain).items() if kind is Kind.FREE} == {"name"}
+    assert kinds_of(rate)["peak"] is Kind.NEVER
 
 
 def test_the_error_crosses_processes() -> None:

@@ -154,7 +154,7 @@ def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Name
     from m4.jobs.translate import translator
     from m4.storage import run_folder
 
-    run_folder.check(local_folder(experiment.model_dir), config.settings, config.mutable)
+    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
     prepare.prepare_process(experiment, None)
     ready = translator(experiment)
     if parsed.text:

@@ -22,7 +22,7 @@ from m4.config.bindings import (
 from m4.config.names import PARTS, canonical_name, is_literal, module_of
 from m4.experiment import Baselines, Data, Experiment, SavedFolder
 from m4.renamed import renamed
-from m4.settings import SettingError, annotations_of, check_value, mutable_settings
+from m4.settings import Kind, SettingError, annotations_of, check_value, kinds_of
 
 
 class Config(Bindings):
@@ -30,7 +30,7 @@ class Config(Bindings):
 
     Attributes:
         settings: "schedules.rsqrt.peak" -> its value as text, macros resolved; as in run.json.
-        mutable: those of them that may change between two runs in one folder.
+        kinds: the same names -> whether each may change in one folder.
     """
 
     def __init__(self, allowed_modules: Collection[str] | None = None):
@@ -41,11 +41,13 @@ class Config(Bindings):
         self._visited: dict[tuple[tuple[str, ...], int], Any] = {}
         self._made_parts: set[Any] = set()
         self.settings: dict[str, str] = {}
-        self.mutable: set[str] = set()
+        self.kinds: dict[str, Kind] = {}
 
     def experiment(self) -> Experiment:
         """The experiment. ConfigError: a value that cannot be, a name that nothing uses."""
-        made = self._make(Reference((), "experiment.Experiment", True), Experiment, (), False, "")
+        made = self._make(
+            Reference((), "experiment.Experiment", True), Experiment, (), Kind.NEVER, ""
+        )
         made = self._with_saved_folders(made)
         for key, binding in self._bindings.items():
             if key not in self._reached and not self._refers_to(binding):
@@ -90,7 +92,7 @@ class Config(Bindings):
         return {*binding.scopes} <= scopes and any(one is binding.target for one in targets)
 
     def _make(
-        self, reference: Reference, target: Any, scopes: tuple[str, ...], free: bool, place: str
+        self, reference: Reference, target: Any, scopes: tuple[str, ...], kind: Kind, place: str
     ) -> Any:
         inner = (*scopes, *reference.scopes)
         key = (inner, id(target))
@@ -100,10 +102,10 @@ class Config(Bindings):
         if target is Experiment and inner:  # a bilingual baseline, which has no baselines
             arguments["baselines"] = None
             bound.pop("baselines", None)
-        annotations, mutable = annotations_of(target), mutable_settings(target)
+        annotations, kinds = annotations_of(target), kinds_of(target)
         for name, binding in bound.items():
             self._reached.add((binding.scopes, id(target), name))
-            below = free or name in mutable
+            below = max(kind, kinds.get(name, Kind.NEVER))
             value = self._resolve(binding.value, inner, below, binding)
             try:
                 check_value(f"{target.__qualname__}.{name}", value, annotations.get(name, Any))
@@ -114,7 +116,8 @@ class Config(Bindings):
         for name, part in self._parts(target, annotations, {*arguments}, inner).items():
             of = Reference((), canonical_name(part), True)
             self._made_parts.add((key, name))
-            arguments[name] = self._make(of, part, inner, free or name in mutable, place)
+            below = max(kind, kinds.get(name, Kind.NEVER))
+            arguments[name] = self._make(of, part, inner, below, place)
         if not reference.evaluated:
             return target if not arguments else _partial(target, arguments)
         for name, parameter in parameters_of(target).items():
@@ -151,7 +154,7 @@ class Config(Bindings):
                     found[name] = binding
         return found
 
-    def _resolve(self, value: Any, scopes: tuple[str, ...], free: bool, binding: Binding) -> Any:
+    def _resolve(self, value: Any, scopes: tuple[str, ...], kind: Kind, binding: Binding) -> Any:
         if isinstance(value, Macro):
             if value.name == REQUIRED:
                 raise ConfigError(f"config: {binding.place}: {binding.name} has no value")
@@ -166,28 +169,28 @@ class Config(Bindings):
                 raise ConfigError(
                     f"config: {place}: {value.name} has no value: --gin.{value.name}=..."
                 )
-            return self._resolve(held, scopes, free, binding._replace(place=place))
+            return self._resolve(held, scopes, kind, binding._replace(place=place))
         if isinstance(value, Reference):
             try:
                 target = self._target(value.selector)
             except ConfigError as error:
                 raise ConfigError(f"config: {binding.place}: {error}") from error
-            return self._make(value, target, scopes, free, binding.place)
+            return self._make(value, target, scopes, kind, binding.place)
         if isinstance(value, dict):
             return {
-                self._resolve(k, scopes, free, binding): self._resolve(v, scopes, free, binding)
+                self._resolve(k, scopes, kind, binding): self._resolve(v, scopes, kind, binding)
                 for k, v in value.items()
             }
         if isinstance(value, list | tuple):
-            return type(value)(self._resolve(item, scopes, free, binding) for item in value)
+            return type(value)(self._resolve(item, scopes, kind, binding) for item in value)
         return value
 
     def _record(
-        self, target: Any, scopes: tuple[str, ...], name: str, value: Any, free: bool
+        self, target: Any, scopes: tuple[str, ...], name: str, value: Any, kind: Kind
     ) -> None:
         key = "/".join([*scopes, f"{canonical_name(target)}.{name}"])
         self.settings[key] = repr(self._plain(value))
-        (self.mutable.add if free else self.mutable.discard)(key)
+        self.kinds[key] = min(kind, self.kinds.get(key, kind))
 
     def _plain(self, value: Any) -> Any:
         """A value with its macros resolved, for text."""

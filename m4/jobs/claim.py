@@ -38,7 +38,7 @@ def claimed(
                     folder,
                     config.settings,
                     config.text(),
-                    mutable=config.mutable,
+                    kinds=config.kinds,
                     modules=config.modules,
                     fresh=fresh,
                 )
@@ -46,7 +46,7 @@ def claimed(
         except Busy:
             if fresh:
                 raise
-            run_folder.check(folder, config.settings, config.mutable)
+            run_folder.check(folder, config.settings, config.kinds)
         yield folder
 
 

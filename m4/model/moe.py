@@ -28,7 +28,7 @@ from m4.model.routing import (
     Tokens,
     expert_capacity,
 )
-from m4.settings import Between, Count, OneOf, Rate, SettingError, Size, checked
+from m4.settings import FROM_NOW_ON, Between, Count, OneOf, Rate, SettingError, Size, checked
 
 # What a router matrix starts as, by name; which gate wants which is in docs/gates.md.
 ROUTER_INITS = {
@@ -68,19 +68,19 @@ class MoeLayer(nn.Module):
 
     num_experts: Annotated[int, Between(1, 2**16)]
     mlp_width: Size | None = None
-    group_tokens: Count = 1024
-    train_capacity_factor: CapacityFactor = 1.25
-    eval_capacity_factor: CapacityFactor | None = None
-    decode_capacity_factor: CapacityFactor | None = None
-    capacity_rule: Annotated[str, OneOf(tuple(CAPACITY_RULES))] = "lingvo"
+    group_tokens: Annotated[Count, FROM_NOW_ON] = 1024
+    train_capacity_factor: Annotated[CapacityFactor, FROM_NOW_ON] = 1.25
+    eval_capacity_factor: Annotated[CapacityFactor | None, FROM_NOW_ON] = None
+    decode_capacity_factor: Annotated[CapacityFactor | None, FROM_NOW_ON] = None
+    capacity_rule: Annotated[str, OneOf(tuple(CAPACITY_RULES)), FROM_NOW_ON] = "lingvo"
     gate: Gate = top2_gshard
-    dispatch: Transport = gather
+    dispatch: Annotated[Transport, FROM_NOW_ON] = gather
     activations: Sequence[Activation] | None = None
-    dropout_rate: Rate | None = None
+    dropout_rate: Annotated[Rate | None, FROM_NOW_ON] = None
     causal: bool = False
     vocab_size: Count = 0
     directions: Count = 0
-    dtype: DType = jnp.float32
+    dtype: Annotated[DType, FROM_NOW_ON] = jnp.float32
 
     def __post_init__(self) -> None:
         if self.activations is not None:  # gin gives lists, and a module must be hashable

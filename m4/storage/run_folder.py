@@ -11,11 +11,11 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from m4.settings import InputError
+from m4.settings import InputError, Kind
 from m4.storage import remote
 from m4.storage.files import write_text
 
@@ -72,7 +72,7 @@ def claim(
     config: Mapping[str, str],
     text: str,
     *,
-    mutable: Collection[str] = (),
+    kinds: Mapping[str, Kind] | None = None,
     modules: Mapping[str, str] | None = None,
     fresh: bool = False,
 ) -> None:
@@ -80,7 +80,7 @@ def claim(
 
     Args:
         folder: MODEL_DIR. config: setting -> value, as text. text: the whole config.
-        mutable: the settings that may change between two runs in one folder.
+        kinds: setting -> whether it may change in one folder; one that is not there: never.
         modules: of the user's that the config imports -> their folders, for whoever reads it again.
         fresh: start over: what is there is removed (only from a run's folder).
 
@@ -105,13 +105,13 @@ def claim(
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             remote.start_over(folder)
         elif there - _OWN:
-            check(folder, config, mutable)
+            check(folder, config, kinds or {})
     versions = {name: _version(name) for name in _PACKAGES}
     kept = read(folder) if record.is_file() and not fresh else {}
     about = {
         **{name: kept[name] for name in _NOTES if name in kept},
         "config": dict(config),
-        "mutable": sorted(mutable),
+        **_listed(kinds or {}),
         "modules": dict(modules or {}),
         "versions": {**versions, "python": platform.python_version()},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
@@ -129,17 +129,50 @@ def note(folder: Path, **more: Any) -> None:
     write_text(folder / "run.json", json.dumps({**record, **more}, indent=1, ensure_ascii=False))
 
 
-def check(folder: Path, config: Mapping[str, str], mutable: Collection[str] = ()) -> None:
-    """ValueError: the folder belongs to another config: some setting differs that is not mutable,
+def check(folder: Path, config: Mapping[str, str], kinds: Mapping[str, Kind]) -> None:
+    """ValueError: the folder belongs to another config: some setting differs that is not free,
     neither there nor here."""
-    record = read(folder)
-    if differences := _differences(record["config"], config, {*mutable, *record["mutable"]}):
-        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+    changes = changed(read(folder), config, kinds)
+    if never := changes[Kind.NEVER]:
         raise InputError(
-            f"MODEL_DIR = {remote.shown(folder)} belongs to another config: "
-            f"{'; '.join(differences[:3])}{more}; choose another MODEL_DIR, or "
-            "start over with --fresh"
+            f"MODEL_DIR = {remote.shown(folder)} belongs to another config: {_shown(never)}; "
+            "choose another MODEL_DIR, or start over with --fresh"
         )
+    if later := changes[Kind.FROM_NOW_ON]:
+        raise InputError(
+            f"MODEL_DIR = {remote.shown(folder)} is trained with another config: {_shown(later)}; "
+            "m4 train --new_chapter trains on with it from the last checkpoint"
+        )
+
+
+def changed(
+    record: Mapping[str, Any], config: Mapping[str, str], kinds: Mapping[str, Kind]
+) -> dict[Kind, dict[str, list[str]]]:
+    """Kind -> setting -> [value in run.json, value in the config], of the settings that differ."""
+    there, found = record["config"], {kind: {} for kind in Kind}
+    for name in {**there, **config}:
+        before, now = (values.get(name, "not set") for values in (there, config))
+        if before != now:
+            kind = max(kinds.get(name, Kind.NEVER), record["kinds"].get(name, Kind.NEVER))
+            found[kind][name] = [before, now]
+    return found
+
+
+def _shown(changes: Mapping[str, list[str]]) -> str:
+    lines = [f"{name} is {there} there and {here} here" for name, (there, here) in changes.items()]
+    more = f" (and {len(lines) - 3} more)" if len(lines) > 3 else ""
+    return "; ".join(lines[:3]) + more
+
+
+def _listed(kinds: Mapping[str, Kind]) -> dict[str, list[str]]:
+    """The kinds as run.json has them."""
+    return {
+        name: sorted(setting for setting, kind in kinds.items() if kind is of)
+        for name, of in _LISTS.items()
+    }
+
+
+_LISTS = {"mutable": Kind.FREE, "from_now_on": Kind.FROM_NOW_ON}
 
 
 def digest(folder: Path) -> str:
@@ -192,19 +225,10 @@ def read(folder: Path) -> dict:
         )
     try:
         record = json.loads(path.read_bytes())
-        return {**record, "config": dict(record["config"]), "mutable": record.get("mutable", [])}
+        kinds = {name: kind for key, kind in _LISTS.items() for name in record.get(key, [])}
+        return {**record, "config": dict(record["config"]), "kinds": kinds}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path}: damaged, not what m4 wrote ({error})") from error
-
-
-def _differences(
-    there: Mapping[str, str], here: Mapping[str, str], mutable: Collection[str]
-) -> list[str]:
-    return [
-        f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
-        for name in {**there, **here}
-        if there.get(name) != here.get(name) and name not in mutable
-    ]
 
 
 def _version(name: str) -> str:

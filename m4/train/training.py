@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from m4.parallel.mesh import Rules, make_mesh
 from m4.settings import (
+    FROM_NOW_ON,
     MUTABLE,
     Between,
     Count,
@@ -50,16 +51,16 @@ class Training:
     """
 
     total_steps: Annotated[Steps, MUTABLE]
-    batch_size: Size
-    optimizer: Callable[[int], optax.GradientTransformation]
+    batch_size: Annotated[Size, FROM_NOW_ON]
+    optimizer: Annotated[Callable[[int], optax.GradientTransformation], FROM_NOW_ON]
     seed: Count = 0
     mesh: Annotated[Callable[..., Mesh], MUTABLE] = make_mesh
-    label_smoothing: Rate = 0.1
-    z_loss: Factor = 1e-4
-    aux_loss_factor: Factor = 0.01
-    router_z_loss_factor: Factor = 0.0
-    rng: Annotated[str, OneOf(RNGS)] = "unsafe_rbg"
-    grad_accum_steps: Size = 1
+    label_smoothing: Annotated[Rate, FROM_NOW_ON] = 0.1
+    z_loss: Annotated[Factor, FROM_NOW_ON] = 1e-4
+    aux_loss_factor: Annotated[Factor, FROM_NOW_ON] = 0.01
+    router_z_loss_factor: Annotated[Factor, FROM_NOW_ON] = 0.0
+    rng: Annotated[str, OneOf(RNGS), FROM_NOW_ON] = "unsafe_rbg"
+    grad_accum_steps: Annotated[Size, FROM_NOW_ON] = 1
     checkpoint_period: Annotated[Period, MUTABLE] = 500
     keep_checkpoints: Annotated[int, Between(1, 10**6), MUTABLE] = 3
     fsdp_axes: Annotated[Sequence[str], MUTABLE] = ("fsdp",)
@@ -68,7 +69,7 @@ class Training:
     tensorboard: Annotated[bool, MUTABLE] = True
     dev_period: Annotated[Period, MUTABLE] = 1000
     dev_pairs: Annotated[Period, MUTABLE] = 200
-    early_stopping: EarlyStopping | None = None
+    early_stopping: Annotated[EarlyStopping | None, FROM_NOW_ON] = None
     initial: InitialModel | None = None
     profile: Annotated[Sequence[Period] | None, MUTABLE] = None
 

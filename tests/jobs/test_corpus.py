@@ -17,7 +17,7 @@ from m4.data.corpus import CorpusSpec
 from m4.experiment import Data, Experiment, Training
 from m4.jobs import corpus
 from m4.jobs.corpus import open_corpus
-from m4.settings import SettingError
+from m4.settings import Kind, SettingError
 from m4.storage import remote
 from m4.storage.metrics_log import read_metrics
 from m4.train.optimizer import adamw
@@ -170,7 +170,7 @@ def test_a_saved_config_writes_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a saved config names no folder to write to"):
         open_corpus(made.experiment())
     assert not (tmp_path / "there").exists()
-    assert "experiment.Data.data_dir" in made.mutable
+    assert made.kinds["experiment.Data.data_dir"] is Kind.FREE
     given = config.load([saved], [*model, line.strip()], allowed_modules=())
     open_corpus(given.experiment())
     assert open_corpus(made.experiment()).languages() == ["es", "pt", "gl"]

@@ -22,7 +22,16 @@ from m4.data.stream.packing import Ints, Plan, Shape
 from m4.data.stream.phases import Phases
 from m4.data.stream.sampling_order import WINDOW, Draws
 from m4.parallel.divisible import nearest_valid
-from m4.settings import Between, Count, InputError, OneOf, SettingError, Size, check_arguments
+from m4.settings import (
+    FROM_NOW_ON,
+    Between,
+    Count,
+    InputError,
+    OneOf,
+    SettingError,
+    Size,
+    check_arguments,
+)
 
 # Raised whenever the same arguments would give other batches.
 FORMAT = 2
@@ -62,12 +71,12 @@ class Stream:
         directions: Sequence[str] | None = None,
         phases: Mapping[str, float] | Sequence[Phase | Mapping[str, Any]] | None = None,
         seed: Count = 0,
-        batch_rows: Size = 16,
+        batch_rows: Annotated[Size, FROM_NOW_ON] = 16,
         source_length: Size | None = None,
         target_length: Size | None = None,
-        layout: Annotated[str, OneOf(LAYOUTS)] = "packed",
-        widths: Sequence[Size] | None = None,
-        rows_multiple: Size = 8,
+        layout: Annotated[str, OneOf(LAYOUTS), FROM_NOW_ON] = "packed",
+        widths: Annotated[Sequence[Size] | None, FROM_NOW_ON] = None,
+        rows_multiple: Annotated[Size, FROM_NOW_ON] = 8,
         window: Annotated[int, Between(1, 10**9)] = WINDOW,
     ) -> None:
         """directions default to those that a phase has rates for, lengths to the cache's.

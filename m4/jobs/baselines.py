@@ -41,7 +41,7 @@ FORMAT = 6
 
 # What does not change the model: not part of its hash.
 _OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard")
-_OPERATIONAL += ("profile", "initial", "mesh")
+_OPERATIONAL += ("keep_period", "keep_best", "profile", "initial", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)

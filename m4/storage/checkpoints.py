@@ -1,18 +1,26 @@
 """Checkpoints: parameters, optimizer and a JSON note, atomically, by orbax (its only importer)."""
 
+import json
 import logging
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from orbax.checkpoint import checkpoint_managers as managers
 
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage import remote
+
+# In a run's folder: the scores of its checkpoints by step (`m4 eval --watch`).
+SCORES_BY_STEP = "scores_by_step.jsonl"
+# What `keep_best` goes by, of the values measured at a checkpoint's step; the lowest is the best.
+MEASURE = "dev/nll"
 
 
 class Checkpoints:
@@ -27,15 +35,40 @@ class Checkpoints:
     appears, complete, by a rename, so that a killed job leaves the last complete step.
     """
 
-    def __init__(self, folder: Path | str, *, keep: int = 3, read_only: bool = False):
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        keep: int = 3,
+        keep_period: int | None = None,
+        keep_best: int = 0,
+        read_only: bool = False,
+    ):
+        """A save removes all steps but the last `keep`, the multiples of `keep_period`, the
+        `keep_best` ones of lowest `MEASURE`, and those that are marked as best in
+        `SCORES_BY_STEP`."""
         logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save
         self._here = Path(folder).absolute()
         self.folder = remote.remote_path(self._here)
+        self._marked = _Marked()
+        policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep), self._marked]
+        if keep_period is not None:
+            policies.append(managers.EveryNSteps(keep_period))
+        if keep_best:
+            policies.append(
+                managers.BestN(
+                    get_metric_fn=_measure,
+                    reverse=True,
+                    n=keep_best,
+                    keep_checkpoints_without_metrics=False,
+                )
+            )
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_names=("params", "optimizer", "average", "best", "note"),
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=None if read_only else keep,
+                preservation_policy=managers.AnyPreservationPolicy(policies),
+                best_fn=_measure if keep_best else None,
                 cleanup_tmp_directories=not read_only,
                 read_only=read_only,
                 create=not read_only,
@@ -48,22 +81,42 @@ class Checkpoints:
         """The last complete step, or None."""
         return self._manager.latest_step()
 
-    def save(self, step: int, items: Mapping[str, Any], note: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        items: Mapping[str, Any],
+        note: Mapping[str, Any],
+        measured: Mapping[str, float] | None = None,
+    ) -> None:
         """Starts to save trees of arrays under their names ("params", "optimizer", ...).
 
+        measured: with these parameters, at this step; with `MEASURE` it may be one of the best.
         Returns once the arrays may be overwritten. A step that is saved already stays as it is.
         """
         if step in self._manager.all_steps():
             return
         # A run resumes from the checkpoint: the files next to it must not be older. And no process
         # may write any shard once the folder is another job's.
-        distributed.on_primary_then_broadcast(
-            "to save a checkpoint", lambda: remote.push(self._here)
+        self._marked.steps = distributed.on_primary_then_broadcast(
+            "to save a checkpoint", self._push_then_marked
         )
         saves = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+        known = (measured or {}).get(MEASURE)
         self._manager.save(
-            step, args=ocp.args.Composite(**saves, note=ocp.args.JsonSave(dict(note)))
+            step,
+            args=ocp.args.Composite(**saves, note=ocp.args.JsonSave(dict(note))),
+            metrics=None if known is None else {MEASURE: float(known)},
         )
+
+    def _push_then_marked(self) -> list[int]:
+        remote.push(self._here)
+        path = self.folder.parent / SCORES_BY_STEP
+        try:
+            rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+            return sorted({int(row["step"]) for row in rows if row["best"]})
+        except (OSError, ValueError, TypeError, KeyError) as error:  # no reason to stop training
+            print(f"{path}: cannot be read ({error}); the best step stays", file=sys.stderr)
+            return list(self._marked.steps)
 
     def note(self, step: int) -> dict[str, Any]:
         """The JSON note of a step: what made it, and its data's and vocabulary's fingerprints."""
@@ -109,6 +162,24 @@ class Checkpoints:
         """Waits and ends threads; does neither once the folder is another job's."""
         if not remote.lease_lost(self._here):
             self._manager.close()
+
+
+class _Marked:
+    """orbax's rule that these steps stay."""
+
+    steps: Collection[int] = ()
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[managers.PolicyCheckpointInfo],
+        *,
+        context: managers.PreservationContext,
+    ) -> Sequence[bool]:
+        return [one.step in self.steps for one in checkpoints]
+
+
+def _measure(measured: Mapping[str, float]) -> float:
+    return measured[MEASURE]
 
 
 def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:

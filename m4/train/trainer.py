@@ -151,8 +151,15 @@ class Trainer:
         """
         assert list(stream.directions) == self.directions
         self._check(stream.shapes)
-        folder, keep = Path(folder), self.training.keep_checkpoints
-        with contextlib.closing(Checkpoints(folder / "checkpoints", keep=keep)) as checkpoints:
+        folder, training = Path(folder), self.training
+        with contextlib.closing(
+            Checkpoints(
+                folder / "checkpoints",
+                keep=training.keep_checkpoints,
+                keep_period=training.keep_period,
+                keep_best=training.keep_best,
+            )
+        ) as checkpoints:
             run = TrainingRun(
                 self.training,
                 self.program,

@@ -38,7 +38,9 @@ class Training:
         seed: of everything that is drawn. mesh: () -> Mesh, of the devices.
         label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor, rng, grad_accum_steps: see
             `m4.train.step.make_train_step`.
-        checkpoint_period: steps between checkpoints. keep_checkpoints: so many are kept.
+        checkpoint_period: steps between checkpoints. keep_checkpoints: the last so many stay;
+            also the multiples of keep_period, and the keep_best ones of lowest dev/nll, of those
+            that dev was measured at.
         fsdp_axes: mesh axes over which weights and their statistics are sharded further, see
             `m4.parallel.mesh.shard_further`.
         extra_axis_rules: (logical axis, mesh axis or axes) in addition to those of
@@ -63,6 +65,8 @@ class Training:
     grad_accum_steps: Annotated[Size, FROM_NOW_ON] = 1
     checkpoint_period: Annotated[Period, MUTABLE] = 500
     keep_checkpoints: Annotated[int, Between(1, 10**6), MUTABLE] = 3
+    keep_period: Annotated[Period | None, MUTABLE] = None
+    keep_best: Annotated[Count, MUTABLE] = 0
     fsdp_axes: Annotated[Sequence[str], MUTABLE] = ("fsdp",)
     extra_axis_rules: Annotated[Rules, MUTABLE] = ()
     log_period: Annotated[Period, MUTABLE] = 25
@@ -79,3 +83,11 @@ class Training:
         ):
             allowed = "the first and the last step of a trace, such as (100, 103), or None"
             raise SettingError("Training.profile", self.profile, allowed)
+        shorter, longer = sorted((self.checkpoint_period, self.dev_period))
+        if self.keep_best and longer % shorter:
+            raise SettingError(
+                "Training.keep_best",
+                self.keep_best,
+                f"0 where neither of checkpoint_period = {self.checkpoint_period} and dev_period = "
+                f"{self.dev_period} divides the other: dev is measured at few checkpoints",
+            )

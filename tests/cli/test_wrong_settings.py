@@ -19,6 +19,8 @@ MEANT = {
     "Experiment.baselines": ["None"],
     "Experiment.model_dir": ["'x'"],
     "Training.total_steps": ["0"],
+    "Training.keep_period": ["None"],
+    "Training.keep_best": ["0"],
     "Training.seed": ["0"],
     "Training.label_smoothing": ["0"],
     "Training.z_loss": ["0"],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.parallel.mesh import make_mesh
-from m4.storage.checkpoints import Checkpoints, latest_step, shapes
+from m4.storage.checkpoints import (
+    SCORES_BY_STEP,
+    Checkpoints,
+    complete_steps,
+    latest_step,
+    shapes,
+)
 
 PARAMS = {"wi": {"kernel": np.arange(32, dtype=np.float32).reshape(8, 4)}, "scale": np.ones(4)}
 
@@ -65,6 +73,43 @@ def test_last_checkpoints_are_kept(checkpoints: Checkpoints) -> None:
         checkpoints.save(step, {"params": tree(step)}, {})
     checkpoints.wait()
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["2", "3"]
+
+
+def kept(folder: Path, **keep: Any) -> list[int]:
+    """Which of the steps 1..6, of dev/nll 6, 2, 5, none, 3, 4, are kept, saved by two runs."""
+    nll = {1: 6.0, 2: 2.0, 3: 5.0, 5: 3.0, 6: 4.0}
+    for steps in (range(1, 4), range(4, 7)):
+        store = Checkpoints(folder, **keep)
+        for step in steps:
+            store.save(step, {"params": tree()}, {}, {"dev/nll": nll[step]} if step in nll else {})
+        store.close()
+    return complete_steps(folder)
+
+
+def test_last_periodic_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
+    assert kept(tmp_path / "a", keep=1) == [6]
+    assert kept(tmp_path / "b", keep=1, keep_period=2) == [2, 4, 6]
+    assert kept(tmp_path / "c", keep=1, keep_best=2) == [2, 5, 6]
+    assert kept(tmp_path / "d", keep=2, keep_best=1, keep_period=3) == [2, 3, 5, 6]
+
+
+def test_step_that_is_marked_as_best_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marks, store = tmp_path / SCORES_BY_STEP, Checkpoints(tmp_path / "checkpoints", keep=1)
+    rows = {at: json.dumps({"step": at, "best": True}) + "\n" for at in (1, 4)}
+    rows |= {0: json.dumps({"step": 0, "best": False}) + "\n"}
+    found = []
+    # A file that cannot be read stops no training: what was marked stays.
+    for step, text in enumerate((None, rows[1], rows[0] + rows[1], "no JSON", rows[4], ""), 1):
+        if text is not None:
+            marks.write_text(text, encoding="utf-8")
+        store.save(step, {"params": tree()}, {})
+        store.wait()
+        found.append(complete_steps(tmp_path / "checkpoints"))
+    store.close()
+    assert found == [[1], [1, 2], [1, 3], [1, 4], [4, 5], [6]]
+    assert "scores_by_step.jsonl: cannot be read" in capsys.readouterr().err
 
 
 def test_saved_step_is_not_saved_again(checkpoints: Checkpoints) -> None:

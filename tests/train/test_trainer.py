@@ -14,7 +14,7 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.parallel.mesh import axis_rules_context
 from m4.settings import SettingError
-from m4.storage.checkpoints import latest_step
+from m4.storage.checkpoints import Checkpoints, complete_steps, latest_step
 from m4.storage.metrics_log import read_metrics
 from m4.train.average import averaged
 from m4.train.early_stopping import EarlyStopping
@@ -109,19 +109,29 @@ def test_early_stopping_keeps_the_best(tmp_path, run):
 
     def evaluate(params):
         seen.append(leaves(params))
-        return {"dev/chrf": next(scores)}
+        return {"dev/chrf": next(scores), "dev/nll": 2.0 * len(seen)}
 
     trained = run(
         tmp_path,
         total_steps=50,
         evaluators=[Evaluator(1, evaluate)],
         early_stopping=EarlyStopping("dev/chrf", patience=2),
+        checkpoint_period=1,
+        dev_period=1,
+        keep_checkpoints=1,
+        keep_best=1,
     )
     # 3.0 at step 2 is not beaten at steps 3 and 4: stopped there.
     assert len(seen) == 4
     assert trained.note["best_step"] == 2
     for a, b in zip(leaves(trained.params), seen[1], strict=True):
         np.testing.assert_array_equal(a, b)
+    # dev/nll was lowest at step 1. Where training stops early, at a checkpoint's step too, it says
+    # that it has finished: who follows it waits for no more.
+    assert complete_steps(tmp_path / "checkpoints") == [1, 4]
+    checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
+    assert [checkpoints.note(step).get("finished") for step in (1, 4)] == [None, True]
+    checkpoints.close()
 
 
 def test_early_stopping_survives_an_interruption(tmp_path, run):

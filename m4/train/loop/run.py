@@ -138,6 +138,7 @@ class TrainingRun:
         self._in_flight = StepsInFlight(most_in_flight(program.mesh), self._clock)
         self._together = distributed.is_distributed()
         self._compiled: set[BatchShape] = set()
+        self._measured: dict[str, float] = {}  # at the present step
 
     def train(
         self, evaluators: Sequence[Evaluator], progress: ProgressBar | None
@@ -187,6 +188,8 @@ class TrainingRun:
                     self._save()
                     self._pause("save", self._checkpoints.wait)
                     raise Interrupted(step)
+                # The last one, of early stopping too, says that training has finished.
+                last = last or self.stopper.stopped
                 if step % training.checkpoint_period == 0 and not last:
                     self._save()
 
@@ -240,6 +243,7 @@ class TrainingRun:
         afterwards learns from the same steps.
         """
         measured: dict[str, float] = {}
+        self._measured = {}
         for evaluator in evaluators:
             due = step % evaluator.period == 0
             if due or last:
@@ -248,6 +252,7 @@ class TrainingRun:
                 metrics.write(step, values)
                 self.stopper.evaluated(step, values, params)
                 measured |= values if due else {}
+                self._measured |= values
         if self._sampling is not None and measured:
             metrics.write(step, self._sampling.evaluated(step, measured))
 
@@ -274,7 +279,7 @@ class TrainingRun:
         items = average.items(self.state)
         if self.stopper.best is not None:
             items["best"] = self.stopper.best
-        self._checkpoints.save(step, items, note)
+        self._checkpoints.save(step, items, note, self._measured)
         if distributed.is_primary():
             self._counters.write(self._folder, note)
         return note

@@ -20,6 +20,8 @@ from m4.parallel.mesh import check_divides, split_axes
 from m4.settings import configurable
 
 Exchange = Callable[[Array, tuple[str, ...]], Array]
+# (experts, sent_EGCM, taken_EGC1: which slots have a token) -> done_EGCM.
+Work = Callable[[Experts, Array, Array], Array]
 
 
 @configurable
@@ -31,14 +33,14 @@ def all_to_all(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     Raises:
         ValueError: groups or experts that do not divide over the devices.
     """
-    return by_exchange("all_to_all", x_GSM, routing, experts, _there, _back)
+    return by_exchange("all_to_all", x_GSM, routing, experts, there, back)
 
 
-def _there(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
+def there(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
     return lax.all_to_all(x_EGCM, axes, split_axis=0, concat_axis=1, tiled=True)
 
 
-def _back(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
+def back(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
     return lax.all_to_all(x_EGCM, axes, split_axis=1, concat_axis=0, tiled=True)
 
 
@@ -49,6 +51,9 @@ def by_exchange(
     experts: Experts,
     there: Exchange,
     back: Exchange,
+    *,
+    work: Work | None = None,
+    alone: Callable[[Array, Routing, Experts], Array] = local.gather,
 ) -> Array:
     """What the exchanging implementations share.
 
@@ -57,12 +62,14 @@ def by_exchange(
             -> its experts' slots of the groups of all devices along the axes, in their order:
             [E, G/(D X), C, M] -> [E/X, G/D, C, M], X devices along the axes and D along "data".
         back: the opposite.
+        work: what a device does with its experts' slots, if not all of them are multiplied.
+        alone: the implementation where experts are not sharded.
     """
     mesh = jax.sharding.get_abstract_mesh()
     tokens_over, experts_over = split_axes(mesh, "batch"), split_axes(mesh, "expert")
     groups_over = split_axes(mesh, "expert_group")
     if not experts_over:
-        return local.gather(x_GSM, routing, experts)
+        return alone(x_GSM, routing, experts)
     E, C = routing.num_experts, routing.capacity
     check_divides(mesh, name, E, "expert", "MoeLayer.num_experts")
     check_divides(
@@ -80,7 +87,12 @@ def by_exchange(
         sent_EGCM = local.by_expert(local.send(x_GSM, slots), E)
         # The experts' type is what travels: half the bytes in bfloat16.
         sent_EGCM = there(sent_EGCM.astype(experts.outward.dtype), experts_over)
-        done_EGCM = own(experts, groups_over)(sent_EGCM)
+        mine = own(experts, groups_over)
+        if work is None:
+            done_EGCM = mine(sent_EGCM)
+        else:
+            taken_GP1 = (slots.owner_GP < slots.slot_GJ.shape[1])[..., None]
+            done_EGCM = work(mine, sent_EGCM, there(local.by_expert(taken_GP1, E), experts_over))
         done_EGCM = back(done_EGCM, experts_over).astype(x_GSM.dtype)
         return local.combine(local.by_group(done_EGCM), weight_GSK, slots)
 

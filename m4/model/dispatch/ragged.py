@@ -7,6 +7,7 @@ the same: a choice without one contributes nothing. Moving rows is `gather`'s.
 
 import math
 import warnings
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -42,28 +43,30 @@ def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     if (device.platform if device is not None else jax.default_backend()) != "tpu":
         warnings.warn(DENSE_WARNING, UserWarning, stacklevel=2)  # Python shows it once a place
 
-    axes = split_axes(mesh, "batch")
-    whole = not axes or x_GSM.shape[0] % math.prod(mesh.shape[name] for name in axes) != 0
-
     def on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts):
-        if not whole:
-            experts = own(experts, axes)
-        return _by_rows(
-            x_GSM,
-            expert_GSK,
-            position_GSK,
-            weight_GSK,
-            experts,
-            routing.num_experts,
-            routing.capacity,
-        )
+        E, C = routing.num_experts, routing.capacity
+        return _by_rows(x_GSM, expert_GSK, position_GSK, weight_GSK, experts, E, C)
 
+    return by_own_groups(on_a_device, x_GSM, routing, experts)
+
+
+def by_own_groups(
+    on_a_device: Callable[..., Array], x_GSM: Array, routing: Routing, experts: Experts
+) -> Array:
+    """on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts) with each device's groups
+    and all experts; with all groups where they do not divide over the devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = split_axes(mesh, "batch")
     arrays = (x_GSM, routing.expert_GSK, routing.position_GSK, routing.weight_GSK, experts)
-    if whole:
+    if not axes or x_GSM.shape[0] % math.prod(mesh.shape[name] for name in axes) != 0:
         return on_a_device(*arrays)
+
+    def with_own_experts(x_GSM, expert_GSK, position_GSK, weight_GSK, experts):
+        return on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, own(experts, axes))
+
     by_groups = PartitionSpec(axes)
     return jax.shard_map(
-        on_a_device,
+        with_own_experts,
         in_specs=(*(by_groups,) * 4, layout(experts, PartitionSpec(), PartitionSpec(None, axes))),
         out_specs=by_groups,
         axis_names=set(axes),

@@ -172,8 +172,8 @@ def value_and_gradients(run, x_GSM, routing, experts, direction_GSM):
     )
 
 
-def check(setting: Setting, routing: Routing, seed: int) -> None:
-    """Every implementation gives the outputs and gradients of the dense reference."""
+def check(setting: Setting, routing: Routing, seed: int, implementations=IMPLEMENTATIONS) -> None:
+    """Every one of the implementations gives the outputs and gradients of the dense reference."""
     x_GSM, direction_GSM, experts = numbers(seed, setting)
     (_, expected), expected_gradients = value_and_gradients(
         dense, x_GSM, routing, experts, direction_GSM
@@ -181,7 +181,7 @@ def check(setting: Setting, routing: Routing, seed: int) -> None:
     assigned = np.asarray(routing.position_GSK) >= 0
     with on(setting.mesh), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ragged: on CPUs", UserWarning)
-        for name, run in IMPLEMENTATIONS.items():
+        for name, run in implementations.items():
             (_, y_GSM), gradients = jax.device_get(
                 value_and_gradients(run, x_GSM, routing, experts, direction_GSM)
             )

@@ -35,13 +35,14 @@ from m4.parallel.platform.cpus import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError, SettingError
 from m4.train.measuring.metric_window import NotFinite
+from m4.train.training import BY_DIRECTION
 
 # Raise when a change of code changes what a baseline becomes.
 FORMAT = 6
 
 # What does not change the model: not part of its hash.
 _OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard")
-_OPERATIONAL += ("keep_period", "keep_best", "profile", "initial", "mesh")
+_OPERATIONAL += ("keep_period", "keep_best", "profile", "initial", "mesh", *BY_DIRECTION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +141,9 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Plan]:
                 sample_by="examples",
                 stream=Stream,
             ),
-            training=dataclasses.replace(base.training, profile=None, initial=None),
+            training=dataclasses.replace(
+                base.training, profile=None, initial=None, **dict.fromkeys(BY_DIRECTION)
+            ),
             decoding=experiment.decoding,
             baselines=None,
         )

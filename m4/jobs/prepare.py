@@ -1,5 +1,6 @@
 """What jobs do first: check the sizes, make the stream, the model, the trainer."""
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,9 @@ from m4.parallel.platform.accelerator import check_accelerator
 from m4.parallel.platform.jax_setup import set_up
 from m4.settings import SettingError
 from m4.storage import remote
+from m4.train.multitask.groups import Directions
 from m4.train.trainer import Trainer
+from m4.train.training import BY_DIRECTION
 
 
 def run_folder(experiment: Experiment) -> Path:
@@ -83,9 +86,22 @@ def check_sizes(experiment: Experiment) -> Mesh:
         lengths["targets"],
         **(partial_arguments(stream) if isinstance(stream, functools.partial) else {}),
     )
-    program = trainer_of(experiment, _expected_model(experiment), _DIRECTIONS, mesh, shapes).program
+    _check_directions(experiment)
+    # Of other directions than the corpus has.
+    general = dataclasses.replace(
+        experiment, training=dataclasses.replace(training, **dict.fromkeys(BY_DIRECTION))
+    )
+    program = trainer_of(general, _expected_model(experiment), _DIRECTIONS, mesh, shapes).program
     _ = program.shardings
     return mesh
+
+
+def _check_directions(experiment: Experiment) -> None:
+    """SettingError: a setting by direction that names none of the corpus's."""
+    training, corpus = experiment.training, experiment.data.corpus
+    if any(getattr(training, name) is not None for name in BY_DIRECTION):
+        names = corpus.directions(corpus.settings()["languages"])
+        Trainer(training, _expected_model(experiment), names, training.mesh()).check_directions()
 
 
 def check_decoding_sizes(experiment: Experiment) -> None:
@@ -146,17 +162,24 @@ def trainer_of(
     directions: Sequence[str],
     mesh: Mesh | None = None,
     batch_shapes: Sequence[tuple[int, int, int]] = (),
+    cache: Cache | None = None,
 ) -> Trainer:
     """The trainer of a model over the experiment's mesh.
 
-    batch_shapes: (rows, source length, target length) of its batches.
+    batch_shapes: (rows, source length, target length) of its batches. cache: the directions' sizes
+    and levels; None: there is no corpus.
 
     Raises:
         SettingError: sizes that do not divide over the mesh.
     """
     training = experiment.training
     return Trainer(
-        training, model, directions, training.mesh() if mesh is None else mesh, batch_shapes
+        training,
+        model,
+        directions,
+        training.mesh() if mesh is None else mesh,
+        batch_shapes,
+        None if cache is None else directions_of(experiment, cache),
     )
 
 
@@ -165,6 +188,12 @@ def decoding_layout(
 ) -> Layout | None:
     """The model's layout in translation, over the experiment's mesh; None: one device."""
     return trainer_of(experiment, model, directions).layout()
+
+
+def directions_of(experiment: Experiment, cache: Cache) -> Directions:
+    """The directions with their training pairs and levels."""
+    sizes = {name: cache.size(language_of(name), "train") for name in cache.directions}
+    return Directions(cache.directions, sizes, levels_of(experiment, cache))
 
 
 def levels_of(experiment: Experiment, cache: Cache) -> dict[str, list[str]]:

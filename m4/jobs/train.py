@@ -58,7 +58,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
         return folder
     model = prepare.model_for(experiment, cache)
     stream = prepare.training_stream(experiment, cache)
-    trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes)
+    trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes, cache)
     other = None if latest is not None else beginning(experiment, model, cache)
     with ProgressBar("train dense" if dense else "train", training.total_steps) as bar:
         trainer.run(

@@ -1,7 +1,7 @@
 """Averages of parameters over the steps: what to use where the learning rate does not fall to 0."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -55,9 +55,10 @@ def averaged(
             inner.init(params), jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params)
         )
 
-    def update(updates, state, params=None):
+    def update(updates, state, params=None, *, scale=lambda updates: updates):
         assert params is not None
         updates, inner_state = inner.update(updates, state.inner, params)
+        updates = scale(updates)
         count = state.count + 1
         share = (eta + 1) / (count + eta)
         average = jax.tree.map(
@@ -67,27 +68,70 @@ def averaged(
         )
         return updates, Averaged(inner_state, count, average)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def updated(
+    optimizer: optax.GradientTransformation,
+    gradients: Any,
+    state: Any,
+    params: Any,
+    scale: Callable[[Any], Any],
+) -> tuple[Any, Any]:
+    """(updates, state) of an optimizer whose updates `scale` changes; averages see them changed."""
+    if isinstance(state, Averaged):
+        return cast(Any, optimizer).update(gradients, state, params, scale=scale)
+    updates, state = optimizer.update(gradients, state, params)
+    return scale(updates), state
+
+
+class Grouped(NamedTuple):
+    """An optimizer's state with that of groups of directions (`m4.train.multitask.grouped`).
+
+    surgery: of what alters their gradients, [parts, ...]; rates: by parameter, the factor of each
+    row's last update. None where there is none.
+    """
+
+    inner: Any
+    surgery: Any
+    rates: Any
 
 
 def used(state: TrainState) -> Any:
     """The parameters to evaluate and translate with: their average where there is one."""
-    return state.optimizer.average if isinstance(state.optimizer, Averaged) else state.params
+    optimizer = _inner(state.optimizer)
+    return optimizer.average if isinstance(optimizer, Averaged) else state.params
 
 
 def items(state: TrainState) -> dict[str, Any]:
-    """A checkpoint's trees: params and optimizer, and apart from it the average."""
-    if not isinstance(state.optimizer, Averaged):
-        return {"params": state.params, "optimizer": state.optimizer}
-    inner, count, average = state.optimizer
-    # A list: without its last field it is no `Averaged`.
-    return {"params": state.params, "optimizer": [inner, count], "average": average}
+    """A checkpoint's trees: params and optimizer, and apart from it the average and the groups'
+    state."""
+    optimizer, found = _inner(state.optimizer), {"params": state.params}
+    if isinstance(optimizer, Averaged):
+        inner, count, average = optimizer
+        # A list: without its last field it is no `Averaged`.
+        found |= {"optimizer": [inner, count], "average": average}
+    else:
+        found["optimizer"] = optimizer
+    if isinstance(state.optimizer, Grouped):
+        _, surgery, rates = state.optimizer
+        own = {"surgery": surgery, "rates": rates}
+        if own := {name: tree for name, tree in own.items() if tree is not None}:
+            found["groups"] = own
+    return found
 
 
-def from_items(step: Array, found: dict[str, Any]) -> TrainState:
-    """The state whose `items` these are."""
+def from_items(step: Array, found: dict[str, Any], fresh: Any = None) -> TrainState:
+    """The state whose `items` these are. fresh: an optimizer's state before the first step; where
+    it has groups, what the items lack of theirs is from there."""
     optimizer = found["optimizer"]
     if "average" in found:
         inner, count = optimizer
         optimizer = Averaged(inner, count, found["average"])
+    if isinstance(fresh, Grouped):
+        optimizer = fresh._replace(**{"inner": optimizer, **found.get("groups", {})})
     return TrainState(step, found["params"], optimizer)
+
+
+def _inner(optimizer: Any) -> Any:
+    return optimizer.inner if isinstance(optimizer, Grouped) else optimizer

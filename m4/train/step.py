@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from m4.model.layers import constrain
@@ -13,6 +14,7 @@ from m4.model.moe import layer_metrics, mean_metrics, sown_choices
 from m4.model.transformer import Transformer
 from m4.train.loop.mesh_checks import rows_over
 from m4.train.loss import cross_entropy
+from m4.train.multitask.grouped import DirectionGroups, gradients_of
 from m4.train.state import TrainState
 
 Array = jax.Array
@@ -60,6 +62,8 @@ def make_train_step(
     router_z_loss_factor: float,
     grad_accum_steps: int,
     rng: str,
+    loss_weights: np.ndarray | None = None,
+    groups: DirectionGroups | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
     """The step function (pure, to be jitted). `m4.train.training.Training` has the defaults.
 
@@ -78,6 +82,12 @@ def make_train_step(
     draws with a separate key, and MoE layers where a part is not a whole number of groups
     (`m4.model.moe`).
 
+    loss_weights: [directions], factors of their target tokens' losses; None: all 1. The sum is
+    divided by the number of tokens all the same, and the metrics' nll are not weighted.
+
+    groups: of directions, whose gradients are altered or that have rates of their own. A group has
+    the share of the MoE layers' losses that it has of the target tokens.
+
     Metrics: loss, nll (nats a token, neither smoothed nor with anything added),
     gradient_norm, target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the
     MoE layers sow: means over layers (load_E), in `layers` the same by layer, in `expert_loads`
@@ -86,12 +96,23 @@ def make_train_step(
     """
     smoothed = functools.partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
     factors = {"auxiliary_loss": aux_loss_factor, "router_z_loss": router_z_loss_factor}
-    loss_fn = _make_loss(model, smoothed, factors, directions, grad_accum_steps)
+    loss_fn = _make_loss(
+        model, smoothed, factors, directions, grad_accum_steps, loss_weights, groups
+    )
+    part = gradients_of(loss_fn, groups)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
-        gradients, metrics = _gradients(loss_fn, grad_accum_steps, state, batch, key)
-        updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
+        gradients, metrics = _gradients(part, grad_accum_steps, state, batch, key)
+        if groups is None:
+            updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
+        else:
+            # This generator's numbers are the same on every mesh and platform.
+            order = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
+            updates, gradients, new_optimizer, more = groups.update(
+                optimizer, gradients, state.optimizer, state.params, order
+            )
+            metrics |= more
         params = optax.apply_updates(state.params, updates)
         metrics["gradient_norm"] = optax.tree.norm(gradients)
         return TrainState(state.step + 1, params, new_optimizer), metrics
@@ -105,22 +126,31 @@ def _make_loss(
     factors: Mapping[str, float],
     directions: int,
     parts: int,
+    loss_weights: np.ndarray | None,
+    groups: DirectionGroups | None,
 ) -> Callable[..., tuple[Array, dict[str, Any]]]:
     """(params, rows, dropout key, step, real target tokens of all parts) -> (the part of the loss
-    that these rows make, metrics). factors: of the MoE layers' losses."""
+    that these rows make, or of each group's, [G]; metrics). factors: of the MoE layers' losses."""
 
     def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array):
         logits_BTV, sown = apply_model(model, params, batch, key, step)
         targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
         loss = smoothed(logits_BTV, targets_BT)
-        total = jnp.sum(loss.training_BT * weights_BT) / tokens
+        training_BT = loss.training_BT * weights_BT
+        if loss_weights is not None:
+            training_BT = training_BT * jnp.asarray(loss_weights)[batch["direction_ids"]]
+        total = jnp.sum(training_BT) / tokens
         # Means over layers: of each part they are the n-th part of the whole's.
         moe, layers = jax.tree.map(lambda x: x / parts, (mean_metrics(sown), layer_metrics(sown)))
         if moe:
             for name, factor in factors.items():
                 total = total + factor * moe[name]
         nll_BT = jax.lax.stop_gradient(loss.nll_BT) * weights_BT
-        return total, {
+        lost = total
+        if groups is not None:
+            more = sum(factor * moe[name] for name, factor in factors.items()) if moe else 0.0
+            lost = groups.losses(training_BT / tokens, weights_BT, batch["direction_ids"], more)
+        return lost, {
             "loss": total,
             "nll": jnp.sum(nll_BT) / tokens,
             **_token_metrics(nll_BT, batch, directions),
@@ -143,11 +173,10 @@ def _token_metrics(nll_BT: Array, batch: Batch, directions: int) -> dict[str, An
 
 
 def _gradients(
-    loss_fn: Callable[..., Any], parts: int, state: TrainState, batch: Batch, key: Array
+    part: Callable[..., Any], parts: int, state: TrainState, batch: Batch, key: Array
 ) -> tuple[Any, dict[str, Any]]:
-    """(gradients, metrics) of `loss_fn`, its rows in `parts` parts one after the other."""
+    """(gradients, metrics) of the function `part`, the rows in `parts` one after the other."""
     tokens = jnp.maximum(jnp.sum(batch["decoder_loss_weights"]), 1.0)
-    part = jax.grad(loss_fn, has_aux=True)
     if parts == 1:
         return part(state.params, batch, key, state.step, tokens)
 

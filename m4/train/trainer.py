@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from m4.model import pipeline
@@ -22,6 +23,9 @@ from m4.train.loop.mesh_checks import check_batches, check_model
 from m4.train.loop.program import TrainProgram
 from m4.train.loop.run import Begin, Evaluator, TrainingRun
 from m4.train.measuring.step_clock import Flops
+from m4.train.multitask.factors import by_direction
+from m4.train.multitask.grouped import DirectionGroups, direction_groups
+from m4.train.multitask.groups import Directions
 from m4.train.sampling import LearnedSampling
 from m4.train.step import make_train_step
 from m4.train.training import Training
@@ -50,10 +54,12 @@ class Trainer:
         directions: Sequence[str],
         mesh: Mesh,
         batch_shapes: Sequence[BatchShape] = (),
+        known: Directions | None = None,
     ):
         """Nothing is computed, read or written.
 
         Args:
+            known: the directions' sizes and resource levels; None: assumed, there is no corpus.
             batch_shapes: (rows, source length, target length) that batches can have; () if none
                 will come.
 
@@ -62,6 +68,7 @@ class Trainer:
         """
         self.training, self.model, self.mesh = training, model, mesh
         self.directions = list(directions)
+        self._known = known or Directions.assumed(self.directions)
         self._check(batch_shapes)
 
     def _check(self, batch_shapes: Sequence[BatchShape]) -> None:
@@ -72,9 +79,26 @@ class Trainer:
             check_model(self.mesh, self.model)
 
     @functools.cached_property
+    def loss_weights(self) -> np.ndarray | None:
+        """[directions]; None: all 1."""
+        given = self.training.loss_weights
+        return None if given is None else by_direction("Training.loss_weights", given, self._known)
+
+    def check_directions(self) -> None:
+        """SettingError: a setting that names a direction which is not the trainer's."""
+        _ = self.loss_weights, self.groups
+
+    @functools.cached_property
+    def groups(self) -> DirectionGroups | None:
+        """Of directions whose gradients a step alters, or that have rates of their own."""
+        rates, known = self.training.learning_rates, self._known
+        rates_D = None if rates is None else by_direction("Training.learning_rates", rates, known)
+        return direction_groups(self.training.gradients, rates_D, known)
+
+    @functools.cached_property
     def program(self) -> TrainProgram:
         """The training step, to be compiled."""
-        training = self.training
+        training, groups = self.training, self.groups
         optimizer = training.optimizer(training.total_steps)
         step = make_train_step(
             self.model,
@@ -87,11 +111,13 @@ class Trainer:
             router_z_loss_factor=training.router_z_loss_factor,
             grad_accum_steps=training.grad_accum_steps,
             rng=training.rng,
+            loss_weights=self.loss_weights,
+            groups=groups,
         )
         return TrainProgram(
             step,
             self.model,
-            optimizer,
+            optimizer if groups is None else groups.begin(optimizer),
             self.mesh,
             training.seed,
             training.fsdp_axes,
@@ -179,6 +205,7 @@ class Trainer:
     def _about(self, stream: BatchStream, note: Mapping[str, Any]) -> dict[str, Any]:
         """What every checkpoint of the run says about it."""
         about = {**note, "stream": stream.fingerprint(), "directions": stream.directions}
+        about |= self.groups.note() if self.groups else {}
         if stages := pipeline.about(self.mesh, self.model):
             about["pipeline"] = stages
             _print_stages(stages)

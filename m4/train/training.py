@@ -24,7 +24,12 @@ from m4.settings import (
 )
 from m4.train.early_stopping import EarlyStopping
 from m4.train.initial import InitialModel
+from m4.train.multitask.factors import Factors
+from m4.train.multitask.grouped import Surgery
 from m4.train.step import RNGS
+
+# The settings that name directions, or group them.
+BY_DIRECTION = ("loss_weights", "learning_rates", "gradients")
 
 
 @checked
@@ -36,6 +41,18 @@ class Training:
         total_steps: where training ends. batch_size: packed rows a step, over all devices.
         optimizer: (total steps) -> optax.GradientTransformation, e.g. `m4.train.optimizer.adamw`.
         seed: of everything that is drawn. mesh: () -> Mesh, of the devices.
+        loss_weights: factors of the losses of directions: {"en-gl": 2.0}, of languages ("gl") or of
+            resource levels ("low"), or a function of their sizes such as a sampler
+            (`m4.train.multitask.factors`). They turn the step towards a direction.
+        learning_rates: factors of the learning rate, named in the same way. A row of a parameter
+            (all axes but the last one fixed: a piece's embedding, the weights of an expert's input)
+            moves by the optimizer's update times the mean of the rates, weighted by the norms of
+            the gradients that the directions give to the row; by the last such mean where they
+            give none. So they lengthen steps and do not turn them: what one direction alone uses,
+            such as its tag's embedding, has that direction's rate, and so has a batch of one
+            direction (Jean et al. 2019, arXiv 1909.06434, implicit schedules).
+        gradients: alters the gradients of groups of directions for each other's sake,
+            `m4.train.multitask.pcgrad.PCGrad` or `vaccine.GradientVaccine`; None: as they are.
         label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor, rng, grad_accum_steps: see
             `m4.train.step.make_train_step`.
         checkpoint_period: steps between checkpoints. keep_checkpoints: the last so many stay;
@@ -59,6 +76,9 @@ class Training:
     mesh: Annotated[Callable[..., Mesh], MUTABLE] = make_mesh
     label_smoothing: Annotated[Rate, FROM_NOW_ON] = 0.1
     z_loss: Annotated[Factor, FROM_NOW_ON] = 1e-4
+    loss_weights: Annotated[Factors | None, FROM_NOW_ON] = None
+    learning_rates: Annotated[Factors | None, FROM_NOW_ON] = None
+    gradients: Annotated[Surgery | None, FROM_NOW_ON] = None
     aux_loss_factor: Annotated[Factor, FROM_NOW_ON] = 0.01
     router_z_loss_factor: Annotated[Factor, FROM_NOW_ON] = 0.0
     rng: Annotated[str, OneOf(RNGS), FROM_NOW_ON] = "unsafe_rbg"
@@ -83,6 +103,9 @@ class Training:
         ):
             allowed = "the first and the last step of a trace, such as (100, 103), or None"
             raise SettingError("Training.profile", self.profile, allowed)
+        if isinstance(self.gradients, type):
+            made = f"@{self.gradients.__name__}() with brackets: one that is made"
+            raise SettingError("Training.gradients", self.gradients, made)
         shorter, longer = sorted((self.checkpoint_period, self.dev_period))
         if self.keep_best and longer % shorter:
             raise SettingError(

@@ -135,7 +135,7 @@ class Beginning:
         store = Checkpoints(self._old.folder / "checkpoints", read_only=True)
         try:
             note = store.note(self._old.step)
-            state = restore(store, self._old.step, note, fresh, EarlyStopper(None))
+            state = restore(store, self._old.step, note, fresh, EarlyStopper(None), {})
         finally:
             store.close()
         return TrainState(fresh.step, state.params, state.optimizer)

@@ -30,13 +30,20 @@ def restore(
     saved: Mapping[str, Any],
     state: TrainState,
     stopper: EarlyStopper,
+    about: Mapping[str, Any],
 ) -> TrainState:
-    """The state of a step, sharded as `state`; the stopper continues from it. saved: its note."""
+    """The state of a step, sharded as `state`; the stopper continues from it. saved: its note.
+
+    about: this run's. The state of groups of directions is taken over from a step with the same
+    groups; else it begins again.
+    """
     items = {name: shapes(tree) for name, tree in average.items(state).items()}
+    if saved.get("gradients", {}) != about.get("gradients"):
+        items.pop("groups", None)
     if stopper.rule is not None and "best_step" in saved:
         items["best"] = shapes(state.params)
     found = checkpoints.restore(step, items)
     if "best" in found:
         stopper.resume(saved, found["best"])
     at = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
-    return average.from_items(at, found)
+    return average.from_items(at, found, state.optimizer)

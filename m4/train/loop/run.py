@@ -130,7 +130,7 @@ class TrainingRun:
         self.state = begin(program) if begin and self._begun else program.new_state()
         self.stopper = EarlyStopper(training.early_stopping)
         if latest is not None:
-            self.state = restore(checkpoints, latest, saved, self.state, self.stopper)
+            self.state = restore(checkpoints, latest, saved, self.state, self.stopper, about)
         self._start = int(self.state.step)
         tokens = max(rows * max(lengths) for rows, *lengths in stream.shapes)
         self._counters = Counters(stream.directions, groups, saved, self._start, tokens)

@@ -1,0 +1,1 @@
+"""Directions as tasks: their weights, rates and gradients."""

@@ -1,0 +1,107 @@
+"""PCGrad and Gradient Vaccine: by hand, and equal to a slow obvious reference."""
+
+import jax
+import numpy as np
+import pytest
+
+from m4.train.multitask import gram
+from m4.train.multitask.pcgrad import PCGrad, order_of
+from m4.train.multitask.vaccine import GradientVaccine
+from tests.train.multitask import reference
+
+KEY = jax.random.key(7, impl="threefry2x32")
+
+
+def altered(surgery, gradients, state=None, key=KEY):
+    """(the step's gradient, new state) of vectors."""
+    stacked = {"kernel": np.stack(gradients).astype(np.float32)}
+    begun = surgery.begin(len(gradients)) if state is None else state
+    products = gram.gram(stacked, "model")[0]
+    weights, begun = jax.jit(surgery.weights)(products, begun, key)
+    return gram.weighted(stacked, weights[None], "model")["kernel"], begun
+
+
+def order(i, groups, key=KEY):
+    return [int(j) for j in order_of(key, i, groups)]
+
+
+def test_pcgrad_by_hand():
+    # (1, 0) . (-1, 1) = -1 < 0. The first loses -1 / 2 of the second: (1/2, 1/2); the second loses
+    # -1 / 1 of the first: (0, 1). Their sum: (1/2, 3/2); of the gradients as they are: (0, 1).
+    found, _ = altered(PCGrad(), [[1.0, 0.0], [-1.0, 1.0]])
+    np.testing.assert_allclose(found, [0.5, 1.5], rtol=1e-6)
+
+
+def test_vaccine_by_hand():
+    # At a right angle, targets 0.6: each gains 1 (0.6 * 1 - 0 * 0.8) / (1 * 0.8) = 0.75 of the
+    # other: (1, 0.75), whose cosine with (0, 1) is 0.75 / 1.25 = 0.6. The targets fall to
+    # 0.9 * 0.6 + 0.1 * 0.
+    targets = np.full((2, 2), 0.6, np.float32)
+    found, targets = altered(GradientVaccine(beta=0.1), [[1.0, 0.0], [0.0, 1.0]], targets)
+    np.testing.assert_allclose(found, [1.75, 1.75], rtol=1e-6)
+    np.testing.assert_allclose(targets[0, 1], 0.54, rtol=1e-6)
+
+
+def test_what_agrees_is_left_alone():
+    for surgery in (PCGrad(), GradientVaccine()):
+        found, _ = altered(surgery, [[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]])
+        np.testing.assert_allclose(found, [2.0, 3.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 5])
+def test_they_equal_the_reference(groups):
+    random = np.random.default_rng(groups)
+    targets = random.uniform(-0.3, 0.5, (groups, groups))
+    for _ in range(5):
+        # A common part against each other's, so that many cosines are negative.
+        gradients = list(random.normal(size=(groups, 12)))
+        gradients[-1] -= 1.5 * gradients[0]
+        found, _ = altered(PCGrad(), gradients)
+        wanted = reference.pcgrad(gradients, lambda i: order(i, groups))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+        surgery = GradientVaccine(beta=0.2)
+        found, new = altered(surgery, gradients, targets.astype(np.float32))
+        wanted, targets = reference.vaccine(gradients, lambda i: order(i, groups), targets, 0.2)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            new - np.diag(np.diag(new)), targets - np.diag(np.diag(targets)), atol=1e-5
+        )
+
+
+def test_a_group_without_a_gradient_takes_no_part():
+    pair, none = [[1.0, 0.0], [-1.0, 1.0]], [0.0, 0.0]
+    for surgery in (PCGrad(), GradientVaccine(beta=0.5)):
+        with_it, state = altered(surgery, [*pair, none])
+        without, _ = altered(surgery, pair)
+        np.testing.assert_allclose(with_it, without, rtol=1e-6)
+        if state.size:
+            assert not state[2].any()
+            assert not state[:, 2].any()
+
+
+def test_the_order_is_random_and_depends_on_the_key_alone():
+    orders = {tuple(order(i, 4, jax.random.fold_in(KEY, n))) for n in range(9) for i in range(4)}
+    assert len(orders) > 10
+    assert order(1, 4) == order(1, 4)
+
+
+def test_parts_of_a_scanned_stack_are_its_layers():
+    # Two layers in one array: by layer each has inner products of its own, in all their sum.
+    stacked = {
+        "encoder_blocks": {
+            "layer_0": {"kernel": np.arange(24.0, dtype=np.float32).reshape(2, 2, 6)}
+        },
+        "embedding": np.ones((2, 3), np.float32),
+    }
+    kernel = stacked["encoder_blocks"]["layer_0"]["kernel"]
+    by_layer = gram.gram(stacked, "layer")
+    np.testing.assert_allclose(by_layer[0], np.full((2, 2), 3.0))  # "embedding" comes first
+    for layer in (0, 1):
+        np.testing.assert_allclose(by_layer[1 + layer], kernel[:, layer] @ kernel[:, layer].T)
+    np.testing.assert_allclose(gram.gram(stacked, "model")[0], by_layer.sum(axis=0))
+    weights = np.array([[1, 0], [1, 1], [0, 2]], np.float32)
+    found = gram.weighted(stacked, jax.numpy.asarray(weights), "layer")
+    found_kernel = found["encoder_blocks"]["layer_0"]["kernel"]
+    np.testing.assert_allclose(found_kernel[0], kernel[0, 0] + kernel[1, 0])
+    np.testing.assert_allclose(found_kernel[1], 2 * kernel[1, 1])

@@ -20,6 +20,7 @@ from m4.cli.job_arguments import (
     add_plan,
     add_run,
     add_translate,
+    add_verify,
     add_watch,
 )
 from m4.parallel.distributed_options import DistributedOptions, distributed_options
@@ -105,6 +106,8 @@ def parser() -> argparse.ArgumentParser:
             {"plan": add_plan, "collectives": add_collectives, "translate": add_translate}.get(
                 name, functools.partial(add_run, name)
             )(job)
+            if name not in ("plan", "collectives"):
+                add_verify(job)
     return top
 
 

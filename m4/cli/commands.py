@@ -31,7 +31,9 @@ def run(
         return plan(parsed, bindings)
     config = read_config(parsed, bindings)
     from m4.settings import SettingError
+    from m4.storage import checksums
 
+    checksums.choose(getattr(parsed, "verify", "full"))
     try:
         experiment = config.experiment()
         if options is not None:

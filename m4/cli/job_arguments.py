@@ -30,6 +30,15 @@ def add_run(name: str, job: argparse.ArgumentParser) -> None:
     job.add_argument("--compare", choices=["dense"], help="also train a dense model for comparison")
 
 
+def add_verify(job: argparse.ArgumentParser) -> None:
+    job.add_argument(
+        "--verify",
+        choices=["fast", "full"],
+        default="full",
+        help="compare checkpoints with their SHA-256, or their sizes only (%(default)s)",
+    )
+
+
 def add_translate(job: argparse.ArgumentParser) -> None:
     job.add_argument("--to", required=True, help="target language, e.g. gl")
     job.add_argument("text", nargs="*", help="without text: standard input")

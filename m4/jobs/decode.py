@@ -14,22 +14,18 @@ from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError
 from m4.storage import remote
-from m4.storage.checkpoints import complete_steps
+from m4.storage.steps import whole_step
 
 
 def trained_step(folder: Path, step: int | None = None) -> int:
-    """The step of the model in a folder, None: the latest. InputError: it has none, or not that."""
-    steps = complete_steps(folder / "checkpoints")
-    if not steps:
+    """The step of the model in a folder, None: the last whole one. InputError: it has none, or not
+    that."""
+    found = whole_step(folder / "checkpoints", step, used=True)
+    if found is None:
         raise InputError(
             f"{remote.remote_path(folder)}: no checkpoints; train first, or give another MODEL_DIR"
         )
-    if step is not None and step not in steps:
-        there = ", ".join(map(str, steps))
-        raise InputError(
-            f"{remote.remote_path(folder)}: no checkpoint of step {step}; there are {there}"
-        )
-    return steps[-1] if step is None else step
+    return found
 
 
 def decodes_folder(folder: Path, step: int | None = None) -> Path:

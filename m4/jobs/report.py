@@ -92,9 +92,10 @@ def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
 
 def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[str, float]]:
     """(share of the pairs, epochs) by language, of what the model was trained on."""
-    store = Checkpoints(prepare.run_folder(experiment) / "checkpoints", read_only=True)
+    folder = prepare.run_folder(experiment)
+    store = Checkpoints(folder / "checkpoints", read_only=True)
     try:
-        seen = store.note(store.latest).get("seen") if store.latest is not None else None
+        seen = store.note(trained_step(folder)).get("seen")
     finally:
         store.close()
     if seen is None or seen["from_step"]:  # trained before this was counted

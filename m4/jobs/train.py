@@ -20,7 +20,7 @@ from m4.plan.flops import forward_flops, model_flops
 from m4.plan.peaks import peak_flops
 from m4.progress import ProgressBar
 from m4.storage import remote
-from m4.storage.checkpoints import latest_step
+from m4.storage.steps import whole_step
 from m4.train.loop.run import Evaluator
 from m4.train.measuring.dev import dev_loss
 from m4.train.measuring.step_clock import Flops
@@ -42,7 +42,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
         experiment = experiment.dense()
     mesh = prepare.check_sizes(experiment)
     latest = distributed.on_primary_then_broadcast(
-        "checkpoints", lambda: latest_step(folder / "checkpoints")
+        "checkpoints", lambda: whole_step(folder / "checkpoints", move_aside=True)
     )
     if latest is None:
         check_beginning(experiment)

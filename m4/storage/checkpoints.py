@@ -1,10 +1,11 @@
 """Checkpoints: parameters, optimizer and a JSON note, atomically, by orbax (its only importer)."""
 
+import contextlib
+import dataclasses
 import json
 import logging
-import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from m4.parallel import distributed
 from m4.settings import InputError
-from m4.storage import remote
+from m4.storage import checksums, manifest, remote
+from m4.storage.steps import is_removed, used_item, whole_step
+
+
+class Removed(InputError):
+    """The step went while it was read: training keeps the last ones only."""
+
 
 # In a run's folder: the scores of its checkpoints by step (`m4 eval --watch`).
 SCORES_BY_STEP = "scores_by_step.jsonl"
@@ -32,7 +39,9 @@ class Checkpoints:
     With several processes all of them open, save and restore together; read-only, each alone.
 
     Saving is asynchronous (call `wait` or `close` before reading) and atomic: a step's folder
-    appears, complete, by a rename, so that a killed job leaves the last complete step.
+    appears, complete and with its manifest, by a rename, so that a killed job leaves the last
+    complete step. Whoever opens the folder for writing goes back to the last whole one
+    (`whole_step`).
     """
 
     def __init__(
@@ -50,6 +59,11 @@ class Checkpoints:
         logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save
         self._here = Path(folder).absolute()
         self.folder = remote.remote_path(self._here)
+        if not read_only:
+            distributed.on_primary_then_broadcast(
+                "checkpoints", lambda: whole_step(self._here, move_aside=True)
+            )
+        hashing = _Hashing()
         self._marked = _Marked()
         policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep), self._marked]
         if keep_period is not None:
@@ -66,6 +80,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_names=("params", "optimizer", "average", "best", "note"),
+            item_handlers={manifest.ITEM: hashing},
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=managers.AnyPreservationPolicy(policies),
                 best_fn=_measure if keep_best else None,
@@ -73,6 +88,7 @@ class Checkpoints:
                 read_only=read_only,
                 create=not read_only,
                 multiprocessing_options=_processes(alone=read_only),
+                async_options=ocp.options.AsyncOptions(post_finalization_callback=hashing.finish),
             ),
         )
 
@@ -100,11 +116,14 @@ class Checkpoints:
         self._marked.steps = distributed.on_primary_then_broadcast(
             "to save a checkpoint", self._push_then_marked
         )
-        saves = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+        saves: dict[str, ocp.args.CheckpointArgs] = {
+            name: ocp.args.StandardSave(tree) for name, tree in items.items()
+        }
+        saves["note"] = ocp.args.JsonSave(dict(note))
         known = (measured or {}).get(MEASURE)
         self._manager.save(
             step,
-            args=ocp.args.Composite(**saves, note=ocp.args.JsonSave(dict(note))),
+            args=ocp.args.Composite(**saves, **{manifest.ITEM: _HashAll()}),
             metrics=None if known is None else {MEASURE: float(known)},
         )
 
@@ -120,32 +139,34 @@ class Checkpoints:
 
     def note(self, step: int) -> dict[str, Any]:
         """The JSON note of a step: what made it, and its data's and vocabulary's fingerprints."""
-        found = self._manager.restore(step, args=ocp.args.Composite(note=ocp.args.JsonRestore()))
-        return dict(found["note"])
+        with self._reading(step):
+            args = ocp.args.Composite(note=ocp.args.JsonRestore())
+            return dict(self._manager.restore(step, args=args)["note"])
 
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
         """The named trees of a step, in the shapes, types and shardings of the given ones.
 
         Give ShapeDtypeStructs; what is not named is not read.
+
+        Raises:
+            Removed: it went meanwhile.
         """
         restores = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
-        found = self._manager.restore(step, args=ocp.args.Composite(**restores))
+        with self._reading(step):
+            found = self._manager.restore(step, args=ocp.args.Composite(**restores))
         return {name: found[name] for name in items}
 
     def used(self, step: int) -> str:
         """The item whose parameters a step is used with: the best, averaged, or plain ones."""
-        there = self.folder / str(step)
-        return next(name for name in ("best", "average", "params") if (there / name).exists())
+        return used_item(manifest.items_of(self.folder / str(step)))
 
     def check_shapes(self, step: int, name: str, tree: Any) -> None:
         """Raises ValueError when an item of a step has other arrays than `tree` (nested dicts).
 
         To be called before `restore`, whose message has thousands of lines.
         """
-        alone = _processes(alone=True)
-        with ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
-            saved = _by_path(reader.metadata(self.folder / str(step) / name).item_metadata)
-        wanted = _by_path(tree)
+        saved = {path: tuple(leaf.shape) for path, leaf in self.arrays(step, name).items()}
+        wanted = {path: tuple(leaf.shape) for path, leaf in by_path(tree).items()}
         for path in sorted(saved.keys() | wanted.keys()):
             here, there = wanted.get(path), saved.get(path)
             if here != there:
@@ -153,6 +174,42 @@ class Checkpoints:
                     f"{self.folder}/{step}: {path} is {there or 'missing'} there and "
                     f"{here or 'missing'} in the model: it belongs to another config"
                 )
+
+    def arrays(self, step: int, name: str) -> dict[str, Any]:
+        """ "a/b" -> what is known of every array of an item: shape, dtype, sharding."""
+        alone = _processes(alone=True)
+        with (
+            self._reading(step),
+            ocp.StandardCheckpointer(multiprocessing_options=alone) as reader,
+        ):
+            return by_path(reader.metadata(self.folder / str(step) / name).item_metadata)
+
+    @contextlib.contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        """orbax's errors over files in one line.
+
+        A step whose content was compared with its manifest is whole: then an error is m4's own.
+        """
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:  # which is what orbax raises over some files
+            there = self.folder / str(step)
+            said = manifest.problem(there)
+            if is_removed(self._here, step, seconds=1.0 if said else 0.0):
+                raise Removed(
+                    f"{there}: was removed while it was read (experiment.Training.keep_checkpoints "
+                    "says how many are kept)"
+                ) from error
+            if said:
+                raise InputError(f"{there}: damaged ({said})") from error
+            if checksums.chosen() == "full" and manifest.files_of(there) is not None:
+                raise
+            raise InputError(
+                f"{there}: cannot be read ({distributed.first_line(error)}); where it is damaged, "
+                "remove it, and the step before is used"
+            ) from error
 
     def wait(self) -> None:
         """Returns when every save is on disk."""
@@ -192,32 +249,52 @@ def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
     )
 
 
-def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
-    """ "a/b" -> shape of every array of nested dicts."""
+def by_path(tree: Any) -> dict[str, Any]:
+    """ "a/b" -> every array of nested dicts."""
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     }
 
 
-def complete_steps(folder: Path) -> list[int]:
-    """The complete steps in a folder of checkpoints, ascending; without reading any."""
-    there = remote.remote_path(folder)
-    if not there.is_dir():
-        return []
-    return sorted(
-        int(path.name) for path in there.iterdir() if path.name.isdecimal() and _is_whole(path)
-    )
+class _Hashing(ocp.AsyncCheckpointHandler):
+    """Writes the manifest, as the item `sha256` of each step."""
+
+    def __init__(self) -> None:
+        self._item = epath.Path()
+
+    async def async_save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> list[Any]:
+        self._item = directory
+        return [_Last(lambda: manifest.write_own(directory, jax.process_index()))]
+
+    def finish(self) -> None:
+        """Called by orbax in the primary when the items of all processes are there, and only the
+        step's own name is missing."""
+        manifest.write_whole(self._item.parent)
+
+    def save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> None:
+        raise NotImplementedError
+
+    restore = save
 
 
-def latest_step(folder: Path) -> int | None:
-    """The last complete step in a folder of checkpoints, or None; without reading any."""
-    return max(complete_steps(folder), default=None)
+@ocp.args.register_with_handler(_Hashing, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class _HashAll(ocp.args.CheckpointArgs):
+    """Asks for the manifest of the step that is saved."""
 
 
-def _is_whole(step: epath.Path) -> bool:
-    """On a disk a step has its name once it is whole; a store cannot rename, so orbax marks it."""
-    return "://" not in os.fspath(step) or (step / "commit_success.txt").exists()
+class _Last:
+    """What orbax's thread does after it has waited for all other writes: it waits in the order of
+    the items' names, and `sha256` is the last one."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def result(self, timeout: float | None = None) -> None:
+        self._work()
+
+    def cancel(self) -> None: ...
 
 
 def shapes(tree: Any, shardings: Any | None = None) -> Any:

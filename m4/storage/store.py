@@ -23,6 +23,8 @@ from m4.storage.files import whole
 
 # The version of an object that is not there.
 ABSENT = ""
+_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 24  # of one request to a bucket
 _INSTALL = "pip install 'm4[gcs]'"
 
 
@@ -64,6 +66,10 @@ class Store(Protocol):
     def stat(self, name: str) -> Object | None: ...
 
     def read(self, name: str) -> bytes | None: ...
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """The object's bytes. FileNotFoundError: it is not there."""
+        ...
 
     def download(self, name: str, target: Path) -> None:
         """The object as a file, whole or not at all."""
@@ -139,6 +145,11 @@ class Disk:
             return (self._folder / name).read_bytes()
         return None
 
+    def pieces(self, name: str) -> Iterator[bytes]:
+        with (self._folder / name).open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+
     def download(self, name: str, target: Path) -> None:
         with whole(target) as part:
             shutil.copyfile(self._folder / name, part)
@@ -212,6 +223,18 @@ class Bucket:
                 return self._bucket.blob(self._prefix + name).download_as_bytes()
             except NotFound:
                 return None
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        from google.api_core.exceptions import NotFound
+
+        blob = self._bucket.blob(self._prefix + name)
+        with _explained(self.address, name):
+            try:
+                with blob.open("rb", chunk_size=_CHUNK_BYTES) as file:
+                    while piece := file.read(_PIECE_BYTES):
+                        yield piece
+            except NotFound as error:
+                raise FileNotFoundError(f"{self.address}/{name}") from error
 
     def download(self, name: str, target: Path) -> None:
         with _explained(self.address), whole(target) as part:

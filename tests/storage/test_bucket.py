@@ -18,8 +18,9 @@ from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.jobs import corpus
 from m4.storage import lease, remote, store
-from m4.storage.checkpoints import Checkpoints, latest_step, shapes
+from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.metrics_log import read_metrics
+from m4.storage.steps import latest_step, whole_step
 from m4.storage.store import ABSENT, Changed, open_store
 from tests.bucket import ACCOUNT, BUCKET, Emulator
 from tests.command_line import TINY, m4
@@ -213,7 +214,8 @@ def test_network_that_is_down_is_one_line_and_no_mistake(
 def checkpoints(emulator: Emulator, address: str) -> set[int]:
     """The complete steps in the bucket."""
     names = emulator.names(f"{folder_of(address)}/checkpoints")
-    return {int(name.split("/")[0]) for name in names if name.endswith("/commit_success.txt")}
+    parts = [name.split("/") for name in names if name.endswith("/commit_success.txt")]
+    return {int(step) for step, *_ in parts if step.isdecimal()}
 
 
 def test_checkpoints_in_a_bucket(address: str, emulator: Emulator) -> None:
@@ -234,6 +236,29 @@ def test_checkpoints_in_a_bucket(address: str, emulator: Emulator) -> None:
         assert there.note(3) == {"step": 3}
         found = there.restore(3, {"params": shapes(tree)})
         np.testing.assert_array_equal(found["params"]["a"], tree["a"] + 3)
+
+
+def test_a_damaged_checkpoint_in_a_bucket_is_named_and_moved_aside(
+    address: str, emulator: Emulator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here, folder = remote.local(address), f"{folder_of(address)}/checkpoints"
+    tree = {"a": jnp.arange(1000.0)}
+    with remote.locked(here):
+        with contextlib.closing(Checkpoints(here / "checkpoints")) as saved:
+            for step in (1, 2):
+                saved.save(step, {"params": tree}, {"step": step})
+        name = next(n for n in emulator.names(f"{folder}/2") if n.startswith("params/ocdbt."))
+        content = emulator.read(f"{folder}/2/{name}")
+        emulator.write(f"{folder}/2/{name}", content[:-1] + bytes([content[-1] ^ 1]))
+        assert whole_step(here / "checkpoints") == 1
+        assert f"2: damaged ({name}: its content is not what was written)" in capfd.readouterr().err
+        assert checkpoints(emulator, address) == {1, 2}
+        with contextlib.closing(Checkpoints(here / "checkpoints")) as saved:
+            assert saved.latest == 1
+            saved.save(2, {"params": tree}, {"step": 2})
+    assert checkpoints(emulator, address) == {1, 2}
+    assert f"2.damaged/{name}" in emulator.names(folder)
+    assert whole_step(here / "checkpoints") == 2
 
 
 def test_checkpoints_of_another_machine_are_seen_at_every_look(

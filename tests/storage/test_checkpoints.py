@@ -14,13 +14,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.parallel.mesh import make_mesh
-from m4.storage.checkpoints import (
-    SCORES_BY_STEP,
-    Checkpoints,
-    complete_steps,
-    latest_step,
-    shapes,
-)
+from m4.storage.checkpoints import SCORES_BY_STEP, Checkpoints, shapes
+from m4.storage.steps import complete_steps, latest_step
 
 PARAMS = {"wi": {"kernel": np.arange(32, dtype=np.float32).reshape(8, 4)}, "scale": np.ones(4)}
 

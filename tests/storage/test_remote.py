@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from m4.storage import lease, remote, run_folder, working_copy
-from m4.storage.checkpoints import latest_step
 from m4.storage.metrics_log import read_metrics
+from m4.storage.steps import latest_step
 from m4.storage.store import Disk
 from tests.command_line import TINY, m4
 

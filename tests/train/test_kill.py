@@ -14,8 +14,9 @@ import pytest
 from m4.data.cache import cache as caches
 from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
-from m4.storage.checkpoints import Checkpoints, latest_step
+from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import read_metrics
+from m4.storage.steps import latest_step
 from m4.train.loop.run import Evaluator
 from m4.train.trainer import Trained
 from tests.data.corpus import Made

@@ -19,8 +19,8 @@ import pytest
 
 from m4.parallel.supervise import PEER_LOST
 from m4.storage import lease, remote
-from m4.storage.checkpoints import latest_step
 from m4.storage.metrics_log import read_metrics
+from m4.storage.steps import latest_step
 from tests.command_line import TINY, m4
 
 # Metrics at every step. Four heads go on four devices.

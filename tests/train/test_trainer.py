@@ -14,8 +14,9 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.parallel.mesh import axis_rules_context
 from m4.settings import SettingError
-from m4.storage.checkpoints import Checkpoints, complete_steps, latest_step
+from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import read_metrics
+from m4.storage.steps import complete_steps, latest_step
 from m4.train.average import averaged
 from m4.train.early_stopping import EarlyStopping
 from m4.train.loop.mesh_checks import check_model
@@ -83,6 +84,18 @@ def test_resume_is_bit_equal(tmp_path, run):
     assert latest_step(tmp_path / "parts" / "checkpoints") == 6
     last = [timeless_rows(tmp_path / name)[-1] for name in ("whole", "parts")]
     assert last[0] == last[1]
+
+
+def test_a_damaged_last_checkpoint_is_moved_aside_and_its_steps_taken_again(copied, run, capfd):
+    whole = run(copied, total_steps=4)
+    damaged = next((copied / "checkpoints" / "4" / "optimizer").rglob("ocdbt.process_0/d/*"))
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    again = run(copied, total_steps=4)
+    assert "checkpoints/4: damaged (optimizer/ocdbt.process_0/d/" in capfd.readouterr().err
+    assert {"2", "4", "4.damaged"} <= {path.name for path in (copied / "checkpoints").iterdir()}
+    for a, b in zip(leaves(whole.params), leaves(again.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert [row["step"] for row in read_metrics(copied)] == [2, 4]
 
 
 def test_a_row_has_losses_speed_and_the_experts_metrics(two_steps):

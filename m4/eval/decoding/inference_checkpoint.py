@@ -11,10 +11,12 @@ import jax
 
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.settings import InputError
 from m4.storage import remote
-from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.checkpoints import Checkpoints, Removed, shapes
+from m4.storage.steps import whole_step
 
 
 class _Found(NamedTuple):
@@ -36,11 +38,13 @@ def _opened(
     folder = remote.remote_path(Path(checkpoints))
     if not folder.is_dir():
         raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
+    found = distributed.on_primary_then_broadcast(
+        "checkpoints", lambda: whole_step(Path(checkpoints), step, used=True)
+    )
+    if found is None:
+        raise InputError(f"{folder}: no checkpoint")
     store = Checkpoints(checkpoints, read_only=True)
     try:
-        found = store.latest if step is None else step
-        if found is None or not (folder / str(found)).is_dir():
-            raise InputError(f"{folder}: no checkpoint {'' if step is None else step}".rstrip())
         note = store.note(found)
         if vocabulary is not None and note.get("vocabulary") != vocabulary.fingerprint:
             raise InputError(
@@ -88,13 +92,22 @@ def restore_params(
       ValueError: there is no such checkpoint, it belongs to another model, or it was trained with
         another vocabulary.
     """
-    with _opened(model, checkpoints, step, vocabulary) as found:
-        params = dict(found.variables["params"])
-        if layout is None:
-            here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-            shardings = jax.tree.map(lambda _: here, params)
-        else:
-            shardings = layout.shardings(found.variables["params_axes"], params)
-        wanted = shapes(params, shardings)
-        name = found.store.used(found.step)
-        return found.store.restore(found.step, {name: wanted})[name], found.step, found.note
+    while True:
+        with _opened(model, checkpoints, step, vocabulary) as found:
+            wanted = _placed(found.variables, layout)
+            name = found.store.used(found.step)
+            try:
+                return found.store.restore(found.step, {name: wanted})[name], found.step, found.note
+            except Removed:
+                # Training keeps the last ones only, and there is a newer one now.
+                if step is not None or distributed.is_distributed():
+                    raise
+
+
+def _placed(variables: Any, layout: Layout | None) -> Any:
+    """The parameters as shapes with shardings: the layout's, or the first device."""
+    params = dict(variables["params"])
+    if layout is not None:
+        return shapes(params, layout.shardings(variables["params_axes"], params))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return shapes(params, jax.tree.map(lambda _: here, params))

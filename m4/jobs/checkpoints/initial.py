@@ -18,8 +18,9 @@ from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.settings import SettingError
 from m4.storage import remote, run_folder
-from m4.storage.checkpoints import Checkpoints, latest_step
+from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import read_metrics
+from m4.storage.steps import whole_step
 from m4.train import initial
 from m4.train.early_stopping import EarlyStopper
 from m4.train.initial import InitialModel, Leaf, Rows, Use
@@ -52,7 +53,7 @@ class Beginning:
             SettingError: there is no such run or step.
             ValueError: the vocabulary is another one; something that no rule takes over.
         """
-        self._rules, self._old, self._cache = rules, _opened(rules.run), cache
+        self._rules, self._old, self._cache = rules, _opened(rules), cache
         before = initial.shapes_of(abstract_variables(self._old.model)["params"])
         after = initial.shapes_of(abstract_variables(model)["params"])
         self._leaves = initial.plan(before, after, rules.layers)
@@ -144,7 +145,7 @@ class Beginning:
 def check_beginning(experiment: Experiment) -> None:
     """SettingError: no run is there to begin from; known before the corpus is built."""
     if (rules := experiment.training.initial) is not None:
-        _opened(rules.run)
+        _opened(rules)
 
 
 def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Beginning | None:
@@ -159,7 +160,8 @@ def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Begin
     return found
 
 
-def _opened(run: str) -> _Old:
+def _opened(rules: InitialModel) -> _Old:
+    run = rules.run
     name, at, step = run.rpartition("@")
     if not at:
         name = run
@@ -172,7 +174,12 @@ def _opened(run: str) -> _Old:
         raise SettingError("InitialModel.run", run, "the folder of a trained run (no config.gin)")
     experiment = configs.load([saved], model_dir=name).experiment()
     cache = open_vocabulary(experiment)
-    found = int(step) if at else latest_step(folder / "checkpoints")
+    found = distributed.on_primary_then_broadcast(
+        "checkpoints",
+        lambda: whole_step(
+            folder / "checkpoints", int(step) if at else None, used=not rules.optimizer
+        ),
+    )
     if found is None:
         raise SettingError("InitialModel.run", run, "a run that has a checkpoint")
     return _Old(folder, found, cache, prepare.model_for(experiment, cache))

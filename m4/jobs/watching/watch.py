@@ -14,9 +14,9 @@ from rich.table import Table
 from m4.eval.scoring.groups import LEVELS
 from m4.settings import InputError
 from m4.storage import remote, run_folder
-from m4.storage.checkpoints import latest_step
 from m4.storage.files import read_jsonl
 from m4.storage.metrics_log import read_metrics
+from m4.storage.steps import latest_step
 from m4.train.measuring.watchdog import Heartbeat, heartbeat
 
 # A heartbeat is written every ten seconds, and uploaded to a store every thirty.

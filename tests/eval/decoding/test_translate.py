@@ -205,7 +205,7 @@ def test_from_a_checkpoint(pieces, tmp_path):
     assert step == 3
     assert note == {"vocabulary": pieces.fingerprint}
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, restored))
-    with pytest.raises(ValueError, match="no checkpoint 4"):
+    with pytest.raises(ValueError, match="no checkpoint of step 4"):
         restore_params(model, tmp_path / "checkpoints", step=4)
     with pytest.raises(ValueError, match=r"is \(8, 8\) there and \(8, 9\) in the model") as error:
         restore_params(model.clone(mlp_width=9), tmp_path / "checkpoints")

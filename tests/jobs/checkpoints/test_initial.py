@@ -101,7 +101,7 @@ def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> No
     missing = train(tmp_path / "m", f"--init_from={tmp_path / 'nothing'}")
     assert "initial.InitialModel.run" in missing.mistake
     step = train(tmp_path / "s", f"--init_from={first}@3")
-    assert "no checkpoint 3" in step.mistake
+    assert "no checkpoint of step 3" in step.mistake
 
 
 def test_run_that_is_not_there_is_known_before_the_corpus_is_built(tmp_path: Path) -> None:

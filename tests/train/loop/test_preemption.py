@@ -11,7 +11,7 @@ import pytest
 from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage import lease
-from m4.storage.checkpoints import latest_step
+from m4.storage.steps import latest_step
 from m4.storage.store import Disk
 from m4.train.loop.preemption import stop_signals
 from m4.train.loop.run import Evaluator, Interrupted

@@ -19,8 +19,8 @@ from jax._src.array import ArrayImpl
 from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.settings import SettingError
-from m4.storage.checkpoints import latest_step
 from m4.storage.metrics_log import read_metrics
+from m4.storage.steps import latest_step
 from m4.train.loop import run as runs
 from m4.train.loop.run import StepsInFlight
 from m4.train.measuring.metric_window import NotFinite

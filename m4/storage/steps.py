@@ -1,0 +1,127 @@
+"""The steps in a folder of checkpoints: complete ones, whole ones, damaged ones."""
+
+import os
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from etils import epath
+
+from m4.settings import InputError
+from m4.storage import manifest, remote
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """The complete steps in a folder of checkpoints, ascending; without reading any."""
+    there = remote.remote_path(folder)
+    if not there.is_dir():
+        return []
+    return sorted(
+        int(path.name) for path in there.iterdir() if path.name.isdecimal() and _is_whole(path)
+    )
+
+
+def latest_step(folder: Path) -> int | None:
+    """The last complete step in a folder of checkpoints, or None; without reading any."""
+    return max(complete_steps(folder), default=None)
+
+
+def whole_step(
+    folder: Path, step: int | None = None, *, used: bool = False, move_aside: bool = False
+) -> int | None:
+    """The last step whose files are as they were written, or the given one; None: there is none.
+
+    Of each damaged one before it a line on stderr names the file. A step of an earlier version of
+    m4 has no manifest: it is used, with a line that says so.
+
+    Args:
+        step: no other one will do. used: only the parameters to use and the note are needed.
+        move_aside: damaged steps become `<step>.damaged`; for the job that writes there.
+
+    Raises:
+        InputError: no step is whole; the given one is not there, or damaged.
+    """
+    there, damaged = remote.remote_path(folder), dict[int, str]()
+    if step is not None:
+        _check_there(folder, step)
+    while True:
+        # Looked for again each time: training removes steps, and adds newer ones.
+        steps = [one for one in complete_steps(folder) if one not in damaged]
+        found = max(steps, default=None) if step is None else step
+        if found is None:
+            break
+        said = _problem(there / str(found), used)
+        if said is None:
+            break
+        damaged[found] = said
+        if step is not None:
+            _check_there(folder, step)
+            raise InputError(f"{there}/{step}: damaged ({said})")
+    damaged = {one: damaged[one] for one in complete_steps(folder) if one in damaged}
+    if found is None and damaged:
+        last = max(damaged)
+        raise InputError(
+            f"{there}: no checkpoint is whole; {last} is damaged ({damaged[last]}); bring its "
+            "files back, or start over with --fresh"
+        )
+    for one, said in damaged.items():
+        moved = f" and now {_moved_aside(there / str(one)).name}" if move_aside else ""
+        _warn(f"{there}/{one}: damaged ({said}){moved}; step {found} is used")
+    return found
+
+
+_warned: set[str] = set()
+
+
+def _warn(line: str) -> None:
+    """A line on stderr, once a process: a job looks for its step several times."""
+    if line not in _warned:
+        _warned.add(line)
+        print(line, file=sys.stderr)
+
+
+def is_removed(folder: Path, step: int, seconds: float) -> bool:
+    """Whether a step is removed at this moment, which takes a while."""
+    until = time.monotonic() + seconds
+    while step in complete_steps(folder):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _check_there(folder: Path, step: int) -> None:
+    steps = complete_steps(folder)
+    if step not in steps:
+        listed = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
+        raise InputError(f"{remote.remote_path(folder)}: no checkpoint of step {step}; {listed}")
+
+
+def _problem(step: epath.Path, used: bool) -> str | None:
+    try:
+        items = {used_item(manifest.items_of(step)), "note"} if used else None
+    except (InputError, UnicodeDecodeError, FileNotFoundError) as error:
+        return str(error)
+    if (said := manifest.problem(step, items)) is None and manifest.files_of(step) is None:
+        _warn(f"{step}: not verified: it has no manifest, as steps of earlier versions of m4")
+    return said
+
+
+def _moved_aside(step: epath.Path) -> epath.Path:
+    target = step.with_name(f"{step.name}.damaged")
+    number = 1
+    while target.exists():
+        number += 1
+        target = step.with_name(f"{step.name}.damaged.{number}")
+    return step.rename(target)
+
+
+def _is_whole(step: epath.Path) -> bool:
+    """On a disk a step has its name once it is whole; a store cannot rename, so orbax marks it."""
+    return "://" not in os.fspath(step) or (step / "commit_success.txt").exists()
+
+
+def used_item(items: Collection[str]) -> str:
+    """The item whose parameters a step is used with: the best, averaged, or plain ones."""
+    return next((name for name in ("best", "average") if name in items), "params")

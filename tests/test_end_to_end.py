@@ -224,7 +224,7 @@ def test_the_atlas_counts_every_token(first: tuple[Path, str]) -> None:
     for direction, counted in encoder.items():
         rows = read_jsonl(folder / "decodes" / f"test.{direction}.jsonl")
         sources = [tag(row["source"], direction.split("-")[1]) for row in rows]
-        pieces = [min(len(ids) + 1, 32) for ids in vocabulary.encode(sources)]
+        pieces = [min(len(ids) + 1, 32) for ids in vocabulary.encode_tagged(sources)]
         assert sum(counted) == 2 * sum(pieces)
 
 

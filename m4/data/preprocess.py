@@ -14,6 +14,7 @@ class Encoder(Protocol):
     """What is needed of a vocabulary here."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]: ...
 
 
 def tag_symbol(language: str) -> str:
@@ -36,7 +37,7 @@ def source_ids(
 ) -> list[list[int]]:
     """Source texts -> tagged, tokenized, trimmed ids with eos, each at most `length` long."""
     tagged = [tag(text, target_language) for text in texts]
-    return [trim(ids, length) for ids in vocabulary.encode(tagged)]
+    return [trim(ids, length) for ids in vocabulary.encode_tagged(tagged)]
 
 
 def target_ids(vocabulary: Encoder, texts: Sequence[str], length: int) -> list[list[int]]:

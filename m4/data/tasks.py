@@ -22,7 +22,7 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Pair, Source
 from m4.data.stream import mixture as mixing
+from m4.data.vocabulary.vocabulary import SPACE, without_tags
 from m4.settings import InputError
 
 
@@ -56,9 +57,11 @@ def _quiet_stderr() -> Iterator[None]:
 
 with _quiet_stderr():
     import seqio
+    import seqio.vocabularies
     import tensorflow as tf
 
-_TOKENIZERS: dict[str, Any] = {}
+# (SHA-256 of a model, what was made of it) -> tf-text's op
+_TOKENIZERS: dict[tuple[str, Callable[[bytes], bytes]], Any] = {}
 # prefix -> what it was registered for
 _REGISTERED: dict[str, dict[str, Any]] = {}
 # task name -> direction: a code may have '_' in it, so the name alone does not say.
@@ -73,12 +76,21 @@ class SharedVocabulary(seqio.SentencePieceVocabulary):
 
     @property
     def tf_tokenizer(self) -> Any:
-        # Not in an attribute: __getstate__ and __eq__ must stay as they are.
-        key = hashlib.sha256(self.sp_model or b"").hexdigest()
-        if key not in _TOKENIZERS:
-            with tf.init_scope():
-                _TOKENIZERS[key] = super().tf_tokenizer
-        return _TOKENIZERS[key]
+        return _tokenizer(self.sp_model or b"", bytes)
+
+    def text_ids(self, text: tf.Tensor) -> tf.Tensor:
+        """The ids of a text, in which "<2gl>" is no tag."""
+        return _tokenizer(self.sp_model or b"", without_tags).tokenize(text)
+
+
+def _tokenizer(model: bytes, changed: Callable[[bytes], bytes]) -> Any:
+    # Not in an attribute of the vocabulary: its __getstate__ and __eq__ must stay as they are.
+    key = hashlib.sha256(model).hexdigest(), changed
+    if key not in _TOKENIZERS:
+        with tf.init_scope():
+            made = seqio.vocabularies.tf_text.SentencepieceTokenizer(model=changed(model))
+            _TOKENIZERS[key] = made
+    return _TOKENIZERS[key]
 
 
 class PairSource(seqio.DataSource):
@@ -181,8 +193,7 @@ def register(
             task_name(direction, prefix),
             source=sources[second if first == "en" else first],
             preprocessors=[
-                functools.partial(_tag, direction=direction),
-                seqio.preprocessors.tokenize,
+                functools.partial(_tokenize, direction=direction),
                 seqio.CacheDatasetPlaceholder(),
                 seqio.preprocessors.append_eos_after_trim,
             ],
@@ -278,16 +289,26 @@ class _Rates:
         return {name: rates.get(direction, 0.0) for direction, name in self._names.items()}
 
 
-def _tag(dataset: tf.data.Dataset, direction: str) -> tf.data.Dataset:
-    """{english, foreign} -> {inputs, targets} of a direction, the tag in front of the inputs."""
+def _tokenize(
+    dataset: tf.data.Dataset, direction: str, output_features: Mapping[str, Any]
+) -> tf.data.Dataset:
+    """{english, foreign} -> the ids {inputs, targets} of a direction, the tag's in front of the
+    inputs, and their texts, as seqio's `tokenize` names them."""
     first, second = split_direction(direction)
     source, target = ("english", "foreign") if first == "en" else ("foreign", "english")
+    of = {name: feature.vocabulary for name, feature in output_features.items()}
+    tag = tag_symbol(second)
+    tag_id = of["inputs"].tokenizer.piece_to_id(SPACE + tag)
 
-    def tagged(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        inputs = tf.strings.join([tag_symbol(second), " ", example[source]])
-        return {"inputs": inputs, "targets": example[target]}
+    def tokenized(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {
+            "inputs_pretokenized": tf.strings.join([tag, " ", example[source]]),
+            "inputs": tf.concat([[tag_id], of["inputs"].text_ids(example[source])], 0),
+            "targets_pretokenized": example[target],
+            "targets": of["targets"].text_ids(example[target]),
+        }
 
-    return dataset.map(tagged, num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.map(tokenized, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _split_line(line: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 
 from m4.data.cache.cache import Cache
@@ -31,3 +33,17 @@ def test_a_tag_is_one_id_in_front_of_the_untagged_ids(made_cache: Cache) -> None
     tagged = source_ids(vocabulary, texts, "en", 200)
     plain = target_ids(vocabulary, texts, 200)
     assert tagged == [[vocabulary.tag_id("en"), *ids] for ids in plain]
+
+
+@pytest.mark.parametrize("word", ["<2gl>", "red <2en> bird", "<2gl>bird", "\uff1c2gl\uff1e red"])
+def test_a_word_that_looks_like_a_tag_is_text(made_cache: Cache, word: str) -> None:
+    vocabulary = made_cache.vocabulary
+    (source,), (target,) = (
+        source_ids(vocabulary, [word], "gl", 99),
+        target_ids(vocabulary, [word], 99),
+    )
+    assert source == [vocabulary.tag_id("gl"), *target]
+    tags = {vocabulary.tag_id(code) for code in vocabulary.languages}
+    assert not tags.intersection(target)
+    # As any other word: what a model writes is the text again, in SentencePiece's normal form.
+    assert vocabulary.decode([target]) == [unicodedata.normalize("NFKC", word)]

@@ -13,11 +13,12 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
-from m4.data.directions import MIXTURES
+from m4.data.directions import MIXTURES, SIDES
 from m4.data.preprocess import source_ids, split_direction, target_ids
 from m4.data.samplers.schedule import Schedule
 from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
+from m4.data.sources import SPLITS
 from m4.data.sources.tsv import Tsv
 from m4.data.stream import mixture as mixing
 from m4.data.stream.batches import evaluation_batches
@@ -89,6 +90,26 @@ def test_real_text_in_many_scripts(
             dataset = task.get_dataset(LENGTHS, "test", shuffle=False).take(200)
             assert ids_of(dataset) == wanted(made, direction, "test")[:200]
     tasks.unregister("real")
+
+
+def test_a_word_that_looks_like_a_tag_is_text_in_a_task(
+    tasks: ModuleType, seqio: Any, tmp_path: Path
+) -> None:
+    """As in the cache, whose training pairs m4's own stream lays out."""
+    for split in SPLITS:
+        words = [f"{a}{b}{split}" for a in "abcdefgh" for b in "ijklmnop"]
+        lines = [f"red <2gl> {word}\t<2en> <2gl> {word} roxo\n" for word in words]
+        (tmp_path / f"gl.{split}.tsv").write_text("".join(lines))
+    made = CorpusSpec(Tsv(tmp_path), ["gl"], vocabulary_size=320).build(tmp_path / "c")
+    tags = {made.vocabulary.tag_id(code) for code in ("en", "gl")}
+    for side in SIDES:
+        assert not tags.intersection(made.tokens("train", side)[0].tolist())
+    tasks.register_cache(made, "tags")
+    task = seqio.get_mixture_or_task("tags.gl_en")
+    assert ids_of(task.get_dataset(LENGTHS, "dev", shuffle=False)) == wanted(made, "gl-en", "dev")
+    (example, *_) = task.get_dataset(LENGTHS, "dev", shuffle=False).as_numpy_iterator()
+    assert example["inputs_pretokenized"] == b"<2en> <2en> <2gl> aidev roxo"
+    tasks.unregister("tags")
 
 
 def test_a_source_that_is_no_cache(

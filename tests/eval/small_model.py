@@ -21,7 +21,7 @@ SETTINGS = Decoding(beams=2, batch_rows=4, max_target_length=10)
 class Words:
     """A vocabulary of w0 ... w19 (ids 4 ...) and <2xx> (id 3)."""
 
-    def encode(self, texts):
+    def encode_tagged(self, texts):
         return [
             [3 if word.startswith("<") else 4 + int(word[1:]) for word in text.split()]
             for text in texts

@@ -6,16 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sentencepiece import sentencepiece_model_pb2
-
 from m4.data.preprocess import tag_symbol
-from m4.data.vocabulary.vocabulary import SPACE, Vocabulary, train
+from m4.data.vocabulary.vocabulary import SPACE, Model, Vocabulary, train
 from m4.settings import InputError
 from m4.storage.files import whole
 
-# protobuf makes its classes while it is imported.
-_Model: Any = vars(sentencepiece_model_pb2)["ModelProto"]
-_NORMAL, _USER_DEFINED = _Model.SentencePiece.NORMAL, _Model.SentencePiece.USER_DEFINED
+_NORMAL, _USER_DEFINED = Model.SentencePiece.NORMAL, Model.SentencePiece.USER_DEFINED
 
 
 def grow(
@@ -30,7 +26,7 @@ def grow(
     Raises:
         ValueError: `size` is too small for the old pieces and the new tags.
     """
-    model = _Model.FromString(old.path.read_bytes())
+    model = Model.FromString(old.path.read_bytes())
     tags = [tag for code in languages if (tag := SPACE + tag_symbol(code)) not in set(old.pieces)]
     if size < old.size + len(tags):
         raise InputError(
@@ -41,7 +37,7 @@ def grow(
         _append(model, tag, _USER_DEFINED)
     about = train(path, texts, size, languages)
     known = {piece.piece for piece in model.pieces}
-    for piece in _Model.FromString(path.read_bytes()).pieces:
+    for piece in Model.FromString(path.read_bytes()).pieces:
         if len(model.pieces) == size:
             break
         if piece.type == _NORMAL and piece.piece not in known:

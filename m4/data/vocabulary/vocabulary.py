@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
-from sentencepiece import SentencePieceProcessor
+from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from m4.data.preprocess import tag_symbol
 from m4.settings import InputError, SettingError
@@ -26,6 +27,9 @@ from m4.storage.files import whole
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 _BYTES = 256
 SPACE = "▁"
+# protobuf makes its classes while it is imported.
+Model: Any = vars(sentencepiece_model_pb2)["ModelProto"]
+_TAG = re.compile(SPACE + r"<2(\w+)>")
 # Below this many pieces for merges and characters a vocabulary spells everything out.
 _LEAST_PIECES = 16
 
@@ -53,6 +57,10 @@ class Vocabulary:
             raise InputError(f"{self.path}: not a SentencePiece model") from error
 
     @cached_property
+    def _text_processor(self) -> SentencePieceProcessor:
+        return SentencePieceProcessor(model_proto=without_tags(self._proto))
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the file, in hexadecimal."""
         return hashlib.sha256(self._proto).hexdigest()
@@ -63,8 +71,19 @@ class Vocabulary:
         return self._processor.get_piece_size()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts -> ids, without eos."""
-        return self._processor.encode(list(texts), num_threads=1)
+        """Texts -> ids, without eos. The word "<2gl>" is text there, too: no tag."""
+        _ = self._processor  # which reports what is no model
+        return self._text_processor.encode(list(texts), num_threads=1)
+
+    def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts behind a tag ("<2gl> three birds") -> ids: the tag's, then `encode`'s."""
+        parts = [text.partition(" ") for text in texts]
+        tags = [self._processor.piece_to_id(SPACE + first) for first, _, _ in parts]
+        known = [i in self._tag_ids for i in tags]
+        plain = self.encode(
+            [part[2] if at else text for at, part, text in zip(known, parts, texts, strict=True)]
+        )
+        return [[tag, *ids] if at else ids for at, tag, ids in zip(known, tags, plain, strict=True)]
 
     @cached_property
     def pieces(self) -> list[str]:
@@ -110,8 +129,22 @@ class Vocabulary:
     def languages(self) -> list[str]:
         """The languages that have a tag, in the order of their ids: those of a vocabulary that has
         grown (`m4.data.vocabulary.grow`) are behind its pieces."""
-        matches = (re.fullmatch(SPACE + r"<2(\w+)>", piece) for piece in self.pieces)
+        matches = (_TAG.fullmatch(piece) for piece in self.pieces)
         return [match[1] for match in matches if match is not None]
+
+    @cached_property
+    def _tag_ids(self) -> set[int]:
+        return {self.tag_id(language) for language in self.languages}
+
+
+def without_tags(model: bytes) -> bytes:
+    """The SentencePiece model with its tags as control pieces, which are never found in a text:
+    what users write must not choose the language. All else has the ids of `model`."""
+    changed = Model.FromString(model)
+    for piece in changed.pieces:
+        if _TAG.fullmatch(piece.piece):
+            piece.type = Model.SentencePiece.CONTROL
+    return changed.SerializeToString(deterministic=True)
 
 
 class SourceAndTarget:
@@ -142,8 +175,12 @@ class SourceAndTarget:
         return self.source.tag_id(language)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Sources -> ids."""
+        """Sources -> ids, without eos."""
         return self.source.encode(texts)
+
+    def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
+        """Sources behind a tag -> ids."""
+        return self.source.encode_tagged(texts)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Ids of targets -> texts."""

@@ -42,7 +42,7 @@ _Found = tuple[jax.Array, jax.Array]
 class Pieces(Protocol):
     """What decoding needs of a vocabulary: `m4.data.vocabulary.vocabulary.Vocabulary` has it."""
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]: ...
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]: ...
 
 
@@ -185,7 +185,7 @@ def decode(
     longest = min(settings.max_source_length, lengths[-1])
     batch_rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
 
-    ids = vocabulary.encode(sources)
+    ids = vocabulary.encode_tagged(sources)
     for index, pieces in enumerate(ids):
         if len(pieces) + 1 > longest:
             on_cut(index, len(pieces) + 1, longest)

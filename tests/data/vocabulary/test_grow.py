@@ -40,12 +40,12 @@ def test_text_comes_back_in_fewer_pieces(both: tuple[Vocabulary, Vocabulary]) ->
     assert new.decode(new.encode(texts[:-1])) == texts[:-1]
     pieces_before, pieces_now = (sum(map(len, v.encode(NEW_TEXT[:2]))) for v in both)
     assert pieces_now < pieces_before / 2  # Greek was spelled in bytes, two a letter
-    assert new.encode([texts[-1]])[0][0] == new.tag_id("el")
+    assert new.encode_tagged([texts[-1]])[0][0] == new.tag_id("el")
 
 
 def test_other_segmentations_leave_new_tags_whole(both: tuple[Vocabulary, Vocabulary]) -> None:
     _, new = both
-    best = Ragged.of(new.encode(["<2el> " + NEW_TEXT[0]]))
+    best = Ragged.of(new.encode_tagged(["<2el> " + NEW_TEXT[0]]))
     sampled = Dropout(new).sample(best, 0.5, seed=3)
     assert sampled.ids[0] == new.tag_id("el")
     assert new.decode([sampled.ids[1:].tolist()]) == [NEW_TEXT[0]]

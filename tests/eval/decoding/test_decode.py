@@ -65,7 +65,7 @@ def test_equals_search_without_cache_or_batches(model_and_params):
     vocabulary, texts = Words(), sentences(12)
     got = decode(model, params, vocabulary, texts, SETTINGS)
     for text, hypothesis in zip(texts, got, strict=True):
-        ids = [*vocabulary.encode([text])[0], 1]
+        ids = [*vocabulary.encode_tagged([text])[0], 1]
         source = np.zeros((1, 16), np.int32)
         source[0, : len(ids)] = ids
 

@@ -53,7 +53,7 @@ def run(
     texts = decode(model, params, Words(), TEXTS, settings, layout=layout, on_batch=counter)
     # The same programs again, for the scores.
     scores = np.zeros(len(TEXTS))
-    ids = [[*pieces, 1] for pieces in Words().encode(TEXTS)]
+    ids = [[*pieces, 1] for pieces in Words().encode_tagged(TEXTS)]
     rows = rows if layout is None else layout.rows(rows)
     for batch in batches(ids, [16], rows):
         asked = (model, params, batch.tokens_BL, 10, beams, 0.6)
@@ -132,7 +132,7 @@ def test_a_bfloat16_model_over_two_devices_is_that_of_one() -> None:
     layout = Layout(make_mesh(data=1, expert=2, devices=jax.devices()[:2]))
     axes = abstract_variables(model)["params_axes"]
     there = jax.device_put(params, layout.shardings(axes, params))
-    (rows,) = batches([[*pieces, 1] for pieces in Words().encode(TEXTS[:4])], [16], 4)
+    (rows,) = batches([[*pieces, 1] for pieces in Words().encode_tagged(TEXTS[:4])], [16], 4)
     exactly: dict[str, str | bool] = {"xla_allow_excess_precision": False}
     alone = search.lower(model, params, rows.tokens_BL, 10, 2, 0.6).compile(exactly)
     expected = alone(params, rows.tokens_BL)

@@ -14,6 +14,7 @@ import numpy as np
 from flax.linen import partitioning
 
 from m4.model.dispatch import Transport
+from m4.model.dispatch.blocks import blocks
 from m4.model.dispatch.gather import gather
 from m4.model.experts import ExpertParameters
 from m4.model.ffn import Activation, check_activations
@@ -53,13 +54,15 @@ class MoeLayer(nn.Module):
             "linear"), Mixtral's SwiGLU. dropout_rate: within the experts. In a `Transformer` None
             is the model's own; elsewhere these three must be given.
         group_tokens: largest S; the largest divisor of B*L up to it is used. 0: one group.
-        train_capacity_factor: times K*S/E slots an expert (`routing.expert_capacity`).
+        train_capacity_factor: times K*S/E slots an expert (`routing.expert_capacity`); None never
+            drops a token.
         eval_capacity_factor, decode_capacity_factor: the same outside training, for whole
-            sentences and in decoding one position after the other; None never drops a token, so
-            that a sentence's translation does not depend on its batch.
+            sentences and in decoding one position after the other; with None a sentence's
+            translation does not depend on its batch.
         capacity_rule: how a fraction of a slot is rounded (`routing.CAPACITY_RULES`).
         gate: the router (`m4.model.gates`).
         dispatch: how tokens reach their experts and come back (`m4.model.dispatch`).
+        dropless_dispatch: the same where nothing is dropped, because the capacity factor is None.
         causal: in a decoder; gates that look at later tokens refuse.
         vocab_size: V, for gates that route by token id.
         directions: number of translation directions whose tokens are counted by expert; 0: none.
@@ -69,12 +72,13 @@ class MoeLayer(nn.Module):
     num_experts: Annotated[int, Between(1, 2**16)]
     mlp_width: Size | None = None
     group_tokens: Annotated[Count, FROM_NOW_ON] = 1024
-    train_capacity_factor: Annotated[CapacityFactor, FROM_NOW_ON] = 1.25
+    train_capacity_factor: Annotated[CapacityFactor | None, FROM_NOW_ON] = 1.25
     eval_capacity_factor: Annotated[CapacityFactor | None, FROM_NOW_ON] = None
     decode_capacity_factor: Annotated[CapacityFactor | None, FROM_NOW_ON] = None
     capacity_rule: Annotated[str, OneOf(tuple(CAPACITY_RULES)), FROM_NOW_ON] = "lingvo"
     gate: Gate = top2_gshard
     dispatch: Annotated[Transport, FROM_NOW_ON] = gather
+    dropless_dispatch: Annotated[Transport, FROM_NOW_ON] = blocks
     activations: Sequence[Activation] | None = None
     dropout_rate: Annotated[Rate | None, FROM_NOW_ON] = None
     causal: bool = False
@@ -139,13 +143,16 @@ class MoeLayer(nn.Module):
             return expert_capacity(S, self.num_experts, factor, choices, self.capacity_rule)
 
         routing = self.gate(tokens, self.num_experts, capacity)
-        y_GSM = self._carry(x_GSM.astype(self.dtype), routing, deterministic)
+        dispatch = self.dropless_dispatch if factor is None else self.dispatch
+        y_GSM = self._carry(x_GSM.astype(self.dtype), routing, dispatch, deterministic)
         self._sow(routing, tokens)
         if self.directions and tokens.language_GS is not None:
             self._sow_choices(routing, tokens.language_GS)
         return y_GSM.reshape(x_BLM.shape)
 
-    def _carry(self, x_GSM: Array, routing: Routing, deterministic: bool) -> Array:
+    def _carry(
+        self, x_GSM: Array, routing: Routing, dispatch: Transport, deterministic: bool
+    ) -> Array:
         """Tokens through their experts: y_GSM."""
         experts = ExpertParameters(
             self.num_experts,
@@ -157,7 +164,7 @@ class MoeLayer(nn.Module):
         )(x_GSM.shape[-1], x_GSM.shape[0], deterministic=deterministic)
         # Parameters do not depend on the dispatch, and the few tokens that they are made with need
         # not divide over the devices.
-        dispatch = gather if self.is_initializing() else self.dispatch
+        dispatch = gather if self.is_initializing() else dispatch
         if routing.shortcut is None:
             y_GSM = dispatch(x_GSM, routing, experts)
         else:

@@ -11,6 +11,7 @@ from typing import Any
 
 from jax.extend import core as jex
 
+from m4.model.dispatch.blocks import blocks, most_blocks, rows_of_block
 from m4.model.ffn import part_names
 from m4.model.moe import MoeLayer, group_size
 from m4.model.routing import expert_capacity
@@ -56,7 +57,8 @@ def search_flops(
 
     Encoding: the encoder, and the keys and values of its output for all layers of the decoder. A
     step: one piece of every hypothesis through the decoder, over all positions of the cache. A
-    layer that drops no token (a capacity factor of None) has E slots for every token.
+    layer that drops no token (a capacity factor of None) has as many rows as the dispatch `blocks`
+    may need, or E slots for every token with another.
     """
     source, pieces = rows * source_length, rows * beams
     M, ND = model.width, model.heads * model.head_width
@@ -101,6 +103,9 @@ def _feed_forward(
     group = row if factor is None else group_size(tokens, experts.group_tokens)
     C = group if factor is None else expert_capacity(group, E, factor, 2, experts.capacity_rule)
     slots = tokens // group * E * C
+    if factor is None and experts.dropless_dispatch is blocks:
+        rows = rows_of_block(2 * tokens, E)
+        slots = rows * most_blocks(2 * tokens, E, rows)
     ffn = 2 * M * experts.mlp_width
     return {
         **found,
@@ -166,6 +171,10 @@ def _count(jaxpr: Any, share: float, devices: int) -> float:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
             total += share * _product(equation)
+            continue
+        if name == "ragged_dot_general":  # [P, M] rows, each with its own of E matrices [M, F]
+            rows, matrices = (operand.aval.shape for operand in equation.invars[:2])
+            total += share * 2 * rows[0] * math.prod(matrices[1:])
             continue
         if name == "cond":
             branches = parameters["branches"]

@@ -169,7 +169,7 @@ def test_capacity_rules_by_hand(rule, slots):
     [
         *[("num_experts", x) for x in (0, -1, True, 1.5, "x", None, 10**12)],
         *[("mlp_width", x) for x in (0, "", 10**12)],
-        *[("train_capacity_factor", x) for x in (0.0, -1.0, float("nan"), float("inf"), None)],
+        *[("train_capacity_factor", x) for x in (0.0, -1.0, float("nan"), float("inf"))],
         ("eval_capacity_factor", 0),
         ("capacity_rule", "best"),
         ("group_tokens", -1),

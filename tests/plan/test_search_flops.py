@@ -70,16 +70,17 @@ def test_dense_search_equals_the_arithmetic() -> None:
     assert not measured.iteration.unread
 
 
-def test_without_capacity_every_expert_has_a_slot_for_every_token() -> None:
+def test_without_capacity_the_experts_have_rows_for_all_choices() -> None:
     def model(**options: Any) -> Transformer:
         moe = functools.partial(MoeLayer, num_experts=4, group_tokens=8, capacity_rule="paper")
         return Transformer(**SIZES, moe=functools.partial(moe, **options))
 
     encoding, step = arithmetic(model())
-    # One of two layers a stack has experts; four of them, for 24 and for 6 tokens.
-    assert encoding["experts"] == 2 * 2 * (4 * 24) * 16 * 32
-    assert step["experts"] == 2 * 2 * (4 * 6) * 16 * 32
-    assert encoding["experts_used"] == encoding["experts"] // 2
+    # One of two layers a stack has experts. 24 tokens have 48 choices, 12 an expert: blocks of 4,
+    # 48 / 4 + 4 of them. 6 tokens have 12 choices: 3 + 4 blocks.
+    assert encoding["experts"] == 2 * 2 * (16 * 4) * 16 * 32
+    assert step["experts"] == 2 * 2 * (7 * 4) * 16 * 32
+    assert encoding["experts_used"] == 2 * 2 * 48 * 16 * 32
     assert step["router"] == 2 * 6 * 16 * 4
     # Traced, combining adds the weighted sum of two results a token, 2 * 2 * 6 * 16.
     _, each = parts(traced(model()))

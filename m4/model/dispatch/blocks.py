@@ -44,6 +44,11 @@ def rows_of_block(choices: int, num_experts: int) -> int:
     return min(max(2 ** max(half, 0), _FEWEST), _MOST)
 
 
+def most_blocks(choices: int, num_experts: int, rows: int) -> int:
+    """N: enough for any routing, as each expert's last block may be all but empty."""
+    return -(-choices // rows) + min(num_experts, choices)
+
+
 def blocks_of(
     expert_GSK: Array, position_GSK: Array, num_experts: int, capacity: int, rows: int
 ) -> Blocks:
@@ -51,7 +56,7 @@ def blocks_of(
     G, S, K = expert_GSK.shape
     J, E = G * S * K, num_experts
     compact, size_E = order_by_expert(expert_GSK, position_GSK, E, capacity)
-    N = -(-min(J, E * G * capacity) // rows) + min(E, J)
+    N = most_blocks(min(J, E * G * capacity), E, rows)
     blocks_E = -(-size_E // rows)
     end_E = jnp.cumsum(blocks_E)
     expert_N = jnp.sum(jnp.arange(N, dtype=jnp.int32)[:, None] >= end_E[None], axis=1)
@@ -133,6 +138,10 @@ def _multiply(
     return done_NbM.reshape(sent_PM.shape)
 
 
+# A batch of them, such as the rows of a Jacobian, is a loop: `lax.ragged_dot` has no other.
+_in_a_loop = jax.custom_batching.sequential_vmap
+
+
 @jax.custom_vjp
 def block_product(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
     """Each block times its expert's matrix: [N, b, F]; 0 in blocks from `count` on.
@@ -180,8 +189,13 @@ def _loop_backward(
     return lax.fori_loop(0, count, turn, start)
 
 
+@_in_a_loop
 def _grouped(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
     del count  # blocks that are not there have no expert
+    return _ragged(x_NbM, w_EMF, expert_N)
+
+
+def _ragged(x_NbM: Array, w_EMF: Array, expert_N: Array) -> Array:
     N, b, M = x_NbM.shape
     E, F = w_EMF.shape[0], w_EMF.shape[-1]
     size_E = b * jnp.sum(expert_N[:, None] == jnp.arange(E)[None], axis=0)
@@ -190,11 +204,13 @@ def _grouped(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array
     return jnp.where((expert_N < E)[:, None, None], y_PF.reshape(N, b, F), 0)
 
 
+@_in_a_loop
 def _grouped_backward(
     x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array, d_NbF: Array
 ) -> tuple[Array, Array]:
+    del count
     there_N11 = (expert_N < w_EMF.shape[0])[:, None, None]
-    _, gradients = jax.vjp(lambda x, w: _grouped(x, w, expert_N, count), x_NbM, w_EMF)
+    _, gradients = jax.vjp(lambda x, w: _ragged(x, w, expert_N), x_NbM, w_EMF)
     d_x_NbM, d_w_EMF = gradients(jnp.where(there_N11, d_NbF, 0))
     return jnp.where(there_N11, d_x_NbM, 0), d_w_EMF
 

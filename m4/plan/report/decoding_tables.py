@@ -71,10 +71,10 @@ def _flops(facts: Mapping[str, Any]) -> Section:
     ]
     if facts["model"]["experts"] and facts["model"]["eval_capacity_factor"] is None:
         notes.append(
-            "Most slots of the experts are empty: with moe.MoeLayer.eval_capacity_factor = None "
-            "each expert has a slot for every token. A factor such as 2.0 makes fewer slots, and "
-            "drops tokens that get none. Only the dispatch einsum has one-hot products over the "
-            "slots; gather has the same result without them."
+            "With moe.MoeLayer.eval_capacity_factor = None nothing is dropped: experts multiply "
+            "blocks of the rows that there are (dispatch blocks; as many as any routing may need "
+            "count here). On a mesh with experts apart the slots of all tokens are exchanged, most "
+            "of them empty; a factor such as 2.0 sends fewer and drops tokens that get none."
         )
     if "compiled" in flops["encoding"]:
         notes.append(

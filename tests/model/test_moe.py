@@ -146,6 +146,48 @@ def test_capacity_in_training_and_evaluation():
 
 
 @pytest.mark.parametrize(
+    ("options", "train", "decode", "used"),
+    [
+        ({}, True, False, "dispatch"),
+        ({}, False, False, "dropless_dispatch"),
+        ({}, False, True, "dropless_dispatch"),
+        ({"train_capacity_factor": None}, True, False, "dropless_dispatch"),
+        ({"eval_capacity_factor": 2.0}, False, False, "dispatch"),
+        ({"decode_capacity_factor": 2.0}, False, True, "dispatch"),
+    ],
+)
+def test_where_nothing_is_dropped_another_dispatch_is_used(options, train, decode, used):
+    called = []
+
+    def named(name):
+        def run(x_GSM, routing, experts):
+            called.append(name)
+            return gather(x_GSM, routing, experts)
+
+        return run
+
+    names = ("dispatch", "dropless_dispatch")
+    model = layer(**options, **{name: named(name) for name in names})
+    x_BLM, mask_BL = inputs()
+    params = init(layer(), x_BLM, mask_BL)
+    jax.eval_shape(
+        partial(model.apply, deterministic=not train, decode=decode),
+        {"params": params},
+        x_BLM,
+        mask_BL,
+        rngs={"dropout": jax.random.key(0)},
+    )
+    assert called == [used]
+
+
+def test_training_without_a_capacity_drops_nothing():
+    x_BLM, mask_BL = inputs()
+    params = init(layer(), x_BLM, mask_BL)
+    _, sown = apply(layer(train_capacity_factor=None), params, x_BLM, mask_BL, train=True)
+    assert mean_metrics(sown["intermediates"])["fraction_tokens_left_behind"] == 0
+
+
+@pytest.mark.parametrize(
     ("rule", "slots"),
     # The exact shares K * S * factor / E of the three: 2 * 10 * 1 / 8 = 2.5, 2 * 50 * 1 / 8 = 12.5,
     # 1 * 45 * 1.25 / 4 = 14.0625.

@@ -11,7 +11,6 @@ the training code, too: a package that can be called.
 """
 
 import importlib
-import importlib.metadata
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,9 @@ __all__ = ["__version__", "train", *sorted(_HOME)]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.metadata.version("m4")
+        from importlib import metadata  # slow: not for every program's first moments
+
+        return metadata.version("m4")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'm4' has no attribute {name!r}")

@@ -1,8 +1,25 @@
-"""`python -m m4`: the command line."""
+"""`python -m m4` and `m4`: the command line. Signals end it before anything slow is imported."""
 
 import sys
+from collections.abc import Sequence
 
-from m4.cli.main import main
+from m4.parallel.platform import signals
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`m4.cli.main.main`; arguments: None is the program itself, not a call from another one."""
+    try:
+        if arguments is None:
+            signals.install()
+        from m4.cli.main import main
+
+        return main(arguments)
+    except BaseException as error:
+        if (status := signals.status_of(error)) is None:
+            raise
+        print("m4: interrupted; run the same command to resume", file=sys.stderr)
+        return status
+
 
 if __name__ == "__main__":
     sys.exit(main())

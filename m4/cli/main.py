@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from m4.cli.arguments import distributed_options_of, parser, split_arguments
 from m4.parallel.distributed_options import DistributedOptions
+from m4.parallel.platform import signals
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.parallel.supervise import PEER_LOST_STATUS, supervise
 from m4.settings import InputError
@@ -20,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0; 1 where another process of the job was lost, another job is at work in MODEL_DIR, or the last
     files did not get to its store; 2 for a mistake of the user's; 3 where another job has taken
-    MODEL_DIR over; 130 for Ctrl-C.
+    MODEL_DIR over; 130 for Ctrl-C and for training that saved its step; 128 and the signal's number
+    for other signals.
     """
     try:
         others, bindings = split_arguments(sys.argv[1:] if arguments is None else arguments)
@@ -36,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         restart_with_huge_pages()
         if options is not None:
             status = supervise(f"m4 {job_name(parsed)}")
-            return run_together(parsed, bindings, options) if status is None else status
+            if status is not None:
+                return status
+        signals.watch()
+        if options is not None:
+            return run_together(parsed, bindings, options)
     status = run_alone(parsed, bindings)
     if arguments is None and status == LeaseLost.status:
         sys.stdout.flush()
@@ -86,12 +92,15 @@ def run_alone(
     except (LeaseLost, Unreachable) as error:
         print(f"m4 {job_name(parsed)}: {one_line(error)}", file=sys.stderr)
         return error.status
-    except KeyboardInterrupt as error:
-        said = one_line(error) if str(error) else "interrupted; run the same command to resume"
-        print(f"m4 {job_name(parsed)}: {said}", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         return 0  # `m4 translate | head`
+    except BaseException as error:
+        if (status := signals.status_of(error)) is None:
+            raise
+        more = isinstance(error, KeyboardInterrupt) and str(error)
+        said = more or "interrupted; run the same command to resume"
+        print(f"m4 {job_name(parsed)}: {said}", file=sys.stderr)
+        return status
 
 
 def job_name(parsed: argparse.Namespace) -> str:

@@ -31,6 +31,7 @@ from m4.jobs import prepare
 from m4.jobs.bilingual import start_worker, train_in_worker, train_one
 from m4.jobs.corpus import open_corpus
 from m4.parallel import distributed
+from m4.parallel.platform import signals
 from m4.parallel.platform.cpus import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError, SettingError
@@ -236,8 +237,8 @@ def _run_in_workers(
 ) -> None:
     # spawn: a forked child would share the parent's JAX threads and hang.
     context = multiprocessing.get_context("spawn")
-    messages = context.Queue()
-    with worker_pool(min(workers, len(ordered)), context, messages) as pool:
+    messages, others = context.Queue(), {*multiprocessing.active_children()}
+    with signals.held(), worker_pool(min(workers, len(ordered)), context, messages) as pool:
         waiting: set[Future] = set()
         try:
             languages = {
@@ -254,8 +255,11 @@ def _run_in_workers(
                     shown.heard(*message)
                 bar.update(*shown.line())
         finally:
+            # At a signal, or where one has failed: the others save their steps.
             for future in waiting:
                 future.cancel()
+            for worker in {*multiprocessing.active_children()} - others if waiting else ():
+                worker.terminate()
 
 
 def worker_pool(workers: int, context: Any, messages: Any) -> ProcessPoolExecutor:

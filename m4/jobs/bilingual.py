@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import queue
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from jax.sharding import Mesh
 
 from m4.experiment import Experiment
 from m4.parallel.mesh import make_mesh
+from m4.parallel.platform import signals
 from m4.parallel.supervise import end_with
 from m4.progress import ProgressBar
 from m4.storage.files import write_text
@@ -26,9 +28,8 @@ Report = Callable[[str, int, str], None]
 
 
 class _Worker:
-    """What a worker process knows: the parent's process id, and where messages to it go."""
+    """What a worker process knows: where messages to its parent go."""
 
-    parent: int
     messages: Any
 
 
@@ -39,7 +40,10 @@ def start_worker(parent: int, cores: Any, messages: Any) -> None:
     Elsewhere than on Linux the processes share the cores as the system pleases.
     """
     end_with(parent)
-    _Worker.parent, _Worker.messages = parent, messages
+    # Ctrl-C reaches the parent too, which ends its workers by SIGTERM (`m4.jobs.baselines`).
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals.watch()
+    _Worker.messages = messages
     # A TPU is the parent's, of a GPU's memory it has most, and fake devices would share the core.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
@@ -49,17 +53,20 @@ def start_worker(parent: int, cores: Any, messages: Any) -> None:
 
 
 def train_in_worker(experiment: Experiment, identity: Mapping[str, Any]) -> tuple[str, int]:
-    """`train_one` in a process of the pool."""
+    """`train_one` in a process of the pool; SIGTERM saves the step and raises Interrupted."""
     from m4.parallel.platform.jax_setup import set_up
 
     set_up(Path(experiment.model_dir).parent / "compilation_cache")
 
     def report(*message: Any) -> None:
-        if os.getppid() != _Worker.parent:  # where `end_with` can do nothing
-            os._exit(1)
         _Worker.messages.put(message)
 
-    return train_one(experiment, identity, jax.devices(), report)
+    before = signals.install()
+    try:
+        return train_one(experiment, identity, jax.devices(), report)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Reported(ProgressBar):

@@ -9,12 +9,11 @@ import io
 import json
 import os
 import re
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -100,7 +99,7 @@ def join(options: DistributedOptions) -> None:
         _check_port(options.coordinator_address)
     try:
         # Nearly always JAX ends the process itself.
-        with _ended_by_ctrl_c(), abort_message(f"{not_found}: {missing}"):
+        with abort_message(f"{not_found}: {missing}"):
             jax.distributed.initialize(
                 **given,
                 initialization_timeout=options.join_timeout_s,
@@ -258,25 +257,7 @@ def wait_for_all(what: str) -> None:
     if is_distributed() and not _state.alone:
         _state.calls += 1
         client: Any = distributed.global_state.client
-        with _ended_by_ctrl_c():
-            client.wait_at_barrier(f"m4/{_state.calls}/{what}", 1000 * _LONGEST_SECONDS)
-
-
-@contextlib.contextmanager
-def _ended_by_ctrl_c() -> Iterator[None]:
-    """Within it Ctrl-C ends the process, where it would otherwise raise KeyboardInterrupt.
-
-    Python's handler would wait until JAX's C++ returns. A training loop's own handler stays.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        client.wait_at_barrier(f"m4/{_state.calls}/{what}", 1000 * _LONGEST_SECONDS)
 
 
 def peer_lost(error: BaseException) -> str | None:

@@ -10,7 +10,11 @@ import mmap
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
+
+from m4.parallel.platform import signals
 
 # JAX's own lines stand above this one.
 PEER_LOST = (
@@ -19,7 +23,6 @@ PEER_LOST = (
 )
 # Not 2, which is a user's mistake: a job that lost a process can be started again.
 PEER_LOST_STATUS = 1
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 # What the parent reports if this process aborts; empty: PEER_LOST.
 _abort_message = mmap.mmap(-1, 4096)
@@ -44,20 +47,22 @@ def supervise(name: str) -> int | None:
     """Forks: None in the child, which does the work; the child's exit status in the parent.
 
     To be called before anything starts threads. Signals that ask the parent to end go to the
-    child; the child does not outlive the parent (on Linux).
+    child; the child does not outlive the parent.
 
     Args:
         name: what messages begin with.
     """
     parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        # A separate group: Ctrl-C reaches it once, through the parent.
-        os.setpgid(0, 0)
-        end_with(parent)
-        return None
-    for number in _FORWARDED:
-        signal.signal(number, lambda number, _frame: _send(child, number))
+    # Neither the child's handlers nor the parent's are there right after the fork.
+    with signals.blocked():
+        child = os.fork()
+        if child == 0:
+            # A separate group: Ctrl-C reaches it once, through the parent.
+            os.setpgid(0, 0)
+            end_with(parent)
+            return None
+        for number in signals.NUMBERS:
+            signal.signal(number, lambda number, _frame: _send(child, number))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
@@ -72,12 +77,23 @@ def supervise(name: str) -> int | None:
 
 
 def end_with(parent: int) -> None:
-    """Has this process killed when its parent, process `parent`, ends, however that ends; only
-    Linux can. It ends at once where the parent has ended already."""
+    """Has this process killed when its parent, process `parent`, ends, however that ends.
+
+    On Linux the kernel does it, elsewhere a thread that looks every second. It ends at once where
+    the parent has ended already.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent had ended before this call
-            os._exit(PEER_LOST_STATUS)
+    else:
+        threading.Thread(target=_poll, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # the parent had ended before this call
+        os._exit(PEER_LOST_STATUS)
+
+
+def _poll(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(PEER_LOST_STATUS)
 
 
 def _send(child: int, number: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from m4.parallel.platform import signals
 from m4.settings import InputError
 from m4.storage import lease
 from m4.storage.files import confined, write_text
@@ -109,7 +110,8 @@ class WorkingCopy:
             ended.set()
             thread.join()
             try:
-                self.push_with_retries()
+                with signals.held():
+                    self.push_with_retries()
             except ERRORS as error:
                 said = (
                     f"{self._where}: the job's last files could not be uploaded "

@@ -72,7 +72,24 @@ def test_signals_reach_the_work() -> None:
         assert process.wait(timeout=30) == 130
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_signal_between_fork_and_handlers_reaches_the_work() -> None:
+    fork = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "fork = os.fork\n"
+        "def slow():\n"
+        "    child = fork()\n"
+        "    if child: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return child\n"
+        "os.fork = slow\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", fork + START + "time.sleep(60)"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (143, "")
+
+
 def test_work_does_not_outlive_its_parent() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", START + WORK], stdout=subprocess.PIPE, text=True

@@ -10,7 +10,6 @@ import hashlib
 import multiprocessing
 import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -22,6 +21,7 @@ import numpy as np
 from m4.data.directions import SIDES
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.parallel.supervise import end_with
 
 _RANGE_BYTES = 1 << 20
 
@@ -162,7 +162,7 @@ def tokenized(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start,
-        initargs=(arrays, segmentations, alpha),
+        initargs=(os.getpid(), arrays, segmentations, alpha),
     )
     waiting: deque[Future[Tokenized]] = deque()
     try:
@@ -179,20 +179,14 @@ def tokenized(
 _tokenizer: RangeTokenizer | None = None
 
 
-def _start(arrays: Sequence[TokenArray], segmentations: int, alpha: float | None) -> None:
+def _start(
+    parent: int, arrays: Sequence[TokenArray], segmentations: int, alpha: float | None
+) -> None:
     global _tokenizer
-    # Ctrl-C is for the parent, which ends the workers.
+    # A parent that was killed closes no pool. Ctrl-C is for the parent, which ends the workers.
+    end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     _tokenizer = RangeTokenizer(arrays, segmentations, alpha)
-
-
-def _end_with_parent() -> None:
-    """A parent that was killed closes no pool: its workers would wait for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _tokenize(span: TextRange) -> Tokenized:

@@ -11,6 +11,7 @@ import platform
 import sys
 from pathlib import Path
 
+from m4.parallel.platform import signals
 from m4.parallel.platform.plugins import gpu_expected
 
 TUNABLES = "GLIBC_TUNABLES"
@@ -49,4 +50,5 @@ def restart_with_huge_pages() -> None:
     """Replaces the process by itself with the request in its environment, once; else returns."""
     if wanted():
         os.environ[TUNABLES] = request()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        with signals.blocked():
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end training after the current step, the same one in all processes.
+"""Ctrl-C, SIGTERM and SIGHUP end training after the current step, the same one in all processes.
 
 Processes that stopped at different steps would wait for each other for ever. So each gives its flag
 into the step, which adds them up: the sum goes with what the step sends anyway.
@@ -8,6 +8,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from m4.parallel.platform import signals
 from m4.storage import lease
 
 # The name of the flags in a batch, and of their sum in the metrics.
@@ -22,28 +24,39 @@ STOP = "stop"
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collects Ctrl-C and SIGTERM (a preempted machine's notice) until the step is done.
+def stop_signals(to_save: Callable[[], bool] = lambda: True) -> Iterator[list[int]]:
+    """Collects Ctrl-C, SIGTERM (a preempted machine's notice) and SIGHUP until the step is done.
 
     An exception in the middle of a step would leave no state to save: its memory is reused. A
     second Ctrl-C interrupts at once. Only the main thread can have handlers. The loss of MODEL_DIR
     to another job ends training in the same way: nothing is saved then, but all processes learn of
     it (`m4.storage.checkpoints`).
+
+    Args:
+        to_save: whether there is something to save; else a signal does what it did before.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
 
-    def note(number: int, _frame: object) -> None:
-        if received:
+    def note(number: int, frame: FrameType | None) -> None:
+        if to_save() and not (received and number == signal.SIGINT):
+            received.append(number)
+            if number in signals.NUMBERS:
+                signals.notice(number)
+            return
+        handler = before[number]
+        if callable(handler):
+            handler(number, frame)
+        if number != lease.LEASE_LOST_SIGNAL:
             raise KeyboardInterrupt
-        received.append(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, lease.LEASE_LOST_SIGNAL)
-    before = {number: signal.signal(number, note) for number in numbers}
+    numbers = (*signals.not_ignored(), lease.LEASE_LOST_SIGNAL)
+    before: dict[int, Any] = {number: signal.signal(number, note) for number in numbers}
     try:
-        yield received
+        with signals.held(to_save):
+            yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -43,11 +43,14 @@ Begin = Callable[[TrainProgram], TrainState]
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM during training; `step` is saved."""
+    """Ctrl-C, SIGTERM or SIGHUP during training; `step` is saved."""
 
     def __init__(self, step: int):
         super().__init__(f"interrupted at step {step} (saved); run the same command to resume")
         self.step = step
+
+    def __reduce__(self) -> tuple[type["Interrupted"], tuple[int]]:  # from a worker to its parent
+        return Interrupted, (self.step,)
 
 
 def most_in_flight(mesh: Mesh) -> int:
@@ -139,19 +142,29 @@ class TrainingRun:
         self._together = distributed.is_distributed()
         self._compiled: set[BatchShape] = set()
         self._measured: dict[str, float] = {}  # at the present step
+        self._stepped = False  # else there is nothing to save yet
 
     def train(
         self, evaluators: Sequence[Evaluator], progress: ProgressBar | None
     ) -> dict[str, Any]:
         """Trains and saves; returns the last checkpoint's note."""
-        with watchdog.watched(self._clock, self._folder, self._first_start):
-            self._steps(evaluators, progress)
+        with (
+            watchdog.watched(self._clock, self._folder, self._first_start),
+            stop_signals(lambda: self._together or self._stepped) as received,
+        ):
+            self._steps(evaluators, progress, received)
             written = self._save(finished=True)
-            with self._clock.pause("save"):
-                self._checkpoints.wait()
+            self._pause("save", self._checkpoints.wait)
+            if self._in_flight.stop if self._together else received:
+                raise Interrupted(int(self.state.step))
         return written
 
-    def _steps(self, evaluators: Sequence[Evaluator], progress: ProgressBar | None) -> None:
+    def _steps(
+        self,
+        evaluators: Sequence[Evaluator],
+        progress: ProgressBar | None,
+        received: Sequence[int],
+    ) -> None:
         """Steps until total_steps, early stopping or a signal; checkpoints but for the last one."""
         training, program, start = self._training, self._program, self._start
         together = self._together
@@ -163,7 +176,6 @@ class TrainingRun:
             Metrics(folder, resume_step=start, tensorboard=training.tensorboard) as metrics,
             contextlib.closing(device_batches(program.mesh, self._stream, start)) as batches,
             StepProfile(training.profile, self._folder, start, training.total_steps) as profile,
-            stop_signals() as received,
         ):
             if self._begun:
                 self._evaluate_first(evaluators, metrics)
@@ -184,12 +196,12 @@ class TrainingRun:
                 if progress is not None:
                     progress.update(step, self._counters.text)
                 self._evaluate(evaluators, step, last, metrics)
-                if self._in_flight.stop if together else received:
+                # The last one, of early stopping too, says that training has finished.
+                last = last or self.stopper.stopped
+                if (self._in_flight.stop if together else received) and not last:
                     self._save()
                     self._pause("save", self._checkpoints.wait)
                     raise Interrupted(step)
-                # The last one, of early stopping too, says that training has finished.
-                last = last or self.stopper.stopped
                 if step % training.checkpoint_period == 0 and not last:
                     self._save()
 
@@ -222,6 +234,7 @@ class TrainingRun:
         counted = None if compile_first else shape
         self._in_flight.add(counted, metrics["loss"], metrics.pop(STOP, None))
         self._counters.add(step, metrics)
+        self._stepped = True
 
     def _catch_up(self) -> None:
         """Waits for all steps. NotFinite: one of them is not."""

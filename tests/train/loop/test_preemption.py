@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import train
 
-NUMBERS = [signal.SIGINT, signal.SIGTERM, lease.LEASE_LOST_SIGNAL]
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, lease.LEASE_LOST_SIGNAL]
 
 
 def test_a_lost_lease_has_a_separate_signal() -> None:
-    assert len(set(NUMBERS)) == 3
+    assert len(set(NUMBERS)) == 4
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -34,10 +35,31 @@ def test_signals_are_collected_and_handlers_given_back(number: signal.Signals) -
         with stop_signals() as received:
             signal.raise_signal(number)
             assert (received, others) == ([number], [])
+            signal.raise_signal(signal.SIGTERM)  # sent again, as managers of machines do
+            assert (received, others) == ([number, signal.SIGTERM], [])
             with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(number)
+                signal.raise_signal(signal.SIGINT)
+        others.clear()
         signal.raise_signal(number)
         assert others == [number]
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_signals_end_at_once_what_has_nothing_to_save(number: signal.Signals) -> None:
+    others: list[int] = []
+    before = signal.signal(number, lambda number, _: others.append(number))
+    try:
+        ends = (
+            contextlib.nullcontext()  # the lease's own handler says how
+            if number == lease.LEASE_LOST_SIGNAL
+            else pytest.raises(KeyboardInterrupt)
+        )
+        with stop_signals(lambda: False) as received:
+            with ends:
+                signal.raise_signal(number)
+            assert (received, others) == ([], [number])
     finally:
         signal.signal(number, before)
 

@@ -1,0 +1,163 @@
+"""Ctrl-C, SIGTERM and SIGHUP end the program at every moment, within seconds.
+
+A handler raises in the main thread, before its next bytecode. Two things come in between. Python
+prints and swallows what is raised in a callback of its own (garbage collection, a destructor). And
+C++ (a compilation, a wait for another process) returns to Python late. So a swallowed exception is
+raised again, a thread ends a process that does not end by itself, and an abort by C++ that an
+exception must not leave has the signal's exit status.
+
+What must not be cut off stands within `held`: the training loop saves its step there
+(`m4.train.loop.preemption`). Only a second Ctrl-C ends that.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Until the thread ends the process: where Python has not run since the signal, or after a second
+# Ctrl-C; and where an exception is on its way through the program, which removes and closes.
+_STUCK_SECONDS = 3.0
+_CLOSING_SECONDS = 15.0
+_PERIOD_SECONDS = 0.1
+
+
+class Stopped(KeyboardInterrupt):
+    """One of NUMBERS came; `status` is the program's exit status, as shells have it."""
+
+    status = 128 + signal.SIGINT
+
+
+class _State:
+    """first: the first signal. raised: whether the program knows of it. swallowed: whether what was
+    raised was lost. holds: of the `held` blocks the main thread is in, whether they hold."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.raised = self.swallowed = False
+        self.holds: list[Callable[[], bool]] = []
+
+
+_state = _State()
+
+
+def install() -> dict[int, Any]:
+    """Makes NUMBERS raise Stopped in the main thread, also those that came while they were blocked
+    (`blocked`). What the program was started to ignore (nohup) stays ignored.
+
+    Returns the handlers that were replaced, by number.
+    """
+    sys.unraisablehook = _unraisable
+    before = {number: signal.signal(number, _stop) for number in not_ignored()}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
+    return before
+
+
+def not_ignored() -> list[int]:
+    return [number for number in NUMBERS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def notice(number: int) -> None:
+    """A handler of another part has taken the signal and will end the program by itself."""
+    if _state.first is None:
+        _state.first = number
+    _state.raised = True
+
+
+def watch() -> None:
+    """Starts the thread that ends the process; in the process that does the work, after a fork."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(reader,), name="signals", daemon=True).start()
+
+
+@contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """Within it NUMBERS wait. So does the program that this process is replaced by (exec), until it
+    calls `install`: none is lost between two handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def held(condition: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Within it, while the condition is true, the process is not ended for one signal: what is done
+    here notices it, or ends by itself."""
+    _state.holds.append(condition)
+    try:
+        yield
+    finally:
+        _state.holds.remove(condition)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The exit status where a signal caused the error, or one before it in its chain; else None."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, Stopped):
+            return seen.status
+        seen = seen.__cause__ or seen.__context__
+    return Stopped.status if isinstance(error, KeyboardInterrupt) else None
+
+
+def _stop(number: int, _frame: object) -> None:
+    if _state.raised and number != signal.SIGINT:
+        return  # only a second Ctrl-C interrupts what the first signal has begun
+    notice(number)
+    error = Stopped()
+    error.status = 128 + (_state.first or number)
+    # C++ that called Python may not be left by an exception: it aborts.
+    ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
+    raise error
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _aborted(_number: int) -> None:
+    _end()
+
+
+def _end() -> None:
+    os.write(2, b"m4: interrupted; run the same command to resume\n")
+    os._exit(128 + (_state.first or signal.SIGINT))
+
+
+def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _state.raised, _state.swallowed = False, True
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _watch(reader: int) -> None:
+    first, interrupts, since = _state.first, 0, time.monotonic()
+    while True:
+        waiting = first is not None or _state.swallowed
+        if select.select([reader], [], [], _PERIOD_SECONDS if waiting else None)[0]:
+            for number in os.read(reader, 4096):
+                if number in NUMBERS:
+                    first, since = first or number, time.monotonic()
+                    interrupts += number == signal.SIGINT
+        if _state.swallowed:
+            _state.swallowed = False
+            time.sleep(_PERIOD_SECONDS)  # what has swallowed it ends
+            # Not SIGINT, which would be a second Ctrl-C.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        if first is None:
+            continue
+        if interrupts < 2 and any(holds() for holds in [*_state.holds]):
+            since = time.monotonic()
+        closing = interrupts < 2 and _state.raised
+        if time.monotonic() - since > (_CLOSING_SECONDS if closing else _STUCK_SECONDS):
+            notice(first)
+            _end()

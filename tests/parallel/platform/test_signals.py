@@ -1,0 +1,123 @@
+"""Signals end the program at every moment: nothing swallows them, and nothing is cut off."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# The work of a job stands at the end; `interrupt` sends a signal while it goes on.
+PROGRAM = """
+import ctypes, gc, os, signal, sys, threading, time
+import m4.cli.main
+from m4.__main__ import main
+from m4.parallel.platform import signals
+
+signals._STUCK_SECONDS, signals._CLOSING_SECONDS = 0.3, 0.6
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+
+def interrupt(number, seconds=0.1):
+    threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+
+def wait_in_c():
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+def work(arguments):
+    signals.watch()
+{work}
+    return 0
+
+m4.cli.main.main = work
+sys.exit(main())
+"""
+ENDED = "m4: interrupted; run the same command to resume\n"
+
+
+def run(work: str) -> subprocess.CompletedProcess[str]:
+    program = PROGRAM.format(work="\n".join(f"    {line}" for line in work.splitlines()))
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_closes_what_is_open_and_ends_the_program(number: signal.Signals) -> None:
+    done = run(f"interrupt({number:d})\ntry: time.sleep(60)\nfinally: print('closed')")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "closed\n", ENDED)
+
+
+@pytest.mark.parametrize(
+    "swallowing",
+    [
+        # Python prints and drops what is raised there: JAX has such a callback, and destructors.
+        "def collected(*_):\n"
+        "    gc.callbacks.clear()\n"
+        "    signal.raise_signal(2)\n"
+        "    time.sleep(60)\n"
+        "gc.callbacks.append(collected)\n"
+        "gc.collect()",
+        "class It:\n    def __del__(self): signal.raise_signal(2)\nit = It()\ndel it",
+    ],
+)
+def test_a_swallowed_signal_is_raised_again(swallowing: str) -> None:
+    indented = "\n".join(f"    {line}" for line in swallowing.splitlines())
+    done = run(f"try:\n{indented}\n    time.sleep(60)\nfinally: print('closed')")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "closed\n", ENDED)
+
+
+@pytest.mark.parametrize(
+    "stuck",
+    ["wait_in_c()", "while True:\n    try: time.sleep(60)\n    except BaseException: pass"],
+)
+def test_a_program_that_does_not_end_by_itself_is_ended(stuck: str) -> None:
+    done = run(f"interrupt(15)\n{stuck}")
+    assert (done.returncode, done.stderr) == (143, ENDED)
+
+
+def test_an_abort_by_an_exception_in_cpp_has_the_signal_s_status() -> None:
+    done = run("try: signal.raise_signal(2)\nexcept BaseException: os.abort()")
+    assert (done.returncode, done.stderr) == (130, ENDED)
+
+
+HELD = """
+with signals.held():
+    try: wait_in_c()
+    finally: print('saved')
+"""
+
+
+def test_what_is_held_is_not_cut_off() -> None:
+    unlock = "threading.Timer(1.5, libc.pthread_mutex_unlock, (mutex,)).start()"
+    done = run(f"interrupt(15)\n{unlock}\n{HELD}")
+    assert (done.returncode, done.stdout, done.stderr) == (143, "saved\n", ENDED)
+
+
+def test_a_second_ctrl_c_ends_what_is_held() -> None:
+    done = run(f"interrupt(2)\ninterrupt(2, 0.2)\n{HELD}")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", ENDED)
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """As nohup does."""
+    code = PROGRAM.format(work="    interrupt(1)\n    time.sleep(0.4)")
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    done = subprocess.run([sys.executable, "-c", ignoring + code], timeout=60)
+    assert done.returncode == 0
+
+
+def test_no_signal_is_lost_while_the_program_replaces_itself() -> None:
+    """As for huge pages: it comes before exec, and there is no handler yet after it."""
+    again = "from m4.__main__ import main; import sys; sys.exit(main())"
+    code = (
+        "import os, signal, sys\n"
+        "from m4.parallel.platform import signals\n"
+        "signals.install()\n"
+        "with signals.blocked():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"    os.execv(sys.executable, [sys.executable, '-c', {again!r}])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", ENDED)

@@ -121,7 +121,7 @@ class Run:
         from m4.jobs.claim import claimed_together
         from m4.jobs.decode import decode
 
-        with claimed_together(self.experiment, self.config, "eval"):
+        with claimed_together(self.experiment, self.config, "eval" if step is None else "steps"):
             folder = decode(self.experiment, split=split, step=step)
         return {
             path.name.split(".")[1]: [row["hypothesis"] for row in read_jsonl(path)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from m4.data.preprocess import tag
 from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.storage import run_folder
 from m4.storage.files import read_jsonl
 from m4.storage.metrics_log import read_metrics
 from tests.command_line import TINY, contents, m4
@@ -167,6 +169,29 @@ def test_scores_and_report_are_made_again_from_the_translations(first: tuple[Pat
     assert said.status == 0, said.err
     assert all((folder / name).is_file() for name in names)
     assert {name: (folder / name).read_text(encoding="utf-8") for name in scores} == scores
+
+
+@pytest.mark.slow
+def test_readers_work_while_a_job_trains(first: tuple[Path, str], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(first[0], folder)
+    kept = {name: (folder / name).read_bytes() for name in ("run.json", "config.gin")}
+    with run_folder.locked(folder, "train"):
+        # It has saved a step since the test sets were translated, and writes the next one.
+        shutil.copytree(folder / "checkpoints" / "4", folder / "checkpoints" / "5")
+        (folder / "checkpoints" / "6.orbax-checkpoint-tmp-3" / "params").mkdir(parents=True)
+        for job in (["report"], ["atlas"], ["translate", "--to=en", "a"], ["data", "preview"]):
+            said = m4(*job, f"--model_dir={folder}")
+            assert said.status == 0, said.err
+        scores = read_jsonl(folder / "scores.jsonl")
+        assert {row["checkpoint_step"] for row in scores if row["system"] == "moe"} == {4}
+        for step, at in (([], 5), (["--step=2"], 2)):
+            for job in ("decode", "eval"):
+                said = m4(job, f"--model_dir={folder}", *step)
+                assert said.status == 0, said.err
+            scores = read_jsonl(folder / ("decodes/2/scores.jsonl" if step else "scores.jsonl"))
+            assert {row["checkpoint_step"] for row in scores if row["system"] == "moe"} == {at}
+    assert {name: (folder / name).read_bytes() for name in kept} == kept
 
 
 @pytest.fixture(scope="module")

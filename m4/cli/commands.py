@@ -1,6 +1,7 @@
 """What each command does with its arguments: reads the config, claims the folder, calls the job."""
 
 import argparse
+import functools
 import re
 import sys
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m4.cli.data_arguments import DATA_JOBS
-from m4.cli.job_arguments import SHARED
+from m4.cli.job_arguments import SHARED, follow_options
 from m4.parallel.distributed_options import DistributedOptions
 from m4.settings import InputError
 
@@ -41,8 +42,10 @@ def run(
             from m4.parallel.consistency_check import check_agreement
 
             distributed.join(options)
-            asked = {name: str(getattr(parsed, name, None)) for name in ("job", "compare", "fresh")}
-            check_agreement({**config.settings, **asked})
+            asked = ("job", "compare", "fresh", "split", "step", "watch", "steps", "sentences",
+                     "directions", "seconds")  # fmt: skip
+            said = {name: str(getattr(parsed, name, None)) for name in asked}
+            check_agreement({**config.settings, **said})
         if parsed.job == "data":
             return _data(experiment, config, parsed)
         if parsed.job == "plan":
@@ -101,12 +104,14 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
     """The jobs that write into MODEL_DIR: one at a time, and for one config."""
     from m4.jobs import baselines, decode, demo, evaluate, report, train
     from m4.jobs.claim import claimed_together
+    from m4.jobs.watching import follow
     from m4.parallel import distributed
     from m4.parallel.platform.accelerator import check_accelerator
     from m4.storage import remote
 
     dense, fresh = parsed.compare == "dense", getattr(parsed, "fresh", False)
-    chosen = {name: getattr(parsed, name) for name in ("split", "step") if hasattr(parsed, name)}
+    split, step = getattr(parsed, "split", None) or "test", getattr(parsed, "step", None)
+    followed = follow_options(parsed)
     check_accelerator()
     experiment.training.mesh()  # one that is not possible is refused before the folder is claimed
     distributed.check_joined()
@@ -115,13 +120,16 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
     do = {
         "train": lambda: train.train(experiment, dense=dense),
         "baselines": lambda: baselines.baselines(experiment),
-        "decode": lambda: decode.decode(experiment, dense=dense, **chosen),
-        "eval": lambda: evaluate.evaluate(experiment, dense=dense, **chosen),
+        "decode": lambda: decode.decode(experiment, dense=dense, split=split, step=step),
+        "eval": lambda: evaluate.evaluate(experiment, dense=dense, split=split, step=step),
         "report": lambda: report.report(experiment, dense=dense),
         "demo": lambda: demo.demo(experiment, dense=dense),
     }[parsed.job]
+    if followed is not None:
+        do = functools.partial(follow.follow, experiment, **followed)
     kinds = {"train": ["train"], "baselines": ["baselines"], "demo": ["train", "eval", "baselines"]}
-    written = kinds.get(parsed.job, ["eval"])
+    by_step = step is not None or followed is not None
+    written = kinds.get(parsed.job, ["steps" if by_step else "eval"])
     with claimed_together(experiment, config, *written, fresh=fresh) as folder:
         if parsed.job in SHARED:
             do()

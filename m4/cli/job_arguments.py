@@ -1,7 +1,11 @@
 """The arguments of each job."""
 
 import argparse
+import re
 from pathlib import Path
+from typing import Any
+
+from m4.settings import InputError
 
 # The jobs that several processes can be started with, and those whose work they share; the others
 # are the primary's.
@@ -21,12 +25,14 @@ def add_run(name: str, job: argparse.ArgumentParser) -> None:
             help="begin from the model of another run's folder (INITIAL_CHECKPOINT_PATH)",
         )
     if name in ("decode", "eval"):
-        job.add_argument("--split", choices=["test", "dev"], default="test", help="(%(default)s)")
+        job.add_argument("--split", choices=["test", "dev"], help="(test; with --watch dev)")
         job.add_argument(
             "--step",
             type=int,
             help="a checkpoint that is kept; results in decodes/STEP (the latest)",
         )
+    if name == "eval":
+        add_follow(job)
     job.add_argument("--compare", choices=["dense"], help="also train a dense model for comparison")
 
 
@@ -37,6 +43,62 @@ def add_verify(job: argparse.ArgumentParser) -> None:
         default="full",
         help="compare checkpoints with their SHA-256, or their sizes only (%(default)s)",
     )
+
+
+def add_follow(job: argparse.ArgumentParser) -> None:
+    """How checkpoints are scored one after the other."""
+    group = job.add_argument_group("checkpoint by checkpoint", "scores_by_step.jsonl, and its plot")
+    group.add_argument(
+        "--watch", action="store_true", help="score new checkpoints too, until training has ended"
+    )
+    group.add_argument("--steps", help="score these, 1000,2000, or all that there are: all")
+    group.add_argument("--sentences", type=int, help="so many of each direction (all)")
+    group.add_argument("--directions", help="of these alone, en-gl,gl-en (all)")
+    group.add_argument("--seconds", type=float, help="between two looks with --watch (30)")
+
+
+def follow_options(parsed: argparse.Namespace) -> dict[str, Any] | None:
+    """The arguments of `m4.jobs.watching.follow.follow`, and the split, sentences and directions of
+    its portion; None: one checkpoint is scored as ever.
+
+    Raises:
+        InputError: arguments that cannot be, or not together.
+    """
+    if not (getattr(parsed, "watch", False) or getattr(parsed, "steps", None)):
+        for name in ("sentences", "directions", "seconds"):
+            if getattr(parsed, name, None) is not None:
+                raise InputError(f"--{name}: give --watch or --steps, too")
+        return None
+    for name, value in (("--step", parsed.step), ("--compare", parsed.compare)):
+        if value is not None:
+            raise InputError(f"{name}={value}: not with --watch or --steps")
+    if parsed.watch and parsed.steps:
+        raise InputError(f"--steps={parsed.steps}: --watch scores all; give one of them")
+    steps, seconds = None, None
+    if parsed.watch:
+        seconds = 30.0 if parsed.seconds is None else parsed.seconds
+        if not 0 < seconds < 1e6:
+            raise InputError(f"--seconds={seconds}: must be above 0")
+    elif parsed.seconds is not None:
+        raise InputError(f"--seconds={parsed.seconds}: only with --watch")
+    elif parsed.steps != "all":
+        steps = steps_of(parsed.steps)
+    if parsed.sentences is not None and parsed.sentences < 1:
+        raise InputError(f"--sentences={parsed.sentences}: must be 1 or more")
+    return {
+        "split": parsed.split or ("dev" if parsed.watch else "test"),
+        "sentences": parsed.sentences,
+        "directions": tuple(filter(None, (parsed.directions or "").split(","))),
+        "steps": steps,
+        "seconds": seconds,
+    }
+
+
+def steps_of(text: str) -> list[int]:
+    """ "1000,2000" -> [1000, 2000]. InputError: no such list."""
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise InputError(f"--steps={text}: must be steps with commas between them, as 1000,2000")
+    return sorted({int(step) for step in text.split(",")})
 
 
 def add_translate(job: argparse.ArgumentParser) -> None:

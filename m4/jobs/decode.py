@@ -1,12 +1,12 @@
 """`m4 decode`: the test sets of all directions, translated with the trained model."""
 
 from pathlib import Path
+from typing import Any
 
-from m4.data.preprocess import language_of
-from m4.eval.decoding.hypotheses import decode_to_files
+from m4.eval.decoding.hypotheses import decode_to_files, missing
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.routing_counter import routing_counter
-from m4.eval.decoding.testsets import ProgressDecoder, split_pairs
+from m4.eval.decoding.testsets import Portion, ProgressDecoder
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_corpus, test_sets
@@ -33,6 +33,56 @@ def decodes_folder(folder: Path, step: int | None = None) -> Path:
     return folder / "decodes" if step is None else folder / "decodes" / str(step)
 
 
+class PortionDecoder:
+    """A run's model, and the sentences to translate with its checkpoints, of one after the other.
+
+    The program is compiled once: parameters are its arguments.
+
+    Attributes:
+        folder: the model's. cache: the corpus. model: without parameters.
+        pairs: direction -> (source, reference).
+    """
+
+    def __init__(self, experiment: Experiment, portion: Portion, *, dense: bool = False) -> None:
+        """ValueError: sizes that cannot be; the corpus has no such direction."""
+        self.folder = prepare.model_folder(experiment, dense)
+        self._name = "decode dense" if dense else f"decode {portion.split}"
+        self.experiment = experiment.dense() if dense else experiment
+        self.portion = portion
+        self.cache = open_corpus(experiment, test_sets)
+        self.pairs = portion.pairs(self.cache)
+        self.model = prepare.model_for(self.experiment, self.cache)
+        self._layout = prepare.decoding_layout(self.experiment, self.model, self.cache.directions)
+
+    def missing(self, step: int, folder: Path) -> list[str]:
+        """The directions whose translations by this step are not in `folder`."""
+        return missing(folder, self.portion.name, self.pairs, self._made_by(step))
+
+    def decode(self, step: int, folder: Path) -> None:
+        """Translates what is missing in `folder` with the checkpoint of a step.
+
+        Raises:
+            ValueError: training has removed it, it is damaged, or of another model.
+        """
+        cache, model, layout, made_by = self.cache, self.model, self._layout, self._made_by(step)
+        checkpoints, split = self.folder / "checkpoints", self.portion.name
+        params, _, _ = restore_params(model, checkpoints, step, cache.vocabulary, layout)
+        counter = routing_counter(cache, model, params, folder, split, made_by, layout)
+        with ProgressBar(self._name, sum(map(len, self.pairs.values())), "sentences") as bar:
+            translate = ProgressDecoder(
+                bar, model, params, cache.vocabulary, self.experiment.decoding, counter, layout
+            )
+            decode_to_files(
+                translate, folder, split, self.pairs, made_by, starting=translate.starting
+            )
+            bar.update(bar.total)
+        translate.warn_of_cut(self._name)
+
+    def _made_by(self, step: int) -> dict[str, Any]:
+        vocabulary = self.cache.vocabulary.fingerprint
+        return {**self.experiment.decoding.search(), "step": step, "vocabulary": vocabulary}
+
+
 def decode(
     experiment: Experiment, *, dense: bool = False, split: str = "test", step: int | None = None
 ) -> Path:
@@ -48,26 +98,8 @@ def decode(
         ValueError: there is no such checkpoint.
     """
     folder = prepare.model_folder(experiment, dense)
-    decodes = decodes_folder(folder, step)
-    if dense:
-        experiment = experiment.dense()
-    prepare.check_decoding_sizes(experiment)
+    prepare.check_decoding_sizes(experiment.dense() if dense else experiment)
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
-    cache = open_corpus(experiment, test_sets)
-    model = prepare.model_for(experiment, cache)
-    layout = prepare.decoding_layout(experiment, model, cache.directions)
-    params, _, _ = restore_params(model, folder / "checkpoints", found, cache.vocabulary, layout)
-    directions = [d for d in cache.directions if cache.size(language_of(d), split)]
-    pairs = split_pairs(cache, directions, split)
-    settings = experiment.decoding.search()
-    made_by = {**settings, "step": found, "vocabulary": cache.vocabulary.fingerprint}
-    counter = routing_counter(cache, model, params, decodes, split, made_by, layout)
-    name = "decode dense" if dense else f"decode {split}"
-    with ProgressBar(name, sum(map(len, pairs.values())), "sentences") as bar:
-        translate = ProgressDecoder(
-            bar, model, params, cache.vocabulary, experiment.decoding, counter, layout
-        )
-        decode_to_files(translate, decodes, split, pairs, made_by, starting=translate.starting)
-        bar.update(bar.total)
-    translate.warn_of_cut(name)
+    decodes = decodes_folder(folder, step)
+    PortionDecoder(experiment, Portion(split), dense=dense).decode(found, decodes)
     return decodes

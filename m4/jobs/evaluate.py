@@ -1,15 +1,19 @@
 """`m4 eval`: scores of the test sets, translated first if needed."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from m4.data.cache.cache import Cache
+from m4.eval.decoding.hypotheses import steps_of
 from m4.eval.decoding.inference_checkpoint import trained_step
-from m4.eval.decoding.testsets import train_pairs
+from m4.eval.decoding.testsets import Portion, train_pairs
 from m4.eval.scoring.score import System, measure, score_rows, score_table, write_scores
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decode import decode, decodes_folder
+from m4.model.transformer import Transformer
 from m4.parallel import distributed
 
 
@@ -37,37 +41,52 @@ def evaluate(
 
 def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: int | None) -> None:
     cache = open_corpus(experiment, test_sets)
-    systems = [system_of(experiment, cache, step=step)]
-    if dense:
-        systems.append(system_of(experiment, cache, dense=True, step=step))
+    systems = [system_of(experiment, cache, dense=which, split=split, step=step)
+               for which in ([False, True] if dense else [False])]  # fmt: skip
     gathered = prepare.run_folder(experiment) / "decodes" / "bilingual"
     if gathered.is_dir() and split == "test":  # baselines translate no other one
         systems.append(System("bilingual", gathered))
-    rows = score_rows(
-        measure(systems, experiment.decoding.metrics, split),
-        train_pairs(cache),
-        {name: cache.subsets(name, split) for name in cache.languages()},
-    )
+    rows = scored(experiment, cache, systems, Portion(split))
     write_scores(path, rows)
     terminal = prepare.console()
     terminal.print(score_table(rows))
     terminal.print(str(path), highlight=False, soft_wrap=True)
 
 
+def scored(
+    experiment: Experiment, cache: Cache, systems: Sequence[System], portion: Portion
+) -> list[dict[str, Any]]:
+    """The rows of scores.jsonl."""
+    measured = measure(systems, experiment.decoding.metrics, portion.name)
+    return score_rows(measured, train_pairs(cache), portion.subsets(cache))
+
+
 def system_of(
-    experiment: Experiment, cache: Cache, *, dense: bool = False, step: int | None = None
+    experiment: Experiment,
+    cache: Cache,
+    *,
+    dense: bool = False,
+    split: str = "test",
+    step: int | None = None,
 ) -> System:
-    """The trained model (or the dense one) as a system to score.
+    """The trained model (or the dense one) as a system to score. Its step is the one that each
+    translation was made with: while the model trains, the latest is another one.
 
     Raises:
         ValueError: it is not trained, or was trained on another vocabulary.
     """
     folder = prepare.model_folder(experiment, dense)
     model = prepare.model_for(experiment.dense() if dense else experiment, cache)
-    found = trained_step(model, folder / "checkpoints", cache.vocabulary, step)
+    trained_step(model, folder / "checkpoints", cache.vocabulary, step)
+    decodes = decodes_folder(folder, step)
     return System(
-        "dense" if model.moe is None else "moe",
-        decodes_folder(folder, step),
+        system_name(model),
+        decodes,
         config=str(prepare.run_folder(experiment) / "operative_config.gin"),
-        checkpoint_step=found,
+        checkpoint_step=steps_of(decodes, split),
     )
+
+
+def system_name(model: Transformer) -> str:
+    """What a model is called in scores: "moe", or "dense" without experts."""
+    return "dense" if model.moe is None else "moe"

@@ -37,8 +37,9 @@ _PACKAGES = [
 _NOTES = ("initial",)
 
 # Jobs that write files of different kinds may work at the same time.
-KINDS = ("train", "eval", "data", "baselines")
+KINDS = ("train", "eval", "steps", "data", "baselines")
 _KIND_OF = (
+    (r"(compare/\w+/)?decodes/\d+/|scores_by_step\.", "steps"),
     (
         r"(compare/\w+/)?decodes/|scores\.(dev\.)?jsonl$|deltas\.jsonl$|delta_bleu\.|report\.html$",
         "eval",

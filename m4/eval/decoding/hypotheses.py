@@ -52,15 +52,7 @@ def decode_to_files(
       ValueError: a damaged note.
     """
     folder = Path(folder)
-
-    def missing() -> list[str]:
-        return [
-            direction
-            for direction in pairs
-            if not _is_done(folder, split, direction, _made_by(pairs[direction], settings))
-        ]
-
-    waiting = distributed.on_primary_then_broadcast("the translations that are missing", missing)
+    waiting = missing(folder, split, pairs, settings)
     group: list[str] = []
     for position, direction in enumerate(waiting):
         group.append(direction)
@@ -80,22 +72,52 @@ def decode_to_files(
     return waiting
 
 
+def missing(
+    folder: Path,
+    split: str,
+    pairs: Mapping[str, Sequence[tuple[str, str]]],
+    settings: Mapping[str, Any],
+) -> list[str]:
+    """The directions that are not translated yet; arguments: as of `decode_to_files`."""
+    return distributed.on_primary_then_broadcast(
+        "the translations that are missing",
+        lambda: [
+            direction
+            for direction in pairs
+            if not _is_done(folder, split, direction, _made_by(pairs[direction], settings))
+        ],
+    )
+
+
 def _made_by(pairs: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> dict[str, Any]:
     text = json.dumps([list(pair)[:2] for pair in pairs]).encode()
     made_by = {**settings, "sentences": len(pairs), "sha256": hashlib.sha256(text).hexdigest()}
     return json.loads(json.dumps(made_by))  # as it will be read: tuples become lists
 
 
+def steps_of(folder: Path, split: str) -> dict[str, int]:
+    """Direction -> the step of the checkpoint that its translations were made with."""
+    notes = {
+        path.name.split(".")[1]: _read_note(path.with_suffix(".json"))
+        for path in folder.glob(f"{split}.*.jsonl")
+    }
+    return {direction: note["step"] for direction, note in notes.items() if "step" in note}
+
+
 def _is_done(folder: Path, split: str, direction: str, made_by: Mapping[str, Any]) -> bool:
     path = hypotheses_path(folder, split, direction)
-    note = path.with_suffix(".json")
-    if not path.is_file() or not note.is_file():
-        return False
+    return path.is_file() and _read_note(path.with_suffix(".json")) == made_by
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    """What made a file of hypotheses; empty: it was not written to its end."""
     try:
-        return json.loads(note.read_bytes()) == made_by
-    except ValueError as error:
+        return dict(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError) as error:
         raise InputError(
-            f"{note}: not JSON ({error}); remove it, and {direction} is translated again"
+            f"{path}: not JSON ({error}); remove it, and {path.stem} is translated again"
         ) from error
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import flax.linen as nn
 import numpy as np
@@ -17,6 +17,8 @@ from m4.parallel.layout import Layout
 from m4.progress import ProgressBar
 from m4.settings import InputError
 
+_Row = TypeVar("_Row")
+
 
 def split_pairs(
     cache: Cache, directions: Iterable[str], split: str
@@ -30,6 +32,48 @@ def split_pairs(
         else:
             result[direction] = [(pair.foreign, pair.english) for pair in pairs]
     return result
+
+
+class Portion(NamedTuple):
+    """What is translated and scored of a split ("test", "dev"): all of it, or so many sentences of
+    each direction, at even distances; of these directions, empty: of all."""
+
+    split: str
+    sentences: int | None = None
+    directions: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """ "dev", "dev200": which sentences they are, in the names of files."""
+        return self.split if self.sentences is None else f"{self.split}{self.sentences}"
+
+    def pairs(self, cache: Cache) -> dict[str, list[tuple[str, str]]]:
+        """`split_pairs` of what is chosen. ValueError: the corpus has no such direction."""
+        if unknown := [each for each in self.directions if each not in cache.directions]:
+            raise InputError(
+                f"--directions: no {', '.join(unknown)}; there are {', '.join(cache.directions)}"
+            )
+        directions = [
+            direction
+            for direction in self.directions or cache.directions
+            if cache.size(language_of(direction), self.split)
+        ]
+        pairs = split_pairs(cache, directions, self.split)
+        return {direction: self._chosen(each) for direction, each in pairs.items()}
+
+    def subsets(self, cache: Cache) -> dict[str, dict[str, Sequence[bool]]]:
+        """Language -> the marks of the chosen sentences by subset."""
+        return {
+            language: {
+                name: self._chosen(marks)
+                for name, marks in cache.subsets(language, self.split).items()
+            }
+            for language in cache.languages()
+        }
+
+    def _chosen(self, rows: Sequence[_Row]) -> list[_Row]:
+        count = min(self.sentences or len(rows), len(rows))
+        return [rows[(2 * number + 1) * len(rows) // (2 * count)] for number in range(count)]
 
 
 def train_pairs(cache: Cache) -> dict[str, int]:

@@ -67,10 +67,12 @@ def page(
     levels: ResourceLevels,
     samples: int,
     experts: Sequence[Mapping[str, Any]] = (),
+    by_step: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The text of report.html, self-contained (`m4.html.render`).
 
     images: the plot as PNG, 'light' and 'dark'. experts: {title, images, alarms} of each atlas.
+    by_step: {split, images, best} of each curve, best: its row.
     """
     filters = {"signed": lambda value: f"{value:+.1f}".replace("-", "−"), "tag": language_tag}
     metric = rows[0].metric
@@ -81,6 +83,7 @@ def page(
         background=background,
         paragraphs=[text for text in background.corpus.split("\n\n") if text.strip()],
         metric=METRIC_NAMES.get(metric, metric),
+        names=METRIC_NAMES,
         baseline=rows[0].baseline,
         systems=names,
         levels=LEVELS,
@@ -89,6 +92,7 @@ def page(
         headline=_headline(means),
         images=data_uris(images),
         experts=[{**one, "images": data_uris(one["images"])} for one in experts],
+        by_step=[{**one, "images": data_uris(one["images"])} for one in by_step],
         theme={"light": LIGHT, "dark": DARK},
         tables=_delta_tables(rows, means),
         related=sorted({(r.name, *(describe(c).name for c in r.near_clones))

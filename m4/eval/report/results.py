@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 from m4.eval.metrics import Metric
 from m4.eval.report.page import Background, page
 from m4.eval.report.theme import DARK
+from m4.eval.scoring.by_step import read_rows
 from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, plain
 from m4.eval.scoring.groups import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.score import Subsets, System, measure, score_rows, write_scores
 from m4.settings import Count, Size
+from m4.storage.checkpoints import SCORES_BY_STEP
 from m4.storage.files import whole, write_jsonl
 
 
@@ -77,11 +79,26 @@ def write_results(
     background, experts = background or Background(), _experts(folder, split)
     text = page(
         measured, rows, means, scores, train_pairs, images, background, subsets or {}, levels,
-        samples, experts,
+        samples, experts, _by_step(folder),
     )  # fmt: skip
     with whole(written.html) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
     return written
+
+
+def _by_step(folder: Path) -> list[dict[str, Any]]:
+    """The curves of `m4 eval --watch`, one for each split that it scored, for the page."""
+    from m4.eval.report import by_step
+    from m4.eval.report.figures import png
+
+    rows = read_rows(folder / SCORES_BY_STEP)
+    found = []
+    for split in dict.fromkeys(row["split"] for row in rows):
+        mine = [row for row in rows if row["split"] == split]
+        images = {"light": png(by_step.figure(mine)), "dark": png(by_step.figure(mine, DARK))}
+        best = next((row for row in mine if row["best"]), None)
+        found.append({"split": split, "images": images, "best": best})
+    return found
 
 
 def _experts(folder: Path, split: str) -> list[dict[str, Any]]:

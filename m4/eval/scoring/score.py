@@ -144,6 +144,11 @@ def measure(
     return Measured(split, systems, decodes, statistics)
 
 
+def metric_names(metrics: Sequence[Metric]) -> list[str]:
+    """What the metrics are called in rows of scores."""
+    return [metric(["a"], ["a"], "en").metric for metric in metrics]
+
+
 def with_complements(marks: Mapping[str, Sequence[bool]]) -> dict[str, list[bool]]:
     """Adds 'unseen', the sentences that are not 'seen', where only those are marked."""
     subsets = {name: list(keep) for name, keep in marks.items()}

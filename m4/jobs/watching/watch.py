@@ -19,8 +19,6 @@ from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
 from m4.train.measuring.watchdog import Heartbeat, heartbeat
 
-# A heartbeat is written every ten seconds, and uploaded to a store every thirty.
-_SILENT_SECONDS = 120.0
 _FILES = ("run.json", "metrics.jsonl", "heartbeat.json", "scores.jsonl")
 
 
@@ -105,7 +103,7 @@ def _job(status: Status, now: float) -> str:
     age = max(now - beat.time, 0.0)
     if beat.phase == "end":
         return f"ended {_duration(age)} ago"
-    if age > _SILENT_SECONDS:
+    if beat.silent(now):
         return f"NO SIGN OF LIFE for {_duration(age)} (phase {beat.phase})"
     return f"running: {beat.phase} ({age:.0f} s ago)"
 
@@ -167,7 +165,7 @@ def _looks(model_dir: str, seconds: float, once: bool) -> Iterator[Status]:
         remote.fetch(folder, _FILES.__contains__)
         status = read_status(folder)
         beat = status.heartbeat
-        silent = beat is not None and time.time() - beat.time > _SILENT_SECONDS
+        silent = beat is not None and beat.silent(time.time())
         finished = status.total_steps is not None and status.step >= status.total_steps
         ended = beat.phase == "end" if beat is not None else finished
         key = (status._replace(heartbeat=None), silent, ended)

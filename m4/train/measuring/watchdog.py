@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+from etils import epath
 
 from m4.parallel import distributed
 from m4.settings import InputError
@@ -21,6 +22,8 @@ HEARTBEAT = "heartbeat.json"
 STALLS = "stalls"
 # Seconds between two heartbeats.
 PERIOD_SECONDS = 10.0
+# After so many without one a job gives no sign of life. To a store they are uploaded every 30 s.
+SILENT_SECONDS = 120.0
 # A step stalls when it takes longer than both: so many seconds, so many typical steps. Steps on a
 # slice take seconds; the longest that is no stall is a file server or a bucket out of reach, which
 # stops a stream for a minute or two.
@@ -39,8 +42,16 @@ class Heartbeat(NamedTuple):
     time: float
     started: float
 
+    def silent(self, now: float) -> bool:
+        """Whether a job that has not ended gives no sign of life; now: `time.time`."""
+        return self.phase != "end" and now - self.time > SILENT_SECONDS
 
-def heartbeat(folder: Path) -> Heartbeat | None:
+    def ended(self, now: float) -> bool:
+        """Whether the job has ended, or gives no sign of life."""
+        return self.phase == "end" or self.silent(now)
+
+
+def heartbeat(folder: Path | epath.Path) -> Heartbeat | None:
     """The last one of a run's folder; None: there was none. ValueError: it is damaged."""
     path = folder / HEARTBEAT
     try:

@@ -8,6 +8,7 @@ from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.report.atlas import path_of
 from m4.eval.report.page import Background, language_tag
 from m4.eval.report.results import write_results
+from m4.eval.scoring.by_step import read_rows, replace_rows, rows_by_step
 from m4.eval.scoring.score import System
 from m4.storage.files import read_jsonl, write_jsonl
 from m4.train.measuring import routing_counts
@@ -184,6 +185,35 @@ def test_the_atlas_is_shown_where_there_are_counts(made, tmp_path):
     assert text.count("ALARM encoder_1: 1 of 3 experts is dead") == 2
     # Light and dark, in addition to those of the plot.
     assert text.count('"data:image/png;base64,') == 2 + 2 * 2
+    outline = Outline()
+    outline.feed(text)
+    outline.close()
+    assert outline.open == []
+
+
+def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path):
+    written, text = made
+    assert "by step</h3>" not in text
+    folder = written.html.parent.parent
+    scores = {step: {"bleu": {"gl-en": score, "pt-en": 1.0}, "chrf": {"gl-en": 2.0, "pt-en": 3.0}}
+              for step, score in ((1000, 5.0), (2000, 7.0), (3000, 7.0))}  # fmt: skip
+    levels = {"high": ["pt-en"], "medium": [], "low": ["gl-en"]}
+    path = tmp_path / "scores_by_step.jsonl"
+    for split in ("dev", ATTACK):
+        replace_rows(path, split, rows_by_step(scores, split, "bleu", levels))
+    rows = read_rows(path)
+    assert [(row["split"], row["step"]) for row in rows if row["best"]] == [
+        ("dev", 2000), (ATTACK, 2000)]  # fmt: skip
+    at = {(row["metric"], row["level"]): row["score"] for row in rows if row["step"] == 2000}
+    assert at == {("bleu", "high"): 1.0, ("bleu", "low"): 7.0, ("bleu", "all"): 4.0,
+                  ("chrf", "high"): 3.0, ("chrf", "low"): 2.0, ("chrf", "all"): 2.5}  # fmt: skip
+    systems = [System(name, folder / name) for name in ("moe", "bilingual")]
+    text = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN).html.read_text(
+        encoding="utf-8"
+    )
+    assert "The best checkpoint is that of step <b>2,000</b>, with a mean BLEU\nof 4.0" in text
+    assert text.count('"data:image/png;base64,') == 2 + 2 * 2
+    assert "<script" not in text
     outline = Outline()
     outline.feed(text)
     outline.close()

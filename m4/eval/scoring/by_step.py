@@ -1,0 +1,93 @@
+"""Scores of a run's checkpoints by step: means over the directions of a resource level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from m4.eval.scoring.delta import METRIC_NAMES
+from m4.eval.scoring.groups import LEVELS
+from m4.settings import InputError
+from m4.storage.files import read_jsonl, write_jsonl
+
+ALL = "all"
+# Metric -> direction -> score.
+Scores = Mapping[str, Mapping[str, float]]
+
+
+def direction_scores(rows: Iterable[Mapping[str, Any]], system: str) -> dict[str, dict[str, float]]:
+    """Metric -> direction -> score of whole test sets, of rows of scores.jsonl."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["system"] == system and row["subset"] == "all":
+            found.setdefault(row["metric"], {})[row["direction"]] = row["score"]
+    return found
+
+
+def rows_by_step(
+    scores: Mapping[int, Scores], portion: str, metric: str, levels: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """The rows of scores_by_step.jsonl: a step, metric and level each, and `ALL` levels together.
+
+    `best` is true for one row: that of the step whose mean over all directions is highest in
+    `metric`; of equal ones the first.
+
+    Args:
+        scores: by step, each of the same directions. portion: which sentences.
+        levels: level -> directions.
+    """
+    rows = []
+    best = max(sorted(scores), key=lambda step: fmean(scores[step][metric].values()))
+    for step in sorted(scores):
+        for name, by_direction in scores[step].items():
+            for level in (*LEVELS, ALL):
+                chosen = [
+                    score
+                    for direction, score in by_direction.items()
+                    if level == ALL or direction in levels[level]
+                ]
+                if chosen:
+                    rows.append(
+                        {
+                            "split": portion,
+                            "step": step,
+                            "metric": name,
+                            "level": level,
+                            "score": round(fmean(chosen), 6),
+                            "directions": len(chosen),
+                            "best": (step, name, level) == (best, metric, ALL),
+                        }
+                    )
+    return rows
+
+
+def said(rows: Sequence[Mapping[str, Any]], step: int) -> str:
+    """A line on a step: its scores over all directions and by resource level."""
+    here = [row for row in rows if row["step"] == step]
+    here.sort(key=lambda row: row["level"] != ALL)  # the order of the levels stays
+    parts: dict[str, str] = {}
+    for row in here:
+        name = METRIC_NAMES.get(row["metric"]) or str(row["metric"])
+        level = "" if row["level"] == ALL else f"{row['level']} "
+        parts[name] = f"{parts.get(name, name)} {level}{row['score']:.1f}"
+    best = next(row["step"] for row in rows if row["best"])
+    mark = "the best" if best == step else f"best: step {best}"
+    return f"step {step} {here[0]['split']}: {' · '.join(parts.values())} ({mark})"
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a scores_by_step.jsonl; none where there is no file. ValueError: damaged."""
+    rows = read_jsonl(path) if path.is_file() else []
+    wanted = {"split": str, "step": int, "metric": str, "level": str, "score": float, "best": bool}
+    for number, row in enumerate(rows, start=1):
+        for name, kind in wanted.items():
+            if not isinstance(row.get(name), (float, int) if kind is float else kind):
+                raise InputError(f"{path} line {number}: no {name}; remove the file")
+    return rows
+
+
+def replace_rows(path: Path, portion: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes a portion's rows; those of other portions stay."""
+    write_jsonl(path, [*(row for row in read_rows(path) if row["split"] != portion), *rows])

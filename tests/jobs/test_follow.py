@@ -1,0 +1,223 @@
+"""`m4 eval --watch` and `--steps`: each checkpoint scored once, as it appears, by one program."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+
+from m4.cli.arguments import parser
+from m4.cli.job_arguments import follow_options
+from m4.eval.report.by_step import draw
+from m4.eval.scoring.by_step import read_rows
+from m4.jobs.watching import follow
+from m4.settings import InputError
+from m4.storage import run_folder
+from m4.storage.checkpoints import Checkpoints
+from m4.storage.files import read_jsonl
+from tests.command_line import TINY, Said, m4
+
+COMPILES: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration_secs, **_: COMPILES.append(event) if "backend_compile" in event else None
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps that has all its checkpoints; read-only."""
+    folder = tmp_path_factory.mktemp("follow") / "run"
+    keep = [f"--gin.experiment.Training.{name}" for name in
+            ("checkpoint_period=1", "keep_checkpoints=9", "dev_period=9")]  # fmt: skip
+    said = m4("train", f"--gin_file={TINY}", f"--model_dir={folder}", *keep, "--gin.TRAIN_STEPS=3")
+    assert said.status == 0, said.err
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """The run without its checkpoints."""
+    shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    (tmp_path / "run" / "checkpoints").mkdir()
+    return tmp_path / "run"
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, *events: Callable[[], object]) -> None:
+    """What happens while it waits, from look to look; it may not look again after the last."""
+    later = iter(events)
+    monkeypatch.setattr(follow, "_sleep", lambda _: next(later)())
+
+
+def save(trained: Path, run: Path, *steps: int) -> Callable[[], object]:
+    def put() -> None:
+        for step in steps:
+            shutil.copytree(trained / "checkpoints" / str(step), run / "checkpoints" / str(step))
+
+    return put
+
+
+def watched(run: Path, *arguments: str) -> Said:
+    return m4("eval", f"--model_dir={run}", "--watch", "--sentences=2", *arguments)
+
+
+def test_each_new_checkpoint_is_scored_once_by_one_program(
+    trained: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs: list[int] = []
+
+    def later(*steps: int) -> Callable[[], object]:
+        def put() -> None:
+            programs.append(len(COMPILES))
+            save(trained, run, *steps)()
+
+        return put
+
+    def nothing_new() -> None:
+        pass
+
+    # Training works in the folder all the time.
+    with run_folder.locked(run, "train"):
+        meanwhile(monkeypatch, nothing_new, later(1), nothing_new, later(2, 3))
+        said = watched(run, "--directions=en-gl,gl-en")
+    assert said.status == 0, said.err
+    lines = [line for line in said.out.splitlines() if line.startswith("step")]
+    assert [line.split(": ")[0] for line in lines] == [f"step {n} dev2" for n in (1, 2, 3)]
+    assert len(COMPILES) == programs[1] > programs[0]  # step 1 compiled for all
+
+    rows = read_rows(run / "scores_by_step.jsonl")
+    assert [(r["step"], r["level"]) for r in rows if r["metric"] == "chrf"] == [
+        (step, level) for step in (1, 2, 3) for level in ("low", "all")
+    ]  # gl is low-resource
+    for row in rows:
+        scores = read_jsonl(run / "decodes" / str(row["step"]) / "scores.dev2.jsonl")
+        values = [each["score"] for each in scores
+                  if (each["system"], each["metric"]) == ("moe", row["metric"])]  # fmt: skip
+        assert row["score"] == pytest.approx(sum(values) / 2, abs=1e-6)
+        assert {each["checkpoint_step"] for each in scores} == {row["step"], None}  # None: copy
+        assert {each["sentences"] for each in scores} == {2}
+    draw(run / "again.png", rows)
+    assert (run / "again.png").read_bytes() == (run / "scores_by_step.dev2.png").read_bytes()
+
+    # Again, without the checkpoints: nothing is translated or scored.
+    shutil.rmtree(run / "checkpoints" / "1")
+    before = (run / "scores_by_step.jsonl").read_bytes()
+    monkeypatch.setattr(follow.PortionDecoder, "decode", lambda *_: pytest.fail("again"))
+    meanwhile(monkeypatch)
+    assert watched(run, "--directions=en-gl,gl-en").status == 0
+    assert (run / "scores_by_step.jsonl").read_bytes() == before
+
+
+def test_interrupted_it_resumes_where_it_was(
+    trained: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ctrl_c() -> None:
+        raise KeyboardInterrupt
+
+    meanwhile(monkeypatch, save(trained, run, 1), ctrl_c)
+    said = watched(run, "--directions=en-gl")
+    assert said.status == 130
+    assert said.err.splitlines()[-1] == "m4 eval: interrupted; run the same command to resume"
+    save(trained, run, 3)()
+    meanwhile(monkeypatch)
+    assert [line.split(" ")[1] for line in watched(run, "--directions=en-gl").out.splitlines()
+            if line.startswith("step")] == ["3"]  # fmt: skip
+    assert [row["step"] for row in read_rows(run / "scores_by_step.jsonl")
+            if (row["metric"], row["level"]) == ("bleu", "all")] == [1, 3]  # fmt: skip
+
+
+def test_checkpoints_that_are_deleted_meanwhile_are_lines(
+    trained: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore = Checkpoints.restore
+
+    def deleted_in_between(self: Checkpoints, step: int, *rest: object) -> object:
+        if step == 1:
+            for gone in (1, 2):
+                shutil.rmtree(run / "checkpoints" / str(gone))
+        return restore(self, step, *rest)  # type: ignore[arg-type]
+
+    save(trained, run, 1, 2, 3)()
+    monkeypatch.setattr(Checkpoints, "restore", deleted_in_between)
+    meanwhile(monkeypatch)
+    said = watched(run, "--directions=en-gl")
+    assert said.status == 0, said.err
+    one, two, three, _ = [line for line in said.out.splitlines() if "step" in line]
+    assert one.startswith(f"step 1: {run}/checkpoints/1: was removed while it was read")
+    assert two == "step 2: deleted before it was scored (Training.keep_checkpoints)"
+    assert three.startswith("step 3 dev2: BLEU")
+
+
+def test_a_damaged_checkpoint_is_a_line_and_the_others_are_scored(
+    trained: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(trained, run, 1, 3)()
+    (run / "checkpoints" / "1" / "note" / "metadata").write_text("{}")
+    meanwhile(monkeypatch)
+    said = watched(run, "--directions=en-gl")
+    line = f"{run}/checkpoints/1: damaged (note/metadata"
+    assert said.out.startswith(f"step 1: {line}")
+    assert said.status == 2
+    assert said.err.splitlines()[-1].startswith(f"m4 eval: {line}")
+    assert [row["step"] for row in read_rows(run / "scores_by_step.jsonl") if row["best"]] == [3]
+
+
+def test_a_run_that_was_made_longer_is_followed_on(
+    trained: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beat(phase: str, age: float = 0.0) -> Callable[[], object]:
+        said = {"step": 3, "phase": phase, "time": follow.time.time() - age, "started": 0.0}
+        return lambda: (run / "heartbeat.json").write_text(json.dumps(said))
+
+    save(trained, run, 3)()
+    for last in (beat("end"), beat("step", age=1000.0)):  # it ends, or is killed
+        beat("step")()  # step 3 was the last one, and training works again
+        meanwhile(monkeypatch, last)
+        assert watched(run, "--directions=en-gl").status == 0
+
+
+def test_steps_that_are_there_are_scored_without_waiting(
+    trained: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(trained, run, 1, 2, 3)()
+    meanwhile(monkeypatch)
+    for steps, scored in (("3,1", ["1", "3"]), ("all", ["2"])):
+        said = m4("eval", f"--model_dir={run}", f"--steps={steps}", "--sentences=1",
+                  "--directions=en-gl")  # fmt: skip
+        lines = [line for line in said.out.splitlines() if line.startswith("step")]
+        assert [line.split(" ")[1] for line in lines] == scored
+        assert all(" test1: " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--steps=1-7", "--steps=1-7: must be steps with commas"),
+        ("--watch --sentences=0", "--sentences=0: must be 1 or more"),
+        ("--watch --step=1", "--step=1: not with --watch"),
+        ("--watch --compare=dense", "--compare=dense: not with --watch"),
+        ("--watch --steps=1", "--steps=1: --watch scores all"),
+        ("--steps=1 --seconds=3", "--seconds=3.0: only with --watch"),
+        ("--sentences=3", "--sentences: give --watch or --steps, too"),
+    ],
+)
+def test_arguments_that_cannot_be_together(arguments: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        follow_options(parser().parse_args(["eval", *arguments.split()]))
+
+
+def test_mistakes_are_one_line(trained: Path, run: Path) -> None:
+    def mistake(*arguments: str) -> str:
+        return m4("eval", f"--model_dir={run}", *arguments).mistake
+
+    assert "no checkpoints; train first" in mistake("--steps=all")
+    save(trained, run, 1)()
+    assert "no checkpoint of step 7; there are 1" in mistake("--steps=1,7")
+    assert "--directions: no en-fr; there are " in mistake("--steps=1", "--directions=en-fr")
+    assert "--seconds=0.0: must be above 0" in mistake("--watch", "--seconds=0")
+    (run / "scores_by_step.jsonl").write_text('{"split": "dev"}\n')
+    assert "scores_by_step.jsonl line 1: no step" in mistake("--steps=1", "--directions=en-gl")

@@ -10,7 +10,7 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 MODEL_DIR ?= runs/demo
 FLAGS := $(if $(FRESH),--fresh) $(if $(COMPARE),--compare=$(COMPARE))
 
-.PHONY: demo test test-thorough setup lint lock pod pod-gpu langid plan-paper
+.PHONY: demo test test-thorough chaos setup lint lock pod pod-gpu langid plan-paper
 demo: setup
 	.venv/bin/m4 demo --gin_file=gin_configs/demo.gin --model_dir="$(MODEL_DIR)" $(FLAGS)
 PYTEST = .venv/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --durations=25 \
@@ -21,6 +21,10 @@ test: setup
 # PART=0/3, 1/3, 2/3: a third of the files.
 test-thorough: setup
 	$(PYTEST) -m thorough $(if $(PART),--part=$(PART))
+# A run killed, damaged and starved of disk (docs/robustness.md): SEED=2, MINUTES=40, and
+# CHAOS="--kills=10 --damages=0" for other numbers of trials.
+chaos: setup
+	.venv/bin/python -m tests.chaos --seed=$(or $(SEED),1) --minutes=$(or $(MINUTES),40) $(CHAOS)
 lint: setup
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/basedpyright && .venv/bin/lint-imports

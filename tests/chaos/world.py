@@ -1,0 +1,248 @@
+"""The run that everything happens to: its command, its folders, and what counts as its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.forks import Ended, computed, in_child
+
+TINY = Path(__file__).parents[1] / "testdata" / "tiny.gin"
+STEPS = 6
+BINDINGS = (
+    f"TRAIN_STEPS={STEPS}",
+    "cldr.Cldr.sizes={'pt': 100, 'gl': 60}",
+    "cldr.Cldr.test_pairs=6",
+    "cldr.Cldr.dev_pairs=4",
+    "corpus.CorpusSpec.vocabulary_size=360",
+    "experiment.ResourceLevels.high_resource_from=90",
+    "experiment.Training.log_period=1",
+    "experiment.Decoding.batch_rows=8",
+    "experiment.Decoding.max_target_length=8",
+    "bilingual/experiment.Training.total_steps=2",
+)
+# What differs between two runs that are the same.
+_JSON = ("data/manifest.json", "result.json", "atlas.train.json")
+_JSON += ("metrics.jsonl", "scores.jsonl", "deltas.jsonl")
+_TIMES = ("second", "goodput", "mfu", "time", "wall")
+
+
+def job(name: str, folder: Path, *more: str) -> Ended:
+    """`m4 NAME` on the run in `folder`, in a fork."""
+    return in_child(lambda: main(name, folder, *more))
+
+
+def arguments(name: str, folder: Path, *more: str) -> list[str]:
+    bindings = [f"--gin.{binding}" for binding in BINDINGS]
+    return [name, f"--gin_file={TINY}", f"--model_dir={folder}", *bindings, *more]
+
+
+def main(name: str, folder: Path, *more: str) -> int:
+    """`m4 NAME` in this process. Baselines are trained in it: workers take ten seconds to start."""
+    from m4.cli.main import main as m4
+    from m4.jobs import baselines
+
+    baselines.workers_for = lambda *_: 0
+    return m4(arguments(name, folder, *more))
+
+
+Result = dict[str, str]  # name -> digest of an array or a file
+
+
+def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """What is other than in the undisturbed run, or not there."""
+    return sorted(name for name in wanted if found.get(name) != wanted[name])
+
+
+def _weights(folder: Path) -> Result:
+    """Of the last checkpoint of the model and of every baseline: each array, and the note."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    found = {}
+    for model in [folder, *sorted(folder.glob("baselines/*/"))]:
+        steps = [path for path in (model / "checkpoints").glob("*") if path.name.isdecimal()]
+        if not steps:
+            continue
+        step = max(steps, key=lambda path: int(path.name))
+        name = f"{model.relative_to(folder)}/checkpoints/{step.name}"
+        for item in ("params", "optimizer", "average", "best"):
+            if (step / item).is_dir():
+                for where, array in _arrays(step / item):
+                    found[f"{name}/{item}/{where}"] = digest(_bytes_of(array))
+        note = json.loads((step / "note" / "metadata").read_bytes())
+        found[f"{name}/note"] = digest(json.dumps(_timeless(note), sort_keys=True))
+    return found
+
+
+def _arrays(item: Path) -> Iterable[tuple[str, Any]]:
+    """By path; read as they are, however many devices wrote them."""
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    with ocp.PyTreeCheckpointer() as reader:
+        there = reader.metadata(item).item_metadata.tree
+        as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+        tree = reader.restore(item, restore_args=jax.tree.map(lambda _: as_numpy, there))
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        yield jax.tree_util.keystr(path, simple=True, separator="/"), leaf
+
+
+def _bytes_of(array: Any) -> bytes:
+    import numpy as np
+
+    array = np.asarray(array)
+    return repr((array.shape, str(array.dtype))).encode() + array.tobytes()
+
+
+def _files(folder: Path) -> Result:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir() or "/." in f"/{name}":
+            continue
+        kept = name.removeprefix("baselines/") if name.startswith("baselines/") else name
+        kept = kept.split("/", 1)[1] if kept != name else kept
+        content = path.read_bytes()
+        if kept.startswith(("data/text/", "decodes/")) or path.suffix in (".npy", ".model"):
+            found[name] = digest(content)
+        elif kept in _JSON:
+            found[name] = digest(_without_times(content))
+    return found
+
+
+def _without_times(content: bytes) -> bytes:
+    try:
+        whole = json.loads(b"[" + b",".join(content.splitlines()) + b"]")
+    except ValueError:
+        try:
+            whole = json.loads(content)
+        except ValueError:
+            return content  # damaged
+    return json.dumps(_timeless(whole)).encode()
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _timeless(v) for k, v in value.items() if not any(t in k for t in _TIMES)}
+    return [_timeless(one) for one in value] if isinstance(value, list) else value
+
+
+def digest(content: bytes | str) -> str:
+    raw = content.encode() if isinstance(content, str) else content
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+# What each job makes, and what is compared after it.
+_MAKES = {
+    "train": ("./checkpoints/", "metrics.jsonl", "atlas.train.json", "data/", "vocabulary/"),
+    "baselines": ("baselines/",),
+    "decode": ("decodes/test.", "decodes/atlas."),
+    "report": ("scores.jsonl", "deltas.jsonl", "decodes/test.", "decodes/bilingual/"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """base/run: where all jobs run; base/states: what it is a copy of when a trial begins.
+
+    Attributes:
+        result: of the whole run. spans: (state, job) -> its phases, once they are measured.
+        means: of a full disk, see `tests.chaos.disk`.
+    """
+
+    base: Path
+    result: Result
+    spans: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
+    means: str = "namespaces"
+
+    @property
+    def run(self) -> Path:
+        return self.base / "run"
+
+    def state(self, name: str) -> Path:
+        """nothing, begun (a corpus, no step), half (checkpoints of steps 2 and 4, killed in step
+        5), finished (trained), compared (and its baselines, and decoded), whole (and reported)."""
+        return self.base / "states" / name
+
+    def begin(self, name: str) -> None:
+        """Makes the run's folder a copy of a state."""
+        shutil.rmtree(self.run, ignore_errors=True)
+        if name != "nothing":
+            shutil.copytree(self.state(name), self.run)
+
+    def expected(self, name: str) -> Result:
+        """What the job makes when nothing happens."""
+        return {k: v for k, v in self.result.items() if k.startswith(_MAKES[name])}
+
+    def found(self, name: str) -> Result:
+        """What it has made in the run's folder."""
+        weights = name in ("train", "baselines")
+        found = {**(computed(lambda: _weights(self.run)) if weights else {}), **_files(self.run)}
+        return {k: v for k, v in found.items() if k.startswith(_MAKES[name])}
+
+
+def made(base: Path, *, baselines: bool = True, reuse: bool = False) -> World:
+    """Runs all jobs, undisturbed, and keeps what the folder looks like on the way.
+
+    reuse: takes what an earlier call has made there.
+    """
+    run, states, record = base / "run", base / "states", base / "result.json"
+    if reuse and record.is_file():
+        return World(base, json.loads(record.read_bytes()))
+    shutil.rmtree(base, ignore_errors=True)
+    states.mkdir(parents=True)
+
+    def keep(name: str) -> None:
+        shutil.copytree(run, states / name)
+
+    _must(in_child(lambda: _killed_at(1, run)), -9)
+    keep("begun")
+    _must(in_child(lambda: _killed_at(5, run)), -9)
+    keep("half")
+    shutil.rmtree(run)
+    _must(job("train", run))
+    keep("finished")
+    if baselines:
+        _must(job("baselines", run))
+    _must(job("decode", run))
+    keep("compared")
+    if baselines:
+        _must(job("report", run))
+    keep("whole")
+    world = World(base, {**computed(lambda: _weights(run)), **_files(run)})
+    record.write_text(json.dumps(world.result), encoding="utf-8")
+    return world
+
+
+def _killed_at(step: int, folder: Path) -> int:
+    """Trains until a step begins."""
+    import contextlib
+    import signal
+
+    from m4.storage.checkpoints import latest_step
+    from m4.train.measuring.step_clock import StepClock
+
+    waiting = StepClock.waiting
+
+    def killed(clock: StepClock, at: int) -> contextlib.AbstractContextManager[None]:
+        if at == step:
+            # Saves are asynchronous; there is none before the first step.
+            while step > 1 and latest_step(folder / "checkpoints") != step - 1:
+                signal.sigtimedwait([], 0.02)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return waiting(clock, at)
+
+    StepClock.waiting = killed  # type: ignore[method-assign]
+    return main("train", folder)
+
+
+def _must(ended: Ended, status: int = 0) -> None:
+    if ended.status != status:
+        raise RuntimeError(f"the undisturbed run: {ended.status}\n{ended.out}\n{ended.err}")

@@ -132,10 +132,10 @@ def damage(world: World, case: tuple[str, str, str], draw: random.Random) -> Tri
     detail = DAMAGES[how](world.run, name, draw)
     trial = Trial(row_of(name), how, f"{job_name}: {name} {how} {detail}".strip(), "", "", state)
     ended = job(job_name, world.run)
-    verdict, text = judged(world, job_name, name, ended)
+    names = [name, *(re.findall(r"with (\S+)$", detail) if how == "swapped" else [])]
+    verdict, text = judged(world, job_name, names, ended)
     if verdict in ("named", "unnamed", "traceback") and ended.status != 0:
-        others = re.findall(r"with (\S+)$", detail) if how == "swapped" else []
-        for one in [name, *others]:
+        for one in names:
             put_back(world, state, one)
         after = again(world, trial, job_name)
         if after.verdict != "survived":
@@ -162,7 +162,7 @@ def of_programs(world: World, how: str, draw: random.Random) -> Trial:
         return main("train", world.run)
 
     ended = in_child(work)
-    verdict, text = judged(world, "train", name, ended)
+    verdict, text = judged(world, "train", [name], ended)
     if ended.status is None or ended.status < 0:
         verdict = "traceback"
     return Trial("compiled programs", how, detail, verdict, text, "half")
@@ -173,26 +173,32 @@ def put_back(world: World, state: str, name: str) -> None:
     (world.run / name).write_bytes((world.state(state) / name).read_bytes())
 
 
-def judged(world: World, job_name: str, name: str, ended: Ended) -> tuple[str, str]:
-    """(verdict, what was said or differs) of a job on a folder with a damaged file."""
+def judged(world: World, job_name: str, names: Sequence[str], ended: Ended) -> tuple[str, str]:
+    """(verdict, what was said or differs) of a job on a folder with damaged files."""
     if (bad := bad_end(ended)) is not None:
         return bad, said(ended)
-    named = names_it(ended.out + ended.err, name)
+    named = any(names_it(ended.out + ended.err, name) for name in names)
     if ended.status != 0:
         return ("named" if named else "unnamed"), said(ended)
     try:
         other = changed(world, job_name)
     except RuntimeError as error:  # what the job left cannot be read
         other = [str(error).strip().splitlines()[-1]]
+    # A file that the job does not read stays as it is; its results must be right.
+    other = [one for one in other if one not in names or one.endswith(".jsonl")]
     if not other:
         return "survived", said(ended) if named else ""
     return ("named" if named else "silent"), ", ".join(other[:4])
 
 
 def names_it(text: str, name: str) -> bool:
-    """Whether a message names the file, or the checkpoint, corpus or model that it is a part of."""
+    """Whether a message names the file, or the checkpoint, corpus or model that it is a part of, or
+    the direction whose translations are in it."""
     text = text.replace("\n", "")  # rich breaks long lines
-    wholes: Sequence[str] = re.findall(
+    wholes: list[str] = re.findall(
         r"^(?:.*/)?checkpoints/\d+|^(?:.*/)?data(?=/)|^baselines/[^/]+|^vocabulary(?=/)", name
     )
-    return any(one in text for one in [name, *wholes])
+    if any(one in text for one in [name, *wholes]):
+        return True
+    direction = re.search(r"decodes/(?:.*/)?test\.(\w+-\w+)\.", name)
+    return direction is not None and "decodes" in text and direction[1] in text

@@ -71,7 +71,7 @@ def test_a_step_lasts_until_the_next_event_and_a_phase_until_its_end() -> None:
 def verdict_of(monkeypatch: pytest.MonkeyPatch, ended: Ended, *changed: str) -> str:
     monkeypatch.setattr(damage, "changed", lambda *_: list(changed))
     world = World(Path("nowhere"), {})
-    return damage.judged(world, "train", "checkpoints/4/params/d/1", ended)[0]
+    return damage.judged(world, "train", ["checkpoints/4/params/d/1"], ended)[0]
 
 
 def test_another_result_without_a_word_is_silently_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ def _killed_at(step: int, folder: Path) -> int:
     import contextlib
     import signal
 
-    from m4.storage.checkpoints import latest_step
+    from m4.storage.steps import latest_step
     from m4.train.measuring.step_clock import StepClock
 
     waiting = StepClock.waiting

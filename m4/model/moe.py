@@ -120,6 +120,10 @@ class MoeLayer(nn.Module):
         # Where nothing is dropped, groups decide nothing for a causal gate; a row a group makes
         # the choices of one that is not causal independent of the other rows.
         S = L if factor is None and not train else group_size(B * L, self.group_tokens)
+        if min(self.group_tokens, B * L) > 4 * S:
+            # With a token or two a group, every token has a slot at every expert.
+            allowed = f"a number of which a divisor of the {B * L} tokens is at least a quarter"
+            raise SettingError("MoeLayer.group_tokens", self.group_tokens, allowed)
         mask_GS, x_GSM = _grouped(mask_BL, S), _grouped(x_BLM, S)
         # 0 * NaN is NaN: what padding holds would reach the sums of losses and the masks' products.
         x_GSM = jnp.where(mask_GS[..., None], x_GSM, 0)

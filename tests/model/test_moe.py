@@ -271,3 +271,15 @@ def test_bfloat16_layer_routes_in_float32():
 )
 def test_group_size_divides(tokens, largest, size):
     assert group_size(tokens, largest) == size
+
+
+def test_groups_of_a_token_or_two_are_refused():
+    # 1,031 is a prime: its groups would have one token each, and a slot at every expert.
+    x_BLM, mask_BL = inputs(B=1, L=1031, padding=False)
+    made = layer(group_tokens=256)
+    params = init(layer(), *inputs())
+    run = partial(made.apply, deterministic=False, rngs={"dropout": jax.random.key(0)})
+    with pytest.raises(SettingError, match=r"^MoeLayer.group_tokens = 256: .* of the 1031 tokens"):
+        jax.eval_shape(run, {"params": params}, x_BLM, mask_BL)
+    # Where nothing is dropped a group is a row.
+    jax.eval_shape(partial(made.apply, deterministic=True), {"params": params}, x_BLM, mask_BL)

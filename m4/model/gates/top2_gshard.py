@@ -44,7 +44,7 @@ def top2_gshard(
         num_experts: E. capacity: see `Capacity`; asked for two choices.
         second_policy: in training: "random" (accept iff 2 g2 > U(0,1)), "all", "sampling" (the
             second expert is drawn from the softmax of the others, NLLB's default) or "none".
-        eval_second_policy: the same elsewhere, where there are no random numbers: "all" or "none".
+        eval_second_policy: the same outside training: "all" or "none".
         paper_slot: True as the paper's line 22: a second expert refused by the coin still uses up a
             slot. False as Lingvo: it does not.
         normalize: "before": the gates are divided by g1 + g2 and the survivor of a dropped pair
@@ -55,15 +55,17 @@ def top2_gshard(
         paper_scale: the auxiliary loss as the paper's line 13; False: times E^2, 1 when balanced.
 
     Raises:
-        SettingError: fewer than two experts.
+        SettingError: fewer than two experts; a random policy in training without random numbers.
     """
     if num_experts < 2:
         raise SettingError("MoeLayer.num_experts", num_experts, "at least 2 for top2_gshard")
-    policy = second_policy if tokens.train and tokens.rng is not None else eval_second_policy
+    policy = second_policy if tokens.train else eval_second_policy
     logits_GSE = tokens.score("router")
     uniform = None
     if policy in ("random", "sampling"):
-        assert tokens.rng is not None
+        if tokens.rng is None:
+            allowed = "'all' or 'none' in training without random numbers (rngs={'dropout': key})"
+            raise SettingError("top2_gshard.second_policy", second_policy, allowed)
         shape = logits_GSE.shape if policy == "sampling" else logits_GSE.shape[:2]
         # Never 0: its logarithm is taken twice.
         uniform = jax.random.uniform(tokens.rng, shape, minval=jnp.finfo(jnp.float32).tiny)

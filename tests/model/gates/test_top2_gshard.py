@@ -11,6 +11,7 @@ import pytest
 from m4.model.dispatch import einsum
 from m4.model.gates.top2_gshard import route, top2_gshard
 from m4.model.routing import Routing, expert_capacity
+from m4.settings import SettingError
 from tests.model.gates.golden import (
     CASES,
     PROBS,
@@ -206,7 +207,8 @@ def test_the_policy_is_random_in_training_only():
         return int(np.sum(np.asarray(routing.position_GSK)[..., 1] >= 0))
 
     assert seconds(train=False) == 64
-    assert seconds(train=True) == 64  # no key: deterministic
+    with pytest.raises(SettingError, match="without random numbers"):
+        seconds(train=True)
     # Accepted with probability 2 * .119 = .238: 15 of 64, and 6 standard deviations are 20.
     assert 1 <= seconds(train=True, rng=jax.random.key(0)) <= 35
 

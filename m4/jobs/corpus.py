@@ -34,7 +34,7 @@ Needs = Callable[[str], bool]
 
 _FILES = re.compile(
     r"ledger\.json|data_report\.\w+|vocabulary\.[\w.]*model|token_counts\.[\w.]*npy|"
-    r"(train|dev|test)\.[\w.]+\.npy|text/(train|dev|test)\.\w+\.(tsv|subsets\.json)"
+    r"(train|dev|test)\.[\w.]+\.npy|text/(train|dev|test)\.\w+\.(tsv|origin|subsets\.json)"
 )
 _WAIT_SECONDS, _sleep = 5.0, time.sleep
 VOCABULARY = "vocabulary"  # of MODEL_DIR: what a trained model needs of its corpus

@@ -2,7 +2,8 @@
 
 A cache is a folder: manifest.json, vocabulary.model, <split>.<side>.{tokens,offsets}.npy (flat
 ids without tag and eos; the offsets of each sentence; side is english or foreign; the languages
-one after another), text/<split>.<lang>.tsv, the same pairs in the same order, and
+one after another), text/<split>.<lang>.tsv, the same pairs in the same order, with .origin (where
+they come from; see origins.py), and
 token_counts.npy (how often a model takes in each id; see tokens.py). Where sources and targets have
 separate vocabularies: vocabulary.<role>.model, <split>.<side>.<role>.*.npy and
 token_counts.<role>.npy, role being source or target.
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache.corpus_text import read_pairs, text_file
+from m4.data.cache.origins import Origin, read_origins
 from m4.data.cache.tokens import ROLES, array_name, vocabulary_file
 from m4.data.cleaning.ledger import LEDGER_FILE, Ledger
 from m4.data.directions import SIDES, Mixture, directions_of, mixture_of
@@ -191,6 +193,12 @@ class Cache:
         """A split's text: english<TAB>foreign, UTF-8, in the order of the rows."""
         self._count(language, split)
         return text_file(self.folder, split, language)
+
+    def origins(self, language: str, split: str) -> list[Origin] | None:
+        """File and line of each pair, in the order of the rows; None: its source has no files, or
+        an earlier version of m4 made the cache."""
+        files = self._count(language, split).get("files", [])
+        return read_origins(self.text_file(language, split), files)
 
     def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
         """Named parts of a dev or test split, parallel to pairs(); empty where there are none."""

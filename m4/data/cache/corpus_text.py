@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from m4.data.cache.origins import Recorded
 from m4.data.cleaning.clean import Cleaner, Cleaning, lines_of
 from m4.data.cleaning.ledger import Count, Ledger
 from m4.data.sources import SPLITS, Pair, Source
@@ -34,16 +35,19 @@ def write_text(
     ledger. ValueError: a language without training pairs."""
     counts: dict[str, dict[str, dict[str, Any]]] = {code: {} for code in languages}
     done, subsets = 0, getattr(source, "subsets", None)
-    cleaner = Cleaner(cleaning, source, languages, folder / "text")
+    recorded = Recorded(source)
+    cleaner = Cleaner(cleaning, cast(Source, recorded), languages, folder / "text")
     for split in reversed(SPLITS):  # test and dev first: train must know them
         for code in languages:
             progress("text", done, len(SPLITS) * len(languages))
-            kept = 0
-            with text_file(folder, split, code).open("w", encoding="utf-8", newline="\n") as file:
+            kept, text = 0, text_file(folder, split, code)
+            recorded.begin(text)
+            with text.open("w", encoding="utf-8", newline="\n") as file:
                 for chunk in cleaner.pairs(code, split):
                     file.write(lines_of(chunk, code, split))
+                    recorded.keep(chunk.numbers)
                     kept += len(chunk)
-            counts[code][split] = {"pairs": kept}
+            counts[code][split] = {"pairs": kept, **recorded.end()}
             if split == "train" and not kept:
                 raise InputError(
                     f"language {code!r} has no training pairs: "
@@ -52,9 +56,7 @@ def write_text(
             if subsets is not None and split != "train":
                 parts = {name: list(map(bool, part)) for name, part in subsets(code, split).items()}
                 assert all(len(part) == kept for part in parts.values()), (code, split)
-                text_file(folder, split, code).with_suffix(".subsets.json").write_text(
-                    json.dumps(parts)
-                )
+                text.with_suffix(".subsets.json").write_text(json.dumps(parts))
             done += 1
     progress("text", done, done)
     return counts, cleaner.finish()

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache.corpus_text import Progress, text_file
+from m4.data.cache.origins import Compressed
 from m4.data.directions import SIDES, SIDES_OF
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.ragged import Ragged
@@ -125,6 +126,7 @@ class _Language:
         self._digest = hashlib.sha256()
         self._sums, self._most = dict.fromkeys(files, 0), dict.fromkeys(files, 0)
         self.pairs = self.too_long = 0
+        self._origins = Compressed(path)
 
     def append(self, result: Tokenized) -> None:
         with self._unfinished.open("ab") as file:
@@ -132,6 +134,8 @@ class _Language:
         self._digest.update(result.text)
         self.pairs += result.pairs
         self.too_long += result.too_long
+        left = result.too_long if result.kept is not None else 0
+        self._origins.append(result.pairs + left, result.kept)
         for name, ways in result.arrays.items():
             self._files[name].append(ways)
             self._sums[name] += sum(len(way.ids) for way in ways)
@@ -141,6 +145,7 @@ class _Language:
     def finish(self, row: int) -> dict[str, Any]:
         """For the manifest. row: the first one of the language."""
         self._unfinished.replace(self._path)
+        self._origins.finish()
         return {
             "pairs": self.pairs,
             "rows": [row, row + self.pairs],

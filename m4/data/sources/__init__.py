@@ -19,7 +19,8 @@ class Source(Protocol):
     """What gives English-centric sentence pairs.
 
     A source may also have `subsets(language, split) -> dict[str, list[bool]]`: marks for the
-    sentences of pairs(), in their order, for scores of each ({"seen": [...]}).
+    sentences of pairs(), in their order, for scores of each ({"seen": [...]}). And one of files
+    `origin`: (file, line) of the pair that pairs() gave last.
     """
 
     def languages(self) -> list[str]:

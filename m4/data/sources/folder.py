@@ -64,6 +64,11 @@ class Folder:
             raise SettingError(f"{owner}.files", self.files, allowed)
 
     @property
+    def origin(self) -> tuple[str, int]:
+        """File and line of the last pair that `pairs` gave."""
+        return self.reading.origin
+
+    @property
     def skipped(self) -> dict[tuple[str, str], int]:
         """(file, reason) -> lines left out, of all that was read so far."""
         return self.reading.skipped
@@ -152,10 +157,11 @@ class Folder:
 
     @cached_property
     def _spool(self) -> Spool:
-        spool = Spool(
+        pairs = (
             (language, file.split or self.hash_split(pair.english), pair)
             for file in self._files
             for language, pair in self._read([file])
         )
+        spool = Spool(pairs, self.reading)
         self._spool_counts = self.reading.counts_of(file.name for file in self._files)
         return spool

@@ -55,6 +55,7 @@ class Reading:
 
     def __init__(self, owner: str, on_bad_line: str, max_line_bytes: int) -> None:
         self.owner, self.on_bad_line, self.max_line_bytes = owner, on_bad_line, max_line_bytes
+        self.origin: tuple[str, int] = ("", 0)  # file and line of the last pair
         # (file, reason) -> lines left out; (file, what) -> lines put right.
         self.skipped: dict[tuple[str, str], int] = {}
         self.normalised: dict[tuple[str, str], int] = {}
@@ -73,7 +74,8 @@ class Reading:
 
         name: the file in `skipped`; path: the file in messages; unit: what is numbered there.
         """
-        tally = Tally(self, path, unit)
+        packed = next((end for end in (".gz", ".zst") if str(path).endswith(end)), "")
+        tally = Tally(self, name + packed, path, unit)
         yield tally
         # Set, not added: reading a file again must not count its lines again.
         self.skipped.update({(name, why): count for why, count in tally.skipped.items()})
@@ -103,8 +105,8 @@ class Reading:
 class Tally:
     """What is left out and put right of one file."""
 
-    def __init__(self, reading: Reading, path: object, unit: str) -> None:
-        self._reading, self._path, self._unit = reading, path, unit
+    def __init__(self, reading: Reading, name: str, path: object, unit: str) -> None:
+        self._reading, self._name, self._path, self._unit = reading, name, path, unit
         self.skipped: Counter[str] = Counter()
         self.normalised: Counter[str] = Counter()
         self._notes: set[str] = set()
@@ -126,6 +128,7 @@ class Tally:
 
     def pair(self, number: int, english: object, foreign: object) -> Pair | None:
         """The two sides as a pair, or None: left out and counted. See `bad`."""
+        self._reading.origin = (self._name, number)
         # Nearly all text: nothing in it to look at. A character has at most 4 bytes.
         if (
             type(english) is str

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from m4.data.sources import Pair
+from m4.data.sources.lines import Reading
 
 _KEPT_CHARACTERS = 1 << 24
 
@@ -16,15 +17,20 @@ _KEPT_CHARACTERS = 1 << 24
 class Spool:
     """One file a language and split, in a temporary folder (TMPDIR) that goes with the object."""
 
-    def __init__(self, pairs: Iterable[tuple[str, str, Pair]]) -> None:
-        """pairs: (language, split, pair), in any order; the order of each language stays."""
+    def __init__(self, pairs: Iterable[tuple[str, str, Pair]], reading: Reading) -> None:
+        """pairs: (language, split, pair), in any order; the order of each language stays. reading:
+        of them; its `origin` is that of the last pair here, too."""
+        self._reading = reading
         self._folder = Path(tempfile.mkdtemp(prefix="m4-pairs-"))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._numbers: dict[tuple[str, str], int] = {}
         kept: dict[tuple[str, str], list[str]] = {}
+        self._files: dict[str, int] = {}
         characters = 0
         for language, split, pair in pairs:
-            line = f"{pair.english}\t{pair.foreign}\n"
+            name, number = reading.origin
+            file = self._files.setdefault(name, len(self._files))
+            line = f"{pair.english}\t{pair.foreign}\t{file}\t{number}\n"
             kept.setdefault((language, split), []).append(line)
             characters += len(line)
             if characters > _KEPT_CHARACTERS:
@@ -51,5 +57,8 @@ class Spool:
         if (language, split) not in self._numbers:
             return
         with self._file((language, split)).open(encoding="utf-8", newline="\n") as file:
+            names = [*self._files]
             for line in file:
-                yield Pair(*line.removesuffix("\n").split("\t"))
+                english, foreign, name, number = line.removesuffix("\n").split("\t")
+                self._reading.origin = (names[int(name)], int(number))
+                yield Pair(english, foreign)

@@ -88,6 +88,11 @@ class Tfds:
         }
         return sorted(found.union(self._spool.languages()))
 
+    @property
+    def origin(self) -> tuple[str, int]:
+        """Dataset and example of the last pair that `pairs` gave."""
+        return self.reading.origin
+
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         """The pairs of a language, dataset by dataset, in the order of their files.
 
@@ -176,7 +181,7 @@ class Tfds:
     @cached_property
     def _spool(self) -> Spool:
         """The pairs of the datasets whose examples say their languages."""
-        spool = Spool(self._variable_pairs())
+        spool = Spool(self._variable_pairs(), self.reading)
         self._spool_counts = self.reading.counts_of(
             self._names(dataset, split)[0]
             for dataset in self._datasets

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from m4.data.directions import SIDES
 from m4.data.vocabulary.ragged import Ragged
@@ -46,12 +47,16 @@ class TextRange(NamedTuple):
 
 
 class Tokenized(NamedTuple):
-    """What a range became. `arrays`: by name, one Ragged a segmentation, the best one first."""
+    """What a range became. `arrays`: by name, one Ragged a segmentation, the best one first.
+
+    kept: which pairs of the range are left, None: all.
+    """
 
     text: bytes
     pairs: int
     too_long: int
     arrays: dict[str, list[Ragged]]
+    kept: npt.NDArray[np.int64] | None = None
 
 
 class RangeTokenizer:
@@ -95,7 +100,7 @@ class RangeTokenizer:
             for a in self.arrays
         }
         long = np.any([best[a.name].lengths > a.longest for a in self.arrays], axis=0)
-        pairs = len(lines)
+        pairs, kept = len(lines), None
         if span.train and long.any():
             text = letters[np.repeat(~long, np.diff(lines, prepend=0))].tobytes()
             kept = np.flatnonzero(~long)
@@ -110,6 +115,7 @@ class RangeTokenizer:
                 a.name: [self._way(a, best[a.name], span, way) for way in range(ways)]
                 for a in self.arrays
             },
+            kept,
         )
 
     def _way(self, array: TokenArray, best: Ragged, span: TextRange, way: int) -> Ragged:

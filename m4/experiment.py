@@ -19,6 +19,7 @@ from m4.eval.scoring.groups import DEFAULT_LEVELS
 from m4.eval.scoring.groups import ResourceLevels as ResourceLevels
 from m4.model.transformer import Transformer
 from m4.settings import FROM_NOW_ON, MUTABLE, OneOf, SettingError, Size, checked
+from m4.train.bad_steps import BadSteps as BadSteps
 from m4.train.training import Training as Training
 
 

@@ -35,7 +35,7 @@ from m4.parallel.platform import signals
 from m4.parallel.platform.cpus import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError, SettingError
-from m4.train.measuring.metric_window import NotFinite
+from m4.train.bad_steps import BadStep
 from m4.train.training import BY_DIRECTION
 
 # Raise when a change of code changes what a baseline becomes.
@@ -44,6 +44,7 @@ FORMAT = 6
 # What does not change the model: not part of its hash.
 _OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard")
 _OPERATIONAL += ("keep_period", "keep_best", "profile", "initial", "mesh", *BY_DIRECTION)
+_OPERATIONAL += ("on_bad_step", "bad_steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
     Raises:
         SettingError: the experiment names no baselines.
         ValueError: a language without dev or test sentences.
-        m4.train.measuring.metric_window.NotFinite: a model diverged.
+        m4.train.bad_steps.BadStep: a model diverged.
     """
     prepare.check_baselines(baselines_of(experiment))
     cache = open_corpus(experiment)
@@ -211,7 +212,7 @@ def _run(plans: Mapping[str, Plan], workers: int) -> None:
     """Trains what is planned, the longest first, in so many processes; 0: in this one.
 
     Raises:
-        NotFinite: one of them diverged.
+        BadStep: one of them diverged.
         m4.train.trainer.Interrupted: in this process; the step is saved.
     """
     ordered = sorted(plans.values(), key=lambda plan: -plan.train_pairs)
@@ -280,8 +281,8 @@ def _named(language: str) -> Iterator[None]:
     """Says whose a loss is that is not finite."""
     try:
         yield
-    except NotFinite as error:
-        raise NotFinite(f"bilingual model {language}: {error}") from error
+    except BadStep as error:
+        raise BadStep(f"bilingual model {language}: {error}") from error
 
 
 class _Shown:

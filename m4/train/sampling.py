@@ -11,6 +11,7 @@ class PhasedStream(Protocol):
     """A stream whose rates can change from a future step on."""
 
     def begin(self, step: int, rates: Mapping[str, float]) -> int: ...
+    def restart(self) -> None: ...
 
 
 class LearnedSampling:
@@ -34,7 +35,7 @@ class LearnedSampling:
         what the sampler learns."""
         self._sampler, self._start, self._pair_rates = sampler, dict(start), pair_rates
         self._stream, self._measured = stream, dict(measured)
-        self._state = sampler.begin()
+        self._state: Any = sampler.begin()
         self._phases: list[tuple[int, dict[str, float]]] = []
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
@@ -43,6 +44,8 @@ class LearnedSampling:
         Raises:
             SettingError: it learned from other measurements.
         """
+        self._stream.restart()
+        self._state, self._phases = self._sampler.begin(), []
         if saved is None:
             return
         # By the parameter alone: its class once had another name.

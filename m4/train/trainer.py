@@ -19,6 +19,7 @@ from m4.progress import ProgressBar
 from m4.storage.checkpoints import Checkpoints
 from m4.train import average
 from m4.train.loop.batches import BatchShape, BatchStream
+from m4.train.loop.guard import Rewind
 from m4.train.loop.mesh_checks import check_batches, check_model
 from m4.train.loop.program import TrainProgram
 from m4.train.loop.run import Begin, Evaluator, TrainingRun
@@ -171,13 +172,14 @@ class Trainer:
 
         Raises:
             SettingError: batches that do not divide over the mesh.
-            ValueError: a checkpoint of another stream or vocabulary; a step whose loss or gradient
-                is not finite.
+            ValueError: a checkpoint of another stream or vocabulary. BadStep: a step whose numbers
+                are bad, where that ends training (`m4.train.bad_steps`).
             Interrupted: Ctrl-C or SIGTERM, in any process; the step is saved first.
         """
         assert list(stream.directions) == self.directions
         self._check(stream.shapes)
         folder, training = Path(folder), self.training
+        about = self._about(stream, note or {})
         with contextlib.closing(
             Checkpoints(
                 folder / "checkpoints",
@@ -186,21 +188,29 @@ class Trainer:
                 keep_best=training.keep_best,
             )
         ) as checkpoints:
-            run = TrainingRun(
-                self.training,
-                self.program,
-                folder,
-                checkpoints,
-                stream,
-                self._about(stream, note or {}),
-                groups or {},
-                sampling,
-                flops,
-                begin,
-            )
-            written = run.train(evaluators, progress)
-            best = run.stopper.best
-            return Trained(average.used(run.state) if best is None else best, written)
+
+            def trained() -> Trained | None:
+                run = TrainingRun(
+                    training,
+                    self.program,
+                    folder,
+                    checkpoints,
+                    stream,
+                    about,
+                    groups or {},
+                    sampling,
+                    flops,
+                    begin,
+                )
+                with contextlib.suppress(Rewind):
+                    written = run.train(evaluators, progress)
+                    best = run.stopper.best
+                    return Trained(average.used(run.state) if best is None else best, written)
+
+            # Training goes back as a killed run resumes.
+            while (result := trained()) is None:
+                pass
+            return result
 
     def _about(self, stream: BatchStream, note: Mapping[str, Any]) -> dict[str, Any]:
         """What every checkpoint of the run says about it."""

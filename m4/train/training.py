@@ -22,6 +22,7 @@ from m4.settings import (
     Steps,
     checked,
 )
+from m4.train.bad_steps import ACTIONS, DEFAULT, BadSteps
 from m4.train.early_stopping import EarlyStopping
 from m4.train.initial import InitialModel
 from m4.train.multitask.factors import Factors
@@ -66,6 +67,10 @@ class Training:
         dev_period: steps between dev losses. dev_pairs: at most so many pairs a direction.
         early_stopping: ends training before total_steps, and keeps the best parameters.
         initial: the trained model that this one begins from; None: random numbers.
+        on_bad_step: what is done about a step whose loss or gradient is not finite or a spike:
+            "stop" ends training; "skip" leaves parameters and optimizer as they are; "rewind"
+            resumes from the latest checkpoint and leaves batches out.
+        bad_steps: which steps are bad, and how many are too many.
         profile: (first, last) step of a trace by JAX's profiler in MODEL_DIR/profile; None: none.
     """
 
@@ -95,6 +100,8 @@ class Training:
     dev_pairs: Annotated[Period, MUTABLE] = 200
     early_stopping: Annotated[EarlyStopping | None, FROM_NOW_ON] = None
     initial: InitialModel | None = None
+    on_bad_step: Annotated[str, OneOf(ACTIONS), FROM_NOW_ON] = "stop"
+    bad_steps: Annotated[BadSteps, FROM_NOW_ON] = DEFAULT
     profile: Annotated[Sequence[Period] | None, MUTABLE] = None
 
     def __post_init__(self) -> None:

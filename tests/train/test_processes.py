@@ -21,6 +21,7 @@ from m4.parallel.supervise import PEER_LOST
 from m4.storage import lease, remote
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
+from m4.train.loop.guard import read_bad_steps
 from tests.command_line import TINY, m4
 
 # Metrics at every step. Four heads go on four devices.
@@ -204,6 +205,31 @@ def test_a_process_killed_at_a_checkpoint_ends_the_other_and_the_run_resumes(
     assert latest_step(folder / "checkpoints") == complete + 3
     assert not unfinished(folder / "checkpoints")
     assert_as_never_interrupted(folder, complete + 3, tmp_path / "alone", corpus=killed.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_two_processes_go_back_together(killed: Killed, tmp_path: Path) -> None:
+    """Nearly every value above the median is a spike: training goes back after most steps."""
+    rules = [
+        "--gin.experiment.Training.on_bad_step='rewind'",
+        "--gin.experiment.BadSteps.spike_threshold=1e-3",
+        "--gin.experiment.BadSteps.window=4",
+        "--gin.experiment.BadSteps.most_in_a_row=1000",
+        "--gin.TRAIN_STEPS=12",
+    ]
+    found = {}
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        data = shutil.copytree(killed.folder / "data", tmp_path / f"data{count}")
+        own = [f"--model_dir={folder}", f"--gin.experiment.Data.data_dir='{data}'"]
+        job = Job(tmp_path / f"log{count}", count, 4 // count, *own, *rules)
+        with started(job):
+            assert job.statuses(300) == [0] * count, job.said()
+        assert latest_step(folder / "checkpoints") == 12
+        found[count] = [one["left_out"] for one in read_bad_steps(folder)]
+    assert found[1] == found[2]
+    assert len(found[1]) > 2
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from tests.train.test_step import MODEL, mesh_of
 from tests.train.trainers import timeless_rows, train
 
 LEARNED = Learned(start=uniform, step_size=1.0)
+SEEN = ("en-gl", "gl-en", "en-de", "de-en")
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,20 @@ def run(
         evaluators=[Evaluator(dev_period, measure), *evaluators],
         sampling=sampling,
     )
+
+
+def test_a_run_that_goes_back_forgets_what_it_learned_since(corpus: caches.Cache) -> None:
+    make = functools.partial(Stream, seed=1, batch_rows=4, layout="single")
+    stream = mixture.make_stream(corpus, LEARNED, "examples", 8, make)
+    sampling = LearnedSampling(LEARNED, LEARNED(corpus.sizes()), dict, stream, {})
+    phases, note, batch = stream.phases, sampling.note(), stream.batch(5)
+    for step in (2, 4):
+        sampling.evaluated(step, {f"dev/nll/{d}": i + 1 / step for i, d in enumerate(SEEN)})
+    assert (stream.phases, sampling.note()) != (phases, note)
+    sampling.resume(None)
+    assert (stream.phases, sampling.note()) == (phases, note)
+    for name, array in stream.batch(5).items():
+        np.testing.assert_array_equal(array, batch[name])
 
 
 @pytest.mark.slow

@@ -91,6 +91,11 @@ class Phases:
         self._append(entry)
         return start
 
+    def restart(self) -> None:
+        """Forgets those that began later."""
+        self._entries = [entry for entry in self._entries if entry.initial]
+        del self._stretches[len(self._entries) :]
+
     def as_json(self) -> list[dict[str, Any]]:
         """All phases; __init__ takes them."""
         return [

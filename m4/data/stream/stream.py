@@ -158,6 +158,13 @@ class Stream:
                 del self._groups[number]  # looked at, but no batch was given out
         return start
 
+    def restart(self) -> None:
+        """As it was made: phases that began later are forgotten, whatever batches were given."""
+        with self._lock:
+            self._phases.restart()
+            self._groups.clear()
+            self._given = -1
+
     @property
     def phases(self) -> list[dict[str, Any]]:
         """All phases, as JSON: with them a new stream is the same as this."""

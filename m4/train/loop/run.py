@@ -4,11 +4,12 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from m4.parallel import distributed
@@ -18,6 +19,7 @@ from m4.storage.metrics_log import Metrics
 from m4.train import average
 from m4.train.early_stopping import EarlyStopper
 from m4.train.loop.batches import BatchShape, BatchStream, device_batches, shape_of
+from m4.train.loop.guard import Rewind, StepGuard
 from m4.train.loop.preemption import STOP, stop_flags, stop_signals, with_stop_flags
 from m4.train.loop.program import TrainProgram
 from m4.train.loop.resume import check_same, restore
@@ -137,6 +139,7 @@ class TrainingRun:
         self._start = int(self.state.step)
         tokens = max(rows * max(lengths) for rows, *lengths in stream.shapes)
         self._counters = Counters(stream.directions, groups, saved, self._start, tokens)
+        self._guard = StepGuard(training, folder, saved, self._start, self.state.step.sharding)
         self._clock = StepClock(flops, self._first_start, saved)
         self._in_flight = StepsInFlight(most_in_flight(program.mesh), self._clock)
         self._together = distributed.is_distributed()
@@ -147,10 +150,15 @@ class TrainingRun:
     def train(
         self, evaluators: Sequence[Evaluator], progress: ProgressBar | None
     ) -> dict[str, Any]:
-        """Trains and saves; returns the last checkpoint's note."""
+        """Trains and saves; returns the last checkpoint's note.
+
+        Raises:
+            Rewind: the run is to be made again, from the latest checkpoint, which is on disk.
+        """
         with (
             watchdog.watched(self._clock, self._folder, self._first_start),
             stop_signals(lambda: self._together or self._stepped) as received,
+            self._going_back(received),
         ):
             self._steps(evaluators, progress, received)
             written = self._save(finished=True)
@@ -168,7 +176,8 @@ class TrainingRun:
         """Steps until total_steps, early stopping or a signal; checkpoints but for the last one."""
         training, program, start = self._training, self._program, self._start
         together = self._together
-        jitted = program.jit(with_stop_flags(program.step) if together else program.step)
+        guarded = self._guard.wrap(program.step)
+        jitted = program.jit(with_stop_flags(guarded) if together else guarded)
         compiled = distributed.SynchronizedProgram(jitted, "the step's program")
         folder = self._folder if distributed.is_primary() else None
         with (
@@ -184,7 +193,10 @@ class TrainingRun:
                     break
                 if profile.begins(step):
                     self._pause("profile", profile.start)
-                self._step(step, compiled, batches, received)
+                if step in self._guard.left_out:
+                    self._leave_out(step, batches)
+                else:
+                    self._step(step, compiled, batches, received)
                 if profile.ends(step):
                     self._pause("profile", profile.stop)
                 last = step == training.total_steps
@@ -192,7 +204,8 @@ class TrainingRun:
                     self._catch_up()
                 if step % training.log_period == 0 or last:
                     self._catch_up()
-                    metrics.write(step, {**self._counters.row(), **self._clock.row()})
+                    row = {**self._counters.row(), **self._clock.row(), **self._guard.row(step)}
+                    metrics.write(step, row)
                 if progress is not None:
                     progress.update(step, self._counters.text)
                 self._evaluate(evaluators, step, last, metrics)
@@ -205,6 +218,17 @@ class TrainingRun:
                 if step % training.checkpoint_period == 0 and not last:
                     self._save()
 
+    @contextlib.contextmanager
+    def _going_back(self, received: Sequence[int]) -> Iterator[None]:
+        """Where training goes back, the latest checkpoint is whole, and a signal is heeded."""
+        try:
+            yield
+        except Rewind:
+            self._checkpoints.wait()
+            if received or self._in_flight.stop:
+                raise Interrupted(self._checkpoints.latest or 0) from None
+            raise
+
     def _step(
         self,
         step: int,
@@ -216,6 +240,7 @@ class TrainingRun:
         with self._clock.waiting(step):
             batch = next(batches)
         shape = shape_of(batch)
+        batch |= self._guard.inputs()
         if self._together:
             batch[STOP] = stop_flags(self._program.mesh, bool(received))
 
@@ -233,13 +258,21 @@ class TrainingRun:
             self._clock.dispatched()
         counted = None if compile_first else shape
         self._in_flight.add(counted, metrics["loss"], metrics.pop(STOP, None))
+        self._guard.add(step, metrics)
         self._counters.add(step, metrics)
         self._stepped = True
 
+    def _leave_out(self, step: int, batches: Generator[dict[str, jax.Array], None, None]) -> None:
+        """Counts a step whose batch is not trained on."""
+        next(batches)
+        at = jax.device_put(np.asarray(step, np.int32), self.state.step.sharding)
+        self.state = dataclasses.replace(self.state, step=at)
+
     def _catch_up(self) -> None:
-        """Waits for all steps. NotFinite: one of them is not."""
+        """Waits for all steps. BadStep, Rewind: one of them is bad."""
         self._in_flight.wait()
-        self._counters.check()
+        for step in self._guard.check():
+            self._counters.leave_out(step)
 
     def _pause(self, phase: str, work: Callable[[], Any]) -> Any:
         """Does what is no part of a step, after all steps so far."""
@@ -287,7 +320,7 @@ class TrainingRun:
     def _start_save(self, more: Mapping[str, Any]) -> dict[str, Any]:
         learned = {} if self._sampling is None else self._sampling.note()
         step = int(self.state.step)
-        counted = {**self._counters.note(), **self._clock.note()}
+        counted = {**self._counters.note(), **self._clock.note(), **self._guard.note(step)}
         note = {**self._about, **more, **counted, **learned, **self.stopper.note(), "step": step}
         items = average.items(self.state)
         if self.stopper.best is not None:

@@ -35,9 +35,9 @@ class Counters:
         self._data.add(metrics.pop("data_counts"))
         self._window.add(step, metrics)
 
-    def check(self) -> None:
-        """Raises NotFinite for the first step since the last check that is not finite."""
-        self._window.check()
+    def leave_out(self, step: int) -> None:
+        """Takes a step that was added, and then skipped, out of the next row."""
+        self._window.leave_out(step)
 
     def row(self) -> dict[str, float]:
         """The metrics since the last row."""

@@ -1,14 +1,11 @@
 """A row of metrics.jsonl: the metrics of the steps since the last row."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-
-from m4.settings import InputError
 
 # With more experts a log row would be mostly their loads; `ExpertLoadCounter` counts them all.
 _MOST_LOADS = 64
@@ -43,44 +40,32 @@ def _parts(name: str, value: np.ndarray) -> dict[str, float]:
     return {f"{name.removesuffix('_E')}/{i}": float(x) for i, x in enumerate(value)}
 
 
-class NotFinite(InputError):
-    """A step whose loss or gradient is not finite: its weights are of no use."""
-
-
 class MetricWindow:
     """Metrics since the last log row: sums of counts, means of the rest, tokens a second."""
 
     def __init__(self, directions: Sequence[str], groups: Mapping[str, Sequence[str]]):
         self._directions = list(directions)
         self._groups = groups
-        self._steps: list[dict[str, Any]] = []
-        self._unchecked: list[tuple[int, Any, Any]] = []
+        self._steps: dict[int, dict[str, Any]] = {}
         self._since = time.monotonic()
         self.text = ""
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Metrics of a step; what they are is not read before `check` and `flush`."""
-        self._steps.append({**metrics, "layers": shown_layers(metrics["layers"])})
-        self._unchecked.append((step, metrics["loss"], metrics["gradient_norm"]))
+        """Metrics of a step; what they are is not read before `flush`."""
+        self._steps[step] = {**metrics, "layers": shown_layers(metrics["layers"])}
 
-    def check(self) -> None:
-        """Raises NotFinite for the first step since the last check that is not finite."""
-        unchecked, self._unchecked = self._unchecked, []
-        for step, *values in jax.device_get(unchecked):
-            for name, value in zip(("loss", "gradient_norm"), values, strict=True):
-                if not math.isfinite(value):
-                    raise NotFinite(
-                        f"step {step}: {name} is {value}; no checkpoint is of this step or later. "
-                        "The learning rate may be too high or its warmup too short (where nothing "
-                        "else is set, rsqrt.peak and rsqrt.warmup_steps)"
-                    )
+    def leave_out(self, step: int) -> None:
+        """Forgets a step: its metrics are no numbers to average."""
+        del self._steps[step]
 
     def flush(self) -> dict[str, float]:
         """The row: loss, nll, nll/<direction>, tokens_per_second, and the MoE layers' metrics, on
-        average and of each ("moe/encoder_1/load/0")."""
-        steps = jax.device_get(self._steps)
+        average and of each ("moe/encoder_1/load/0"); empty where all steps were left out."""
+        steps = jax.device_get([*self._steps.values()])
         seconds = time.monotonic() - self._since
-        self._steps, self._since = [], time.monotonic()
+        self._steps, self._since = {}, time.monotonic()
+        if not steps:
+            return {}
         sums = jax.tree.map(lambda *each: np.sum(each, axis=0), *steps)
         layers = jax.tree.map(lambda x: x / len(steps), sums.pop("layers"))
         nll_D, tokens_D = sums.pop("nll_sum_D"), sums.pop("tokens_D")

@@ -21,9 +21,9 @@ from m4.data.stream.stream import Stream
 from m4.settings import SettingError
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
+from m4.train.bad_steps import BadStep
 from m4.train.loop import run as runs
 from m4.train.loop.run import StepsInFlight
-from m4.train.measuring.metric_window import NotFinite
 from m4.train.measuring.profile import STEP_NAME
 from m4.train.measuring.step_clock import Flops, StepClock
 from m4.train.trainer import Trained
@@ -105,7 +105,7 @@ def test_a_step_in_flight_that_is_not_finite_is_in_no_checkpoint(
     tmp_path: Path, run: Run, accelerated: list[str]
 ) -> None:
     """Infinite weights after step 1: step 2 has no loss, and is looked at before it is saved."""
-    with pytest.raises(NotFinite, match=r"^step 2: loss is nan"):
+    with pytest.raises(BadStep, match=r"^step 2: loss is nan"):
         run(
             tmp_path,
             optimizer=lambda steps: optax.sgd(math.inf),

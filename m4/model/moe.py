@@ -119,8 +119,9 @@ class MoeLayer(nn.Module):
             factor = self.decode_capacity_factor
         # Where nothing is dropped, groups decide nothing for a causal gate; a row a group makes
         # the choices of one that is not causal independent of the other rows.
-        S = L if factor is None and not train else group_size(B * L, self.group_tokens)
-        if min(self.group_tokens, B * L) > 4 * S:
+        whole_rows = factor is None and not train
+        S = L if whole_rows else group_size(B * L, self.group_tokens)
+        if not whole_rows and min(self.group_tokens, B * L) > 4 * S:
             # With a token or two a group, every token has a slot at every expert.
             allowed = f"a number of which a divisor of the {B * L} tokens is at least a quarter"
             raise SettingError("MoeLayer.group_tokens", self.group_tokens, allowed)

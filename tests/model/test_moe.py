@@ -281,5 +281,7 @@ def test_groups_of_a_token_or_two_are_refused():
     run = partial(made.apply, deterministic=False, rngs={"dropout": jax.random.key(0)})
     with pytest.raises(SettingError, match=r"^MoeLayer.group_tokens = 256: .* of the 1031 tokens"):
         jax.eval_shape(run, {"params": params}, x_BLM, mask_BL)
-    # Where nothing is dropped a group is a row.
-    jax.eval_shape(partial(made.apply, deterministic=True), {"params": params}, x_BLM, mask_BL)
+    # Where nothing is dropped a group is a row, of any length.
+    for B, L in ((1, 1031), (300, 1)):
+        x_BLM, mask_BL = inputs(B=B, L=L, padding=False)
+        jax.eval_shape(partial(made.apply, deterministic=True), {"params": params}, x_BLM, mask_BL)

@@ -22,7 +22,7 @@ from m4.settings import InputError
 from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import write_text
-from m4.storage.metrics_log import read_metrics
+from m4.storage.metrics_log import read_metrics, warn_if_changed
 
 
 def report(experiment: Experiment, *, dense: bool = False) -> Results:
@@ -95,9 +95,11 @@ def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[
     folder = prepare.run_folder(experiment)
     store = Checkpoints(folder / "checkpoints", read_only=True)
     try:
-        seen = store.note(trained_step(folder)).get("seen")
+        note = store.note(trained_step(folder))
     finally:
         store.close()
+    warn_if_changed(folder, note)
+    seen = note.get("seen")
     if seen is None or seen["from_step"]:  # trained before this was counted
         return {}, {}
     total = sum(count["pairs"] for count in seen["languages"].values())

@@ -4,8 +4,10 @@ TensorBoard's files are written by tensorboardX: tf.summary would cost every tra
 TensorFlow's 400 MB.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,25 @@ class Metrics:
     nothing is written (another process does it).
     """
 
-    def __init__(self, folder: Path | None, *, resume_step: int = 0, tensorboard: bool = True):
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        resume_step: int = 0,
+        saved: Mapping[str, Any] | None = None,
+        tensorboard: bool = True,
+    ):
+        """saved: the note of the checkpoint of that step; rows that are not those of `note` are a
+        line on stderr."""
         self._file = self._board = None
+        self._written = hashlib.sha256()
         if folder is None:
             return
+        warn_if_changed(folder, saved or {})
         self._path = Path(folder) / "metrics.jsonl"
-        kept = [row for row in read_metrics(folder) if row["step"] <= resume_step]
-        write_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        text = _text(read_metrics(folder), resume_step)
+        self._written.update(text.encode())
+        write_text(self._path, text)
         self._file = self._path.open("a", encoding="utf-8")
         if tensorboard:
             self._board = SummaryWriter(
@@ -46,8 +60,14 @@ class Metrics:
             row[name] = number if abs(number) < float("inf") else None
             if self._board is not None:
                 self._board.add_scalar(name, number, step)
-        self._file.write(json.dumps(row) + "\n")
+        line = json.dumps(row) + "\n"
+        self._written.update(line.encode())
+        self._file.write(line)
         self._file.flush()
+
+    def note(self) -> dict[str, str]:
+        """For the checkpoint of this step: the SHA-256 of all rows."""
+        return {"metrics": self._written.hexdigest()}
 
     def close(self) -> None:
         if self._file is not None:
@@ -60,6 +80,26 @@ class Metrics:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def warn_if_changed(folder: Path, saved: Mapping[str, Any]) -> None:
+    """A line on stderr where the rows up to a checkpoint are not those that it was saved with.
+
+    saved: its note; of an earlier version of m4 it has no "metrics".
+    """
+    if "metrics" not in saved:
+        return
+    text = _text(read_metrics(folder), saved["step"])
+    if hashlib.sha256(text.encode()).hexdigest() != saved["metrics"]:
+        print(
+            f"{Path(folder) / 'metrics.jsonl'}: its rows up to step {saved['step']} are not those "
+            "that training wrote: lost or changed; curves show what is there",
+            file=sys.stderr,
+        )
+
+
+def _text(rows: Iterable[Mapping[str, Any]], last_step: int) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= last_step)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -51,3 +51,23 @@ def test_a_damaged_row_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl line 2: not JSON"):
         read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["", '{"step": 2, "loss": 2.5}\n', None])
+def test_lost_or_changed_rows_are_one_line(
+    damage: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Metrics(tmp_path, tensorboard=False) as metrics:
+        metrics.write(2, {"loss": 2.0})
+        saved = {**metrics.note(), "step": 2}
+        metrics.write(4, {"loss": 1.0})
+    resumed = {"resume_step": 2, "saved": saved, "tensorboard": False}
+    with Metrics(tmp_path, **resumed) as metrics:  # as it was written
+        assert metrics.note() == {"metrics": saved["metrics"]}
+    assert not capfd.readouterr().err
+    path = tmp_path / "metrics.jsonl"
+    path.unlink() if damage is None else path.write_text(damage)
+    with Metrics(tmp_path, **resumed):
+        pass
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"{path}: its rows up to step 2 are not those that training wrote")

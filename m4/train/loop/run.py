@@ -126,7 +126,7 @@ class TrainingRun:
         latest = distributed.on_primary_then_broadcast(
             "latest checkpoint", lambda: checkpoints.latest
         )
-        saved = {} if latest is None else checkpoints.note(latest)
+        saved = self._saved = {} if latest is None else checkpoints.note(latest)
         if latest is not None:
             check_same(f"{checkpoints.folder}/{latest}", saved, about)
         if sampling is not None:
@@ -182,10 +182,13 @@ class TrainingRun:
         folder = self._folder if distributed.is_primary() else None
         with (
             program.axis_rules(),
-            Metrics(folder, resume_step=start, tensorboard=training.tensorboard) as metrics,
+            Metrics(
+                folder, resume_step=start, saved=self._saved, tensorboard=training.tensorboard
+            ) as metrics,
             contextlib.closing(device_batches(program.mesh, self._stream, start)) as batches,
             StepProfile(training.profile, self._folder, start, training.total_steps) as profile,
         ):
+            self._metrics = metrics
             if self._begun:
                 self._evaluate_first(evaluators, metrics)
             for step in range(start + 1, training.total_steps + 1):
@@ -321,6 +324,7 @@ class TrainingRun:
         learned = {} if self._sampling is None else self._sampling.note()
         step = int(self.state.step)
         counted = {**self._counters.note(), **self._clock.note(), **self._guard.note(step)}
+        counted |= self._metrics.note()
         note = {**self._about, **more, **counted, **learned, **self.stopper.note(), "step": step}
         items = average.items(self.state)
         if self.stopper.best is not None:

@@ -33,7 +33,7 @@ class StepClock:
 
     Attributes:
         step: the one that was dispatched last. phase: "step", "data" (waiting for a batch), or a
-            pause's name. since: when the running step began, `time.monotonic`.
+            pause's name. since: when the running step or pause began, `time.monotonic`.
     """
 
     def __init__(self, flops: Flops | None, started: float, saved: Mapping[str, Any]):
@@ -43,6 +43,7 @@ class StepClock:
         self._waited = 0.0
         self._in_steps = float(saved.get("seconds_in_steps", 0.0))
         self._recent: collections.deque[float] = collections.deque(maxlen=_TYPICAL_STEPS)
+        self._longest: dict[str, float] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -65,9 +66,11 @@ class StepClock:
     @contextlib.contextmanager
     def pause(self, phase: str) -> Iterator[None]:
         """Within it no step runs; the next one begins at its end."""
+        begin = self.since = time.monotonic()  # before the phase: the watchdog reads both
         self.phase = phase
         yield
-        self.since = time.monotonic()  # before the phase: the watchdog reads both
+        self.since = time.monotonic()
+        self._longest[phase] = max(self._longest.get(phase, 0.0), self.since - begin)
         self.phase = "step"
 
     def ended(self, shape: BatchShape) -> None:
@@ -84,6 +87,10 @@ class StepClock:
         """The median of the last steps; 0: there was none."""
         recent = self._recent.copy()
         return statistics.median(recent) if recent else 0.0
+
+    def longest_seconds(self, phase: str) -> float | None:
+        """Of the pauses of that name that have ended; None: there was none."""
+        return self._longest.get(phase)
 
     def row(self) -> dict[str, float]:
         """What a row of metrics says of the steps since the last one (docs/performance.md)."""

@@ -1,4 +1,5 @@
-"""A thread that watches a training run: its heartbeat on disk, and a report of steps that stall."""
+"""A thread that watches a training run: its heartbeat on disk, and a report of what stalls: a step,
+an evaluation, a checkpoint."""
 
 import contextlib
 import faulthandler
@@ -20,6 +21,7 @@ from m4.train.measuring.step_clock import StepClock
 
 HEARTBEAT = "heartbeat.json"
 STALLS = "stalls"
+_OF_A_STEP = ("step", "data")
 # Seconds between two heartbeats.
 PERIOD_SECONDS = 10.0
 # After so many without one a job gives no sign of life. To a store they are uploaded every 30 s.
@@ -29,8 +31,10 @@ SILENT_SECONDS = 120.0
 # stops a stream for a minute or two.
 STALL_SECONDS = 300.0
 STALL_STEPS = 10
-# Elsewhere (compiling, evaluating, saving) minutes are usual.
-_WATCHED = ("step", "data")
+# Evaluating and saving stall when they take longer than both: STALL_SECONDS, ten times the longest
+# so far; the first time, which compiles too: than this. A compilation has no limit.
+FIRST_SECONDS = 1800.0
+_PAUSES = ("evaluate", "save")
 
 
 class Heartbeat(NamedTuple):
@@ -77,11 +81,11 @@ def first_start(folder: Path) -> float:
 
 @contextlib.contextmanager
 def watched(clock: StepClock, folder: Path, started: float) -> Iterator[None]:
-    """Within it the run in `folder` has a heartbeat, and stalled steps are reported.
+    """Within it the run in `folder` has a heartbeat, and stalls are reported.
 
-    The primary process rewrites folder/heartbeat.json every ten seconds, but not while a step
-    stalls: its age says whether the run lives and moves. Every process reports its own stalls, each
-    once, with the stacks of all its threads: on stderr and in folder/stalls.
+    The primary process rewrites folder/heartbeat.json every ten seconds, but not during a stall:
+    its age says whether the run lives and moves. Every process reports its own stalls, each once,
+    with the stacks of all its threads: on stderr and in folder/stalls.
     """
     ended = threading.Event()
     watchdog = _Watchdog(clock, folder, started)
@@ -120,16 +124,23 @@ class _Watchdog:
             print(f"no heartbeat: {error}", file=sys.stderr)
 
     def _stalled(self) -> float | None:
-        """When the step began that stalls."""
+        """When what stalls began."""
         since, phase = self._clock.since, self._clock.phase
-        limit = max(STALL_SECONDS, STALL_STEPS * self._clock.typical_seconds)
-        return since if phase in _WATCHED and time.monotonic() - since > limit else None
+        if phase not in (*_OF_A_STEP, *_PAUSES):
+            return None
+        usual = self._clock.typical_seconds
+        if phase in _PAUSES:
+            usual = self._clock.longest_seconds(phase)
+        limit = FIRST_SECONDS if usual is None else max(STALL_SECONDS, STALL_STEPS * usual)
+        return since if time.monotonic() - since > limit else None
 
     def _report(self, seconds: float) -> None:
         clock, process = self._clock, jax.process_index()
+        phase = clock.phase
+        what = f"step {clock.step}" if phase in _OF_A_STEP else f"{phase} at step {clock.step}"
         text = (
-            f"step {clock.step} has been running for {seconds:.0f} s "
-            f"(phase {clock.phase}, process {process}; a step takes {clock.typical_seconds:.3g} s)"
+            f"{what} has been running for {seconds:.0f} s "
+            f"(phase {phase}, process {process}; a step takes {clock.typical_seconds:.3g} s)"
         )
         path = self._folder / STALLS / f"step_{clock.step}.process_{process}.txt"
         try:

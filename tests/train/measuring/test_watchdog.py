@@ -17,6 +17,7 @@ from m4.train.measuring.step_clock import StepClock
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 0.01)
     monkeypatch.setattr(watchdog, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(watchdog, "FIRST_SECONDS", 0.5)
 
 
 def a_step_that_waits_for_ever(ended: threading.Event) -> None:
@@ -72,6 +73,30 @@ def test_compiling_evaluating_and_saving_are_no_stalls(tmp_path: Path) -> None:
             beat = json.loads((tmp_path / "heartbeat.json").read_text(encoding="utf-8"))
             assert beat["phase"] == phase
     assert not (tmp_path / "stalls").exists()
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "save"])
+def test_a_pause_that_hangs_is_a_stall(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], phase: str
+) -> None:
+    clock = StepClock(None, time.time(), {})
+    clock.step = 7
+    with watchdog.watched(clock, tmp_path, 0.0), clock.pause(phase):
+        until((tmp_path / "stalls").is_dir)
+        until(lambda: "(phase" in capsys.readouterr().err)
+    (report,) = (tmp_path / "stalls").iterdir()
+    assert report.read_text(encoding="utf-8").startswith(f"{phase} at step 7 has been running for")
+
+
+def test_a_pause_is_compared_with_the_longest_of_its_kind(tmp_path: Path) -> None:
+    clock = StepClock(None, time.time(), {})
+    clock._longest["evaluate"] = 100.0
+    with watchdog.watched(clock, tmp_path, 0.0), clock.pause("evaluate"):
+        clock.since = time.monotonic() - 900.0
+        time.sleep(0.1)
+        assert not (tmp_path / "stalls").exists()
+        clock.since = time.monotonic() - 1100.0
+        until((tmp_path / "stalls").is_dir)
 
 
 def test_a_step_is_compared_with_typical_ones(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def train_in_worker(experiment: Experiment, identity: Mapping[str, Any]) -> tupl
 
     before = signals.install()
     try:
+        signals.check()
         return train_one(experiment, identity, jax.devices(), report)
     finally:
         for number, handler in before.items():

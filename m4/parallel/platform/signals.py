@@ -101,6 +101,18 @@ def held(condition: Callable[[], bool] = lambda: True) -> Iterator[None]:
         _state.holds.remove(condition)
 
 
+def check() -> None:
+    """Raises Stopped where a signal has come before: for a worker's next task."""
+    if _state.first is not None:
+        raise _stopped()
+
+
+def _stopped() -> Stopped:
+    error = Stopped()
+    error.status = 128 + (_state.first or signal.SIGINT)
+    return error
+
+
 def status_of(error: BaseException) -> int | None:
     """The exit status where a signal caused the error, or one before it in its chain; else None."""
     seen: BaseException | None = error
@@ -115,11 +127,9 @@ def _stop(number: int, _frame: object) -> None:
     if _state.raised and number != signal.SIGINT:
         return  # only a second Ctrl-C interrupts what the first signal has begun
     notice(number)
-    error = Stopped()
-    error.status = 128 + (_state.first or number)
     # C++ that called Python may not be left by an exception: it aborts.
     ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
-    raise error
+    raise _stopped()
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)

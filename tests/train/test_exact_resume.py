@@ -1,0 +1,238 @@
+"""A run that is interrupted at any moment and started again is, bit for bit, one that was not."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from m4.data.cache import cache as caches
+from m4.data.corpus import CorpusSpec
+from m4.data.samplers.learned import Learned
+from m4.data.samplers.uniform import uniform
+from m4.data.stream import mixture
+from m4.data.stream.stream import Stream
+from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.steps import latest_step
+from m4.train import average
+from m4.train.loop.run import Evaluator, Interrupted
+from m4.train.optimizer import adamw
+from m4.train.sampling import LearnedSampling
+from tests.data.corpus import Made
+from tests.train.test_step import SHALLOW, mesh_of
+from tests.train.trainers import program_of, timeless_rows, train
+
+ROWS = 8
+CHECKPOINT_PERIOD = 3
+
+
+class Interruption(NamedTuple):
+    """A signal to the process that trains, `seconds` after its `steps`-th step; 0: after it began
+    to take up the checkpoint."""
+
+    number: int
+    steps: int
+    seconds: float
+
+
+def run(
+    folder: Path,
+    corpus: Path,
+    mesh: Sequence[int],
+    total_steps: int,
+    interruption: Interruption | None = None,
+) -> None:
+    """Trains packed batches with dropout, experts, averaged parameters and a learned sampler."""
+    cache = caches.Cache(corpus)
+    sampler = Learned(start=uniform, step_size=1.0)
+
+    def measure(params: Any) -> dict[str, float]:
+        """Some number of the weights for each direction, that moves as they do; rounded, because
+        another mesh must draw the same pairs."""
+        sums = [float(np.abs(np.asarray(leaf)).sum()) for leaf in jax.tree.leaves(params)]
+        return {f"dev/nll/{name}": 1 + round(sums[i], 2) for i, name in enumerate(cache.directions)}
+
+    left = [0 if interruption is None else interruption.steps]
+
+    def interrupt(_: Any) -> dict[str, float]:
+        if interruption is not None and left[0] == 0:
+            one = threading.Timer(interruption.seconds, os.kill, (os.getpid(), interruption.number))
+            one.daemon = True
+            one.start()
+        left[0] -= 1
+        return {}
+
+    interrupt(None)
+    # Groups of four steps: the sampler's rates hold from the next one on.
+    make = functools.partial(Stream, seed=1, batch_rows=ROWS)
+    stream = mixture.make_stream(cache, sampler, "tokens", total_steps, make)
+    unit = mixture.units(cache, "tokens")
+    sampling = LearnedSampling(
+        sampler,
+        sampler(mixture.sizes(cache, "tokens")),
+        lambda rates: mixture.pair_rates(rates, unit),
+        stream,
+        {},
+    )
+    train(
+        folder,
+        model_of(cache),
+        stream,
+        mesh_of(*mesh),
+        optimizer,
+        total_steps=total_steps,
+        checkpoint_period=CHECKPOINT_PERIOD,
+        log_period=1,
+        evaluators=[Evaluator(4, measure), Evaluator(1, interrupt)],
+        sampling=sampling,
+    )
+
+
+optimizer = functools.partial(average.averaged, optimizer=functools.partial(adamw))
+
+
+def model_of(cache: caches.Cache) -> Any:
+    size = -(-cache.source_vocabulary.size // 8) * 8
+    return SHALLOW.clone(vocab_size=size, dropout_rate=0.1)
+
+
+def run_in_process(*arguments: Any) -> None:
+    """The process's own work; its group of steps is small, so that rates change within the run."""
+    from m4.data.stream import stream
+
+    stream._GROUP_ROWS = 4 * ROWS
+    try:
+        run(*arguments)
+    except Interrupted:
+        sys.exit(130)
+
+
+def trained(
+    folder: Path,
+    corpus: Path,
+    total_steps: int,
+    meshes: Sequence[Sequence[int]],
+    interruptions: Sequence[Interruption] = (),
+) -> list[int]:
+    """Trains, on the i-th mesh until the i-th interruption, then to the end; how each ended."""
+    # A server that has imported all of it, and started nothing, makes the processes.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ends = []
+    for mesh, interruption in zip(meshes, [*interruptions, None], strict=True):
+        arguments = (folder, corpus, tuple(mesh), total_steps, interruption)
+        process = context.Process(target=run_in_process, args=arguments)
+        process.start()
+        process.join()
+        assert process.exitcode is not None
+        ends.append(process.exitcode)
+    assert ends[-1] == 0
+    assert latest_step(folder / "checkpoints") == total_steps
+    return ends
+
+
+def arrays(folder: Path, corpus: Path) -> dict[str, np.ndarray]:
+    """Everything that the last checkpoint holds: parameters, optimizer, averages."""
+    cache = caches.Cache(corpus)
+    step = latest_step(folder / "checkpoints")
+    assert step is not None
+    program = program_of(
+        model_of(cache), mesh_of(1, 1), optimizer(step), directions=len(cache.directions)
+    )
+    wanted = {name: shapes(tree) for name, tree in average.items(program.new_state()).items()}
+    store = Checkpoints(folder / "checkpoints", read_only=True)
+    found = store.restore(step, wanted)
+    store.close()
+    assert {"params", "optimizer", "average"} <= found.keys()
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(found)[0]
+    }
+
+
+def assert_bit_equal(folder: Path, whole: Path, corpus: Path) -> None:
+    assert timeless_rows(folder) == timeless_rows(whole)
+    ours, theirs = arrays(folder, corpus), arrays(whole, corpus)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+    # And a save that was killed in the middle is cleaned up.
+    assert all(path.name.isdecimal() for path in (folder / "checkpoints").iterdir())
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus") / "data"
+    sizes = {"gl": 60, "de": 120}
+    lengths = {"inputs": 64, "targets": 64}
+    CorpusSpec(Made(sizes), vocabulary_size=300, lengths=lengths).build(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_resume_after_sigkill_and_sigterm_is_bit_equal(tmp_path: Path, corpus: Path) -> None:
+    interruptions = [Interruption(signal.SIGKILL, 4, 0.0), Interruption(signal.SIGTERM, 2, 0.0)]
+    mesh = (2, 2)
+    ends = trained(tmp_path / "parts", corpus, 9, [mesh] * 3, interruptions)
+    assert ends == [-signal.SIGKILL, 130, 0]
+    trained(tmp_path / "whole", corpus, 9, [mesh])
+    assert_bit_equal(tmp_path / "parts", tmp_path / "whole", corpus)
+
+
+def random_interruptions(count: int, seed: int) -> list[Interruption]:
+    """Half of them SIGKILL. Within steps, evaluations, saves; a quarter within the start-up."""
+    rng = random.Random(seed)
+    numbers = [signal.SIGKILL, signal.SIGTERM] * count
+    return [
+        Interruption(numbers[i], rng.choice([0, 2, 3, 4]), rng.uniform(0.0, 0.3))
+        if i % 4
+        else Interruption(numbers[i], 0, rng.uniform(0.0, 4.0))
+        for i in range(count)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_twenty_random_interruptions_are_bit_equal(tmp_path: Path, corpus: Path) -> None:
+    steps, mesh = 60, (2, 2)
+    ends = trained(tmp_path / "parts", corpus, steps, [mesh] * 21, random_interruptions(20, seed=0))
+    print(ends)
+    assert sum(end != 0 for end in ends) >= 18, ends
+    trained(tmp_path / "whole", corpus, steps, [mesh])
+    assert_bit_equal(tmp_path / "parts", tmp_path / "whole", corpus)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_other_device_counts_resume_within_a_millionth(tmp_path: Path, corpus: Path) -> None:
+    """8 -> 4 -> 2 -> 1 and back: sums over devices are rounded in another order."""
+    meshes = [(2, 4), (2, 2), (1, 2), (1, 1), (2, 1), (4, 1), (8, 1)]
+    kills = [signal.SIGTERM, signal.SIGKILL] * 3
+    interruptions = [Interruption(number, 4, 0.0) for number in kills]
+    ends = trained(tmp_path / "parts", corpus, 30, meshes, interruptions)
+    assert ends == [130, -signal.SIGKILL] * 3 + [0]
+    trained(tmp_path / "whole", corpus, 30, [(2, 4)])
+    ours, theirs = timeless_rows(tmp_path / "parts"), timeless_rows(tmp_path / "whole")
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
+    far = 0.0
+    for row, other in zip(ours, theirs, strict=True):
+        for name in (name for name in row if name.startswith(("loss", "nll", "rate", "share"))):
+            far = max(far, abs(row[name] - other[name]) / max(abs(other[name]), 1.0))
+    values, others = arrays(tmp_path / "parts", corpus), arrays(tmp_path / "whole", corpus)
+    for name, value in values.items():
+        if np.issubdtype(value.dtype, np.floating) and name.startswith(("['params']", "['av")):
+            apart = np.abs(value.astype(np.float64) - others[name]).max()
+            far = max(far, float(apart))
+    print(far)
+    assert far < 1e-6

@@ -1,0 +1,123 @@
+"""A signal at any moment of a job, from its first import on, ends it within seconds; nothing is
+lost: the same command makes what an undisturbed one makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import TINY, contents
+from tests.descendants import descendants
+from tests.train.trainers import timeless_rows
+
+# One device, as on a machine without an accelerator.
+ALONE = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+RESUME = "interrupted; run the same command to resume"
+# What shells make of a process that a signal has ended.
+STATUSES = {number: (128 + number, -number) for number in (signal.SIGINT, signal.SIGTERM)}
+SECONDS = 30.0
+
+
+def command(job: str, folder: Path, *more: str) -> list[str]:
+    return ["-m", "m4", job, f"--gin_file={TINY}", f"--model_dir={folder}", *more]
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("m4.settings", signal.SIGINT),
+        ("numpy", signal.SIGTERM),
+        ("jax", signal.SIGINT),
+        ("flax.core", signal.SIGTERM),
+        ("orbax.checkpoint", signal.SIGINT),
+    ],
+)
+def test_a_signal_during_start_up_ends_the_job(
+    tmp_path: Path, moment: str, number: signal.Signals
+) -> None:
+    """Sent when an import has just ended: Python lists each, on stderr."""
+    words = [sys.executable, "-X", "importtime", *command("train", tmp_path / "model")]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ALONE) as job:
+        assert job.stderr is not None
+        for line in job.stderr:
+            if line.rpartition("|")[2].strip() == moment:
+                break
+        job.send_signal(number)
+        rest = [line for line in job.stderr if not line.startswith("import time:")]
+        assert job.wait(SECONDS) == 128 + number
+    assert rest[-1].endswith(f"{RESUME}\n")
+    assert "Traceback" not in "".join(rest)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", STATUSES)
+def test_thirty_signals_over_a_whole_demo_lose_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Start-up, corpus, vocabulary, compiling, steps, saving, baselines, decoding, report."""
+    whole = tmp_path / "whole"
+    began = time.monotonic()
+    subprocess.run([sys.executable, *command("demo", whole)], env=ALONE, check=True)
+    longest = time.monotonic() - began
+    rng = random.Random(int(number))
+    moments = [(i + rng.random()) / 30 * longest for i in range(30)]
+    rng.shuffle(moments)
+    folder, ends = tmp_path / "parts", []
+    for seconds in moments:
+        job = subprocess.Popen(
+            [sys.executable, *command("demo", folder)],
+            env={**ALONE, "M4_TEST": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            said = job.communicate(timeout=seconds)[0]
+        except subprocess.TimeoutExpired:
+            job.send_signal(number)
+            began = time.monotonic()
+            said = job.communicate(timeout=60)[0]
+            ends.append((round(seconds, 2), job.returncode, round(time.monotonic() - began, 2)))
+            # Python's own start, before m4's first line, has a status of its own.
+            expected = (0, 130, *STATUSES[number], *([1] if seconds < 0.5 else []))
+            assert job.returncode in expected, (ends, said)
+        if job.returncode == 0:
+            assert_same(folder, whole)
+            shutil.rmtree(folder)
+        until = time.monotonic() + 30
+        while left := descendants(tmp_path):
+            assert time.monotonic() < until, (left, said)
+            time.sleep(0.1)
+    print(ends)
+    subprocess.run([sys.executable, *command("demo", folder)], env=ALONE, check=True)
+    assert_same(folder, whole)
+    assert sum(status != 0 for _, status, _ in ends) >= 20, ends
+
+
+def assert_same(folder: Path, whole: Path) -> None:
+    """Corpus, losses, translations and scores."""
+    for run in (Path(), *(path.relative_to(whole) for path in whole.glob("baselines/*.*"))):
+        if (whole / run / "metrics.jsonl").exists():
+            assert timeless_rows(folder / run) == timeless_rows(whole / run), run
+    kept = ("data/", "decodes/", "baselines/")
+    ours, theirs = (
+        {k: v for k, v in contents(one).items() if k.startswith(kept) and k.endswith((".npy", "l"))}
+        for one in (folder, whole)
+    )
+    theirs = {k: v for k, v in theirs.items() if not k.endswith("metrics.jsonl")}
+    assert {k: ours.get(k) for k in theirs} == theirs
+    scores = [
+        [{**json.loads(line), "config": ""} for line in (one / "scores.jsonl").open()]
+        for one in (folder, whole)
+    ]
+    assert scores[0] == scores[1]

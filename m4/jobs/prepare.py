@@ -12,7 +12,7 @@ from rich.console import Console
 
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
-from m4.data.samplers.learned import Learned
+from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream, batch_shapes
 from m4.eval.scoring.groups import LEVELS
@@ -71,13 +71,7 @@ def check_sizes(experiment: Experiment) -> Mesh:
     """
     training, lengths = experiment.training, experiment.data.corpus.lengths
     mesh = training.mesh()
-    if isinstance(experiment.data.sampler, Learned) and training.dev_period >= training.total_steps:
-        raise SettingError(
-            "Training.dev_period",
-            training.dev_period,
-            f"less than total_steps = {training.total_steps}: a learned sampler learns from the "
-            "evaluations within training",
-        )
+    _check_learned(experiment)
     training.optimizer(training.total_steps)
     stream = experiment.data.stream
     shapes = batch_shapes(
@@ -94,6 +88,26 @@ def check_sizes(experiment: Experiment) -> Mesh:
     program = trainer_of(general, _expected_model(experiment), _DIRECTIONS, mesh, shapes).program
     _ = program.shardings
     return mesh
+
+
+def _check_learned(experiment: Experiment) -> None:
+    """SettingError: a sampler that learns has nothing to learn from."""
+    training, sampler = experiment.training, experiment.data.sampler
+    if not isinstance(sampler, Learned):
+        return
+    setting, period = "Training.dev_period", training.dev_period
+    if sampler.reads == ALIGNMENT:
+        if training.cosines is None:
+            allowed = "measured for the signal alignment: @cosines.GradientCosines()"
+            raise SettingError("Training.cosines", None, allowed)
+        setting, period = "GradientCosines.period", training.cosines.period
+    if period >= training.total_steps:
+        raise SettingError(
+            setting,
+            period,
+            f"less than total_steps = {training.total_steps}: a learned sampler learns from the "
+            "evaluations within training",
+        )
 
 
 def _check_directions(experiment: Experiment) -> None:
@@ -179,7 +193,7 @@ def trainer_of(
         directions,
         training.mesh() if mesh is None else mesh,
         batch_shapes,
-        None if cache is None else directions_of(experiment, cache),
+        None if cache is None else known_of(experiment, cache, directions),
     )
 
 
@@ -190,10 +204,12 @@ def decoding_layout(
     return trainer_of(experiment, model, directions).layout()
 
 
-def directions_of(experiment: Experiment, cache: Cache) -> Directions:
-    """The directions with their training pairs and levels."""
-    sizes = {name: cache.size(language_of(name), "train") for name in cache.directions}
-    return Directions(cache.directions, sizes, levels_of(experiment, cache))
+def known_of(experiment: Experiment, cache: Cache, directions: Sequence[str]) -> Directions:
+    """Directions with their training pairs and levels."""
+    sizes = {name: cache.size(language_of(name), "train") for name in directions}
+    levels = levels_of(experiment, cache).items()
+    inside = {level: [d for d in members if d in sizes] for level, members in levels}
+    return Directions(directions, sizes, inside)
 
 
 def levels_of(experiment: Experiment, cache: Cache) -> dict[str, list[str]]:

@@ -2,15 +2,16 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import Mesh
 
 from m4.data.cache.cache import Cache
-from m4.data.samplers.learned import Learned
+from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import train_pairs
-from m4.experiment import Experiment
+from m4.experiment import Experiment, Training, identity
 from m4.jobs import prepare
 from m4.jobs.checkpoints.initial import beginning, check_beginning
 from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
@@ -24,6 +25,7 @@ from m4.storage.steps import whole_step
 from m4.train.loop.run import Evaluator
 from m4.train.measuring.dev import dev_loss
 from m4.train.measuring.step_clock import Flops
+from m4.train.multitask.cosines import gradient_cosines
 from m4.train.sampling import LearnedSampling
 
 
@@ -64,12 +66,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
         trainer.run(
             folder,
             stream,
-            evaluators=[
-                Evaluator(
-                    training.dev_period,
-                    dev_loss(cache, stream, model, mesh, training.dev_pairs),
-                )
-            ],
+            evaluators=_evaluators(experiment, cache, stream, model, mesh),
             sampling=_learned(experiment, cache, stream),
             groups=prepare.levels_of(experiment, cache),
             note={
@@ -83,6 +80,20 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
             progress=bar,
         )
     return folder
+
+
+def _evaluators(
+    experiment: Experiment, cache: Cache, stream: Stream, model: Transformer, mesh: Mesh
+) -> list[Evaluator]:
+    """Dev losses and, where they are asked for, cosines of gradients."""
+    training = experiment.training
+    losses = dev_loss(cache, stream, model, mesh, training.dev_pairs)
+    made = [Evaluator(training.dev_period, losses)]
+    if (cosines := training.cosines) is not None:
+        known = prepare.known_of(experiment, cache, stream.directions)
+        run = gradient_cosines(cache, stream, model, mesh, cosines, known)
+        made.append(Evaluator(cosines.period, run))
+    return made
 
 
 def _flops(model: Transformer, stream: Stream, mesh: Mesh) -> Flops:
@@ -103,5 +114,14 @@ def _learned(experiment: Experiment, cache: Cache, stream: Stream) -> LearnedSam
         start,
         lambda rates: mixture.pair_rates(rates, unit),
         stream,
-        {"Training.dev_period": training.dev_period, "Training.dev_pairs": training.dev_pairs},
+        _measured(training, data.sampler),
     )
+
+
+def _measured(training: Training, sampler: Learned) -> dict[str, Any]:
+    """The settings that decide when and on what a sampler learns."""
+    if sampler.reads == ALIGNMENT and (cosines := training.cosines) is not None:
+        periods = {"period": cosines.period, "pairs": cosines.pairs}
+        about = {**periods, "groups": identity(cosines.groups)}
+        return {f"GradientCosines.{name}": value for name, value in about.items()}
+    return {"Training.dev_period": training.dev_period, "Training.dev_pairs": training.dev_pairs}

@@ -31,7 +31,8 @@ MEASURE = "dev/nll"
 
 
 class Checkpoints:
-    """The folder `checkpoints/<step>/` of a model: items params, optimizer, average, best, note.
+    """The folder `checkpoints/<step>/` of a model: items params, optimizer, groups, average, best,
+    note.
 
     `average` are averaged parameters, where the optimizer makes them (`m4.train.average`), `best`
     those of the best evaluation so far, where there is early stopping.
@@ -79,7 +80,7 @@ class Checkpoints:
             )
         self._manager = ocp.CheckpointManager(
             self.folder,
-            item_names=("params", "optimizer", "average", "best", "note"),
+            item_names=("params", "optimizer", "groups", "average", "best", "note"),
             item_handlers={manifest.ITEM: hashing},
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=managers.AnyPreservationPolicy(policies),

@@ -70,8 +70,11 @@ class LearnedSampling:
 
         Returns:
             The row to log: "weight/<direction>", relative to the start and at most 1, and
-            "rate/<direction>", the new rates in the sampler's unit.
+            "rate/<direction>", the new rates in the sampler's unit. {}: nothing that it learns from
+            was measured.
         """
+        if not any(name.startswith(self._sampler.reads) for name in measured):
+            return {}
         self._state = self._sampler.update(self._state, measured)
         rates = self._sampler.rates(self._state, self._start)
         pairs = self._pair_rates(rates)

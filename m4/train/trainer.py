@@ -88,6 +88,8 @@ class Trainer:
     def check_directions(self) -> None:
         """SettingError: a setting that names a direction which is not the trainer's."""
         _ = self.loss_weights, self.groups
+        if self.training.cosines is not None:
+            self.training.cosines.of(self._known)
 
     @functools.cached_property
     def groups(self) -> DirectionGroups | None:

@@ -25,12 +25,13 @@ from m4.settings import (
 from m4.train.bad_steps import ACTIONS, DEFAULT, BadSteps
 from m4.train.early_stopping import EarlyStopping
 from m4.train.initial import InitialModel
+from m4.train.multitask.cosines import GradientCosines
 from m4.train.multitask.factors import Factors
 from m4.train.multitask.grouped import Surgery
 from m4.train.step import RNGS
 
 # The settings that name directions, or group them.
-BY_DIRECTION = ("loss_weights", "learning_rates", "gradients")
+BY_DIRECTION = ("loss_weights", "learning_rates", "gradients", "cosines")
 
 
 @checked
@@ -54,6 +55,8 @@ class Training:
             direction (Jean et al. 2019, arXiv 1909.06434, implicit schedules).
         gradients: alters the gradients of groups of directions for each other's sake,
             `m4.train.multitask.pcgrad.PCGrad` or `vaccine.GradientVaccine`; None: as they are.
+        cosines: how often the gradients of groups of directions are compared
+            (`m4.train.multitask.cosines`); None: never.
         label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor, rng, grad_accum_steps: see
             `m4.train.step.make_train_step`.
         checkpoint_period: steps between checkpoints. keep_checkpoints: the last so many stay;
@@ -99,6 +102,7 @@ class Training:
     dev_period: Annotated[Period, MUTABLE] = 1000
     dev_pairs: Annotated[Period, MUTABLE] = 200
     early_stopping: Annotated[EarlyStopping | None, FROM_NOW_ON] = None
+    cosines: Annotated[GradientCosines | None, MUTABLE] = None
     initial: InitialModel | None = None
     on_bad_step: Annotated[str, OneOf(ACTIONS), FROM_NOW_ON] = "stop"
     bad_steps: Annotated[BadSteps, FROM_NOW_ON] = DEFAULT
@@ -110,9 +114,10 @@ class Training:
         ):
             allowed = "the first and the last step of a trace, such as (100, 103), or None"
             raise SettingError("Training.profile", self.profile, allowed)
-        if isinstance(self.gradients, type):
-            made = f"@{self.gradients.__name__}() with brackets: one that is made"
-            raise SettingError("Training.gradients", self.gradients, made)
+        surgery = self.gradients
+        if surgery is not None and (isinstance(surgery, type) or not hasattr(surgery, "weights")):
+            allowed = "one that is made, with brackets: @pcgrad.PCGrad()"
+            raise SettingError("Training.gradients", surgery, allowed)
         shorter, longer = sorted((self.checkpoint_period, self.dev_period))
         if self.keep_best and longer % shorter:
             raise SettingError(

@@ -30,6 +30,7 @@ MEANT = {
     "Training.loss_weights": ["None"],
     "Training.learning_rates": ["None"],
     "Training.gradients": ["None"],
+    "Training.cosines": ["None"],
     "Training.initial": ["None"],
     "Training.profile": ["None"],
     "Data.about": ["'x'", "None"],

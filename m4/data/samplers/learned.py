@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Protocol
@@ -20,8 +21,7 @@ class Signal(Protocol):
     `before` and `now` are the numbers of two evaluations by name, as they stand in metrics.jsonl
     ("dev/nll/en-gl"). The result has the directions that the signal knows something of; higher
     is "more of this". Only the order and the proportions of the rewards count: they are centred
-    and scaled. Gradient alignment (Wang et al. 2020, MultiDDS) is a signal too: an evaluator
-    writes the cosines, the signal reads them.
+    and scaled.
     """
 
     def __call__(
@@ -29,7 +29,8 @@ class Signal(Protocol):
     ) -> dict[str, float]: ...
 
 
-_DEV = "dev/nll/"
+# Of the names of what is measured.
+_DEV, ALIGNMENT = "dev/nll/", "gradients/alignment/"
 
 
 @configurable
@@ -57,6 +58,24 @@ def loss(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, flo
     return {k.removeprefix(_DEV): value for k, value in now.items() if k.startswith(_DEV)}
 
 
+@configurable
+def alignment(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """The mean cosine of a direction's gradient with those of the other groups: more of what helps
+    others. `Training.cosines` measures it, and says which directions are a group.
+
+    Source: Wang, Tsvetkov and Neubig 2020 (MultiDDS, arXiv 2004.06748), section 3: a language's
+    reward is the cosine of its gradient and the dev gradients, averaged over languages. Here both
+    gradients are of dev sentences, a group's own is left out (it would be 1), and weights follow by
+    Hedge instead of by policy gradients.
+    """
+    named = now.items()
+    return {k.removeprefix(ALIGNMENT): value for k, value in named if k.startswith(ALIGNMENT)}
+
+
+# What a signal of this file reads.
+_READS: dict[Any, str] = {improvement: _DEV, loss: _DEV, alignment: ALIGNMENT}
+
+
 @checked
 @dataclasses.dataclass(frozen=True)
 class Learned:
@@ -66,7 +85,8 @@ class Learned:
     beginning. Rewards are centred (a direction that the signal does not know keeps its weight) and
     divided by the largest, so that step_size is the most that the logarithm of a weight moves at
     once. All directions are measured each time, so nothing has to be explored: this is Hedge, not a
-    bandit. Weights change with evaluations only: `Training.dev_period` is their period.
+    bandit. Weights change with evaluations only: `Training.dev_period` is their period, or that
+    of `Training.cosines`.
 
     Source: Hedge, Freund and Schapire 1997, section 2; the floor is the mixing of Exp3, Auer et
     al. 2002, with `start` in the place of the uniform distribution.
@@ -93,6 +113,11 @@ class Learned:
         """What is known before the first evaluation: nothing. JSON, and so is what `update` makes
         of it: a checkpoint holds it, and a resumed run continues from the same numbers."""
         return {"log_weights": {}, "measured": {}}
+
+    @property
+    def reads(self) -> str:
+        """How the names begin that the signal reads; "" of a signal that is not of this file."""
+        return _READS.get(inspect.unwrap(self.signal), "")
 
     def update(self, state: State, measured: Mapping[str, float]) -> State:
         """The state after an evaluation; a signal that compares two has nothing at the first."""

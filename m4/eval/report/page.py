@@ -68,11 +68,13 @@ def page(
     samples: int,
     experts: Sequence[Mapping[str, Any]] = (),
     by_step: Sequence[Mapping[str, Any]] = (),
+    cosines: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The text of report.html, self-contained (`m4.html.render`).
 
     images: the plot as PNG, 'light' and 'dark'. experts: {title, images, alarms} of each atlas.
     by_step: {split, images, best} of each curve, best: its row.
+    cosines: {system, step, images, names} of each heat map of gradients.
     """
     filters = {"signed": lambda value: f"{value:+.1f}".replace("-", "−"), "tag": language_tag}
     metric = rows[0].metric
@@ -93,6 +95,7 @@ def page(
         images=data_uris(images),
         experts=[{**one, "images": data_uris(one["images"])} for one in experts],
         by_step=[{**one, "images": data_uris(one["images"])} for one in by_step],
+        cosines=[{**one, "images": data_uris(one["images"])} for one in cosines],
         theme={"light": LIGHT, "dark": DARK},
         tables=_delta_tables(rows, means),
         related=sorted({(r.name, *(describe(c).name for c in r.near_clones))

@@ -79,7 +79,7 @@ def write_results(
     background, experts = background or Background(), _experts(folder, split)
     text = page(
         measured, rows, means, scores, train_pairs, images, background, subsets or {}, levels,
-        samples, experts, _by_step(folder),
+        samples, experts, _by_step(folder), _cosines(background),
     )  # fmt: skip
     with whole(written.html) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
@@ -98,6 +98,21 @@ def _by_step(folder: Path) -> list[dict[str, Any]]:
         images = {"light": png(by_step.figure(mine)), "dark": png(by_step.figure(mine, DARK))}
         best = next((row for row in mine if row["best"]), None)
         found.append({"split": split, "images": images, "best": best})
+    return found
+
+
+def _cosines(background: Background) -> list[dict[str, Any]]:
+    """The last cosines of each system's training, for the page; of systems that measured them."""
+    from m4.eval.report import cosines
+    from m4.eval.report.figures import png
+
+    found = []
+    for system, rows in background.curves.items():
+        if (one := cosines.last(rows)) is not None:
+            images = {"light": png(cosines.figure(one)), "dark": png(cosines.figure(one, DARK))}
+            shown = zip(cosines.labels(one.names), one.names, strict=True)
+            longer = [(label, name) for label, name in shown if label != name]
+            found.append({"system": system, "step": one.step, "images": images, "names": longer})
     return found
 
 

@@ -302,8 +302,10 @@ class TrainingRun:
                 self.stopper.evaluated(step, values, params)
                 measured |= values if due else {}
                 self._measured |= values
-        if self._sampling is not None and measured:
-            metrics.write(step, self._sampling.evaluated(step, measured))
+        if self._sampling is None or not measured:
+            return
+        if learned := self._sampling.evaluated(step, measured):
+            metrics.write(step, learned)
 
     def _evaluate_first(self, evaluators: Sequence[Evaluator], metrics: Metrics) -> None:
         """Before the first step: what the other model's parameters are worth here."""

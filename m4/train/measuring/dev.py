@@ -1,6 +1,6 @@
 """Losses on dev sentences during training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -25,8 +25,6 @@ def dev_loss(
     Packed rows of the training batch's shape; at most `limit` pairs a direction.
     """
     directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
-    # A gate may know directions by number: here they are those of training.
-    number = np.array([stream.directions.index(d) for d in directions], np.int32)
     jitted = jax.jit(
         make_eval_step(model, directions=len(stream.directions)),
         out_shardings=NamedSharding(mesh, PartitionSpec()),  # every process reads the sums
@@ -38,23 +36,36 @@ def dev_loss(
             return {}
         nll_D = tokens_D = np.zeros(len(stream.directions))
         with axis_rules_context(mesh):
-            for batch in evaluation_batches(
-                cache,
-                directions,
-                "dev",
-                stream.batch_rows,
-                stream.source_length,
-                stream.target_length,
-                pack=True,
-                limit=limit,
-            ):
-                for name in ("direction_ids", "encoder_direction_ids"):
-                    batch[name] = number[batch[name]]
-                sums = jax.device_get(compiled(params, to_global(mesh, host_rows(mesh, batch))))
+            for batch in dev_batches(cache, stream, mesh, limit):
+                sums = jax.device_get(compiled(params, batch))
                 nll_D, tokens_D = nll_D + sums["nll_sum_D"], tokens_D + sums["tokens_D"]
         result = {"dev/nll": float(nll_D.sum() / max(tokens_D.sum(), 1))}
-        for direction, i in zip(directions, number, strict=True):
+        for direction in directions:
+            i = stream.directions.index(direction)
             result[f"dev/nll/{direction}"] = float(nll_D[i] / max(tokens_D[i], 1))
         return result
 
     return run
+
+
+def dev_batches(
+    cache: Cache, stream: Stream, mesh: Mesh, limit: int | None
+) -> Iterator[dict[str, jax.Array]]:
+    """The dev sentences of the stream's directions over the mesh, in packed rows of the training
+    batch's shape; at most `limit` pairs a direction."""
+    directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
+    # A gate may know directions by number: here they are those of training.
+    number = np.array([stream.directions.index(d) for d in directions], np.int32)
+    for batch in evaluation_batches(
+        cache,
+        directions,
+        "dev",
+        stream.batch_rows,
+        stream.source_length,
+        stream.target_length,
+        pack=True,
+        limit=limit,
+    ):
+        for name in ("direction_ids", "encoder_direction_ids"):
+            batch[name] = number[batch[name]]
+        yield to_global(mesh, host_rows(mesh, batch))

@@ -85,10 +85,3 @@ def spread(w_nG: Array, x_G: Array) -> Array:
 def _parts_of_stacked(stacked: Any, granularity: str) -> tuple[int, list[tuple[slice, bool]]]:
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacked)
     return parts(first, granularity)
-
-
-def cosines(gram_GG: Array) -> Array:
-    """Cosines of the angles; 0 where a group has no gradient."""
-    norm_G = jnp.sqrt(jnp.diagonal(gram_GG, axis1=-2, axis2=-1))
-    product_GG = norm_G[..., :, None] * norm_G[..., None, :]
-    return jnp.where(product_GG > 0, gram_GG / jnp.where(product_GG > 0, product_GG, 1.0), 0.0)

@@ -52,6 +52,12 @@ class DirectionGroups:
     coarse_HG: Floats
     rates_G: Floats | None
 
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[str]], directions: Directions) -> DirectionGroups:
+        """Groups whose gradients are compared, not altered."""
+        members_GD = np.array([[d in one for d in directions.names] for one in groups], np.float32)
+        return cls(None, [], members_GD, np.eye(len(groups), dtype=np.float32), None)
+
     def losses(self, loss_BT: Array, weights_BT: Array, ids_BT: Array, shared: Any) -> Array:
         """[G]: the groups' losses. shared: what all tokens make together, of which each group has
         its tokens' share; weights_BT: 1 where a token counts."""

@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from m4.data.corpus import CorpusSpec
+from m4.data.stream.stream import Stream
 from m4.model.gates.switch import switch
 from m4.parallel.host_batches import to_global
 from m4.settings import SettingError
@@ -15,9 +17,11 @@ from m4.train.average import averaged
 from m4.train.multitask.groups import Listed, by_language, by_side
 from m4.train.multitask.pcgrad import PCGrad
 from m4.train.multitask.vaccine import GradientVaccine
+from m4.train.optimizer import adamw
 from m4.train.trainer import Trainer
+from tests.data.corpus import Made
 from tests.train.test_step import MOE, SHALLOW, a_batch, mesh_of
-from tests.train.trainers import training_of
+from tests.train.trainers import train, training_of
 
 NAMES = ["en-gl", "gl-en", "en-de", "de-en"]
 # A row is a group of tokens and nothing is drawn at random: the same on every mesh.
@@ -171,6 +175,7 @@ def test_a_row_that_one_direction_alone_uses_has_its_rate():
         ({"learning_rates": {"fr": 2.0}}, "Training.learning_rates = 'fr'"),
         ({"gradients": PCGrad(lambda directions: {"one": [*directions.names]})}, "PCGrad.groups"),
         ({"gradients": PCGrad(lambda directions: {"one": ["en-gl"]})}, "'gl-en'|gl-en is in one"),
+        ({"gradients": PCGrad}, "with brackets"),
         ({"loss_weights": lambda sizes: {"en-gl": 1.0}}, "gl-en a number too"),
     ],
 )
@@ -178,3 +183,30 @@ def test_wrong_names_are_one_line(settings, words):
     with pytest.raises(SettingError, match=words) as raised:
         _ = Trainer(training_of(**settings), MODEL, NAMES, mesh_of(1, 1)).program
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.thorough
+def test_a_resumed_run_is_bit_equal_and_groups_may_begin_within_a_run(tmp_path):
+    corpus = Made({"gl": 60, "de": 120})
+    lengths = {"inputs": 64, "targets": 64}
+    cache = CorpusSpec(corpus, vocabulary_size=300, lengths=lengths).build(tmp_path / "data")
+    model = SHALLOW.clone(vocab_size=cache.target_vocabulary.size, moe=None)
+    surgery = GradientVaccine(by_language, beta=0.3)
+
+    def trained(folder, total_steps, **settings):
+        stream = Stream(cache, batch_rows=4)
+        how = {"checkpoint_period": 2, "total_steps": total_steps, **settings}
+        return train(tmp_path / folder, model, stream, mesh_of(1, 1), averaged_adamw, **how).params
+
+    on = {"gradients": surgery, "learning_rates": {"gl": 2.0}}
+    whole = trained("whole", 4, **on)
+    trained("parts", 2, **on)
+    jax.tree.map(np.testing.assert_array_equal, trained("parts", 4, **on), whole)
+
+    trained("later", 2)
+    later = trained("later", 4, **on)
+    assert not np.array_equal(jax.tree.leaves(later)[0], jax.tree.leaves(whole)[0])
+
+
+def averaged_adamw(total_steps):
+    return averaged(total_steps, optimizer=adamw)

@@ -1,0 +1,103 @@
+"""The heat map of the cosines between groups' gradients (`m4.train.multitask.cosines`)."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+
+from m4.eval.report.theme import LIGHT, Theme
+
+_NAME = "gradients/cosine/"
+_LONGEST = 14  # letters of a label
+_FIGURES = 14  # up to so many groups the cells have room for their numbers
+
+
+class Cosines(NamedTuple):
+    """A symmetric matrix [groups, groups], 1 on its diagonal, and the step of its measurement."""
+
+    step: int
+    names: list[str]
+    matrix: npt.NDArray[np.float64]
+
+
+def last(rows: Iterable[Mapping[str, Any]]) -> Cosines | None:
+    """The last that were measured, of rows of a metrics.jsonl; None: none were."""
+    found: dict[tuple[str, str], float] = {}
+    step = 0
+    for row in rows:
+        named = {name: x for name, x in row.items() if name.startswith(_NAME) and x is not None}
+        if named:
+            pairs = [name.removeprefix(_NAME).split("/") for name in named]
+            step = row["step"]
+            found = {(a, b): x for (a, b), x in zip(pairs, named.values(), strict=True)}
+    if not found:
+        return None
+    names = list(dict.fromkeys(name for pair in found for name in pair))
+    matrix = np.eye(len(names))
+    for (a, b), value in found.items():
+        i, j = names.index(a), names.index(b)
+        matrix[i, j] = matrix[j, i] = value
+    return Cosines(step, names, matrix)
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """What the picture writes for each group: its name or, where the font lacks a letter or the
+    script runs from right to left, its number; the page lists numbers and names."""
+    font = get_font(findfont(FontProperties()))
+
+    def drawn(name: str) -> bool:
+        known = all(font.get_char_index(ord(letter)) for letter in name)
+        return known and not any(unicodedata.bidirectional(c) in ("R", "AL") for c in name)
+
+    return [
+        (name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…") if drawn(name) else f"#{i}"
+        for i, name in enumerate(names, start=1)
+    ]
+
+
+def figure(cosines: Cosines, theme: Theme = LIGHT) -> Figure:
+    """One square a pair of groups: blue where their gradients agree, orange where they conflict,
+    the paper's colour at right angles. The scale is that of the largest, without the diagonal."""
+    names, count = labels(cosines.names), len(cosines.names)
+    many, every = count > _FIGURES, -(-count // 20)
+    # Inches of a cell, points of a letter: on a phone the page is shrunk to half and less. Of many
+    # groups every second one has a label, which is larger.
+    cell, size = (0.26, 8 + 5.0 * every) if many else (min(0.62, 5.2 / count), 13.0)
+    margin = 0.62 * size / 72 * max(map(len, names)) + 0.25
+    width, side = margin + cell * count + 1.1, cell * count
+    left = margin + max(0.0, (4.6 - width) / 2)
+    page = Figure((max(width, 4.6), side + margin + 0.3))
+    FigureCanvasAgg(page)
+    page.set_facecolor(theme.paper)
+    wide, tall = page.get_size_inches()
+    panel = page.add_axes((left / wide, margin / tall, side / wide, side / tall))
+    others = np.where(np.eye(count, dtype=bool), np.nan, cosines.matrix)
+    most = max(float(np.nanmax(np.abs(others))), 0.01)
+    ends = (theme.series[1], theme.paper, theme.series[0])
+    colours = LinearSegmentedColormap.from_list("cosine", list(ends))
+    shown = panel.imshow(others, cmap=colours, vmin=-most, vmax=most)
+    panel.set_xticks(range(0, count, every), names[::every], rotation=90)
+    panel.set_yticks(range(0, count, every), names[::every])
+    panel.tick_params(length=0, labelsize=size, colors=theme.ink)
+    panel.spines[:].set_visible(False)
+    panel.set_facecolor(theme.faint)  # of the diagonal
+    if not many:
+        for i, j in np.argwhere(~np.eye(count, dtype=bool)):
+            strong = abs(others[i, j]) > 0.6 * most
+            text = f"{others[i, j]:.2f}".replace("-", "−").replace("0.", ".", 1)
+            panel.annotate(text, (j, i), ha="center", va="center", fontsize=0.62 * size,
+                           color=theme.paper if strong else theme.ink)  # fmt: skip
+    bar = page.colorbar(shown, page.add_axes(((left + side + 0.2) / wide, margin / tall,
+                                              0.16 / wide, side / tall)))  # fmt: skip
+    bar.set_ticks([-most, 0.0, most], labels=[f"−{most:.2f}", "0", f"{most:.2f}"])
+    bar.ax.tick_params(labelsize=0.9 * size, colors=theme.ink, length=0)
+    bar.outline.set_visible(False)
+    return page

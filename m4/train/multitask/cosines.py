@@ -1,0 +1,125 @@
+"""Cosines of the angles between the gradients of groups of directions, during training."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from m4.data.cache.cache import Cache
+from m4.data.samplers.learned import ALIGNMENT
+from m4.data.stream.stream import Stream
+from m4.model.transformer import Transformer
+from m4.parallel.distributed import SynchronizedProgram
+from m4.parallel.mesh import axis_rules_context
+from m4.settings import Period, SettingError, checked
+from m4.train.loss import cross_entropy
+from m4.train.measuring.dev import dev_batches
+from m4.train.multitask import gram
+from m4.train.multitask.grouped import DirectionGroups, check_groups, gradients_of
+from m4.train.multitask.groups import Directions, Grouping, by_level
+from m4.train.step import apply_model
+
+Array = jax.Array
+# Of names in rows of metrics: COSINE/<group>/<group>, and of each direction ALIGNMENT.
+COSINE = "gradients/cosine"
+MOST_GROUPS = 40
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class GradientCosines:
+    """When and of which groups the cosines of gradients are measured.
+
+    The gradients are those of the mean loss on dev sentences, without dropout, smoothing and the
+    losses of MoE layers: what Wang et al. 2021 (arXiv 2010.05874, section 3) compare. Training does
+    not depend on them unless a learned sampler reads them.
+
+    Attributes:
+        period: steps between them. groups: directions -> groups (`m4.train.multitask.groups`), at
+            most 40: their gradients are in memory together. pairs: dev pairs of each direction.
+    """
+
+    period: Period = 1000
+    groups: Grouping = by_level
+    pairs: Period = 100
+
+    def of(self, directions: Directions) -> dict[str, list[str]]:
+        """The groups, checked.
+
+        Raises:
+            SettingError: fewer than 2 or more than 40 groups, or one whose name has a slash.
+        """
+        setting = "GradientCosines.groups"
+        groups = check_groups(self.groups, directions, setting)
+        if len(groups) > MOST_GROUPS:
+            raise SettingError(setting, self.groups, f"at most {MOST_GROUPS}, not {len(groups)}")
+        if wrong := [name for name in groups if "/" in name]:
+            raise SettingError(setting, wrong[0], "a name without a slash")
+        return groups
+
+
+def gradient_cosines(
+    cache: Cache,
+    stream: Stream,
+    model: Transformer,
+    mesh: Mesh,
+    settings: GradientCosines,
+    directions: Directions,
+) -> Callable[[Any], dict[str, float]]:
+    """params -> {"gradients/cosine/<a>/<b>": of each pair of groups, "gradients/alignment/
+    <direction>": the mean of its group's cosines with the others}. Groups without dev sentences
+    are left out."""
+    groups = settings.of(directions)
+    names = list(groups)
+    compared = DirectionGroups.of(list(groups.values()), directions)
+    whole = NamedSharding(mesh, PartitionSpec())
+    stacked = gradients_of(functools.partial(_losses, model, compared), compared)
+    part = SynchronizedProgram(jax.jit(lambda *a: stacked(*a)[0]), "the groups' gradients")
+    add = jax.jit(lambda *trees: jax.tree.map(jnp.add, *trees), donate_argnums=0)
+    products = jax.jit(lambda tree: gram.gram(tree, "model")[0], out_shardings=whole)
+
+    def run(params: Any) -> dict[str, float]:
+        sums = None
+        with axis_rules_context(mesh):
+            for batch in dev_batches(cache, stream, mesh, settings.pairs):
+                here = part(params, batch)
+                sums = here if sums is None else add(sums, here)
+            if sums is None:
+                return {}
+            return named(np.asarray(jax.device_get(products(sums))), names, groups)
+
+    return run
+
+
+def _losses(model: Transformer, groups: DirectionGroups, params: Any, batch: Any):
+    """[G]: sums over the target tokens."""
+    logits_BTV, _ = apply_model(model, params, batch, None)
+    weights_BT = batch["decoder_loss_weights"]
+    # `training_BT` has a gradient; without smoothing and z-loss it is the nll.
+    loss_BT = cross_entropy(logits_BTV, batch["decoder_target_tokens"]).training_BT * weights_BT
+    return groups.losses(loss_BT, weights_BT, batch["direction_ids"], 0.0), None
+
+
+def named(gram_GG: np.ndarray, names: list[str], groups: dict[str, list[str]]) -> dict[str, float]:
+    """The cosines of a Gram matrix as a row of metrics."""
+    norm_G = np.sqrt(np.diagonal(gram_GG).astype(np.float64))
+    here = [i for i, norm in enumerate(norm_G) if norm > 0]
+    cosine_GG = np.full(gram_GG.shape, np.nan)
+    for i in here:
+        for j in here:
+            cosine_GG[i, j] = np.clip(gram_GG[i, j] / (norm_G[i] * norm_G[j]), -1, 1)
+    row = {
+        f"{COSINE}/{names[i]}/{names[j]}": float(f"{cosine_GG[i, j]:.6g}")
+        for i in here
+        for j in here
+        if i < j
+    }
+    for i in here if len(here) > 1 else ():
+        mean = np.mean([cosine_GG[i, j] for j in here if j != i])
+        row |= {f"{ALIGNMENT}{name}": float(f"{mean:.6g}") for name in groups[names[i]]}
+    return row

@@ -194,6 +194,24 @@ def test_readers_work_while_a_job_trains(first: tuple[Path, str], tmp_path: Path
     assert {name: (folder / name).read_bytes() for name in kept} == kept
 
 
+@pytest.mark.slow
+def test_a_mean_of_checkpoints_is_a_run_with_a_report(
+    first: tuple[Path, str], tmp_path: Path
+) -> None:
+    mean = tmp_path / "mean"
+    said = m4("average", first[0], "--steps=2,4", f"--output={mean}")
+    assert said.status == 0, said.err
+    assert said.out == f"{mean}: the mean of steps 2, 4; next: m4 eval --model_dir={mean}\n"
+    for job in ("eval", "report"):
+        said = m4(job, f"--model_dir={mean}")
+        assert said.status == 0, said.err
+    assert not (mean / "data").exists()
+    assert not (mean / "baselines").exists()
+    other = read_jsonl(first[0] / "deltas.jsonl")
+    for row, old in zip(read_jsonl(mean / "deltas.jsonl"), other, strict=True):
+        assert row["baseline_score"] == old["baseline_score"]
+
+
 @pytest.fixture(scope="module")
 def longer(first: tuple[Path, str]) -> Path:
     """The same folder after two steps more, and with a dense model to compare with."""

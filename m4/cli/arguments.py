@@ -14,6 +14,7 @@ from m4.cli.data_arguments import DATA_JOBS
 from m4.cli.job_arguments import (
     TOGETHER,
     add_atlas,
+    add_average,
     add_collectives,
     add_common,
     add_debug,
@@ -33,6 +34,7 @@ JOBS = {
     "eval": "score the test sets, translating them first if needed; --watch: each checkpoint",
     "report": "scores, ΔBLEU table, plot and report.html from what is decoded; trains nothing",
     "demo": "run all steps: train, baselines, decode, report",
+    "average": "make a run folder with the mean of several checkpoints' parameters",
     "translate": "translate the arguments, or standard input line by line",
     "data": "build or inspect the corpus: " + ", ".join(DATA_JOBS),
     "watch": "show a training run from its files: loss, speed, experts, time left, scores",
@@ -50,6 +52,7 @@ _EXAMPLES = {
     "report": "m4 report --model_dir=runs/demo",
     "demo": "m4 demo --gin_file=gin_configs/demo.gin --model_dir=runs/mine",
     "translate": 'm4 translate --model_dir=runs/demo --to=gl "3 weeks ago"',
+    "average": "m4 average runs/demo --last=5",
     "watch": "m4 watch --model_dir=gs://bucket/run",
     "atlas": "m4 atlas --model_dir=runs/demo --split=test",
     "plan": "m4 plan --gin_file=gin_configs/moe_128e_12l.gin --topology=v3:8x8",
@@ -103,9 +106,12 @@ def parser() -> argparse.ArgumentParser:
             (add_atlas if name == "atlas" else add_watch)(job)
         else:
             add_common(job)
-            {"plan": add_plan, "collectives": add_collectives, "translate": add_translate}.get(
-                name, functools.partial(add_run, name)
-            )(job)
+            {
+                "plan": add_plan,
+                "collectives": add_collectives,
+                "translate": add_translate,
+                "average": add_average,
+            }.get(name, functools.partial(add_run, name))(job)
             if name not in ("plan", "collectives"):
                 add_verify(job)
     return top

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m4.cli.data_arguments import DATA_JOBS
-from m4.cli.job_arguments import SHARED, follow_options
+from m4.cli.job_arguments import SHARED, follow_options, steps_of
 from m4.parallel.distributed_options import DistributedOptions
 from m4.settings import InputError
 
@@ -30,6 +30,8 @@ def run(
         from m4.jobs.plan import plan
 
         return plan(parsed, bindings)
+    if parsed.job == "average":
+        parsed.model_dir = parsed.run or parsed.model_dir
     config = read_config(parsed, bindings)
     from m4.settings import SettingError
     from m4.storage import checksums
@@ -53,6 +55,8 @@ def run(
 
             write_facts(experiment, parsed)
             return 0
+        if parsed.job == "average":
+            return _average(experiment, parsed, bindings)
         if parsed.job == "translate":
             return _translate(experiment, config, parsed)
         return _job(experiment, config, parsed)
@@ -60,8 +64,12 @@ def run(
         raise InputError(config.explain(error)) from error
 
 
-def read_config(parsed: argparse.Namespace, bindings: Sequence[str]) -> "Config":
+def read_config(
+    parsed: argparse.Namespace, bindings: Sequence[str], model_dir: str | None = None
+) -> "Config":
     """The config of --gin_file, else the saved one of --model_dir, and the bindings.
+
+    model_dir: MODEL_DIR, where it is not --model_dir.
 
     Raises:
         InputError: there is neither. m4.config.ConfigError: a mistake in them.
@@ -86,9 +94,8 @@ def read_config(parsed: argparse.Namespace, bindings: Sequence[str]) -> "Config"
     given = [*parsed.gin_bindings, *bindings]
     if getattr(parsed, "init_from", None):
         given.append(f"INITIAL_CHECKPOINT_PATH = {parsed.init_from!r}")
-    return config.load(
-        files, given, model_dir=parsed.model_dir, folders=folders, allowed_modules=allowed
-    )
+    folder = model_dir or parsed.model_dir
+    return config.load(files, given, model_dir=folder, folders=folders, allowed_modules=allowed)
 
 
 def local_folder(model_dir: str) -> Path:
@@ -156,6 +163,29 @@ def _data(experiment: "Experiment", config: "Config", parsed: argparse.Namespace
     shared = parsed.look == "prepare" and experiment.data.data_dir is not None
     with contextlib.nullcontext() if shared else claimed(experiment, config, "data"):
         look(experiment, **options)
+    return 0
+
+
+def _average(experiment: "Experiment", parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """`m4 average`: the run is read, and the mean's own folder is written, as training writes."""
+    from m4.jobs.checkpoints import average
+    from m4.jobs.claim import claimed_together
+    from m4.parallel.platform.accelerator import check_accelerator
+    from m4.storage import run_folder
+
+    run_folder.read(local_folder(experiment.model_dir))
+    if parsed.last is not None and parsed.last < 2:
+        raise InputError(f"--last={parsed.last}: must be 2 or more")
+    asked = None if parsed.steps is None else steps_of(parsed.steps)
+    steps = average.chosen_steps(experiment, parsed.last, asked)
+    place = parsed.output or average.output_of(experiment, steps)
+    made = read_config(parsed, [*bindings, *average.bindings(experiment)], place)
+    check_accelerator()
+    output = made.experiment()
+    with claimed_together(output, made, "train"):
+        average.average(experiment, output, steps)
+    print(f"{place}: the mean of steps {', '.join(map(str, steps))}; "
+          f"next: m4 eval --model_dir={place}")  # fmt: skip
     return 0
 
 

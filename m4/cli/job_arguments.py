@@ -101,6 +101,16 @@ def steps_of(text: str) -> list[int]:
     return sorted({int(step) for step in text.split(",")})
 
 
+def add_average(job: argparse.ArgumentParser) -> None:
+    job.add_argument("run", nargs="?", metavar="RUN", help="the run's folder, as --model_dir")
+    group = job.add_mutually_exclusive_group(required=True)
+    group.add_argument("--last", type=int, metavar="N", help="the last N checkpoints")
+    group.add_argument("--steps", help="these checkpoints, as 1000,2000")
+    job.add_argument(
+        "--output", help="the new run's folder (RUN-average<how many>-<the last step>)"
+    )
+
+
 def add_translate(job: argparse.ArgumentParser) -> None:
     job.add_argument("--to", required=True, help="target language, e.g. gl")
     job.add_argument("text", nargs="*", help="without text: standard input")

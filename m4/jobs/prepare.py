@@ -212,6 +212,18 @@ def known_of(experiment: Experiment, cache: Cache, directions: Sequence[str]) ->
     return Directions(directions, sizes, inside)
 
 
+def layout_or_first_device(
+    experiment: Experiment, model: Transformer, directions: Sequence[str], job: str
+) -> Layout | None:
+    """`decoding_layout`; where these devices cannot make the mesh, None, with a line on stderr."""
+    try:
+        return decoding_layout(experiment, model, directions)
+    except ValueError as error:
+        why = distributed.first_line(error)
+        print(f"{job}: on the first device alone: {why}", file=sys.stderr)
+        return None
+
+
 def levels_of(experiment: Experiment, cache: Cache) -> dict[str, list[str]]:
     """Resource level -> directions."""
     levels: dict[str, list[str]] = {level: [] for level in LEVELS}

@@ -1,14 +1,11 @@
 """`m4 translate`: a trained model that answers line by line."""
 
-import sys
-
 from m4.data.preprocess import split_direction
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.translate import Translator
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
-from m4.parallel import distributed
 
 
 def translator(experiment: Experiment) -> Translator:
@@ -20,12 +17,7 @@ def translator(experiment: Experiment) -> Translator:
     folder = prepare.run_folder(experiment)
     cache = open_vocabulary(experiment)
     model = prepare.model_for(experiment, cache)
-    try:
-        layout = prepare.decoding_layout(experiment, model, cache.directions)
-    except ValueError as error:
-        why = distributed.first_line(error)
-        print(f"m4 translate: on the first device alone: {why}", file=sys.stderr)
-        layout = None
+    layout = prepare.layout_or_first_device(experiment, model, cache.directions, "m4 translate")
     params, _, _ = restore_params(model, folder / "checkpoints", None, cache.vocabulary, layout)
     return Translator(
         model,

@@ -20,10 +20,12 @@ from m4.storage.steps import whole_step
 
 
 class _Found(NamedTuple):
-    """An open checkpoint that fits the model; variables: the model's, as shapes."""
+    """An open checkpoint that fits the model; item: with its parameters; variables: the model's, as
+    shapes."""
 
     store: Checkpoints
     step: int
+    item: str
     note: dict[str, Any]
     variables: Any
 
@@ -34,12 +36,13 @@ def _opened(
     checkpoints: Path | str,
     step: int | None,
     vocabulary: Vocabulary | SourceAndTarget | None,
+    item: str | None = None,
 ) -> Iterator[_Found]:
     folder = remote.remote_path(Path(checkpoints))
     if not folder.is_dir():
         raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
     found = distributed.on_primary_then_broadcast(
-        "checkpoints", lambda: whole_step(Path(checkpoints), step, used=True)
+        "checkpoints", lambda: whole_step(Path(checkpoints), step, used=item is None)
     )
     if found is None:
         raise InputError(f"{folder}: no checkpoint")
@@ -52,8 +55,9 @@ def _opened(
                 f"({str(note.get('vocabulary'))[:12]} there, {vocabulary.fingerprint[:12]} here)"
             )
         variables = abstract_variables(model)
-        store.check_shapes(found, store.used(found), variables["params"])
-        yield _Found(store, found, note, variables)
+        item = store.used(found) if item is None else item
+        store.check_shapes(found, item, variables["params"])
+        yield _Found(store, found, item, note, variables)
     finally:
         store.close()
 
@@ -75,6 +79,7 @@ def restore_params(
     step: int | None = None,
     vocabulary: Vocabulary | SourceAndTarget | None = None,
     layout: Layout | None = None,
+    item: str | None = None,
 ) -> tuple[Any, int, dict[str, Any]]:
     """Parameters to use of a step (default: the latest), the step, and its note.
 
@@ -87,17 +92,18 @@ def restore_params(
       vocabulary: the one that the model must have been trained with.
       layout: how parameters are sharded; None: all on the first device. Each device reads its
         shards only. With several processes all of them call this.
+      item: "params": those of the step in any case.
 
     Raises:
       ValueError: there is no such checkpoint, it belongs to another model, or it was trained with
         another vocabulary.
     """
     while True:
-        with _opened(model, checkpoints, step, vocabulary) as found:
-            wanted = _placed(found.variables, layout)
-            name = found.store.used(found.step)
+        with _opened(model, checkpoints, step, vocabulary, item) as found:
+            wanted = {found.item: _placed(found.variables, layout)}
             try:
-                return found.store.restore(found.step, {name: wanted})[name], found.step, found.note
+                restored = found.store.restore(found.step, wanted)[found.item]
+                return restored, found.step, found.note
             except Removed:
                 # Training keeps the last ones only, and there is a newer one now.
                 if step is not None or distributed.is_distributed():

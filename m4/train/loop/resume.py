@@ -37,6 +37,11 @@ def restore(
     about: this run's. The state of groups of directions is taken over from a step with the same
     groups; else it begins again.
     """
+    if "averaged" in saved:  # by `m4 average`
+        raise InputError(
+            f"{checkpoints.folder}/{step} is a mean of checkpoints, without an optimizer's state: "
+            "begin another run from its parameters with --init_from"
+        )
     items = {name: shapes(tree) for name, tree in average.items(state).items()}
     if saved.get("gradients", {}) != about.get("gradients"):
         items.pop("groups", None)

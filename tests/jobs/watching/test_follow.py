@@ -20,23 +20,12 @@ from m4.settings import InputError
 from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import read_jsonl
-from tests.command_line import TINY, Said, m4
+from tests.command_line import Said, m4
 
 COMPILES: list[str] = []
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, duration_secs, **_: COMPILES.append(event) if "backend_compile" in event else None
 )
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three steps that has all its checkpoints; read-only."""
-    folder = tmp_path_factory.mktemp("follow") / "run"
-    keep = [f"--gin.experiment.Training.{name}" for name in
-            ("checkpoint_period=1", "keep_checkpoints=9", "dev_period=9")]  # fmt: skip
-    said = m4("train", f"--gin_file={TINY}", f"--model_dir={folder}", *keep, "--gin.TRAIN_STEPS=3")
-    assert said.status == 0, said.err
-    return folder
 
 
 @pytest.fixture

@@ -1,0 +1,141 @@
+"""`m4 average`: a run folder whose one checkpoint has the mean of several checkpoints' parameters.
+
+The mean of the last checkpoints often translates better than the last one (Vaswani et al. 2017,
+section 6.1: the last 5). `m4.train.average` is another mean: over all steps, while training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.experiment import Experiment
+from m4.jobs import prepare
+from m4.jobs.corpus import keep_vocabulary, open_vocabulary, place_of
+from m4.jobs.decode import trained_step
+from m4.settings import InputError
+from m4.storage import manifest, remote
+from m4.storage.checkpoints import Checkpoints
+from m4.storage.steps import complete_steps
+
+# Of a note: what it is the mean of. Such a checkpoint has no optimizer to train on with.
+AVERAGED = "averaged"
+# Of the last step's note: they belong to its training.
+_NOT_KEPT = ("sampling", "best_step", "best", "risen_to", "since_best")
+
+
+def chosen_steps(
+    experiment: Experiment, last: int | None, steps: Sequence[int] | None
+) -> list[int]:
+    """The steps to average: the last so many of a run, or these. InputError: they are not there."""
+    folder = prepare.run_folder(experiment)
+    if last is not None:
+        trained_step(folder)  # there is one
+        steps = complete_steps(folder / "checkpoints")
+        if len(steps) < last:
+            there = ", ".join(map(str, steps))
+            raise InputError(
+                f"--last={last}: {remote.shown(folder)} has {len(steps)} checkpoints ({there}); "
+                "Training.keep_checkpoints says how many stay"
+            )
+        steps = steps[-last:]
+    assert steps is not None
+    if len(steps) < 2:
+        raise InputError("one checkpoint is its own mean: give two or more")
+    return [trained_step(folder, step) for step in steps]
+
+
+def output_of(experiment: Experiment, steps: Sequence[int]) -> str:
+    """The default folder or address of the mean: next to the run."""
+    return f"{experiment.model_dir.rstrip('/')}-average{len(steps)}-{steps[-1]}"
+
+
+def bindings(experiment: Experiment) -> list[str]:
+    """What the mean's config says in addition: where the run's corpus and baselines are."""
+    found = [f"experiment.Data.data_dir = {place_of(experiment)!r}"]
+    baselines = prepare.run_folder(experiment) / "baselines"
+    if (
+        experiment.baselines is not None
+        and experiment.baselines.folder is None
+        and not remote.is_remote(experiment.model_dir)
+        and baselines.is_dir()
+    ):
+        found.append(f"experiment.Baselines.folder = {str(baselines)!r}")
+    return found
+
+
+def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) -> Path:
+    """Saves the mean of the parameters of steps as the last of them in the folder of `output`.
+
+    It is computed in float64, in the order of the steps: the same every time. A mean of the same
+    checkpoints that is there stays.
+
+    Raises:
+        ValueError: the steps are of models of other shapes or vocabularies; another mean is there.
+    """
+    run, folder = prepare.run_folder(experiment), prepare.run_folder(output)
+    cache = open_vocabulary(experiment)
+    model = prepare.model_for(experiment, cache)
+    layout = prepare.layout_or_first_device(experiment, model, cache.directions, "m4 average")
+    of = {str(step): _digest(run / "checkpoints", step) for step in steps}
+    notes: list[dict[str, Any]] = []
+
+    def params() -> Iterable[Any]:
+        for step in steps:
+            tree, _, note = restore_params(
+                model, run / "checkpoints", step, cache.vocabulary, layout, item="params"
+            )
+            notes.append(note)
+            yield tree
+
+    keep_vocabulary(output, cache)
+    with contextlib.closing(Checkpoints(folder / "checkpoints")) as store:
+        if (latest := store.latest) is not None:
+            if store.note(latest).get(AVERAGED) != of:
+                raise InputError(
+                    f"{remote.shown(folder)}: has the mean of other checkpoints; give another "
+                    "--output"
+                )
+            return folder
+        made = mean(params())
+        note = {name: value for name, value in notes[-1].items() if name not in _NOT_KEPT}
+        store.save(steps[-1], {"params": made}, {**note, AVERAGED: of, "finished": True})
+    return folder
+
+
+def mean(trees: Iterable[Any]) -> Any:
+    """The mean of trees of equal arrays, in float64, rounded once to each array's own type.
+
+    Arrays are sharded as those of the last tree; each shard's sum is in the host's memory once.
+    """
+    totals: list[dict[str, np.ndarray]] = []
+    count, leaves, structure = 0, [], None
+    for tree in trees:
+        leaves, structure = jax.tree.flatten(tree)
+        totals = totals or [{} for _ in leaves]
+        for total, leaf in zip(totals, leaves, strict=True):
+            # Devices that hold the same part have the same index.
+            for index, part in {str(s.index): s.data for s in leaf.addressable_shards}.items():
+                total[index] = total.get(index, 0) + np.asarray(part, np.float64)
+        count += 1
+    assert structure is not None
+    made = []
+    for total, leaf in zip(totals, leaves, strict=True):
+        parts = {index: (sums / count).astype(leaf.dtype) for index, sums in total.items()}
+        shards = [jax.device_put(parts[str(s.index)], s.device) for s in leaf.addressable_shards]
+        made.append(jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards))
+    return jax.tree.unflatten(structure, made)
+
+
+def _digest(checkpoints: Path, step: int) -> str | None:
+    """SHA-256 of a step's manifest; None: it is of an earlier version and has none."""
+    files = manifest.files_of(remote.remote_path(checkpoints) / str(step))
+    return None if files is None else hashlib.sha256(json.dumps(files).encode()).hexdigest()

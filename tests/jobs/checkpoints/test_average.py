@@ -1,0 +1,117 @@
+"""`m4 average`: the mean of several checkpoints' parameters as a run that all jobs read."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from m4 import config
+from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.jobs import prepare
+from m4.jobs.checkpoints.average import mean
+from m4.jobs.corpus import open_vocabulary
+from m4.parallel.mesh import make_mesh
+from m4.storage.checkpoints import Checkpoints
+from tests.command_line import Said, m4
+
+
+def params(run: Path, step: int | None = None) -> list[np.ndarray]:
+    experiment = config.load([run / "config.gin"], model_dir=run).experiment()
+    model = prepare.model_for(experiment, open_vocabulary(experiment))
+    tree, _, _ = restore_params(model, run / "checkpoints", step)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def averaged(run: Path, *arguments: object) -> Said:
+    return m4("average", run, *arguments)
+
+
+@pytest.fixture(scope="module")
+def made(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("average") / "mean"
+    said = averaged(trained, "--last=3", f"--output={output}")
+    assert said.status == 0, said.err
+    return output
+
+
+def test_it_is_the_mean_in_float64_and_the_same_every_time(
+    trained: Path, made: Path, tmp_path: Path
+) -> None:
+    steps = [params(trained, step) for step in (1, 2, 3)]
+    found = params(made)
+    for leaf, *of in zip(found, *steps, strict=True):
+        expected = np.mean(np.stack(of).astype(np.float64), axis=0)
+        np.testing.assert_allclose(leaf, expected, rtol=1e-7, atol=1e-7)
+        assert leaf.dtype == of[0].dtype
+    assert any(not np.array_equal(leaf, last) for leaf, last in zip(found, steps[2], strict=True))
+    assert averaged(trained, "--steps=3,1,2", f"--output={tmp_path / 'b'}").status == 0
+    for leaf, other in zip(found, params(tmp_path / "b"), strict=True):
+        np.testing.assert_array_equal(leaf, other)
+    # Again in the same folder: it stays. Another mean there is refused.
+    before = sorted((made / "checkpoints" / "3").rglob("*"))
+    assert averaged(trained, "--last=3", f"--output={made}").status == 0
+    assert sorted((made / "checkpoints" / "3").rglob("*")) == before
+    mistake = averaged(trained, "--last=2", f"--output={made}").mistake
+    assert f"{made}: has the mean of other checkpoints" in mistake
+
+
+def test_shards_are_averaged_where_they_are() -> None:
+    split = NamedSharding(make_mesh(expert=4, data=2), PartitionSpec("expert"))
+    host = [np.random.default_rng(n).normal(size=(8, 3)).astype(np.float32) for n in range(5)]
+    found = mean({"w": jax.device_put(x, split), "b": jnp.float32(n)} for n, x in enumerate(host))
+    assert found["w"].sharding.is_equivalent_to(split, 2)
+    np.testing.assert_array_equal(
+        found["w"], np.mean(np.stack(host).astype(np.float64), axis=0).astype(np.float32)
+    )
+    assert float(found["b"]) == 2.0
+
+
+def test_jobs_read_it(trained: Path, made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mean"
+    shutil.copytree(made, folder)
+    assert len(m4("translate", f"--model_dir={folder}", "--to=gl", "a").out.splitlines()) == 1
+    said = m4("eval", f"--model_dir={folder}", "--steps=all", "--directions=en-gl", "--sentences=2")
+    assert said.status == 0, said.err
+    assert "step 3 test2: BLEU" in said.out
+    assert not (folder / "data").exists()  # the corpus is the run's
+    # A mean has no optimizer's state: it begins a run, but no run is resumed from it.
+    mistake = m4("train", f"--model_dir={folder}", "--gin.TRAIN_STEPS=4").mistake
+    assert "is a mean of checkpoints, without an optimizer's state" in mistake
+    said = m4("train", f"--gin_file={trained / 'config.gin'}", f"--model_dir={tmp_path / 'new'}",
+              f"--init_from={folder}", "--gin.TRAIN_STEPS=1")  # fmt: skip
+    assert said.status == 0, said.err
+    assert f"begins from {folder} at step 3" in said.out
+
+
+def test_mistakes_are_one_line(trained: Path, tmp_path: Path) -> None:
+    def mistake(*arguments: object) -> str:
+        return averaged(*arguments).mistake  # type: ignore[arg-type]
+
+    assert "no config.gin there; train first" in mistake(tmp_path, "--last=2")
+    assert "--last=9: " in (said := mistake(trained, "--last=9"))
+    assert "has 3 checkpoints (1, 2, 3)" in said
+    assert "--last=1: must be 2 or more" in mistake(trained, "--last=1")
+    assert "one checkpoint is its own mean" in mistake(trained, "--steps=2")
+    assert "no checkpoint of step 7; there are 1, 2, 3" in mistake(trained, "--steps=2,7")
+
+    # Of another vocabulary; of other shapes.
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    with contextlib.closing(Checkpoints(run / "checkpoints", keep=9)) as store:
+        note: dict[str, Any] = store.note(3)
+        tree = {"embedder": {"embedding": jnp.ones((4, 2))}}
+        store.save(4, {"params": tree}, {**note, "vocabulary": "another"})
+        store.save(5, {"params": tree}, note)
+    for step, said in ((4, "trained with another vocabulary"), (5, "belongs to another config")):
+        found = mistake(run, f"--steps=3,{step}", f"--output={tmp_path / str(step)}")
+        assert f"{run}/checkpoints/{step}" in found
+        assert said in found
+        assert not list((tmp_path / str(step)).glob("checkpoints/*"))

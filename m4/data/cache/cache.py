@@ -144,6 +144,10 @@ class Cache:
         """Number of pairs."""
         return self._count(language, split)["pairs"]
 
+    def train_text(self, language: str) -> str:
+        """SHA-256 of the language's training pairs, in their order."""
+        return self._count(language, "train")["sha256"]
+
     def longest(self, language: str, role: str = "source") -> dict[str, int]:
         """Ids of the longest training sentence of each side that has the role, without tag and
         eos."""

@@ -13,13 +13,15 @@ import numpy as np
 
 from m4.data import permutation
 from m4.data.cache.cache import Cache
+from m4.data.preprocess import language_of
 from m4.data.samplers import Phase
 from m4.data.samplers.temperature import temperature
 from m4.data.stream import buckets, packing
 from m4.data.stream.batches import EOS_IDS, TAG_IDS, Batch, Examples, SplitReader, lay_out
 from m4.data.stream.batches import evaluation_batches as evaluation_batches
 from m4.data.stream.packing import Ints, Plan, Shape
-from m4.data.stream.phases import Phases
+from m4.data.stream.phases import Phases, remaining
+from m4.data.stream.position import Left, Place, Position
 from m4.data.stream.sampling_order import WINDOW, Draws
 from m4.parallel.divisible import nearest_valid
 from m4.settings import (
@@ -78,13 +80,15 @@ class Stream:
         widths: Annotated[Sequence[Size] | None, FROM_NOW_ON] = None,
         rows_multiple: Annotated[Size, FROM_NOW_ON] = 8,
         window: Annotated[int, Between(1, 10**9)] = WINDOW,
+        start: Mapping[str, Any] | None = None,
     ) -> None:
         """directions default to those that a phase has rates for, lengths to the cache's.
 
         phases: rates by direction (shares of the pairs, need not sum to 1), or phases of them, or
         what `self.phases` was of another stream; default: temperature(T=5). widths and
         rows_multiple: of the layout "bucketed", see buckets.shapes. window: a direction with more
-        pairs is read in stretches of so many, see Draws.
+        pairs is read in stretches of so many, see Draws. start: what `position` was of a stream
+        that this one continues, at that step, with other arguments or another text.
         ValueError for a direction without a rate, SettingError for lengths below the longest
         training pair.
         """
@@ -94,6 +98,9 @@ class Stream:
             phases = [Phase(0, dict(phases))]
         if not phases:
             raise InputError("no phases: nothing to draw")
+        self._start = None if start is None else Position.from_json(start)
+        self.first_step = 0 if self._start is None else self._start.step
+        phases = remaining(phases, self.first_step)
         self.directions = _directions(cache, directions, phases)
         self.seed, self.batch_rows, self.layout = seed, batch_rows, layout
         self.source_length = source_length or cache.source_length
@@ -107,6 +114,7 @@ class Stream:
         self._split = SplitReader(cache, self.directions, "train")
         self._means = [cache.mean_pieces(d, "train") for d in self.directions]
         self._check_lengths(cache)
+        self._places = _places(cache, self.directions, self._start)
         self._phases = Phases(
             phases,
             self.directions,
@@ -115,6 +123,9 @@ class Stream:
             self.group_steps,
             window,
             self._most_pairs,
+            [place.drawn for place in self._places],
+            Left.of(self._places) if self._start is not None else None,
+            0 if self._start is None else self._start.phases,
         )
         self._cache_fingerprint = cache.fingerprint
         self._groups: OrderedDict[int, _Group] = OrderedDict()
@@ -128,8 +139,9 @@ class Stream:
 
         ValueError where the rows do not divide over the hosts.
         """
-        assert step >= 0, step
+        assert step >= self.first_step, step
         assert 0 <= part[0] < part[1], part
+        step -= self.first_step
         with self._lock:
             self._given = max(self._given, step)
             group = self._group(step // self.group_steps)
@@ -153,10 +165,10 @@ class Stream:
         if unknown := [name for name in rates if name not in self.directions]:
             raise InputError(f"rates for {', '.join(unknown)}: not in this stream")
         with self._lock:
-            start = self._phases.begin(max(step, self._given) + 1, rates)
+            start = self._phases.begin(max(step - self.first_step, self._given) + 1, rates)
             for number in [n for n in self._groups if n * self.group_steps >= start]:
                 del self._groups[number]  # looked at, but no batch was given out
-        return start
+        return start + self.first_step
 
     def restart(self) -> None:
         """As it was made: phases that began later are forgotten, whatever batches were given."""
@@ -169,19 +181,39 @@ class Stream:
     def phases(self) -> list[dict[str, Any]]:
         """All phases, as JSON: with them a new stream is the same as this."""
         with self._lock:
-            return self._phases.as_json()
+            phases = self._phases.as_json()
+        return [phase | {"first_step": phase["first_step"] + self.first_step} for phase in phases]
 
     def examples_seen(self, step: int) -> dict[str, int]:
         """Pairs of each direction in the steps before `step`; those left out count as seen."""
-        number, place = divmod(step, self.group_steps)
+        return {name: place.seen for name, place in self._places_at(step)[1].items()}
+
+    def position(self, step: int) -> dict[str, Any]:
+        """Where the stream stands after `step` steps, as JSON: the `start` of another one."""
+        phases, places = self._places_at(step)
+        before = {} if self._start is None else self._start.places
+        return Position(step, phases, {**before, **places}).as_json()
+
+    def _places_at(self, step: int) -> tuple[int, dict[str, Place]]:
+        """How many phases have begun before `step`, and where each direction stands then."""
+        number, place = divmod(step - self.first_step, self.group_steps)
         with self._lock:
             stretch = self._phases.of(number)
-            counts = np.array(stretch.draws.counts(stretch.first_draw(number)))
-            if place:
-                group = self._group(number)
-                seen = group.examples.directions[group.plan.step_of < place]
-                counts += np.bincount(seen, minlength=len(counts))
-        return dict(zip(self.directions, counts.tolist(), strict=True))
+            counts = stretch.draws.counts(stretch.first_draw(number))
+            group = self._group(number) if place else None
+        found = {}
+        for d, (name, begun) in enumerate(zip(self.directions, self._places, strict=True)):
+            drawn, left = counts[d], np.zeros(0, np.int64)
+            if group is not None:
+                step_of = group.plan.step_of[group.examples.directions == d]
+                left = drawn + np.flatnonzero(step_of >= place)
+                drawn += len(step_of) - len(left)
+            seen = begun.seen + drawn - begun.drawn
+            passed = max(drawn + len(left) - begun.drawn, 0)
+            if begun.left:
+                left = np.array([*map(begun.draw, left.tolist()), *begun.left[passed:]], np.int64)
+            found[name] = begun._replace(seen=seen, drawn=drawn, left=sorted(left.tolist()))
+        return stretch.draws.phase + 1, found
 
     def epochs(self, step: int) -> dict[str, float]:
         """How often each direction's pairs were seen in the steps before `step`."""
@@ -207,10 +239,11 @@ class Stream:
 
     def dropped(self, step: int) -> int:
         """Pairs that did not fit in the group whose last step is `step`; 0 for other steps."""
-        if (step + 1) % self.group_steps:
+        number, place = divmod(step + 1 - self.first_step, self.group_steps)
+        if place:
             return 0
         with self._lock:
-            return self._group(step // self.group_steps).plan.left
+            return self._group(number - 1).plan.left
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that decides the batches, phases that began later left out."""
@@ -227,6 +260,8 @@ class Stream:
             self._window,
             [self.layout, self.group_steps, *self.shapes],
         ]
+        if self._start is not None:
+            parts.append(self._start.as_json())
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _check_lengths(self, cache: Cache) -> None:
@@ -326,6 +361,14 @@ class _Group(NamedTuple):
     plan: Plan
     by_step: Ints
     edges: Ints
+
+
+def _places(cache: Cache, directions: Sequence[str], start: Position | None) -> list[Place]:
+    """Where each direction begins."""
+    texts = {name: cache.train_text(language_of(name)) for name in directions}
+    begin = Position(0, 0, {}) if start is None else start
+    sizes = cache.sizes()
+    return [begin.place(name, texts[name], sizes[name]) for name in directions]
 
 
 def _directions(

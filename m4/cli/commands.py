@@ -44,8 +44,8 @@ def run(
             from m4.parallel.consistency_check import check_agreement
 
             distributed.join(options)
-            asked = ("job", "compare", "fresh", "split", "step", "watch", "steps", "sentences",
-                     "directions", "seconds")  # fmt: skip
+            asked = ("job", "compare", "fresh", "new_chapter", "split", "step", "watch", "steps",
+                     "sentences", "directions", "seconds")  # fmt: skip
             said = {name: str(getattr(parsed, name, None)) for name in asked}
             check_agreement({**config.settings, **said})
         if parsed.job == "data":
@@ -137,7 +137,10 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
     kinds = {"train": ["train"], "baselines": ["baselines"], "demo": ["train", "eval", "baselines"]}
     by_step = step is not None or followed is not None
     written = kinds.get(parsed.job, ["steps" if by_step else "eval"])
-    with claimed_together(experiment, config, *written, fresh=fresh) as folder:
+    chapter = getattr(parsed, "new_chapter", None)
+    if chapter is not None and fresh:
+        raise InputError("--new_chapter and --fresh: a run that starts over has one chapter")
+    with claimed_together(experiment, config, *written, fresh=fresh, new_chapter=chapter) as folder:
         if parsed.job in SHARED:
             do()
         else:

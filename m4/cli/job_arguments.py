@@ -24,6 +24,14 @@ def add_run(name: str, job: argparse.ArgumentParser) -> None:
             metavar="RUN[@STEP]",
             help="begin from the model of another run's folder (INITIAL_CHECKPOINT_PATH)",
         )
+    if name == "train":
+        job.add_argument(
+            "--new_chapter",
+            nargs="?",
+            const="",
+            metavar="REASON",
+            help="train on from the last checkpoint with settings that may change from now on",
+        )
     if name in ("decode", "eval"):
         job.add_argument("--split", choices=["test", "dev"], help="(test; with --watch dev)")
         job.add_argument(

@@ -106,6 +106,12 @@ class CorpusSpec:
             **self._grown_from_identity(),
         }
 
+    def identity(self, folder: Path) -> dict[str, Any]:
+        """Settings and text that decide a corpus, as JSON. folder: the corpus's, where the hashes
+        of files are remembered: hidden, they outlive a cache that is rebuilt or not finished."""
+        with remembering(folder / ".hashes.json"):
+            return identity_of(self.opened_source, self.settings())
+
     def directions(self, languages: Sequence[str] = ()) -> list[str]:
         """Those of the mixture, from English first. languages: used where the spec names none."""
         return directions_of(self.mixture, self.languages or languages)
@@ -129,9 +135,7 @@ class CorpusSpec:
         """
         folder, settings = Path(folder), self.settings()
         rebuild = self.rebuild if rebuild is None else rebuild
-        # Hidden: it outlives a cache that is rebuilt, and one that is not finished.
-        with remembering(folder / ".hashes.json"):
-            identity = identity_of(self.opened_source, settings)
+        identity = self.identity(folder)
         replaced = None
         if (folder / "manifest.json").is_file():
             try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from m4.config import Config
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.checkpoints.chapters import begin
 from m4.parallel import distributed
 from m4.storage import remote, run_folder
 from m4.storage.checkpoints import Checkpoints
@@ -16,14 +17,18 @@ from m4.storage.lease import Busy
 
 @contextmanager
 def claimed(
-    experiment: Experiment, config: Config, *kinds: str, fresh: bool = False
+    experiment: Experiment,
+    config: Config,
+    *kinds: str,
+    fresh: bool = False,
+    new_chapter: str | None = None,
 ) -> Iterator[Path]:
     """Locks the files of these kinds in MODEL_DIR and makes the folder this config's.
 
     config.gin and operative_config.gin are written by training, and by other jobs while none
     trains there; then they only check them.
 
-    fresh: what is there is removed (only if it is a run's folder).
+    fresh: what is there is removed (only if it is a run's folder). new_chapter: why one begins.
 
     Raises:
         ValueError: another such job is at work there; the folder belongs to another config, or
@@ -34,12 +39,14 @@ def claimed(
     with run_folder.locked(folder, *kinds):
         try:
             with run_folder.locked(folder, *sorted(others), wait=False):
+                known = None if new_chapter is None else begin(experiment, config, new_chapter)
                 run_folder.claim(
                     folder,
                     config.settings,
                     config.text(),
                     kinds=config.kinds,
                     modules=config.modules,
+                    chapters=known,
                     fresh=fresh,
                 )
                 run_folder.write_operative(folder, config.operative_text())
@@ -52,14 +59,20 @@ def claimed(
 
 @contextmanager
 def claimed_together(
-    experiment: Experiment, config: Config, *kinds: str, fresh: bool = False
+    experiment: Experiment,
+    config: Config,
+    *kinds: str,
+    fresh: bool = False,
+    new_chapter: str | None = None,
 ) -> Iterator[Path]:
     """`claimed` by the primary of several processes; the others check that they see its folder."""
     folder = prepare.run_folder(experiment)
     with ExitStack() as stack:
 
         def claim() -> str:
-            stack.enter_context(claimed(experiment, config, *kinds, fresh=fresh))
+            stack.enter_context(
+                claimed(experiment, config, *kinds, fresh=fresh, new_chapter=new_chapter)
+            )
             return run_folder.digest(folder)
 
         run_folder.check_shared(folder, distributed.on_primary_then_broadcast("MODEL_DIR", claim))

@@ -6,6 +6,7 @@ only what its job reads.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import re
 import shutil
@@ -24,9 +25,10 @@ from m4.experiment import Experiment, SavedFolder
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError
-from m4.storage import remote
+from m4.storage import chapters, remote
 from m4.storage.files import whole
 from m4.storage.lease import Busy
+from m4.storage.steps import latest_step
 from m4.storage.store import open_store
 
 # Which of a corpus's files a job reads, by their names in its folder.
@@ -57,6 +59,16 @@ def test_sets(name: str) -> bool:
 
 def everything(_name: str) -> bool:
     return True
+
+
+def spec_of(experiment: Experiment, vocabulary_from: str | None = None) -> CorpusSpec:
+    """What the corpus is built from. vocabulary_from: the folder in MODEL_DIR of the vocabulary
+    that a chapter's has grown from; None: the config's own."""
+    spec = experiment.data.corpus
+    if vocabulary_from is None:
+        return spec
+    folder = remote.local(experiment.model_dir) / vocabulary_from
+    return dataclasses.replace(spec, vocabulary_from=str(folder))
 
 
 def place_of(experiment: Experiment) -> str:
@@ -235,6 +247,7 @@ def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
     """
     run = remote.local(experiment.model_dir)
     rebuild = rebuild or (experiment.data.data_dir is None and not _begun(run))
+    spec = spec_of(experiment, chapters.of_run(run)[-1].get("vocabulary_from"))
     with contextlib.ExitStack() as stack:
         bars: list[ProgressBar] = []  # none while a cache is only opened
         stages: dict[str, tuple[float, int]] = {}
@@ -262,7 +275,7 @@ def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
                 print(line)
 
         return build_corpus(
-            experiment.data.corpus,
+            spec,
             place_of(experiment),
             rebuild=rebuild or None,
             built=built,
@@ -271,6 +284,9 @@ def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
 
 
 def _begun(run: Path) -> bool:
-    """Whether a model was trained in the run's folder."""
+    """Whether a model was trained in the run's folder on the corpus of the present chapter."""
+    known = chapters.of_run(run)
+    if len(known) > 1 and known[-1]["step"] >= (latest_step(run / "checkpoints") or 0):
+        return False
     checkpoints = remote.remote_path(run / "checkpoints")
     return checkpoints.exists() or any((run / name).exists() for name in ("compare", "baselines"))

@@ -1,6 +1,6 @@
 """`m4 eval`: scores of the test sets, translated first if needed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decode import decode, decodes_folder
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
+from m4.storage import chapters
 
 
 def evaluate(
@@ -79,12 +80,15 @@ def system_of(
     model = prepare.model_for(experiment.dense() if dense else experiment, cache)
     trained_step(model, folder / "checkpoints", cache.vocabulary, step)
     decodes = decodes_folder(folder, step)
-    return System(
-        system_name(model),
-        decodes,
-        config=str(prepare.run_folder(experiment) / "operative_config.gin"),
-        checkpoint_step=steps_of(decodes, split),
-    )
+    return system(experiment, system_name(model), decodes, steps_of(decodes, split))
+
+
+def system(experiment: Experiment, name: str, decodes: Path, steps: Mapping[str, int]) -> System:
+    """A trained model's translations as a system. steps: direction -> the checkpoint's."""
+    run = prepare.run_folder(experiment)
+    number = {direction: chapters.at(run, step) for direction, step in steps.items()}
+    configs = {name: str(chapters.operative_config(run, one)) for name, one in number.items()}
+    return System(name, decodes, config=configs, checkpoint_step=steps, chapter=number)
 
 
 def system_name(model: Transformer) -> str:

@@ -146,8 +146,11 @@ def _expected_model(experiment: Experiment) -> Transformer:
     return experiment.build_model(sizes, len(_DIRECTIONS))
 
 
-def training_stream(experiment: Experiment, cache: Cache) -> Stream:
-    """The batches of training, from the sampler's first rates on."""
+def training_stream(
+    experiment: Experiment, cache: Cache, start: Mapping[str, Any] | None = None
+) -> Stream:
+    """The batches of training, from the sampler's first rates on. start: the position at which a
+    chapter begins; None: the first one."""
     data, training = experiment.data, experiment.training
     return mixture.make_stream(
         cache,
@@ -159,6 +162,7 @@ def training_stream(experiment: Experiment, cache: Cache) -> Stream:
         batch_rows=training.batch_size,
         source_length=data.corpus.lengths["inputs"],
         target_length=data.corpus.lengths["targets"],
+        **({} if start is None else {"start": start}),
     )
 
 

@@ -13,7 +13,8 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import train_pairs
 from m4.experiment import Experiment, Training, identity
 from m4.jobs import prepare
-from m4.jobs.checkpoints.initial import beginning, check_beginning
+from m4.jobs.checkpoints.chapters import Turn, standing
+from m4.jobs.checkpoints.initial import Beginning, beginning, check_beginning
 from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
@@ -48,6 +49,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
     )
     if latest is None:
         check_beginning(experiment)
+    at = standing(experiment, folder, latest)
     cache = open_corpus(experiment, arrays)
     if distributed.is_primary():
         keep_vocabulary(experiment, cache)
@@ -59,9 +61,13 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
             )
         return folder
     model = prepare.model_for(experiment, cache)
-    stream = prepare.training_stream(experiment, cache)
+    stream = prepare.training_stream(experiment, cache, at.start)
     trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes, cache)
-    other = None if latest is not None else beginning(experiment, model, cache)
+    begins: Beginning | Turn | None = None
+    if at.begins:
+        begins = Turn(experiment, folder, at, cache, trainer.groups)
+    elif latest is None:
+        begins = beginning(experiment, model, cache)
     with ProgressBar("train dense" if dense else "train", training.total_steps) as bar:
         trainer.run(
             folder,
@@ -74,9 +80,11 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
                 "corpus": cache.fingerprint,
                 "train_pairs": train_pairs(cache),
                 "manifest": cache.summary(),
+                **at.note(),
             },
+            at=lambda step: {"position": stream.position(step)},
             flops=_flops(model, stream, mesh),
-            begin=other.state if other else None,
+            begin=begins.state if begins else None,
             progress=bar,
         )
     return folder

@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,12 @@ _PACKAGES = [
     "numpy",
 ]
 
-# What run.json keeps of earlier jobs. initial: what the model was begun from.
-_NOTES = ("initial",)
+# What run.json keeps of earlier jobs. initial: what the model was begun from; chapters: see
+# m4.storage.chapters.
+_NOTES = ("initial", "chapters")
+
+# Kind -> setting -> [value before, now].
+Changes = Mapping[Kind, Mapping[str, list[str]]]
 
 # Jobs that write files of different kinds may work at the same time.
 KINDS = ("train", "eval", "steps", "data", "baselines")
@@ -75,6 +79,7 @@ def claim(
     *,
     kinds: Mapping[str, Kind] | None = None,
     modules: Mapping[str, str] | None = None,
+    chapters: Sequence[Mapping[str, Any]] | None = None,
     fresh: bool = False,
 ) -> None:
     """Makes the folder this config's, or checks that it already is.
@@ -83,6 +88,7 @@ def claim(
         folder: MODEL_DIR. config: setting -> value, as text. text: the whole config.
         kinds: setting -> whether it may change in one folder; one that is not there: never.
         modules: of the user's that the config imports -> their folders, for whoever reads it again.
+        chapters: the run's, where a new one begins: settings may differ from now on.
         fresh: start over: what is there is removed (only from a run's folder).
 
     Raises:
@@ -106,11 +112,12 @@ def claim(
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             remote.start_over(folder)
         elif there - _OWN:
-            check(folder, config, kinds or {})
+            check(folder, config, kinds or {}, new_chapter=chapters is not None)
     versions = {name: _version(name) for name in _PACKAGES}
     kept = read(folder) if record.is_file() and not fresh else {}
     about = {
         **{name: kept[name] for name in _NOTES if name in kept},
+        **({} if chapters is None else {"chapters": chapters}),
         "config": dict(config),
         **_listed(kinds or {}),
         "modules": dict(modules or {}),
@@ -130,16 +137,22 @@ def note(folder: Path, **more: Any) -> None:
     write_text(folder / "run.json", json.dumps({**record, **more}, indent=1, ensure_ascii=False))
 
 
-def check(folder: Path, config: Mapping[str, str], kinds: Mapping[str, Kind]) -> None:
+def check(
+    folder: Path,
+    config: Mapping[str, str],
+    kinds: Mapping[str, Kind],
+    *,
+    new_chapter: bool = False,
+) -> None:
     """ValueError: the folder belongs to another config: some setting differs that is not free,
-    neither there nor here."""
+    neither there nor here. new_chapter: where a chapter begins, others may differ too."""
     changes = changed(read(folder), config, kinds)
     if never := changes[Kind.NEVER]:
         raise InputError(
             f"MODEL_DIR = {remote.shown(folder)} belongs to another config: {_shown(never)}; "
             "choose another MODEL_DIR, or start over with --fresh"
         )
-    if later := changes[Kind.FROM_NOW_ON]:
+    if not new_chapter and (later := changes[Kind.FROM_NOW_ON]):
         raise InputError(
             f"MODEL_DIR = {remote.shown(folder)} is trained with another config: {_shown(later)}; "
             "m4 train --new_chapter trains on with it from the last checkpoint"
@@ -148,9 +161,10 @@ def check(folder: Path, config: Mapping[str, str], kinds: Mapping[str, Kind]) ->
 
 def changed(
     record: Mapping[str, Any], config: Mapping[str, str], kinds: Mapping[str, Kind]
-) -> dict[Kind, dict[str, list[str]]]:
+) -> Changes:
     """Kind -> setting -> [value in run.json, value in the config], of the settings that differ."""
-    there, found = record["config"], {kind: {} for kind in Kind}
+    there = record["config"]
+    found: dict[Kind, dict[str, list[str]]] = {kind: {} for kind in Kind}
     for name in {**there, **config}:
         before, now = (values.get(name, "not set") for values in (there, config))
         if before != now:

@@ -65,6 +65,16 @@ class LearnedSampling:
             assert begun == first_step, (begun, first_step)
             self._phases.append((first_step, dict(rates)))
 
+    def begin(self, step: int, saved: Mapping[str, Any] | None) -> None:
+        """Continues at the beginning of a chapter with what was learned, at the chapter's own rates
+        of the beginning. saved: of the checkpoint's note; None: nothing was learned."""
+        if saved is None or not saved["state"]["log_weights"]:
+            return
+        self._state = saved["state"]
+        rates = self._pair_rates(self._sampler.rates(self._state, self._start))
+        self._phases = [(self._stream.begin(step - 1, rates), rates)]
+        assert self._phases[0][0] == step, (self._phases, step)
+
     def evaluated(self, step: int, measured: Mapping[str, float]) -> dict[str, float]:
         """Learns from what was measured after `step` steps; the rates change as soon as they can.
 

@@ -22,7 +22,7 @@ from m4.train.loop.batches import BatchShape, BatchStream
 from m4.train.loop.guard import Rewind
 from m4.train.loop.mesh_checks import check_batches, check_model
 from m4.train.loop.program import TrainProgram
-from m4.train.loop.run import Begin, Evaluator, TrainingRun
+from m4.train.loop.run import At, Begin, Evaluator, TrainingRun
 from m4.train.measuring.step_clock import Flops
 from m4.train.multitask.factors import by_direction
 from m4.train.multitask.grouped import DirectionGroups, direction_groups
@@ -149,6 +149,7 @@ class Trainer:
         note: Mapping[str, Any] | None = None,
         flops: Flops | None = None,
         begin: Begin | None = None,
+        at: At = lambda _step: {},
         progress: ProgressBar | None = None,
     ) -> Trained:
         """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
@@ -168,7 +169,8 @@ class Trainer:
             sampling: learns from evaluations how often directions are drawn.
             groups: resource level -> directions, for the loss that is shown.
             note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
-            begin: makes the state before the first step; None: of random numbers.
+            begin: makes the state before the first step, or that of a chapter which begins at the
+                latest checkpoint; None: of random numbers. at: step -> JSON for its checkpoint.
             flops: of a step and of the devices, for the share that is used (MFU).
             progress: where progress is shown.
 
@@ -203,6 +205,7 @@ class Trainer:
                     sampling,
                     flops,
                     begin,
+                    at,
                 )
                 with contextlib.suppress(Rewind):
                     written = run.train(evaluators, progress)

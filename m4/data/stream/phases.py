@@ -127,7 +127,7 @@ class Phases:
         self._draws(entry)  # mistakes in the rates are raised at once, not when the phase begins
         self._entries.append(entry)
 
-    def _draws(self, entry: _Entry, before: list[int] | None = None, number: int = 0) -> Draws:
+    def _draws(self, entry: _Entry, before: Sequence[int] | None = None, number: int = 0) -> Draws:
         rates = [float(entry.rates.get(direction, 0.0)) for direction in self._directions]
         sizes, seed, number = self._sizes, self._seed, self._number + number
         names, window, left = self._directions, self._window, self._left

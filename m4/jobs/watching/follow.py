@@ -9,11 +9,11 @@ from typing import Any
 from m4.eval.decoding.testsets import Portion
 from m4.eval.report.by_step import draw
 from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows_by_step, said
-from m4.eval.scoring.score import System, metric_names, write_scores
+from m4.eval.scoring.score import metric_names, write_scores
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.decode import PortionDecoder, decodes_folder, trained_step
-from m4.jobs.evaluate import scored, system_name
+from m4.jobs.evaluate import scored, system, system_name
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage import remote
@@ -162,9 +162,9 @@ class _Scorer:
 
     def _write(self, step: int) -> None:
         path, portion = self._path(step), self._portion
-        config = str(self._folder / "operative_config.gin")
-        system = System(self._system, path.parent, config=config, checkpoint_step=step)
-        rows = scored(self._experiment, self._decoder.cache, [system], portion)
+        steps = dict.fromkeys(self._decoder.pairs, step)
+        found = system(self._experiment, self._system, path.parent, steps)
+        rows = scored(self._experiment, self._decoder.cache, [found], portion)
         write_scores(path, rows)
         self._add(step, rows)
         curve = rows_by_step(self._scores, portion.name, self._metrics[0], self._levels)

@@ -40,8 +40,10 @@ class Evaluator:
     run: Callable[[Any], dict[str, float]]
 
 
-# Makes the state before the first step, over the program's mesh.
+# Makes the state before the first step, or that of a chapter, over the program's mesh.
 Begin = Callable[[TrainProgram], TrainState]
+# What the checkpoint of a step says besides: JSON for its note.
+At = Callable[[int], Mapping[str, Any]]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -116,25 +118,30 @@ class TrainingRun:
         sampling: LearnedSampling | None,
         flops: Flops | None,
         begin: Begin | None,
+        at: At,
     ):
-        """Takes up the latest checkpoint, or begins, with random numbers where `begin` is None.
-        about: for checkpoints' notes."""
+        """Takes up the latest checkpoint; without one, or where a chapter begins at it, `begin`
+        makes the state, of random numbers where it is None. about: for checkpoints' notes; at: more
+        of a step."""
         self._training, self._program, self._stream = training, program, stream
         self._folder, self._checkpoints = folder, checkpoints
-        self._about, self._sampling = about, sampling
+        self._about, self._at, self._sampling = about, at, sampling
         self._first_start = watchdog.first_start(folder)
         latest = distributed.on_primary_then_broadcast(
             "latest checkpoint", lambda: checkpoints.latest
         )
         saved = self._saved = {} if latest is None else checkpoints.note(latest)
-        if latest is not None:
+        same_chapter = saved.get("chapter", 1) == about.get("chapter", 1)
+        resumes = latest is not None and same_chapter  # else a run begins, or a chapter
+        if resumes:
             check_same(f"{checkpoints.folder}/{latest}", saved, about)
         if sampling is not None:
-            sampling.resume(saved.get("sampling"))
+            learned = saved.get("sampling")
+            sampling.resume(learned) if resumes else sampling.begin(latest or 0, learned)
         self._begun = latest is None and begin is not None
-        self.state = begin(program) if begin and self._begun else program.new_state()
+        self.state = program.new_state() if begin is None or resumes else begin(program)
         self.stopper = EarlyStopper(training.early_stopping)
-        if latest is not None:
+        if latest is not None and resumes:
             self.state = restore(checkpoints, latest, saved, self.state, self.stopper, about)
         self._start = int(self.state.step)
         tokens = max(rows * max(lengths) for rows, *lengths in stream.shapes)
@@ -327,7 +334,8 @@ class TrainingRun:
         step = int(self.state.step)
         counted = {**self._counters.note(), **self._clock.note(), **self._guard.note(step)}
         counted |= self._metrics.note()
-        note = {**self._about, **more, **counted, **learned, **self.stopper.note(), "step": step}
+        about = {**self._about, **self._at(step), **more}
+        note = {**about, **counted, **learned, **self.stopper.note(), "step": step}
         items = average.items(self.state)
         if self.stopper.best is not None:
             items["best"] = self.stopper.best

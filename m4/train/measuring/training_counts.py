@@ -64,7 +64,7 @@ class ExpertLoadCounter:
         self._from = start if saved is None else saved["from_step"]
         self._counts = routing_counts.Counts(directions)
         if saved is not None:
-            self._counts = routing_counts.Counts.from_json(saved)
+            self._counts.replace(routing_counts.Counts.from_json(saved))
         self._steps = DeviceSum(most)
 
     def add(self, layers: Mapping[str, Any]) -> None:

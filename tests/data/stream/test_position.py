@@ -47,7 +47,7 @@ def test_epochs_continue_with_other_arguments(
     counts = {direction: Counter() for direction in FIRST}
     stream, begin, start = None, 0, None
     for layout, batch_rows, rates, end in zip(
-        layouts, rows, (FIRST, SECOND, FIRST), (37, 41, 75), strict=True
+        layouts, rows, (FIRST, SECOND, FIRST), (23, 27, 40), strict=True
     ):
         stream = Stream(
             made_cache, phases=rates, batch_rows=batch_rows, layout=layout, seed=3, start=start

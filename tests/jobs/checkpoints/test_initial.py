@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-import pytest
 
 from m4.storage.metrics_log import read_metrics
 from tests.command_line import TINY, Said, m4
@@ -25,14 +24,6 @@ def saved(folder: Path, step: int | None = None, item: str = "params") -> Any:
         warnings.simplefilter("ignore")  # shardings are those of the file
         path = folder / "checkpoints" / str(max(steps) if step is None else step) / item
         return ocp.PyTreeCheckpointer().restore(path)
-
-
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("initial") / "first"
-    said = train(folder)
-    assert said.status == 0, said.err
-    return folder
 
 
 def test_nothing_is_lost_where_nothing_changed(first: Path, tmp_path: Path) -> None:

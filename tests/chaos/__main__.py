@@ -81,10 +81,6 @@ def _trials(world, base: Path, parsed: argparse.Namespace) -> Iterator:
     phases = list(kills.WHERE)
     for number in range(parsed.kills):
         yield kills.kill(world, phases[number % len(phases)], draw("kill", number))
-    cases = damage.cases(world, draw("cases"))
-    cases = [case for case in cases if not parsed.only or parsed.only in case[1]]
-    for case in cases[: parsed.damages]:
-        yield damage.damage(world, case, draw(case))
     for number in range(parsed.programs):
         how = list(damage.DAMAGES)[-1 - number % len(damage.DAMAGES)]
         yield damage.of_programs(world, how, draw("program", number))
@@ -105,6 +101,10 @@ def _trials(world, base: Path, parsed: argparse.Namespace) -> Iterator:
         processes.expected(world)
     for number in range(parsed.losses):
         yield processes.lose(world, draw("loss", number))
+    cases = damage.cases(world, draw("cases"))
+    cases = [case for case in cases if not parsed.only or parsed.only in case[1]]
+    for case in cases[: parsed.damages]:
+        yield damage.damage(world, case, draw(case))
 
 
 def _of_lines(base: Path, draw: random.Random, count: int) -> list[tuple[str, ...]]:

@@ -25,12 +25,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         base = (parsed.folder or Path(folder)).absolute()
         environment.set_up(base / "programs")
-        from tests.chaos import forks, world
+        from tests.chaos import disk, forks, world
         from tests.chaos.table import kinds, not_held, table
 
         begin = time.monotonic()
         forks.warm()
         made = world.made(base / "world", reuse=parsed.reuse)
+        made = dataclasses.replace(made, means=disk.means())
         trials, out = [], parsed.output and parsed.output.open("w", encoding="utf-8")
         for done in _trials(made, base, parsed):
             trials.append(done)
@@ -85,7 +86,6 @@ def _trials(world, base: Path, parsed: argparse.Namespace) -> Iterator:
         how = list(damage.DAMAGES)[-1 - number % len(damage.DAMAGES)]
         yield damage.of_programs(world, how, draw("program", number))
     jobs: list[str] = list(disk.WHERE)
-    object.__setattr__(world, "means", disk.means())
     for number in range(parsed.disks):
         yield disk.full(world, jobs[number % len(jobs)], draw("disk", number))
     for job in jobs if parsed.disks else ():
@@ -97,10 +97,9 @@ def _trials(world, base: Path, parsed: argparse.Namespace) -> Iterator:
         shutil.rmtree(base / "lines", ignore_errors=True)
         for row in forks.computed(lambda: _of_lines(base / "lines", draw("lines"), parsed.lines)):
             yield Trial(*row)
-    if parsed.losses:
-        processes.expected(world)
+    together = processes.undisturbed(world) if parsed.losses else world
     for number in range(parsed.losses):
-        yield processes.lose(world, draw("loss", number))
+        yield processes.lose(together, draw("loss", number))
     cases = damage.cases(world, draw("cases"))
     cases = [case for case in cases if not parsed.only or parsed.only in case[1]]
     for case in cases[: parsed.damages]:

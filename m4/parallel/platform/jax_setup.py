@@ -6,6 +6,8 @@ import stat
 from pathlib import Path
 
 import jax
+import zstandard
+from jax._src import compilation_cache as programs
 
 from m4.settings import InputError
 
@@ -17,6 +19,7 @@ def set_up(compilation_cache: Path | str | None = None) -> None:
     could write to, is not used, because programs of a cache are run: then, and where none is given,
     it is ~/.cache/m4/compilation_cache.
     """
+    programs.compress_executable = _with_checksum
     if jax.config.values["jax_compilation_cache_dir"] is None:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = base / "m4" / "compilation_cache"
@@ -30,6 +33,15 @@ def set_up(compilation_cache: Path | str | None = None) -> None:
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _with_checksum(executable: bytes) -> bytes:
+    """As JAX compresses a program for its cache, and with a checksum, which unpacking verifies.
+
+    Without one, every second flipped bit gives another program, which is run; with it JAX warns and
+    compiles again.
+    """
+    return zstandard.ZstdCompressor(write_checksum=True).compress(executable)
 
 
 def _is_private(folder: Path) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import zstandard
+from jax._src import compilation_cache as programs
 from jax.experimental.compilation_cache import compilation_cache
 
 from m4.parallel.platform.jax_setup import set_up
@@ -78,3 +82,18 @@ def test_key_of_a_program_does_not_hold_the_folder(tmp_path: Path) -> None:
             compilation_cache.reset_cache()
         names.append({path.name for path in folder.iterdir() if path.name.endswith("-cache")})
     assert names[0] == names[1] != set()
+
+
+def test_a_flipped_bit_in_a_kept_program_is_an_error(tmp_path: Path) -> None:
+    set_up(tmp_path)
+    program, draw = bytes(range(256)) * 64 + os.urandom(1000), random.Random(1)
+    kept = programs.compress_executable(program)
+    assert programs.decompress_executable(kept) == program
+    used = 0
+    for bit in draw.sample(range(8 * len(kept)), 300):
+        damaged = bytearray(kept)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with contextlib.suppress(zstandard.ZstdError):
+            assert programs.decompress_executable(bytes(damaged)) == program
+            used += 1
+    assert used < 10  # bits of the header that are of no consequence

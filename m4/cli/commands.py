@@ -36,7 +36,7 @@ def run(
     from m4.settings import SettingError
     from m4.storage import checksums
 
-    checksums.choose(getattr(parsed, "verify", "full"))
+    checksums.choose(getattr(parsed, "verify", None))
     try:
         experiment = config.experiment()
         if options is not None:

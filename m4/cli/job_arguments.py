@@ -48,8 +48,8 @@ def add_verify(job: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--verify",
         choices=["fast", "full"],
-        default="full",
-        help="compare checkpoints with their SHA-256, or their sizes only (%(default)s)",
+        help="compare checkpoints and the corpus with their SHA-256, or sizes only (full, of the "
+        "corpus once a machine)",
     )
 
 

@@ -123,11 +123,13 @@ class CorpusSpec:
         rebuild: bool | None = None,
         progress: Progress | None = None,
         built: Callable[[Cache], None] = lambda _: None,
+        verified: Callable[[str], bool] = lambda name: True,
     ) -> Cache:
         """The cache in `folder`: opened if it is there, else built.
 
         rebuild: instead of the spec's own. progress(stage, done, total): stages text, vocabulary,
-        tokens. built: called with a cache that was built just now.
+        tokens. built: called with a cache that was built just now. verified: of the files that are
+        to be as they were built, by name (`Cache.verify`).
 
         Raises:
             ValueError: the folder holds something else, or (without rebuild) a cache of other
@@ -141,6 +143,7 @@ class CorpusSpec:
             try:
                 cache = Cache(folder, self.mixture)
                 _check_same(cache, identity)
+                cache.verify(verified)
                 return cache
             except ValueError as error:
                 if not rebuild:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from m4.data.cache.cache import Cache
+from m4.data.cache.cache import Cache, Damaged
 from m4.data.cache.corpus_text import Progress
 from m4.data.cleaning.ledger import LEDGER_FILE
 from m4.data.corpus import CorpusSpec
@@ -111,6 +111,7 @@ def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
             f"data_dir = {place}: {socket.gethostname()} has another corpus there than process 0 "
             f"({cache.fingerprint[:12]} here, {fingerprint[:12]} there)"
         )
+    cache.verify(needs)
     return cache
 
 
@@ -120,7 +121,9 @@ def open_vocabulary(experiment: Experiment) -> Cache:
     folder = remote.local(experiment.model_dir) / VOCABULARY
     if not (folder / "manifest.json").is_file():  # a run of an earlier version
         folder = fetched(place_of(experiment), settings)
-    return Cache(folder, experiment.data.corpus.mixture)
+    cache = Cache(folder, experiment.data.corpus.mixture)
+    cache.verify(settings)
+    return cache
 
 
 def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
@@ -185,7 +188,9 @@ def build_corpus(
             open_store(place).delete("manifest.json")
             _remove_half(folder)
         try:
-            return spec.build(folder, rebuild=rebuild, progress=progress, built=built)
+            return spec.build(
+                folder, rebuild=rebuild, progress=progress, built=built, verified=_here(folder)
+            )
         except InputError as error:
             raise _other_corpus(place, folder, error) from error
 
@@ -195,11 +200,16 @@ def _opened(spec: CorpusSpec, place: str, folder: Path, rebuild: bool) -> Cache 
     if not (folder / "manifest.json").is_file():
         return None
     try:
-        return spec.build(folder, rebuild=False)
+        return spec.build(folder, rebuild=False, verified=_here(folder))
     except InputError as error:
         if rebuild:
             return None
         raise _other_corpus(place, folder, error) from error
+
+
+def _here(folder: Path) -> Needs:
+    """Of a working copy little has been downloaded yet: `open_corpus` compares what it needs."""
+    return settings if remote.is_working_copy(folder) else everything
 
 
 def _remove_half(folder: Path) -> None:
@@ -230,6 +240,8 @@ def _locked(folder: Path, place: str) -> Iterator[None]:
 
 def _other_corpus(place: str, folder: Path, error: InputError) -> InputError:
     said = str(error)
+    if isinstance(error, Damaged):
+        return error
     if not said.startswith(f"{folder}: "):
         return error  # of the text, not of the folder
     said = said.removeprefix(f"{folder}: ").partition(" (")[0]

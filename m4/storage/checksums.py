@@ -4,13 +4,18 @@ How much is compared is the process's choice (`--verify`): "fast" sizes and name
 content. What was compared once and has not changed since is not read again.
 """
 
+import contextlib
 import hashlib
+import json
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from m4.settings import InputError
+from m4.storage.files import write_text
 from m4.storage.store import Object, Store
 
 # Name -> (size in bytes, SHA-256).
@@ -22,18 +27,22 @@ _THREADS = 8
 _TICK_SECONDS = 2.0
 # Smaller files are read even where only sizes are compared.
 _SMALL_BYTES = 1 << 16
+# Less is read again in no time.
+_WORTH_BYTES = 1 << 24
 
 
 class _Choice:
     level: Level = "full"
+    remembered: bool = True  # what an earlier process of this machine has compared
 
 
 _same: set[tuple[str, str, str, str]] = set()  # address, name, version, SHA-256
 
 
-def choose(level: Level) -> None:
-    """How much this process compares from now on."""
-    _Choice.level = level
+def choose(level: Level | None) -> None:
+    """How much this process compares from now on. None: all, but for files that this machine has
+    compared before and that have not changed since (`problem(once=True)`)."""
+    _Choice.level, _Choice.remembered = level or "full", level is None
 
 
 def chosen() -> Level:
@@ -60,14 +69,19 @@ def problem(
     files: Files,
     wanted: Callable[[str], bool] = lambda name: True,
     level: Level | None = None,
+    *,
+    once: bool = False,
 ) -> str | None:
     """What is wrong with a folder's files, the first in their order; None: nothing.
 
     Args:
         files: as they were written. wanted: the names of those whose content counts; sizes are
-            compared of all. level: None: the process's choice.
+            compared of all. level: None: the process's choice. once: a machine remembers what it
+            has compared, in $XDG_CACHE_HOME/m4/verified, and does not read it again.
     """
-    there = store.list()
+    there, record = store.list(), _record_of(store.address)
+    if once and _Choice.remembered:
+        _same.update(_read_record(record, store.address))
     for name, (size, _) in files.items():
         if name not in there:
             return f"{name}: missing"
@@ -89,6 +103,9 @@ def problem(
         if found[name][1] != files[name][1]:
             return f"{name}: its content is not what was written"
     _remember(store.address, there, {name: files[name][1] for name in read})
+    if once and sum(files[name][0] for name in read) > _WORTH_BYTES:
+        with contextlib.suppress(OSError):  # it saves time only
+            write_text(record, json.dumps([one for one in _same if one[0] == store.address]))
     return None
 
 
@@ -97,6 +114,20 @@ def _remember(address: str, there: Mapping[str, Object], read: Mapping[str, str]
     for name, sha256 in read.items():
         if now - there[name].updated > _TICK_SECONDS:
             _same.add((address, name, there[name].version, sha256))
+
+
+def _record_of(address: str) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "m4" / "verified" / f"{hashlib.sha256(address.encode()).hexdigest()[:16]}.json"
+
+
+def _read_record(path: Path, address: str) -> list[tuple[str, str, str, str]]:
+    """What this machine has compared; nothing where the file is not as it was written."""
+    try:
+        found = [tuple(one) for one in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError):
+        return []
+    return [one for one in found if len(one) == 4 and one[0] == address]
 
 
 def well_formed(files: Any, where: str) -> Files:

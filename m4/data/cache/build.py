@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data import permutation
-from m4.data.cache.cache import FORMAT
+from m4.data.cache.cache import FORMAT, manifest_digest
 from m4.data.cache.corpus_text import Progress, text_file, write_text
 from m4.data.cache.tokens import ROLES, tokenize, vocabulary_file
 from m4.data.cleaning.clean import Cleaning
@@ -24,7 +24,9 @@ from m4.data.sources import SPLITS, Source
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.grow import grow
 from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.storage import checksums
 from m4.storage.files import write_text as write_text_file
+from m4.storage.store import Disk
 
 _BLOCK = 1 << 18
 
@@ -58,7 +60,8 @@ def build(
     texts = [[counts[c][s]["sha256"] for s in SPLITS] for c in languages]
     corpus = _sha256(json.dumps(dict(zip(languages, texts, strict=True))))
     fingerprint = _sha256(json.dumps([head["identity"], corpus, made], sort_keys=True))
-    manifest = {
+    store = Disk(f"file://{folder.absolute()}")
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         **head,
         "languages": counts,
@@ -66,7 +69,9 @@ def build(
         "ledger": ledger.as_json(examples=False),
         "corpus": corpus,
         "fingerprint": fingerprint,
+        "files": checksums.hashes(store, [n for n in sorted(store.list()) if n[0] != "."]),
     }
+    manifest["sha256"] = manifest_digest(manifest)
     text = json.dumps(manifest, indent=1, ensure_ascii=False)
     (folder / "manifest.json").write_text(text, encoding="utf-8")
 

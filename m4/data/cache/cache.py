@@ -11,9 +11,10 @@ token_counts.<role>.npy, role being source or target.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,28 @@ from m4.data.preprocess import language_of, split_direction
 from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value
+from m4.storage import checksums
 from m4.storage.files import confined
+from m4.storage.store import Disk
 
 # Raised whenever the same settings would give other files (test_format.py notices).
 FORMAT = 6
+_HEADER_BYTES = 128  # of a .npy file of one axis
 
 
 class OtherFormat(InputError):
     """A cache of another version of m4."""
+
+
+class Damaged(InputError):
+    """A file of a cache is not as it was built."""
+
+
+def _damaged(folder: Path, said: str) -> Damaged:
+    return Damaged(
+        f"{folder}: damaged: {said}; remove that folder, and it is built again from the text (a "
+        "corpus of several runs: m4 data prepare --rebuild)"
+    )
 
 
 class Cache:
@@ -52,14 +67,16 @@ class Cache:
         except FileNotFoundError as error:
             raise InputError(f"{self.folder}: not a cache, it has no manifest.json") from error
         except json.JSONDecodeError as error:
-            raise InputError(f"{path}: damaged, delete the folder: {error}") from error
+            raise _damaged(self.folder, f"{path.name}: {error}") from error
         if not isinstance(self.manifest, dict):
-            raise InputError(f"{path}: damaged, delete the folder: not an object")
+            raise _damaged(self.folder, f"{path.name}: not an object")
         if self.manifest.get("format") != FORMAT:
             raise OtherFormat(
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
                 " (rebuild it: CorpusSpec.rebuild = True)"
             )
+        if self.manifest.get("sha256", own := manifest_digest(self.manifest)) != own:
+            raise _damaged(self.folder, f"{path.name}: its content is not what was written")
         for language in self.manifest["languages"]:  # part of files' names, also of translations
             confined(self.folder, language)
         identity = self.manifest["identity"]
@@ -71,6 +88,42 @@ class Cache:
                 f"{self.folder}: its source and target vocabularies are made for the mixture "
                 f"{made_for}, not {self.mixture} (CorpusSpec.mixture, CorpusSpec.rebuild)"
             )
+
+    def verify(self, needs: Callable[[str], bool] = lambda name: True) -> None:
+        """Compares the files with their SHA-256, as `m4.storage.checksums` is set to. A cache of an
+        earlier version of m4 has none: then its arrays are looked at.
+
+        Args:
+            needs: of the files that are needed, by name.
+
+        Raises:
+            Damaged: the file, and what is wrong with it.
+        """
+        if "files" not in self.manifest:
+            self._check_arrays(needs)
+            return
+        files = {name: one for name, one in self.manifest["files"].items() if needs(name)}
+        store = Disk(f"file://{self.folder.absolute()}")
+        if said := checksums.problem(store, files, once=True):
+            raise _damaged(self.folder, said)
+
+    def _check_arrays(self, needs: Callable[[str], bool]) -> None:
+        """Damaged: offsets that do not rise from 0 to the number of ids; an id that no vocabulary
+        has, or of padding."""
+        for path in sorted(self.folder.glob("*.offsets.npy")):
+            if not needs(path.name):
+                continue
+            stem = path.name.removesuffix(".offsets.npy")
+            tokens = path.with_name(f"{stem}.tokens.npy")
+            try:
+                offsets, flat = _mapped(path), _mapped(tokens)
+            except (OSError, ValueError, EOFError) as error:
+                raise _damaged(self.folder, f"{stem}.*.npy: {error}") from error
+            vocabulary = (
+                self.target_vocabulary if stem.endswith(".target") else self.source_vocabulary
+            )
+            if said := wrong_arrays(offsets, flat, vocabulary.size):
+                raise _damaged(self.folder, f"{stem}.*.npy: {said}")
 
     @property
     def fingerprint(self) -> str:
@@ -184,10 +237,8 @@ class Cache:
         assert not self.separate or stem.with_name(f"{stem.name}.offsets.npy").is_file(), (
             f"{self.mixture} has no {role} that is {side}"
         )
-        # An empty file cannot be mapped.
-        offsets = np.load(f"{stem}.offsets.npy", mmap_mode="r")
-        flat = np.load(f"{stem}.tokens.npy", mmap_mode="r" if len(offsets) > 1 else None)
-        return flat, offsets
+        offsets = _mapped(Path(f"{stem}.offsets.npy"))
+        return _mapped(Path(f"{stem}.tokens.npy")), offsets
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         """The text, in the order of the rows."""
@@ -247,3 +298,25 @@ class Cache:
                 f"{self.folder}: no language {language!r}; it has {', '.join(self.languages())}"
             )
         return self.manifest["languages"][language][split]
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest, which holds its own as "sha256"."""
+    rest = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def wrong_arrays(offsets: npt.NDArray[np.int64], flat: npt.NDArray[Any], pieces: int) -> str | None:
+    """What no token array has, in words; None: nothing of it."""
+    if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(flat):
+        return f"its offsets are not those of {len(flat):,} ids"
+    if (offsets[1:] < offsets[:-1]).any():
+        return "an offset is below the one before it"
+    if len(flat) and not 0 < flat.min() <= flat.max() < pieces:
+        return f"ids from {flat.min()} to {flat.max()}, and the vocabulary has 1 to {pieces - 1}"
+    return None
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    """An array, mapped into memory; an empty one cannot be."""
+    return np.load(path, mmap_mode="r" if path.stat().st_size > _HEADER_BYTES else None)

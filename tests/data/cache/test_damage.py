@@ -1,0 +1,144 @@
+"""A token cache that is not as it was built is never trained on: one line names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from m4.data.cache.cache import Cache, Damaged
+from m4.data.corpus import CorpusSpec
+from m4.storage import checksums
+from tests.data.corpus import Made
+
+SPEC = {"vocabulary_size": 400, "lengths": {"inputs": 96, "targets": 96}}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "data"
+    CorpusSpec(Made({"gl": 60}), **SPEC).build(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "data"))
+
+
+def changed(name: str, change: Callable[[Any], Any]) -> Callable[[Path], object]:
+    """Saves what `change` makes of an array."""
+
+    def damage(folder: Path) -> None:
+        array = np.load(folder / name)
+        np.save(folder / name, change(array))
+
+    return damage
+
+
+def at(position: int, value: int) -> Callable[[Any], Any]:
+    def change(array: Any) -> Any:
+        array[position] = value
+        return array
+
+    return change
+
+
+TOKENS, OFFSETS = "train.english.tokens.npy", "train.foreign.offsets.npy"
+ARRAYS: dict[str, Callable[[Path], object]] = {
+    "an offset of 2**40": changed(OFFSETS, at(3, 2**40)),
+    "an id as high as the vocabulary's size": changed(TOKENS, at(5, 400)),
+    "all padding": changed(TOKENS, np.zeros_like),
+    "half of the ids": changed(TOKENS, lambda array: array[: len(array) // 2]),
+    "an empty file": lambda folder: (folder / TOKENS).write_bytes(b""),
+    "half a file": lambda folder: (folder / OFFSETS).write_bytes(
+        (folder / OFFSETS).read_bytes()[:300]
+    ),
+    "a file that is missing": lambda folder: (folder / TOKENS).unlink(),
+}
+
+
+def flipped(name: str) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "a bit of the ids": flipped(TOKENS),
+    "a bit of the counts": flipped("token_counts.npy"),
+    "a bit of the vocabulary": flipped("vocabulary.model"),
+    "a bit of a test sentence": flipped("text/test.gl.tsv"),
+    "a bit of the subsets": flipped("text/test.gl.subsets.json"),
+    "no subsets": lambda folder: (folder / "text" / "test.gl.subsets.json").unlink(),
+    "another number in the manifest": lambda folder: (folder / "manifest.json").write_text(
+        (folder / "manifest.json").read_text().replace('"pairs": 60', '"pairs": 59')
+    ),
+}
+
+
+@pytest.mark.parametrize("what", [*ARRAYS, *OTHERS])
+def test_a_damaged_file_is_named_in_one_line(folder: Path, what: str) -> None:
+    Cache(folder).verify()
+    (ARRAYS | OTHERS)[what](folder)
+    with pytest.raises(Damaged, match=r"data: damaged: \S+: ?.*; remove that folder") as said:
+        Cache(folder).verify()
+    assert "\n" not in str(said.value)
+    with pytest.raises(Damaged):
+        CorpusSpec(Made({"gl": 60}), **SPEC).build(folder)
+
+
+@pytest.mark.parametrize("what", ARRAYS)
+def test_arrays_of_a_cache_without_hashes_are_looked_at(folder: Path, what: str) -> None:
+    """Of an earlier version of m4."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["files"], manifest["sha256"]
+    path.write_text(json.dumps(manifest))
+    Cache(folder).verify()
+    ARRAYS[what](folder)
+    with pytest.raises(Damaged, match=r"data: damaged: train\.(english|foreign)\.\*\.npy"):
+        Cache(folder).verify()
+
+
+def test_only_what_is_needed_is_compared(folder: Path) -> None:
+    OTHERS["a bit of a test sentence"](folder)
+    Cache(folder).verify(lambda name: name.startswith("train."))
+
+
+def test_a_damaged_cache_is_rebuilt_where_it_may_be(folder: Path, built: Path) -> None:
+    ARRAYS["all padding"](folder)
+    spec = CorpusSpec(Made({"gl": 60}), **SPEC)
+    cache = spec.build(folder, rebuild=True)
+    assert cache.replaced is not None
+    assert f"damaged: {TOKENS}: its content is not what was written" in cache.replaced
+    assert cache.fingerprint == Cache(built).fingerprint
+    assert (folder / TOKENS).read_bytes() == (built / TOKENS).read_bytes()
+
+
+def test_a_machine_compares_a_large_corpus_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(checksums, "_WORTH_BYTES", 0)
+    monkeypatch.setattr(checksums, "_TICK_SECONDS", -1.0)
+    read: list[str] = []
+    hash_ = checksums._hash
+    monkeypatch.setattr(checksums, "_hash", lambda s, name: (read.append(name), hash_(s, name))[1])
+    for times, level in ((1, None), (1, None), (2, "full")):
+        checksums.forget()
+        checksums.choose(level)
+        Cache(folder).verify()
+        assert read.count(TOKENS) == times, level
+    checksums.choose(None)
+    ARRAYS["all padding"](folder)
+    with pytest.raises(Damaged):
+        Cache(folder).verify()

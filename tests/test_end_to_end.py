@@ -212,6 +212,33 @@ def test_a_mean_of_checkpoints_is_a_run_with_a_report(
         assert row["baseline_score"] == old["baseline_score"]
 
 
+@pytest.mark.slow
+def test_what_is_not_as_it_was_written_is_named_and_not_scored(first: tuple[Path, str]) -> None:
+    folder, _ = first
+    before = contents(folder)
+    own = folder / "decodes" / "test.en-es.jsonl"
+    (bilingual,) = folder.glob("baselines/es.*/decodes/test.en-es.jsonl")
+    subsets = folder / "data" / "text" / "test.gl.subsets.json"
+    array = next((folder / "checkpoints" / "4" / "params").rglob("ocdbt.process_0/d/*"))
+    cases: list[tuple[Path, bool, str, list[str]]] = [
+        (own, False, r"decodes: no translations of en-es; make them with m4 decode", []),
+        (own, True, r"test\.en-es\.jsonl: its content is not .* again with m4 decode", []),
+        (bilingual, False, r"baselines/es\..* no translations of en-es; .* m4 baselines", []),
+        (bilingual, True, r"baselines/es\..*test\.en-es\.jsonl: its content is not", []),
+        (subsets, False, r"data: damaged: text/test\.gl\.subsets\.json: missing", []),
+        (subsets, True, r"data: damaged: text/test\.gl\.subsets\.json: its content", []),
+        (array, True, r"checkpoints/4: damaged \(params/ocdbt", ["--step=4"]),
+    ]
+    for path, there, words, more in cases:
+        content = path.read_bytes()
+        path.write_bytes(content[:-5] + b"x" + content[-4:]) if there else path.unlink()
+        job = "decode" if more else "report"
+        said = m4(job, f"--gin_file={TINY}", f"--model_dir={folder}", *more)
+        assert re.search(words, said.mistake), said.mistake
+        path.write_bytes(content)
+    assert contents(folder) == before
+
+
 @pytest.fixture(scope="module")
 def longer(first: tuple[Path, str]) -> Path:
     """The same folder after two steps more, and with a dense model to compare with."""

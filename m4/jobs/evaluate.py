@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from m4.data.cache.cache import Cache
-from m4.eval.decoding.hypotheses import steps_of
+from m4.data.preprocess import language_of
+from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
 from m4.eval.decoding.inference_checkpoint import trained_step
 from m4.eval.decoding.testsets import Portion, train_pairs
 from m4.eval.scoring.score import System, measure, score_rows, score_table, write_scores
@@ -46,6 +47,8 @@ def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: in
                for which in ([False, True] if dense else [False])]  # fmt: skip
     gathered = prepare.run_folder(experiment) / "decodes" / "bilingual"
     if gathered.is_dir() and split == "test":  # baselines translate no other one
+        remedy = f"m4 report --model_dir={experiment.model_dir}"
+        check_hypotheses(gathered, "test", tested(cache), remedy)
         systems.append(System("bilingual", gathered))
     rows = scored(experiment, cache, systems, Portion(split))
     write_scores(path, rows)
@@ -60,6 +63,11 @@ def scored(
     """The rows of scores.jsonl."""
     measured = measure(systems, experiment.decoding.metrics, portion.name)
     return score_rows(measured, train_pairs(cache), portion.subsets(cache))
+
+
+def tested(cache: Cache) -> list[str]:
+    """The directions that have test sentences."""
+    return [d for d in cache.directions if cache.size(language_of(d), "test")]
 
 
 def system_of(

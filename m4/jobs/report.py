@@ -2,11 +2,13 @@
 
 import datetime
 import json
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
-from m4.eval.decoding.hypotheses import hypotheses_path
+from m4.eval.decoding.hypotheses import check_hypotheses, hypotheses_path
 from m4.eval.decoding.testsets import train_pairs
 from m4.eval.report.page import Background
 from m4.eval.report.results import Results, write_results
@@ -17,11 +19,10 @@ from m4.jobs import prepare
 from m4.jobs.baselines import Finished, baselines_of, find_baselines
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decode import trained_step
-from m4.jobs.evaluate import system_of
-from m4.settings import InputError
+from m4.jobs.evaluate import system_of, tested
 from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
-from m4.storage.files import write_text
+from m4.storage.files import whole_folder
 from m4.storage.metrics_log import read_metrics, warn_if_changed
 
 
@@ -44,7 +45,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
     wanted = ("nll", "nll/high", "nll/medium", "nll/low")  # not every level has languages
     recorded = [row for rows in curves.values() for row in rows]
     found = find_baselines(experiment, cache)
-    systems += _bilingual(experiment, found)
+    systems += _bilingual(experiment, cache, found)
     shares, epochs = _seen(experiment, cache)
     folder, data = prepare.run_folder(experiment), experiment.data
     written = write_results(
@@ -74,20 +75,14 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
 
 
 def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
-    """ValueError: a test set of the system is not translated."""
-    directions = [d for d in cache.directions if cache.size(language_of(d), "test")]
-    missing = [
-        direction
-        for direction in directions
-        if not hypotheses_path(system.decodes, "test", direction).is_file()
-    ]
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise InputError(
-            f"{system.decodes}: no translations of {', '.join(missing[:3])}{more}; make them with "
-            f"m4 decode --model_dir={experiment.model_dir}"
-            f"{' --compare=dense' if system.name == 'dense' else ''}"
-        )
+    """ValueError: a test set of the system is not translated, or its translations are damaged."""
+    check_hypotheses(
+        system.decodes,
+        "test",
+        tested(cache),
+        f"m4 decode --model_dir={experiment.model_dir}"
+        f"{' --compare=dense' if system.name == 'dense' else ''}",
+    )
 
 
 def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[str, float]]:
@@ -112,17 +107,27 @@ def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[
     return shares, epochs
 
 
-def _bilingual(experiment: Experiment, found: Mapping[str, Finished]) -> list[System]:
+def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> list[System]:
     """The bilingual models as one system: their hypotheses gathered in one folder."""
     gathered = prepare.run_folder(experiment) / "decodes" / "bilingual"
-    gathered.mkdir(parents=True, exist_ok=True)
     configs, steps = {}, {}
-    for baseline in found.values():
-        for path in sorted((baseline.folder / "decodes").glob("test.*.jsonl")):
-            write_text(gathered / path.name, path.read_text(encoding="utf-8"))
-            direction = path.name.split(".")[1]
-            configs[direction] = str(baseline.folder / "result.json")
-            steps[direction] = baseline.result["note"]["best_step"]
+    paths: list[Path] = []
+    for direction in tested(cache):
+        baseline = found[language_of(direction)]
+        check_hypotheses(
+            baseline.folder / "decodes",
+            "test",
+            [direction],
+            f"m4 baselines --model_dir={experiment.model_dir}, after removing "
+            f"{baseline.folder}/result.json",
+        )
+        path = hypotheses_path(baseline.folder / "decodes", "test", direction)
+        paths += [path, path.with_suffix(".json")]
+        configs[direction] = str(baseline.folder / "result.json")
+        steps[direction] = baseline.result["note"]["best_step"]
+    with whole_folder(gathered) as unfinished:
+        for path in paths:
+            shutil.copyfile(path, unfinished / path.name)
     return [System("bilingual", gathered, config=configs, checkpoint_step=steps)]
 
 

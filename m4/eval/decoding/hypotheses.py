@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from m4.data.preprocess import split_direction, tag
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage.files import whole, write_jsonl
+
+# In a note: of the file of hypotheses as it was written.
+_DIGEST = "hypotheses_sha256"
 
 
 def hypotheses_path(folder: Path, split: str, direction: str) -> Path:
@@ -32,8 +36,9 @@ def decode_to_files(
     """Translates the test sets of directions and writes one file each; returns the directions done.
 
     A file has a line {"source", "reference", "hypothesis"} a sentence, in order, and appears whole
-    or not at all. `<split>.<direction>.json` next to it says what made it; a direction whose file
-    was made with the same settings from the same sentences is left as it is.
+    or not at all. `<split>.<direction>.json` next to it says what made it, and its SHA-256; a
+    direction whose file was made with the same settings from the same sentences, and is as it was
+    written, is left as it is.
 
     With several processes all of them call this; the primary one reads and writes.
 
@@ -106,7 +111,12 @@ def steps_of(folder: Path, split: str) -> dict[str, int]:
 
 def _is_done(folder: Path, split: str, direction: str, made_by: Mapping[str, Any]) -> bool:
     path = hypotheses_path(folder, split, direction)
-    return path.is_file() and _read_note(path.with_suffix(".json")) == made_by
+    about = _read_note(path.with_suffix(".json"))
+    if not path.is_file() or {k: v for k, v in about.items() if k != _DIGEST} != made_by:
+        return False
+    if said := _difference(path):
+        print(f"{path}: {said}; it is translated again", file=sys.stderr)
+    return said is None
 
 
 def _read_note(path: Path) -> dict[str, Any]:
@@ -117,8 +127,42 @@ def _read_note(path: Path) -> dict[str, Any]:
         return {}
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{path}: not JSON ({error}); remove it, and {path.stem} is translated again"
+            f"{path}: not JSON ({error}); remove it, and {path.name.split('.')[1]} is "
+            "translated again"
         ) from error
+
+
+def _difference(path: Path) -> str | None:
+    """How a file of hypotheses is not as it was written; None: it is. Notes of earlier versions of
+    m4 have no SHA-256."""
+    note = _read_note(path.with_suffix(".json"))
+    if note.get(_DIGEST, digest := _digest_of(path)) != digest:
+        return "its content is not what was written"
+    return None
+
+
+def _digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_hypotheses(folder: Path, split: str, directions: Iterable[str], remedy: str) -> None:
+    """InputError: translations of a direction are missing, or not as they were written.
+
+    remedy: the command that makes them, for the message.
+    """
+    paths = {direction: hypotheses_path(folder, split, direction) for direction in directions}
+    missing = [direction for direction, path in paths.items() if not path.is_file()]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(
+            f"{folder}: no translations of {', '.join(missing[:3])}{more}; make them with {remedy}"
+        )
+    for path in paths.values():
+        note = path.with_suffix(".json")
+        said = "missing" if not note.is_file() else None
+        if said or (said := _difference(path)):
+            which = note.name if said == "missing" else path.name
+            raise InputError(f"{folder}/{which}: {said}; make it again with {remedy}")
 
 
 def _write(
@@ -140,4 +184,5 @@ def _write(
         ),
     )
     with whole(note) as unfinished:
-        unfinished.write_text(json.dumps(_made_by(pairs, settings), indent=1) + "\n", "utf-8")
+        about = {**_made_by(pairs, settings), _DIGEST: _digest_of(path)}
+        unfinished.write_text(json.dumps(about, indent=1) + "\n", "utf-8")

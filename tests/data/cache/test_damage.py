@@ -133,7 +133,8 @@ def test_a_machine_compares_a_large_corpus_once(
     read: list[str] = []
     hash_ = checksums._hash
     monkeypatch.setattr(checksums, "_hash", lambda s, name: (read.append(name), hash_(s, name))[1])
-    for times, level in ((1, None), (1, None), (2, "full")):
+    looks: list[tuple[int, checksums.Level | None]] = [(1, None), (1, None), (2, "full")]
+    for times, level in looks:
         checksums.forget()
         checksums.choose(level)
         Cache(folder).verify()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from m4.eval.decoding.hypotheses import decode_to_files
+from m4.eval.decoding.hypotheses import check_hypotheses, decode_to_files
 
 
 class Upper:
@@ -92,3 +92,39 @@ def test_starting_gets_the_directions_before_translate_the_sources(tmp_path):
         translate, tmp_path, "test", PAIRS, {}, sentences_at_once=3, starting=called.append
     )
     assert called == [["gl-en", "gl-en", "en-gl"], 3, ["en-sr_Latn", "en-sr_Latn"], 2]
+
+
+DAMAGE = {
+    "a letter": lambda path: path.write_text(
+        path.read_text("utf-8").replace("OLA", "OLE"), "utf-8"
+    ),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "missing": lambda path: path.unlink(),
+    "its note": lambda path: path.with_suffix(".json").unlink(),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_hypotheses_that_are_not_as_written_are_named_and_translated_again(tmp_path, what, capsys):
+    decode_to_files(Upper(), tmp_path, "test", PAIRS, {"step": 7})
+    check_hypotheses(tmp_path, "test", PAIRS, "m4 decode")
+    path = tmp_path / "test.gl-en.jsonl"
+    before = path.read_bytes()
+    DAMAGE[what](path)
+    with pytest.raises(ValueError, match=r"gl-en.*with m4 decode$") as said:
+        check_hypotheses(tmp_path, "test", PAIRS, "m4 decode")
+    assert "\n" not in str(said.value)
+    assert decode_to_files(Upper(), tmp_path, "test", PAIRS, {"step": 7}) == ["gl-en"]
+    assert ("is translated again" in capsys.readouterr().err) == (what in ("a letter", "half"))
+    assert path.read_bytes() == before
+    check_hypotheses(tmp_path, "test", PAIRS, "m4 decode")
+
+
+def test_hypotheses_of_an_earlier_version_have_no_sha256(tmp_path):
+    decode_to_files(Upper(), tmp_path, "test", PAIRS, {})
+    for note in tmp_path.glob("*.json"):
+        about = json.loads(note.read_text())
+        del about["hypotheses_sha256"]
+        note.write_text(json.dumps(about))
+    assert decode_to_files(Upper(), tmp_path, "test", PAIRS, {}) == []
+    check_hypotheses(tmp_path, "test", PAIRS, "m4 decode")

@@ -29,7 +29,7 @@ from m4.storage.steps import complete_steps
 # Of a note: what it is the mean of. Such a checkpoint has no optimizer to train on with.
 AVERAGED = "averaged"
 # Of the last step's note: they belong to its training.
-_NOT_KEPT = ("sampling", "best_step", "best", "risen_to", "since_best")
+_NOT_KEPT = ("sampling", "best_step", "best", "risen_to", "since_best", "metrics")
 
 
 def chosen_steps(

@@ -35,6 +35,7 @@ from m4.parallel.platform import signals
 from m4.parallel.platform.cpus import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError, SettingError
+from m4.storage.files import read_json
 from m4.train.bad_steps import BadStep
 from m4.train.training import BY_DIRECTION
 
@@ -179,10 +180,12 @@ def _finished(plan: Plan) -> Finished | None:
     path = plan.folder / "result.json"
     if not path.is_file():
         return None
-    try:
-        return Finished(plan.language, plan.folder, json.loads(path.read_text(encoding="utf-8")))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: damaged; delete {plan.folder} to train it again") from error
+
+    def parse(result: dict[str, Any]) -> Finished:
+        _ = result["note"]["best_step"], result["stopped_early"], float(result["gain_last_quarter"])
+        return Finished(plan.language, plan.folder, result)
+
+    return read_json(path, parse, f"delete {plan.folder} to train it again")
 
 
 def _tell_of_other_versions(missing: Mapping[str, Plan]) -> None:
@@ -190,9 +193,11 @@ def _tell_of_other_versions(missing: Mapping[str, Plan]) -> None:
     old = []
     for plan in missing.values():
         for path in plan.folder.parent.glob(f"{plan.language}.*/result.json"):
-            with contextlib.suppress(json.JSONDecodeError, KeyError):
-                about = json.loads(path.read_text(encoding="utf-8"))
-                if about.get("identity", about.get("plan", {})).get("format") != FORMAT:
+            with contextlib.suppress(InputError):  # a damaged one is not used either
+                of = read_json(
+                    path, lambda found: dict(found.get("identity", found.get("plan", {})))
+                )
+                if of.get("format") != FORMAT:
                     old.append(path.parent.name)
     if old:
         print(f"baselines: {len(old)} of another version of m4 are not used: {', '.join(old)}")

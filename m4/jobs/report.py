@@ -135,7 +135,7 @@ def _facts(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) 
     about = run_folder.read(prepare.run_folder(experiment))
     facts = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "machine": about["machine"],
+        "machine": about.get("machine", ""),
         "versions": ", ".join(f"{k} {v}" for k, v in about["versions"].items()),
         "steps": str(experiment.training.total_steps),
         "seed": str(experiment.training.seed),

@@ -15,6 +15,7 @@ from m4.plan.report import pages, pictures, tables
 from m4.plan.report.pages import Section
 from m4.plan.report.wording import model_notes
 from m4.settings import InputError
+from m4.storage.files import read_json
 
 
 class Case(NamedTuple):
@@ -117,7 +118,7 @@ def reusable(path: Path, identity: Mapping[str, Any], other_code: bool) -> dict[
     """The facts in the file, if made from the same; None: the case must be compiled."""
     if not path.is_file():
         return None
-    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts = read_json(path, remedy="delete it to compile it again")
     same = facts.get("identity") == identity and facts.get("format") == launch.FORMAT
     return facts if same and (other_code or facts.get("code") == code_digest()) else None
 

@@ -8,13 +8,15 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
 from m4.settings import InputError
 
 _LOCK = ".unfinished"
+_Parsed = TypeVar("_Parsed")
 
 
 @contextmanager
@@ -98,16 +100,54 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def read_jsonl(path: Path) -> list[dict]:
-    """Raises ValueError with file and line where a line is not a JSON object."""
-    rows = []
+def read_json(
+    path: Path,
+    parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
+    remedy: str = "",
+) -> _Parsed:
+    """A file of one JSON object, which m4 has written, as `parse` makes something of it.
+
+    Raises:
+        InputError: it is damaged: no JSON, no object, or one that `parse` stumbles over. The path,
+            what is wrong, and the remedy.
+        FileNotFoundError: it is not there.
+    """
+    return _parsed(path.read_bytes(), f"{path}: damaged,", parse, f"; {remedy}" if remedy else "")
+
+
+def read_jsonl(
+    path: Path,
+    parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
+    *,
+    cut_off: bool = False,
+) -> list[_Parsed]:
+    """The lines of a file, each a JSON object. InputError with file and line, as `read_json`.
+
+    cut_off: whether a last line without its end, of a job that was killed, is left out.
+    """
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = json.loads(line)
-            except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are both
-                raise InputError(f"{path} line {number}: not JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise InputError(f"{path} line {number}: not a JSON object")
-            rows.append(row)
-    return rows
+        return [
+            _parsed(line, f"{path} line {number}:", parse)
+            for number, line in enumerate(file, 1)
+            if not cut_off or line.endswith(b"\n")
+        ]
+
+
+def _parsed(
+    text: bytes, where: str, parse: Callable[[dict[str, Any]], _Parsed], more: str = ""
+) -> _Parsed:
+    try:
+        found = json.loads(text)
+    # UnicodeDecodeError and JSONDecodeError are ValueErrors; brackets of brackets are too deep.
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} not JSON ({error}){more}") from error
+    try:
+        if not isinstance(found, dict):
+            raise TypeError(f"not a JSON object but {type(found).__name__}")
+        return parse(found)
+    except InputError:  # not damaged: of another format, or with names that lead outside
+        raise
+    except KeyError as error:
+        raise InputError(f"{where} it has no {error}{more}") from error
+    except (ValueError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise InputError(f"{where} {error}{more}") from error

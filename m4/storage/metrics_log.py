@@ -13,8 +13,7 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
-from m4.settings import InputError
-from m4.storage.files import write_text
+from m4.storage.files import read_jsonl, write_text
 
 
 class Metrics:
@@ -107,11 +106,4 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = Path(folder) / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    rows = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise InputError(f"{path} line {number}: not JSON ({error})") from error
-    return rows
+    return read_jsonl(path, lambda row: {**row, "step": int(row["step"])}, cut_off=True)

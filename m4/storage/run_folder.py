@@ -17,7 +17,7 @@ from typing import Any
 
 from m4.settings import InputError, Kind
 from m4.storage import remote
-from m4.storage.files import write_text
+from m4.storage.files import read_json, write_text
 
 _PACKAGES = [
     "m4",
@@ -133,7 +133,7 @@ def claim(
 def note(folder: Path, **more: Any) -> None:
     """Adds to run.json what one of its jobs has found out: names of `_NOTES`."""
     assert {*more} <= {*_NOTES}
-    record = json.loads((folder / "run.json").read_bytes())
+    record = read_json(folder / "run.json")
     write_text(folder / "run.json", json.dumps({**record, **more}, indent=1, ensure_ascii=False))
 
 
@@ -238,12 +238,13 @@ def read(folder: Path) -> dict:
         raise InputError(
             f"{remote.shown(Path(folder))}: not a run's folder (no run.json); train first"
         )
-    try:
-        record = json.loads(path.read_bytes())
+
+    def parse(record: dict[str, Any]) -> dict[str, Any]:
         kinds = {name: kind for key, kind in _LISTS.items() for name in record.get(key, [])}
-        return {**record, "config": dict(record["config"]), "kinds": kinds}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: damaged, not what m4 wrote ({error})") from error
+        versions = {**record.get("versions", {})}
+        return {**record, "config": {**record["config"]}, "kinds": kinds, "versions": versions}
+
+    return read_json(path, parse)
 
 
 def _version(name: str) -> str:

@@ -32,7 +32,7 @@ from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value
 from m4.storage import checksums
-from m4.storage.files import confined
+from m4.storage.files import confined, read_json
 from m4.storage.store import Disk
 
 # Raised whenever the same settings would give other files (test_format.py notices).
@@ -63,13 +63,12 @@ class Cache:
         self.folder = Path(folder)
         path = self.folder / "manifest.json"
         try:
-            self.manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            self.manifest: dict[str, Any] = read_json(path)
         except FileNotFoundError as error:
             raise InputError(f"{self.folder}: not a cache, it has no manifest.json") from error
-        except json.JSONDecodeError as error:
-            raise _damaged(self.folder, f"{path.name}: {error}") from error
-        if not isinstance(self.manifest, dict):
-            raise _damaged(self.folder, f"{path.name}: not an object")
+        except InputError as error:
+            said = str(error).removeprefix(f"{path}: damaged, ")
+            raise _damaged(self.folder, f"{path.name}: {said}") from error
         if self.manifest.get("format") != FORMAT:
             raise OtherFormat(
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
@@ -258,7 +257,7 @@ class Cache:
     def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
         """Named parts of a dev or test split, parallel to pairs(); empty where there are none."""
         path = self.text_file(language, split).with_suffix(".subsets.json")
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
 
     def summary(self) -> dict[str, Any]:
         """What the manifest says of the text, as JSON, for a checkpoint: settings, sizes, hashes,
@@ -276,7 +275,7 @@ class Cache:
 
     def ledger(self) -> Ledger:
         """What was read, kept and dropped, with examples."""
-        return Ledger.from_json(json.loads((self.folder / LEDGER_FILE).read_text(encoding="utf-8")))
+        return read_json(self.folder / LEDGER_FILE, Ledger.from_json)
 
     def identity(self) -> dict[str, Any]:
         """SHA-256 of the text by language and split."""

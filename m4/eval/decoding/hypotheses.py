@@ -12,7 +12,7 @@ from typing import Any
 from m4.data.preprocess import split_direction, tag
 from m4.parallel import distributed
 from m4.settings import InputError
-from m4.storage.files import whole, write_jsonl
+from m4.storage.files import read_json, whole, write_jsonl
 
 # In a note: of the file of hypotheses as it was written.
 _DIGEST = "hypotheses_sha256"
@@ -122,14 +122,10 @@ def _is_done(folder: Path, split: str, direction: str, made_by: Mapping[str, Any
 def _read_note(path: Path) -> dict[str, Any]:
     """What made a file of hypotheses; empty: it was not written to its end."""
     try:
-        return dict(json.loads(path.read_bytes()))
+        direction = path.name.split(".")[1]
+        return read_json(path, remedy=f"remove it, and {direction} is translated again")
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError) as error:
-        raise InputError(
-            f"{path}: not JSON ({error}); remove it, and {path.name.split('.')[1]} is "
-            "translated again"
-        ) from error
 
 
 def _difference(path: Path) -> str | None:

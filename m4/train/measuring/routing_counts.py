@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.settings import InputError
-from m4.storage.files import write_text
+from m4.storage.files import read_json, write_text
 
 # Raised when older files cannot be read any more.
 FORMAT = 1
@@ -54,13 +54,13 @@ class Counts:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Counts:
-        """Raises ValueError where a layer has not one row of counts a direction."""
+        """Raises TypeError where a layer has not one row of counts a direction."""
         counts = cls(saved["directions"])
         if not isinstance(saved["layers"], Mapping):
-            raise InputError("layers: must be an object, layer -> rows")
+            raise TypeError("layers: must be an object, layer -> rows")
         for layer, rows in saved["layers"].items():
             if np.ndim(rows) != 2 or len(rows) != len(counts.directions):
-                raise InputError(f"layers: {layer} has not one row of counts a direction")
+                raise TypeError(f"layers: {layer} has not one row of counts a direction")
         counts.add(saved["layers"])
         return counts
 
@@ -73,10 +73,10 @@ def write(path: Path, counts: Counts, about: Mapping[str, Any]) -> None:
 
 def read(path: Path) -> tuple[Counts, dict[str, Any]]:
     """(counts, the whole file). ValueError: it is not such a file."""
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+
+    def parse(saved: dict[str, Any]) -> tuple[Counts, dict[str, Any]]:
         if saved["format"] != FORMAT:
-            raise InputError(f"format {saved['format']}, this m4 reads {FORMAT}")
+            raise InputError(f"{path}: format {saved['format']}, this m4 reads {FORMAT}")
         return Counts.from_json(saved), saved
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: no counts of experts: {error}") from error
+
+    return read_json(path, parse)

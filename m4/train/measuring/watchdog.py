@@ -16,7 +16,7 @@ from etils import epath
 
 from m4.parallel import distributed
 from m4.settings import InputError
-from m4.storage.files import write_text
+from m4.storage.files import read_json, write_text
 from m4.train.measuring.step_clock import StepClock
 
 HEARTBEAT = "heartbeat.json"
@@ -57,16 +57,14 @@ class Heartbeat(NamedTuple):
 
 def heartbeat(folder: Path | epath.Path) -> Heartbeat | None:
     """The last one of a run's folder; None: there was none. ValueError: it is damaged."""
-    path = folder / HEARTBEAT
-    try:
-        said = json.loads(path.read_bytes())
-        return Heartbeat(
-            int(said["step"]), str(said["phase"]), float(said["time"]), float(said["started"])
+    with contextlib.suppress(FileNotFoundError):
+        return read_json(
+            folder / HEARTBEAT,
+            lambda said: Heartbeat(
+                int(said["step"]), str(said["phase"]), float(said["time"]), float(said["started"])
+            ),
         )
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path}: damaged ({error})") from error
+    return None
 
 
 def first_start(folder: Path) -> float:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from m4.data.corpus import CorpusSpec, bilingual
 from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.tsv import Tsv
+from tests.damage import damaged_json, refused
 from tests.data.corpus import Made
 
 SMALL: dict[str, Any] = {"vocabulary_size": 400, "lengths": {"inputs": 96, "targets": 96}}
@@ -324,3 +326,25 @@ def test_real_text(tatoeba: Path, tmp_path: Path) -> None:
         tmp_path / "c", progress=lambda stage, *_: stages.append(stage)
     )
     assert not stages, "it is opened, not built"
+
+
+def test_whatever_is_damaged_in_json(made_cache: Cache, tmp_path: Path) -> None:
+    shutil.copytree(made_cache.folder, tmp_path, dirs_exist_ok=True)
+
+    def read() -> None:
+        cache = Cache(tmp_path)
+        for language in cache.languages():
+            for direction in (f"en-{language}", f"{language}-en"):
+                cache.mean_pieces(direction, "train")
+            cache.longest(language), cache.rows(language, "dev"), cache.sizes()
+        cache.summary(), cache.identity(), cache.ledger()
+        _ = cache.fingerprint, cache.replaced, cache.separate, cache.segmentations
+        _ = cache.source_length + cache.target_length
+
+    for name in ("manifest.json", "ledger.json"):
+        text = (tmp_path / name).read_text()
+        for damaged in damaged_json(text):
+            (tmp_path / name).write_bytes(damaged)
+            refused(read, name)
+        (tmp_path / name).write_text(text)
+    read()

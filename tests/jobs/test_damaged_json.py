@@ -1,0 +1,52 @@
+"""Damaged JSON is one line that names the file, whoever reads it: no traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from m4.jobs.baselines import Plan, _finished
+from m4.storage import run_folder
+from m4.storage.files import write_text
+from m4.storage.metrics_log import read_metrics
+from m4.train.measuring import routing_counts, watchdog
+from tests.command_line import TINY, experiment_of
+from tests.damage import damaged_json, refused
+
+METRICS = '{"step": 2, "loss": 3.5}'
+HEARTBEAT = '{"step": 3, "phase": "train", "time": 1.5, "started": 0.5}'
+RESULT = '{"note": {"best_step": 4}, "stopped_early": true, "gain_last_quarter": 0.5}'
+
+
+def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
+    """File -> (what m4 writes there, what reads it)."""
+    run_folder.claim(folder, {"TRAIN_STEPS": "10"}, "")
+    counts = routing_counts.Counts(["en-gl"])
+    counts.add({"encoder_0": [[3, 4]]})
+    routing_counts.write(folder / "atlas.train.json", counts, {"steps": 4})
+    plan = Plan("gl", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
+    return {
+        "run.json": (
+            (folder / "run.json").read_text(),
+            lambda: run_folder.read(folder),
+        ),
+        "atlas.train.json": (
+            (folder / "atlas.train.json").read_text(),
+            lambda: routing_counts.read(folder / "atlas.train.json"),
+        ),
+        "metrics.jsonl": (METRICS, lambda: read_metrics(folder)),
+        "heartbeat.json": (HEARTBEAT, lambda: watchdog.heartbeat(folder)),
+        "result.json": (RESULT, lambda: _finished(plan)),
+    }
+
+
+def test_whatever_is_damaged_in_a_run(tmp_path: Path) -> None:
+    for name, (text, read) in readers(tmp_path).items():
+        times = 0
+        for damaged in damaged_json(text):
+            (tmp_path / name).write_bytes(damaged + b"\n")
+            times += refused(read, name)
+        write_text(tmp_path / name, text + "\n")
+        assert not refused(read, name)
+        assert times >= 10, name

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from m4.cli import environment
 from m4.data.preprocess import tag
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.storage import run_folder
@@ -305,6 +306,16 @@ def test_translate_answers_arguments(first: tuple[Path, str]) -> None:
     lines = said.out.split("\n")
     assert len(lines) == 4
     assert lines[1] == lines[3] == ""
+
+
+@pytest.mark.slow
+def test_a_closed_stream_loses_no_translation(
+    first: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stdin", "stdout"):
+        monkeypatch.setattr(environment, "closed", {name})
+        said = m4("translate", f"--model_dir={first[0]}", "--to=gl")
+        assert said.mistake.startswith(f"m4 translate: standard {name[3:]}put is closed")
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 import argparse
 import functools
+import io
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from m4.cli import environment
 from m4.cli.data_arguments import DATA_JOBS
 from m4.cli.job_arguments import SHARED, follow_options, steps_of
 from m4.parallel.distributed_options import DistributedOptions
@@ -197,6 +199,12 @@ def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Name
     from m4.jobs.translate import translator
     from m4.storage import run_folder
 
+    if "stdout" in environment.closed:
+        raise InputError("standard output is closed: the translations would be lost")
+    if not parsed.text and "stdin" in environment.closed:
+        raise InputError("standard input is closed, and there is no text among the arguments")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as the lines that are read, in every locale
     run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
     prepare.prepare_process(experiment, None)
     ready = translator(experiment)

@@ -1,12 +1,15 @@
 """`m4 JOB ...`: arguments -> config -> job -> exit status. Nothing heavy before a job is known."""
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
+from m4.cli import environment
 from m4.cli.arguments import distributed_options_of, parser, split_arguments
+from m4.cli.job_arguments import TOGETHER
 from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.platform import signals
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
@@ -15,17 +18,23 @@ from m4.settings import InputError
 from m4.storage.lease import LeaseLost
 from m4.storage.store import Unreachable
 
+_AGAIN = "what was written before is whole: the same command resumes (--debug: where it was)"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one job; returns the exit status.
 
-    0; 1 where another process of the job was lost, another job is at work in MODEL_DIR, or the last
-    files did not get to its store; 2 for a mistake of the user's; 3 where another job has taken
-    MODEL_DIR over; 130 for Ctrl-C and for training that saved its step; 128 and the signal's number
-    for other signals.
+    0; 1 where another process of the job was lost, another job is at work in MODEL_DIR, the machine
+    refuses something (a full disk), or the last files did not get to its store; 2 for a mistake of
+    the user's; 3 where another job has taken MODEL_DIR over; 130 for Ctrl-C and for training that
+    saved its step; 128 and the signal's number for other signals.
     """
+    given = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        environment.open_closed_streams()
     try:
-        others, bindings = split_arguments(sys.argv[1:] if arguments is None else arguments)
+        environment.check_text(given)
+        others, bindings = split_arguments(given)
         parsed = parser().parse_args(others)
         options = distributed_options_of(parsed, os.environ)
     except InputError as error:
@@ -44,9 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options is not None:
             return run_together(parsed, bindings, options)
     status = run_alone(parsed, bindings)
-    if arguments is None and status == LeaseLost.status:
-        sys.stdout.flush()
-        os._exit(status)  # the interpreter's own end would wait for a checkpoint being written
+    if arguments is None:
+        status = environment.flushed(status, f"m4 {job_name(parsed)}")
+        if status == LeaseLost.status:
+            os._exit(status)  # the interpreter's own end would wait for a checkpoint being written
     return status
 
 
@@ -95,6 +105,12 @@ def run_alone(
     except BrokenPipeError:
         return 0  # `m4 translate | head`
     except BaseException as error:
+        said = None if parsed.debug else environment.refused(error)
+        if said is not None:
+            with contextlib.suppress(OSError):  # the same disk
+                again = f"; {_AGAIN}" if parsed.job in TOGETHER else ""
+                print(f"m4 {job_name(parsed)}: {said}{again}", file=sys.stderr)
+            return environment.STATUS
         if (status := signals.status_of(error)) is None:
             raise
         more = isinstance(error, KeyboardInterrupt) and str(error)

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from m4.settings import InputError
 
@@ -100,8 +100,14 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+class Readable(Protocol):
+    """A path: pathlib's, or epath's of a file in a bucket."""
+
+    def read_bytes(self) -> bytes: ...
+
+
 def read_json(
-    path: Path,
+    path: Readable,
     parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
     remedy: str = "",
 ) -> _Parsed:

@@ -131,9 +131,13 @@ class Translator:
             for start in range(0, len(waiting), most):
                 lines, bad = _decode_lines(waiting[start : start + most])
                 for text in self.translate(lines, to, first_line=number + 1, warnings=warnings):
-                    output.write(text + "\n")
-                    output.flush()
-                number += len(lines)
+                    try:
+                        output.write(text + "\n")
+                        output.flush()
+                    except OSError as error:
+                        error.filename = f"the translation of line {number + 1}"
+                        raise
+                    number += 1
                 if bad is not None:
                     raise InputError(f"line {number + 1}: not UTF-8 ({bad})")
         return number
@@ -146,12 +150,19 @@ def waiting_lines(source: int) -> Iterator[list[bytes]]:
     for a full buffer. A last line may lack its line end.
     """
     rest = b""
-    while chunk := os.read(source, _PIPE_BYTES):
+    while chunk := _read(source):
         *lines, rest = (rest + chunk).split(b"\n")
         if lines:
             yield lines
     if rest:
         yield [rest]
+
+
+def _read(source: int) -> bytes:
+    try:
+        return os.read(source, _PIPE_BYTES)
+    except OSError as error:  # a folder, a file that is open for writing alone
+        raise InputError(f"standard input cannot be read: {error.strerror}") from error
 
 
 def _decode_lines(raw: Sequence[bytes]) -> tuple[list[str], str | None]:

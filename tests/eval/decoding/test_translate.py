@@ -1,5 +1,6 @@
 """Translation of lines: order, promptness, what is refused, what is cut."""
 
+import errno
 import io
 import os
 import queue
@@ -218,3 +219,23 @@ def test_from_a_checkpoint(pieces, tmp_path):
     assert translated[1] == ""
     assert translator.translate(lines[:1], "en") == translated[:1]
     assert translator.translate(lines, "gl") != translated
+
+
+def test_output_that_takes_nothing_names_the_line_that_is_lost(translator, louder):
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    source, end = os.pipe()
+    os.write(end, b"w1\n")
+    os.close(end)
+    with pytest.raises(OSError, match="the translation of line 1"):
+        translator.stream(source, "en", Full())
+    os.close(source)
+
+
+def test_input_that_cannot_be_read_is_one_line(translator, tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(ValueError, match="standard input cannot be read: Is a directory"):
+        translator.stream(folder, "en", io.StringIO())
+    os.close(folder)

@@ -1,0 +1,114 @@
+"""What the machine refuses is one line and exit status 1, and nothing is printed elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from m4.cli import commands
+from tests.command_line import m4
+
+
+def _full() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "/runs/a/.lock.train")
+
+
+def _full_below_a_library() -> None:
+    try:
+        _full()
+    except OSError as error:
+        raise ValueError("cannot write") from error
+
+
+def _full_in_a_library() -> None:
+    raise ValueError("RESOURCE_EXHAUSTED: [OS error 28: ENOSPC No space left on device]")
+
+
+def _unreadable() -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", "/runs/a/run.json")
+
+
+def _no_handles() -> None:
+    raise OSError(errno.EMFILE, "Too many open files", "/runs/a/data/train.npy")
+
+
+@pytest.mark.parametrize(
+    ("raises", "said"),
+    [
+        (_full, "m4 train: /runs/a/.lock.train: No space left on device; what was written"),
+        (_full_below_a_library, "m4 train: /runs/a/.lock.train: No space left on device;"),
+        (_full_in_a_library, "m4 train: No space left on device (ValueError);"),
+        (_unreadable, "m4 train: /runs/a/run.json: Permission denied;"),
+        (_no_handles, "m4 train: /runs/a/data/train.npy: Too many open files;"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, raises: object, said: str
+) -> None:
+    monkeypatch.setattr(commands, "run", lambda *_: raises())  # type: ignore[operator]
+    found = m4("train")
+    assert found.status == 1
+    (line,) = found.err.splitlines()
+    assert line.startswith(said)
+    with pytest.raises((OSError, ValueError)):  # a mistake of m4's can be found
+        m4("train", "--debug")
+
+
+def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistaken(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "x")
+
+    monkeypatch.setattr(commands, "run", mistaken)
+    with pytest.raises(FileNotFoundError):
+        m4("train")
+
+
+def test_an_argument_that_is_not_utf8_is_named() -> None:
+    said = m4("translate", "--to=gl", os.fsdecode(b"a\xffb"))
+    assert said.mistake == r"m4: argument 3, 'a\\xffb': not UTF-8"
+
+
+# The shell closes a stream, or gives one that takes nothing.
+PROGRAM = """
+import sys
+from m4.cli import environment
+environment.open_closed_streams()
+file = open(sys.argv[1], "w")
+print("a warning", file=sys.stderr)
+print("a result")
+print(sorted(environment.closed), file.fileno() > 2, file=file)
+sys.exit(environment.flushed(0, "m4 report"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "closed", "out", "err", "status"),
+    [
+        ("2>&-", "['stderr'] True", "a result\n", "", 0),
+        (">&-", "['stdout'] True", "", "a warning\n", 0),
+        ("<&- >&- 2>&-", "['stderr', 'stdin', 'stdout'] True", "", "", 0),
+        (
+            ">/dev/full",
+            "[] True",
+            "",
+            "a warning\nm4 report: standard output: No space left on device\n",
+            1,
+        ),
+    ],
+)
+def test_closed_and_full_streams(
+    tmp_path: Path, how: str, closed: str, out: str, err: str, status: int
+) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" "$2" {how}', sys.executable, PROGRAM, tmp_path / "file"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, out, err)
+    assert (tmp_path / "file").read_text() == closed + "\n"

@@ -117,14 +117,7 @@ class MoeLayer(nn.Module):
         factor = self.train_capacity_factor if train else self.eval_capacity_factor
         if decode:
             factor = self.decode_capacity_factor
-        # Where nothing is dropped, groups decide nothing for a causal gate; a row a group makes
-        # the choices of one that is not causal independent of the other rows.
-        whole_rows = factor is None and not train
-        S = L if whole_rows else group_size(B * L, self.group_tokens)
-        if not whole_rows and min(self.group_tokens, B * L) > 4 * S:
-            # With a token or two a group, every token has a slot at every expert.
-            allowed = f"a number of which a divisor of the {B * L} tokens is at least a quarter"
-            raise SettingError("MoeLayer.group_tokens", self.group_tokens, allowed)
+        S = self._group_tokens(B, L, whole_rows=factor is None and not train)
         mask_GS, x_GSM = _grouped(mask_BL, S), _grouped(x_BLM, S)
         # 0 * NaN is NaN: what padding holds would reach the sums of losses and the masks' products.
         x_GSM = jnp.where(mask_GS[..., None], x_GSM, 0)
@@ -154,6 +147,18 @@ class MoeLayer(nn.Module):
         if self.directions and tokens.language_GS is not None:
             self._sow_choices(routing, tokens.language_GS)
         return y_GSM.reshape(x_BLM.shape)
+
+    def _group_tokens(self, B: int, L: int, *, whole_rows: bool) -> int:
+        """S. Where nothing is dropped, groups decide nothing for a causal gate; a row a group makes
+        the choices of one that is not causal independent of the other rows."""
+        if whole_rows:
+            return L
+        S = group_size(B * L, self.group_tokens)
+        if min(self.group_tokens, B * L) > 4 * S:
+            # With a token or two a group, every token has a slot at every expert.
+            allowed = f"a number of which a divisor of the {B * L} tokens is at least a quarter"
+            raise SettingError("MoeLayer.group_tokens", self.group_tokens, allowed)
+        return S
 
     def _carry(
         self, x_GSM: Array, routing: Routing, dispatch: Transport, deterministic: bool

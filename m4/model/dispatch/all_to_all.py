@@ -44,6 +44,13 @@ def back(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
     return lax.all_to_all(x_EGCM, axes, split_axis=1, concat_axis=0, tiled=True)
 
 
+# A transport does not know what it is asked for.
+_GROUPS = (
+    "number of groups (tokens / MoeLayer.group_tokens; tokens of Training.batch_size in training, "
+    "of Decoding.batch_rows in translation)"
+)
+
+
 def by_exchange(
     name: str,
     x_GSM: Array,
@@ -66,21 +73,14 @@ def by_exchange(
         alone: the implementation where experts are not sharded.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    tokens_over, experts_over = split_axes(mesh, "batch"), split_axes(mesh, "expert")
-    groups_over = split_axes(mesh, "expert_group")
+    tokens_over, experts_over, groups_over = (
+        split_axes(mesh, axis) for axis in ("batch", "expert", "expert_group")
+    )
     if not experts_over:
         return alone(x_GSM, routing, experts)
     E, C = routing.num_experts, routing.capacity
     check_divides(mesh, name, E, "expert", "MoeLayer.num_experts")
-    check_divides(
-        mesh,
-        name,
-        x_GSM.shape[0],
-        "batch",
-        # A transport does not know what it is asked for.
-        "number of groups (tokens / MoeLayer.group_tokens; tokens of Training.batch_size in "
-        "training, of Decoding.batch_rows in translation)",
-    )
+    check_divides(mesh, name, x_GSM.shape[0], "batch", _GROUPS)
 
     def on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts):
         slots = local.slots_of(expert_GSK, position_GSK, E, C)

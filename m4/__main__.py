@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         if (status := signals.status_of(error)) is None:
             raise
-        print("m4: interrupted; run the same command to resume", file=sys.stderr)
+        print(f"m4: {signals.message(error)}", file=sys.stderr)
         return status
 
 

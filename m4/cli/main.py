@@ -113,9 +113,7 @@ def run_alone(
             return environment.STATUS
         if (status := signals.status_of(error)) is None:
             raise
-        more = isinstance(error, KeyboardInterrupt) and str(error)
-        said = more or "interrupted; run the same command to resume"
-        print(f"m4 {job_name(parsed)}: {said}", file=sys.stderr)
+        print(f"m4 {job_name(parsed)}: {signals.message(error)}", file=sys.stderr)
         return status
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -360,6 +361,26 @@ def test_processes_that_do_not_find_each_other_report_it(tmp_path: Path) -> None
             assert (
                 late.said()[1].splitlines()[-1] == "m4: interrupted; run the same command to resume"
             )
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_signal_during_start_up_ends_all_processes(tmp_path: Path) -> None:
+    """Before they join, while they join, build the corpus, compile: none trains on, or hangs."""
+    rng = random.Random(0)
+    folder = f"--model_dir={tmp_path / 'model'}"
+    for index, number in enumerate([signal.SIGTERM, signal.SIGINT] * 2):
+        join = "--join_timeout_s=30"
+        with started(Job(tmp_path / f"job{index}", 2, 1, folder, join, FOR_EVER)) as job:
+            seconds = rng.uniform(1.0, 3.0 + 4.0 * index)
+            time.sleep(seconds)
+            job.processes[index % 2].send_signal(number)
+            statuses = job.statuses(120)
+            print(round(seconds, 1), number, statuses)
+            # 1: that process is lost, or no longer there to be joined.
+            allowed = {1, 130, 128 + number, -number}
+            assert {*statuses} <= allowed, (seconds, job.said())
+            assert statuses[index % 2] != 1, (seconds, job.said())
 
 
 @pytest.mark.slow

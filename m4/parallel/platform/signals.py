@@ -1,10 +1,10 @@
 """Ctrl-C, SIGTERM and SIGHUP end the program at every moment, within seconds.
 
-A handler raises in the main thread, before its next bytecode. Two things come in between. Python
-prints and swallows what is raised in a callback of its own (garbage collection, a destructor). And
-C++ (a compilation, a wait for another process) returns to Python late. So a swallowed exception is
-raised again, a thread ends a process that does not end by itself, and an abort by C++ that an
-exception must not leave has the signal's exit status.
+A handler raises in the main thread, before its next bytecode. Three things come in between. Python
+prints and swallows what is raised in a callback of its own (garbage collection, a destructor): it
+is raised again. A module in C++ that is half imported crashes: it is raised after the import. And
+C++ (a compilation, a wait for another process) returns to Python late: a thread ends a process that
+does not end by itself. An abort by C++ that an exception must not leave has the signal's status.
 
 What must not be cut off stands within `held`: the training loop saves its step there
 (`m4.train.loop.preemption`). Only a second Ctrl-C ends that.
@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader
+from types import FrameType
 from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -36,12 +38,13 @@ class Stopped(KeyboardInterrupt):
 
 
 class _State:
-    """first: the first signal. raised: whether the program knows of it. swallowed: whether what was
+    """first: the first signal. raised: whether the program knows of it. thrown: whether by an
+    exception of this module. swallowed: whether what was
     raised was lost. holds: of the `held` blocks the main thread is in, whether they hold."""
 
     def __init__(self) -> None:
         self.first: int | None = None
-        self.raised = self.swallowed = False
+        self.raised = self.thrown = self.swallowed = False
         self.holds: list[Callable[[], bool]] = []
 
 
@@ -114,22 +117,43 @@ def _stopped() -> Stopped:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The exit status where a signal caused the error, or one before it in its chain; else None."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, Stopped):
-            return seen.status
-        seen = seen.__cause__ or seen.__context__
+    """The exit status where a signal caused the error; else None.
+
+    What is raised in an import or in C++ may come out as another error: after a signal all errors
+    but a training loop's, which ends by itself, are taken for its consequences.
+    """
+    if _state.thrown and not isinstance(error, SystemExit):
+        return 128 + (_state.first or signal.SIGINT)
     return Stopped.status if isinstance(error, KeyboardInterrupt) else None
 
 
-def _stop(number: int, _frame: object) -> None:
+def message(error: BaseException) -> str:
+    """What to print for such an error, in one line."""
+    said = str(error) if isinstance(error, KeyboardInterrupt) else ""
+    more = "" if isinstance(error, KeyboardInterrupt) else f" ({type(error).__name__}: {error})"
+    return said or " ".join(f"interrupted; run the same command to resume{more}".split())
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
     if _state.raised and number != signal.SIGINT:
         return  # only a second Ctrl-C interrupts what the first signal has begun
+    if _within_extension(frame):
+        _state.first, _state.swallowed = _state.first or number, True
+        return
     notice(number)
+    _state.thrown = True
     # C++ that called Python may not be left by an exception: it aborts.
     ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
     raise _stopped()
+
+
+def _within_extension(frame: FrameType | None) -> bool:
+    """Whether a module in C++ is being imported: half of jaxlib would crash the interpreter."""
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -155,7 +179,7 @@ def _watch(reader: int) -> None:
         waiting = first is not None or _state.swallowed
         if select.select([reader], [], [], _PERIOD_SECONDS if waiting else None)[0]:
             for number in os.read(reader, 4096):
-                if number in NUMBERS:
+                if number in NUMBERS and (first is None or number == signal.SIGINT):
                     first, since = first or number, time.monotonic()
                     interrupts += number == signal.SIGINT
         if _state.swallowed:

@@ -77,6 +77,29 @@ def test_a_program_that_does_not_end_by_itself_is_ended(stuck: str) -> None:
     assert (done.returncode, done.stderr) == (143, ENDED)
 
 
+def test_a_signal_waits_for_the_import_of_a_module_in_cpp() -> None:
+    """Half of jaxlib, with its other half missing, crashes when the interpreter ends."""
+    done = run(
+        "from importlib.machinery import ExtensionFileLoader\n"
+        "class It(ExtensionFileLoader):\n"
+        "    def exec_module(self, module):\n"
+        "        signal.raise_signal(15)\n"
+        "        time.sleep(0.12)\n"
+        "        print('imported')\n"
+        "It('x', 'x').exec_module(None)\n"
+        "time.sleep(60)"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (143, "imported\n", ENDED)
+
+
+def test_an_error_that_the_signal_became_has_its_status() -> None:
+    """jaxlib's import makes an ImportError of what a handler raises within it."""
+    done = run(
+        "try: signal.raise_signal(15)\nexcept BaseException: raise ImportError('x') from None"
+    )
+    assert (done.returncode, done.stderr) == (143, f"{ENDED.rstrip()} (ImportError: x)\n")
+
+
 def test_an_abort_by_an_exception_in_cpp_has_the_signal_s_status() -> None:
     done = run("try: signal.raise_signal(2)\nexcept BaseException: os.abort()")
     assert (done.returncode, done.stderr) == (130, ENDED)

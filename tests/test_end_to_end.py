@@ -240,6 +240,19 @@ def test_what_is_not_as_it_was_written_is_named_and_not_scored(first: tuple[Path
     assert contents(folder) == before
 
 
+@pytest.mark.slow
+def test_a_converted_run_translates_and_does_not_resume(
+    first: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, new = first[0], tmp_path / "new"
+    more = ["--dtype=bfloat16", f"--output={new}"]
+    assert m4("checkpoint", "convert", folder, *more).status == 0
+    said = m4("translate", f"--model_dir={new}", "--to=gl", "3 days")
+    assert said.status == 0, said.err
+    said = m4("train", f"--model_dir={new}", "--gin.TRAIN_STEPS=6")
+    assert "has no optimizer: a run cannot resume" in said.mistake
+
+
 @pytest.fixture(scope="module")
 def longer(first: tuple[Path, str]) -> Path:
     """The same folder after two steps more, and with a dense model to compare with."""

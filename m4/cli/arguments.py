@@ -15,6 +15,7 @@ from m4.cli.job_arguments import (
     TOGETHER,
     add_atlas,
     add_average,
+    add_checkpoint,
     add_collectives,
     add_common,
     add_debug,
@@ -38,6 +39,7 @@ JOBS = {
     "translate": "translate the arguments, or standard input line by line",
     "data": "build or inspect the corpus: " + ", ".join(DATA_JOBS),
     "watch": "show a training run from its files: loss, speed, experts, time left, scores",
+    "checkpoint": "list, verify, inspect or convert the checkpoints of a run",
     "atlas": "which language goes to which expert: tables, atlas.png",
     "plan": "ahead-of-time compile for a TPU pod (no TPU needed): memory, traffic, time, cost",
     "collectives": "what partitioned operators send: Table 4 of GShard, compiled here; or, with a "
@@ -54,6 +56,7 @@ _EXAMPLES = {
     "translate": 'm4 translate --model_dir=runs/demo --to=gl "3 weeks ago"',
     "average": "m4 average runs/demo --last=5",
     "watch": "m4 watch --model_dir=gs://bucket/run",
+    "checkpoint": "m4 checkpoint verify runs/demo",
     "atlas": "m4 atlas --model_dir=runs/demo --split=test",
     "plan": "m4 plan --gin_file=gin_configs/moe_128e_12l.gin --topology=v3:8x8",
     "collectives": "m4 collectives --gin_file=gin_configs/demo.gin --devices=8",
@@ -83,6 +86,10 @@ _RENAMED = {
 }
 
 
+# Jobs that read no config, with their arguments.
+_WITHOUT_CONFIG = {"atlas": add_atlas, "checkpoint": add_checkpoint, "watch": add_watch}
+
+
 def parser() -> argparse.ArgumentParser:
     """The arguments of every job."""
     top = argparse.ArgumentParser(
@@ -101,9 +108,9 @@ def parser() -> argparse.ArgumentParser:
                 add_common(part)
                 for option, settings in about.options.items():
                     part.add_argument(f"--{option}", **settings)
-        elif name in ("atlas", "watch"):  # they read no config
+        elif name in _WITHOUT_CONFIG:
             add_debug(job)
-            (add_atlas if name == "atlas" else add_watch)(job)
+            _WITHOUT_CONFIG[name](job)
         else:
             add_common(job)
             {
@@ -185,4 +192,4 @@ def _said(text: str) -> str:
 
 def _epilog(job: str) -> str:
     example = f"Example: {_EXAMPLES[job]}" if job in _EXAMPLES else ""
-    return "\n".join(filter(None, [example, "" if job == "atlas" else _GIN]))
+    return "\n".join(filter(None, [example, "" if job in _WITHOUT_CONFIG else _GIN]))

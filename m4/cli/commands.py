@@ -24,7 +24,7 @@ def run(
     parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions | None = None
 ) -> int:
     """Runs the job, after joining other processes where there are any; returns the exit status."""
-    if parsed.job in ("atlas", "watch"):
+    if parsed.job in ("atlas", "checkpoint", "watch"):
         return _show(parsed, bindings)
     if parsed.job == "collectives":
         return _collectives(parsed, bindings)
@@ -217,11 +217,17 @@ def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Name
 
 
 def _show(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
-    """`m4 atlas` and `m4 watch`: without a config."""
+    """`m4 atlas`, `m4 checkpoint` and `m4 watch`: without a config."""
+    if bindings:
+        raise InputError(f"'{bindings[0]}': {parsed.job} reads no config, only a run folder")
+    if parsed.job == "checkpoint":
+        from m4.jobs.checkpoints.checkpoint import checkpoint
+        from m4.jobs.prepare import console
+
+        more = {name: getattr(parsed, name) for name in ("dtype", "weights", "output")}
+        return 0 if checkpoint(parsed.what, parsed.run, parsed.step, console(), **more) else 1
     if not parsed.model_dir:
         raise InputError("give a run folder: --model_dir=...")
-    if bindings:
-        raise InputError(f"'{bindings[0]}': {parsed.job} reads no config, only --model_dir")
     if parsed.job == "watch":
         from m4.jobs.watching.watch import watch
 

@@ -44,6 +44,29 @@ def add_run(name: str, job: argparse.ArgumentParser) -> None:
     job.add_argument("--compare", choices=["dense"], help="also train a dense model for comparison")
 
 
+def add_checkpoint(job: argparse.ArgumentParser) -> None:
+    job.add_argument(
+        "what",
+        choices=["list", "verify", "inspect", "convert"],
+        help="list: steps; verify: their SHA-256; inspect: arrays, norms, values that are not "
+        "finite; convert: the parameters as a file or a run of their own",
+    )
+    job.add_argument("run", help="the folder of the run")
+    job.add_argument("--step", type=int, help="(all; to inspect and convert the last whole one)")
+    job.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="of convert")
+    job.add_argument(
+        "--output",
+        type=Path,
+        help="of convert: FILE.safetensors, or a folder: a run that translates",
+    )
+    job.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE.safetensors",
+        help="of convert: take these arrays instead of the run's",
+    )
+
+
 def add_verify(job: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--verify",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
@@ -150,8 +151,13 @@ class Checkpoints:
         Give ShapeDtypeStructs; what is not named is not read.
 
         Raises:
-            Removed: it went meanwhile.
+            Removed: it went meanwhile. InputError: it has no such item, or cannot be read.
         """
+        if missing := items.keys() - manifest.items_of(self.folder / str(step)):
+            raise InputError(
+                f"{self.folder}/{step}: has no {', '.join(sorted(missing))}: a run cannot resume "
+                "from it, but begin from it (--init_from)"
+            )
         restores = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
         with self._reading(step):
             found = self._manager.restore(step, args=ocp.args.Composite(**restores))
@@ -178,12 +184,25 @@ class Checkpoints:
 
     def arrays(self, step: int, name: str) -> dict[str, Any]:
         """ "a/b" -> what is known of every array of an item: shape, dtype, sharding."""
+        return by_path(self._tree(step, name))
+
+    def read(self, step: int, name: str) -> dict[str, np.ndarray]:
+        """ "a/b" -> every array of an item, in this process's memory."""
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        tree = self._tree(step, name)
+        wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
+        return {
+            path: np.asarray(array)
+            for path, array in by_path(self.restore(step, {name: wanted})[name]).items()
+        }
+
+    def _tree(self, step: int, name: str) -> Any:
         alone = _processes(alone=True)
         with (
             self._reading(step),
             ocp.StandardCheckpointer(multiprocessing_options=alone) as reader,
         ):
-            return by_path(reader.metadata(self.folder / str(step) / name).item_metadata)
+            return reader.metadata(self.folder / str(step) / name).item_metadata
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:

@@ -22,6 +22,12 @@ def complete_steps(folder: Path) -> list[int]:
     )
 
 
+def damaged_steps(folder: Path) -> list[epath.Path]:
+    """The steps that were moved aside."""
+    there = remote.remote_path(folder)
+    return sorted(there.glob("*.damaged*")) if there.is_dir() else []
+
+
 def latest_step(folder: Path) -> int | None:
     """The last complete step in a folder of checkpoints, or None; without reading any."""
     return max(complete_steps(folder), default=None)

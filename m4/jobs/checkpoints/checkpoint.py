@@ -1,0 +1,212 @@
+"""`m4 checkpoint list|verify|inspect|convert`: the checkpoints of a run, looked at and exported.
+
+They read, and hold no lock; only `convert` writes, and elsewhere.
+"""
+
+import contextlib
+import datetime
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from m4.settings import InputError
+from m4.storage import chapters, manifest, remote, run_folder, safetensors
+from m4.storage.checkpoints import Checkpoints
+from m4.storage.files import whole_folder
+from m4.storage.steps import complete_steps, damaged_steps, used_item, whole_step
+
+# Of a run's folder: what a converted one needs to be translated with.
+_KEPT = ("run.json", "config.gin", "operative_config.gin", "vocabulary")
+
+
+def checkpoint(
+    what: str,
+    run: str,
+    step: int | None,
+    console: Console,
+    *,
+    dtype: str | None = None,
+    weights: Path | None = None,
+    output: Path | None = None,
+) -> bool:
+    """Whether all that was looked at is whole.
+
+    Args:
+        what: list, verify, inspect or convert. run: its folder. step: None: all, or the last whole
+            one. dtype, weights, output: of `convert`.
+
+    Raises:
+        InputError: no such run, step or file.
+    """
+    folder = remote.local(run)
+    remote.fetch(folder)
+    run_folder.read(folder)
+    if what in ("list", "verify"):
+        return _verify(folder, step, console, full=what == "verify")
+    found = whole_step(folder / "checkpoints", step)
+    if found is None:
+        raise InputError(f"{run}: no checkpoints; train first, or give another run")
+    if what == "inspect":
+        return _inspect(folder, found, console)
+    if output is None:
+        raise InputError("--output: give FILE.safetensors, or a folder that becomes a run's")
+    _convert(folder, found, output, dtype, weights)
+    console.print(f"{remote.shown(folder)}, step {found} -> {output}", soft_wrap=True)
+    return True
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[Checkpoints]:
+    with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:
+        yield store
+
+
+def _verify(folder: Path, step: int | None, console: Console, *, full: bool) -> bool:
+    """A row for each step."""
+    steps = complete_steps(folder / "checkpoints")
+    if not steps or (step is not None and step not in steps):
+        wanted = "no checkpoints" if step is None else f"no checkpoint of step {step}"
+        there = f"; there are {', '.join(map(str, steps))}" if steps else ""
+        raise InputError(f"{remote.shown(folder)}: {wanted}{there}")
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("step", "saved", "MB", "items", "note", "SHA-256" if full else "sizes"):
+        table.add_column(name, justify="right" if name in ("step", "MB") else "left")
+    whole = True
+    with _opened(folder) as store:
+        for one in steps if step is None else [step]:
+            there = store.folder / str(one)
+            said = manifest.problem(there, level="full" if full else "fast")
+            files = None if said else manifest.files_of(there)
+            state = "as written" if files else "no manifest: not verified"
+            whole = whole and said is None
+            note = {} if said else store.note(one)
+            items = set() if said else manifest.items_of(there) - {manifest.ITEM, "note"}
+            table.add_row(
+                str(one),
+                _saved(there),
+                f"{sum(size for size, _ in (files or {}).values()) / 1e6:,.1f}" if files else "",
+                ", ".join(sorted(items)),
+                _noted(folder, one, note),
+                f"[bold]DAMAGED[/bold] {said}" if said else state,
+            )
+    console.print(table)
+    for path in damaged_steps(folder / "checkpoints"):
+        console.print(f"{path}: moved aside, damaged", highlight=False, soft_wrap=True)
+    return whole
+
+
+def _saved(step: Any) -> str:
+    """When a step was saved, by the store's clock."""
+    at = step.stat().mtime
+    return datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") if at else ""
+
+
+def _noted(folder: Path, step: int, note: Mapping[str, Any]) -> str:
+    """The chapter, where the run has several, and what of a note a reader looks for."""
+    names = ("best_step", "finished", "averaged", "converted")
+    found = {name: note[name] for name in names if note.get(name) is not None}
+    if len(chapters.of_run(folder)) > 1:
+        found["chapter"] = chapters.at(folder, step)
+    return ", ".join(
+        f"{name} {' '.join(value) if isinstance(value, dict) else value}"
+        for name, value in found.items()
+    )
+
+
+def _inspect(folder: Path, step: int, console: Console) -> bool:
+    """Every array: shape, dtype, sharding as it was saved, norm, and values that are not finite."""
+    finite = True
+    with _opened(folder) as store:
+        there = store.folder / str(step)
+        for item in sorted(manifest.items_of(there) - {manifest.ITEM, "note", "metrics"}):
+            table = Table(box=SIMPLE_HEAD, title=f"{there}/{item}", title_justify="left")
+            for name in ("array", "shape", "dtype", "saved over", "norm", "not finite"):
+                table.add_column(
+                    name, justify="right" if name in ("norm", "not finite") else "left"
+                )
+            known = store.arrays(step, item)
+            for path, array in store.read(step, item).items():
+                values = np.asarray(array, np.float64)
+                wrong = int(values.size - np.isfinite(values).sum())
+                finite = finite and not wrong
+                table.add_row(
+                    path,
+                    "x".join(map(str, array.shape)) or "scalar",
+                    str(array.dtype),
+                    _sharding(known[path]),
+                    f"{np.linalg.norm(values):.4g}",
+                    f"[bold]{wrong}[/bold]" if wrong else "0",
+                )
+            console.print(table)
+        console.print_json(data=store.note(step), default=str)
+    return finite
+
+
+def _sharding(known: Any) -> str:
+    """The mesh axes that an array was split over when it was saved."""
+    found = getattr(known, "sharding", None)
+    axes = [axis for axis in getattr(found, "partition_spec", None) or () if axis is not None]
+    return ", ".join(map(str, axes)) or "whole"
+
+
+def _convert(
+    folder: Path, step: int, output: Path, dtype: str | None, weights: Path | None
+) -> None:
+    """The parameters that a step is used with, as a file or as a run of their own."""
+    if output.exists():
+        raise InputError(f"--output={output}: is there already")
+    with _opened(folder) as store:
+        item = used_item(manifest.items_of(store.folder / str(step)))
+        note = {**store.note(step), "converted": dtype or "as it was"}
+        params = store.read(step, item)
+    if weights is not None:
+        params = _same_shapes(safetensors.read(weights), params, weights)
+    if dtype is not None:
+        kind = jnp.dtype(dtype)
+        params = {
+            path: array.astype(kind) if jnp.issubdtype(array.dtype, jnp.floating) else array
+            for path, array in params.items()
+        }
+    if output.suffix == ".safetensors":
+        about = {"step": str(step), "item": item, "vocabulary": str(note.get("vocabulary"))}
+        safetensors.write(output, params, about)
+        return
+    with whole_folder(output) as unfinished:
+        for name in _KEPT:
+            if (folder / name).is_dir():
+                shutil.copytree(folder / name, unfinished / name)
+            elif (folder / name).is_file():
+                shutil.copyfile(folder / name, unfinished / name)
+        with contextlib.closing(Checkpoints(unfinished / "checkpoints")) as store:
+            store.save(step, {"params": jax.tree.map(jnp.asarray, _nested(params))}, note)
+
+
+def _same_shapes(
+    given: dict[str, np.ndarray], known: Mapping[str, np.ndarray], path: Path
+) -> dict[str, np.ndarray]:
+    """InputError: the file has other arrays than the run's model."""
+    for name in sorted(given.keys() | known.keys()):
+        here = given[name].shape if name in given else "missing"
+        there = known[name].shape if name in known else "missing"
+        if here != there:
+            raise InputError(f"--weights={path}: {name} is {here} there and {there} in the run")
+    return given
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *above, name = path.split("/")
+        inner = tree
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[name] = leaf
+    return tree

@@ -1,6 +1,7 @@
 """A step with groups of directions: sums, rates, meshes, parts, and nothing where it is off."""
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -183,6 +184,19 @@ def test_wrong_names_are_one_line(settings, words):
     with pytest.raises(SettingError, match=words) as raised:
         _ = Trainer(training_of(**settings), MODEL, NAMES, mesh_of(1, 1)).program
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.thorough
+def test_the_groups_gradients_are_sharded_as_their_parameters():
+    # Two groups; of a weight of 8 x 2,048 two devices have 1,024 columns or rows each.
+    model = SHALLOW.clone(moe=None, mlp_width=2048)
+    training = training_of(gradients=PCGrad(by_language))
+    program = Trainer(training, model, NAMES, mesh_of(1, 1, fsdp=2)).program
+    with program.axis_rules():
+        lowered = program.jit().lower(program.abstract_state(), to_global(program.mesh, mixed(2)))
+    text = lowered.compile().as_text()
+    assert re.search(r"f32\[2,(1024,8|8,1024)\]", text)
+    assert not re.search(r"f32\[2,(2048,8|8,2048)\]", text)
 
 
 @pytest.mark.thorough

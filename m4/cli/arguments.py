@@ -19,6 +19,7 @@ from m4.cli.job_arguments import (
     add_collectives,
     add_common,
     add_debug,
+    add_explain,
     add_plan,
     add_run,
     add_translate,
@@ -41,6 +42,7 @@ JOBS = {
     "watch": "show a training run from its files: loss, speed, experts, time left, scores",
     "checkpoint": "list, verify, inspect or convert the checkpoints of a run",
     "atlas": "which language goes to which expert: tables, atlas.png",
+    "explain": "which pairs made a training step's numbers bad: file, line, layer, expert",
     "plan": "ahead-of-time compile for a TPU pod (no TPU needed): memory, traffic, time, cost",
     "collectives": "what partitioned operators send: Table 4 of GShard, compiled here; or, with a "
     "config, what its training step sends and holds",
@@ -58,6 +60,7 @@ _EXAMPLES = {
     "watch": "m4 watch --model_dir=gs://bucket/run",
     "checkpoint": "m4 checkpoint verify runs/demo",
     "atlas": "m4 atlas --model_dir=runs/demo --split=test",
+    "explain": "m4 explain runs/demo --step=100",
     "plan": "m4 plan --gin_file=gin_configs/moe_128e_12l.gin --topology=v3:8x8",
     "collectives": "m4 collectives --gin_file=gin_configs/demo.gin --devices=8",
     "prepare": "m4 data prepare --gin_file=gin_configs/demo.gin",
@@ -118,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
                 "collectives": add_collectives,
                 "translate": add_translate,
                 "average": add_average,
+                "explain": add_explain,
             }.get(name, functools.partial(add_run, name))(job)
             if name not in ("plan", "collectives"):
                 add_verify(job)

@@ -32,7 +32,7 @@ def run(
         from m4.jobs.plan import plan
 
         return plan(parsed, bindings)
-    if parsed.job == "average":
+    if parsed.job in ("average", "explain"):
         parsed.model_dir = parsed.run or parsed.model_dir
     config = read_config(parsed, bindings)
     from m4.settings import SettingError
@@ -61,6 +61,8 @@ def run(
             return _average(experiment, parsed, bindings)
         if parsed.job == "translate":
             return _translate(experiment, config, parsed)
+        if parsed.job == "explain":
+            return _explain(experiment, config, parsed)
         return _job(experiment, config, parsed)
     except SettingError as error:
         raise InputError(config.explain(error)) from error
@@ -213,6 +215,17 @@ def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Name
             print(line, flush=True)
     else:
         ready.stream(sys.stdin.fileno(), parsed.to, sys.stdout)
+    return 0
+
+
+def _explain(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
+    from m4.jobs import prepare
+    from m4.jobs.watching.explain import explain
+    from m4.storage import run_folder
+
+    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
+    prepare.prepare_process(experiment, None)
+    explain(experiment, parsed.step, pairs=parsed.pairs, exact=parsed.replay)
     return 0
 
 

@@ -165,6 +165,22 @@ def add_watch(job: argparse.ArgumentParser) -> None:
     job.add_argument("--once", action="store_true", help="show it once")
 
 
+def add_explain(job: argparse.ArgumentParser) -> None:
+    job.add_argument("run", nargs="?", help="the folder of the run, as --model_dir")
+    job.add_argument("--step", type=int, help="a step of training (default: the last bad one)")
+    job.add_argument(
+        "--pairs",
+        type=int,
+        default=64,
+        help="gradients of so many pairs, of the highest loss (default: %(default)s)",
+    )
+    job.add_argument(
+        "--replay",
+        action="store_true",
+        help="take the steps since the checkpoint again, instead of its parameters as they are",
+    )
+
+
 def add_collectives(job: argparse.ArgumentParser) -> None:
     """What compiles operators, or one step of a config."""
     job.add_argument(

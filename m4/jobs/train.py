@@ -73,7 +73,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
             folder,
             stream,
             evaluators=_evaluators(experiment, cache, stream, model, mesh),
-            sampling=_learned(experiment, cache, stream),
+            sampling=learned_sampling(experiment, cache, stream),
             groups=prepare.levels_of(experiment, cache),
             note={
                 "vocabulary": cache.vocabulary.fingerprint,
@@ -110,7 +110,9 @@ def _flops(model: Transformer, stream: Stream, mesh: Mesh) -> Flops:
     return Flops({s: model_flops(forward_flops(model, *s)) for s in stream.shapes}, peak)
 
 
-def _learned(experiment: Experiment, cache: Cache, stream: Stream) -> LearnedSampling | None:
+def learned_sampling(
+    experiment: Experiment, cache: Cache, stream: Stream
+) -> LearnedSampling | None:
     """Where the sampler learns: what joins it to the stream."""
     data, training = experiment.data, experiment.training
     if not isinstance(data.sampler, Learned):

@@ -143,6 +143,8 @@ class MoeLayer(nn.Module):
         routing = self.gate(tokens, self.num_experts, capacity)
         dispatch = self.dropless_dispatch if factor is None else self.dispatch
         y_GSM = self._carry(x_GSM.astype(self.dtype), routing, dispatch, deterministic)
+        # Nothing, unless this collection is asked for: which expert has each token (m4 explain).
+        self.sow("explained", "expert_GSK", _assigned(routing))
         self._sow(routing, tokens)
         if self.directions and tokens.language_GS is not None:
             self._sow_choices(routing, tokens.language_GS)
@@ -235,6 +237,11 @@ class MoeLayer(nn.Module):
         cell_J = jnp.where(assigned_GSK, cell_GSK, D * E).reshape(-1)  # D*E is outside: not counted
         count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
         self.sow("intermediates", "seated_DE", count_J.reshape(D, E))
+
+
+def _assigned(routing: Routing) -> Array:
+    """[G, S, K]: the expert of each choice, -1 without a slot."""
+    return jnp.where(routing.position_GSK >= 0, routing.expert_GSK, -1)
 
 
 def _given(layer: MoeLayer, name: str) -> Any:

@@ -29,8 +29,13 @@ def apply_model(
     batch: Batch,
     dropout_key: Array | None,
     step: Array | None = None,
+    capture: Callable[..., bool] | bool = False,
 ):
-    """(logits_BTV, everything the layers sowed). dropout_key and step: in training only."""
+    """(logits_BTV, everything the layers sowed). dropout_key and step: in training only.
+
+    capture: flax's `capture_intermediates`: the outputs of these modules are sown too, and all of
+    it comes by collection, with what is sown into "explained".
+    """
     logits_BTV, sown = model.apply(
         {"params": params},
         batch["encoder_input_tokens"],
@@ -45,9 +50,10 @@ def apply_model(
         step=step,
         enable_dropout=dropout_key is not None,
         rngs=None if dropout_key is None else {"dropout": dropout_key},
-        mutable=["intermediates"],
+        mutable=["intermediates", "explained"] if capture else ["intermediates"],
+        capture_intermediates=capture,
     )
-    return logits_BTV, sown.get("intermediates", {})
+    return logits_BTV, sown if capture else sown.get("intermediates", {})
 
 
 def make_train_step(

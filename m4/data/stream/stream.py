@@ -170,6 +170,23 @@ class Stream:
                 del self._groups[number]  # looked at, but no batch was given out
         return start + self.first_step
 
+    def pairs(self, step: int) -> tuple[list[StepPair], Batch]:
+        """The pairs of a step's batch; and the same without packing, a pair a row."""
+        number, place = divmod(step, self.group_steps)
+        with self._lock:
+            group, stretch = self._group(number), self._phases.of(number)
+            first = stretch.first_draw(number)
+            drawn = stretch.draws.draw(first, first + stretch.pairs)
+        chosen = group.by_step[group.edges[place] : group.edges[place + 1]]
+        found = [
+            StepPair(self.directions[drawn.directions[i]], int(drawn.examples[i]),
+                     int(group.plan.row_of[i]))
+            for i in chosen.tolist()
+        ]  # fmt: skip
+        alone = Shape(len(chosen), self.source_length, self.target_length)
+        rows = np.arange(len(chosen))
+        return found, lay_out(self._split, group.examples.take(chosen), rows, rows, alone)
+
     def restart(self) -> None:
         """As it was made: phases that began later are forgotten, whatever batches were given."""
         with self._lock:
@@ -349,6 +366,14 @@ def batch_shapes(
     """The shapes that a stream's batches have, without a corpus; a program is compiled for each."""
     whole = Shape(batch_rows, source_length, target_length)
     return buckets.shapes(*whole, widths, rows_multiple) if layout == "bucketed" else [whole]
+
+
+class StepPair(NamedTuple):
+    """A pair of a batch. index: of its language's rows in the split; row: of the batch."""
+
+    direction: str
+    index: int
+    row: int
 
 
 class _Group(NamedTuple):

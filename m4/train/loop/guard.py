@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,11 @@ def read_bad_steps(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f"{path}: damaged ({error})") from error
 
 
+def left_out_by(records: Iterable[Mapping[str, Any]]) -> set[int]:
+    """The steps whose batches these bad steps leave out."""
+    return {step for one in records for step in one.get("left_out", ())}
+
+
 class StepGuard:
     """Judges the steps of a run, after they have ended: all processes see the same numbers.
 
@@ -63,7 +68,7 @@ class StepGuard:
         # known from the file alone.
         again = [record for record in there if record["action"] == "rewind"]
         self._bad = {one["step"]: one for one in [*saved.get("bad_steps", []), *again]}
-        self.left_out = {step for one in self._bad.values() for step in one.get("left_out", ())}
+        self.left_out = left_out_by(self.bad)
         self._unchecked: list[tuple[int, dict[str, Any]]] = []
         if self.on:
             size = self._rule.window if self._rule.spike_threshold is not None else 0
@@ -74,6 +79,11 @@ class StepGuard:
             self._recent = jax.make_array_from_callback(
                 recent_NW.shape, sharding, lambda part: recent_NW[part]
             )
+
+    @property
+    def bad(self) -> list[dict[str, Any]]:
+        """The bad steps of the run that are known."""
+        return list(self._bad.values())
 
     def wrap(self, step: Any) -> Any:
         """The step to compile."""
@@ -116,7 +126,7 @@ class StepGuard:
         self._saved = step
         if not self.on and not self._bad:
             return {}
-        about: dict[str, Any] = {"bad_steps": list(self._bad.values())}
+        about: dict[str, Any] = {"bad_steps": self.bad}
         if self.on and len(self._recent):
             recent_NW = np.asarray(jax.device_get(self._recent))
             about[RECENT] = recent_NW[~np.isnan(recent_NW[:, 0])].tolist()

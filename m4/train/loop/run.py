@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from m4.parallel import distributed
@@ -22,6 +21,7 @@ from m4.train.loop.batches import BatchShape, BatchStream, device_batches, shape
 from m4.train.loop.guard import Rewind, StepGuard
 from m4.train.loop.preemption import STOP, stop_flags, stop_signals, with_stop_flags
 from m4.train.loop.program import TrainProgram
+from m4.train.loop.replay import at_step
 from m4.train.loop.resume import check_same, restore
 from m4.train.measuring import watchdog
 from m4.train.measuring.counters import Counters
@@ -275,8 +275,7 @@ class TrainingRun:
     def _leave_out(self, step: int, batches: Generator[dict[str, jax.Array], None, None]) -> None:
         """Counts a step whose batch is not trained on."""
         next(batches)
-        at = jax.device_put(np.asarray(step, np.int32), self.state.step.sharding)
-        self.state = dataclasses.replace(self.state, step=at)
+        self.state = at_step(self.state, step)
 
     def _catch_up(self) -> None:
         """Waits for all steps. BadStep, Rewind: one of them is bad."""

@@ -1,0 +1,241 @@
+"""`m4 explain`: which pairs made a step's numbers bad. It reads, and holds no lock.
+
+A batch is a function of the step, so the folder has all of it: config, corpus, checkpoints.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.table import Table
+
+from m4.data.cache.cache import Cache
+from m4.data.preprocess import language_of
+from m4.data.samplers.learned import Learned
+from m4.data.stream.stream import StepPair, Stream
+from m4.experiment import Experiment
+from m4.jobs import corpus, prepare
+from m4.jobs.checkpoints.initial import beginning
+from m4.jobs.train import learned_sampling
+from m4.settings import InputError
+from m4.storage import remote
+from m4.storage.checkpoints import Checkpoints
+from m4.storage.files import write_text
+from m4.storage.steps import complete_steps
+from m4.train.early_stopping import EarlyStopper
+from m4.train.loop.guard import read_bad_steps
+from m4.train.loop.replay import replay, step_metrics
+from m4.train.loop.resume import check_same, restore
+from m4.train.measuring.per_pair import PairProbe, worst
+from m4.train.state import TrainState
+from m4.train.trainer import Trainer
+
+_SHOWN = 20  # pairs in the table
+_TEXT = 60  # characters of a sentence there
+
+
+class _Folder(NamedTuple):
+    """A run opened for reading."""
+
+    path: Path
+    cache: Cache
+    stream: Stream
+    trainer: Trainer
+
+
+def explain(
+    experiment: Experiment, step: int | None = None, *, pairs: int = 64, exact: bool = False
+) -> Path:
+    """Ranks the pairs of a step's batch by loss and by gradient norm; returns explain.<step>.json.
+
+    Args:
+        step: None: the last bad step. pairs: gradients are those of so many pairs, of the highest
+            loss. exact: takes the steps since the checkpoint again; else its parameters are used
+            as they are.
+
+    Raises:
+        ValueError: no such step; a corpus or checkpoint that is not the run's.
+    """
+    folder = prepare.run_folder(experiment)
+    bad: dict[int, str] = {record["step"]: record["what"] for record in read_bad_steps(folder)}
+    if step is None:
+        if not bad:
+            raise InputError(f"{remote.shown(folder)}: no bad step is known there; give --step")
+        step = int(max(bad))
+    if not 1 <= step <= experiment.training.total_steps:
+        allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
+        raise InputError(f"--step={step}: must be {allowed}")
+    run = _opened(experiment, folder)
+    state, at = _state_before(experiment, run, step, exact)
+    params = jax.device_get(state.params)
+    # The step takes the state's memory.
+    numbers = step_metrics(run.trainer.program, run.stream, state, step)
+    found, rows = run.stream.pairs(step - 1)
+    tokens = int(rows["decoder_loss_weights"].sum())
+    probe = PairProbe(run.trainer.model, params, run.trainer.training, tokens)
+    ranked = _ranked(probe, rows, pairs)
+    _name(run.cache, found, ranked)
+    about = {
+        "step": step,
+        "was": bad.get(step),
+        "parameters_of_step": at,
+        "replayed": exact,
+        "step_metrics": _json(numbers),
+        "pairs_in_batch": len(found),
+        "pairs": [_json(row) for row in ranked],
+    }
+    path = folder / f"explain.{step}.json"
+    write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
+    _show(about, ranked, path)
+    return path
+
+
+def _opened(experiment: Experiment, folder: Path) -> _Folder:
+    place = corpus.fetched(corpus.place_of(experiment), corpus.everything)
+    cache = Cache(place, experiment.data.corpus.mixture)
+    mesh = prepare.check_sizes(experiment)
+    stream = prepare.training_stream(experiment, cache)
+    model = prepare.model_for(experiment, cache)
+    trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes, cache)
+    return _Folder(folder, cache, stream, trainer)
+
+
+def _state_before(
+    experiment: Experiment, run: _Folder, step: int, exact: bool
+) -> tuple[TrainState, int]:
+    """The state before a step, and how many steps its parameters have seen: one fewer than `step`
+    where steps are replayed."""
+    checkpoints = run.path / "checkpoints"
+    steps = complete_steps(checkpoints)
+    before = max((one for one in steps if one < step), default=None)
+    program = run.trainer.program
+    store = Checkpoints(checkpoints, read_only=True) if steps else None
+    try:
+        notes = {} if store is None else {one: store.note(one) for one in steps}
+        saved = notes.get(before, {}) if before is not None else {}
+        about = {"stream": run.stream.fingerprint(), "vocabulary": run.cache.vocabulary.fingerprint}
+        if before is not None:
+            check_same(f"{checkpoints}/{before}", saved, about)
+        _begin_phases(experiment, run, notes, step)
+        if store is None or before is None:
+            begun = beginning(experiment, run.trainer.model, run.cache)
+            state = program.new_state() if begun is None else begun.state(program)
+        else:
+            stopper = EarlyStopper(None)
+            state = restore(store, before, saved, program.new_state(), stopper, saved)
+    finally:
+        if store is not None:
+            store.close()
+    if exact:
+        training = run.trainer.training
+        state = replay(training, program, run.stream, run.path, saved, state, step)
+    return state, int(state.step)
+
+
+def _begin_phases(
+    experiment: Experiment, run: _Folder, notes: Mapping[int, Mapping[str, Any]], step: int
+) -> None:
+    """The rates that were learned until the step: of the first checkpoint from it on, else of the
+    last one, if nothing was learned since."""
+    if not isinstance(experiment.data.sampler, Learned):
+        return
+    sampling = learned_sampling(experiment, run.cache, run.stream)
+    assert sampling is not None
+    of = min((one for one in notes if one >= step - 1), default=max(notes, default=0))
+    period = experiment.training.dev_period
+    if of < step - 1 and (step - 1) // period > of // period:
+        raise InputError(
+            f"--step={step}: its batch is not known; rates were learned at step "
+            f"{(step - 1) // period * period}, and the last checkpoint is of step {of}"
+        )
+    sampling.resume(notes.get(of, {}).get("sampling"))
+
+
+def _ranked(probe: PairProbe, rows: Mapping[str, np.ndarray], pairs: int) -> list[dict[str, Any]]:
+    """The pairs by gradient norm, those that have none by loss; what is not finite first."""
+    losses = probe.losses(rows)
+    by_loss = sorted(range(len(losses)), key=lambda i: -_height(losses[i]))
+    found = []
+    for rank, pair in enumerate(by_loss, 1):
+        row = {"pair": pair, "loss": float(losses[pair]), "loss_rank": rank}
+        if rank <= pairs:
+            row["gradient_norm"] = probe.gradient_norm(rows, pair)
+            layers = probe.extremes(rows, pair)
+            row |= {f"worst_{k}": v for k, v in worst(layers)._asdict().items()}
+            experts = [one for one in layers if one.expert is not None]
+            if experts:  # of the worst layer with experts
+                row["worst_moe"], row["worst_expert"] = (of := worst(experts)).layer, of.expert
+        found.append(row)
+    found.sort(key=lambda row: (-_height(row.get("gradient_norm", -1.0)), row["loss_rank"]))
+    for rank, row in enumerate(found, 1):
+        if "gradient_norm" in row:
+            row["gradient_rank"] = rank
+    return found
+
+
+def _height(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+def _name(cache: Cache, found: Sequence[StepPair], ranked: Sequence[dict[str, Any]]) -> None:
+    """Adds direction, file, line and text of each pair."""
+    wanted: dict[str, set[int]] = {}
+    for pair in found:
+        wanted.setdefault(language_of(pair.direction), set()).add(pair.index)
+    texts = {code: _texts(cache, code, indices) for code, indices in wanted.items()}
+    origins = {code: cache.origins(code, "train") for code in wanted}
+    for row in ranked:
+        pair = found[row.pop("pair")]
+        code = language_of(pair.direction)
+        if (known := origins[code]) is not None:
+            file, line = known[pair.index]
+        else:
+            file, line = cache.text_file(code, "train").name, pair.index + 1
+        english, foreign = texts[code][pair.index]
+        row |= {"direction": pair.direction, "language": code, "file": file, "line": line}
+        row |= {"row": pair.row, "english": english, "foreign": foreign}
+
+
+def _texts(cache: Cache, code: str, indices: set[int]) -> dict[int, tuple[str, str]]:
+    pairs = enumerate(islice(cache.pairs(code, "train"), max(indices) + 1))
+    return {index: (pair.english, pair.foreign) for index, pair in pairs if index in indices}
+
+
+def _json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """NaN and infinity as text: JSON has neither."""
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
+
+
+def _show(about: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]], path: Path) -> None:
+    console = prepare.console()
+    step, numbers = about["step"], about["step_metrics"]
+    at = about["parameters_of_step"]
+    print(f"step {step}{': ' + about['was'] if about['was'] else ''}")
+    exact = "those before it" if at == step - 1 else f"those after step {at} (--replay: exactly)"
+    print(
+        f"with the parameters of step {at}, {exact}: loss {_short(numbers['loss'])}, gradient norm "
+        f"{_short(numbers['gradient_norm'])}, {about['pairs_in_batch']} pairs"
+    )
+    table = Table("|g|", "loss", "direction", "file:line", "layer", "expert", "English", "other")
+    for row in ranked[:_SHOWN]:
+        broken = f" ({row['worst_not_finite']:,} not finite)" if row.get("worst_not_finite") else ""
+        expert = f"{row['worst_moe']}: {row['worst_expert']}" if "worst_moe" in row else ""
+        table.add_row(
+            _short(row.get("gradient_norm", "")), _short(row["loss"]), row["direction"],
+            f"{row['file']}:{row['line']}", f"{row.get('worst_layer', '')}{broken}", expert,
+            row["english"][:_TEXT], row["foreign"][:_TEXT],
+        )  # fmt: skip
+    console.print(table)
+    console.print(str(path), highlight=False, soft_wrap=True)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -16,6 +16,12 @@ _LINE = re.compile(
 )
 
 
+# An escaped backslash; or C's other escapes, the bytes of the file's charset one after another.
+_ESCAPED = re.compile(r"\\\\|(?:\\(?:[0-7]{1,3}|x[0-9A-Fa-f]{2}|[abfv]))+")
+_FOR_BABEL = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_LETTERS = {"a": 7, "b": 8, "f": 12, "v": 11}
+
+
 class Entry(NamedTuple):
     """One message of a catalogue. line: its line in a PO file, its number in an MO file."""
 
@@ -71,7 +77,8 @@ def read_po(content: bytes) -> tuple[list[Entry], int]:
             parts = _LINE.fullmatch(line)
             if parts is None:
                 raise CatalogueError(number, "a line that is none of PO's")
-            line = f"{parts[1]} {parts[2]}" if parts[1] else parts[2]
+            quoted = _unescaped(parts[2], name, number)
+            line = f"{parts[1]} {quoted}" if parts[1] else quoted
         lines.append(line)
     try:
         PoFileParser(catalog, ignore_obsolete=True, abort_invalid=True).parse(lines)
@@ -108,6 +115,30 @@ def read_mo(content: bytes) -> tuple[list[Entry], int]:
         if english:
             entries.append(Entry(number, english, foreign, False, plural))
     return entries, 0
+
+
+def _unescaped(quoted: str, charset: str, number: int) -> str:
+    """The escapes that Babel leaves as they are: \\101, \\x41, \\a."""
+
+    def character(match: re.Match[str]) -> str:
+        if match[0] == r"\\":
+            return match[0]
+        codes = re.findall(r"\\(x..|[0-7]{1,3}|.)", match[0])
+        numbers = [
+            _LETTERS[code]
+            if code in _LETTERS
+            else int(code[1:], 16)
+            if code[0] == "x"
+            else int(code, 8) & 255
+            for code in codes
+        ]
+        try:
+            text = bytes(numbers).decode(charset)
+        except UnicodeDecodeError as error:
+            raise CatalogueError(number, f"escapes that are not {charset}") from error
+        return "".join(_FOR_BABEL.get(one, one) for one in text)
+
+    return _ESCAPED.sub(character, quoted)
 
 
 def _decode(content: bytes, charset: str) -> str:

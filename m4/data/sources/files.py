@@ -6,6 +6,7 @@ unpacked while it is read. Nothing here holds a whole file in memory.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -25,6 +26,7 @@ from etils import epath
 from m4.settings import InputError
 from m4.storage.files import write_text
 
+_NOT_READABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
 COMPRESSED = (".gz", ".zst")
 _CHUNK_BYTES = 1 << 20
 # Of one piece of a .zst file everything comes out at once, up to 32,768 times its size.
@@ -61,11 +63,21 @@ def unpacked_name(path: epath.Path) -> str:
 def _opened(path: epath.Path) -> Iterator[Any]:
     """The file for reading; ValueError for a folder, and for what may not be read."""
     with ExitStack() as stack:
-        try:
+        with _readable(path):
             file = stack.enter_context(path.open("rb"))
-        except (IsADirectoryError, PermissionError) as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
         yield file
+
+
+@contextmanager
+def _readable(path: epath.Path) -> Iterator[None]:
+    """ValueError for a folder, a link that leads nowhere or to itself, and what is not allowed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_READABLE:
+            raise
+        link = "a link that leads nowhere, " if error.errno in (errno.ENOENT, errno.ELOOP) else ""
+        raise InputError(f"{path}: cannot be read: {link}{error.strerror}") from error
 
 
 def chunks(path: epath.Path) -> Iterator[bytes]:
@@ -217,6 +229,7 @@ def _stamp(path: epath.Path) -> tuple[list[int], float]:
         remote = path.stat()
         return [remote.length, remote.mtime], float(remote.mtime)
     # ctime too: cp --preserve and the like set mtime, nothing sets ctime.
-    local = os.stat(name)
+    with _readable(path):
+        local = os.stat(name)
     times = [local.st_mtime_ns, local.st_ctime_ns]
     return [local.st_size, *times], max(times) / 1e9

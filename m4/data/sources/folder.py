@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -146,6 +147,13 @@ class Folder:
     def _files(self) -> list[File]:
         folder_at(self.folder, f"{self.owner}.folder")
         files = self._choose(self.layout.find())
+        if names := sorted(self.layout.not_taken):
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            print(
+                f"{self.folder}: not read, no language code in the name: {', '.join(names[:5])}"
+                f"{more} (letters and digits, with - _ @ between them; {self.owner}.files)",
+                file=sys.stderr,
+            )
         if not files:
             raise self.layout.nothing()
         return files

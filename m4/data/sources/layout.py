@@ -16,6 +16,8 @@ from m4.settings import InputError, SettingError
 _CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
 _FIELD = re.compile(r"\{(\w*)\}|(\*)")
 _FIELDS = ("lang", "pair", "side", "split")
+# Codes are part of files' names.
+_LONGEST_CODE = 64
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Codes:
     def __call__(self, code: str, path: epath.Path | None = None) -> str:
         """path: the file of this language; None: the language of a record."""
         language = self._by_code.get(code) or m4_code(code)
+        if len(language) > _LONGEST_CODE:
+            raise InputError(
+                f"{path or self._folder}: language code {code[:20]}... of {len(code)} letters: "
+                f"must have at most {_LONGEST_CODE} (another name: {self._owner}.codes)"
+            )
         other, place = self._seen.setdefault(language, (code, path))
         if code != other:
             raise InputError(
@@ -114,8 +121,11 @@ class FileLayout:
             raise SettingError(f"{owner}.files", pattern, f"a path below {owner}.folder")
         self._parts = [re.compile(self._expression(part, named=False)) for part in parts]
         self._whole = re.compile(self._expression(pattern, named=True))
+        # As it would fit with any text for a code: a name that only this one fits is a slip.
+        self._nearly = re.compile(self._expression(pattern, named=True, code=r"[^/]*"))
+        self.not_taken: list[str] = []
 
-    def _expression(self, pattern: str, named: bool) -> str:
+    def _expression(self, pattern: str, named: bool, code: str = _CODE) -> str:
         """The pattern as a regular expression; a field that comes again must be the same text."""
         english = re.escape(self.english)
         # The longest word first: of 'test' and 'test2' the latter.
@@ -132,23 +142,26 @@ class FileLayout:
             elif field in seen:
                 expression += f"(?P={field})"
             elif field == "pair":
-                expression += (
-                    f"(?P<pair>{english}-(?P<after>{_CODE})|(?P<before>{_CODE})-{english})"
-                )
+                expression += f"(?P<pair>{english}-(?P<after>{code})|(?P<before>{code})-{english})"
             else:
-                expression += f"(?P<{field}>{words if field == 'split' else _CODE})"
+                expression += f"(?P<{field}>{words if field == 'split' else code})"
             seen.add(field)
         return expression + re.escape(pattern[position:])
 
     def find(self) -> list[File]:
-        """The files that fit, sorted by name. ValueError: one is there packed and unpacked; two
-        codes in names are one language."""
+        """The files that fit, sorted by name; `not_taken` are those whose code is no code.
+
+        ValueError: one is there packed and unpacked; two codes in names are one language.
+        """
         found: dict[str, File] = {}
+        self.not_taken = []
         for name, path in self._candidates(self.folder, "", 0):
             plain = name[: len(name) - len(path.name)] + unpacked_name(path)
             match = self._whole.fullmatch(plain)
             file = match and self._file(path, plain, match)
             if not file:
+                if match is None and self._nearly.fullmatch(plain):
+                    self.not_taken.append(name)
                 continue
             if plain in found:
                 raise InputError(f"{path}: {found[plain].path} is there too; remove one of them")

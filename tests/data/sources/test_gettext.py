@@ -9,6 +9,7 @@ from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po as babels_read_po
 
 from m4.data.sources import SPLITS, Pair
+from m4.data.sources.catalogues import CatalogueError, read_po
 from m4.data.sources.gettext import Gettext, placeholders, strip_mnemonics
 from tests.data.corpora import write
 
@@ -249,3 +250,15 @@ def test_placeholders(text: str, found: dict[str, int]) -> None:
 )
 def test_mnemonics(before: tuple[str, str], after: tuple[str, str]) -> None:
     assert strip_mnemonics(*before) == after
+
+
+def test_escapes_are_those_of_c(tmp_path: Path) -> None:
+    text = r"""
+msgid "A\101\x41 \\101 \"b\" \303\251"
+msgstr "\042c\042 \134 \u00e9"
+"""
+    (entry,), _ = read_po(text.encode())
+    assert entry.english == 'AAA \\101 "b" é'
+    assert entry.foreign == '"c" \\ \\u00e9'
+    with pytest.raises(CatalogueError, match="escapes that are not utf-8"):
+        read_po(text.replace(r"\303", "").encode())

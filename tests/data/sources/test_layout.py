@@ -51,3 +51,28 @@ def test_records_of_one_file(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(text)
     with pytest.raises(ValueError, match=r"'pt_BR' next to 'pt-BR': both .* Jsonl\.codes"):
         Jsonl(tmp_path, files="{split}.jsonl").languages()
+
+
+def test_names_without_a_language_code_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("gl", "über", "gl_", "_", "readme"):
+        (tmp_path / f"{name}.train.tsv").write_text("red\troxo\n")
+    (tmp_path / "gl.notes.tsv").touch()
+    assert Tsv(tmp_path).languages() == ["gl", "readme"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ": not read, no language code in the name: _.train.tsv, gl_.train.tsv, über" in line
+
+
+def test_a_code_that_is_no_name_of_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / f"{'g' * 200}.train.tsv").write_text("red\troxo\n")
+    with pytest.raises(ValueError, match="of 200 letters: must have at most 64"):
+        Tsv(tmp_path).languages()
+
+
+@pytest.mark.parametrize("to", ["gl.train.tsv", "nowhere"])
+def test_links_that_lead_nowhere_are_one_line(tmp_path: Path, to: str) -> None:
+    (tmp_path / "gl.train.tsv").symlink_to(to)
+    for read in (lambda: [*Tsv(tmp_path).pairs("gl", "train")], Tsv(tmp_path).identity):
+        with pytest.raises(ValueError, match=r"gl\.train\.tsv: cannot be read: a link that leads"):
+            read()

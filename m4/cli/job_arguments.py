@@ -18,7 +18,11 @@ def add_run(name: str, job: argparse.ArgumentParser) -> None:
     if name in TOGETHER:
         add_processes(job)
     if name in ("train", "demo"):
-        job.add_argument("--fresh", action="store_true", help="remove MODEL_DIR and start over")
+        job.add_argument(
+            "--fresh",
+            action="store_true",
+            help="remove what m4 wrote there; start over",
+        )
         job.add_argument(
             "--init_from",
             metavar="RUN[@STEP]",

@@ -98,12 +98,17 @@ def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
     the lock itself ends with its process.
     """
     folder = Path(tempfile.gettempdir()) if folder is None else folder
-    with (folder / f"m4-plan.{os.getuid()}.lock").open("a") as lock:
+    with (folder / f"m4-plan.{os.getuid()}.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("waiting for another plan that compiles on this machine", file=sys.stderr)
+            lock.seek(0)
+            who = " ".join(lock.read().split()) or "another one"
+            print(f"waiting for the plan that compiles on this machine: {who}", file=sys.stderr)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()}, {' '.join(sys.argv[1:])[:200]}")
+        lock.flush()
         yield
 
 

@@ -129,10 +129,13 @@ def lease_lost(folder: Path) -> bool:
     return any(lease.first_lost(copy.leases) for copy in _copies_around(folder))
 
 
-def start_over(folder: Path) -> None:
-    """Removes what the store has of a folder all of whose kinds this process has locked."""
+def start_over(folder: Path, written: Callable[[str], bool] = lambda name: True) -> None:
+    """Removes what the store has of a folder all of whose kinds this process has locked.
+
+    written: of a file, by its name in the folder, whether it is to go.
+    """
     for copy in _copies_around(folder):
-        copy.clear()
+        copy.clear(written)
 
 
 @contextlib.contextmanager

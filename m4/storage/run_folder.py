@@ -60,6 +60,16 @@ _OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabul
          for ending in ("json", "html", "png", "pdf")}  # fmt: skip
 
 
+# Everything that jobs write at the top of the folder (docs/run_folder.md). A user's files stay.
+_WRITTEN = re.compile(
+    r"run\.json|(operative_)?config\.gin|heartbeat\.json|bad_steps\.json|metrics\.jsonl|report\.html"
+    r"|dropped\.jsonl\.gz|(data_preview|data_report|vocabulary_report|delta_bleu)\.\w+"
+    r"|(scores|deltas|scores_by_step)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
+    r"|chapters|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines|compare"
+    r"|compilation_cache|explain\S*|\.data\.(hashes\.json|[0-9a-f]{8}(\.old)?)"
+)
+
+
 def kind_of(name: str) -> str:
     """The kind of a file, by its name in a run's folder."""
     if match := re.match(r"compilation_cache/(\w+)/", name):
@@ -89,7 +99,7 @@ def claim(
         kinds: setting -> whether it may change in one folder; one that is not there: never.
         modules: of the user's that the config imports -> their folders, for whoever reads it again.
         chapters: the run's, where a new one begins: settings may differ from now on.
-        fresh: start over: what is there is removed (only from a run's folder).
+        fresh: start over: what jobs wrote is removed (only from a run's folder).
 
     Raises:
         ValueError: it belongs to another config, or is no run's folder.
@@ -106,11 +116,7 @@ def claim(
                 "(it has no run.json)"
             )
         if fresh:
-            # run.json last: where this is killed half way, it is still known whose folder it is.
-            for path in sorted(folder.iterdir(), key=lambda path: path == record):
-                if not remote.is_local_file(path.name):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-            remote.start_over(folder)
+            _start_over(folder)
         elif there - _OWN:
             check(folder, config, kinds or {}, new_chapter=chapters is not None)
     versions = {name: _version(name) for name in _PACKAGES}
@@ -128,6 +134,31 @@ def claim(
     write_text(record, json.dumps(about, indent=1, ensure_ascii=False))
     write_text(folder / "config.gin", text)
     remote.push(folder)
+
+
+def _start_over(folder: Path) -> None:
+    """Removes what jobs have written into the folder, and says before what goes and what stays.
+
+    Of a link only the link goes. A folder data/ is a corpus if it has a corpus's manifest.
+    """
+    names = sorted(path.name for path in folder.iterdir() if not remote.is_local_file(path.name))
+    goes = [name for name in names if _is_written(folder, name)]
+    stays = "".join(f"; stays: {', '.join(rest)}" for rest in [sorted({*names} - {*goes})] if rest)
+    print(f"--fresh: removed from {remote.shown(folder)}: {', '.join(goes)}{stays}", flush=True)
+    # run.json last: where this is killed half way, it is still known whose folder it is.
+    for path in sorted((folder / name for name in goes), key=lambda path: path.name == "run.json"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    remote.start_over(folder, lambda name: _is_written(folder, name.split("/")[0]))
+
+
+def _is_written(folder: Path, name: str) -> bool:
+    if name == "data":
+        data = folder / name
+        return data.is_symlink() or not data.exists() or (data / "manifest.json").is_file()
+    return _WRITTEN.fullmatch(name) is not None
 
 
 def note(folder: Path, **more: Any) -> None:

@@ -195,11 +195,15 @@ class WorkingCopy:
                 # The job continues; the end, or a later round, uploads everything.
                 self._warn(error)
 
-    def clear(self) -> None:
-        """Removes everything in the store but the leases."""
+    def clear(self, written: Callable[[str], bool]) -> None:
+        """Removes everything in the store that is `written`, but the leases."""
         self._check()
         with self._record() as record:
-            names = [name for name in self.there.list() if not name.startswith(lease.RUNNING)]
+            names = [
+                name
+                for name in self.there.list()
+                if not name.startswith(lease.RUNNING) and written(name)
+            ]
             _in_threads(self.there.delete, [name for name in names if name != "run.json"])
             # Last: where this is killed half way, it is still known whose folder it is.
             self.there.delete("run.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,40 @@ def test_fresh_removes_a_runs_folder_only(tmp_path: Path) -> None:
     assert (tmp_path / "photos" / "cat.jpg").is_file()
     with pytest.raises(ValueError, match="photos: not a run's folder"):
         run_folder.read(tmp_path / "photos")
+
+
+def test_fresh_removes_what_m4_wrote_and_lists_it_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, elsewhere = claimed(tmp_path / "model"), tmp_path / "large_disk"
+    for user in ("corpus", "decodes", "large_disk"):
+        (folder.parent / "large_disk" if user == "large_disk" else folder / user).mkdir()
+    (elsewhere / "manifest.json").touch()
+    (folder / "data").symlink_to(elsewhere)
+    for name in ("notes.txt", "corpus/gl.train.tsv", "metrics.jsonl", "scores.dev.jsonl"):
+        (folder / name).touch()
+    run_folder.claim(folder, {"other": "1"}, "other", fresh=True)
+    assert capsys.readouterr().out == (
+        f"--fresh: removed from {folder}: checkpoints, config.gin, data, decodes, metrics.jsonl, "
+        "run.json, scores.dev.jsonl; stays: corpus, notes.txt\n"
+    )
+    there = sorted(path.name for path in folder.iterdir())
+    assert there == ["config.gin", "corpus", "notes.txt", "run.json"]
+    assert (folder / "corpus" / "gl.train.tsv").is_file()
+    assert (elsewhere / "manifest.json").is_file()  # of a link only the link goes
+    (folder / "data").mkdir()
+    (folder / "data" / "mine.tsv").touch()  # no corpus of m4's
+    run_folder.claim(folder, {"other": "1"}, "other", fresh=True)
+    assert (folder / "data" / "mine.tsv").is_file()
+
+
+def test_fresh_knows_every_file_of_the_table(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "run_folder.md"
+    rows = re.findall(r"^\| (`.*?) \|", page.read_text().split("\n## ")[0], re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`([\w.<>-]+)[^`]*`", row)]
+    ours = [name.replace("<split>", "test") for name in names if not name.startswith(".")]
+    assert len(ours) > 25
+    assert [name for name in ours if not run_folder._is_written(tmp_path, name)] == []
 
 
 def test_one_job_at_a_time(tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ from jax._src import compilation_cache as programs
 
 from m4.settings import InputError
 
+# Of a folder of compiled programs.
+_MOST_BYTES = 2 << 30
+
 
 def set_up(compilation_cache: Path | str | None = None) -> None:
     """Keeps compiled programs in a folder, so that a second run of a job does not compile again.
@@ -27,12 +30,23 @@ def set_up(compilation_cache: Path | str | None = None) -> None:
             folder = Path(compilation_cache)
         with contextlib.suppress(OSError):  # of a folder that cannot be written JAX warns
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _trim(folder, _MOST_BYTES)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # XLA's own caches would put the folder's path into the key of every program: a folder that
         # is copied, moved or on another machine would compile again.
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _trim(folder: Path, most_bytes: int) -> None:
+    """Removes the oldest programs beyond a size, in a bucket too: those of other versions and
+    machines, and of earlier sizes of the model, are never asked for again."""
+    found = [(path.stat(), path) for path in folder.glob("*-cache")]
+    for stat_, path in sorted(found, key=lambda one: -one[0].st_mtime_ns):
+        most_bytes -= stat_.st_size
+        if most_bytes < 0:
+            path.unlink(missing_ok=True)
 
 
 def _with_checksum(executable: bytes) -> bytes:

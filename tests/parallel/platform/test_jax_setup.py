@@ -15,6 +15,7 @@ import zstandard
 from jax._src import compilation_cache as programs
 from jax.experimental.compilation_cache import compilation_cache
 
+from m4.parallel.platform import jax_setup
 from m4.parallel.platform.jax_setup import set_up
 
 NAMES = (
@@ -97,3 +98,12 @@ def test_a_flipped_bit_in_a_kept_program_is_an_error(tmp_path: Path) -> None:
             assert programs.decompress_executable(bytes(damaged)) == program
             used += 1
     assert used < 10  # bits of the header that are of no consequence
+
+
+def test_the_newest_programs_are_kept_up_to_a_size(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "older", "oldest")):
+        (tmp_path / f"{name}-cache").write_bytes(bytes(100))
+        os.utime(tmp_path / f"{name}-cache", (10**9 - age, 10**9 - age))
+    (tmp_path / "mine.txt").write_bytes(bytes(100))
+    jax_setup._trim(tmp_path, 200)
+    assert {path.name for path in tmp_path.iterdir()} == {"new-cache", "older-cache", "mine.txt"}

@@ -165,7 +165,8 @@ class Checkpoints:
 
     def used(self, step: int) -> str:
         """The item whose parameters a step is used with: the best, averaged, or plain ones."""
-        return used_item(manifest.items_of(self.folder / str(step)))
+        with self._reading(step):
+            return used_item(manifest.items_of(self.folder / str(step)))
 
     def check_shapes(self, step: int, name: str, tree: Any) -> None:
         """Raises ValueError when an item of a step has other arrays than `tree` (nested dicts).
@@ -202,7 +203,11 @@ class Checkpoints:
             self._reading(step),
             ocp.StandardCheckpointer(multiprocessing_options=alone) as reader,
         ):
-            return reader.metadata(self.folder / str(step) / name).item_metadata
+            item = self.folder / str(step) / name
+            found = reader.metadata(item).item_metadata
+            if not item.exists():  # of which orbax finds no arrays
+                raise FileNotFoundError(item)
+            return found
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:

@@ -119,19 +119,20 @@ def test_interrupted_it_resumes_where_it_was(
             if (row["metric"], row["level"]) == ("bleu", "all")] == [1, 3]  # fmt: skip
 
 
+@pytest.mark.parametrize("reading", ["note", "used", "arrays", "restore"])
 def test_checkpoints_that_are_deleted_meanwhile_are_lines(
-    trained: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path, run: Path, monkeypatch: pytest.MonkeyPatch, reading: str
 ) -> None:
-    restore = Checkpoints.restore
+    read = getattr(Checkpoints, reading)
 
     def deleted_in_between(self: Checkpoints, step: int, *rest: object) -> object:
         if step == 1:
             for gone in (1, 2):
                 shutil.rmtree(run / "checkpoints" / str(gone))
-        return restore(self, step, *rest)  # type: ignore[arg-type]
+        return read(self, step, *rest)
 
     save(trained, run, 1, 2, 3)()
-    monkeypatch.setattr(Checkpoints, "restore", deleted_in_between)
+    monkeypatch.setattr(Checkpoints, reading, deleted_in_between)
     meanwhile(monkeypatch)
     said = watched(run, "--directions=en-gl")
     assert said.status == 0, said.err

@@ -203,8 +203,9 @@ def test_a_mean_of_checkpoints_is_a_run_with_a_report(
     said = m4("average", first[0], "--steps=2,4", f"--output={mean}")
     assert said.status == 0, said.err
     assert said.out == f"{mean}: the mean of steps 2, 4; next: m4 eval --model_dir={mean}\n"
-    for job in ("eval", "report"):
-        said = m4(job, f"--model_dir={mean}")
+    baselines = f"--gin.experiment.Baselines.folder='{first[0]}/baselines'"
+    for job in (["eval"], ["report", baselines]):
+        said = m4(*job, f"--model_dir={mean}")
         assert said.status == 0, said.err
     assert not (mean / "data").exists()
     assert not (mean / "baselines").exists()

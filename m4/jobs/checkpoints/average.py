@@ -59,17 +59,8 @@ def output_of(experiment: Experiment, steps: Sequence[int]) -> str:
 
 
 def bindings(experiment: Experiment) -> list[str]:
-    """What the mean's config says in addition: where the run's corpus and baselines are."""
-    found = [f"experiment.Data.data_dir = {place_of(experiment)!r}"]
-    baselines = prepare.run_folder(experiment) / "baselines"
-    if (
-        experiment.baselines is not None
-        and experiment.baselines.folder is None
-        and not remote.is_remote(experiment.model_dir)
-        and baselines.is_dir()
-    ):
-        found.append(f"experiment.Baselines.folder = {str(baselines)!r}")
-    return found
+    """What the mean's config says in addition: where the run's corpus is."""
+    return [f"experiment.Data.data_dir = {place_of(experiment)!r}"]
 
 
 def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) -> Path:

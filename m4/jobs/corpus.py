@@ -115,10 +115,17 @@ def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
     return cache
 
 
-def open_vocabulary(experiment: Experiment) -> Cache:
+def open_vocabulary(experiment: Experiment, step: int | None = None) -> Cache:
     """The corpus's languages and vocabularies alone, which MODEL_DIR keeps: data_dir need not be
-    there."""
-    folder = remote.local(experiment.model_dir) / VOCABULARY
+    there. Of the chapter that the checkpoint of a step, None: the latest, is in."""
+    run = remote.local(experiment.model_dir)
+    folder, known = run / VOCABULARY, chapters.of_run(run)
+    step = latest_step(run / "checkpoints") if step is None else step
+    if step is not None:
+        # A chapter leaves its vocabulary where the next one's has grown.
+        numbers = range(chapters.at(run, step), known[-1]["chapter"])
+        there = (chapters.ended(run, number) for number in numbers)
+        folder = next((one for one in there if (one / "manifest.json").is_file()), folder)
     if not (folder / "manifest.json").is_file():  # a run of an earlier version
         folder = fetched(place_of(experiment), settings)
     cache = Cache(folder, experiment.data.corpus.mixture)

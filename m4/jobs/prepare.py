@@ -167,10 +167,15 @@ def training_stream(
 
 
 def model_for(experiment: Experiment, cache: Cache) -> Transformer:
-    """The model for the corpus's vocabulary."""
+    """The model for the corpus's vocabulary, of the size that this was asked for with: what a
+    chapter before the present one was trained with may be smaller."""
     sizes = {"vocab_size": cache.target_vocabulary.size}
     if cache.separate:
         sizes["source_vocab_size"] = cache.source_vocabulary.size
+    data, identity = experiment.data, cache.manifest["identity"]
+    names = ("vocabulary_size", "target_vocabulary_size")
+    spec = dataclasses.replace(data.corpus, **{name: identity[name] for name in names})
+    experiment = dataclasses.replace(experiment, data=dataclasses.replace(data, corpus=spec))
     return experiment.build_model(sizes, len(cache.directions))
 
 

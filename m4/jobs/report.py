@@ -20,7 +20,7 @@ from m4.jobs.baselines import Finished, baselines_of, find_baselines
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decode import trained_step
 from m4.jobs.evaluate import system_of, tested
-from m4.storage import run_folder
+from m4.storage import chapters, run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
 from m4.storage.metrics_log import read_metrics, warn_if_changed
@@ -141,6 +141,13 @@ def _facts(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) 
         "seed": str(experiment.training.seed),
         "corpus": f"{cache.fingerprint[:16]}, {json.dumps(cache.manifest['identity']['source'])}",
     }
+    if len(known := chapters.listed(about)) > 1:
+        facts["chapters"] = "; ".join(
+            f"{one['chapter']} after step {one['step']}: "
+            + ", ".join([f"{name} {was} -> {now}" for name, (was, now) in one["changes"].items()]
+                        + one["text"])
+            for one in known[1:]
+        )  # fmt: skip
     if found:
         latest = max(found.values(), key=lambda one: one.result["gain_last_quarter"])
         cut = [one.language for one in found.values() if not one.result["stopped_early"]]

@@ -68,6 +68,7 @@ class LearnedSampling:
     def begin(self, step: int, saved: Mapping[str, Any] | None) -> None:
         """Continues at the beginning of a chapter with what was learned, at the chapter's own rates
         of the beginning. saved: of the checkpoint's note; None: nothing was learned."""
+        self.resume(None)
         if saved is None or not saved["state"]["log_weights"]:
             return
         self._state = saved["state"]

@@ -142,6 +142,31 @@ def test_a_run_that_goes_back_forgets_what_it_learned_since(corpus: caches.Cache
         np.testing.assert_array_equal(array, batch[name])
 
 
+def test_a_chapter_begins_with_what_was_learned(corpus: caches.Cache) -> None:
+    def made(rows: int, **start: Any) -> tuple[LearnedSampling, Stream]:
+        make = functools.partial(Stream, seed=1, batch_rows=rows, **start)
+        stream = mixture.make_stream(corpus, LEARNED, "examples", 8, make)
+        return LearnedSampling(LEARNED, LEARNED(corpus.sizes()), dict, stream, {}), stream
+
+    before, stream = made(4)
+    row = {}
+    for step in (2, 4):
+        row = before.evaluated(step, {f"dev/nll/{d}": i + 1 / step for i, d in enumerate(SEEN)})
+    start = stream.position(6)
+    (began, one), (resumed, other) = made(8, start=start), made(8, start=start)
+    for _ in range(2):  # and again, where a run goes back
+        began.begin(6, before.note()["sampling"])
+    ((step, rates),) = began.note()["sampling"]["phases"]
+    assert step == 6
+    assert {f"rate/{name}": rate for name, rate in rates.items()} == pytest.approx(
+        {name: value for name, value in row.items() if name.startswith("rate/")}, rel=1e-5
+    )
+    resumed.resume(began.note()["sampling"])
+    assert resumed.note() == began.note()
+    for name, array in one.batch(6).items():
+        np.testing.assert_array_equal(array, other.batch(6)[name])
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_resume_learns_and_draws_the_same(tmp_path: Path, corpus: caches.Cache) -> None:

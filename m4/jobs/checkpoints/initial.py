@@ -173,7 +173,6 @@ def _opened(rules: InitialModel) -> _Old:
     if not saved.is_file():
         raise SettingError("InitialModel.run", run, "the folder of a trained run (no config.gin)")
     experiment = configs.load([saved], model_dir=name).experiment()
-    cache = open_vocabulary(experiment)
     found = distributed.on_primary_then_broadcast(
         "checkpoints",
         lambda: whole_step(
@@ -182,6 +181,7 @@ def _opened(rules: InitialModel) -> _Old:
     )
     if found is None:
         raise SettingError("InitialModel.run", run, "a run that has a checkpoint")
+    cache = open_vocabulary(experiment, found)
     return _Old(folder, found, cache, prepare.model_for(experiment, cache))
 
 

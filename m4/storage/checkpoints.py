@@ -153,13 +153,13 @@ class Checkpoints:
         Raises:
             Removed: it went meanwhile. InputError: it has no such item, or cannot be read.
         """
-        if missing := items.keys() - manifest.items_of(self.folder / str(step)):
-            raise InputError(
-                f"{self.folder}/{step}: has no {', '.join(sorted(missing))}: a run cannot resume "
-                "from it, but begin from it (--init_from)"
-            )
         restores = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
         with self._reading(step):
+            if missing := items.keys() - manifest.items_of(self.folder / str(step)):
+                raise InputError(
+                    f"{self.folder}/{step}: has no {', '.join(sorted(missing))}: a run cannot "
+                    "resume from it, but begin from it (--init_from)"
+                )
             found = self._manager.restore(step, args=ocp.args.Composite(**restores))
         return {name: found[name] for name in items}
 

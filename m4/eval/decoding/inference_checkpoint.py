@@ -99,15 +99,15 @@ def restore_params(
         another vocabulary.
     """
     while True:
-        with _opened(model, checkpoints, step, vocabulary, item) as found:
-            wanted = {found.item: _placed(found.variables, layout)}
-            try:
+        try:
+            with _opened(model, checkpoints, step, vocabulary, item) as found:
+                wanted = {found.item: _placed(found.variables, layout)}
                 restored = found.store.restore(found.step, wanted)[found.item]
                 return restored, found.step, found.note
-            except Removed:
-                # Training keeps the last ones only, and there is a newer one now.
-                if step is not None or distributed.is_distributed():
-                    raise
+        except Removed:
+            # Training keeps the last ones only, and there is a newer one now.
+            if step is not None or distributed.is_distributed():
+                raise
 
 
 def _placed(variables: Any, layout: Layout | None) -> Any:

@@ -1,5 +1,6 @@
 """Translation of lines: order, promptness, what is refused, what is cut."""
 
+import contextlib
 import errno
 import io
 import os
@@ -184,7 +185,7 @@ def test_no_lines_of_an_empty_file():
     os.close(source)
 
 
-def test_from_a_checkpoint(pieces, tmp_path):
+def test_from_a_checkpoint(pieces, tmp_path, monkeypatch):
     model = Transformer(
         vocab_size=pieces.size,
         width=8,
@@ -213,6 +214,17 @@ def test_from_a_checkpoint(pieces, tmp_path):
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="is missing there"):
         restore_params(model.clone(encoder_layers=2), tmp_path / "checkpoints")
+    # Training saves step 5 and removes step 3, which is being read: step 5 is read.
+    read = Checkpoints.restore
+
+    def removed(self, step, items):
+        if step == 3:
+            with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=1)) as store:
+                store.save(5, {"params": params}, {"vocabulary": pieces.fingerprint})
+        return read(self, step, items)
+
+    monkeypatch.setattr(Checkpoints, "restore", removed)
+    assert restore_params(model, tmp_path / "checkpoints")[1] == 5
     translator = Translator(model, restored, pieces, Decoding(beams=2, max_target_length=6), 2)
     lines = ["ola mundo", "", "bo día"]
     translated = translator.translate(lines, "en")

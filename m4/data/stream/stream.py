@@ -172,7 +172,7 @@ class Stream:
 
     def pairs(self, step: int) -> tuple[list[StepPair], Batch]:
         """The pairs of a step's batch; and the same without packing, a pair a row."""
-        number, place = divmod(step, self.group_steps)
+        number, place = divmod(step - self.first_step, self.group_steps)
         with self._lock:
             group, stretch = self._group(number), self._phases.of(number)
             first = stretch.first_draw(number)

@@ -20,13 +20,14 @@ from m4.data.samplers.learned import Learned
 from m4.data.stream.stream import StepPair, Stream
 from m4.experiment import Experiment
 from m4.jobs import corpus, prepare
+from m4.jobs.checkpoints.chapters import standing
 from m4.jobs.checkpoints.initial import beginning
 from m4.jobs.train import learned_sampling
 from m4.settings import InputError
-from m4.storage import remote
+from m4.storage import chapters, remote
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import write_text
-from m4.storage.steps import complete_steps
+from m4.storage.steps import complete_steps, latest_step
 from m4.train.early_stopping import EarlyStopper
 from m4.train.loop.guard import read_bad_steps
 from m4.train.loop.replay import replay, step_metrics
@@ -70,7 +71,7 @@ def explain(
     if not 1 <= step <= experiment.training.total_steps:
         allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
         raise InputError(f"--step={step}: must be {allowed}")
-    run = _opened(experiment, folder)
+    run = _opened(experiment, folder, step)
     state, at = _state_before(experiment, run, step, exact)
     params = jax.device_get(state.params)
     # The step takes the state's memory.
@@ -95,11 +96,18 @@ def explain(
     return path
 
 
-def _opened(experiment: Experiment, folder: Path) -> _Folder:
+def _opened(experiment: Experiment, folder: Path, step: int) -> _Folder:
+    begun = chapters.of_run(folder)[-1]["step"]
+    if step <= begun:
+        raise InputError(
+            f"--step={step}: of an earlier chapter; the present one, whose config is there, began "
+            f"after step {begun}"
+        )
+    at = standing(experiment, folder, latest_step(folder / "checkpoints"))
     place = corpus.fetched(corpus.place_of(experiment), corpus.everything)
     cache = Cache(place, experiment.data.corpus.mixture)
     mesh = prepare.check_sizes(experiment)
-    stream = prepare.training_stream(experiment, cache)
+    stream = prepare.training_stream(experiment, cache, at.start)
     model = prepare.model_for(experiment, cache)
     trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes, cache)
     return _Folder(folder, cache, stream, trainer)

@@ -144,7 +144,7 @@ class _Scorer:
             self._decoder.decode(step, self._path(step).parent)
         except InputError as error:
             _say(f"step {step}: {error}")
-            if not is_removed(self._folder / "checkpoints", step, seconds=0.0):
+            if not is_removed(self._folder / "checkpoints", step, seconds=1.0):
                 self.failed = self.failed or error
             return
         distributed.on_primary_then_broadcast("scores", lambda: self._write(step))

@@ -3,7 +3,6 @@ lost: the same command makes what an undisturbed one makes."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from m4.storage.files import read_jsonl
 from tests.command_line import TINY, contents
 from tests.descendants import descendants
 from tests.train.trainers import timeless_rows
@@ -117,7 +117,7 @@ def assert_same(folder: Path, whole: Path) -> None:
     theirs = {k: v for k, v in theirs.items() if not k.endswith("metrics.jsonl")}
     assert {k: ours.get(k) for k in theirs} == theirs
     scores = [
-        [{**json.loads(line), "config": ""} for line in (one / "scores.jsonl").open()]
+        [{**row, "config": ""} for row in read_jsonl(one / "scores.jsonl")]
         for one in (folder, whole)
     ]
     assert scores[0] == scores[1]

@@ -242,15 +242,20 @@ def test_another_number_of_processes_resumes_and_stops_together(
     folder = shutil.copytree(killed.folder, tmp_path / "model")
     before = latest_step(folder / "checkpoints")
     assert before is not None
+    later = folder / "checkpoints" / str(before + 1)  # damaged: all processes take the one before
+    shutil.copytree(folder / "checkpoints" / str(before), later)
+    (later / "params" / "manifest.ocdbt").write_bytes(b"")
     mesh = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.model=4"]
     with started(Job(tmp_path / "four", 4, 2, f"--model_dir={folder}", FOR_EVER, *mesh)) as job:
         # Rows of lost work are there until the first new one is written.
-        job.wait_for(lambda: (latest_step(folder / "checkpoints") or 0) > before, 300)
+        job.wait_for(lambda: (latest_step(folder / "checkpoints") or 0) > before + 1, 300)
         job.processes[3].send_signal(signal.SIGTERM)
         assert job.statuses(60) == [130] * 4, job.said()
     stopped = latest_step(folder / "checkpoints")
     assert stopped is not None
     assert stopped > before
+    assert f"{before + 1}: damaged (params/manifest.ocdbt: 0 bytes" in job.said()[0]
+    assert later.with_name(f"{later.name}.damaged").is_dir()
     for said in job.said():
         assert f"m4 train: interrupted at step {stopped} (saved)" in said, said
     assert steps(folder) == stopped

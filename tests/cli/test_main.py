@@ -12,7 +12,6 @@ import jax
 import pytest
 
 from m4.data.cache.cache import Cache
-from m4.data.vocabulary import vocabulary
 from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
 from tests.command_line import TINY, Said, contents, m4
@@ -285,13 +284,16 @@ def test_another_config_or_vocabulary_or_job_and_nothing_is_lost(
     assert any(name.startswith("checkpoints/1/params") for name in before)
 
     mistake = train(folder, *arguments, "--gin.schedules.rsqrt.peak=0.5").mistake
-    assert f"MODEL_DIR = {folder} belongs to another config" in mistake
+    assert f"MODEL_DIR = {folder} is trained with another config" in mistake
     assert "schedules.rsqrt.peak is 0.001 there and 0.5 here" in mistake
+    assert "--new_chapter" in mistake
+    mistake = train(folder, *arguments, "--gin.transformer.Transformer.width=48").mistake
+    assert f"MODEL_DIR = {folder} belongs to another config: transformer.Transformer.w" in mistake
     assert "--fresh" in mistake
     said = m4(
         "translate", f"--model_dir={folder}", "--gin.schedules.rsqrt.peak=0.5", "--to=en", "a"
     )
-    assert "belongs to another config" in said.mistake
+    assert "is trained with another config" in said.mistake
 
     with run_folder.locked(folder, "train"):
         said = m4("data", "preview", "--temperatures=", f"--model_dir={folder}")
@@ -306,12 +308,12 @@ def test_another_config_or_vocabulary_or_job_and_nothing_is_lost(
     assert "does not translate into it" in said.mistake
     assert contents(folder) == before
 
-    vocabulary.train(folder / "data" / "vocabulary.model", SENTENCES[:9], 320, ["en", "gl", "pt"])
+    (folder / "data" / "vocabulary.model").write_bytes(b"another")
     before = contents(folder)
     for job in ("train", "decode"):
         more = "--gin.TRAIN_STEPS=2"  # a finished model would not be opened
         mistake = m4(job, f"--model_dir={folder}", more).mistake
-        assert f"{folder}/checkpoints/1 was trained with another vocabulary" in mistake
+        assert f"{folder}/data: damaged: vocabulary.model: " in mistake
     assert contents(folder) == before
 
 

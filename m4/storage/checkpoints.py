@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage import checksums, manifest, remote
+from m4.storage.files import read_jsonl
 from m4.storage.steps import is_removed, used_item, whole_step
 
 
@@ -133,10 +133,12 @@ class Checkpoints:
         remote.push(self._here)
         path = self.folder.parent / SCORES_BY_STEP
         try:
-            rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-            return sorted({int(row["step"]) for row in rows if row["best"]})
-        except (OSError, ValueError, TypeError, KeyError) as error:  # no reason to stop training
-            print(f"{path}: cannot be read ({error}); the best step stays", file=sys.stderr)
+            rows = read_jsonl(path, lambda row: (row["best"], int(row["step"])))
+            return sorted({step for best, step in rows if best})
+        except FileNotFoundError:
+            return []
+        except (OSError, InputError) as error:  # no reason to stop training
+            print(f"{error}: cannot be read; the best step stays", file=sys.stderr)
             return list(self._marked.steps)
 
     def note(self, step: int) -> dict[str, Any]:

@@ -125,9 +125,9 @@ def _read_record(path: Path, address: str) -> list[tuple[str, str, str, str]]:
     """What this machine has compared; nothing where the file is not as it was written."""
     try:
         found = [tuple(one) for one in json.loads(path.read_bytes())]
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
-    return [one for one in found if len(one) == 4 and one[0] == address]
+    return [one for one in found if [*map(type, one)] == [str] * 4 and one[0] == address]
 
 
 def well_formed(files: Any, where: str) -> Files:

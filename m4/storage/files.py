@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import io
 import json
 import os
 import shutil
@@ -122,7 +123,7 @@ def read_json(
 
 
 def read_jsonl(
-    path: Path,
+    path: Readable,
     parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
     *,
     cut_off: bool = False,
@@ -131,12 +132,11 @@ def read_jsonl(
 
     cut_off: whether a last line without its end, of a job that was killed, is left out.
     """
-    with path.open("rb") as file:
-        return [
-            _parsed(line, f"{path} line {number}:", parse)
-            for number, line in enumerate(file, 1)
-            if not cut_off or line.endswith(b"\n")
-        ]
+    return [
+        _parsed(line, f"{path} line {number}:", parse)
+        for number, line in enumerate(io.BytesIO(path.read_bytes()), 1)
+        if not cut_off or line.endswith(b"\n")
+    ]
 
 
 def _parsed(

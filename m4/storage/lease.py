@@ -198,7 +198,7 @@ class Lease:
         found = self._store.read(self._name)
         try:
             return None if found is None else {**dict.fromkeys(self._mark), **json.loads(found)}
-        except (ValueError, TypeError):  # not what m4 wrote: no job renews it
+        except (ValueError, TypeError, RecursionError):  # not what m4 wrote: no job renews it
             return dict.fromkeys(self._mark)
 
 

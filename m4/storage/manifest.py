@@ -14,6 +14,7 @@ from etils import epath
 
 from m4.settings import InputError
 from m4.storage import checksums
+from m4.storage.files import read_json
 from m4.storage.store import Disk, Store, open_store
 
 ITEM = "sha256"
@@ -58,14 +59,9 @@ def write_whole(step: epath.Path) -> None:
 def files_of(step: epath.Path) -> checksums.Files | None:
     """What the manifest says; None: there is none. InputError: it is damaged."""
     try:
-        text = (step / _NAME).read_text()
+        return read_json(step / _NAME, lambda found: checksums.well_formed(found["files"], _NAME))
     except FileNotFoundError:
         return None
-    try:
-        files = json.loads(text)["files"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{_NAME}: damaged ({error})") from error
-    return checksums.well_formed(files, _NAME)
 
 
 def items_of(step: epath.Path) -> set[str]:
@@ -85,7 +81,7 @@ def problem(
     """
     try:
         files = files_of(step)
-    except (InputError, UnicodeDecodeError) as error:
+    except InputError as error:
         return str(error)
     if files is None:
         return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from m4.parallel.platform import signals
 from m4.settings import InputError
 from m4.storage import lease
-from m4.storage.files import confined, write_text
+from m4.storage.files import confined, read_json, write_text
 from m4.storage.store import ABSENT, ERRORS, Changed, one_line, open_store
 
 MARK = ".remote"
@@ -249,16 +249,15 @@ class WorkingCopy:
     def _record(self) -> Iterator[_Record]:
         """What is known of both sides, kept at the end; for one thread of this machine at a time.
 
-        ValueError: it is damaged, or one of its names is outside of the folder.
+        InputError: it is damaged, or one of its names is outside of the folder.
         """
         path = self.here / _RECORD
         with (self.here / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
-                record: _Record = dict(json.loads(text))
-            except (ValueError, TypeError) as error:
-                raise InputError(f"{path}: damaged ({one_line(error)}); remove it") from error
+                record = read_json(path, _checked, "remove it")
+            except FileNotFoundError:
+                record = {}
             for name in record:
                 confined(self.here, name)
             before = dict(record)
@@ -267,6 +266,13 @@ class WorkingCopy:
             finally:
                 if record != before:
                     write_text(path, json.dumps(record))
+
+
+def _checked(record: _Record) -> _Record:
+    """The record, if it is one; TypeError: it is none."""
+    if not all(isinstance(known, list) and known for known in record.values()):
+        raise TypeError("not what m4 wrote")
+    return record
 
 
 def _in_threads(work: Callable[[str], None], names: Collection[str]) -> None:

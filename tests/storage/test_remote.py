@@ -402,7 +402,7 @@ def test_run_in_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert steps[-1] == 3
     assert not (folder / "checkpoints").exists(), "they are in the store alone"
     result = m4("train", f"--model_dir={address}", "--gin.schedules.rsqrt.peak=0.5")
-    assert "belongs to another config" in result.mistake
+    assert "is trained with another config" in result.mistake
     # Taken over by another machine: nothing that it saved since is changed.
     thread = threading.Thread(target=taken_over_in_training, args=(store,))
     thread.start()

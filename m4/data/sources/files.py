@@ -167,7 +167,7 @@ class _Memory:
         self.used: dict[str, list] = {}
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             known = {}  # damaged or not there: then the files are read, which is always right
         self.known: dict[str, list] = known if isinstance(known, dict) else {}
 

@@ -11,9 +11,8 @@ import numpy as np
 from jax.sharding import Sharding
 
 from m4.parallel import distributed
-from m4.settings import InputError
 from m4.storage import remote
-from m4.storage.files import write_text
+from m4.storage.files import read_json, write_text
 from m4.train.bad_steps import BAD, RECENT, WATCHED, BadStep, guarded
 from m4.train.training import Training
 
@@ -25,15 +24,23 @@ class Rewind(Exception):
 
 
 def read_bad_steps(folder: Path) -> list[dict[str, Any]]:
-    """The bad steps of a run in its folder, as they were found; ValueError: the file is damaged."""
-    path = folder / BAD_STEPS
+    """The bad steps of a run in its folder, as they were found; InputError: the file is damaged."""
     try:
-        found = json.loads(path.read_bytes())
-        return [dict(record, step=int(record["step"])) for record in found]
+        return read_json(
+            folder / BAD_STEPS, lambda found: [_checked(r) for r in found["bad_steps"]]
+        )
     except FileNotFoundError:
         return []
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path}: damaged ({error})") from error
+
+
+def _checked(record: dict[str, Any]) -> dict[str, Any]:
+    """The record of a bad step, if it is one; KeyError, TypeError: it is none."""
+    texts, steps = (record["what"], record["action"]), (record["step"], *record.get("left_out", ()))
+    if not all(isinstance(one, str) for one in texts):
+        raise TypeError("what or action is no text")
+    if not all(type(one) is int for one in steps):
+        raise TypeError("a step is no number")
+    return record
 
 
 def left_out_by(records: Iterable[Mapping[str, Any]]) -> set[int]:
@@ -177,7 +184,7 @@ class StepGuard:
     def _write(self) -> None:
         if distributed.is_primary():
             records: Collection[Any] = [self._bad[step] for step in sorted(self._bad)]
-            write_text(self._folder / BAD_STEPS, json.dumps(records, indent=1))
+            write_text(self._folder / BAD_STEPS, json.dumps({"bad_steps": records}, indent=1))
             if self._action != "skip":
                 remote.push(self._folder)
 

@@ -14,7 +14,8 @@ from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
-from m4.data.stream.stream import Stream, batch_shapes
+from m4.data.stream.buckets import batch_shapes
+from m4.data.stream.stream import Stream
 from m4.eval.scoring.groups import LEVELS
 from m4.experiment import Baselines, Experiment, partial_arguments
 from m4.model.transformer import Transformer, abstract_variables

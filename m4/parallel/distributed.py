@@ -109,18 +109,7 @@ def join(options: DistributedOptions) -> None:
         # Not a mistake: machines may come late, and the job be started again.
         raise PeerLost(f"{not_found}: {first_line(error)}") from error
     except (ValueError, OSError, RuntimeError) as error:
-        on_tpu = os.environ.get("JAX_PLATFORMS", "").startswith("tpu")
-        if on_tpu and options.coordinator_address is None:
-            raise InputError(
-                f"JAX_PLATFORMS=tpu, but JAX finds no TPU slice here ({first_line(error)}): start "
-                "it on a slice's hosts (docs/cloud_tpu.md), with process_count=1 on one host "
-                "alone, or with JAX_PLATFORMS=cpu on the CPU"
-            ) from error
-        raise InputError(
-            f"the job's processes are not known ({first_line(error)}): give "
-            "coordinator_address=HOST:PORT, process_count=N and process_index=I, or "
-            "process_count=1 for this one alone"
-        ) from error
+        raise InputError(_unknown_processes(options, first_line(error))) from error
     finally:
         notice.cancel()
     # The first exchange of all has that limit too (`SynchronizedProgram`).
@@ -128,6 +117,20 @@ def join(options: DistributedOptions) -> None:
     check_accelerator()
     if not is_primary():
         sys.stdout = io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8")
+
+
+def _unknown_processes(options: DistributedOptions, said: str) -> str:
+    """What to do where JAX does not know the job's processes, and why it does not."""
+    if os.environ.get("JAX_PLATFORMS", "").startswith("tpu") and not options.coordinator_address:
+        return (
+            f"JAX_PLATFORMS=tpu, but JAX finds no TPU slice here ({said}): start it on a slice's "
+            "hosts (docs/cloud_tpu.md), with process_count=1 on one host alone, or with "
+            "JAX_PLATFORMS=cpu on the CPU"
+        )
+    return (
+        f"the job's processes are not known ({said}): give coordinator_address=HOST:PORT, "
+        "process_count=N and process_index=I, or process_count=1 for this one alone"
+    )
 
 
 def _check_port(address: str) -> None:

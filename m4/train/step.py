@@ -102,28 +102,37 @@ def make_train_step(
     """
     smoothed = functools.partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
     factors = {"auxiliary_loss": aux_loss_factor, "router_z_loss": router_z_loss_factor}
-    loss_fn = _make_loss(
-        model, smoothed, factors, directions, grad_accum_steps, loss_weights, groups
-    )
+    parts = grad_accum_steps
+    loss_fn = _make_loss(model, smoothed, factors, directions, parts, loss_weights, groups)
     part = gradients_of(loss_fn, groups)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
-        gradients, metrics = _gradients(part, grad_accum_steps, state, batch, key)
-        if groups is None:
-            updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
-        else:
-            # This generator's numbers are the same on every mesh and platform.
-            order = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
-            updates, gradients, new_optimizer, more = groups.update(
-                optimizer, gradients, state.optimizer, state.params, order
-            )
-            metrics |= more
+        gradients, metrics = _gradients(part, parts, state, batch, key)
+        updates, gradients, new_optimizer, more = _updates(
+            optimizer, groups, gradients, state, seed
+        )
         params = optax.apply_updates(state.params, updates)
-        metrics["gradient_norm"] = optax.tree.norm(gradients)
+        metrics |= {**more, "gradient_norm": optax.tree.norm(gradients)}
         return TrainState(state.step + 1, params, new_optimizer), metrics
 
     return train_step
+
+
+def _updates(
+    optimizer: optax.GradientTransformation,
+    groups: DirectionGroups | None,
+    gradients: Any,
+    state: TrainState,
+    seed: int,
+) -> tuple[Any, Any, Any, dict[str, Array]]:
+    """(updates, the gradients that they are made of, the optimizer's state, metrics)."""
+    if groups is None:
+        updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
+        return updates, gradients, new_optimizer, {}
+    # This generator's numbers are the same on every mesh and platform.
+    order = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
+    return groups.update(optimizer, gradients, state.optimizer, state.params, order)
 
 
 def _make_loss(

@@ -184,32 +184,14 @@ class Trainer:
         self._check(stream.shapes)
         folder, training = Path(folder), self.training
         about = self._about(stream, note or {})
-        with contextlib.closing(
-            Checkpoints(
-                folder / "checkpoints",
-                keep=training.keep_checkpoints,
-                keep_period=training.keep_period,
-                keep_best=training.keep_best,
-            )
-        ) as checkpoints:
+        program, groups = self.program, groups or {}
+        with contextlib.closing(_checkpoints(training, folder)) as checkpoints:
+            given = (checkpoints, stream, about, groups, sampling, flops, begin, at)
 
             def trained() -> Trained | None:
-                run = TrainingRun(
-                    training,
-                    self.program,
-                    folder,
-                    checkpoints,
-                    stream,
-                    about,
-                    groups or {},
-                    sampling,
-                    flops,
-                    begin,
-                    at,
-                )
+                run = TrainingRun(training, program, folder, *given)
                 with contextlib.suppress(Rewind):
-                    written = run.train(evaluators, progress)
-                    best = run.stopper.best
+                    written, best = run.train(evaluators, progress), run.stopper.best
                     return Trained(average.used(run.state) if best is None else best, written)
 
             # Training goes back as a killed run resumes.
@@ -233,3 +215,12 @@ def _print_stages(stages: Mapping[str, Any]) -> None:
             f"pipeline: {stages['stages']} stages, {stages['microbatches']} microbatches; "
             f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
         )
+
+
+def _checkpoints(training: Training, folder: Path) -> Checkpoints:
+    return Checkpoints(
+        folder / "checkpoints",
+        keep=training.keep_checkpoints,
+        keep_period=training.keep_period,
+        keep_best=training.keep_best,
+    )

@@ -89,7 +89,9 @@ def test_planned_search_is_the_one_that_decodes(
 
     @contextlib.contextmanager
     def opened(model: Any, *_: Any) -> Iterator[Any]:
-        yield inference_checkpoint._Found(cast(Any, Unread()), 1, {}, abstract_variables(model))
+        yield inference_checkpoint._Found(
+            cast(Any, Unread()), 1, "params", {}, abstract_variables(model)
+        )
 
     texts: list[str] = []
     real = search.jit_search

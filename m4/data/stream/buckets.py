@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,20 @@ def shapes(
         rows = batch_rows * (source_length + target_length) // (source + target)
         made.append(Shape(rows // rows_multiple * rows_multiple, source, target))
     return made
+
+
+def batch_shapes(
+    batch_rows: int,
+    source_length: int,
+    target_length: int,
+    layout: str = "packed",
+    widths: Sequence[int] | None = None,
+    rows_multiple: int = 8,
+    **_others: Any,
+) -> list[Shape]:
+    """The shapes that a stream's batches have, without a corpus; a program is compiled for each."""
+    whole = Shape(batch_rows, source_length, target_length)
+    return shapes(*whole, widths, rows_multiple) if layout == "bucketed" else [whole]
 
 
 def bucket_of(source_lengths: Ints, target_lengths: Ints, buckets: Sequence[Shape]) -> Ints:

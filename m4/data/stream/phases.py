@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from m4.data.samplers import Phase
+from m4.data.samplers.temperature import temperature
 from m4.data.stream.position import Left
 from m4.data.stream.sampling_order import Draws
 from m4.settings import InputError
@@ -143,6 +144,16 @@ class _Entry:
     rates: dict[str, float]
     initial: bool = True
     pairs: int | None = None  # of a group, where it is known already
+
+
+def listed(phases: Any, sizes: dict[str, int]) -> Sequence[Phase | Mapping[str, Any]]:
+    """The phases of a stream's argument: rates, phases of them, or None, temperature(T=5)."""
+    phases = temperature(sizes) if phases is None else phases
+    if isinstance(phases, Mapping):
+        phases = [Phase(0, dict(phases))]
+    if not phases:
+        raise InputError("no phases: nothing to draw")
+    return phases
 
 
 def remaining(

@@ -15,12 +15,11 @@ from m4.data import permutation
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.samplers import Phase
-from m4.data.samplers.temperature import temperature
 from m4.data.stream import buckets, packing
 from m4.data.stream.batches import EOS_IDS, TAG_IDS, Batch, Examples, SplitReader, lay_out
 from m4.data.stream.batches import evaluation_batches as evaluation_batches
 from m4.data.stream.packing import Ints, Plan, Shape
-from m4.data.stream.phases import Phases, remaining
+from m4.data.stream.phases import Phases, listed, remaining
 from m4.data.stream.position import Left, Place, Position
 from m4.data.stream.sampling_order import WINDOW, Draws
 from m4.parallel.divisible import nearest_valid
@@ -93,24 +92,20 @@ class Stream:
         training pair.
         """
         check_arguments(Stream, locals())
-        phases = temperature(cache.sizes()) if phases is None else phases
-        if isinstance(phases, Mapping):
-            phases = [Phase(0, dict(phases))]
-        if not phases:
-            raise InputError("no phases: nothing to draw")
         self._start = None if start is None else Position.from_json(start)
-        self.first_step = 0 if self._start is None else self._start.step
-        phases = remaining(phases, self.first_step)
+        self.first_step = self._start.step if self._start else 0
+        phases = remaining(listed(phases, cache.sizes()), self.first_step)
         self.directions = _directions(cache, directions, phases)
         self.seed, self.batch_rows, self.layout = seed, batch_rows, layout
         self.source_length = source_length or cache.source_length
         self.target_length = target_length or cache.target_length
         self._window = window
         whole = Shape(batch_rows, self.source_length, self.target_length)
-        self.shapes = batch_shapes(*whole, layout, widths, rows_multiple)
+        self.shapes = buckets.batch_shapes(*whole, layout, widths, rows_multiple)
         packed_steps = max(_GROUP_STEPS, -(-_GROUP_ROWS // batch_rows))
-        group_steps = {"packed": packed_steps, "bucketed": _BUCKETED_STEPS, "single": 1}
-        self.group_steps = group_steps[layout]
+        self.group_steps = {"packed": packed_steps, "bucketed": _BUCKETED_STEPS, "single": 1}[
+            layout
+        ]
         self._split = SplitReader(cache, self.directions, "train")
         self._means = [cache.mean_pieces(d, "train") for d in self.directions]
         self._check_lengths(cache)
@@ -124,8 +119,8 @@ class Stream:
             window,
             self._most_pairs,
             [place.drawn for place in self._places],
-            Left.of(self._places) if self._start is not None else None,
-            0 if self._start is None else self._start.phases,
+            Left.of(self._places) if self._start else None,
+            self._start.phases if self._start else 0,
         )
         self._cache_fingerprint = cache.fingerprint
         self._groups: OrderedDict[int, _Group] = OrderedDict()
@@ -352,20 +347,6 @@ class Stream:
         by_step = np.argsort(step_of, kind="stable")
         edges = np.searchsorted(step_of, np.arange(self.group_steps + 1), sorter=by_step)
         return _Group(examples, made, placed[by_step], edges)
-
-
-def batch_shapes(
-    batch_rows: int,
-    source_length: int,
-    target_length: int,
-    layout: str = "packed",
-    widths: Sequence[int] | None = None,
-    rows_multiple: int = 8,
-    **_others: Any,
-) -> list[Shape]:
-    """The shapes that a stream's batches have, without a corpus; a program is compiled for each."""
-    whole = Shape(batch_rows, source_length, target_length)
-    return buckets.shapes(*whole, widths, rows_multiple) if layout == "bucketed" else [whole]
 
 
 class StepPair(NamedTuple):

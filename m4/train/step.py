@@ -104,11 +104,10 @@ def make_train_step(
     factors = {"auxiliary_loss": aux_loss_factor, "router_z_loss": router_z_loss_factor}
     parts = grad_accum_steps
     loss_fn = _make_loss(model, smoothed, factors, directions, parts, loss_weights, groups)
-    part = gradients_of(loss_fn, groups)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
-        gradients, metrics = _gradients(part, parts, state, batch, key)
+        gradients, metrics = _gradients(gradients_of(loss_fn, groups), parts, state, batch, key)
         updates, gradients, new_optimizer, more = _updates(
             optimizer, groups, gradients, state, seed
         )

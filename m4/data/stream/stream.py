@@ -102,10 +102,8 @@ class Stream:
         self._window = window
         whole = Shape(batch_rows, self.source_length, self.target_length)
         self.shapes = buckets.batch_shapes(*whole, layout, widths, rows_multiple)
-        packed_steps = max(_GROUP_STEPS, -(-_GROUP_ROWS // batch_rows))
-        self.group_steps = {"packed": packed_steps, "bucketed": _BUCKETED_STEPS, "single": 1}[
-            layout
-        ]
+        packed = max(_GROUP_STEPS, -(-_GROUP_ROWS // batch_rows))
+        self.group_steps = {"packed": packed, "bucketed": _BUCKETED_STEPS, "single": 1}[layout]
         self._split = SplitReader(cache, self.directions, "train")
         self._means = [cache.mean_pieces(d, "train") for d in self.directions]
         self._check_lengths(cache)

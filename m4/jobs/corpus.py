@@ -252,10 +252,18 @@ def _other_corpus(place: str, folder: Path, error: InputError) -> InputError:
     if not said.startswith(f"{folder}: "):
         return error  # of the text, not of the folder
     said = said.removeprefix(f"{folder}: ").partition(" (")[0]
-    return InputError(
-        f"data_dir = {place}: {said}; give another data_dir, or replace it for all its runs with "
-        "m4 data prepare --rebuild"
-    )
+    return _OtherCorpus(f"data_dir = {place}: {said}")
+
+
+class _OtherCorpus(InputError):
+    """The folder holds another corpus. found: which."""
+
+    def __init__(self, found: str) -> None:
+        self.found = found
+        super().__init__(
+            f"{found}; give another data_dir, or replace it for all its runs with "
+            "m4 data prepare --rebuild"
+        )
 
 
 def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
@@ -264,8 +272,8 @@ def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
 
     rebuild: replaces another one even where it is shared, or a model was trained on it.
     """
-    run = remote.local(experiment.model_dir)
-    rebuild = rebuild or (experiment.data.data_dir is None and not _begun(run))
+    run, own = remote.local(experiment.model_dir), experiment.data.data_dir is None
+    rebuild = rebuild or (own and not _begun(run))
     spec = spec_of(experiment, chapters.of_run(run)[-1].get("vocabulary_from"))
     with contextlib.ExitStack() as stack:
         bars: list[ProgressBar] = []  # none while a cache is only opened
@@ -293,13 +301,20 @@ def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
             for line in ledger.summary():
                 print(line)
 
-        return build_corpus(
-            spec,
-            place_of(experiment),
-            rebuild=rebuild or None,
-            built=built,
-            progress=progress,
-        )
+        try:
+            return build_corpus(
+                spec,
+                place_of(experiment),
+                rebuild=rebuild or None,
+                built=built,
+                progress=progress,
+            )
+        except _OtherCorpus as error:
+            if not own:
+                raise
+            raise InputError(
+                f"{error.found}; m4 train --new_chapter trains on with it from the last checkpoint"
+            ) from error
 
 
 def _begun(run: Path) -> bool:

@@ -65,6 +65,25 @@ def test_another_corpus_there_is_named_and_stays(tmp_path: Path) -> None:
         open_corpus(experiment(tmp_path / "run", tmp_path / "text"))
 
 
+def test_text_that_has_changed_since_training_names_the_chapter(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    one, more = (
+        Experiment(str(run), Data(spec), Training(8, 8, adamw))
+        for spec in (
+            CorpusSpec(source=Made({"gl": pairs}), vocabulary_size=400) for pairs in (40, 41)
+        )
+    )
+    made = open_corpus(one)
+    (run / "checkpoints").mkdir()
+    said = (
+        rf"data_dir = {run}/data: this cache was made with .*gl = 40, now 41; m4 train "
+        r"--new_chapter trains on with it from the last checkpoint$"
+    )
+    with pytest.raises(ValueError, match=said):
+        open_corpus(more)
+    assert open_corpus(one).fingerprint == made.fingerprint
+
+
 def test_one_job_at_a_time_builds_and_the_second_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def follow(
     scorer: _Scorer | None = None
     done: set[int] = set()  # or given up
     waiting: list[int] = []
+    silent = seconds is not None  # until something was said
     while True:
         found, ended = distributed.on_primary_then_broadcast(
             "checkpoints", lambda before=waiting: _look(folder, before)
@@ -77,6 +78,9 @@ def follow(
             _say(f"{remote.shown(folder)}/{SCORES_BY_STEP}")
             return folder / SCORES_BY_STEP
         else:
+            if silent and not done:
+                _say(f"{remote.shown(folder)}: no checkpoint yet; waiting for the first")
+            silent = False
             _sleep(seconds)
 
 

@@ -74,7 +74,10 @@ def test_each_new_checkpoint_is_scored_once_by_one_program(
         meanwhile(monkeypatch, nothing_new, later(1), nothing_new, later(2, 3))
         said = watched(run, "--directions=en-gl,gl-en")
     assert said.status == 0, said.err
-    lines = [line for line in said.out.splitlines() if line.startswith("step")]
+    first, *others = said.out.splitlines()
+    assert first == f"{run}: no checkpoint yet; waiting for the first"
+    lines = [line for line in others if line.startswith("step")]
+    assert not [line for line in others if "waiting" in line]
     assert [line.split(": ")[0] for line in lines] == [f"step {n} dev2" for n in (1, 2, 3)]
     assert len(COMPILES) == programs[1] > programs[0]  # step 1 compiled for all
 

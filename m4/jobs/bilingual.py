@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import os
 import queue
 import signal
@@ -19,7 +18,7 @@ from m4.parallel.mesh import make_mesh
 from m4.parallel.platform import signals
 from m4.parallel.supervise import end_with
 from m4.progress import ProgressBar
-from m4.storage.files import write_text
+from m4.storage.files import write_json
 from m4.storage.metrics_log import read_metrics
 from m4.train.trainer import Training
 
@@ -144,7 +143,7 @@ def train_one(
         "gain_last_quarter": gain_last_quarter(read_metrics(folder), step),
         "epochs": stream.epochs(step),
     }
-    write_text(folder / "result.json", json.dumps(result, indent=1))
+    write_json(folder / "result.json", result, indent=1)
     return language, step
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import hashlib
 import io
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
@@ -17,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from m4.settings import InputError
 
 _LOCK = ".unfinished"
+_CHECKSUM = "checksum"
 _Parsed = TypeVar("_Parsed")
 
 
@@ -94,6 +96,17 @@ def write_text(path: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
 
 
+def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
+    """A JSON object with a checksum of the rest, which `read_json` compares."""
+    found = json.loads(json.dumps(content))  # as it will be read: names are texts
+    text = json.dumps({**found, _CHECKSUM: _checksum(found)}, ensure_ascii=False, indent=indent)
+    write_text(path, text + "\n")
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
     """One JSON object a line, not escaped to ASCII: people read these files."""
     with whole(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
@@ -115,11 +128,19 @@ def read_json(
     """A file of one JSON object, which m4 has written, as `parse` makes something of it.
 
     Raises:
-        InputError: it is damaged: no JSON, no object, or one that `parse` stumbles over. The path,
-            what is wrong, and the remedy.
+        InputError: it is damaged: no JSON, no object, other content than its checksum is of, or
+            one that `parse` stumbles over. The path, what is wrong, and the remedy.
         FileNotFoundError: it is not there.
     """
-    return _parsed(path.read_bytes(), f"{path}: damaged,", parse, f"; {remedy}" if remedy else "")
+
+    def compared(found: dict[str, Any]) -> _Parsed:
+        # Those of earlier versions have none.
+        if (checksum := found.pop(_CHECKSUM, None)) and checksum != _checksum(found):
+            raise ValueError("its content is not what was written")
+        return parse(found)
+
+    more = f"; {remedy}" if remedy else ""
+    return _parsed(path.read_bytes(), f"{path}: damaged,", compared, more)
 
 
 def read_jsonl(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from etils import epath
 
 from m4.jobs.baselines import Plan, _finished
+from m4.settings import InputError
 from m4.storage import manifest, run_folder, working_copy
-from m4.storage.files import write_text
+from m4.storage.files import read_json, write_json, write_text
 from m4.storage.metrics_log import read_metrics
 from m4.train.loop.guard import read_bad_steps
 from m4.train.measuring import routing_counts, watchdog
@@ -61,3 +64,14 @@ def test_whatever_is_damaged_in_a_run(tmp_path: Path) -> None:
         write_text(tmp_path / name, text + "\n")
         assert not refused(read, name)
         assert times >= 10, name
+
+
+def test_another_value_in_a_file_with_a_checksum_is_named(tmp_path: Path) -> None:
+    """Of translations, a baseline's result and experts' choices: valid JSON, but not as written."""
+    path = tmp_path / "result.json"
+    write_json(path, {"step": 4, "rate": math.nan, "by_id": {10: "ü", 9: (1, 2)}})
+    assert read_json(path)["by_id"] == {"10": "ü", "9": [1, 2]}
+    assert "checksum" not in read_json(path)
+    write_text(path, path.read_text("utf-8").replace('"step": 4', '"step": 5'))
+    with pytest.raises(InputError, match=r"result.json: damaged, its content is not what was"):
+        read_json(path)

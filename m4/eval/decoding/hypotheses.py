@@ -12,7 +12,7 @@ from typing import Any
 from m4.data.preprocess import split_direction, tag
 from m4.parallel import distributed
 from m4.settings import InputError
-from m4.storage.files import read_json, whole, write_jsonl
+from m4.storage.files import read_json, write_json, write_jsonl
 
 # In a note: of the file of hypotheses as it was written.
 _DIGEST = "hypotheses_sha256"
@@ -179,6 +179,4 @@ def _write(
             for source, reference, *_ in pairs
         ),
     )
-    with whole(note) as unfinished:
-        about = {**_made_by(pairs, settings), _DIGEST: _digest_of(path)}
-        unfinished.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    write_json(note, {**_made_by(pairs, settings), _DIGEST: _digest_of(path)}, indent=1)

@@ -7,7 +7,6 @@ Training writes MODEL_DIR/atlas.train.json, decoding MODEL_DIR/decodes/atlas.<sp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.settings import InputError
-from m4.storage.files import read_json, write_text
+from m4.storage.files import read_json, write_json
 
 # Raised when older files cannot be read any more.
 FORMAT = 1
@@ -67,8 +66,7 @@ class Counts:
 
 def write(path: Path, counts: Counts, about: Mapping[str, Any]) -> None:
     """One JSON object: `about` (steps, train_pairs, ...), then directions and layers."""
-    saved = {"format": FORMAT, **about, **counts.as_json()}
-    write_text(path, json.dumps(saved, ensure_ascii=False) + "\n")
+    write_json(path, {"format": FORMAT, **about, **counts.as_json()})
 
 
 def read(path: Path) -> tuple[Counts, dict[str, Any]]:

@@ -93,5 +93,5 @@ def test_progress_runs_through_all_calls_and_cuts_are_counted(
 def test_a_damaged_file_of_counts_is_named(tmp_path: Path) -> None:
     for text in ("{", "[]", "{}", '{"format": 99, "directions": [], "layers": {}}'):
         (tmp_path / "atlas.json").write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"atlas\.json: no counts of experts"):
+        with pytest.raises(ValueError, match=r"atlas\.json: (damaged, |format 99)"):
             routing_counts.read(tmp_path / "atlas.json")

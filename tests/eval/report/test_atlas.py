@@ -123,7 +123,7 @@ def test_users_mistakes(tmp_path: Path) -> None:
     assert "decodes/atlas.test.json: no such file; `m4 decode`" in said.mistake
     assert "atlas.train.json: nothing is counted" in m4("atlas", f"--model_dir={folder}").mistake
     (folder / "atlas.train.json").write_text("{")
-    assert "atlas.train.json: no counts" in m4("atlas", f"--model_dir={folder}").mistake
+    assert "atlas.train.json: damaged, not JSON" in m4("atlas", f"--model_dir={folder}").mistake
     for layers in ([], {"encoder_1": [[1, 2]]}, {"encoder_1": 3}):  # two directions, not one row
         damaged = {
             "format": routing_counts.FORMAT,
@@ -131,7 +131,7 @@ def test_users_mistakes(tmp_path: Path) -> None:
             "layers": layers,
         }
         (folder / "atlas.train.json").write_text(json.dumps(damaged))
-        assert "no counts of experts: layers: " in m4("atlas", f"--model_dir={folder}").mistake
+        assert "atlas.train.json: damaged, layers: " in m4("atlas", f"--model_dir={folder}").mistake
     (folder / "atlas.train.json").unlink()
     assert "`m4 train` of a model with experts" in m4("atlas", f"--model_dir={folder}").mistake
     said = m4("atlas", f"--model_dir={folder}", "--gin.TRAIN_STEPS=4")

@@ -131,7 +131,8 @@ class MoeLayer(nn.Module):
             # T5X knows one stream of random numbers.
             rng=self.make_rng("dropout") if train and self.has_rng("dropout") else None,
             table=self._table,
-            train=train,
+            # `init` may come without random numbers for dropout.
+            train=train and not self.is_initializing(),
             causal=self.causal,
         )
 

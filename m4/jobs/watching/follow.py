@@ -16,7 +16,7 @@ from m4.jobs.decode import PortionDecoder, decodes_folder, trained_step
 from m4.jobs.evaluate import scored, system, system_name
 from m4.parallel import distributed
 from m4.settings import InputError
-from m4.storage import remote
+from m4.storage import chapters, remote
 from m4.storage.checkpoints import SCORES_BY_STEP, Checkpoints, Removed
 from m4.storage.files import read_jsonl
 from m4.storage.steps import complete_steps, is_removed, latest_step
@@ -172,6 +172,7 @@ class _Scorer:
         write_scores(path, rows)
         self._add(step, rows)
         curve = rows_by_step(self._scores, portion.name, self._metrics[0], self._levels)
+        curve = [{**row, "chapter": chapters.at(self._folder, row["step"])} for row in curve]
         replace_rows(self._folder / SCORES_BY_STEP, portion.name, curve)
         draw(self._folder / f"scores_by_step.{portion.name}.png", curve)
         _say(said(curve, step))

@@ -53,6 +53,7 @@ MEANT = {
     "Transformer.pipeline_microbatches": ["0"],
     "MoeLayer.group_tokens": ["0"],
     "MoeLayer.mlp_width": ["None"],
+    "MoeLayer.train_capacity_factor": ["None"],
     "MoeLayer.eval_capacity_factor": ["None"],
     "MoeLayer.decode_capacity_factor": ["None"],
     "MoeLayer.activations": ["None"],

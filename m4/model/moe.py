@@ -144,8 +144,8 @@ class MoeLayer(nn.Module):
         routing = self.gate(tokens, self.num_experts, capacity)
         dispatch = self.dropless_dispatch if factor is None else self.dispatch
         y_GSM = self._carry(x_GSM.astype(self.dtype), routing, dispatch, deterministic)
-        # Nothing, unless this collection is asked for: which expert has each token (m4 explain).
-        self.sow("explained", "expert_GSK", _assigned(routing))
+        if not self.is_initializing():  # which expert has each token, where it is asked for
+            self.sow("explained", "expert_GSK", _assigned(routing))
         self._sow(routing, tokens)
         if self.directions and tokens.language_GS is not None:
             self._sow_choices(routing, tokens.language_GS)

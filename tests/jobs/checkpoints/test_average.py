@@ -74,6 +74,7 @@ def test_shards_are_averaged_where_they_are() -> None:
     assert float(found["b"]) == 2.0
 
 
+@pytest.mark.thorough
 def test_jobs_read_it(trained: Path, made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mean"
     shutil.copytree(made, folder)

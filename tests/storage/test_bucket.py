@@ -238,6 +238,7 @@ def test_checkpoints_in_a_bucket(address: str, emulator: Emulator) -> None:
         np.testing.assert_array_equal(found["params"]["a"], tree["a"] + 3)
 
 
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_in_a_bucket_is_named_and_moved_aside(
     address: str, emulator: Emulator, capfd: pytest.CaptureFixture[str]
 ) -> None:

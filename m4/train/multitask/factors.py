@@ -29,9 +29,12 @@ def by_direction(setting: str, given: Factors, directions: Directions) -> npt.ND
     names = list(directions.names)
     if isinstance(given, Mapping):
         found = dict.fromkeys(names, 1.0)
+
         # Levels first, directions last.
-        width = lambda name: -len(directions.named(name, setting))  # noqa: E731
-        for name in sorted(given, key=lambda name: (name not in directions.levels, width(name))):
+        def narrower_later(name: str) -> tuple[bool, int]:
+            return name not in directions.levels, -len(directions.named(name, setting))
+
+        for name in sorted(given, key=narrower_later):
             found |= dict.fromkeys(directions.named(name, setting), given[name])
         return np.array([found[name] for name in names], np.float32)
     made = given(dict(directions.sizes))

@@ -102,10 +102,13 @@ class DirectionGroups:
             gradients = gram.weighted(stacked, weights_nG, granularity)
         else:
             gradients = jax.tree.map(lambda x_G: jnp.sum(x_G, axis=0), stacked)
-        rates, scale = state.rates, lambda updates: updates
+        rates = state.rates
         if self.rates_G is not None:
             rates = self._rates(stacked, weights_nG, granularity, state.rates)
-            scale = lambda updates: jax.tree.map(_by_row, updates, rates)  # noqa: E731
+
+        def scale(updates: Any) -> Any:
+            return updates if self.rates_G is None else jax.tree.map(_by_row, updates, rates)
+
         updates, inner = average.updated(optimizer, gradients, state.inner, params, scale)
         return updates, gradients, Grouped(inner, surgery, rates), metrics
 

@@ -39,13 +39,13 @@ setup() {
 # "none", "running", "finished", "failed N" or "lost": it ended without a word (the machine started
 # again, or it was killed).
 state() {
-  local folder=$jobs/$1 status
-  if [[ -f $folder/status ]]; then
-    status=$(<"$folder/status")
+  local folder=$jobs/$1 status pid
+  # Read at once, not looked for first: a start removes both files.
+  if status=$(cat "$folder/status" 2>/dev/null); then
     if ((status == 0)); then echo finished; else echo "failed $status"; fi
-  elif [[ ! -f $folder/pid ]]; then
+  elif ! pid=$(cat "$folder/pid" 2>/dev/null); then
     echo none
-  elif kill -0 "$(<"$folder/pid")" 2>/dev/null; then
+  elif kill -0 "$pid" 2>/dev/null; then
     echo running
   else
     echo lost
@@ -115,7 +115,8 @@ launch() {
   ulimit -c 0 # a host's memory is too large for a core file
   "$environment/bin/m4" "$@" &
   pid=$! uploader=""
-  echo "$pid" >"$folder/pid"
+  echo "$pid" >"$folder/.pid"
+  mv "$folder/.pid" "$folder/pid" # `status` must not read half of it
   if [[ $address == *://* ]]; then
     "$environment/bin/python" -m m4.storage.log_upload "$folder/log" \
       "${address%/}/logs/$(hostname)/$job.$(date -u +%Y%m%dT%H%M%SZ).log" "$pid" &

@@ -35,6 +35,8 @@ from tests.train.trainers import program_of, timeless_rows, train
 
 ROWS = 8
 CHECKPOINT_PERIOD = 3
+# Checkpoints and interruptions are between two rows.
+LOG_PERIOD = 2
 
 
 class Interruption(NamedTuple):
@@ -93,7 +95,7 @@ def run(
         optimizer,
         total_steps=total_steps,
         checkpoint_period=CHECKPOINT_PERIOD,
-        log_period=1,
+        log_period=LOG_PERIOD,
         evaluators=[Evaluator(4, measure), Evaluator(1, interrupt)],
         sampling=sampling,
     )

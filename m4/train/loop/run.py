@@ -145,7 +145,9 @@ class TrainingRun:
             self.state = restore(checkpoints, latest, saved, self.state, self.stopper, about)
         self._start = int(self.state.step)
         tokens = max(rows * max(lengths) for rows, *lengths in stream.shapes)
-        self._counters = Counters(stream.directions, groups, saved, self._start, tokens)
+        self._counters = Counters(
+            stream.directions, groups, saved, self._start, tokens, same_chapter=same_chapter
+        )
         self._guard = StepGuard(training, folder, saved, self._start, self.state.step.sharding)
         self._clock = StepClock(flops, self._first_start, saved)
         self._in_flight = StepsInFlight(most_in_flight(program.mesh), self._clock)

@@ -11,8 +11,8 @@ from m4.train.measuring.training_counts import DataCounter, ExpertLoadCounter
 class Counters:
     """What is summed over steps: until the next row of metrics, and over the whole run.
 
-    Everything stays on the devices until it is asked for. Sums over the run are in checkpoints'
-    notes, so that a resumed run continues to count.
+    Everything stays on the devices until it is asked for. Checkpoints' notes have it, so that a
+    resumed run continues to count and its next row is the one of a run that was not interrupted.
     """
 
     def __init__(
@@ -22,12 +22,17 @@ class Counters:
         saved: Mapping[str, Any],
         start: int,
         tokens: int,
+        *,
+        same_chapter: bool,
     ):
-        """saved: a checkpoint's note. tokens: of one side of a batch, at most."""
+        """saved: a checkpoint's note. tokens: of one side of a batch, at most. same_chapter:
+        whether the steps since the last row were of this chapter; a row is never of two."""
         # A token chooses an expert once.
         self._loads = ExpertLoadCounter(directions, saved.get("seated"), start, tokens)
-        self._data = DataCounter(directions, saved.get("seen"), start, tokens)
-        self._window = MetricWindow(directions, groups)
+        since = saved if same_chapter else {}
+        drawn = since.get("drawn")
+        self._data = DataCounter(directions, saved.get("seen"), start, tokens, drawn)
+        self._window = MetricWindow(directions, groups, since.get("window"))
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
         """Takes what a step returned."""
@@ -49,7 +54,7 @@ class Counters:
         return self._window.text
 
     def note(self) -> dict[str, Any]:
-        return {**self._loads.note(), **self._data.note()}
+        return {**self._loads.note(), **self._data.note(), **self._window.note()}
 
     def write(self, folder: Path, note: Mapping[str, Any]) -> None:
         self._loads.write(folder, note)

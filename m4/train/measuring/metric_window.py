@@ -33,6 +33,12 @@ def shown_layers(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
     }
 
 
+def _array(values: list[Any]) -> np.ndarray:
+    """Of JSON's numbers, with what all metrics that are no integers have: 32 bits."""
+    array = np.asarray(values)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
 def _parts(name: str, value: np.ndarray) -> dict[str, float]:
     """A scalar under its name; load_E as load/0, load/1, ..."""
     if value.ndim == 0:
@@ -43,12 +49,23 @@ def _parts(name: str, value: np.ndarray) -> dict[str, float]:
 class MetricWindow:
     """Metrics since the last log row: sums of counts, means of the rest, tokens a second."""
 
-    def __init__(self, directions: Sequence[str], groups: Mapping[str, Sequence[str]]):
+    def __init__(
+        self,
+        directions: Sequence[str],
+        groups: Mapping[str, Sequence[str]],
+        saved: Mapping[str, Any] | None = None,
+    ):
+        """saved: the window of a checkpoint's note, whose steps the next row begins with."""
         self._directions = list(directions)
         self._groups = groups
         self._steps: dict[int, dict[str, Any]] = {}
         self._since = time.monotonic()
         self.text = ""
+        if saved is not None:
+            self._since -= saved["seconds"]
+            steps = jax.tree.map(_array, saved["metrics"], is_leaf=lambda x: isinstance(x, list))
+            for i, step in enumerate(saved["steps"]):
+                self._steps[step] = jax.tree.map(lambda x, at=i: x[at], steps)
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Metrics of a step; what they are is not read before `flush`."""
@@ -57,6 +74,16 @@ class MetricWindow:
     def leave_out(self, step: int) -> None:
         """Forgets a step: its metrics are no numbers to average."""
         del self._steps[step]
+
+    def note(self) -> dict[str, Any]:
+        """What `saved` must be to continue from here, under its name in a note. Every step, not
+        their sums: NumPy adds up many numbers in another order than one after the other."""
+        if not self._steps:
+            return {}
+        steps = jax.device_get([*self._steps.values()])
+        stacked = jax.tree.map(lambda *each: np.stack(each).tolist(), *steps)
+        seconds = time.monotonic() - self._since
+        return {"window": {"steps": [*self._steps], "seconds": seconds, "metrics": stacked}}
 
     def flush(self) -> dict[str, float]:
         """The row: loss, nll, nll/<direction>, tokens_per_second, and the MoE layers' metrics, on

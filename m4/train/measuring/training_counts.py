@@ -96,9 +96,15 @@ class DataCounter:
     """
 
     def __init__(
-        self, directions: Sequence[str], saved: Mapping[str, Any] | None, start: int, most: int
+        self,
+        directions: Sequence[str],
+        saved: Mapping[str, Any] | None,
+        start: int,
+        most: int,
+        drawn: Sequence[int] | None = None,
     ):
-        """most: tokens that a step can count for one direction."""
+        """most: tokens that a step can count for one direction. drawn: of a note, the tokens by
+        direction since the last row."""
         self._directions = list(directions)
         self._from = start if saved is None else saved["from_step"]
         old = {} if saved is None else saved["directions"]
@@ -106,27 +112,31 @@ class DataCounter:
             name: np.array([old.get(d, {}).get(name, 0) for d in directions], np.int64)
             for name in DATA_COUNTS
         }
+        self._drawn_D = np.array(drawn or [0] * len(directions), np.int64)
         self._steps = DeviceSum(most)
 
     def add(self, counts: Mapping[str, Any]) -> None:
         """A step's integers by direction, of each of `DATA_COUNTS`."""
         self._steps.add(dict(counts))
 
+    def _read(self) -> None:
+        """Counts what was added."""
+        if (added := self._steps.take()) is not None:
+            for name in DATA_COUNTS:
+                self._counts[name] += added[name]
+            self._drawn_D += added["source_tokens"] + added["target_tokens"]
+
     def flush(self) -> dict[str, float]:
-        """Counts what was added. Returns "share/<direction>": of its tokens, source and target."""
-        added = self._steps.take()
-        if added is None:
-            return {}
-        for name in DATA_COUNTS:
-            self._counts[name] += added[name]
-        tokens_D = added["source_tokens"] + added["target_tokens"]
-        share_D = tokens_D / max(tokens_D.sum(), 1)
+        """ "share/<direction>": of the tokens since the last call, source and target."""
+        self._read()
+        drawn_D, self._drawn_D = self._drawn_D, np.zeros_like(self._drawn_D)
+        share_D = drawn_D / max(drawn_D.sum(), 1)
         row = zip(self._directions, share_D, strict=True)
         return {f"share/{name}": float(f"{share:.6g}") for name, share in row if share}
 
     def note(self) -> dict[str, Any]:
-        """What `saved` must be to continue from here, under its name in a note."""
-        self.flush()
+        """What `saved` and `drawn` must be to continue from here, under their names in a note."""
+        self._read()
         directions = {
             direction: {name: int(self._counts[name][i]) for name in DATA_COUNTS}
             for i, direction in enumerate(self._directions)
@@ -137,4 +147,4 @@ class DataCounter:
             for name in DATA_COUNTS:
                 total[name] += count[name]
         about = {"from_step": self._from, "directions": directions, "languages": languages}
-        return {"seen": about}
+        return {"seen": about, "drawn": self._drawn_D.tolist()}

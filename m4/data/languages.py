@@ -1,12 +1,16 @@
-"""The languages that m4 has names for: the 137 of the embedded corpus, in its order of size."""
+"""Languages: the 137 of the embedded corpus in its order of size, and of others what CLDR knows."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
-RIGHT_TO_LEFT = ("Arab", "Hebr")
+from m4.data.cldr import tags
+
+# ISO 15924, of scripts that somebody writes today.
+RIGHT_TO_LEFT = ("Arab", "Aran", "Hebr", "Syrc", "Thaa", "Nkoo", "Adlm", "Rohg", "Mand", "Samr")
 
 
 @dataclass(frozen=True)
@@ -176,41 +180,58 @@ LANGUAGES: dict[str, Language] = {
 # Languages whose texts in CLDR are nearly each other's: a third to nearly all of the renderings
 # are identical, so a high score in one says little where the model is trained on the other.
 _GROUPS = (("nb", "nn"), ("hr", "bs", "sr_Latn"), ("hsb", "dsb"))
-# The nearest one of each, for marks in tables.
-CLOSELY_RELATED: dict[str, str] = {
-    "nb": "nn", "nn": "nb", "hr": "bs", "bs": "hr", "sr_Latn": "bs", "hsb": "dsb", "dsb": "hsb",
-}  # fmt: skip
-
-# ISO 639-3 codes of corpora where CLDR's identifier is of the macrolanguage or of a related one.
-_OTHER_CODES = {
-    "ara": "ar", "aze": "az", "est": "et", "fas": "fa", "kur": "ku", "lav": "lv", "mon": "mn",
-    "msa": "ms", "nor": "nb", "ori": "or", "pus": "ps", "que": "qu", "sqi": "sq", "swa": "sw",
-    "tgl": "fil", "uzb": "uz", "yid": "yi", "zho": "zh",
-}  # fmt: skip
+_ISO = {
+    code: language
+    for language in reversed(LANGUAGES.values())
+    for code in (language.iso639_3, f"{language.iso639_3}_{language.script}")
+}
+_BY_SCRIPT = {(code.split("_")[0], known.script): known for code, known in LANGUAGES.items()}
+_BY_SCRIPT["ko", "Kore"] = LANGUAGES["ko"]  # CLDR's name for Hangul with Chinese characters
+# A macrolanguage that CLDR keeps apart from the language that is meant.
+_MEANT = {"no": "nb"}
 
 
-def _by_iso() -> dict[str, Language]:
-    table: dict[str, Language] = {}
-    for language in LANGUAGES.values():
-        table.setdefault(language.iso639_3, language)
-        table[f"{language.iso639_3}_{language.script}"] = language
-    for iso, code in _OTHER_CODES.items():
-        table.setdefault(iso, LANGUAGES[code])
-        table.setdefault(f"{iso}_{LANGUAGES[code].script}", LANGUAGES[code])
-    return table
+def listed(code: str) -> Language | None:
+    """The language of m4's table that an m4 code ('gl', 'zh_Hant') or ISO 639-3 with or without a
+    script ('glg', 'srp_Latn') names; None: none does."""
+    return LANGUAGES.get(code) or _ISO.get(code)
 
 
-_ISO = _by_iso()
-
-
+@lru_cache(maxsize=4096)
 def describe(code: str) -> Language:
-    """What is known of `code`: an m4 code ('gl', 'zh_Hant') or ISO 639-3 with or without a script
-    ('glg', 'srp_Latn'). A code that m4 does not know names itself: users may bring their own.
+    """What is known of `code`: m4's and ISO 639-3's, and any tag of BCP 47, written with '-' or '_'
+    ('pt_BR', 'zh-Hant', 'nb_NO', 'kab'), of which CLDR knows name and likely script. A code that
+    neither knows names itself: users may bring their own.
 
-    The result's `code` is the m4 code: use it for what is known of the language, not as a key.
+    The result's `code` is that of the table or of CLDR: use it for what is known of the language,
+    not as a key.
     """
-    known = LANGUAGES.get(code) or _ISO.get(code)
-    return known or Language(code, code, code, "", "", False)
+    if known := listed(code):
+        return known
+    if (tag := tags.parse(code)) is None:
+        return Language(code, code, code, "", "", False)
+    tag = tag._replace(language=_MEANT.get(tag.language, tag.language))
+    same = _BY_SCRIPT.get((tag.language, tags.likely_script(tag)))
+    if same and not tag.territory and not tag.variants:
+        return same
+    base = LANGUAGES.get(tag.language)
+    script = same.script if same else tags.likely_script(tag)
+    name = base.name.split(" (")[0] if base else tags.english_name(tag)
+    more = tags.additions(tag)
+    return Language(
+        str(tag),
+        base.iso639_3 if base else tag.language,
+        f"{name} ({more})" if more else name,
+        script,
+        base.branch if base else "",
+        script in RIGHT_TO_LEFT,
+    )
+
+
+def is_english(code: str) -> bool:
+    """Whether a code is English or a variant of it: 'en', 'eng', 'en_GB'."""
+    tag = tags.parse(code)
+    return tag is not None and tag.language == "en"
 
 
 def split_code(code: str) -> tuple[str, str]:
@@ -222,6 +243,18 @@ def split_code(code: str) -> tuple[str, str]:
 
 
 def closely_related(code: str, among: Iterable[str]) -> list[str]:
-    """Those of the languages `among` whose corpus texts are nearly the ones of `code`."""
-    group = next((group for group in _GROUPS if code in group), ())
-    return [other for other in among if other != code and other in group]
+    """Those of the languages `among` whose texts are nearly the ones of `code`: of one group of
+    CLDR's, or the same language in the same script, as in another territory ('pt' and 'pt_BR')."""
+    base = _base(code)
+    group = next((group for group in _GROUPS if base in group), (base,))
+    return [other for other in among if other != code and _base(other) in group]
+
+
+def _base(code: str) -> str:
+    """The code of the same language and script without territory: 'sr_Latn' of 'sr_Latn_RS'."""
+    known = describe(code)
+    if not known.script:
+        return code
+    language = known.code.split("_")[0]
+    same = _BY_SCRIPT.get((language, known.script))
+    return same.code if same else f"{language}_{known.script}"

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from fontTools.unicodedata import Scripts
 
-from m4.data.cldr.likely import likely_script
-from m4.data.languages import describe, split_code
+from m4.data.languages import describe, listed, split_code
 
 # ISO 15924's names for several scripts together, and what else texts in a script are written with.
 _TOGETHER = {
@@ -42,7 +41,8 @@ def scripts_of(code: str) -> frozenset[str] | None:
     The code's own script counts before m4's table of languages.
     """
     _, own = split_code(code)
-    return _letters_of(own or ("Latn" if code == "en" else describe(code).script))
+    known = describe(code) if code == "en" else listed(code)
+    return _letters_of(own or (known.script if known else ""))
 
 
 def likely_scripts_of(code: str) -> frozenset[str] | None:
@@ -54,8 +54,7 @@ def likely_scripts_of(code: str) -> frozenset[str] | None:
     """
     parts = code.split("_")
     for end in range(len(parts), 0, -1):
-        known = "_".join(parts[:end])
-        if script := likely_script(known) or describe(known).script:
+        if script := describe("_".join(parts[:end])).script:
             return _letters_of(script)
     return None
 

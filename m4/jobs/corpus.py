@@ -20,7 +20,7 @@ from m4.data.cache.cache import Cache, Damaged
 from m4.data.cache.corpus_text import Progress
 from m4.data.cleaning.ledger import LEDGER_FILE
 from m4.data.corpus import CorpusSpec
-from m4.data.inspection.audit import write_report
+from m4.data.inspection.audit import english_variants, write_report
 from m4.experiment import Experiment, SavedFolder
 from m4.parallel import distributed
 from m4.progress import ProgressBar
@@ -298,7 +298,7 @@ def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
                 print(f"rebuilt: {cache.replaced}")
             ledger = cache.ledger()
             write_report(cache.folder, ledger)
-            for line in ledger.summary():
+            for line in [*ledger.summary(), *english_variants(ledger)]:
                 print(line)
 
         try:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from m4.data.languages import CLOSELY_RELATED, LANGUAGES, Language, closely_related, describe
+from m4.data.languages import LANGUAGES, Language, closely_related, describe, is_english
 
 
 def test_the_table_is_whole():
@@ -43,14 +43,68 @@ def test_describe_understands_iso_codes(code, known):
     assert describe(code) is LANGUAGES[known]
 
 
-@pytest.mark.parametrize("code", ["tlh", "tat_Latn", "my_own"])
+@pytest.mark.parametrize(
+    ("code", "tag", "name", "script"),
+    [
+        ("pt_BR", "pt_BR", "Portuguese (Brazil)", "Latn"),
+        ("pt-br", "pt_BR", "Portuguese (Brazil)", "Latn"),
+        ("zh_CN", "zh_CN", "Chinese (China)", "Hans"),
+        ("zh_TW", "zh_TW", "Chinese (Taiwan)", "Hant"),
+        ("nb_NO", "nb_NO", "Norwegian Bokmål (Norway)", "Latn"),
+        ("hi_IN", "hi_IN", "Hindi (India)", "Deva"),
+        ("ko_KR", "ko_KR", "Korean (South Korea)", "Hang"),
+        ("sr_Latn_RS", "sr_Latn_RS", "Serbian (Latin, Serbia)", "Latn"),
+        ("pa_PK", "pa_PK", "Punjabi (Pakistan)", "Arab"),
+        ("tat_Latn", "tt_Latn", "Tatar (Latin)", "Latn"),
+        ("uz_cyrillic", "uz_Cyrl", "Uzbek (Cyrillic)", "Cyrl"),
+        ("ca_valencia", "ca_valencia", "Catalan (Valencian)", "Latn"),
+        ("gn", "gn", "Guarani", "Latn"),
+        ("kab", "kab", "Kabyle", "Latn"),
+        ("dv", "dv", "Divehi", "Thaa"),
+        ("tlh", "tlh", "Klingon", ""),
+        ("en_GB", "en_GB", "English (United Kingdom)", "Latn"),
+    ],
+)
+def test_describe_understands_tags_of_bcp_47(code, tag, name, script):
+    found = describe(code)
+    assert (found.code, found.name, found.script) == (tag, name, script)
+    assert found.rtl == (script in ("Arab", "Thaa"))
+
+
+@pytest.mark.parametrize(
+    ("code", "known"),
+    [
+        ("zh-Hant", "zh_Hant"),
+        ("zh_hans", "zh"),
+        ("sr_latin", "sr_Latn"),
+        ("tl", "fil"),
+        ("tgl", "fil"),
+        ("no", "nb"),
+        ("iw", "he"),
+        ("sh", "sr_Latn"),
+        ("kor_Kore", "ko"),
+        ("ara", "ar"),
+        ("zho_Hant", "zh_Hant"),
+    ],
+)
+def test_another_spelling_is_the_language_of_the_table(code, known):
+    assert describe(code) is LANGUAGES[known]
+
+
+@pytest.mark.parametrize("code", ["toki", "qqq", "my_own", "gl_2", "de_en"])
 def test_describe_lets_unknown_codes_name_themselves(code):
     assert describe(code) == Language(code, code, code, "", "", False)
 
 
-def test_closely_related():
-    for code, other in CLOSELY_RELATED.items():
-        assert other in closely_related(code, LANGUAGES)
-        assert code in closely_related(other, LANGUAGES)
+def test_closely_related_languages_are_of_one_group_or_one_language_in_one_script():
     assert closely_related("bs", ["de", "hr", "bs"]) == ["hr"]
-    assert closely_related("gl", LANGUAGES) == []
+    assert closely_related("sr_Latn_RS", ["de", "hr", "sr", "sr_RS"]) == ["hr"]
+    assert closely_related("nb_NO", ["nn", "no", "da"]) == ["nn", "no"]
+    assert closely_related("pt_BR", ["pt", "pt_PT", "gl"]) == ["pt", "pt_PT"]
+    assert closely_related("zh", LANGUAGES) == closely_related("gl", LANGUAGES) == []
+    assert closely_related("gl_2", ["gl_3", "gl"]) == []
+
+
+def test_english_is_known_under_all_its_tags():
+    assert all(map(is_english, ("en", "eng", "en_GB", "en-us", "en_Shaw")))
+    assert not any(map(is_english, ("enm", "ang", "gl", "en_x", "qqq")))

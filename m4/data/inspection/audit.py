@@ -25,7 +25,7 @@ from m4.data.cleaning.clean import Cleaner, Cleaning, OnDrop
 from m4.data.cleaning.ledger import Count, Ledger
 from m4.data.corpus import CorpusSpec
 from m4.data.inspection.audit_page import page
-from m4.data.languages import describe
+from m4.data.languages import describe, is_english
 from m4.data.sources import SPLITS, Pair, Source
 from m4.storage.files import whole, write_text
 
@@ -152,9 +152,19 @@ def stages_not_run(ledger: Ledger) -> list[str]:
     return [stage.name for stage in clean.thorough().stages if stage.name not in ledger.stages]
 
 
+def english_variants(ledger: Ledger) -> list[str]:
+    """A line for each language of the corpus that is English too."""
+    return [
+        f"{describe(code).name} ({code}): English on both sides of its pairs; where you do not "
+        "mean to translate into it, name the other languages (CorpusSpec.languages)"
+        for code in ledger.counts
+        if is_english(code)
+    ]
+
+
 def warnings(ledger: Ledger) -> list[str]:
     """What somebody should look at, a line each."""
-    lines = []
+    lines = english_variants(ledger)
     for code, splits in ledger.counts.items():
         name = describe(code).name
         train = splits.get("train", Count())

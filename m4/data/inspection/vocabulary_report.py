@@ -139,12 +139,8 @@ def table(rows: Iterable[Row]) -> Table:
         made.add_column(title, justify="right")
     for row in rows:
         cells = [shown(name, value) for name, value in row.rates().items()]
-        made.add_row(f"{row.language} {name_of(row.language)}", row.vocabulary, *cells)
+        made.add_row(f"{row.language} {describe(row.language).name}", row.vocabulary, *cells)
     return made
-
-
-def name_of(language: str) -> str:
-    return "English" if language == "en" else describe(language).name
 
 
 def shown(column: str, value: float) -> str:
@@ -174,7 +170,13 @@ def write(folder: Path, cache: Cache, rows: Sequence[Row], warn_above: float) ->
             {"language": row.language, "vocabulary": row.vocabulary, **row.rates()} for row in rows
         ],
     }
-    page = html.render(_TEMPLATE, {"name_of": name_of}, **data, columns=COLUMNS, shown=shown)
+    page = html.render(
+        _TEMPLATE,
+        {"name_of": lambda code: describe(code).name},
+        **data,
+        columns=COLUMNS,
+        shown=shown,
+    )
     paths = [folder / f"{NAME}.json", folder / f"{NAME}.html"]
     write_text(paths[0], json.dumps(data, indent=1, ensure_ascii=False))
     write_text(paths[1], page)

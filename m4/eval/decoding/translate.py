@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import flax.linen as nn
 
-from m4.data.languages import Language, describe
+from m4.data.languages import describe
 from m4.data.preprocess import tag
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decoding.decode import decode, warn
@@ -23,29 +23,21 @@ _PIPE_BYTES = 1 << 16  # what a pipe holds on Linux
 _BATCHES_AT_ONCE = 4
 
 
-# The table of languages is of those that are translated to and from English.
-_ENGLISH = Language("en", "eng", "English", "Latn", "germanic", False)
-
-
-def _describe(code: str) -> Language:
-    return _ENGLISH if code in (_ENGLISH.code, _ENGLISH.iso639_3) else describe(code)
-
-
 def check_language(to: str, languages: Sequence[str]) -> None:
     """Raises ValueError, with the nearest match and all languages, when `to` is none of them."""
     if to in languages:
         return
     by_name = {}
     for code in languages:
-        known = _describe(code)
+        known = describe(code)
         for name in (code, known.code, known.iso639_3, known.name):
             by_name.setdefault(name.lower(), code)
     wanted = to.lower().replace("-", "_")
-    known_as = _describe(to).code.lower()  # 'glg' and 'gl' are the same language
+    known_as = describe(to).code.lower()  # 'glg' and 'gl' are the same language
     near = known_as if known_as in by_name else wanted
     match = difflib.get_close_matches(near, by_name, n=1)
     code = by_name[match[0]] if match else ""
-    hint = f" Did you mean {code} ({_describe(code).name})?" if code else ""
+    hint = f" Did you mean {code} ({describe(code).name})?" if code else ""
     raise InputError(
         f"to = {to!r}: this model does not translate into it.{hint} "
         f"It knows: {', '.join(languages)}"

@@ -102,7 +102,8 @@ def deltas(
     rows.sort(
         key=lambda r: (order[r.system], -r.train_pairs, r.language, DIRECTION_GROUPS.index(r.side))
     )
-    return [_with_related(row, languages) for row in rows]
+    related = {name: tuple(closely_related(name, sorted(languages))) for name in languages}
+    return [replace(row, near_clones=related[row.language]) for row in rows]
 
 
 def _delta(
@@ -143,13 +144,6 @@ def _delta(
         chapter=chapter,
         replicates=difference.replicates,
     )
-
-
-def _with_related(row: Delta, languages: Iterable[str]) -> Delta:
-    """With the closely related languages of this run, under the codes that the run gives them."""
-    codes = {describe(code).code: code for code in sorted(languages)}
-    related = closely_related(describe(row.language).code, codes)
-    return replace(row, near_clones=tuple(codes[code] for code in related))
 
 
 def plain(rows: Iterable[Delta]) -> list[dict]:

@@ -150,6 +150,17 @@ def test_warnings_name_what_deserves_a_look() -> None:
     ]
 
 
+def test_a_variant_of_english_is_named() -> None:
+    ledger = Ledger()
+    for code in ("gl", "en_GB"):
+        ledger.count(code, "train").read = 1
+        ledger.count(code, "train").kept = 1
+    assert audit.warnings(ledger) == [
+        "English (United Kingdom) (en_GB): English on both sides of its pairs; where you do not "
+        "mean to translate into it, name the other languages (CorpusSpec.languages)"
+    ]
+
+
 def test_the_command(tmp_path: Path) -> None:
     model = tmp_path / "model"
     arguments = ("data", "audit", f"--gin_file={TINY}", f"--model_dir={model}")

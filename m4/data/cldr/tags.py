@@ -1,0 +1,90 @@
+"""Language tags (BCP 47): their parts, likely script and English names, from CLDR's tables."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from babel import core
+
+from m4.data.cldr.tables import own_data
+
+
+class Tag(NamedTuple):
+    """'zh-hant-TW' in parts: 'zh', 'Hant', 'TW'; '' is what a tag leaves open. variants: what
+    else CLDR knows, such as 'valencia'."""
+
+    language: str
+    script: str = ""
+    territory: str = ""
+    variants: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """As CLDR writes it: 'zh_Hant_TW'."""
+        return "_".join(filter(None, (self.language, self.script, self.territory, *self.variants)))
+
+
+@lru_cache(maxsize=4096)
+def parse(code: str) -> Tag | None:
+    """The parts of a code, old codes replaced ('iw' -> 'he', 'sh' -> 'sr_Latn', 'tl' -> 'fil');
+    '-', '_' and case do not matter. A script may be its English name, as gettext writes it:
+    'sr_latin'. None: the code has a part that CLDR does not know.
+    """
+    first, *rest = re.split("[-_@]", code)
+    known = core.get_global("language_aliases").get(first.lower(), first.lower())
+    language, *implied = known.split("_")
+    if language not in names("languages") and language not in core.get_global("likely_subtags"):
+        return None
+    script = territory = ""
+    variants = []
+    for part in [*rest, *implied]:
+        if found := _script(part):
+            script = script or found
+        elif len(part) in (2, 3) and part.upper() in names("territories"):
+            territory = territory or part.upper()
+        elif part.upper() in names("variants"):
+            variants.append(part.lower())
+        else:
+            return None
+    return Tag(language, script, territory, tuple(variants))
+
+
+def likely_script(tag: Tag) -> str:
+    """'kab' -> 'Latn', 'zh_TW' -> 'Hant', 'pa_PK' -> 'Arab'; '' where CLDR does not know."""
+    likely = core.get_global("likely_subtags")
+    of_territory = likely.get(f"{tag.language}_{tag.territory}")
+    _, script, *_ = [*(of_territory or likely.get(tag.language, "")).split("_"), "", ""]
+    return tag.script or script
+
+
+@lru_cache(maxsize=8)
+def names(kind: str) -> dict[str, str]:
+    """Code -> English name. kind: 'languages', 'scripts', 'territories' or 'variants'."""
+    return own_data("en")[kind]
+
+
+def english_name(tag: Tag) -> str:
+    """'Guarani' of 'gn'; the code of a language that CLDR has no name of."""
+    return names("languages").get(tag.language, tag.language)
+
+
+def additions(tag: Tag) -> str:
+    """What a name says in brackets: 'Traditional, Taiwan' of 'zh_Hant_TW', '' of 'zh'."""
+    script = names("scripts").get(tag.script, tag.script)
+    territory = names("territories").get(tag.territory, "")
+    variants = [names("variants")[one.upper()] for one in tag.variants]
+    return ", ".join(filter(None, (script, territory, *variants)))
+
+
+@lru_cache(maxsize=1)
+def _scripts_by_name() -> dict[str, str]:
+    return {name.lower(): script for script, name in names("scripts").items()}
+
+
+def _script(part: str) -> str:
+    """'hant' -> 'Hant', 'latin' -> 'Latn', else ''."""
+    code = part.title()
+    return code if len(part) == 4 and code in names("scripts") else _scripts_by_name().get(
+        part.lower(), ""
+    )  # fmt: skip

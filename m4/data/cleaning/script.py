@@ -11,11 +11,16 @@ import numpy.typing as npt
 
 from m4.data.cleaning import Check, Findings, NotChecked, Opened, Share
 from m4.data.cleaning.chunk import Chunk
+from m4.data.cleaning.keys import code_points
 from m4.data.scripts import COMMON, NUMBERS, SCRIPTS, likely_scripts_of, script_numbers, scripts_of
 from m4.settings import SettingError, checked
 
-# A Chinese character says about as much as three Latin letters: "Allen是个诗人" is Chinese.
-_LATIN_IN_HAN = 1 / 3
+# What a letter weighs, in tenths of a Latin one: the English letters that it stands for in pairs of
+# Tatoeba ("Allen是个诗人" is Chinese). Whole numbers, so that sums are exact.
+_CARRIES = {"Hani": 30, "Hang": 20, "Hira": 15, "Kana": 15, "Ethi": 15, "Hebr": 13, "Arab": 12}
+_WEIGHTS = np.array([0 if one in COMMON else _CARRIES.get(one, 10) for one in SCRIPTS])
+# A side of so many words is taken for a name where it has no letter of its own script.
+_NAME_WORDS = 3
 
 
 @checked
@@ -23,10 +28,14 @@ _LATIN_IN_HAN = 1 / 3
 class Script:
     """Drops a pair with a side in another script than its language's.
 
-    Counted are characters of a script: digits, punctuation, emoji and accents have none. Latin
-    letters may be up to `most_latin` of them, as every text has names and abbreviations; letters
-    of other scripts up to `most_other`. A side without any letter is in no wrong script.
-    Next to Chinese characters a Latin letter counts a third.
+    Counted are letters of a script: digits, punctuation, emoji and accents have none. A letter
+    weighs what it carries: a Chinese character 3 Latin letters. Latin letters may be up to
+    `most_latin` of them, as every text has names and abbreviations; letters of other scripts up to
+    `most_other`. A side without any letter is in no wrong script.
+
+    Words that the pair's other side has too do not count: they are names ("Скачать Firefox ESR").
+    But where a side has no letter of its own script, more than three such words are a sentence
+    that was not translated.
 
     scripts: language -> ISO 15924 scripts, where a corpus is written in others than
     `m4.data.scripts.scripts_of` says. Of a language that is not in m4's table, and of a code with a
@@ -52,7 +61,7 @@ class Script:
         return "script"
 
     def identity(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "names": "shared words"}  # not in what earlier versions did
 
     def open(self, languages: Sequence[str]) -> Opened:
         english = self._scripts_of("en")
@@ -79,28 +88,56 @@ class Script:
 
     def wrong(self, chunk: Chunk, side: str, scripts: frozenset[str]) -> npt.NDArray[np.bool_]:
         """[n]: whether too much of each sentence is written in none of `scripts`."""
-        own, common, latin = (np.zeros(len(SCRIPTS), bool) for _ in range(3))
-        own[[NUMBERS[script] for script in scripts]] = True
-        common[[NUMBERS[script] for script in COMMON]] = True
-        latin[NUMBERS["Latn"]] = "Latn" not in scripts
+        strange = _WEIGHTS > 0
+        strange[[NUMBERS[script] for script in scripts]] = False
         numbers = script_numbers(chunk.code_points(side))
+        places = np.flatnonzero(strange[numbers])
+        if not len(places):
+            return np.zeros(len(chunk), bool)
         # Strange letters are few; the letters of a side are counted where there is one.
-        strange = np.flatnonzero((~common & ~own)[numbers])
-        wrong = np.zeros(len(chunk), bool)
-        if len(strange):
-            ends = np.cumsum(chunk.lengths(side))
-            rows = np.searchsorted(ends, strange, side="right")
-            is_latin = latin[numbers[strange]]
-            in_latin = np.bincount(rows[is_latin], minlength=len(chunk))
-            in_other = np.bincount(rows[~is_latin], minlength=len(chunk))
-            sums = np.concatenate([[0], np.cumsum((~common)[numbers])])
-            letters = np.diff(sums[ends], prepend=0)
-            if "Hani" in scripts:
-                letters = letters - in_latin + in_latin * _LATIN_IN_HAN
-                in_latin = in_latin * _LATIN_IN_HAN
-            wrong |= (in_latin > self.most_latin * letters) & (in_latin > 0)
-            wrong |= (in_other > self.most_other * letters) & (in_other > 0)
+        ends = np.cumsum(chunk.lengths(side))
+        rows = np.searchsorted(ends, places, side="right")
+        latin = numbers[places] == NUMBERS["Latn"]
+        weights = _WEIGHTS[numbers]
+        in_latin, in_other = (
+            np.bincount(rows[of], weights[places[of]], minlength=len(chunk))
+            for of in (latin, ~latin)
+        )
+        sums = np.concatenate([[0], np.cumsum(weights)])
+        wrong = self._too_much(in_latin, in_other, np.diff(sums[ends], prepend=0))
+        others = chunk.side("english" if side == "foreign" else "foreign")
+        for row in np.flatnonzero(wrong).tolist():
+            text = chunk.side(side)[row]
+            mine = numbers[ends[row] - len(text) : ends[row]]
+            wrong[row] = self._is_wrong(text, mine, strange, others[row])
         return wrong
+
+    def _too_much(self, latin: Any, other: Any, letters: Any) -> Any:
+        """Of weights of letters, or of arrays of them."""
+        too_latin = (latin > self.most_latin * letters) & (latin > 0)
+        return too_latin | ((other > self.most_other * letters) & (other > 0))
+
+    def _is_wrong(
+        self, text: str, numbers: npt.NDArray[np.uint8], strange: npt.NDArray[np.bool_], other: str
+    ) -> bool:
+        """The same of one sentence, without the words that the other side has too."""
+        theirs = {word for word, _ in _words(other, strange[script_numbers(code_points(other))])}
+        counted = np.ones(len(numbers), bool)
+        for word, place in _words(text, strange[numbers]):
+            counted[place] = word not in theirs
+        weights = _WEIGHTS[numbers] * counted
+        if not weights.any():
+            return len(text.split()) > _NAME_WORDS
+        in_latin = weights[strange[numbers] & (numbers == NUMBERS["Latn"])].sum()
+        in_other = weights[strange[numbers] & (numbers != NUMBERS["Latn"])].sum()
+        return bool(self._too_much(in_latin, in_other, weights.sum()))
+
+
+def _words(text: str, of: npt.NDArray[np.bool_]) -> list[tuple[str, slice]]:
+    """The longest runs of the characters that a mask [characters] has, without case."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], of, [False]]).astype(np.int8)))
+    runs = [slice(start, end) for start, end in edges.reshape(-1, 2).tolist()]
+    return [(text[run].casefold(), run) for run in runs]
 
 
 class _Likely:

@@ -223,18 +223,62 @@ def test_script(tmp_path: Path, code: str, text: str, is_wrong: bool) -> None:
     assert dropped(Script(), [("Hello", text)], tmp_path, code=code) == wanted
 
 
+@pytest.mark.parametrize(
+    ("code", "english", "text", "is_wrong"),
+    [
+        # Real strings of software, and what the same rule must still drop.
+        ("ru", "Download Firefox ESR", "Скачать Firefox ESR", False),
+        ("ru", "Download Firefox", "Skačat Firefox", True),
+        ("am", "Add another %(verbose_name)s", "ሌላ %(verbose_name)s ጨምር", False),
+        ("he", "IPv4 or IPv6 address of HTTP", "IPv4 או IPv6 של HTTP", False),
+        ("km", "The URL of Wikimedia Commons", "URL នៃ Wikimedia Commons", False),
+        ("he", "URL", "URL", False),
+        ("he", "Enter a valid URL.", "Enter a valid URL.", True),
+        ("he", "Enter the whole address", "Enter the address", False),  # three words: a title
+        ("uk", "The PDF file", "Файл pdf", False),  # without case
+        ("ru", "Use Greek letters: α β γ δ", "α β γ δ: греческие", False),
+        ("ru", "Use Greek letters", "α β γ δ: греческие", True),
+        # What a letter carries: each text has more Latin letters than others.
+        ("zh", "Tom Hunter", "我是Thomas", False),
+        ("ko", "The iPhone case", "Xphone 상자입니다", False),
+        ("am", "In Firefoxes", "ውስጥ ነው Mozila", False),
+        ("ru", "In Firefoxes", "в Mozillas", True),
+    ],
+)
+def test_names_that_the_other_side_has_are_in_no_wrong_script(
+    tmp_path: Path, code: str, english: str, text: str, is_wrong: bool
+) -> None:
+    wanted = {0: "script: foreign side"} if is_wrong else {}
+    assert dropped(Script(), [(english, text)], tmp_path, code=code) == wanted
+
+
+def test_names_of_the_english_side_count_as_little(tmp_path: Path) -> None:
+    pairs = [("Say “привет мир”!", "Скажи «привет мир»!"), ("Say “привет мир”!", "Скажи это!")]
+    assert dropped(Script(), pairs, tmp_path, code="ru") == {1: "script: english side"}
+
+
+def test_a_corpus_cleaned_by_the_rule_without_names_is_another_one() -> None:
+    assert Script().identity() == {
+        "most_latin": 0.5, "most_other": 0.2, "scripts": {}, "names": "shared words",
+    }  # fmt: skip
+
+
 def test_script_counts_as_a_loop_over_characters_does() -> None:
     rng = random.Random(1)
-    letters = "abcхуж漢かאα١٢ 12.,́"
+    letters, tenths = "abcхуж漢かאα١٢ 12.,́", {"Hani": 30, "Hira": 15, "Hebr": 13, "Arab": 12}
     texts = ["", *("".join(rng.choices(letters, k=rng.randint(0, 9))) for _ in range(300)), ""]
-    stage, chunk = Script(), Chunk(np.arange(302), texts, texts)
+    stage, chunk = Script(), Chunk(np.arange(302), texts, ["1"] * 302)
     for scripts in (frozenset(["Latn"]), frozenset(["Cyrl"]), frozenset(["Hebr", "Arab"])):
         wanted = []
         for text in texts:
-            of = [script_of(c) for c in text if script_of(c) not in ("Zyyy", "Zinh")]
-            strange = [s for s in of if s not in scripts]
-            latin = strange.count("Latn")
-            wanted.append(latin > 0.5 * len(of) or len(strange) - latin > 0.2 * len(of))
+            sums = {"own": 0, "latin": 0, "other": 0}
+            for script in map(script_of, text):
+                kind = "latin" if script == "Latn" else "other"
+                sums["own" if script in scripts else kind] += (
+                    0 if script in ("Zyyy", "Zinh") else tenths.get(script, 10)
+                )
+            whole = sum(sums.values())
+            wanted.append(sums["latin"] > 0.5 * whole or sums["other"] > 0.2 * whole)
         assert stage.wrong(chunk, "english", scripts).tolist() == wanted
 
 

@@ -18,10 +18,7 @@ from tests.documents.commands import dry_run_all, is_like
 from tests.documents.world import World
 
 # Nothing runs of these: (page, way, how many).
-NOT_TESTED = {
-    ("docs/gates.md", "formula", 1),
-    ("docs/model.md", "formula", 1),
-}
+NOT_TESTED = {("docs/model.md", "formula", 1)}
 BLOCKS = blocks()
 
 

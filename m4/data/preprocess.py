@@ -27,6 +27,11 @@ def tag(text: str, target_language: str) -> str:
     return f"{tag_symbol(target_language)} {text}"
 
 
+def target_of(tagged: str) -> str:
+    """'<2en> ola mundo' -> 'en'."""
+    return tagged.partition(" ")[0].removeprefix("<2").removesuffix(">")
+
+
 def trim(ids: Sequence[int], length: int) -> list[int]:
     """At most `length` ids, the last one always eos (as seqio's append_eos_after_trim)."""
     return [*ids[: length - 1], EOS_ID]

@@ -41,7 +41,7 @@ class RelativeBias(nn.Module):
     """One learned bias a head and bucket -> [1, N, Q, R]; shared by all layers of a stack.
 
     In decoding, Q is the current position alone (its index is a leaf of the cache) and R is
-    `max_decode_length`.
+    `max_decode_length`: positions of as many interleaved sequences as tokens are decoded together.
     """
 
     heads: int
@@ -67,7 +67,7 @@ class RelativeBias(nn.Module):
             index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
             if allocated:
                 assert max_decode_length is not None, "decoding needs the cache's length"
-                query_Q, key_R = index.value[None], jnp.arange(max_decode_length)
+                query_Q, key_R = index.value[None], jnp.arange(max_decode_length) // length
                 index.value = index.value + 1
         bucket_QR = relative_buckets(
             key_R[None, :] - query_Q[:, None],
@@ -94,7 +94,8 @@ class Kernel(nn.Module):
 class Attention(nn.Module):
     """Attention of queries x_BQM over memory y_BRM; four projections without biases.
 
-    With `decode=True` the module works on one position a call and keeps its past in the collection
+    With `decode=True` the module works on one position a call (Q tokens: of Q interleaved
+    sequences, whose past `mask_BQR` says) and keeps its past in the collection
     `cache` (names and rules: T5X's, see docs/model.md): `cached_key`, `cached_value`
     [B, N, R, D] and the scalar `cache_index` for self-attention; `cross_key`, `cross_value` for
     cross-attention, projected once, at position 0, because the memory never changes. The first
@@ -157,7 +158,7 @@ class Attention(nn.Module):
         return product(mixed_BQH, out_kernel.astype(self.dtype))
 
     def _self_cache(self, k_BNQD: Array, v_BNQD: Array) -> tuple[Array, Array, Array]:
-        """Writes one position; returns all keys and values and which may be seen [1, Q, R]."""
+        """Writes one position; returns all keys and values and which are there [1, 1, R]."""
         allocated = self.has_variable("cache", "cached_key")
         keys = self.variable("cache", "cached_key", jnp.zeros, k_BNQD.shape, k_BNQD.dtype)
         values = self.variable("cache", "cached_value", jnp.zeros, v_BNQD.shape, v_BNQD.dtype)
@@ -165,12 +166,11 @@ class Attention(nn.Module):
         length = k_BNQD.shape[2]
         if not allocated:
             return k_BNQD, v_BNQD, jnp.tril(jnp.ones((length, length), bool))[None]
-        assert length == 1, "decoding continuese position at a time"
-        at = index.value
+        at = index.value * length
         keys.value = jax.lax.dynamic_update_slice_in_dim(keys.value, k_BNQD, at, axis=2)
         values.value = jax.lax.dynamic_update_slice_in_dim(values.value, v_BNQD, at, axis=2)
-        index.value = at + 1
-        seen_R = jnp.arange(keys.value.shape[2]) <= at
+        index.value = index.value + 1
+        seen_R = jnp.arange(keys.value.shape[2]) < at + length
         return keys.value, values.value, seen_R[None, None, :]
 
     def _cross_cache(

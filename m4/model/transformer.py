@@ -242,11 +242,14 @@ class Transformer(nn.Module):
         max_decode_length: int | None = None,
         decoder_direction_ids: Array | None = None,
         step: Array | None = None,
+        past_BTR: Array | None = None,
     ) -> Array:
         """encoded [B, L, M] and decoder tokens [B, T] -> float32 logits [B, T, V].
 
         With `decode=True` T is 1 (all T in the call that allocates the cache) and the past is in
         the collection `cache`. The relative bias needs no positions: it knows only differences.
+        With `past_BTR` T sequences are interleaved in the cache, one token of each is decoded, and
+        it is True where this sees the position (`m4.eval.decoding.methods.flat`).
         """
         source_BL = encoder_input_tokens.astype(jnp.int32)
         input_BT = decoder_input_tokens.astype(jnp.int32)
@@ -260,7 +263,7 @@ class Transformer(nn.Module):
         causal_TT = jnp.tril(jnp.ones((length, length), bool))
         mask_BTT = causal_TT[None] & same_segment(decoder_segment_ids, decoder_segment_ids)
         if decode:
-            mask_BTT = None  # the cache knows what has been seen
+            mask_BTT = past_BTR  # None: the cache knows what has been seen
         deterministic = not enable_dropout
         x_BTM = self.token_embedder(input_BT)
         if self.absolute_positions:
@@ -302,13 +305,9 @@ class Transformer(nn.Module):
     ) -> Array:
         """Token ids [B, L], [B, T], [B, T] -> float32 logits [B, T, V]."""
         encoded_BLM = self.encode(
-            encoder_input_tokens,
-            encoder_segment_ids,
-            enable_dropout,
-            encoder_positions,
-            encoder_direction_ids,
-            step,
-        )
+            encoder_input_tokens, encoder_segment_ids, enable_dropout,
+            encoder_positions, encoder_direction_ids, step,
+        )  # fmt: skip
         return self.decode(
             encoded_BLM,
             encoder_input_tokens,

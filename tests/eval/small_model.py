@@ -27,6 +27,9 @@ class Words:
             for text in texts
         ]
 
+    def encode_targets(self, texts):
+        return [[4 + int(word[1:]) for word in text.split()] for text in texts]
+
     def decode(self, ids):
         texts = []
         for row in ids:

@@ -75,6 +75,10 @@ class Vocabulary:
         _ = self._processor  # which reports what is no model
         return self._text_processor.encode(list(texts), num_threads=1)
 
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Targets -> ids, without eos."""
+        return self.encode(texts)
+
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts behind a tag ("<2gl> three birds") -> ids: the tag's, then `encode`'s."""
         parts = [text.partition(" ") for text in texts]
@@ -177,6 +181,10 @@ class SourceAndTarget:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Sources -> ids, without eos."""
         return self.source.encode(texts)
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Targets -> ids, without eos."""
+        return self.target.encode(texts)
 
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
         """Sources behind a tag -> ids."""

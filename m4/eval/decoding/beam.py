@@ -22,9 +22,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
+from m4.eval.decoding.methods.constraints import NEG_INF, Constrain
 from m4.parallel.mesh import split_axes
-
-NEG_INF = -1.0e7  # "minus infinity" that survives float32 sums; part of T5X's contract
 
 # Cache leaves without a beam axis. `cache_index` has one only after a prefill, where each row has a
 # separate position.
@@ -104,6 +103,17 @@ def reorder_cache(cache: Any, beam_BK: Array, axis: int = 0, prefilled: bool = F
     return jax.tree_util.tree_map_with_path(reorder, cache)
 
 
+class CacheOfBeams(NamedTuple):
+    """What beams keep: `expand` makes it of a cache with a row a sentence, `reorder` gives each
+    beam what its parent has. Arguments: as of `expand_cache` and `reorder_cache`."""
+
+    expand: Callable[[Any, int, int, bool], Any]
+    reorder: Callable[[Any, Array, int, bool], Any]
+
+
+COPIED = CacheOfBeams(expand_cache, reorder_cache)
+
+
 def _pick(index_BK: Array, *arrays: Array) -> tuple[Array, ...]:
     """The entries `index_BK` along axis 1 of arrays [B, N] or [B, N, T]."""
     return tuple(
@@ -133,16 +143,18 @@ def _best(score_BN: Array, beams: int) -> Array:
 
 
 def _continuations(
-    logits: Array, live_logp_BK: Array, forced_B1: Array
+    logits: Array, search: _Search, forced_B1: Array, constrain: Constrain | None
 ) -> tuple[Array, Array, Array]:
     """The 2K best continuations, best first, of logits [B*K, V]: [B, 2K] each.
 
     Their log-probabilities, next tokens and parents (which beam each continues). 2K, because K of
     them may end here and K must live on. Where a row's next token is forced (not 0) all have it.
     """
-    (batch, beams), vocab = live_logp_BK.shape, logits.shape[-1]
+    (batch, beams), vocab = search.live_logp_BK.shape, logits.shape[-1]
     logp_BKV = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(batch, beams, vocab)
-    logp_BKV = logp_BKV + live_logp_BK[:, :, None]
+    if constrain is not None:
+        logp_BKV = constrain(logp_BKV, search.live_BKT, search.step)
+    logp_BKV = logp_BKV + search.live_logp_BK[:, :, None]
     logp_B2K, flat_B2K = _top_k(logp_BKV.reshape(batch, -1), 2 * beams)
     parent_B2K, token_B2K = flat_B2K // vocab, flat_B2K % vocab
     # Inside a forced prefix one candidate of a row is alive: equal beams would stay equal.
@@ -196,6 +208,8 @@ class _Rules(NamedTuple):
     prefilled: bool
     offset_B: Array  # tokens of a row's prefix that are in the cache already
     forced_BT: Array  # column t is the token of position t that is forced; 0: none
+    constrain: Constrain | None
+    cache_of: CacheOfBeams
 
 
 def _continues(rules: _Rules, search: _Search) -> Array:
@@ -223,10 +237,12 @@ def _advance(rules: _Rules, search: _Search) -> _Search:
         )
     )
     forced_B1 = lax.dynamic_slice_in_dim(rules.forced_BT, step + 1, 1, axis=1)
-    logp_B2K, token_B2K, parent_B2K = _continuations(logits, search.live_logp_BK, forced_B1)
+    logp_B2K, token_B2K, parent_B2K = _continuations(logits, search, forced_B1, rules.constrain)
     (seq_B2KT,) = _pick(parent_B2K, search.live_BKT)
     seq_B2KT = lax.dynamic_update_slice_in_dim(seq_B2KT, token_B2K[:, :, None], step + 1, 2)
     ends_B2K = token_B2K == rules.eos_id
+    if rules.constrain is not None:  # an end that is not allowed is none
+        ends_B2K &= logp_B2K > NEG_INF / 2
 
     live_logp_B2K = logp_B2K + jnp.where(ends_B2K, NEG_INF, 0.0)
     best_BK = _best(live_logp_B2K, beams)
@@ -243,7 +259,7 @@ def _advance(rules: _Rules, search: _Search) -> _Search:
         finished_score_BK=finished_score_BK,
         finished_BKT=finished_BKT,
         is_finished_BK=is_finished_BK,
-        cache=reorder_cache(new_cache, beam_BK, rules.cache_axis, rules.prefilled),
+        cache=rules.cache_of.reorder(new_cache, beam_BK, rules.cache_axis, rules.prefilled),
     )
 
 
@@ -260,6 +276,9 @@ def beam_search(
     decode_rng: Array | None = None,
     cache_offset: int = 0,
     initial_index: ArrayLike | None = None,
+    *,
+    constrain: Constrain | None = None,
+    cache_of: CacheOfBeams = COPIED,
 ) -> tuple[Array, Array]:
     """The `num_decodes` best sequences of every row: T5X's `decode_fn`, whose names these are.
 
@@ -275,6 +294,8 @@ def beam_search(
       cache_offset: the batch axis of cache leaves (1 when a scan over layers put one before it).
       initial_index: int [B], if the cache already holds the prefix: its length in each row. The
         search then starts from the last token of the prefix, and lengths count the prefix.
+      constrain: what may not come next (`m4.eval.decoding.methods.constraints`).
+      cache_of: how beams keep what they have computed.
 
     Returns:
       (int32 [B, K, T], float32 [B, K]): sequences without the start token, EOS kept and zeros
@@ -295,10 +316,10 @@ def beam_search(
     forced_BT = jnp.pad(inputs, ((0, 0), (0, max(0, length + 1 - inputs.shape[1]))))
     rules = _Rules(
         tokens_to_logits, eos_id, alpha, length, max_decode_step, min_log_prob, cache_offset,
-        prefilled, offset_B, forced_BT,
+        prefilled, offset_B, forced_BT, constrain, cache_of,
     )  # fmt: skip
     begin = _beginning(
-        start_B, num_decodes, length, expand_cache(cache, num_decodes, cache_offset, prefilled)
+        start_B, num_decodes, length, cache_of.expand(cache, num_decodes, cache_offset, prefilled)
     )
     end = lax.while_loop(
         functools.partial(_continues, rules), functools.partial(_advance, rules), begin

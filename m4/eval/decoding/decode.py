@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,12 +20,14 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from m4.data.preprocess import trim
+from m4.data.preprocess import target_of, trim
+from m4.eval.decoding.methods.constraints import NEG_INF
+from m4.eval.decoding.methods.mbr import utilities
 from m4.eval.decoding.search import search, search_over
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.layout import Layout
 from m4.parallel.platform.cpus import available_cpus
-from m4.settings import SettingError
+from m4.settings import InputError, SettingError
 
 SHORTEST_BUCKET = 16
 # On a CPU as many batches are searched at once as there are cores, up to this many
@@ -43,6 +46,7 @@ class Pieces(Protocol):
     """What decoding needs of a vocabulary: `m4.data.vocabulary.vocabulary.Vocabulary` has it."""
 
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]: ...
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]: ...
 
 
@@ -56,6 +60,18 @@ class Batch(NamedTuple):
 OnBatch = Callable[[Batch, np.ndarray], None]
 
 
+class Translations(NamedTuple):
+    """Of one source; the first is the translation.
+
+    scores: log-probability over length penalty of each (docs/decoding.md). utilities: of MBR, the
+    mean metric against the others, percent.
+    """
+
+    texts: list[str]
+    scores: list[float]
+    utilities: list[float] | None = None
+
+
 def default_buckets(max_source_length: int) -> list[int]:
     """16, 32, 64, ... and the maximum itself: few programs to compile, at most half padding."""
     lengths = [SHORTEST_BUCKET]
@@ -64,9 +80,9 @@ def default_buckets(max_source_length: int) -> list[int]:
     return [min(length, max_source_length) for length in lengths]
 
 
-def target_limit(source_length: int, max_target_length: int) -> int:
+def target_limit(source_length: int, max_target_length: int, min_length: int = 0) -> int:
     """The most tokens (with EOS) that a translation of a bucket's sentences may have."""
-    return min(max_target_length, 2 * source_length + 16)
+    return min(max_target_length, 2 * source_length + 16 + min_length)
 
 
 def batches(
@@ -128,13 +144,74 @@ def _searched(
         pool.shutdown(cancel_futures=True)
 
 
-def _search_batch(
-    model: nn.Module, params: Any, settings: Decoding, layout: Layout | None, batch: Batch
-) -> _Found:
-    limit = target_limit(batch.tokens_BL.shape[1], settings.max_target_length)
-    arguments = (model, params, batch.tokens_BL, limit, settings.beams, settings.alpha)
-    found = search(*arguments) if layout is None else search_over(layout, *arguments)
+class _Job(NamedTuple):
+    """What a batch is searched with. prefixes: of each source; None: no source has one."""
+
+    model: nn.Module
+    params: Any
+    settings: Decoding
+    layout: Layout | None
+    prefixes: list[list[int]] | None
+
+
+def _search_batch(job: _Job, batch: Batch) -> _Found:
+    settings, tokens_BL, more = job.settings, batch.tokens_BL, {}
+    limit = settings.max_target_length
+    if job.prefixes is None:
+        limit = target_limit(tokens_BL.shape[1], limit, settings.min_length)
+    else:
+        more["forced_BT"] = np.zeros((len(tokens_BL), limit), np.int32)
+        for b, row in enumerate(batch.rows):
+            more["forced_BT"][b, : len(job.prefixes[row])] = job.prefixes[row]
+    if settings.sampling is not None:
+        more["name_B"] = np.array([zlib.crc32(ids[ids > 0].tobytes()) for ids in tokens_BL], "u4")
+    arguments = (job.model, job.params, tokens_BL, limit, settings.beams, settings.alpha)
+    method = settings.method()
+    if job.layout is None:
+        found = search(*arguments, method, more)
+    else:
+        found = search_over(job.layout, *arguments, method, more)
     return jax.block_until_ready(found)
+
+
+def _encoded_prefixes(
+    vocabulary: Pieces, prefixes: Sequence[str] | None, count: int, settings: Decoding
+) -> list[list[int]] | None:
+    """The pieces of each source's prefix; None: no source has one."""
+    texts = [settings.prefix or ""] * count if prefixes is None else list(prefixes)
+    if len(texts) != count:
+        raise InputError(f"{len(texts)} prefixes for {count} lines: must be as many")
+    if not any(texts):
+        return None
+    encoded = vocabulary.encode_targets(texts)
+    longest = max(range(count), key=lambda row: len(encoded[row]))
+    if len(encoded[longest]) >= settings.max_target_length:
+        allowed = f"of less than Decoding.max_target_length = {settings.max_target_length} pieces"
+        raise SettingError("Decoding.prefix", texts[longest], allowed)
+    return encoded
+
+
+def _ranked(
+    vocabulary: Pieces, sources: Sequence[str], settings: Decoding, found: Sequence[np.ndarray]
+) -> tuple[list[Translations], list[int]]:
+    """The translations of sources, and which of each row's sequences is the first of them.
+
+    found: sequences [B, K, T], scores [B, K].
+    """
+    results, first = [], []
+    for source, sequences_KT, score_K in zip(sources, *found, strict=True):
+        # A slot that no hypothesis filled is left out.
+        kept = [k for k, score in enumerate(score_K) if k == 0 or score > NEG_INF / 2]
+        texts = vocabulary.decode(sequences_KT[kept].tolist())
+        scores, gains = [float(score_K[k]) for k in kept], None
+        if settings.mbr:
+            utility_K = utilities(texts, settings.mbr_metric, target_of(source))
+            order = np.argsort(-utility_K, kind="stable").tolist()
+            kept, texts, scores = ([each[k] for k in order] for each in (kept, texts, scores))
+            gains = utility_K[order].tolist()
+        results.append(Translations(texts, scores, gains))
+        first.append(kept[0])
+    return results, first
 
 
 def warn_of_cut(index: int, pieces: int, limit: int) -> None:
@@ -155,13 +232,27 @@ def decode(
     vocabulary: Pieces,
     sources: Sequence[str],
     settings: Decoding = DEFAULTS,
+    **options: Any,
+) -> list[str]:
+    """The first translation of each source; arguments: as of `translations`."""
+    found = translations(model, params, vocabulary, sources, settings, **options)
+    return [each.texts[0] for each in found]
+
+
+def translations(
+    model: nn.Module,
+    params: Any,
+    vocabulary: Pieces,
+    sources: Sequence[str],
+    settings: Decoding = DEFAULTS,
     *,
+    prefixes: Sequence[str] | None = None,
     buckets: Sequence[int] | None = None,
     progress: Progress | None = None,
     on_cut: OnCut = warn_of_cut,
     on_batch: OnBatch | None = None,
     layout: Layout | None = None,
-) -> list[str]:
+) -> list[Translations]:
     """Translates tagged sources ("<2en> ola mundo"); the result is in their order.
 
     Args:
@@ -169,6 +260,7 @@ def decode(
       vocabulary: text <-> ids, without EOS.
       sources: the texts.
       settings: a batch, also the last one, has `settings.batch_rows` sentences.
+      prefixes: what each translation begins with; default `settings.prefix`.
       buckets: the padded lengths, ascending; default 16, 32, 64, ... max_source_length.
       progress: called after every batch.
       on_batch: called after every batch with it and its translations, int32 [B, T].
@@ -177,7 +269,7 @@ def decode(
         them call this with the same sources, and all get the result.
 
     Raises:
-      SettingError: buckets that are no lengths.
+      SettingError: buckets that are no lengths; a prefix that is too long.
     """
     lengths = sorted(default_buckets(settings.max_source_length) if buckets is None else buckets)
     if not lengths or lengths[0] < 1:
@@ -189,20 +281,30 @@ def decode(
     for index, pieces in enumerate(ids):
         if len(pieces) + 1 > longest:
             on_cut(index, len(pieces) + 1, longest)
-    hypotheses = [""] * len(sources)
+    job = _Job(
+        model, params, settings, layout,
+        _encoded_prefixes(vocabulary, prefixes, len(sources), settings),
+    )  # fmt: skip
+    results: list[Translations | None] = [None] * len(sources)
     done = tokens = 0
-    found_for = functools.partial(_search_batch, model, params, settings, layout)
     coming = batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows)
+    found_for = functools.partial(_search_batch, job)
     with contextlib.closing(_searched(found_for, coming, _at_once(layout))) as searched:
-        for batch, (sequences_BT, _) in searched:
-            best_BT = np.asarray(sequences_BT)
-            asked_BT = best_BT[: len(batch.rows)]  # without the rows that fill up the batch
-            for row, text in zip(batch.rows, vocabulary.decode(asked_BT.tolist()), strict=True):
-                hypotheses[row] = text
+        for batch, found in searched:
+            rows = len(batch.rows)  # without those that fill up the batch
+            sequences_BKT, score_BK = map(np.asarray, found)
+            ranked, first = _ranked(
+                vocabulary, [sources[row] for row in batch.rows], settings,
+                (sequences_BKT[:rows], score_BK[:rows]),
+            )  # fmt: skip
+            for row, each in zip(batch.rows, ranked, strict=True):
+                results[row] = each
+            first += [0] * (len(sequences_BKT) - rows)
+            best_BT = sequences_BKT[np.arange(len(first)), first]
             if on_batch is not None:
                 on_batch(batch, best_BT)
-            done += len(batch.rows)
-            tokens += int(np.count_nonzero(asked_BT))
+            done += rows
+            tokens += int(np.count_nonzero(best_BT[:rows]))
             if progress is not None:
                 progress(done, len(sources), tokens)
-    return hypotheses
+    return [each for each in results if each is not None]

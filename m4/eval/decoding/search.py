@@ -13,7 +13,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.data.preprocess import EOS_ID
-from m4.eval.decoding.beam import DecodingState, beam_search
+from m4.eval.decoding.beam import COPIED, DecodingState, beam_search
+from m4.eval.decoding.methods import flat
+from m4.eval.decoding.methods.constraints import constraints
+from m4.eval.decoding.methods.sampling import sample
+from m4.eval.decoding.settings import BEST, Method
 from m4.model.blocks import unstack
 from m4.model.layers import constrain
 from m4.parallel import distributed
@@ -34,10 +38,14 @@ def _search(
     target_length: int,
     beams: int,
     alpha: float,
+    method: Method = BEST,
+    more: Mapping[str, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The best sequence of each source, int32 [B, T], and its score [B].
+    """The `method.n_best` sequences of each source, int32 [B, K, T], and their scores [B, K]; of a
+    beam search the best first.
 
-    tokens_BL: int32, 0 is padding. T is `target_length`.
+    tokens_BL: int32, 0 is padding. T is `target_length`. more: what else a row has: "forced_BT",
+    the tokens that its translation begins with, and "name_B", which its random numbers are made of.
 
     `model` (static, by equality) follows T5X's contract; `params` are an argument, so that models
     of equal shape share the compiled program. Within `Layout.axis_rules` it is for that mesh.
@@ -45,12 +53,19 @@ def _search(
     # One layer after the other: beams are gathered along the first axis of what is cached.
     model, params = unstacked(model, params)
     variables = {"params": params}
+    more = more or {}
     batch = tokens_BL.shape[0]
+    # So many rows of the cache has a sentence, and so many positions a row for each token.
+    copies, positions = (1, beams) if method.flat else (method.rows(beams), 1)
     encoded_BLM: Any = model.apply(variables, tokens_BL, enable_dropout=False, method="encode")
-    cache = _empty_cache(model, variables, tokens_BL, target_length)
+    cache = _empty_cache(model, variables, tokens_BL, positions * target_length)
 
     def step(
-        encoded: jax.Array, tokens: jax.Array, last: jax.Array, cache: Mapping[str, Any]
+        encoded: jax.Array,
+        tokens: jax.Array,
+        last: jax.Array,
+        cache: Mapping[str, Any],
+        **past: Any,
     ) -> tuple[jax.Array, Mapping[str, Any]]:
         changed: Any
         logits, changed = model.apply(
@@ -61,27 +76,51 @@ def _search(
             last,
             enable_dropout=False,
             decode=True,
-            max_decode_length=target_length,
+            max_decode_length=positions * target_length,
             mutable=["cache"],
             method="decode",
+            **past,
         )
-        return logits[:, -1], _by_rows(changed["cache"])
+        return logits, _by_rows(changed["cache"])
 
     # The memory of cross-attention is the same at every step and for every beam: it is computed
     # here, by a step whose other results are not used, and not inside the loop.
     _, stepped = step(encoded_BLM, tokens_BL, jnp.zeros((batch, 1), jnp.int32), cache)
     cache = _with_cross(cache, stepped)
     # One row a beam, the beams of a sentence adjacent.
-    encoded, tokens = (jnp.repeat(x, beams, axis=0) for x in (encoded_BLM, tokens_BL))
+    encoded, tokens = (jnp.repeat(x, copies, axis=0) for x in (encoded_BLM, tokens_BL))
 
     def tokens_to_logits(state: DecodingState) -> tuple[jax.Array, Mapping[str, Any]]:
-        return step(encoded, tokens, state.cur_token, state.cache)
+        logits, cache = step(encoded, tokens, state.cur_token, state.cache)
+        return logits[:, -1], cache
 
-    start_BT = jnp.zeros((batch, target_length), jnp.int32)
+    def tokens_to_logits_flat(state: DecodingState) -> tuple[jax.Array, Mapping[str, Any]]:
+        past_BKR = flat.with_present(state.cache["past_BKR"], state.cur_index)
+        last_BK = state.cur_token.reshape(batch, beams)
+        logits_BKV, cache = step(encoded, tokens, last_BK, state.cache["model"], past_BTR=past_BKR)
+        return logits_BKV.reshape(batch * beams, -1), {"past_BKR": past_BKR, "model": cache}
+
+    constrain = constraints(more.get("forced_BT"), method.min_length, method.no_repeat_ngram)
+    if method.sampling is not None:
+        return sample(
+            more["name_B"], cache, tokens_to_logits, EOS_ID, method.n_best, alpha, target_length,
+            method.sampling, constrain,
+        )  # fmt: skip
+    cache_of = COPIED
+    if method.flat:
+        cache_of, cache = flat.INTERLEAVED, flat.with_past(cache, beams, target_length, batch)
     sequences_BKT, scores_BK = beam_search(
-        start_BT, cache, tokens_to_logits, EOS_ID, num_decodes=beams, alpha=alpha
+        jnp.zeros((batch, target_length), jnp.int32),
+        cache,
+        tokens_to_logits_flat if method.flat else tokens_to_logits,
+        EOS_ID,
+        num_decodes=beams,
+        alpha=alpha,
+        constrain=constrain,
+        cache_of=cache_of,
     )
-    return sequences_BKT[:, -1], scores_BK[:, -1]
+    best = slice(-1, -1 - method.n_best, -1)
+    return sequences_BKT[:, best], scores_BK[:, best]
 
 
 def _empty_cache(model: nn.Module, variables: Any, tokens_BL: jax.Array, target_length: int) -> Any:
@@ -98,7 +137,7 @@ def _empty_cache(model: nn.Module, variables: Any, tokens_BL: jax.Array, target_
 
 
 # On one device.
-search = jax.jit(_search, static_argnames=("model", "target_length", "beams", "alpha"))
+search = jax.jit(_search, static_argnames=("model", "target_length", "beams", "alpha", "method"))
 
 
 def jit_search(
@@ -107,16 +146,18 @@ def jit_search(
     target_length: int,
     beams: int,
     alpha: float,
+    method: Method = BEST,
 ) -> Any:
-    """`search` over a mesh as one program of (params, {"encoder_input_tokens": tokens_BL}).
+    """`search` over a mesh as one program of (params, {"encoder_input_tokens": tokens_BL, **more}).
 
     Parameters are sharded by `Layout.shardings` and rows by `Layout.batch`. Results are replicated,
     so that every process can read them. To be traced within `Layout.axis_rules`.
     """
 
     def over_the_mesh(params: Any, batch: Mapping[str, jax.Array]):
+        more = {name: x for name, x in batch.items() if name != "encoder_input_tokens"}
         tokens_BL = batch["encoder_input_tokens"]
-        return _search(model, params, tokens_BL, target_length, beams, alpha)
+        return _search(model, params, tokens_BL, target_length, beams, alpha, method, more)
 
     return jax.jit(over_the_mesh, out_shardings=NamedSharding(layout.mesh, PartitionSpec()))
 
@@ -134,14 +175,16 @@ def search_over(
     target_length: int,
     beams: int,
     alpha: float,
+    method: Method = BEST,
+    more: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The same as `search`, over a mesh; all processes call it with the same whole batch.
 
     B must be what `Layout.rows` gives.
     """
-    program = _program(layout, model, target_length, beams, alpha)
+    program = _program(layout, model, target_length, beams, alpha, method)
     with layout.axis_rules():
-        return program(params, layout.batch({"encoder_input_tokens": tokens_BL}))
+        return program(params, layout.batch({"encoder_input_tokens": tokens_BL, **(more or {})}))
 
 
 def _by_rows(cache: Any) -> Any:

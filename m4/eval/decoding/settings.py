@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, NamedTuple
 
+from m4.eval.decoding.methods.sampling import Sampling
 from m4.eval.metrics import Metric
 from m4.eval.metrics.bleu import bleu
 from m4.eval.metrics.chrf import chrf
-from m4.settings import MUTABLE, Between, Factor, SettingError, Size, checked
+from m4.settings import MUTABLE, Between, Count, Factor, SettingError, Size, checked
 
 _Length = Between(2, 2**20)  # a piece and EOS
+
+
+class Method(NamedTuple):
+    """How translations are searched for, in addition to beams and length penalty: what decides the
+    compiled program. Fields: as of `Decoding`."""
+
+    n_best: int = 1
+    min_length: int = 0
+    no_repeat_ngram: int = 0
+    flat: bool = False
+    sampling: Sampling | None = None
+
+    def rows(self, beams: int) -> int:
+        """Hypotheses of a sentence that are alive together."""
+        return beams if self.sampling is None else self.n_best
+
+
+BEST = Method()
 
 
 @checked
 @dataclass(frozen=True)
 class Decoding:
-    """Beam search over batches, and the metrics of its translations.
+    """Beam search over batches, or sampling, and the metrics of the translations.
 
     Attributes:
         beams: K; 1 is greedy search.
@@ -27,6 +47,16 @@ class Decoding:
             have the limit min(max_target_length, 2 L + 16).
         batch_rows: sentences a batch of a test set.
         metrics: of scores.jsonl; the first one is the one of Δ and its plot.
+        n_best: translations of a sentence that are returned: the best of the beams, or so many
+            samples. The first one is what is scored.
+        sampling: draws translations; None: beam search.
+        prefix: what every translation begins with.
+        min_length: pieces that a translation has at least.
+        no_repeat_ngram: n; no n pieces come twice in a translation. 0: they may.
+        flat: the beams of a sentence as one sequence (GShard, A.1): the same translations.
+        mbr: orders the n_best by their mean `mbr_metric` against each other, the best first
+            (minimum Bayes risk).
+        mbr_metric: of sentences.
     """
 
     beams: Annotated[Size, MUTABLE] = 4
@@ -35,20 +65,57 @@ class Decoding:
     max_target_length: Annotated[int, _Length, MUTABLE] = 128
     batch_rows: Annotated[Size, MUTABLE] = 64
     metrics: Annotated[Sequence[Metric], MUTABLE] = (bleu, chrf)
+    n_best: Annotated[Size, MUTABLE] = 1
+    sampling: Annotated[Sampling | None, MUTABLE] = None
+    prefix: Annotated[str | None, MUTABLE] = None
+    min_length: Annotated[Count, MUTABLE] = 0
+    no_repeat_ngram: Annotated[Count, MUTABLE] = 0
+    flat: Annotated[bool, MUTABLE] = False
+    mbr: Annotated[bool, MUTABLE] = False
+    mbr_metric: Annotated[Metric, MUTABLE] = chrf
 
     def __post_init__(self) -> None:
         if not self.metrics:
             raise SettingError("Decoding.metrics", self.metrics, "a list of one metric or more")
+        if self.sampling is None and self.n_best > self.beams:
+            allowed = f"at most Decoding.beams = {self.beams}"
+            raise SettingError("Decoding.n_best", self.n_best, allowed)
+        if self.min_length >= self.max_target_length:
+            allowed = f"below Decoding.max_target_length = {self.max_target_length}"
+            raise SettingError("Decoding.min_length", self.min_length, allowed)
+        if self.flat and self.sampling is not None:
+            raise SettingError("Decoding.flat", True, "False, with Decoding.sampling: no beams")
+        if self.mbr and self.n_best < 2:
+            raise SettingError("Decoding.n_best", self.n_best, "2 or more, with Decoding.mbr")
+
+    def method(self) -> Method:
+        """What decides the compiled program in addition to beams and alpha."""
+        return Method(*(getattr(self, name) for name in Method._fields))
 
     def search(self) -> dict[str, Any]:
-        """The settings that decide a translation: numbers by name."""
-        return {
+        """The settings that decide a translation, as JSON; of the more special ones those that are
+        not the defaults."""
+        special = ("n_best", "sampling", "prefix", "min_length", "no_repeat_ngram", "mbr")
+        values = {name: getattr(self, name) for name in special}
+        given = {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
+        if self.sampling is not None:
+            given["sampling"] = asdict(self.sampling)
+        if self.mbr:
+            given["mbr"] = _name_of(self.mbr_metric)
+        return given | {
             "beams": self.beams,
             "alpha": self.alpha,
             "max_source_length": self.max_source_length,
             "max_target_length": self.max_target_length,
             "batch_rows": self.batch_rows,
         }
+
+
+def _name_of(metric: Metric) -> Any:
+    """A metric and its arguments, as JSON."""
+    if isinstance(metric, functools.partial):
+        return [_name_of(metric.func), [*metric.args], dict(metric.keywords)]
+    return getattr(metric, "__qualname__", type(metric).__qualname__)
 
 
 DEFAULTS = Decoding()

@@ -27,7 +27,8 @@ def dev_chrf(
         for direction, sentences in pairs.items()
         for source, _ in sentences
     ]
-    greedy = dataclasses.replace(decoding, beams=1)
+    plain: dict[str, Any] = {"n_best": 1, "sampling": None, "flat": False, "mbr": False}
+    greedy = dataclasses.replace(decoding, beams=1, **plain)
 
     def run(params: Any) -> dict[str, float]:
         hypotheses = iter(translate(params=params, sources=sources, settings=greedy))

@@ -58,7 +58,7 @@ def run(
     for batch in batches(ids, [16], rows):
         asked = (model, params, batch.tokens_BL, 10, beams, 0.6)
         _, found = search(*asked) if layout is None else search_over(layout, *asked)
-        scores[batch.rows] = np.asarray(found)[: len(batch.rows)]
+        scores[batch.rows] = np.asarray(found)[: len(batch.rows), 0]
     return texts, counter.group.layers, scores
 
 

@@ -1,0 +1,1 @@
+"""Ways of choosing tokens and translations: constraints, sampling, flat beams, MBR."""

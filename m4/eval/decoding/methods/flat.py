@@ -1,0 +1,43 @@
+"""Flat beam search (GShard, arXiv 2006.16668, appendix A.1): the beams of a sentence are one
+sequence.
+
+The K tokens of a step are K neighbouring positions of one interleaved sequence of K * T, of which
+keys and values are kept once and never moved. A mask of zeros and ones says which positions are the
+past of a beam; only the mask is reordered. Attention is over K times more positions. The search is
+that of `beam_search`, with the same translations and scores.
+
+B sentences, K beams, T target length, R = K * T positions of the interleaved sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from m4.eval.decoding.beam import CacheOfBeams
+
+
+def with_past(cache: Any, beams: int, length: int, batch: int) -> dict[str, Any]:
+    """The cache of a flat search for T = `length`: the model's, [B, N, R, D], and `past_BKR`."""
+    return {"past_BKR": jnp.zeros((batch, beams, beams * length), bool), "model": cache}
+
+
+def with_present(past_BKR: Array, step: Array) -> Array:
+    """The mask with the position of each beam's present token, K * step + k, too."""
+    beams = past_BKR.shape[1]
+    here_KR = jnp.arange(past_BKR.shape[2]) == (beams * step + jnp.arange(beams))[:, None]
+    return past_BKR | here_KR
+
+
+def _kept(cache: Any, beams: int, axis: int, prefilled: bool) -> Any:
+    return cache
+
+
+def _reordered(cache: Any, beam_BK: Array, axis: int, prefilled: bool) -> Any:
+    past_BKR = jnp.take_along_axis(cache["past_BKR"], beam_BK[:, :, None], axis=1)
+    return {**cache, "past_BKR": past_BKR}
+
+
+INTERLEAVED = CacheOfBeams(_kept, _reordered)

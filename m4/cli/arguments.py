@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from m4.cli.data_arguments import DATA_JOBS
+from m4.cli.decode_arguments import add_text
 from m4.cli.job_arguments import (
     TOGETHER,
     add_atlas,
@@ -32,7 +33,7 @@ from m4.settings import InputError
 JOBS = {
     "train": "train the model, from its latest checkpoint where there is one",
     "baselines": "train the bilingual baselines that are missing",
-    "decode": "translate the test sets with the trained model",
+    "decode": "translate the test sets, or files of text, with the trained model",
     "eval": "score the test sets, translating them first if needed; --watch: each checkpoint",
     "report": "scores, ΔBLEU table, plot and report.html from what is decoded; trains nothing",
     "demo": "run all steps: train, baselines, decode, report",
@@ -123,6 +124,8 @@ def parser() -> argparse.ArgumentParser:
                 "average": add_average,
                 "explain": add_explain,
             }.get(name, functools.partial(add_run, name))(job)
+            if name == "decode":
+                add_text(job)
             if name not in ("plan", "collectives"):
                 add_verify(job)
     return top

@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import io
 import re
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from m4.cli import environment
 from m4.cli.data_arguments import DATA_JOBS
+from m4.cli.decode_arguments import text_request
 from m4.cli.job_arguments import SHARED, follow_options, steps_of
 from m4.parallel.distributed_options import DistributedOptions
 from m4.settings import InputError
@@ -18,6 +18,7 @@ from m4.settings import InputError
 if TYPE_CHECKING:
     from m4.config import Config
     from m4.experiment import Experiment
+    from m4.jobs.decoding.text import Request
 
 
 def run(
@@ -47,7 +48,7 @@ def run(
 
             distributed.join(options)
             asked = ("job", "compare", "fresh", "new_chapter", "split", "step", "watch", "steps",
-                     "sentences", "directions", "seconds")  # fmt: skip
+                     "sentences", "directions", "seconds", "input", "to", "output")  # fmt: skip
             said = {name: str(getattr(parsed, name, None)) for name in asked}
             check_agreement({**config.settings, **said})
         if parsed.job == "data":
@@ -63,6 +64,8 @@ def run(
             return _translate(experiment, config, parsed)
         if parsed.job == "explain":
             return _explain(experiment, config, parsed)
+        if parsed.job == "decode" and (request := text_request(parsed)) is not None:
+            return _decode_text(experiment, config, parsed.step, request)
         return _job(experiment, config, parsed)
     except SettingError as error:
         raise InputError(config.explain(error)) from error
@@ -201,12 +204,9 @@ def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Name
     from m4.jobs.translate import translator
     from m4.storage import run_folder
 
-    if "stdout" in environment.closed:
-        raise InputError("standard output is closed: the translations would be lost")
     if not parsed.text and "stdin" in environment.closed:
         raise InputError("standard input is closed, and there is no text among the arguments")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # as the lines that are read, in every locale
+    environment.open_standard_output()
     run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
     prepare.prepare_process(experiment, None)
     ready = translator(experiment)
@@ -215,6 +215,24 @@ def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Name
             print(line, flush=True)
     else:
         ready.stream(sys.stdin.fileno(), parsed.to, sys.stdout)
+    return 0
+
+
+def _decode_text(
+    experiment: "Experiment", config: "Config", step: int | None, request: "Request"
+) -> int:
+    """`m4 decode --input`: the run is read only, and may be trained meanwhile."""
+    from m4.jobs import prepare
+    from m4.jobs.decoding.text import decode_text
+    from m4.storage import run_folder
+
+    if "-" in request.inputs and "stdin" in environment.closed:
+        raise InputError("--input=-: standard input is closed")
+    if request.output == "-":
+        environment.open_standard_output()
+    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
+    prepare.prepare_process(experiment, None)
+    decode_text(experiment, request, step)
     return 0
 
 

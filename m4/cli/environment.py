@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -70,6 +71,16 @@ def open_closed_streams() -> None:
                 os.dup2(made, descriptor)
                 os.close(made)
         setattr(sys, name, open(os.devnull, "r+" if name == "stdin" else "w"))  # noqa: SIM115
+
+
+def open_standard_output() -> None:
+    """Standard output for translations: UTF-8 as the lines that are read, in every locale.
+
+    InputError: it is closed."""
+    if "stdout" in closed:
+        raise InputError("standard output is closed: the translations would be lost")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
 
 
 def flushed(status: int, name: str) -> int:

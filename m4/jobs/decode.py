@@ -76,6 +76,8 @@ class PortionDecoder:
                 translate, folder, split, self.pairs, made_by, starting=translate.starting
             )
             bar.update(bar.total)
+        if distributed.is_primary() and translate.batches.sentences:
+            print(f"{self._name}: {translate.batches.said()}")
         translate.warn_of_cut(self._name)
 
     def _made_by(self, step: int) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """`m4 translate`: a trained model that answers line by line."""
 
+from typing import Any, NamedTuple
+
 from m4.data.preprocess import split_direction
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.translate import Translator
@@ -8,22 +10,42 @@ from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
 
 
-def translator(experiment: Experiment) -> Translator:
-    """The trained model, ready to translate; reads the vocabulary and parameters only.
+class Trained(NamedTuple):
+    """A trained model, ready to translate.
+
+    made_by: JSON, what decides a translation.
+    """
+
+    translator: Translator
+    made_by: dict[str, Any]
+
+
+def trained(experiment: Experiment, step: int | None = None, job: str = "m4 decode") -> Trained:
+    """The model of a step, None: the latest; reads the vocabulary and parameters only.
 
     It is sharded over the experiment's mesh. Where these devices cannot make that mesh, it is on
     the first one, and a line on stderr says so and why.
     """
     folder = prepare.run_folder(experiment)
-    cache = open_vocabulary(experiment)
+    cache = open_vocabulary(experiment, step)
     model = prepare.model_for(experiment, cache)
-    layout = prepare.layout_or_first_device(experiment, model, cache.directions, "m4 translate")
-    params, _, _ = restore_params(model, folder / "checkpoints", None, cache.vocabulary, layout)
-    return Translator(
+    layout = prepare.layout_or_first_device(experiment, model, cache.directions, job)
+    params, found, _ = restore_params(model, folder / "checkpoints", step, cache.vocabulary, layout)
+    targets = list(dict.fromkeys(split_direction(d)[1] for d in cache.directions))
+    translator = Translator(
         model,
         params,
         cache.vocabulary,
         experiment.decoding,
-        languages=list(dict.fromkeys(split_direction(d)[1] for d in cache.directions)),
+        languages=targets,
         layout=layout,
+        normalise=experiment.data.corpus.cleaning.normalise,
     )
+    made_by = {"step": found, "vocabulary": cache.vocabulary.fingerprint}
+    made_by |= experiment.decoding.search()
+    return Trained(translator, made_by)
+
+
+def translator(experiment: Experiment) -> Translator:
+    """The latest model, for `m4 translate`."""
+    return trained(experiment, job="m4 translate").translator

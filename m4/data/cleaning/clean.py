@@ -28,6 +28,7 @@ from m4.data.cleaning.overlap import Overlap
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.skipped import SkippedLines
 from m4.data.sources import Pair, Source
+from m4.data.sources.lines import plain
 from m4.settings import InputError, SettingError, checked, configurable
 
 # (reason, language, split, number of the pair, pair), for every training pair that is dropped.
@@ -54,6 +55,14 @@ class Cleaning:
         """All that decides what it does, as JSON: {stage: settings}, and their order."""
         settings = {stage.name: stage.identity() for stage in self.stages}
         return json.loads(json.dumps({"order": list(settings), **settings}))
+
+    def normalise(self, text: str) -> str:
+        """A source to translate as a source of training is: read and normalised, never dropped."""
+        text = plain(text)
+        for stage in self.stages:
+            if isinstance(stage, Normalise):
+                text = stage.fix(text).text
+        return text
 
 
 # What a corpus gets that nothing is said of.

@@ -43,6 +43,19 @@ _SUSPECT = re.compile(
 )
 
 
+_NO_SENTENCE = re.compile(f"[{_CONTROL}{_SURROGATE}]")
+
+
+def plain(text: str) -> str:
+    """A line that cannot be left out, put right as `Tally.pair` does; characters for which a pair
+    is left out become blanks."""
+    if not text.isprintable():
+        for _, pattern, instead in _PUT_RIGHT:
+            text = pattern.sub(instead, text)
+        text = _NO_SENTENCE.sub(" ", text)
+    return " ".join(text.split())
+
+
 class Reason(str):
     """Why something is no sentence or no pair."""
 

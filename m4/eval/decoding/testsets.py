@@ -10,6 +10,7 @@ import numpy as np
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
+from m4.eval.decoding.batch_counts import BatchCounts
 from m4.eval.decoding.decode import Batch, decode, warn
 from m4.eval.decoding.settings import Decoding
 from m4.parallel import distributed
@@ -104,7 +105,7 @@ class Counter(Protocol):
 
 class ProgressDecoder:
     """`decode` for `decode_to_files`: shows progress over all calls, and counts the sources that
-    were too long (`cut`); with `counter`, routing is counted.
+    were too long (`cut`) and what is in the batches; with `counter`, routing is counted.
 
     With several processes all of them call it; the primary one writes the counts and warns.
     """
@@ -120,12 +121,19 @@ class ProgressDecoder:
         layout: Layout | None = None,
     ) -> None:
         """layout: how the parameters are sharded; None: on one device."""
-        self.cut = 0
+        self.cut, self.batches = 0, BatchCounts()
         self._longest = settings.max_source_length
         self._counter = counter
         self._bar, self._start = bar, time.monotonic()
         self._decode = lambda sources, **more: decode(
-            model, params, vocabulary, sources, settings, on_batch=counter, layout=layout, **more
+            model,
+            params,
+            vocabulary,
+            sources,
+            settings,
+            on_batch=self._count,
+            layout=layout,
+            **more,
         )
         self._sentences = self._tokens = 0
 
@@ -151,6 +159,11 @@ class ProgressDecoder:
             self._counter.save()
         self._sentences, self._tokens = self._sentences + len(sources), self._tokens + tokens
         return hypotheses
+
+    def _count(self, batch: Batch, best_BT: np.ndarray) -> None:
+        self.batches(batch, best_BT)
+        if self._counter is not None:
+            self._counter(batch, best_BT)
 
     def warn_of_cut(self, name: str) -> None:
         """A line on stderr, if there were sources that were too long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
@@ -52,6 +52,7 @@ class Translator:
         user types few are waiting.
     languages: those that it was trained to translate into; None: all that have a tag.
     layout: how the parameters are sharded; None: on one device.
+    normalise: what training does to a source.
     """
 
     model: nn.Module
@@ -61,6 +62,7 @@ class Translator:
     batch_rows: int = 8
     languages: Sequence[str] | None = None
     layout: Layout | None = None
+    normalise: Callable[[str], str] = str
 
     @property
     def _languages(self) -> Sequence[str]:
@@ -81,6 +83,7 @@ class Translator:
         if isinstance(lines, str):
             raise TypeError("lines: must be a list of texts, not one text")
         check_language(to, self._languages)
+        lines = [self.normalise(line) for line in lines]
         full = [number for number, line in enumerate(lines) if line.strip()]
 
         def on_cut(index: int, pieces: int, limit: int) -> None:

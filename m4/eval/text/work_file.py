@@ -1,0 +1,121 @@
+"""A file of translations that grows: its lines so far, and what of them is sound, next to it."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from m4.settings import InputError
+from m4.storage.files import read_json, whole, write_json
+
+
+class WorkFile:
+    """OUTPUT.partial and its note OUTPUT.partial.json, until all lines are there: then OUTPUT.
+
+    The note is written after the lines it counts, so that whatever kills the process leaves a note
+    of lines that are there. What is behind them is written again.
+
+    Attributes:
+        output: the file in the end. lines: how many are there. counts: what was counted of them.
+        done: the output is there, and stays.
+    """
+
+    def __init__(self, output: Path, made_by: Mapping[str, Any], *, overwrite: bool = False):
+        """made_by: JSON, all that decides the lines. overwrite: an output that is there is replaced
+        in the end, lines that were made by something else now.
+
+        Raises:
+            InputError: another process writes it; it was begun from another text, or with another
+                model or settings.
+        """
+        self.output, self.done = output, output.exists() and not overwrite
+        self._partial = output.with_name(f"{output.name}.partial")
+        self._note = output.with_name(f"{output.name}.partial.json")
+        self._made_by = json.loads(json.dumps(made_by))
+        self.lines, self.counts = 0, Counter[str]()
+        if not self.done:
+            self._file = self._locked()
+            try:
+                self._file.truncate(self._sound_bytes(overwrite))
+            except InputError:
+                self._file.close()
+                raise
+
+    def _locked(self) -> IO[bytes]:
+        file = self._partial.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Else it became the output between the two lines above.
+            mine = os.path.samestat(os.fstat(file.fileno()), self._partial.stat())
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        if not mine:
+            file.close()
+            raise InputError(f"{self.output}: another m4 decode is at work on it")
+        return file
+
+    def _sound_bytes(self, overwrite: bool) -> int:
+        """How much of the file counts; its lines and counts."""
+        try:
+            note = read_json(self._note, remedy="--overwrite begins again")
+        except FileNotFoundError:
+            return 0
+        made_by = note["made_by"]
+        if different := [
+            name for name, value in self._made_by.items() if made_by.get(name) != value
+        ]:
+            if overwrite:
+                return 0
+            raise InputError(
+                f"{self._partial}: was begun with another {different[0]} "
+                f"({made_by.get(different[0])}, now {self._made_by[different[0]]}); --overwrite "
+                "begins again"
+            )
+        if self._partial.stat().st_size < note["bytes"]:
+            print(f"{self._partial}: shorter than its note says; it begins again", file=sys.stderr)
+            return 0
+        self.lines, self.counts = note["lines"], Counter(note["counts"])
+        return note["bytes"]
+
+    def append(self, lines: Sequence[str], counts: Mapping[str, int]) -> None:
+        """The next lines, and what was counted of them."""
+        self._file.write("".join(f"{line}\n" for line in lines).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.lines += len(lines)
+        self.counts.update(counts)
+        write_json(
+            self._note,
+            {"made_by": self._made_by, "lines": self.lines, "bytes": self._file.tell(),
+             "counts": self.counts},
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """Makes it the output, packed where that ends in .gz."""
+        if self.output.suffix == ".gz":
+            with (
+                whole(self.output) as packed,
+                self._partial.open("rb") as plain,
+                packed.open("wb") as file,
+                # Without a time and a name, so that equal lines are equal files.
+                gzip.GzipFile("", "wb", fileobj=file, mtime=0) as into,
+            ):
+                shutil.copyfileobj(plain, into)
+            self._partial.unlink()
+        else:
+            os.replace(self._partial, self.output)
+        self._note.unlink(missing_ok=True)
+        self._file.close()
+        self.done = True
+
+    def close(self) -> None:
+        if not self.done:
+            self._file.close()

@@ -1,0 +1,181 @@
+"""`m4 decode --input`: every line has its translation, and every mistake is one line."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import m4 as package
+from m4.data.sentences import sentences
+from tests.command_line import m4
+
+LONG = "Yesterday was Monday. Tomorrow there will be nothing of this. And now?"
+LINES = ["3 weeks ago", "", "last e\u0301te\u0301", LONG, "  ", "Monday\u200e", "a\tb"]
+
+
+def decode(run: Path, *arguments: object):
+    return m4("decode", f"--model_dir={run}", *arguments)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "in.txt"
+    path.write_bytes("\r\n".join(LINES).encode())
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(trained: Path, text: Path) -> list[str]:
+    """The translations of LINES into gl."""
+    output = text.parent / "expected.txt"
+    said = decode(trained, f"--input={text}", "--to=gl", f"--output={output}")
+    assert said.status == 0, said.err
+    assert "7 lines, 2 blank, 1 too long for max_source_length = 32" in said.out
+    assert "in.txt line 4: " in said.err
+    assert re.search(r"sentences/s, .* of the batches are real tokens", said.out)
+    return output.read_text(encoding="utf-8").split("\n")
+
+
+def test_every_line_has_the_translation_of_m4_translate(trained: Path, expected: list[str]) -> None:
+    *lines, rest = expected
+    assert rest == ""
+    run = package.load(trained)
+    plain = [line for line in LINES if line is not LONG]
+    assert [line for line, source in zip(lines, LINES, strict=True) if source is not LONG] == (
+        run.translate(plain, "gl")
+    )
+    short = [part for part in sentences(LONG) if len(part) < 30]
+    assert short
+    for translation in run.translate(short, "gl"):
+        assert translation.strip() in lines[LINES.index(LONG)]
+
+
+def test_text_is_normalised_as_training_text_is(trained: Path) -> None:
+    run = package.load(trained)
+    assert run.translate(["Mon\u200eday  1"], "gl") == run.translate([" Monday\t1\ufeff"], "gl")
+
+
+def test_folders_packed_files_and_several_languages(
+    trained: Path, text: Path, expected: list[str], tmp_path: Path
+) -> None:
+    folder, output = tmp_path / "in", tmp_path / "out"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a.txt.gz").write_bytes(gzip.compress(text.read_bytes()))
+    (folder / "b.en").write_text("\n")
+    (folder / ".hidden").write_text("x")
+    said = decode(trained, f"--input={folder}", "--to=gl,es", f"--output={output}")
+    assert said.status == 0, said.err
+    assert {str(path.relative_to(output)) for path in output.rglob("*.*")} == {
+        "b.en.es.txt", "b.en.gl.txt", "deep/a.es.txt", "deep/a.gl.txt",
+    }  # fmt: skip
+    assert (output / "deep/a.gl.txt").read_text().split("\n") == expected
+    assert len((output / "deep/a.es.txt").read_text().splitlines()) == len(LINES)
+    assert (output / "b.en.es.txt").read_text() == "\n"
+    # The same command makes what is missing, and nothing else.
+    (output / "b.en.gl.txt").unlink()
+    before = (output / "deep/a.gl.txt").stat().st_mtime_ns
+    said = decode(trained, f"--input={folder}", "--to=gl,es", f"--output={output}")
+    assert said.out.count("already there (--overwrite replaces it)") == 3
+    assert (output / "b.en.gl.txt").exists()
+    assert (output / "deep/a.gl.txt").stat().st_mtime_ns == before
+
+
+def test_standard_input_to_standard_output(
+    trained: Path, text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
+    said = decode(trained, "--input=-", "--to=gl", "--output=-")
+    assert said.status == 0, said.err
+    assert said.out.split("\n") == expected
+    assert "sentences/s" in said.err
+
+
+WRONG = [
+    ("--to=gl --output=OUT", "--input: missing"),
+    ("--input=TEXT --output=OUT", "--to: missing"),
+    ("--from=es", "--from: give --input, --to and --output, too"),
+    ("--input=TEXT --to=gl --output=OUT --split=dev", "--split=dev: not with --input"),
+    ("--input=TEXT --to=galician --output=OUT", "Did you mean gl (Galician)?"),
+    ("--input=TEXT --to=en --output=OUT", "--from: the model translates from en, es, pt, gl"),
+    ("--input=TEXT --to=gl --from=xx --output=OUT", "--from=xx: the model does not translate"),
+    ("--input=TEXT --to=gl --from=gl --output=OUT", "--to=gl: that is the language of the input"),
+    ("--input=none.txt --to=gl --output=OUT", "--input=none.txt: no such file"),
+    ("--input=EMPTY --to=gl --output=OUT", "no files in this folder"),
+    ("--input=TEXT --to=gl --output=none/out.txt", "--output=none/out.txt: no folder none"),
+    ("--input=TEXT --to=gl,es --output=TEXT", "of several translations it must be a folder"),
+    ("--input=TEXT --to=gl,es --output=-", "of one text into one language; give a folder"),
+    ("--input=TEXT --to=gl --output=TEXT", "would be among the input"),
+    ("--input TEXT TEXT --to=gl --output=OUT", "would both be in.gl.txt"),
+    ("--input - TEXT --to=gl --output=OUT", "--input=-: standard input alone"),
+    ("--input=LATIN --to=gl --output=OUT", "latin.txt line 2: not UTF-8"),
+    ("--input=BROKEN --to=gl --output=OUT", "broken.gz: damaged, it cannot be unpacked"),
+    ("--input=TEXT --to=gl --output=OUT --step=77", "no checkpoint of step 77"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "mistake"), WRONG, ids=[each for each, _ in WRONG])
+def test_a_mistake_is_one_line(
+    trained: Path, text: Path, tmp_path: Path, arguments: str, mistake: str
+) -> None:
+    (tmp_path / "latin.txt").write_bytes("one\ncaf\u00e9\n".encode("latin-1"))
+    (tmp_path / "broken.gz").write_bytes(gzip.compress(b"one\n" * 99)[:-9])
+    (tmp_path / "empty").mkdir()
+    places = {"TEXT": text, "OUT": tmp_path / "out", "EMPTY": tmp_path / "empty",
+              "LATIN": tmp_path / "latin.txt", "BROKEN": tmp_path / "broken.gz"}  # fmt: skip
+    words = re.sub(r"\b[A-Z]{3,}\b", lambda name: str(places[name[0]]), arguments).split()
+    assert mistake in decode(trained, *words).mistake
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_a_checkpoint_is_one_line(trained: Path, text: Path, tmp_path: Path) -> None:
+    for name in ("config.gin", "run.json", "vocabulary"):
+        (tmp_path / name).symlink_to(trained / name)
+    said = decode(tmp_path, f"--input={text}", "--to=gl", f"--output={tmp_path}/out")
+    assert "no checkpoints; train first" in said.mistake
+
+
+def test_a_direction_that_was_not_trained_is_named(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n")
+    said = decode(
+        trained, f"--input={tmp_path}/a.txt", "--from=es", "--to=gl", f"--output={tmp_path}/b.txt"
+    )
+    assert said.status == 0
+    assert "es-gl: the model was not trained on this direction" in said.err
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_killed_job_resumes_to_the_same_bytes(trained: Path, tmp_path: Path) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text("".join(f"{i} weeks and {i * i} days ago\n" for i in range(400)))
+    undisturbed, output = tmp_path / "undisturbed.txt", tmp_path / "out.txt"
+    arguments = ["--input", str(text), "--to=gl", "--gin.experiment.Decoding.batch_rows=2"]
+    said = decode(trained, *arguments, f"--output={undisturbed}")
+    assert said.status == 0, said.err
+    command = [sys.executable, "-m", "m4", "decode", f"--model_dir={trained}", *arguments]
+    command.append(f"--output={output}")
+    note, seen, kills = tmp_path / "out.txt.partial.json", b"", 0
+    while not output.exists():
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None:
+            with contextlib.suppress(FileNotFoundError):
+                if (now := note.read_bytes()) != seen and kills < 3:
+                    seen, kills = now, kills + 1
+                    time.sleep(0.05 * kills)
+                    os.kill(process.pid, signal.SIGKILL)
+                    break
+            time.sleep(0.002)
+        process.wait()
+    assert kills == 3
+    assert output.read_bytes() == undisturbed.read_bytes()
+    assert not note.exists()

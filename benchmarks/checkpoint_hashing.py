@@ -1,72 +1,124 @@
-"""What a checkpoint's manifest costs: a save, its hashing, a restore, its verification.
+"""What a checkpoint's manifest costs: saves with and without it interleaved, a restore, its
+verification.
 
 python benchmarks/checkpoint_hashing.py --megabytes=400 --rounds=5
 """
 
 import argparse
 import contextlib
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from m4.parallel.platform.accelerator import check_accelerator
 from m4.storage import checksums, manifest
 from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.store import Store
+
+_ARRAYS = 16
+_Seconds = defaultdict[str, list[float]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=400, help="of arrays (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="after a first one (%(default)s)")
     parsed = parser.parse_args()
-    arrays = 16
-    rows = parsed.megabytes * 10**6 // (arrays * 4 * 1024)
+    check_accelerator()
+    rows = parsed.megabytes * 10**6 // (_ARRAYS * 4 * 1024)
     tree = {
         f"w{i}": jax.random.normal(jax.random.key(i), (rows, 1024), jnp.float32)
-        for i in range(arrays)
+        for i in range(_ARRAYS)
     }
-    seconds: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        store = Checkpoints(Path(folder) / "checkpoints", keep=1)
-        with _timed(manifest, "write_own", seconds), _timed(manifest, "write_whole", seconds):
-            for step in range(1, parsed.rounds + 2):
-                start = time.perf_counter()
-                store.save(step, {"params": tree}, {})
-                blocked = time.perf_counter() - start
-                store.wait()
-                seconds.setdefault("save blocks", []).append(blocked)
-                seconds.setdefault("save", []).append(time.perf_counter() - start)
+    jax.block_until_ready(tree)
+    seconds: _Seconds = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stores:
+        hashed, plain = (
+            stores.enter_context(contextlib.closing(Checkpoints(Path(folder) / name, keep=1)))
+            for name in ("hashed", "plain")
+        )
+        for step in range(parsed.rounds + 1):
+            with (
+                _timed(manifest.OwnFiles, "finish", seconds),
+                _timed(manifest, "write_whole", seconds),
+            ):
+                _save(hashed, step, tree, "hashed", seconds)
+            with _replaced(checksums, "hashes", _no_hashes):
+                _save(plain, step, tree, "plain", seconds)
         for _ in range(parsed.rounds + 1):
             checksums.forget()
             start = time.perf_counter()
-            assert manifest.problem(store.folder / str(step)) is None
+            assert manifest.problem(hashed.folder / str(step)) is None
             verified = time.perf_counter()
-            store.restore(step, {"params": shapes(tree)})
-            seconds.setdefault("verify", []).append(verified - start)
-            seconds.setdefault("restore", []).append(time.perf_counter() - verified)
-        store.close()
-    size = sum(x.nbytes for x in tree.values()) / 1e6
-    print(f"{size:.0f} MB of arrays; medians of {parsed.rounds} after a first one")
-    for name, values in seconds.items():
-        print(f"{name:12} {statistics.median(values[1:]):7.3f} s")
+            hashed.restore(step, {"params": shapes(tree)})
+            seconds["verify"].append(verified - start)
+            seconds["restore"].append(time.perf_counter() - verified)
+    _report(tree, {name: statistics.median(values[1:]) for name, values in seconds.items()})
+
+
+def _save(store: Checkpoints, step: int, tree: Any, name: str, seconds: _Seconds) -> None:
+    os.sync()  # what others wrote is not this save's
+    start, used = time.perf_counter(), time.process_time()
+    store.save(step, {"params": tree}, {})
+    seconds[f"{name} blocks"].append(time.perf_counter() - start)
+    store.wait()
+    seconds[name].append(time.perf_counter() - start)
+    seconds[f"{name} cpu"].append(time.process_time() - used)
+
+
+def _report(tree: Any, median: dict[str, float]) -> None:
+    last = median["finish"] + median["write_whole"]
+    rows = {
+        "training waits for a save": median["hashed blocks"],
+        "a save": median["hashed"],
+        "the same without SHA-256": median["plain"],
+        "of a save, SHA-256 after the last write": last,
+        "CPU of a save": median["hashed cpu"],
+        "the same without SHA-256, CPU": median["plain cpu"],
+        "comparing a checkpoint": median["verify"],
+        "reading it after that": median["restore"],
+    }
+    print(f"{sum(x.nbytes for x in tree.values()) / 1e6:.0f} MB of arrays; medians")
+    for name, value in rows.items():
+        print(f"{name:40} {value:7.3f} s")
+    share = {
+        "of a save's time": median["hashed"] / median["plain"] - 1,
+        "after the last write": last / (median["hashed"] - last),
+        "of its CPU time": median["hashed cpu"] / median["plain cpu"] - 1,
+    }
+    print("SHA-256:", ", ".join(f"{value:+.1%} {name}" for name, value in share.items()))
+
+
+def _no_hashes(store: Store, names: Iterable[str]) -> dict[str, tuple[int, str]]:
+    return dict.fromkeys(names, (0, ""))
 
 
 @contextlib.contextmanager
-def _timed(module: Any, name: str, seconds: dict[str, list[float]]) -> Iterator[None]:
+def _timed(module: Any, name: str, seconds: _Seconds) -> Iterator[None]:
     """Within it the seconds of every call are kept."""
     work: Callable[..., Any] = getattr(module, name)
 
     def timed(*arguments: Any) -> None:
         start = time.perf_counter()
         work(*arguments)
-        seconds.setdefault(name, []).append(time.perf_counter() - start)
+        seconds[name].append(time.perf_counter() - start)
 
-    setattr(module, name, timed)
+    with _replaced(module, name, timed):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
+    work = getattr(module, name)
+    setattr(module, name, by)
     try:
         yield
     finally:

@@ -27,6 +27,8 @@ class Removed(InputError):
 
 # In a run's folder: the scores of its checkpoints by step (`m4 eval --watch`).
 SCORES_BY_STEP = "scores_by_step.jsonl"
+# Of a file, which holds arrays: small enough that some are hashed while others are written.
+_FILE_BYTES = 1 << 25
 # What `keep_best` goes by, of the values measured at a checkpoint's step; the lowest is the best.
 MEASURE = "dev/nll"
 
@@ -119,7 +121,8 @@ class Checkpoints:
             "to save a checkpoint", self._push_then_marked
         )
         saves: dict[str, ocp.args.CheckpointArgs] = {
-            name: ocp.args.StandardSave(tree) for name, tree in items.items()
+            name: ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=_FILE_BYTES)
+            for name, tree in items.items()
         }
         saves["note"] = ocp.args.JsonSave(dict(note))
         known = (measured or {}).get(MEASURE)
@@ -155,7 +158,12 @@ class Checkpoints:
         Raises:
             Removed: it went meanwhile. InputError: it has no such item, or cannot be read.
         """
-        restores = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
+        restores = {
+            name: ocp.args.PyTreeRestore(
+                tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
+            )
+            for name, tree in items.items()
+        }
         with self._reading(step):
             if missing := items.keys() - manifest.items_of(self.folder / str(step)):
                 raise InputError(
@@ -287,12 +295,17 @@ def by_path(tree: Any) -> dict[str, Any]:
 class _Hashing(ocp.AsyncCheckpointHandler):
     """Writes the manifest, as the item `sha256` of each step."""
 
-    def __init__(self) -> None:
-        self._item = epath.Path()
+    _own: manifest.OwnFiles | None = None
 
     async def async_save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> list[Any]:
-        self._item = directory
-        return [_Last(lambda: manifest.write_own(directory, jax.process_index()))]
+        self.close()  # of a save that failed
+        self._item, self._own = directory, manifest.OwnFiles(directory, jax.process_index())
+        return [_Last(self._own.finish)]
+
+    def close(self) -> None:
+        """Called by orbax when its manager is closed."""
+        if self._own is not None:
+            self._own.end()
 
     def finish(self) -> None:
         """Called by orbax in the primary when the items of all processes are there, and only the

@@ -5,9 +5,11 @@ hashes its own files (`ocdbt.process_<i>`), and the primary joins what they foun
 rest. So a step appears with its manifest, or not at all.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Collection
+import threading
+from collections.abc import Callable, Collection
 from pathlib import PurePosixPath
 
 from etils import epath
@@ -15,11 +17,14 @@ from etils import epath
 from m4.settings import InputError
 from m4.storage import checksums
 from m4.storage.files import read_json
-from m4.storage.store import Disk, Store, open_store
+from m4.storage.store import ERRORS, Disk, Object, Store, open_store
 
 ITEM = "sha256"
 _NAME = f"{ITEM}/manifest.json"
 _OWN = "ocdbt.process_"
+# How often files that are written are looked at.
+_DISK_SECONDS = 0.02
+_BUCKET_SECONDS = 5.0  # it is asked for several lists
 
 
 def store_of(folder: epath.Path) -> Store:
@@ -28,17 +33,71 @@ def store_of(folder: epath.Path) -> Store:
     return open_store(name) if "://" in name else Disk(f"file://{name}")
 
 
-def write_own(item: epath.Path, process: int) -> None:
-    """Hashes what this process wrote of the step around the folder `item`, before it is whole."""
-    found = {}
-    for sibling in item.parent.iterdir():
-        # Items have temporary names too, where folders can be renamed.
-        own, name = sibling / f"{_OWN}{process}", sibling.name.partition(".")[0]
-        if own.is_dir():
-            store = store_of(own)
-            for file, entry in checksums.hashes(store, store.list()).items():
-                found[f"{name}/{own.name}/{file}"] = entry
-    (item / f"process_{process}.json").write_text(json.dumps(found))
+class OwnFiles:
+    """What this process writes of the step around the folder `item`, before it is whole.
+
+    A thread hashes the files that are complete while others are still written. `finish` hashes the
+    rest, and those that have changed since.
+    """
+
+    def __init__(self, item: epath.Path, process: int) -> None:
+        self._item, self._process = item, process
+        self._stores: dict[epath.Path, Store] = {}
+        self._hashed: dict[str, tuple[Object, tuple[int, str]]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        period = _BUCKET_SECONDS if "://" in os.fspath(self._item) else _DISK_SECONDS
+        while not self._ended.wait(period):
+            # A folder appears, or gets its name, at this moment: `finish` looks again.
+            with contextlib.suppress(*ERRORS):
+                self._look(_open_files)
+
+    def _look(self, unfinished: Callable[[], set[str]] = set) -> list[str]:
+        """Hashes what is not hashed as it is now, but for `unfinished`; returns what is there."""
+        seen = []
+        for sibling in self._item.parent.iterdir():
+            own = sibling / f"{_OWN}{self._process}"
+            if not own.is_dir():
+                continue
+            if own not in self._stores:
+                self._stores[own] = store_of(own)
+            there = self._stores[own].list()
+            left, real = unfinished(), os.path.realpath(own)
+            # Items have temporary names too, where folders can be renamed.
+            prefix = f"{sibling.name.partition('.')[0]}/{own.name}/"
+            changed = [
+                name
+                for name, now in there.items()
+                if self._hashed.get(prefix + name, (None,))[0] != now
+                and f"{real}/{name}" not in left
+            ]
+            for name, entry in checksums.hashes(self._stores[own], changed).items():
+                self._hashed[prefix + name] = there[name], entry
+            seen += [prefix + name for name in there]
+        return seen
+
+    def finish(self) -> None:
+        """When all files are written: writes what they are."""
+        self.end()
+        self._thread.join()
+        found = {name: self._hashed[name][1] for name in self._look()}
+        (self._item / f"process_{self._process}.json").write_text(json.dumps(found))
+
+    def end(self) -> None:
+        """Ends the thread."""
+        self._ended.set()
+
+
+def _open_files() -> set[str]:
+    """The files that this process has open; OSError where the system does not say it."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return found
 
 
 def write_whole(step: epath.Path) -> None:

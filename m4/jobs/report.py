@@ -66,7 +66,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
         levels=data.levels,
     )
     terminal = prepare.console()
-    for table in tables(written.rows, written.averages, terminal.width):
+    for table in tables(written.rows, written.averages, terminal.width, data.levels):
         terminal.print(table)
     for path in (written.html, written.png, written.pdf, written.scores):
         terminal.print(str(path), highlight=False, soft_wrap=True)

@@ -43,6 +43,7 @@ MEANT = {
     "Baselines.folder": ["'x'", "None"],
     "ResourceLevels.high_resource_from": [],
     "ResourceLevels.low_resource_below": ["0"],
+    "ResourceLevels.min_test_sentences": ["0"],
     "CorpusSpec.languages": ["None"],
     "CorpusSpec.target_vocabulary_size": ["None"],
     "CorpusSpec.vocabulary_from": ["'x'", "None"],

@@ -15,7 +15,7 @@ from m4.data.preprocess import language_of, split_direction
 from m4.eval.metrics import bootstrap
 from m4.eval.report import curve
 from m4.eval.report.theme import DARK, LIGHT
-from m4.eval.scoring.delta import METRIC_NAMES, Average, Delta
+from m4.eval.scoring.delta import METRIC_NAMES, Average, Delta, small_tests, small_tests_line
 from m4.eval.scoring.groups import DIRECTION_GROUPS, LEVELS, ResourceLevels
 from m4.eval.scoring.score import (
     COPY,
@@ -79,6 +79,7 @@ def page(
     filters = {"signed": lambda value: f"{value:+.1f}".replace("-", "−"), "tag": language_tag}
     metric = rows[0].metric
     names = [system.name for system in measured.systems]
+    small = small_tests(rows, levels)
     return html.render(
         TEMPLATE,
         filters,
@@ -91,6 +92,8 @@ def page(
         levels=LEVELS,
         sides=[side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)],
         thresholds=levels,
+        small=set(small.values()),
+        small_line=small_tests_line(small, levels),
         headline=_headline(means),
         images=data_uris(images),
         experts=[{**one, "images": data_uris(one["images"])} for one in experts],

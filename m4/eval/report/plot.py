@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb, to_rgba
 from matplotlib.figure import Figure
 
 from m4.eval.report.figures import FEW, Sheet, save
 from m4.eval.report.theme import LIGHT, Theme
-from m4.eval.scoring.delta import METRIC_NAMES, Delta
+from m4.eval.scoring.delta import METRIC_NAMES, Delta, small_tests
 from m4.eval.scoring.groups import DEFAULT_LEVELS, DIRECTION_GROUPS, LEVELS, ResourceLevels
 from m4.settings import InputError
 
@@ -49,8 +50,10 @@ def plot(
 
     x: languages by falling training size; y: Δ with its 95% interval, the bilingual baseline at 0;
     one panel into English, one out of it, and below them the training pairs on a log scale. A
-    series a system, each with a trend line, the mean of a sliding window (`window_size`). Hollow
-    points have a closely related language in the run.
+    series a system, each with a trend line, the mean of a sliding window (`window_size`). Pale
+    points have a closely related language in the run. Hollow ones have test sets of fewer than
+    `levels.min_test_sentences`: they decide neither axis nor trend, and one that lies beyond the
+    axis is at its edge.
 
     names: label with the English names in place of the codes. Both are drawn in DejaVu Sans, which
     comes with matplotlib and has every letter of them; languages' own names (Arabic, CJK) would
@@ -78,19 +81,24 @@ def figure(
     sheet = Sheet.make(labels, ratios, 2.7 * len(sides) + 1.1, theme)
     systems = list(dict.fromkeys(row.system for row in rows))
     metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
-    edges = [bound for row in rows for bound in (row.low, row.high, row.delta, 0.0)]
+    small = small_tests(rows, levels)
+    # Where all test sets are small, they rule.
+    ruling = [row for row in rows if row.direction not in small] or rows
+    edges = [bound for row in ruling for bound in (row.low, row.high, row.delta, 0.0)]
     margin = 0.06 * max(max(edges) - min(edges), 1.0)
     for panel, side in zip(sheet.panels, sides, strict=False):
         sheet.style(panel)
-        _panel(sheet, panel, [r for r in rows if r.side == side], languages, systems, window)
         panel.set_ylim(min(edges) - margin, max(edges) + 2 * margin)
+        mine = [row for row in rows if row.side == side]
+        _panel(sheet, panel, mine, languages, systems, window, small)
         arrow = side.replace("->", " → ")
         panel.set_ylabel(f"Δ{metric}, {arrow}", fontsize=sheet.size, color=theme.ink)
     sizes = [pairs[language] for language in languages]
     _levels(sheet, sizes, levels)
-    taken = window_size(len(languages), window)
+    counted = {row.language for row in rows if row.direction not in small}
+    taken = window_size(len(counted), window)
     sheet.size_bars(sizes, f"; line: mean of {taken}" if taken > 1 else "")
-    _legend(sheet, rows)
+    _legend(sheet, rows, small, levels)
     return sheet.figure
 
 
@@ -101,33 +109,45 @@ def _panel(
     languages: Sequence[str],
     systems: Sequence[str],
     window: int,
+    small: Collection[str],
 ) -> None:
-    """Points, whiskers and trend of every system."""
+    """Points, whiskers and trend of every system. small: directions that are drawn hollow."""
     theme, size, slot = sheet.theme, sheet.size, sheet.slot
     panel.axhline(0, color=theme.ink, linewidth=1.2, zorder=2)
     dot = min(0.6 * size, 0.34 * slot + 1.2)
     step = min(0.24, 0.8 / len(systems)) if len(systems) > 1 else 0.0
+    counted = {row.language for row in rows if row.direction not in small}
     for number, system in enumerate(systems):
         colour = theme.series[number % len(theme.series)]
+        pale = _between(colour, theme.paper)
         at = {row.language: row for row in rows if row.system == system}
         here = [(i, at[language]) for i, language in enumerate(languages) if language in at]
         x = np.array([i for i, _ in here]) + (number - (len(systems) - 1) / 2) * step
         # Not errorbar(): a percentile interval of a few sentences need not hold the point.
         lows, highs = [row.low for _, row in here], [row.high for _, row in here]
         thin = min(1.4, 0.16 * slot)
-        panel.vlines(x, lows, highs, color=colour, alpha=0.55, linewidth=thin, zorder=3)
+        faint = [0.2 if row.direction in small else 0.55 for _, row in here]
+        panel.vlines(x, lows, highs, color=[to_rgba(colour, alpha) for alpha in faint],
+                     linewidth=thin, zorder=3)  # fmt: skip
         panel.scatter(
             x,
-            [row.delta for _, row in here],
+            np.clip([row.delta for _, row in here], *panel.get_ylim()),
             s=dot**2,
             marker=_MARKERS[number % len(_MARKERS)],
-            facecolors=[theme.paper if row.near_clones else colour for _, row in here],
+            facecolors=[
+                theme.paper if row.direction in small else pale if row.near_clones else colour
+                for _, row in here
+            ],
             edgecolors=colour,
             linewidths=1.1,
             zorder=5,
+            clip_on=False,
         )
-        values = [at[language].delta if language in at else np.nan for language in languages]
-        middles, means = trend(values, window_size(len(languages), window))
+        # Of the languages that count, so that each mean is of as many.
+        places = [i for i, language in enumerate(languages) if language in counted]
+        values = [at[languages[i]].delta if languages[i] in at else np.nan for i in places]
+        middles, means = trend(values, window_size(len(counted), window))
+        middles = np.interp(middles, range(len(places)), places) if places else middles
         # Few points are read one by one, and the line keeps behind them; of many, the line is what
         # is read: it runs before them with a rim of paper.
         lines = [(colour, 2.2, 0.5, 4)]
@@ -136,6 +156,11 @@ def _panel(
         for line, thickness, alpha, order in lines:
             panel.plot(middles, means, color=line, linewidth=thickness, alpha=alpha, zorder=order,
                        solid_capstyle="round", solid_joinstyle="round")  # fmt: skip
+
+
+def _between(colour: str, paper: str) -> str:
+    """The colour half-way to the paper's."""
+    return to_hex(tuple((np.array(to_rgb(colour)) + np.array(to_rgb(paper))) / 2))
 
 
 def _levels(sheet: Sheet, sizes: Sequence[int], levels: ResourceLevels) -> None:
@@ -155,8 +180,11 @@ def _levels(sheet: Sheet, sizes: Sequence[int], levels: ResourceLevels) -> None:
         start += count
 
 
-def _legend(sheet: Sheet, rows: Sequence[Delta]) -> None:
-    """Above the panels: what the colours are, the baseline at 0, and hollow points if there are."""
+def _legend(
+    sheet: Sheet, rows: Sequence[Delta], small: Collection[str], levels: ResourceLevels
+) -> None:
+    """Above the panels: what the colours are, the baseline at 0, and what pale and hollow points
+    are if there are any."""
     panel, theme = sheet.panels[0], sheet.theme
     systems = list(dict.fromkeys(row.system for row in rows))
     entries = []
@@ -166,6 +194,12 @@ def _legend(sheet: Sheet, rows: Sequence[Delta]) -> None:
         entries += panel.plot([], [], color=colour, marker=marker, linewidth=2.2, label=system)
     if any(row.near_clones for row in rows):
         entries += panel.plot([], [], "o", label="closely related", color=theme.ink,
+                              markerfacecolor=_between(theme.ink, theme.paper))  # fmt: skip
+    if small:
+        label = f"under {levels.min_test_sentences} test sentences"
+        entries += panel.plot([], [], "o", label=label, color=theme.ink,
                               markerfacecolor=theme.paper)  # fmt: skip
     entries += panel.plot([], [], color=theme.ink, linewidth=1.2, label=f"{rows[0].baseline} = 0")
-    sheet.legend(len(entries), entries)
+    # More would be wider than the page.
+    columns = len(entries) if len(entries) < 6 else (len(entries) + 1) // 2
+    sheet.legend(columns, entries)

@@ -161,8 +161,27 @@ def from_plain(rows: Iterable[dict]) -> list[Delta]:
     return [Delta(**{**row, "near_clones": tuple(row["near_clones"])}) for row in rows]
 
 
+def small_tests(rows: Iterable[Delta], levels: ResourceLevels) -> dict[str, str]:
+    """Direction -> language, of those with too few test sentences for means (`averages`)."""
+    least = levels.min_test_sentences
+    return {row.direction: row.language for row in rows if row.sentences < least}
+
+
+def small_tests_line(small: Mapping[str, str], levels: ResourceLevels) -> str:
+    """What is left out of the means, in a sentence; '' where nothing is."""
+    languages = sorted(set(small.values()))
+    if not languages:
+        return ""
+    many = f"{len(languages)} language{'s' if len(languages) > 1 else ''}"
+    return (
+        f"{many} with fewer than {levels.min_test_sentences} test sentences in no mean: "
+        f"{', '.join(languages)}"
+    )
+
+
 def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> list[Average]:
-    """Mean Δ by side, system and resource level; levels without languages are left out.
+    """Mean Δ by side, system and resource level, of test sets of `levels.min_test_sentences` or
+    more; levels without languages are left out.
 
     The interval: in every bootstrap replicate the mean over the languages, then the percentiles of
     these means. Replicate r draws from one seed for all languages; where their test sets are of
@@ -171,9 +190,11 @@ def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> 
     """
     result = []
     systems = list(dict.fromkeys(row.system for row in rows))
+    small = small_tests(rows, levels)
     for side in DIRECTION_GROUPS:
         for system in systems:
             mine = [row for row in rows if row.side == side and row.system == system]
+            mine = [row for row in mine if row.direction not in small]
             groups = {name: [r for r in mine if levels.of(r.train_pairs) == name]
                       for name in LEVELS}  # fmt: skip
             for name, group in {**groups, "all": mine}.items():
@@ -197,7 +218,12 @@ def _average(side: str, name: str, system: str, group: Sequence[Delta]) -> Avera
     )
 
 
-def tables(rows: Sequence[Delta], means: Sequence[Average], width: int = 120) -> list[Table]:
+def tables(
+    rows: Sequence[Delta],
+    means: Sequence[Average],
+    width: int = 120,
+    levels: ResourceLevels = DEFAULT_LEVELS,
+) -> list[Table]:
     """One table a system for a terminal of `width` characters: languages by falling training size,
     then the averages. Where it does not fit: first without names, then one table a side."""
     sides = [side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)]
@@ -210,7 +236,7 @@ def tables(rows: Sequence[Delta], means: Sequence[Average], width: int = 120) ->
     result: list[Table] = []
     for grouped, names in layouts:
         result = [
-            _table(rows, means, system, group, names)
+            _table(rows, means, system, group, names, levels)
             for system in dict.fromkeys(row.system for row in rows)
             for group in grouped
         ]
@@ -225,15 +251,22 @@ def _width(table: Table) -> int:
 
 
 def _table(
-    rows: Sequence[Delta], means: Sequence[Average], system: str, sides: list[str], names: bool
+    rows: Sequence[Delta],
+    means: Sequence[Average],
+    system: str,
+    sides: list[str],
+    names: bool,
+    levels: ResourceLevels,
 ) -> Table:
     rows = [row for row in rows if row.system == system]
     means = [mean for mean in means if mean.system == system and mean.side in sides]
     metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
+    small = small_tests(rows, levels)
     table = Table(
         title=f"{system} against {rows[0].baseline}",
         caption=f"{metric}; \\[95% interval of the difference, paired bootstrap]"
-        + ("; ≈ closely related to another language" if any(r.near_clones for r in rows) else ""),
+        + ("; ≈ closely related to another language" if any(r.near_clones for r in rows) else "")
+        + (f"; ○ {small_tests_line(small, levels)}" if small else ""),
         title_justify="left",
         caption_justify="left",
         box=SIMPLE_HEAD,
@@ -249,7 +282,8 @@ def _table(
     at = {(row.language, row.side): row for row in rows}
     for language, row in {row.language: row for row in rows}.items():
         label = f"{language} {row.name}" if names and row.name != language else language
-        cells = [label + " ≈" * bool(row.near_clones), f"{row.train_pairs:,}"]
+        marks = " ≈" * bool(row.near_clones) + " ○" * (language in small.values())
+        cells = [label + marks, f"{row.train_pairs:,}"]
         for side in sides:
             one = at.get((language, side))
             copy = "" if one is None or one.copy_score is None else f"{one.copy_score:.1f}"

@@ -21,10 +21,14 @@ def direction_group(direction: str) -> str:
 @checked
 @dataclass(frozen=True)
 class ResourceLevels:
-    """Training pairs from which a language is high-resource, and below which low-resource."""
+    """Training pairs from which a language is high-resource, and below which low-resource.
+
+    min_test_sentences: a direction with fewer is reported and is in no mean, trend or axis.
+    """
 
     high_resource_from: Annotated[Count, MUTABLE] = 3000
     low_resource_below: Annotated[Count, MUTABLE] = 1000
+    min_test_sentences: Annotated[Count, MUTABLE] = 50
 
     def __post_init__(self) -> None:
         if self.low_resource_below > self.high_resource_from:

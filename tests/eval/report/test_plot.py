@@ -1,13 +1,17 @@
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from m4.data.languages import LANGUAGES
 from m4.eval.report import plot
+from m4.eval.report.theme import LIGHT
 from m4.eval.scoring.delta import Delta
+from m4.eval.scoring.groups import ResourceLevels
 
 
 def rows(languages, systems=("moe", "dense"), sides=("xx->en", "en->xx")):
@@ -83,15 +87,49 @@ def test_languages_may_lack_a_direction_and_intervals_may_miss_their_point(tmp_p
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
-def test_hollow_points_are_closely_related_languages():
+def faces(figure):
+    return [to_hex(face) for face in figure.axes[0].collections[1].get_facecolor()]
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_pale_points_are_closely_related_languages():
     figure = plot.figure(rows(3, systems=("moe",)))
-    faces = np.asarray(figure.axes[0].collections[1].get_facecolor())
-    white = (faces == 1).all(axis=1).tolist()
-    assert white == [False, True, False]
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "moe", "closely related", "bilingual = 0",
-    ]  # fmt: skip
+    full, pale, other = faces(figure)
+    assert full == other == LIGHT.series[0].lower()
+    assert pale not in (full, LIGHT.paper)
+    assert legend(figure) == ["moe", "closely related", "bilingual = 0"]
+
+
+def test_small_test_sets_are_hollow_and_decide_neither_axis_nor_trend():
+    plain = rows(12, systems=("moe",))
+    odd = {"delta": 90.0, "low": 20.0, "high": 99.0, "sentences": 49}
+    mixed = [replace(row, **odd) if row.language == "it" else row for row in plain]
+    figure, rest = plot.figure(mixed), plot.figure([r for r in plain if r.language != "it"])
+    place = [row.language for row in plain if row.side == "xx->en"].index("it")
+    assert [face == LIGHT.paper for face in faces(figure)] == [i == place for i in range(12)]
+    assert legend(figure)[-2:] == ["under 50 test sentences", "bilingual = 0"]
+    panel = figure.axes[0]
+    assert panel.get_ylim() == rest.axes[0].get_ylim()
+    points = np.asarray(panel.collections[1].get_offsets())
+    assert points[place][1] == panel.get_ylim()[1]
+    # 11 languages that count: a window of 2, and none has the small one.
+    lines = [(np.asarray(one.get_xdata()), np.asarray(one.get_ydata())) for one in panel.lines]
+    middles, means = next(line for line in lines if len(line[0]) == 10)
+    values = [r.delta for r in plain if r.side == "xx->en" and r.language != "it"]
+    wanted = [(a + b) / 2 for a, b in itertools.pairwise(values)]
+    np.testing.assert_allclose(middles[place - 1], place)
+    np.testing.assert_allclose(means, wanted)
+    below = ResourceLevels(min_test_sentences=49)
+    assert LIGHT.paper not in faces(plot.figure(mixed, levels=below))
+
+
+def test_where_all_test_sets_are_small_the_axis_is_theirs():
+    figure = plot.figure([replace(row, sentences=7) for row in rows(3)])
+    assert set(faces(figure)) == {LIGHT.paper}
+    assert figure.axes[0].get_ylim()[1] > 2
 
 
 def test_users_mistakes(tmp_path):

@@ -9,6 +9,7 @@ from m4.eval.report.atlas import path_of
 from m4.eval.report.page import Background, language_tag
 from m4.eval.report.results import write_results
 from m4.eval.scoring.by_step import read_rows, replace_rows, rows_by_step
+from m4.eval.scoring.groups import ResourceLevels
 from m4.eval.scoring.score import System
 from m4.storage.files import read_jsonl, write_jsonl
 from m4.train.measuring import routing_counts
@@ -77,6 +78,7 @@ def made(tmp_path_factory):
         TRAIN,
         {language: {"seen": [n % 2 == 0 for n in range(20)]} for language in TRAIN},
         background,
+        levels=ResourceLevels(min_test_sentences=20),
         samples=20,
     )
     return written, written.html.read_text(encoding="utf-8")
@@ -151,6 +153,10 @@ def test_optional_parts(made, tmp_path):
         DEFAULTS.metrics,
         TRAIN,
     ).html.read_text(encoding="utf-8")
+    # 20 sentences are too few for means, and the page says so.
+    assert "no mean" not in text
+    assert "3 languages with fewer than 50 test sentences in no mean: gl, he, pt." in plain
+    assert "○" in plain
     for part in ("subsets", "training"):
         assert f'"{part}"' not in plain
         assert f'"#{part}"' not in plain

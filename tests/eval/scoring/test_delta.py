@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,9 +8,11 @@ from rich.console import Console
 
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.scoring import delta, score
+from m4.eval.scoring.groups import ResourceLevels
 from m4.storage.files import write_jsonl
 
 TRAIN = {"de": 6000, "hr": 3000, "nl": 1500, "gl": 250, "bs": 200}
+LEVELS = ResourceLevels(min_test_sentences=30)
 REFERENCES = [f"{n} Swiss francs per hour on May {n} in {2000 + n}" for n in range(1, 31)]
 
 
@@ -58,7 +61,7 @@ def test_rows(measured):
 def test_identical_systems_have_no_difference(measured):
     rows = [row for row in delta.deltas(measured, TRAIN, "bleu") if row.system == "same"]
     assert {(row.delta, row.low, row.high, row.p_value) for row in rows} == {(0, 0, 0, 1)}
-    for mean in delta.averages(rows):
+    for mean in delta.averages(rows, LEVELS):
         assert (mean.delta, mean.low, mean.high) == (0, 0, 0)
 
 
@@ -78,7 +81,7 @@ def test_rows_survive_their_file(measured):
 
 def test_averages_by_resource(measured):
     rows = [row for row in delta.deltas(measured, TRAIN, "bleu") if row.system == "moe"]
-    means = delta.averages(rows)
+    means = delta.averages(rows, LEVELS)
     assert [(m.side, m.level, m.languages) for m in means] == [
         (side, *of)
         for side in ("xx->en", "en->xx")
@@ -96,6 +99,29 @@ def test_averages_by_resource(measured):
     assert (low.low, low.high) == (group[0].low, group[0].high)
 
 
+def test_small_test_sets_are_in_no_average_and_are_counted(measured):
+    rows = delta.deltas(measured, TRAIN, "bleu")
+    rows = [replace(row, sentences=29) if row.language in ("gl", "nl") else row for row in rows]
+    means = delta.averages(rows, LEVELS)
+    found = {mean.level: mean for mean in means if (mean.side, mean.system) == ("xx->en", "moe")}
+    assert {level: mean.languages for level, mean in found.items()} == {
+        "high": 2, "low": 1, "all": 3,
+    }  # fmt: skip
+    bosnian = next(row for row in rows if row.direction == "bs-en")
+    assert found["low"].delta == bosnian.delta
+    small = delta.small_tests(rows, LEVELS)
+    assert set(small) == {"gl-en", "en-gl", "nl-en", "en-nl"}
+    said = "2 languages with fewer than 30 test sentences in no mean: gl, nl"
+    assert delta.small_tests_line(small, LEVELS) == said
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(*delta.tables(rows, means, 200, LEVELS))
+    text = console.export_text()
+    assert f"○ {said}" in " ".join(text.split())
+    assert "gl Galician ○" in text
+    assert "bs Bosnian ≈ " in text
+    assert delta.averages(rows) == []
+
+
 def test_users_mistakes(measured):
     with pytest.raises(ValueError, match="no hypotheses of the baseline 'unknown' among: moe"):
         delta.deltas(measured, TRAIN, "bleu", baseline="unknown")
@@ -106,7 +132,7 @@ def test_users_mistakes(measured):
 @pytest.mark.parametrize(("width", "count"), [(160, 2), (80, 4)])
 def test_tables_fit_the_terminal(measured, width, count):
     rows = delta.deltas(measured, TRAIN, "bleu")
-    tables = delta.tables(rows, delta.averages(rows), width)
+    tables = delta.tables(rows, delta.averages(rows, LEVELS), width, LEVELS)
     assert len(tables) == count
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(*tables)

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import errno
 import logging
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage import checksums, manifest, remote
 from m4.storage.files import read_jsonl
-from m4.storage.steps import is_removed, used_item, whole_step
+from m4.storage.steps import is_removed, latest_step, used_item, whole_step
 
 
 class Removed(InputError):
@@ -29,6 +31,9 @@ class Removed(InputError):
 SCORES_BY_STEP = "scores_by_step.jsonl"
 # Of a file, which holds arrays: small enough that some are hashed while others are written.
 _FILE_BYTES = 1 << 25
+# What a disk refuses, and the modules of orbax that save in threads.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
+_THREADS = ("future", "async_checkpointer", "checkpoint_manager")
 # What `keep_best` goes by, of the values measured at a checkpoint's step; the lowest is the best.
 MEASURE = "dev/nll"
 
@@ -60,15 +65,23 @@ class Checkpoints:
         """A save removes all steps but the last `keep`, the multiples of `keep_period`, the
         `keep_best` ones of lowest `MEASURE`, and those that are marked as best in
         `SCORES_BY_STEP`."""
-        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save
+        log = logging.getLogger("absl")
+        log.setLevel(logging.ERROR)  # orbax logs every save
+        log.addFilter(_raised_as_well)
         self._here = Path(folder).absolute()
         self.folder = remote.remote_path(self._here)
         if not read_only:
             distributed.on_primary_then_broadcast(
                 "checkpoints", lambda: whole_step(self._here, move_aside=True)
             )
-        hashing = _Hashing()
+        self._reader = ocp.Checkpointer(
+            ocp.CompositeCheckpointHandler(), multiprocessing_options=_processes(alone=read_only)
+        )
         self._marked = _Marked()
+        self._manager = None if read_only else self._writer(keep, keep_period, keep_best)
+
+    def _writer(self, keep: int, keep_period: int | None, keep_best: int) -> ocp.CheckpointManager:
+        hashing = _Hashing()
         policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep), self._marked]
         if keep_period is not None:
             policies.append(managers.EveryNSteps(keep_period))
@@ -81,17 +94,15 @@ class Checkpoints:
                     keep_checkpoints_without_metrics=False,
                 )
             )
-        self._manager = ocp.CheckpointManager(
+        return ocp.CheckpointManager(
             self.folder,
             item_names=("params", "optimizer", "groups", "average", "best", "note"),
             item_handlers={manifest.ITEM: hashing},
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=managers.AnyPreservationPolicy(policies),
                 best_fn=_measure if keep_best else None,
-                cleanup_tmp_directories=not read_only,
-                read_only=read_only,
-                create=not read_only,
-                multiprocessing_options=_processes(alone=read_only),
+                cleanup_tmp_directories=True,
+                multiprocessing_options=_processes(alone=False),
                 async_options=ocp.options.AsyncOptions(post_finalization_callback=hashing.finish),
             ),
         )
@@ -99,7 +110,7 @@ class Checkpoints:
     @property
     def latest(self) -> int | None:
         """The last complete step, or None."""
-        return self._manager.latest_step()
+        return latest_step(self._here)
 
     def save(
         self,
@@ -113,6 +124,7 @@ class Checkpoints:
         measured: with these parameters, at this step; with `MEASURE` it may be one of the best.
         Returns once the arrays may be overwritten. A step that is saved already stays as it is.
         """
+        assert self._manager is not None, "read-only"
         if step in self._manager.all_steps():
             return
         # A run resumes from the checkpoint: the files next to it must not be older. And no process
@@ -126,11 +138,12 @@ class Checkpoints:
         }
         saves["note"] = ocp.args.JsonSave(dict(note))
         known = (measured or {}).get(MEASURE)
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(**saves, **{manifest.ITEM: _HashAll()}),
-            metrics=None if known is None else {MEASURE: float(known)},
-        )
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(**saves, **{manifest.ITEM: _HashAll()}),
+                metrics=None if known is None else {MEASURE: float(known)},
+            )
 
     def _push_then_marked(self) -> list[int]:
         remote.push(self._here)
@@ -148,7 +161,7 @@ class Checkpoints:
         """The JSON note of a step: what made it, and its data's and vocabulary's fingerprints."""
         with self._reading(step):
             args = ocp.args.Composite(note=ocp.args.JsonRestore())
-            return dict(self._manager.restore(step, args=args)["note"])
+            return dict(self._reader.restore(self.folder / str(step), args=args)["note"])
 
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
         """The named trees of a step, in the shapes, types and shardings of the given ones.
@@ -170,7 +183,9 @@ class Checkpoints:
                     f"{self.folder}/{step}: has no {', '.join(sorted(missing))}: a run cannot "
                     "resume from it, but begin from it (--init_from)"
                 )
-            found = self._manager.restore(step, args=ocp.args.Composite(**restores))
+            found = self._reader.restore(
+                self.folder / str(step), args=ocp.args.Composite(**restores)
+            )
         return {name: found[name] for name in items}
 
     def used(self, step: int) -> str:
@@ -246,14 +261,30 @@ class Checkpoints:
                 "remove it, and the step before is used"
             ) from error
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What tensorstore raises over a disk, as an OSError with the folder."""
+        try:
+            yield
+        except ValueError as error:
+            for number in _OF_DISKS:
+                if os.strerror(number) in str(error):
+                    where = os.fspath(self.folder)
+                    raise OSError(number, os.strerror(number), where) from error
+            raise
+
     def wait(self) -> None:
-        """Returns when every save is on disk."""
-        self._manager.wait_until_finished()
+        """Returns when every save is on disk. OSError: the disk is full or fails."""
+        if self._manager is not None:
+            with self._writing():
+                self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits and ends threads; does neither once the folder is another job's."""
-        if not remote.lease_lost(self._here):
-            self._manager.close()
+        self._reader.close()
+        if self._manager is not None and not remote.lease_lost(self._here):
+            with self._writing():
+                self._manager.close()
 
 
 class _Marked:
@@ -268,6 +299,11 @@ class _Marked:
         context: managers.PreservationContext,
     ) -> Sequence[bool]:
         return [one.step in self.steps for one in checkpoints]
+
+
+def _raised_as_well(record: logging.LogRecord) -> bool:
+    """False: a traceback of orbax's threads, whose error `save`, `wait` and `close` raise."""
+    return not (record.exc_info and record.module in _THREADS)
 
 
 def _measure(measured: Mapping[str, float]) -> float:

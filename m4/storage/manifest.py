@@ -9,8 +9,9 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from etils import epath
 
@@ -22,6 +23,17 @@ from m4.storage.store import ERRORS, Disk, Object, Store, open_store
 ITEM = "sha256"
 _NAME = f"{ITEM}/manifest.json"
 _OWN = "ocdbt.process_"
+# orbax's own file about the step, and what it may hold. It is still changed once the manifest is
+# there, so no checksum is of it.
+_MARKS = "_CHECKPOINT_METADATA"
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "item_handlers": (dict, str),
+    "metrics": (dict,),
+    "performance_metrics": (dict,),
+    "init_timestamp_nsecs": (int,),
+    "commit_timestamp_nsecs": (int,),
+    "custom_metadata": (dict,),
+}
 # How often files that are written are looked at.
 _DISK_SECONDS = 0.02
 _BUCKET_SECONDS = 5.0  # it is asked for several lists
@@ -138,6 +150,8 @@ def problem(
 
     items: whose content is needed; None: of all.
     """
+    if (said := marks_problem(step)) is not None:
+        return said
     try:
         files = files_of(step)
     except InputError as error:
@@ -147,3 +161,20 @@ def problem(
     return checksums.problem(
         store_of(step), files, lambda name: items is None or name.split("/")[0] in items, level
     )
+
+
+def marks_problem(step: epath.Path) -> str | None:
+    """What is wrong with orbax's file about a step; None: nothing, or there is none."""
+
+    def check(found: dict[str, Any]) -> None:
+        for name, kinds in _KINDS.items():
+            if found.get(name) is not None and not isinstance(found[name], kinds):
+                raise TypeError(f"its {name} is {found[name]!r}")
+
+    try:
+        read_json(step / _MARKS, check)
+    except FileNotFoundError:
+        return None
+    except InputError as error:
+        return str(error)
+    return None

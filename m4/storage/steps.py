@@ -64,7 +64,11 @@ def whole_step(
         if step is not None:
             _check_there(folder, step)
             raise InputError(f"{there}/{step}: damaged ({said})")
-    damaged = {one: damaged[one] for one in complete_steps(folder) if one in damaged}
+    steps = complete_steps(folder)
+    if move_aside:  # whoever writes there has orbax read its file about each step
+        marks = {one: manifest.marks_problem(there / str(one)) for one in steps}
+        damaged |= {one: said for one, said in marks.items() if said is not None}
+    damaged = {one: damaged[one] for one in steps if one in damaged}
     if found is None and damaged:
         last = max(damaged)
         raise InputError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -183,6 +185,47 @@ def test_a_step_that_training_removes_while_it_is_read_is_said_to_be_removed(fol
         shutil.rmtree(folder / "2")
         with pytest.raises(Removed, match="was removed while it was read"):
             store.restore(2, {"params": shapes(tree())})
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{", '{"init_timestamp_nsecs": "x"}'])
+def test_orbax_file_of_another_kind_is_damage_like_any_other(
+    folder: Path, capsys: pytest.CaptureFixture, text: str
+) -> None:
+    (folder / "2" / "_CHECKPOINT_METADATA").write_text(text)
+    assert whole_step(folder) == 1
+    with contextlib.closing(Checkpoints(folder, read_only=True)) as store:
+        assert store.note(1) == {"step": 1}
+    with contextlib.closing(Checkpoints(folder)) as store:
+        assert store.latest == 1
+    assert (folder / "2.damaged").is_dir()
+    for line in capsys.readouterr().err.splitlines():
+        assert re.search(r"2: damaged \(.*/_CHECKPOINT_METADATA: damaged, .*step 1 is used", line)
+
+
+def test_orbax_file_of_an_older_step_is_compared_by_whoever_writes(folder: Path) -> None:
+    (folder / "1" / "_CHECKPOINT_METADATA").write_text("[]")
+    with contextlib.closing(Checkpoints(folder)) as store:
+        assert store.latest == 2
+    assert (folder / "1.damaged").is_dir()
+
+
+def test_a_full_disk_at_a_save_is_one_error_with_the_folder(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """A limit on the size of files stands for the full disk: other words of the same kind."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    store = Checkpoints(tmp_path / "checkpoints")
+    large = {"a": jnp.asarray(np.random.default_rng(1).normal(size=(100, 200)))}
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 13, before[1]))
+        store.save(1, {"params": large}, {})
+        with pytest.raises(OSError, match="File too large") as said:
+            store.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert said.value.filename == str(tmp_path / "checkpoints")
+    assert capfd.readouterr().err == ""  # orbax's threads print tracebacks
+    store.close()
 
 
 _KILLED = """

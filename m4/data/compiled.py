@@ -9,14 +9,33 @@ from typing import Any
 
 import numpy as np
 
-try:
-    import numba
-except ImportError:
-    numba = None
-    warnings.warn(
-        "Numba is not installed: batches are packed in plain Python, some 300 times slower",
-        stacklevel=2,
-    )
+
+class _Compiled:
+    """A function that is compiled when it is first called. Jobs that only translate never do, and
+    importing Numba is an eighth of the time until `m4 translate` answers."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        # What is compiled calls others of its file by their names there.
+        names = self._function.__globals__
+        for name, one in [*names.items()]:
+            if isinstance(one, _Compiled):
+                names[name] = one.compiled
+        return self.compiled(*args)
+
+    @functools.cached_property
+    def compiled(self) -> Callable[..., Any]:
+        numba = _numba()
+        if numba is None:
+            return _interpreted(self._function)
+        # nogil: meanwhile other threads run, training among them.
+        try:
+            return numba.njit(cache=True, nogil=True)(self._function)
+        except RuntimeError:  # nowhere to write, as in a container without a home: every time
+            return numba.njit(nogil=True)(self._function)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,13 +44,20 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     What a compiled function calls must be in its own file, or never change (`permutation.mix`):
     Numba's cache looks at that file only, and a change elsewhere would go unnoticed.
     """
-    if numba is None:
-        return _interpreted(function)
-    # nogil: meanwhile other threads run, training among them.
+    return _Compiled(function)
+
+
+@functools.cache
+def _numba() -> Any:
     try:
-        return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # nowhere to write, as in a container without a home: compiled every time
-        return numba.njit(nogil=True)(function)
+        import numba
+    except ImportError:
+        warnings.warn(
+            "Numba is not installed: batches are packed in plain Python, some 300 times slower",
+            stacklevel=2,
+        )
+        return None
+    return numba
 
 
 def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
 from m4.storage.files import read_jsonl, write_text
 
 
@@ -45,6 +43,9 @@ class Metrics:
         write_text(self._path, text)
         self._file = self._path.open("a", encoding="utf-8")
         if tensorboard:
+            # It imports Google's storage client: half a second, which jobs that read are spared.
+            from tensorboardX import SummaryWriter
+
             self._board = SummaryWriter(
                 str(Path(folder) / "tensorboard"), purge_step=resume_step + 1
             )

@@ -24,7 +24,6 @@ from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.clean import Cleaner, Cleaning, OnDrop
 from m4.data.cleaning.ledger import Count, Ledger
 from m4.data.corpus import CorpusSpec
-from m4.data.inspection.audit_page import page
 from m4.data.languages import describe, is_english
 from m4.data.sources import SPLITS, Pair, Source
 from m4.storage.files import whole, write_text
@@ -133,6 +132,8 @@ def listing(path: Path, reason: str) -> Iterator[OnDrop]:
 
 def write_report(folder: Path, ledger: Ledger) -> tuple[Path, Path]:
     """data_report.json and data_report.html; returns their paths."""
+    from m4.data.inspection.audit_page import page  # jinja2: not for jobs that only read
+
     report = {
         **ledger.as_json(),
         "stages_not_run": stages_not_run(ledger),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from m4.cli.data_arguments import DATA_JOBS
-from m4.cli.decode_arguments import add_text
+from m4.cli.decode_arguments import add_audit, add_text
 from m4.cli.job_arguments import (
     TOGETHER,
     add_atlas,
@@ -126,6 +126,7 @@ def parser() -> argparse.ArgumentParser:
             }.get(name, functools.partial(add_run, name))(job)
             if name == "decode":
                 add_text(job)
+                add_audit(job)
             if name not in ("plan", "collectives"):
                 add_verify(job)
     return top

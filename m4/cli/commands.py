@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from m4.cli import environment
 from m4.cli.data_arguments import DATA_JOBS
-from m4.cli.decode_arguments import text_request
+from m4.cli.decode_arguments import audit_portion, text_request
 from m4.cli.job_arguments import SHARED, follow_options, steps_of
 from m4.parallel.distributed_options import DistributedOptions
 from m4.settings import InputError
 
 if TYPE_CHECKING:
     from m4.config import Config
+    from m4.eval.decoding.testsets import Portion
     from m4.experiment import Experiment
     from m4.jobs.decoding.text import Request
 
@@ -48,7 +49,8 @@ def run(
 
             distributed.join(options)
             asked = ("job", "compare", "fresh", "new_chapter", "split", "step", "watch", "steps",
-                     "sentences", "directions", "seconds", "input", "to", "output")  # fmt: skip
+                     "sentences", "directions", "seconds", "input", "to", "output",
+                     "audit")  # fmt: skip
             said = {name: str(getattr(parsed, name, None)) for name in asked}
             check_agreement({**config.settings, **said})
         if parsed.job == "data":
@@ -64,6 +66,8 @@ def run(
             return _translate(experiment, config, parsed)
         if parsed.job == "explain":
             return _explain(experiment, config, parsed)
+        if parsed.job == "decode" and (portion := audit_portion(parsed)) is not None:
+            return _audit(experiment, config, parsed.step, portion)
         if parsed.job == "decode" and (request := text_request(parsed)) is not None:
             return _decode_text(experiment, config, parsed.step, request)
         return _job(experiment, config, parsed)
@@ -234,6 +238,17 @@ def _decode_text(
     prepare.prepare_process(experiment, None)
     decode_text(experiment, request, step)
     return 0
+
+
+def _audit(experiment: "Experiment", config: "Config", step: int | None, portion: "Portion") -> int:
+    """`m4 decode --audit`: the run is read only."""
+    from m4.jobs import prepare
+    from m4.jobs.decoding.audit import audit
+    from m4.storage import run_folder
+
+    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
+    prepare.prepare_process(experiment, None)
+    return 1 if audit(experiment, portion, step) else 0
 
 
 def _explain(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The arguments of `m4 decode` for other text than the test sets."""
+"""The arguments of `m4 decode` for other text than the test sets, and for its audit."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 from m4.settings import InputError
 
 if TYPE_CHECKING:
+    from m4.eval.decoding.testsets import Portion
     from m4.jobs.decoding.text import Request
+
+
+_SENTENCES = 12  # of each direction in the audit
 
 
 def add_text(job: argparse.ArgumentParser) -> None:
@@ -25,6 +29,37 @@ def add_text(job: argparse.ArgumentParser) -> None:
         "--output", help="FILE; for several translations a folder of FILE.xx.txt; - is standard"
     )
     group.add_argument("--overwrite", action="store_true", help="replace translations")
+
+
+def add_audit(job: argparse.ArgumentParser) -> None:
+    """A comparison of batches and devices."""
+    group = job.add_argument_group("audit", "do translations depend on their batch or on devices?")
+    group.add_argument(
+        "--audit",
+        action="store_true",
+        help="translate a sample in batches of 1, 8 and 64, shuffled and over a mesh, and count "
+        "the tokens that change; exit status 1 if there are any",
+    )
+    group.add_argument("--sentences", type=int, help=f"of each direction ({_SENTENCES})")
+    group.add_argument("--directions", help="of these alone, en-gl,gl-en (all)")
+
+
+def audit_portion(parsed: argparse.Namespace) -> "Portion | None":
+    """The sentences of the audit; None: there is none. InputError: arguments that cannot be."""
+    if not parsed.audit:
+        for name in ("sentences", "directions"):
+            if getattr(parsed, name) is not None:
+                raise InputError(f"--{name}: give --audit, too")
+        return None
+    for name in ("input", "to", "output", "source", "compare"):
+        if getattr(parsed, name) is not None:
+            raise InputError(f"--{'from' if name == 'source' else name}: not with --audit")
+    if parsed.sentences is not None and parsed.sentences < 1:
+        raise InputError(f"--sentences={parsed.sentences}: must be 1 or more")
+    from m4.eval.decoding.testsets import Portion
+
+    directions = tuple(filter(None, (parsed.directions or "").split(",")))
+    return Portion(parsed.split or "test", parsed.sentences or _SENTENCES, directions)
 
 
 def text_request(parsed: argparse.Namespace) -> "Request | None":

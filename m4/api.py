@@ -238,14 +238,18 @@ def delta(run: Run | str | Path) -> list[dict[str, Any]]:
     interval of the difference by paired bootstrap. It trains nothing.
 
     Raises:
-        ValueError: translations or baselines are missing; the command that makes them.
+        ValueError: translations or baselines are missing, or the config names no baselines; what
+            to do.
     """
+    from m4.jobs.baselines import baselines_of
     from m4.jobs.claim import claimed_together
     from m4.jobs.report import report
 
     run = run if isinstance(run, Run) else load(run)
     with claimed_together(run.experiment, run.config, "eval"):
-        return read_jsonl(report(run.experiment).deltas)
+        baselines_of(run.experiment)
+        written = report(run.experiment).deltas
+        return [] if written is None else read_jsonl(written)
 
 
 def plot_delta(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:

@@ -39,7 +39,6 @@ _FILES = re.compile(
     r"(train|dev|test)\.[\w.]+\.npy|text/(train|dev|test)\.\w+\.(tsv|origin|subsets\.json)"
 )
 _WAIT_SECONDS, _sleep = 5.0, time.sleep
-VOCABULARY = "vocabulary"  # of MODEL_DIR: what a trained model needs of its corpus
 
 
 def settings(name: str) -> bool:
@@ -119,18 +118,21 @@ def open_vocabulary(experiment: Experiment, step: int | None = None) -> Cache:
     """The corpus's languages and vocabularies alone, which MODEL_DIR keeps: data_dir need not be
     there. Of the chapter that the checkpoint of a step, None: the latest, is in."""
     run = remote.local(experiment.model_dir)
-    folder, known = run / VOCABULARY, chapters.of_run(run)
     step = latest_step(run / "checkpoints") if step is None else step
-    if step is not None:
-        # A chapter leaves its vocabulary where the next one's has grown.
-        numbers = range(chapters.at(run, step), known[-1]["chapter"])
-        there = (chapters.ended(run, number) for number in numbers)
-        folder = next((one for one in there if (one / "manifest.json").is_file()), folder)
+    left = None if step is None else chapters.vocabulary(run, step)
+    folder = left or run / chapters.VOCABULARY
     if not (folder / "manifest.json").is_file():  # a run of an earlier version
         folder = fetched(place_of(experiment), settings)
     cache = Cache(folder, experiment.data.corpus.mixture)
     cache.verify(settings)
     return cache
+
+
+def trained_with(experiment: Experiment, cache: Cache, step: int) -> Cache:
+    """The languages and vocabularies that a checkpoint was trained with: the corpus's, or those of
+    a chapter that has ended, where they have grown since."""
+    left = chapters.vocabulary(remote.local(experiment.model_dir), step)
+    return cache if left is None else open_vocabulary(experiment, step)
 
 
 def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
@@ -140,7 +142,7 @@ def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
         ValueError: the model there was trained with another vocabulary.
     """
     run = remote.local(experiment.model_dir)
-    folder = run / VOCABULARY
+    folder = run / chapters.VOCABULARY
     if (folder / "manifest.json").is_file():
         kept = Cache(folder)
         if kept.fingerprint == cache.fingerprint:

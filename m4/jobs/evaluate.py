@@ -6,14 +6,14 @@ from typing import Any
 
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
+from m4.eval.decoding import inference_checkpoint
 from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
-from m4.eval.decoding.inference_checkpoint import trained_step
 from m4.eval.decoding.testsets import Portion, train_pairs
 from m4.eval.scoring.score import System, measure, score_rows, score_table, write_scores
 from m4.experiment import Experiment
 from m4.jobs import prepare
-from m4.jobs.corpus import open_corpus, test_sets
-from m4.jobs.decode import decode, decodes_folder
+from m4.jobs.corpus import open_corpus, test_sets, trained_with
+from m4.jobs.decode import decode, decodes_folder, trained_step
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.storage import chapters
@@ -85,8 +85,9 @@ def system_of(
         ValueError: it is not trained, or was trained on another vocabulary.
     """
     folder = prepare.model_folder(experiment, dense)
-    model = prepare.model_for(experiment.dense() if dense else experiment, cache)
-    trained_step(model, folder / "checkpoints", cache.vocabulary, step)
+    trained = trained_with(experiment, cache, trained_step(folder, step))
+    model = prepare.model_for(experiment.dense() if dense else experiment, trained)
+    inference_checkpoint.trained_step(model, folder / "checkpoints", trained.vocabulary, step)
     decodes = decodes_folder(folder, step)
     return system(experiment, system_name(model), decodes, steps_of(decodes, split))
 

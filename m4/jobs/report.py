@@ -3,36 +3,38 @@
 import datetime
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from m4.data.cache.cache import Cache
+from m4.data.cache.identity import shown
 from m4.data.preprocess import language_of
 from m4.eval.decoding.hypotheses import check_hypotheses, hypotheses_path
 from m4.eval.decoding.testsets import train_pairs
-from m4.eval.report.page import Background
+from m4.eval.report.page import DELTA_TITLE, Background
 from m4.eval.report.results import Results, write_results
-from m4.eval.scoring.delta import tables
-from m4.eval.scoring.score import System
+from m4.eval.scoring.delta import BILINGUAL, tables
+from m4.eval.scoring.score import System, score_table
 from m4.experiment import Experiment
 from m4.jobs import prepare
-from m4.jobs.baselines import Finished, baselines_of, find_baselines
+from m4.jobs.baselines import Finished, find_baselines
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decode import trained_step
 from m4.jobs.evaluate import system_of, tested
 from m4.storage import chapters, run_folder
 from m4.storage.checkpoints import Checkpoints
-from m4.storage.files import whole_folder
+from m4.storage.files import read_jsonl, whole_folder
 from m4.storage.metrics_log import read_metrics, warn_if_changed
 
 
 def report(experiment: Experiment, *, dense: bool = False) -> Results:
-    """Scores everything that is decoded against the bilingual baselines; writes and prints it.
+    """Scores everything that is decoded against the bilingual baselines; writes and prints it. An
+    experiment that names no baselines has no ΔBLEU.
 
     Raises:
         ValueError: a model, translations or baselines are missing; the command that makes them.
     """
-    baselines_of(experiment)  # what is missing is known before the corpus is built
     for which in (False, True) if dense else (False,):
         trained_step(prepare.model_folder(experiment, which))
     cache = open_corpus(experiment, test_sets)
@@ -44,8 +46,9 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
     curves = {system.name: read_metrics(system.decodes.parent) for system in systems}
     wanted = ("nll", "nll/high", "nll/medium", "nll/low")  # not every level has languages
     recorded = [row for rows in curves.values() for row in rows]
-    found = find_baselines(experiment, cache)
-    systems += _bilingual(experiment, cache, found)
+    compared = experiment.baselines is not None
+    found = find_baselines(experiment, cache) if compared else {}
+    systems += _bilingual(experiment, cache, found) if compared else []
     shares, epochs = _seen(experiment, cache)
     folder, data = prepare.run_folder(experiment), experiment.data
     written = write_results(
@@ -54,6 +57,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
         train_pairs=train_pairs(cache),
         subsets={name: cache.subsets(name, "test") for name in cache.languages()},
         background=Background(
+            title=DELTA_TITLE if compared else "Scores of one multilingual model",
             corpus=data.about or "",
             facts=_facts(experiment, cache, found),
             configs={"multilingual": folder / "operative_config.gin"},
@@ -64,13 +68,18 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
         ),
         metrics=experiment.decoding.metrics,
         levels=data.levels,
+        baseline=BILINGUAL if compared else None,
     )
     terminal = prepare.console()
-    for table in tables(written.rows, written.averages, terminal.width, data.levels):
-        terminal.print(table)
-    for path in (written.html, written.png, written.pdf, written.scores):
-        terminal.print(str(path), highlight=False, soft_wrap=True)
-    terminal.print(str(folder / "operative_config.gin"), highlight=False, soft_wrap=True)
+    if compared:
+        for table in tables(written.rows, written.averages, terminal.width, data.levels):
+            terminal.print(table)
+    else:
+        terminal.print(score_table(read_jsonl(written.scores)))
+    config = folder / "operative_config.gin"
+    for path in (written.html, written.png, written.pdf, written.scores, config):
+        if path is not None:
+            terminal.print(str(path), highlight=False, soft_wrap=True)
     return written
 
 
@@ -94,6 +103,13 @@ def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[
     finally:
         store.close()
     warn_if_changed(folder, note)
+    counts = folder / "atlas.train.json"
+    if "seated" in note and not counts.is_file():
+        print(
+            f"{counts}: missing; the report does not show which experts training chose. Training "
+            "writes it with every checkpoint",
+            file=sys.stderr,
+        )
     seen = note.get("seen")
     if seen is None or seen["from_step"]:  # trained before this was counted
         return {}, {}
@@ -145,7 +161,7 @@ def _facts(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) 
         facts["chapters"] = "; ".join(
             f"{one['chapter']} after step {one['step']}: "
             + ", ".join([f"{name} {was} -> {now}" for name, (was, now) in one["changes"].items()]
-                        + one["text"])
+                        + ([shown(one["text"])] if one["text"] else []))
             for one in known[1:]
         )  # fmt: skip
     if found:

@@ -15,6 +15,7 @@ from m4.storage.files import whole
 
 FILES = ("run.json", "config.gin", "operative_config.gin")
 FOLDER = "chapters"
+VOCABULARY = "vocabulary"  # the folder of what the present model needs of its corpus
 _FIRST = {"chapter": 1, "step": 0, "reason": None, "changes": {}, "text": []}
 
 
@@ -55,6 +56,14 @@ def copy(path: Path, to: Path) -> None:
     """A file into a folder: whole or not at all."""
     with whole(to / path.name) as part:
         shutil.copyfile(path, part)
+
+
+def vocabulary(folder: Path, step: int) -> Path | None:
+    """The folder with the vocabulary that a checkpoint was trained with, where a later chapter's
+    has grown from it; None: it is the present one."""
+    known = of_run(folder)
+    there = (ended(folder, number) for number in range(at(folder, step), known[-1]["chapter"]))
+    return next((one for one in there if (one / "manifest.json").is_file()), None)
 
 
 def operative_config(folder: Path, number: int) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from m4.data.sources import Source
@@ -27,9 +28,48 @@ def differences(made: Any, now: Any, name: str = "") -> list[str]:
             for key in made | now
             for line in differences(made.get(key), now.get(key), f"{name}.{key}".lstrip("."))
         ]
-    return [] if made == now else [f"{name} = {_short(made)}, now {_short(now)}"]
+    if made == now:
+        return []
+    if isinstance(made, list) and isinstance(now, list) and not _is_digest(made):
+        items = f"{name}: {len(made)} items, now {len(now)}{_items(made, now)}"
+        return [items if len(f"{made}{now}") > _LONG else f"{name} = {made}, now {now}"]
+    return [f"{name} = {_short(made)}, now {_short(now)}"]
+
+
+def shown(lines: Sequence[str]) -> str:
+    """Differences in a line of a job's output: all, or how many and the first ones."""
+    if len(lines) <= _MOST_LINES:
+        return "; ".join(lines)
+    return f"{len(lines)} differences of the corpus, the first: {'; '.join(lines[:_MOST_LINES])}"
+
+
+_LONG, _MOST_LINES = 60, 6
+
+
+def _is_digest(value: Any) -> bool:
+    """Of a file: [bytes, SHA-256] (`m4.data.sources.files.digest`)."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and isinstance(value[0], int)
+        and len(str(value[1])) == 64
+    )
+
+
+def _items(made: list[Any], now: list[Any]) -> str:
+    """'; more: en, gl; no more: pt': which they are where they are few, else how many."""
+    said = ""
+    for word, these, others in (("more", now, made), ("no more", made, now)):
+        if found := [str(one) for one in these if one not in others]:
+            text = ", ".join(found)
+            said += f"; {word}: {text if len(text) < 2 * _LONG else len(found)}"
+    return said
 
 
 def _short(value: Any) -> str:
+    if _is_digest(value):
+        return f"{value[0]:,} bytes, SHA-256 {value[1][:12]}"
+    if isinstance(value, dict) and value and all(map(_is_digest, value.values())):
+        return f"{len(value)} files of {sum(one[0] for one in value.values()):,} bytes"
     text = str(value)
-    return text if len(text) < 60 else f"{text[:50]}..."
+    return text if len(text) < _LONG else f"{text[:50]}... ({len(text):,} letters)"

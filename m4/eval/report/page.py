@@ -32,6 +32,7 @@ TEMPLATE = Path(__file__).with_name("report.html.j2")
 PACKAGES = ("m4", "jax", "flax", "optax", "numpy", "sacrebleu", "sentencepiece", "seqio", "babel")
 
 
+DELTA_TITLE = "ΔBLEU of one multilingual model against bilingual baselines"
 _LABELS = {"nll": "Training loss, nats a piece"}
 
 
@@ -45,7 +46,7 @@ class Background(NamedTuple):
     sampling: language -> its share of the training stream; epochs: how often it was seen.
     """
 
-    title: str = "ΔBLEU of one multilingual model against bilingual baselines"
+    title: str = DELTA_TITLE
     corpus: str = ""
     facts: Mapping[str, str] = {}
     configs: Mapping[str, Path] = {}
@@ -57,6 +58,8 @@ class Background(NamedTuple):
 
 def page(
     measured: Measured,
+    metric: str,
+    baseline: str | None,
     rows: Sequence[Delta],
     means: Sequence[Average],
     scores: Sequence[Mapping[str, Any]],
@@ -72,12 +75,12 @@ def page(
 ) -> str:
     """The text of report.html, self-contained (`m4.html.render`).
 
+    metric: of the differences from the baseline, and of subsets. rows: none without a baseline.
     images: the plot as PNG, 'light' and 'dark'. experts: {title, images, alarms} of each atlas.
     by_step: {split, images, best} of each curve, best: its row.
     cosines: {system, step, images, names} of each heat map of gradients.
     """
     filters = {"signed": lambda value: f"{value:+.1f}".replace("-", "−"), "tag": language_tag}
-    metric = rows[0].metric
     names = [system.name for system in measured.systems]
     small = small_tests(rows, levels)
     return html.render(
@@ -87,7 +90,7 @@ def page(
         paragraphs=[text for text in background.corpus.split("\n\n") if text.strip()],
         metric=METRIC_NAMES.get(metric, metric),
         names=METRIC_NAMES,
-        baseline=rows[0].baseline,
+        baseline=baseline,
         systems=names,
         levels=LEVELS,
         sides=[side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)],
@@ -103,7 +106,7 @@ def page(
         tables=_delta_tables(rows, means),
         related=sorted({(r.name, *(describe(c).name for c in r.near_clones))
                        for r in rows if r.near_clones}),
-        subsets=_subset_table(scores, metric, rows[0].baseline),
+        subsets=_subset_table(scores, metric, baseline),
         scores=_score_table(scores),
         scored=[*names, COPY],
         metrics=[METRIC_NAMES.get(name, name) for name in _in_order(scores, "metric")],
@@ -165,7 +168,7 @@ def _delta_tables(rows: Sequence[Delta], means: Sequence[Average]) -> list[dict]
 
 
 def _subset_table(
-    scores: Sequence[Mapping[str, Any]], metric: str, baseline: str
+    scores: Sequence[Mapping[str, Any]], metric: str, baseline: str | None
 ) -> dict[str, Any] | None:
     """Scores by subset, a row a direction; None where there are no subsets."""
     chosen = [row for row in scores if row["metric"] == metric and row["subset"] != "all"]

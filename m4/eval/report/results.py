@@ -16,16 +16,18 @@ from m4.eval.scoring.score import Subsets, System, measure, score_rows, write_sc
 from m4.settings import Count, Size
 from m4.storage.checkpoints import SCORES_BY_STEP
 from m4.storage.files import whole, write_jsonl
+from m4.storage.steps import complete_steps
 
 
 class Results(NamedTuple):
-    """What was written, and the numbers in it for the terminal's table (delta.tables)."""
+    """What was written, and the numbers in it for the terminal's table (delta.tables). Without a
+    baseline png, pdf and deltas are None."""
 
     html: Path
-    png: Path
-    pdf: Path
     scores: Path
-    deltas: Path
+    png: Path | None
+    pdf: Path | None
+    deltas: Path | None
     rows: list[Delta]
     averages: list[Average]
 
@@ -37,7 +39,7 @@ def write_results(
     train_pairs: Mapping[str, int],
     subsets: Subsets | None = None,
     background: Background | None = None,
-    baseline: str = BILINGUAL,
+    baseline: str | None = BILINGUAL,
     split: str = "test",
     levels: ResourceLevels = DEFAULT_LEVELS,
     window: Size = 10,
@@ -47,6 +49,7 @@ def write_results(
 
     Args:
         metrics: the first one is the one of the differences and the plot.
+        baseline: the system to compare with; None: there are no differences, and no plot.
         window: languages of the trend line. samples: sentences shown a direction.
 
     Raises:
@@ -60,38 +63,37 @@ def write_results(
     measured = measure(systems, metrics, split)
     metric = next(iter(measured.statistics))[2]
     scores = score_rows(measured, train_pairs, subsets)
-    rows = deltas(measured, train_pairs, metric, baseline)
+    rows = deltas(measured, train_pairs, metric, baseline) if baseline else []
     means = averages(rows, levels)
-    written = Results(
-        html=folder / "report.html",
-        png=folder / f"delta_{metric}.png",
-        pdf=folder / f"delta_{metric}.pdf",
-        scores=folder / "scores.jsonl",
-        deltas=folder / "deltas.jsonl",
-        rows=rows,
-        averages=means,
-    )
-    write_scores(written.scores, scores)
-    write_jsonl(written.deltas, plain(rows))
-    plot(rows, [written.png, written.pdf], window, levels)
-    dark = png(figure(rows, window, levels, theme=DARK))
-    images = {"light": written.png.read_bytes(), "dark": dark}
+    files = ("report.html", "scores.jsonl", "deltas.jsonl", f"delta_{metric}.png")
+    html, scored, different, plotted = (folder / name for name in files)
+    write_scores(scored, scores)
+    images, pdf = {}, plotted.with_suffix(".pdf")
+    if rows:
+        write_jsonl(different, plain(rows))
+        plot(rows, [plotted, pdf], window, levels)
+        dark = png(figure(rows, window, levels, theme=DARK))
+        images = {"light": plotted.read_bytes(), "dark": dark}
     background, experts = background or Background(), _experts(folder, split)
     text = page(
-        measured, rows, means, scores, train_pairs, images, background, subsets or {}, levels,
-        samples, experts, _by_step(folder), _cosines(background),
+        measured, metric, baseline, rows, means, scores, train_pairs, images, background,
+        subsets or {}, levels, samples, experts, _by_step(folder), _cosines(background),
     )  # fmt: skip
-    with whole(written.html) as unfinished:
+    with whole(html) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
-    return written
+    drawn = (plotted, pdf, different) if rows else (None, None, None)
+    return Results(html, scored, *drawn, rows, means)
 
 
 def _by_step(folder: Path) -> list[dict[str, Any]]:
-    """The curves of `m4 eval --watch`, one for each split that it scored, for the page."""
+    """The curves of `m4 eval --watch`, one for each split that it scored, for the page. The best
+    step is marked while its checkpoint is there."""
     from m4.eval.report import by_step
     from m4.eval.report.figures import png
 
+    kept = complete_steps(folder / "checkpoints")
     rows = read_rows(folder / SCORES_BY_STEP)
+    rows = [{**row, "best": row["best"] and row["step"] in kept} for row in rows]
     found = []
     for split in dict.fromkeys(row["split"] for row in rows):
         mine = [row for row in rows if row["split"] == split]

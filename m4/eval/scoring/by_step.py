@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,19 +27,26 @@ def direction_scores(rows: Iterable[Mapping[str, Any]], system: str) -> dict[str
 
 
 def rows_by_step(
-    scores: Mapping[int, Scores], portion: str, metric: str, levels: Mapping[str, Sequence[str]]
+    scores: Mapping[int, Scores],
+    portion: str,
+    metric: str,
+    levels: Mapping[str, Sequence[str]],
+    kept: Collection[int],
 ) -> list[dict[str, Any]]:
     """The rows of scores_by_step.jsonl: a step, metric and level each, and `ALL` levels together.
 
     `best` is true for one row: that of the step whose mean over all directions is highest in
-    `metric`; of equal ones the first.
+    `metric`; of equal ones the first. Neither steps of a chapter with fewer directions nor
+    those whose checkpoints are gone are compared.
 
     Args:
-        scores: by step, each of the same directions. portion: which sentences.
-        levels: level -> directions.
+        scores: by step. portion: which sentences.
+        levels: level -> directions. kept: the steps whose checkpoints are there.
     """
     rows = []
-    best = max(sorted(scores), key=lambda step: fmean(scores[step][metric].values()))
+    most = max(len(each[metric]) for each in scores.values())
+    compared = [one for one in sorted(scores) if one in kept and len(scores[one][metric]) == most]
+    best = max(compared, key=lambda step: fmean(scores[step][metric].values()), default=None)
     for step in sorted(scores):
         for name, by_direction in scores[step].items():
             for level in (*LEVELS, ALL):
@@ -72,8 +79,10 @@ def said(rows: Sequence[Mapping[str, Any]], step: int) -> str:
         name = METRIC_NAMES.get(row["metric"]) or str(row["metric"])
         level = "" if row["level"] == ALL else f"{row['level']} "
         parts[name] = f"{parts.get(name, name)} {level}{row['score']:.1f}"
-    best = next(row["step"] for row in rows if row["best"])
-    mark = "the best" if best == step else f"best: step {best}"
+    best = next((row["step"] for row in rows if row["best"]), None)
+    mark = (
+        "the best" if best == step else f"best: step {best}" if best else "its checkpoint is gone"
+    )
     return f"step {step} {here[0]['split']}: {' · '.join(parts.values())} ({mark})"
 
 

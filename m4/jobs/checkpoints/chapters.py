@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from m4.config import Config
 from m4.data.cache.cache import Cache
-from m4.data.cache.identity import differences
+from m4.data.cache.identity import differences, shown
 from m4.data.preprocess import tag_symbol
 from m4.data.stream.mixture import takes_drawn
 from m4.data.vocabulary.vocabulary import SPACE
@@ -208,6 +208,12 @@ class Turn:
     def state(self, program: TrainProgram) -> TrainState:
         """The state at the chapter's beginning; what became of the optimizer's is printed, and in
         run.json."""
+        state, optimizer = self.taken_over(program)
+        self._report(optimizer)
+        return state
+
+    def taken_over(self, program: TrainProgram) -> tuple[TrainState, str]:
+        """The state, and what became of the optimizer's, in words; nothing is written."""
         same = self._at.saved["vocabulary"] == self._cache.vocabulary.fingerprint
         old = self._cache if same else self._old_vocabulary()
 
@@ -219,13 +225,9 @@ class Turn:
         step = self._at.saved["step"]
         store = Checkpoints(self._folder / "checkpoints", read_only=True)
         try:
-            state, optimizer = next_state(
-                store, step, program, rows, same=same, same_groups=self._same_groups
-            )
+            return next_state(store, step, program, rows, same=same, same_groups=self._same_groups)
         finally:
             store.close()
-        self._report(optimizer)
-        return state
 
     def _old_vocabulary(self) -> Cache:
         """The vocabulary that the checkpoint was trained with."""
@@ -245,9 +247,10 @@ class Turn:
             return
         known = chapters.of_run(self._run)
         changes = [f"{name} {was} -> {now}" for name, (was, now) in known[-1]["changes"].items()]
+        text = [shown(known[-1]["text"])] if known[-1]["text"] else []
         print(
             f"chapter {self._at.number} begins after step {self._at.saved['step']}: "
-            f"{'; '.join([*changes, *known[-1]['text']])}; the optimizer's state: {optimizer}"
+            f"{'; '.join([*changes, *text])}; the optimizer's state: {optimizer}"
         )
         if self._folder == self._run:
             known[-1] = {**known[-1], "optimizer": optimizer}

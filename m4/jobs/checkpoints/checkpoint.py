@@ -23,9 +23,6 @@ from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
 from m4.storage.steps import complete_steps, damaged_steps, used_item, whole_step
 
-# Of a run's folder: what a converted one needs to be translated with.
-_KEPT = ("run.json", "config.gin", "operative_config.gin", "vocabulary")
-
 
 def checkpoint(
     what: str,
@@ -180,11 +177,14 @@ def _convert(
         safetensors.write(output, params, about)
         return
     with whole_folder(output) as unfinished:
-        for name in _KEPT:
-            if (folder / name).is_dir():
-                shutil.copytree(folder / name, unfinished / name)
-            elif (folder / name).is_file():
-                shutil.copyfile(folder / name, unfinished / name)
+        left = chapters.ended(folder, chapters.at(folder, step))
+        for name in chapters.FILES:  # of the chapter that the step is in
+            path = left / name if (left / name).is_file() else folder / name
+            if path.is_file():
+                shutil.copyfile(path, unfinished / name)
+        kept = chapters.vocabulary(folder, step) or folder / chapters.VOCABULARY
+        for path in [*kept.glob("vocabulary.*model"), *kept.glob("manifest.json")]:
+            chapters.copy(path, unfinished / chapters.VOCABULARY)
         with contextlib.closing(Checkpoints(unfinished / "checkpoints")) as store:
             store.save(step, {"params": jax.tree.map(jnp.asarray, _nested(params))}, note)
 

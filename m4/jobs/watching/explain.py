@@ -3,6 +3,7 @@
 A batch is a function of the step, so the folder has all of it: config, corpus, checkpoints.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,19 +16,20 @@ import numpy as np
 from rich.table import Table
 
 from m4.data.cache.cache import Cache
+from m4.data.cache.identity import shown
 from m4.data.preprocess import language_of
 from m4.data.samplers.learned import Learned
 from m4.data.stream.stream import StepPair, Stream
 from m4.experiment import Experiment
 from m4.jobs import corpus, prepare
-from m4.jobs.checkpoints.chapters import standing
+from m4.jobs.checkpoints.chapters import Standing, Turn, read_note
 from m4.jobs.checkpoints.initial import beginning
 from m4.jobs.train import learned_sampling
 from m4.settings import InputError
 from m4.storage import chapters, remote
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import write_text
-from m4.storage.steps import complete_steps, latest_step
+from m4.storage.steps import complete_steps
 from m4.train.early_stopping import EarlyStopper
 from m4.train.loop.guard import read_bad_steps
 from m4.train.loop.replay import replay, step_metrics
@@ -41,36 +43,46 @@ _TEXT = 60  # characters of a sentence there
 
 
 class _Folder(NamedTuple):
-    """A run opened for reading."""
+    """A run opened for reading, in the chapter of the step: its number, the step that it began
+    after, and the position of the stream there; notes: of all checkpoints, by step."""
 
     path: Path
+    chapter: int
+    begun: int
+    start: Mapping[str, Any] | None
+    notes: Mapping[int, Mapping[str, Any]]
     cache: Cache
     stream: Stream
     trainer: Trainer
 
 
-def explain(
-    experiment: Experiment, step: int | None = None, *, pairs: int = 64, exact: bool = False
-) -> Path:
-    """Ranks the pairs of a step's batch by loss and by gradient norm; returns explain.<step>.json.
-
-    Args:
-        step: None: the last bad step. pairs: gradients are those of so many pairs, of the highest
-            loss. exact: takes the steps since the checkpoint again; else its parameters are used
-            as they are.
-
-    Raises:
-        ValueError: no such step; a corpus or checkpoint that is not the run's.
-    """
+def chosen_step(experiment: Experiment, step: int | None) -> int:
+    """The step to explain, None: the last bad one. InputError: there is none, or no such step."""
     folder = prepare.run_folder(experiment)
-    bad: dict[int, str] = {record["step"]: record["what"] for record in read_bad_steps(folder)}
     if step is None:
+        bad = read_bad_steps(folder)
         if not bad:
             raise InputError(f"{remote.shown(folder)}: no bad step is known there; give --step")
-        step = int(max(bad))
+        step = max(int(record["step"]) for record in bad)
     if not 1 <= step <= experiment.training.total_steps:
         allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
         raise InputError(f"--step={step}: must be {allowed}")
+    return step
+
+
+def explain(experiment: Experiment, step: int, *, pairs: int = 64, exact: bool = False) -> Path:
+    """Ranks the pairs of a step's batch by loss and by gradient norm; returns explain.<step>.json.
+
+    Args:
+        experiment: of the step's chapter. step: `chosen_step`.
+        pairs: gradients are those of so many pairs, of the highest loss.
+        exact: takes the steps since the checkpoint again; else its parameters are used as they are.
+
+    Raises:
+        ValueError: a corpus or checkpoint that is not the run's, or is not there any more.
+    """
+    folder = prepare.run_folder(experiment)
+    bad: dict[int, str] = {record["step"]: record["what"] for record in read_bad_steps(folder)}
     run = _opened(experiment, folder, step)
     state, at = _state_before(experiment, run, step, exact)
     params = jax.device_get(state.params)
@@ -97,20 +109,50 @@ def explain(
 
 
 def _opened(experiment: Experiment, folder: Path, step: int) -> _Folder:
-    begun = chapters.of_run(folder)[-1]["step"]
-    if step <= begun:
-        raise InputError(
-            f"--step={step}: of an earlier chapter; the present one, whose config is there, began "
-            f"after step {begun}"
-        )
-    at = standing(experiment, folder, latest_step(folder / "checkpoints"))
-    place = corpus.fetched(corpus.place_of(experiment), corpus.everything)
-    cache = Cache(place, experiment.data.corpus.mixture)
+    number = chapters.at(folder, step)
+    begun = next(one["step"] for one in chapters.of_run(folder) if one["chapter"] == number)
+    checkpoints = folder / "checkpoints"
+    notes = {one: read_note(folder, one) for one in complete_steps(checkpoints)}
+    start = _start(number, begun, notes, step)
+    cache = _corpus(experiment, folder, number, step)
     mesh = prepare.check_sizes(experiment)
-    stream = prepare.training_stream(experiment, cache, at.start)
+    stream = prepare.training_stream(experiment, cache, start)
     model = prepare.model_for(experiment, cache)
     trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes, cache)
-    return _Folder(folder, cache, stream, trainer)
+    return _Folder(folder, number, begun, start, notes, cache, stream, trainer)
+
+
+def _start(
+    number: int, begun: int, notes: Mapping[int, Mapping[str, Any]], step: int
+) -> Mapping[str, Any] | None:
+    """The position at which a chapter's stream began; None: the first chapter's."""
+    if number == 1:
+        return None
+    within = [note for note in notes.values() if note.get("chapter", 1) == number]
+    if within:
+        return within[0]["chapter_start"]
+    if begun not in notes:
+        raise InputError(
+            f"--step={step}: no checkpoint of chapter {number} is left that says where its stream "
+            "began (Training.keep_checkpoints)"
+        )
+    return notes[begun]["position"]
+
+
+def _corpus(experiment: Experiment, folder: Path, number: int, step: int) -> Cache:
+    """The corpus of the step's chapter."""
+    address = corpus.place_of(experiment)
+    place = corpus.fetched(address, corpus.everything)
+    left = chapters.vocabulary(folder, step)
+    there = (place / "manifest.json").is_file()
+    if left is None or (there and Cache(place).fingerprint == Cache(left).fingerprint):
+        return Cache(place, experiment.data.corpus.mixture)
+    known = chapters.of_run(folder)
+    grown = next(one for one in known if one["chapter"] > number and one["text"])
+    raise InputError(
+        f"--step={step}: the corpus of chapter {number} is gone: {address} was built again for "
+        f"chapter {grown['chapter']} ({shown(grown['text'])})"
+    )
 
 
 def _state_before(
@@ -119,49 +161,49 @@ def _state_before(
     """The state before a step, and how many steps its parameters have seen: one fewer than `step`
     where steps are replayed."""
     checkpoints = run.path / "checkpoints"
-    steps = complete_steps(checkpoints)
-    before = max((one for one in steps if one < step), default=None)
-    program = run.trainer.program
-    store = Checkpoints(checkpoints, read_only=True) if steps else None
-    try:
-        notes = {} if store is None else {one: store.note(one) for one in steps}
-        saved = notes.get(before, {}) if before is not None else {}
+    before = max((one for one in run.notes if one < step), default=0)
+    if exact and before < run.begun:
+        raise InputError(f"--replay: {checkpoints}/{run.begun}, where the chapter began, is gone")
+    program, saved = run.trainer.program, run.notes.get(before, {})
+    _begin_phases(experiment, run, step)
+    if not before:
+        begun = beginning(experiment, run.trainer.model, run.cache)
+        state = program.new_state() if begun is None else begun.state(program)
+    elif saved.get("chapter", 1) != run.chapter:
+        at = Standing(run.chapter, True, saved, run.start)
+        turn = Turn(experiment, run.path, at, run.cache, run.trainer.groups)
+        state, _ = turn.taken_over(program)
+    else:
         about = {"stream": run.stream.fingerprint(), "vocabulary": run.cache.vocabulary.fingerprint}
-        if before is not None:
-            check_same(f"{checkpoints}/{before}", saved, about)
-        _begin_phases(experiment, run, notes, step)
-        if store is None or before is None:
-            begun = beginning(experiment, run.trainer.model, run.cache)
-            state = program.new_state() if begun is None else begun.state(program)
-        else:
-            stopper = EarlyStopper(None)
-            state = restore(store, before, saved, program.new_state(), stopper, saved)
-    finally:
-        if store is not None:
-            store.close()
+        check_same(f"{checkpoints}/{before}", saved, about)
+        with contextlib.closing(Checkpoints(checkpoints, read_only=True)) as store:
+            fresh, stopper = program.new_state(), EarlyStopper(None)
+            state = restore(store, before, saved, fresh, stopper, saved)
     if exact:
         training = run.trainer.training
         state = replay(training, program, run.stream, run.path, saved, state, step)
     return state, int(state.step)
 
 
-def _begin_phases(
-    experiment: Experiment, run: _Folder, notes: Mapping[int, Mapping[str, Any]], step: int
-) -> None:
+def _begin_phases(experiment: Experiment, run: _Folder, step: int) -> None:
     """The rates that were learned until the step: of the first checkpoint from it on, else of the
-    last one, if nothing was learned since."""
+    chapter's last one or its beginning, if nothing was learned since."""
     if not isinstance(experiment.data.sampler, Learned):
         return
     sampling = learned_sampling(experiment, run.cache, run.stream)
     assert sampling is not None
-    of = min((one for one in notes if one >= step - 1), default=max(notes, default=0))
+    own = {one: note for one, note in run.notes.items() if note.get("chapter", 1) == run.chapter}
+    of = min((one for one in own if one >= step - 1), default=max(own, default=run.begun))
     period = experiment.training.dev_period
     if of < step - 1 and (step - 1) // period > of // period:
         raise InputError(
             f"--step={step}: its batch is not known; rates were learned at step "
             f"{(step - 1) // period * period}, and the last checkpoint is of step {of}"
         )
-    sampling.resume(notes.get(of, {}).get("sampling"))
+    if of in own or run.chapter == 1:
+        sampling.resume(own.get(of, {}).get("sampling"))
+    else:
+        sampling.begin(run.begun, run.notes[run.begun].get("sampling"))
 
 
 def _ranked(probe: PairProbe, rows: Mapping[str, np.ndarray], pairs: int) -> list[dict[str, Any]]:

@@ -131,7 +131,7 @@ class _Scorer:
         self._decoder = PortionDecoder(experiment, portion)
         self._experiment, self._portion = experiment, portion
         self._folder = prepare.run_folder(experiment)
-        self._system = system_name(self._decoder.model)
+        self._system = system_name(prepare.model_for(experiment, self._decoder.cache))
         self._metrics = metric_names(experiment.decoding.metrics)
         self._levels = prepare.levels_of(experiment, self._decoder.cache)
         self._scores: dict[int, Scores] = {}  # of the primary process
@@ -166,12 +166,13 @@ class _Scorer:
 
     def _write(self, step: int) -> None:
         path, portion = self._path(step), self._portion
-        steps = dict.fromkeys(self._decoder.pairs, step)
+        steps = dict.fromkeys(self._decoder.pairs(step), step)
         found = system(self._experiment, self._system, path.parent, steps)
         rows = scored(self._experiment, self._decoder.cache, [found], portion)
         write_scores(path, rows)
         self._add(step, rows)
-        curve = rows_by_step(self._scores, portion.name, self._metrics[0], self._levels)
+        kept = complete_steps(self._folder / "checkpoints")
+        curve = rows_by_step(self._scores, portion.name, self._metrics[0], self._levels, kept)
         curve = [{**row, "chapter": chapters.at(self._folder, row["step"])} for row in curve]
         replace_rows(self._folder / SCORES_BY_STEP, portion.name, curve)
         draw(self._folder / f"scores_by_step.{portion.name}.png", curve)
@@ -181,7 +182,7 @@ class _Scorer:
         """Takes the scores of a step, if they are of all sentences and metrics."""
         found = direction_scores(rows, self._system)
         counts = {row["direction"]: row["sentences"] for row in rows if row["subset"] == "all"}
-        wanted = {direction: len(pairs) for direction, pairs in self._decoder.pairs.items()}
+        wanted = {direction: len(pairs) for direction, pairs in self._decoder.pairs(step).items()}
         if {**counts, **wanted} == counts and {*self._metrics} <= {*found}:
             self._scores[step] = {
                 metric: {direction: found[metric][direction] for direction in wanted}

@@ -5,10 +5,11 @@ import re
 import pytest
 
 from m4.eval.decoding.settings import DEFAULTS
+from m4.eval.report import results
 from m4.eval.report.atlas import path_of
 from m4.eval.report.page import Background, language_tag
 from m4.eval.report.results import write_results
-from m4.eval.scoring.by_step import read_rows, replace_rows, rows_by_step
+from m4.eval.scoring.by_step import read_rows, replace_rows, rows_by_step, said
 from m4.eval.scoring.groups import ResourceLevels
 from m4.eval.scoring.score import System
 from m4.storage.files import read_jsonl, write_jsonl
@@ -197,7 +198,44 @@ def test_the_atlas_is_shown_where_there_are_counts(made, tmp_path):
     assert outline.open == []
 
 
-def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path):
+def test_a_step_whose_checkpoint_is_gone_or_that_has_fewer_directions_is_not_the_best():
+    both = {"bleu": {"gl-en": 1.0, "pt-en": 1.0}}
+    scores = {1: {"bleu": {"gl-en": 9.0}}, 2: {"bleu": {"gl-en": 5.0, "pt-en": 5.0}}, 3: both}
+    levels = {"high": [], "medium": [], "low": ["gl-en", "pt-en"]}
+    for kept, best in (([1, 2, 3], [2]), ([1, 3], [3]), ([1], [])):
+        rows = rows_by_step(scores, "dev", "bleu", levels, kept)
+        assert [row["step"] for row in rows if row["best"]] == best
+    assert said(rows, 3).endswith("(its checkpoint is gone)")
+
+
+def test_without_a_baseline_there_are_scores_and_curves_and_no_differences(made, tmp_path):
+    folder = made[0].html.parent.parent
+    levels = {"high": ["pt-en"], "medium": [], "low": ["gl-en"]}
+    rows = rows_by_step({7: {"bleu": {"gl-en": 1.0, "pt-en": 1.0}}}, "dev", "bleu", levels, [7])
+    replace_rows(tmp_path / "scores_by_step.jsonl", "dev", rows)
+    systems = [System("moe", folder / "moe")]
+    about = Background(title="Scores")
+    written = write_results(
+        tmp_path, systems, DEFAULTS.metrics, TRAIN, background=about, baseline=None
+    )
+    assert (written.png, written.pdf, written.deltas, written.rows) == (None, None, None, [])
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "report.html", "scores.jsonl", "scores_by_step.jsonl",
+    }  # fmt: skip
+    text = written.html.read_text(encoding="utf-8")
+    assert "by step</h3>" in text
+    assert "There are no baselines to compare with" in text
+    body = text.partition("<header>")[2]
+    assert not [word for word in ("ΔBLEU", "deltas.jsonl", "#plot", 'id="plot"') if word in body]
+    outline = Outline()
+    outline.feed(text)
+    outline.close()
+    assert outline.open == []
+    wanted = {value[1:] for _, name, value in outline.attributes if name == "href"}
+    assert wanted <= {value for _, name, value in outline.attributes if name == "id"}
+
+
+def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path, monkeypatch):
     written, text = made
     assert "by step</h3>" not in text
     folder = written.html.parent.parent
@@ -206,7 +244,7 @@ def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path):
     levels = {"high": ["pt-en"], "medium": [], "low": ["gl-en"]}
     path = tmp_path / "scores_by_step.jsonl"
     for split in ("dev", ATTACK):
-        replace_rows(path, split, rows_by_step(scores, split, "bleu", levels))
+        replace_rows(path, split, rows_by_step(scores, split, "bleu", levels, [*scores]))
     rows = read_rows(path)
     assert [(row["split"], row["step"]) for row in rows if row["best"]] == [
         ("dev", 2000), (ATTACK, 2000)]  # fmt: skip
@@ -214,10 +252,13 @@ def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path):
     assert at == {("bleu", "high"): 1.0, ("bleu", "low"): 7.0, ("bleu", "all"): 4.0,
                   ("chrf", "high"): 3.0, ("chrf", "low"): 2.0, ("chrf", "all"): 2.5}  # fmt: skip
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
-    text = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN).html.read_text(
-        encoding="utf-8"
-    )
-    assert "The best checkpoint is that of step <b>2,000</b>, with a mean BLEU\nof 4.0" in text
+    best = "The best checkpoint is that of step <b>2,000</b>, with a mean BLEU\nof 4.0"
+    for kept in ([2000, 3000], [3000]):
+        monkeypatch.setattr(results, "complete_steps", lambda _, kept=kept: kept)
+        written = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN)
+        text = written.html.read_text(encoding="utf-8")
+        assert (best in text) == (2000 in kept)
+        assert ("The best checkpoint is" in text) == (2000 in kept)
     assert text.count('"data:image/png;base64,') == 2 + 2 * 2
     assert "<script" not in text
     outline = Outline()

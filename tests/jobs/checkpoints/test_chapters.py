@@ -127,6 +127,46 @@ def test_a_chapter_without_a_checkpoint_is_replaced(run: Path) -> None:
     assert {*two["changes"]} == {"schedules.rsqrt.peak", "experiment.Training.batch_size"}
 
 
+def check_the_chapter_before(run: Path) -> None:
+    """Its last checkpoint, whose vocabulary was smaller, is used as before."""
+    for split in ("test", "dev"):
+        scored = m4("eval", f"--model_dir={run}", "--step=4", f"--split={split}")
+        assert scored.status == 0, scored.err
+    rows = read_jsonl(run / "decodes" / "4" / "scores.jsonl")
+    assert {row["chapter"] for row in rows if row["system"] == "moe"} == {1}
+    assert {row["direction"] for row in rows} & {"en-el", "en-gl"} == {"en-gl"}
+    followed = m4("eval", f"--model_dir={run}", "--steps=all", "--sentences=5")
+    assert followed.status == 0, followed.err
+    curve = [row for row in read_jsonl(run / "scores_by_step.jsonl") if row["level"] == "all"]
+    found = {row["step"]: (row["chapter"], row["directions"], row["best"]) for row in curve[::-1]}
+    assert found == {2: (1, 6, False), 4: (1, 6, False), 6: (2, 8, True)}
+    other = m4("eval", f"--model_dir={run}", "--steps=4", "--directions=en-el")
+    assert "step 4 is of a chapter without en-el; its directions are en-" in other.mistake
+    gone = m4("explain", run, "--step=3")
+    assert f"the corpus of chapter 1 is gone: {run}/data was built again for chapter 2 (" in (
+        gone.mistake
+    )
+    alone = run.parent / "alone"
+    assert m4("checkpoint", "convert", run, "--step=4", f"--output={alone}").status == 0
+    assert m4("translate", f"--model_dir={alone}", "--to=gl", "3 weeks ago").status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_steps_of_each_chapter_are_explained_with_its_config(run: Path) -> None:
+    each = ("--gin.experiment.Training.log_period=1", "--gin.TRAIN_STEPS=7")
+    assert train(run, "--new_chapter", *CHANGES, *each).status == 0
+    rows = {row["step"]: row for row in timeless_rows(run) if "loss" in row}
+    for step in (4, 5, 7):
+        said = m4("explain", run, f"--step={step}", "--replay", "--pairs=1")
+        assert said.status == 0, said.err
+        about = json.loads((run / f"explain.{step}.json").read_text())
+        assert about["parameters_of_step"] == step - 1
+        if step > 4:  # a row of chapter 1 is of two steps
+            loss, norm = (about["step_metrics"][name] for name in ("loss", "gradient_norm"))
+            assert (loss, norm) == (rows[step]["loss"], rows[step]["gradient_norm"])
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_language_more(run: Path) -> None:
@@ -151,6 +191,7 @@ def test_a_language_more(run: Path) -> None:
         assert now["seen"]["directions"][name]["pairs"] >= count["pairs"]
     was, here = (saved(run, step)["token_embedder"]["embedding"] for step in (4, 6))
     assert (len(was), len(here)) == (512, 640)
+    check_the_chapter_before(run)
     lost = train(run, "--new_chapter", "--gin.corpus.CorpusSpec.vocabulary_size=520")
     assert "the corpus has el no more" in lost.mistake
 

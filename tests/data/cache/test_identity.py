@@ -1,0 +1,34 @@
+"""In what two corpora differ, in words."""
+
+from m4.data.cache.identity import differences, shown
+
+
+def test_files_are_compared_by_size_and_hash_and_long_lists_by_their_items() -> None:
+    codes = [f"x{i}" for i in range(40)]
+    before = {
+        "languages": codes,
+        "seed": 0,
+        "files": {"gl": {"gl.train.tsv": [1234, "a" * 64]}, "pt": {"pt.tsv": [5, "b" * 64]}},
+    }
+    now = {
+        "languages": [*codes[1:], "el"],
+        "seed": 1,
+        "files": {
+            "gl": {"gl.train.tsv": [2345, "c" * 64]},
+            "el": {f"el.{i}.tsv": [1000, "d" * 64] for i in range(3)},
+            "pt": {"pt.tsv": [5, "b" * 64]},
+        },
+    }
+    assert differences(before, now) == [
+        "languages: 40 items, now 40; more: el; no more: x0",
+        "seed = 0, now 1",
+        "files.gl.gl.train.tsv = 1,234 bytes, SHA-256 aaaaaaaaaaaa, now 2,345 bytes, "
+        "SHA-256 cccccccccccc",
+        "files.el = None, now 3 files of 3,000 bytes",
+    ]
+
+
+def test_few_differences_are_shown_whole_and_many_with_their_number() -> None:
+    lines = [f"sizes.x{i} = 1, now 2" for i in range(20)]
+    assert shown(lines[:6]) == "; ".join(lines[:6])
+    assert shown(lines) == "20 differences of the corpus, the first: " + "; ".join(lines[:6])

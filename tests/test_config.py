@@ -11,7 +11,7 @@ import pytest
 import m4
 from m4 import config
 from m4.config import ConfigError
-from m4.experiment import identity
+from m4.experiment import SavedFolder, identity
 from m4.settings import Kind, is_checked
 from tests.command_line import TINY, experiment_of
 
@@ -200,11 +200,13 @@ def test_a_saved_config_names_no_other_folder_to_write_to(tmp_path: Path) -> Non
     made = config.load([TINY], [HERE, "experiment.Baselines.folder = '../victim'"])
     made.experiment()
     (tmp_path / "config.gin").write_text(made.text(), encoding="utf-8")
-    with pytest.raises(ConfigError, match="a saved config names no folder to write to"):
-        m4.load(tmp_path)
+    saved = m4.load(tmp_path).experiment.baselines
+    assert saved is not None
+    assert isinstance(saved.folder, SavedFolder)  # which the job reads, and never writes
     given = ["experiment.Baselines.folder = 'kept'"]
-    again = config.load([tmp_path / "config.gin"], given, allowed_modules=())
-    assert again.experiment().baselines is not None
+    again = config.load([tmp_path / "config.gin"], given, allowed_modules=()).experiment()
+    assert again.baselines is not None
+    assert not isinstance(again.baselines.folder, SavedFolder)
 
 
 def test_what_a_saved_config_may_name_does_nothing_but_compute() -> None:

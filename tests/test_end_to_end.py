@@ -166,8 +166,12 @@ def test_scores_and_report_are_made_again_from_the_translations(first: tuple[Pat
     scores = {name: (folder / name).read_text(encoding="utf-8") for name in names[:2]}
     for name in names:
         (folder / name).unlink()
+    counts = (folder / "atlas.train.json").rename(folder / "kept.json")
     said = m4("report", f"--gin_file={TINY}", f"--model_dir={folder}")
+    counts.rename(folder / "atlas.train.json")
     assert said.status == 0, said.err
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"{folder}/atlas.train.json: missing; the report does not show which")
     assert all((folder / name).is_file() for name in names)
     assert {name: (folder / name).read_text(encoding="utf-8") for name in scores} == scores
 
@@ -203,15 +207,21 @@ def test_a_mean_of_checkpoints_is_a_run_with_a_report(
     said = m4("average", first[0], "--steps=2,4", f"--output={mean}")
     assert said.status == 0, said.err
     assert said.out == f"{mean}: the mean of steps 2, 4; next: m4 eval --model_dir={mean}\n"
-    baselines = f"--gin.experiment.Baselines.folder='{first[0]}/baselines'"
-    for job in (["eval"], ["report", baselines]):
-        said = m4(*job, f"--model_dir={mean}")
+    for job in ("eval", "report"):
+        said = m4(job, f"--model_dir={mean}")
         assert said.status == 0, said.err
     assert not (mean / "data").exists()
     assert not (mean / "baselines").exists()
     other = read_jsonl(first[0] / "deltas.jsonl")
     for row, old in zip(read_jsonl(mean / "deltas.jsonl"), other, strict=True):
         assert row["baseline_score"] == old["baseline_score"]
+    # Without baselines there is a report all the same.
+    for name in ("deltas.jsonl", "report.html"):
+        (mean / name).unlink()
+    without = m4("report", f"--model_dir={mean}", "--gin.experiment.Experiment.baselines=None")
+    assert without.status == 0, without.err
+    assert (mean / "report.html").is_file()
+    assert not (mean / "deltas.jsonl").exists()
 
 
 @pytest.mark.slow
@@ -330,6 +340,8 @@ def test_a_closed_stream_loses_no_translation(
         monkeypatch.setattr(environment, "closed", {name})
         said = m4("translate", f"--model_dir={first[0]}", "--to=gl")
         assert said.mistake.startswith(f"m4 translate: standard {name[3:]}put is closed")
+    listed = m4("checkpoint", "list", first[0]).mistake
+    assert listed == "m4 checkpoint: standard output is closed: what the job prints would be lost"
 
 
 @pytest.mark.slow

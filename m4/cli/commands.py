@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from m4.cli import environment
 from m4.cli.data_arguments import DATA_JOBS
 from m4.cli.decode_arguments import audit_portion, text_request
-from m4.cli.job_arguments import SHARED, follow_options, steps_of
+from m4.cli.job_arguments import PRINTED, SHARED, follow_options, steps_of
 from m4.parallel.distributed_options import DistributedOptions
 from m4.settings import InputError
 
@@ -26,6 +26,8 @@ def run(
     parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions | None = None
 ) -> int:
     """Runs the job, after joining other processes where there are any; returns the exit status."""
+    if parsed.job in PRINTED and "stdout" in environment.closed:
+        raise InputError("standard output is closed: what the job prints would be lost")
     if parsed.job in ("atlas", "checkpoint", "watch"):
         return _show(parsed, bindings)
     if parsed.job == "collectives":
@@ -65,7 +67,7 @@ def run(
         if parsed.job == "translate":
             return _translate(experiment, config, parsed)
         if parsed.job == "explain":
-            return _explain(experiment, config, parsed)
+            return _explain(experiment, config, parsed, bindings)
         if parsed.job == "decode" and (portion := audit_portion(parsed)) is not None:
             return _audit(experiment, config, parsed.step, portion)
         if parsed.job == "decode" and (request := text_request(parsed)) is not None:
@@ -251,14 +253,29 @@ def _audit(experiment: "Experiment", config: "Config", step: int | None, portion
     return 1 if audit(experiment, portion, step) else 0
 
 
-def _explain(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
+def _explain(
+    experiment: "Experiment",
+    config: "Config",
+    parsed: argparse.Namespace,
+    bindings: Sequence[str],
+) -> int:
+    from m4.config import load
     from m4.jobs import prepare
-    from m4.jobs.watching.explain import explain
-    from m4.storage import run_folder
+    from m4.jobs.watching.explain import chosen_step, explain
+    from m4.storage import chapters, run_folder
 
-    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
+    folder = local_folder(experiment.model_dir)
+    run_folder.check(folder, config.settings, config.kinds)
     prepare.prepare_process(experiment, None)
-    explain(experiment, parsed.step, pairs=parsed.pairs, exact=parsed.replay)
+    step = chosen_step(experiment, parsed.step)
+    of = chapters.ended(folder, chapters.at(folder, step)) / "config.gin"
+    if of.is_file():
+        given = [*parsed.gin_bindings, *bindings]
+        trained = load(
+            [of], given, model_dir=experiment.model_dir, allowed_modules=parsed.allow_module
+        )
+        experiment = trained.experiment()
+    explain(experiment, step, pairs=parsed.pairs, exact=parsed.replay)
     return 0
 
 

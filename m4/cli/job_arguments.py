@@ -11,6 +11,8 @@ from m4.settings import InputError
 # are the primary's.
 TOGETHER = ("train", "baselines", "decode", "eval", "report", "demo")
 SHARED = ("train", "decode", "eval")
+# The jobs whose result is what they print; what others print is in files as well.
+PRINTED = ("atlas", "checkpoint", "collectives", "explain", "plan", "watch")
 
 
 def add_run(name: str, job: argparse.ArgumentParser) -> None:

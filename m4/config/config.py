@@ -63,7 +63,7 @@ class Config(Bindings):
         return made
 
     def _with_saved_folders(self, made: Experiment) -> Experiment:
-        """ConfigError: a saved config, which may be a stranger's, names where to write."""
+        """What a saved config, which may be a stranger's, names is read and never written."""
         if self._allowed is None:
             return made
         for binding in self._bindings.values():
@@ -77,11 +77,8 @@ class Config(Bindings):
             elif binding.target is Baselines and binding.parameter == "folder":
                 levels = made.baselines
                 if levels is not None and levels.folder is not None:
-                    raise ConfigError(
-                        f"config: {binding.place}: {binding.name} = {levels.folder!r}: a saved "
-                        "config names no folder to write to; give it on the command line "
-                        f"(--gin.{binding.name}=...)"
-                    )
+                    levels = dataclasses.replace(levels, folder=SavedFolder(levels.folder))
+                    made = dataclasses.replace(made, baselines=levels)
         return made
 
     def _refers_to(self, binding: Binding) -> bool:

@@ -26,7 +26,7 @@ from m4.data.corpus import bilingual
 from m4.data.samplers.proportional import proportional
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import check_held_out
-from m4.experiment import Baselines, Experiment, identity
+from m4.experiment import Baselines, Experiment, SavedFolder, identity
 from m4.jobs import prepare
 from m4.jobs.bilingual import start_worker, train_in_worker, train_one
 from m4.jobs.corpus import open_corpus
@@ -89,6 +89,15 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
     plans = plans_of(experiment, cache)
     missing = {name: plan for name, plan in plans.items() if _finished(plan) is None}
     if missing:
+        folder = baselines_of(experiment).folder
+        if isinstance(folder, SavedFolder):
+            raise SettingError(
+                "Baselines.folder",
+                folder,
+                f"a folder with the baselines of {', '.join(missing)}: a saved config names no "
+                "folder to write to; give it on the command line "
+                "(--gin.experiment.Baselines.folder=...)",
+            )
         _tell_of_other_versions(missing)
         cores = len(available_cpus())
         _run(missing, workers_for(jax.default_backend(), cores, distributed.is_distributed()))

@@ -21,7 +21,7 @@ import pytest
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.eval.decoding.inference_checkpoint import restore_params
-from m4.experiment import Baselines, Data, Decoding, Experiment, Training
+from m4.experiment import Baselines, Data, Decoding, Experiment, SavedFolder, Training
 from m4.jobs import baselines, bilingual, prepare
 from m4.jobs.baselines import Finished
 from m4.jobs.corpus import open_corpus
@@ -378,6 +378,18 @@ def test_what_decides_a_baseline_gives_another_folder(trained, asked) -> None:
 
 
 @pytest.mark.slow
+def test_a_folder_that_a_saved_config_names_is_read_and_never_written(trained, asked) -> None:
+    run, kept, _ = trained
+    saved = experiment_in(run, kept)
+    assert saved.baselines is not None
+    levels = dataclasses.replace(saved.baselines, folder=SavedFolder(kept))
+    baselines.baselines(dataclasses.replace(saved, baselines=levels))  # all is there
+    empty = dataclasses.replace(levels, folder=SavedFolder(kept / "empty"))
+    with pytest.raises(SettingError, match="a saved config names no folder to write to"):
+        baselines.baselines(dataclasses.replace(saved, baselines=empty))
+    assert asked == []
+
+
 def test_other_languages_of_the_corpus_do_not_matter(trained, tmp_path, asked) -> None:
     # Another multilingual run: one language more, first in the arrays, and one gone. (Where the
     # lengths leave pairs out, the vocabulary decides which; here they leave out none.)

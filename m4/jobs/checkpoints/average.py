@@ -59,8 +59,12 @@ def output_of(experiment: Experiment, steps: Sequence[int]) -> str:
 
 
 def bindings(experiment: Experiment) -> list[str]:
-    """What the mean's config says in addition: where the run's corpus is."""
-    return [f"experiment.Data.data_dir = {place_of(experiment)!r}"]
+    """What the mean's config says in addition: where the run's corpus and baselines are."""
+    said = [f"experiment.Data.data_dir = {place_of(experiment)!r}"]
+    if (levels := experiment.baselines) is not None and levels.folder is None:
+        folder = prepare.run_folder(experiment) / "baselines"
+        said.append(f"experiment.Baselines.folder = {str(folder)!r}")
+    return said
 
 
 def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) -> Path:

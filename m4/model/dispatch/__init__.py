@@ -1,9 +1,10 @@
 """How tokens reach their experts: one `Transport` a file, all with the same result."""
 
 import dataclasses
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from jax import lax
+import jax
 from jax.sharding import PartitionSpec
 
 from m4.model.experts import Experts
@@ -29,13 +30,18 @@ def layout(experts: Experts, kernels: PartitionSpec, keep_EG1F: PartitionSpec) -
     )
 
 
-def own(experts: Experts, axes: tuple[str, ...]) -> Experts:
-    """In a manual region: experts as if each device along these mesh axes had separate kernels.
-
-    Their gradients are then summed over the axes here. Automatic differentiation would see to that
-    by itself, but not through products whose gradients are written by hand.
-    """
-    if not axes:
-        return experts
-    inward, outward = lax.pcast((experts.inward, experts.outward), axes, to="varying")
-    return dataclasses.replace(experts, inward=inward, outward=outward)
+def by_devices(
+    on_a_device: Callable[..., Array], over: tuple[str, ...], in_specs: Any, out_specs: Any
+) -> Callable[..., Array]:
+    """`jax.shard_map` over these axes of the mesh. Others, "model" above all, are left to the
+    partitioner, but for axes of one device: a kernel for TPUs allows no axis that is left."""
+    mesh = jax.sharding.get_abstract_mesh()
+    alone = {name for name, size in mesh.shape.items() if size == 1}
+    return jax.shard_map(
+        on_a_device,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names={*over} | alone - {*mesh.manual_axes},
+        # Kernels do not declare which axes their results vary over.
+        check_vma=False,
+    )

@@ -12,16 +12,14 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from m4.model.dispatch import by_devices, layout
 from m4.model.dispatch import gather as local
-from m4.model.dispatch import layout, own
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
 from m4.parallel.mesh import check_divides, split_axes
 from m4.settings import configurable
 
 Exchange = Callable[[Array, tuple[str, ...]], Array]
-# (experts, sent_EGCM, taken_EGC1: which slots have a token) -> done_EGCM.
-Work = Callable[[Experts, Array, Array], Array]
 
 
 @configurable
@@ -52,15 +50,7 @@ _GROUPS = (
 
 
 def by_exchange(
-    name: str,
-    x_GSM: Array,
-    routing: Routing,
-    experts: Experts,
-    there: Exchange,
-    back: Exchange,
-    *,
-    work: Work | None = None,
-    alone: Callable[[Array, Routing, Experts], Array] = local.gather,
+    name: str, x_GSM: Array, routing: Routing, experts: Experts, there: Exchange, back: Exchange
 ) -> Array:
     """What the exchanging implementations share.
 
@@ -69,39 +59,50 @@ def by_exchange(
             -> its experts' slots of the groups of all devices along the axes, in their order:
             [E, G/(D X), C, M] -> [E/X, G/D, C, M], X devices along the axes and D along "data".
         back: the opposite.
-        work: what a device does with its experts' slots, if not all of them are multiplied.
-        alone: the implementation where experts are not sharded.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    tokens_over, experts_over, groups_over = (
-        split_axes(mesh, axis) for axis in ("batch", "expert", "expert_group")
-    )
-    if not experts_over:
-        return alone(x_GSM, routing, experts)
+    axes = experts_over(name, x_GSM, routing)
+    if not axes:
+        return local.gather(x_GSM, routing, experts)
     E, C = routing.num_experts, routing.capacity
-    check_divides(mesh, name, E, "expert", "MoeLayer.num_experts")
-    check_divides(mesh, name, x_GSM.shape[0], "batch", _GROUPS)
 
     def on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts):
         slots = local.slots_of(expert_GSK, position_GSK, E, C)
         sent_EGCM = local.by_expert(local.send(x_GSM, slots), E)
         # The experts' type is what travels: half the bytes in bfloat16.
-        sent_EGCM = there(sent_EGCM.astype(experts.outward.dtype), experts_over)
-        mine = own(experts, groups_over)
-        if work is None:
-            done_EGCM = mine(sent_EGCM)
-        else:
-            taken_GP1 = (slots.owner_GP < slots.slot_GJ.shape[1])[..., None]
-            done_EGCM = work(mine, sent_EGCM, there(local.by_expert(taken_GP1, E), experts_over))
-        done_EGCM = back(done_EGCM, experts_over).astype(x_GSM.dtype)
+        sent_EGCM = there(sent_EGCM.astype(experts.outward.dtype), axes)
+        done_EGCM = back(experts(sent_EGCM), axes).astype(x_GSM.dtype)
         return local.combine(local.by_group(done_EGCM), weight_GSK, slots)
 
+    return by_expert_shards(on_a_device, x_GSM, routing, experts)
+
+
+def experts_over(name: str, x_GSM: Array, routing: Routing) -> tuple[str, ...]:
+    """The mesh axes that experts are sharded over, of the implementation of that name.
+
+    Raises:
+        ValueError: groups or experts that do not divide over their devices.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = split_axes(mesh, "expert")
+    if axes:
+        check_divides(mesh, name, routing.num_experts, "expert", "MoeLayer.num_experts")
+        check_divides(mesh, name, x_GSM.shape[0], "batch", _GROUPS)
+    return axes
+
+
+def by_expert_shards(
+    on_a_device: Callable[..., Array], x_GSM: Array, routing: Routing, experts: Experts
+) -> Array:
+    """on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts) with each device's groups
+    and its experts."""
+    mesh = jax.sharding.get_abstract_mesh()
+    tokens_over, sharded_over, groups_over = (
+        split_axes(mesh, axis) for axis in ("batch", "expert", "expert_group")
+    )
+
     by_groups = PartitionSpec(tokens_over)
-    keep = PartitionSpec(experts_over, groups_over)
-    # Other axes, "model" above all, are left to the partitioner.
-    return jax.shard_map(
-        on_a_device,
-        in_specs=(*(by_groups,) * 4, layout(experts, PartitionSpec(experts_over), keep)),
-        out_specs=by_groups,
-        axis_names=set(tokens_over),
-    )(x_GSM, routing.expert_GSK, routing.position_GSK, routing.weight_GSK, experts)
+    keep = PartitionSpec(sharded_over, groups_over)
+    specs = *(by_groups,) * 4, layout(experts, PartitionSpec(sharded_over), keep)
+    return by_devices(on_a_device, tokens_over, specs, by_groups)(
+        x_GSM, routing.expert_GSK, routing.position_GSK, routing.weight_GSK, experts
+    )

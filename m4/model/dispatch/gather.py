@@ -75,6 +75,11 @@ def send(x_GSM: Array, slots: Slots) -> Array:
     return _send(x_GSM, *slots)
 
 
+def fetch(done_GPM: Array, slots: Slots) -> Array:
+    """The row of each choice [G, J, M]; 0 for a choice without a slot."""
+    return _back(done_GPM, *slots)
+
+
 def combine(done_GPM: Array, weight_GSK: Array, slots: Slots) -> Array:
     """y_GSM = sum over a token's assigned choices of weight * the row of its slot."""
     G, S, K = weight_GSK.shape

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from m4.model.dispatch import layout, own
+from m4.model.dispatch import by_devices, layout
 from m4.model.dispatch.gather import Slots, combine, send
 from m4.model.experts import Experts
 from m4.model.routing import Array, Routing
@@ -61,26 +61,20 @@ def by_own_groups(
     if not axes or x_GSM.shape[0] % math.prod(mesh.shape[name] for name in axes) != 0:
         return on_a_device(*arrays)
 
-    def with_own_experts(x_GSM, expert_GSK, position_GSK, weight_GSK, experts):
-        return on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, own(experts, axes))
-
     by_groups = PartitionSpec(axes)
-    return jax.shard_map(
-        with_own_experts,
-        in_specs=(*(by_groups,) * 4, layout(experts, PartitionSpec(), PartitionSpec(None, axes))),
-        out_specs=by_groups,
-        axis_names=set(axes),
-    )(*arrays)
+    specs = *(by_groups,) * 4, layout(experts, PartitionSpec(), PartitionSpec(None, axes))
+    return by_devices(on_a_device, axes, specs, by_groups)(*arrays)
 
 
 def order_by_expert(
     expert_GSK: Array, position_GSK: Array, num_experts: int, capacity: int
 ) -> tuple[Slots, Array]:
-    """The choices that have slots in the order (expert, group, slot): (slots, size_E).
+    """The choices that have slots in the order (expert, group, slot): (slots, size_EG).
 
     All groups are one here: the slots of J = G*S*K choices in P = min(J, E*G*C) rows, the rows
-    that no choice needs at the end. size_E counts each expert's rows. By counting, not by
-    comparison: slots are in that order already, and a running count of taken ones numbers the rows.
+    that no choice needs at the end. size_EG counts each expert's rows of a group. By counting, not
+    by comparison: slots are in that order already, and a running count of taken ones numbers the
+    rows.
     """
     G, S, K = expert_GSK.shape
     J, slots = G * S * K, num_experts * G * capacity
@@ -95,8 +89,8 @@ def order_by_expert(
     row_J = row.at[slot_J].get(mode="fill", fill_value=P)
     choice_J = jnp.arange(J, dtype=jnp.int32)
     owner_P = jnp.full((P,), J, jnp.int32).at[row_J].set(choice_J, mode="drop")
-    size_E = jnp.sum(taken.reshape(num_experts, G * capacity), axis=1)
-    return Slots(owner_P[None], row_J[None]), size_E
+    size_EG = jnp.sum(taken.reshape(num_experts, G, capacity), axis=2)
+    return Slots(owner_P[None], row_J[None]), size_EG
 
 
 def _by_rows(
@@ -109,7 +103,8 @@ def _by_rows(
     capacity: int,
 ) -> Array:
     G, S, K = expert_GSK.shape
-    slots, size_E = order_by_expert(expert_GSK, position_GSK, num_experts, capacity)
+    slots, size_EG = order_by_expert(expert_GSK, position_GSK, num_experts, capacity)
+    size_E = jnp.sum(size_EG, axis=1)
     owner_P = slots.owner_GP[0]
     # What a ragged product gives for rows outside every expert's is left open, in gradients too.
     real_P1 = (owner_P < G * S * K)[:, None]

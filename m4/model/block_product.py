@@ -1,0 +1,186 @@
+"""Blocks of rows times the matrices of their experts, and the gradients.
+
+A block has rows of one expert. How many blocks there are is decided while a program runs: the
+others are not multiplied.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from m4.model.product import input_gradient, weight_gradient
+
+Array = jax.Array
+
+# A batch of them, such as the rows of a Jacobian, is a loop: `lax.ragged_dot` has no other.
+_in_a_loop = jax.custom_batching.sequential_vmap
+
+
+@jax.custom_vjp
+def block_product(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
+    """Each block times its expert's matrix: [N, b, F]; 0 in blocks from `count` on.
+
+    On CPUs a loop of `count` turns; on TPUs a grouped product, by the kernel of megablox or the
+    compiler's for `lax.ragged_dot`; elsewhere `lax.ragged_dot`.
+    """
+    return lax.platform_dependent(x_NbM, w_EMF, expert_N, count, cpu=_loop, default=_grouped)
+
+
+def _forward(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array):
+    return block_product(x_NbM, w_EMF, expert_N, count), (x_NbM, w_EMF, expert_N, count)
+
+
+def _backward(saved, d_NbF: Array):
+    d_x_NbM, d_w_EMF = lax.platform_dependent(
+        *saved, d_NbF, cpu=_loop_backward, default=_grouped_backward
+    )
+    return d_x_NbM, d_w_EMF, None, None
+
+
+block_product.defvjp(_forward, _backward)
+
+
+def _loop(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
+    N, b, _ = x_NbM.shape
+
+    def turn(n: Array, y_NbF: Array) -> Array:
+        return _put(y_NbF, jnp.dot(_at(x_NbM, n), _at(w_EMF, expert_N[n])), n)
+
+    return lax.fori_loop(0, count, turn, zeros_as((N, b, w_EMF.shape[-1]), x_NbM))
+
+
+def _loop_backward(
+    x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array, d_NbF: Array
+) -> tuple[Array, Array]:
+    def turn(n: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        d_x_NbM, d_w_EMF = sums
+        e = expert_N[n]
+        d_bF = _at(d_NbF, n)
+        d_w_MF = _at(d_w_EMF, e) + weight_gradient(_at(x_NbM, n), d_bF)
+        return _put(d_x_NbM, input_gradient(d_bF, _at(w_EMF, e)), n), _put(d_w_EMF, d_w_MF, e)
+
+    start = (zeros_as(x_NbM.shape, x_NbM), zeros_as(w_EMF.shape, w_EMF))
+    return lax.fori_loop(0, count, turn, start)
+
+
+@_in_a_loop
+def _grouped(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
+    del count  # blocks that are not there have no expert
+    if not _megablox_fits(x_NbM, w_EMF):
+        return _ragged(x_NbM, w_EMF, expert_N)
+    return _megablox(x_NbM, w_EMF, expert_N)
+
+
+@_in_a_loop
+def _grouped_backward(
+    x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array, d_NbF: Array
+) -> tuple[Array, Array]:
+    del count
+    there_N11 = (expert_N < w_EMF.shape[0])[:, None, None]
+    d_NbF = jnp.where(there_N11, d_NbF, 0)
+    if not _megablox_fits(x_NbM, w_EMF):
+        _, gradients = jax.vjp(lambda x, w: _ragged(x, w, expert_N), x_NbM, w_EMF)
+        d_x_NbM, d_w_EMF = gradients(d_NbF)
+        return jnp.where(there_N11, d_x_NbM, 0), d_w_EMF
+    return _megablox_backward(x_NbM, w_EMF, expert_N, d_NbF)
+
+
+def _ragged(x_NbM: Array, w_EMF: Array, expert_N: Array) -> Array:
+    N, b, M = x_NbM.shape
+    E, F = w_EMF.shape[0], w_EMF.shape[-1]
+    y_PF = lax.ragged_dot(x_NbM.reshape(N * b, M), w_EMF, _sizes(expert_N, E, b))
+    # What a ragged product gives for rows outside every expert's is left open.
+    return jnp.where((expert_N < E)[:, None, None], y_PF.reshape(N, b, F), 0)
+
+
+def _sizes(expert_N: Array, E: int, b: int) -> Array:
+    size_E = b * jnp.sum(expert_N[:, None] == jnp.arange(E)[None], axis=0)
+    return size_E.astype(jnp.int32)
+
+
+def _megablox_fits(x_NbM: Array, w_EMF: Array) -> bool:
+    """Whether the kernel for TPUs has tiles for these shapes, on the devices of the mesh.
+
+    Elsewhere, and where the partitioner splits what the kernel would multiply, `lax.ragged_dot`
+    does it. In bfloat16 TPUs before v4 refuse the kernel.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    device = mesh.abstract_device
+    kind = jax.devices()[0].device_kind if device is None else device.device_kind
+    whole = all(mesh.shape[name] == 1 for name in mesh.auto_axes)
+    sublanes = 8 * 4 // x_NbM.dtype.itemsize
+    tiles = x_NbM.shape[1] % sublanes == 0 and not any(n % _LANES for n in w_EMF.shape[1:])
+    known = kind.startswith("TPU") and (x_NbM.dtype != jnp.bfloat16 or kind not in _OLD)
+    return known and whole and tiles
+
+
+_OLD = ("TPU v2", "TPU v3")
+_LANES, _TILE_BYTES = 128, 2**21  # of the matrices in a TPU's vector memory
+
+
+def _megablox(x_NbM: Array, w_EMF: Array, expert_N: Array, *, interpret: bool = False) -> Array:
+    """By JAX's kernel of MegaBlocks' grouped product (arXiv 2211.15841); a tile of rows is a block.
+    It visits the tiles that are there."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm  # a second to import
+
+    N, b, M = x_NbM.shape
+    E, _, F = w_EMF.shape
+    y_PF = gmm(
+        x_NbM.reshape(N * b, M),
+        w_EMF,
+        _sizes(expert_N, E, b),
+        preferred_element_type=x_NbM.dtype,
+        tiling=_tiles(b, M, F, x_NbM.dtype.itemsize),
+        interpret=interpret,
+    )
+    return jnp.where((expert_N < E)[:, None, None], y_PF.reshape(N, b, F), 0)
+
+
+def _megablox_backward(
+    x_NbM: Array, w_EMF: Array, expert_N: Array, d_NbF: Array, *, interpret: bool = False
+) -> tuple[Array, Array]:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
+
+    N, b, M = x_NbM.shape
+    E, _, F = w_EMF.shape
+    size_E, itemsize = _sizes(expert_N, E, b), x_NbM.dtype.itemsize
+    d_PF = d_NbF.reshape(N * b, F)
+    d_x_PM = gmm(
+        *(d_PF, w_EMF, size_E, x_NbM.dtype),
+        tiling=_tiles(b, F, M, itemsize),
+        transpose_rhs=True,
+        interpret=interpret,
+    )
+    d_w_EMF = tgmm(
+        *(x_NbM.reshape(N * b, M).T, d_PF, size_E, w_EMF.dtype),
+        tiling=_tiles(b, M, F, 4),  # sums are float32
+        interpret=interpret,
+    )
+    d_x_NbM = d_x_PM.reshape(x_NbM.shape)
+    return jnp.where((expert_N < E)[:, None, None], d_x_NbM, 0), d_w_EMF
+
+
+def _tiles(rows: int, inner: int, outer: int, itemsize: int) -> tuple[int, int, int]:
+    """Of rows, of the axis that is summed over, of the result's: divisors. As much of the former as
+    possible: a matrix that is whole along it is not read again for the expert's next block."""
+    out = _divisor(outer, 512)
+    return rows, _divisor(inner, _TILE_BYTES // (out * itemsize)), out
+
+
+def _divisor(size: int, most: int) -> int:
+    """The largest multiple of _LANES, at most `most`, that divides `size`."""
+    return next(n for n in range(most // _LANES * _LANES, 0, -_LANES) if size % n == 0)
+
+
+def zeros_as(shape: tuple[int, ...], like: Array) -> Array:
+    """Of the type of `like`: in a manual region a loop's state must vary over the same axes from
+    the start, which a constant does not."""
+    return jnp.broadcast_to(jnp.where(False, like[(0,) * like.ndim], 0), shape)
+
+
+def _at(array: Array, index: Array) -> Array:
+    return lax.dynamic_index_in_dim(array, index, keepdims=False)
+
+
+def _put(array: Array, part: Array, index: Array) -> Array:
+    return lax.dynamic_update_index_in_dim(array, part, index, 0)

@@ -214,8 +214,9 @@ def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
     ways = [layer.dispatch for layer in (model.encoder_experts, model.decoder_experts) if layer]
     one_hot = any(way is einsum or "einsum" in getattr(way, "__name__", "") for way in ways)
     lengths = program.rows, program.source_length, program.target_length
+    apart = {"experts_apart": program.experts_apart}
     if program.optimizer is None:
-        parts = flops.search_flops(model, *lengths, program.beams)
+        parts = flops.search_flops(model, *lengths, program.beams, **apart)
         return {
             name: {
                 "forward": {kind: count / devices for kind, count in forward.items()},
@@ -224,7 +225,7 @@ def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
             }
             for name, forward in zip(("encoding", "step"), parts, strict=True)
         }
-    forward = flops.forward_flops(model, *lengths)
+    forward = flops.forward_flops(model, *lengths, **apart)
     return {
         "forward": {kind: count / devices for kind, count in forward.items()},
         "model": flops.model_flops(forward) / devices,

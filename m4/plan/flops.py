@@ -4,6 +4,7 @@ sizes, and of a traced program.
 A product of [a, b] and [b, c] is 2abc operations; only products count.
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +12,12 @@ from typing import Any
 
 from jax.extend import core as jex
 
-from m4.model.dispatch.blocks import blocks, most_blocks, rows_of_block
+from m4.model.dispatch.blocks import (
+    FEWEST_OVER_DEVICES,
+    blocks,
+    most_blocks,
+    rows_of_block,
+)
 from m4.model.ffn import part_names
 from m4.model.moe import MoeLayer, group_size
 from m4.model.routing import expert_capacity
@@ -23,14 +29,23 @@ KINDS = ("attention", "attention_logits", "dense", "router", "experts", "experts
 
 
 def forward_flops(
-    model: Transformer, rows: int, source_length: int, target_length: int
+    model: Transformer,
+    rows: int,
+    source_length: int,
+    target_length: int,
+    *,
+    experts_apart: bool = False,
 ) -> dict[str, int]:
     """Kind -> operations of one forward pass in training over all devices.
 
     attention: the projections. attention_logits: queries times keys, weights times values, masked
-    positions included. experts: of every slot, empty ones included. experts_used: of two choices a
+    positions included. experts: of every slot, empty ones included; where nothing is dropped, of as
+    many rows as the dispatch `blocks` may need for any routing. experts_used: of two choices a
     token, none dropped (for "model FLOPs"). dispatch: GShard's one-hot products of dispatch and
     combine (Algorithm 2, lines 3 and 8), which only the dispatch `einsum` has.
+
+    Args:
+        experts_apart: experts are on several devices.
     """
     source, target = rows * source_length, rows * target_length
     M, ND = model.width, model.heads * model.head_width
@@ -41,7 +56,7 @@ def forward_flops(
     ):
         found["attention"] += layers * 4 * 2 * tokens * M * ND
         found["attention_logits"] += layers * 2 * 2 * tokens * length * ND
-        found.update(_feed_forward(model, experts, layers, tokens, "train"))
+        found.update(_feed_forward(model, experts, layers, tokens, "train", apart=experts_apart))
     # Attention over the encoder's output: queries and result of the target, keys and values of the
     # source.
     found["attention"] += model.decoder_layers * 2 * 2 * (source + target) * M * ND
@@ -51,7 +66,13 @@ def forward_flops(
 
 
 def search_flops(
-    model: Transformer, rows: int, source_length: int, target_length: int, beams: int
+    model: Transformer,
+    rows: int,
+    source_length: int,
+    target_length: int,
+    beams: int,
+    *,
+    experts_apart: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The same of a beam search: (of encoding a batch, of a decoding step).
 
@@ -73,18 +94,26 @@ def search_flops(
     step["logits"] = 2 * pieces * M * model.vocab_size
     encoder = model.encoder_experts, model.encoder_layers
     decoder = model.decoder_experts, model.decoder_layers
-    encoding.update(_feed_forward(model, *encoder, source, "eval", row=source_length))
-    step.update(_feed_forward(model, *decoder, pieces, "decode", row=1))
+    of = functools.partial(_feed_forward, model, apart=experts_apart)
+    encoding.update(of(*encoder, source, "eval", row=source_length))
+    step.update(of(*decoder, pieces, "decode", row=1))
     return dict(encoding), dict(step)
 
 
 def _feed_forward(
-    model: Transformer, experts: MoeLayer | None, layers: int, tokens: int, mode: str, row: int = 0
+    model: Transformer,
+    experts: MoeLayer | None,
+    layers: int,
+    tokens: int,
+    mode: str,
+    row: int = 0,
+    *,
+    apart: bool,
 ) -> dict[str, int]:
     """Of the feed-forward layers of a stack, with experts or without.
 
     mode: whose capacity factor: "train", "eval" or "decode". row: tokens of a group where none is
-    dropped (a factor of None).
+    dropped outside training (a factor of None). apart: experts are on several devices.
     """
     M = model.width
     expert_layers = layers // model.moe_every if experts else 0
@@ -100,11 +129,11 @@ def _feed_forward(
         "eval": experts.eval_capacity_factor,
         "decode": experts.decode_capacity_factor,
     }[mode]
-    group = row if factor is None else group_size(tokens, experts.group_tokens)
+    group = row if factor is None and row else group_size(tokens, experts.group_tokens)
     C = group if factor is None else expert_capacity(group, E, factor, 2, experts.capacity_rule)
     slots = tokens // group * E * C
     if factor is None and experts.dropless_dispatch is blocks:
-        rows = rows_of_block(2 * tokens, E)
+        rows = rows_of_block(2 * tokens, E, *([FEWEST_OVER_DEVICES] if apart else []))
         slots = rows * most_blocks(2 * tokens, E, rows)
     ffn = 2 * M * experts.mlp_width
     return {

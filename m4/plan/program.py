@@ -17,7 +17,7 @@ from m4.eval.decoding.decode import target_limit
 from m4.eval.decoding.search import jit_search, search
 from m4.experiment import Experiment
 from m4.model.transformer import Transformer, abstract_variables
-from m4.parallel.mesh import logical_spec
+from m4.parallel.mesh import logical_spec, split_axes
 from m4.settings import InputError
 from m4.train.trainer import Trainer
 
@@ -32,7 +32,8 @@ class PlannedProgram(NamedTuple):
         optimizer: shapes and shardings of its state; None in decoding.
         metrics: shapes of what a step reports; None in decoding. log_period: steps of a log row.
         rows, source_length, target_length: of a batch over all devices, in rows and pieces.
-        beams: of decoding; 1 in training. directions: their number.
+        beams: of decoding; 1 in training. directions: their number. experts_apart: experts are on
+            several devices.
     """
 
     lowered: Any
@@ -46,6 +47,7 @@ class PlannedProgram(NamedTuple):
     target_length: int
     beams: int
     directions: int
+    experts_apart: bool
     metrics: Any = None
     log_period: int = 0
 
@@ -97,6 +99,7 @@ def train_program(experiment: Experiment, devices: Sequence[Any], languages: int
         target_length,
         1,
         len(directions),
+        _apart(mesh),
         metrics=traced.out_info[1],
         log_period=training.log_period,
     )
@@ -149,7 +152,12 @@ def decode_program(
         target_length,
         settings.beams,
         len(directions),
+        _apart(mesh),
     )
+
+
+def _apart(mesh: Mesh) -> bool:
+    return bool(split_axes(mesh, "expert"))
 
 
 def _batch(mesh: Mesh, rows: int, source_length: int, target_length: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from m4.model.row_exchange import Came, rows_a_round, travel, trip_of
 from m4.settings import configurable
 
 _FEWEST, _MOST = 4, 128  # rows of a block
+FEWEST_OVER_DEVICES = 8  # the least that a TPU reads at once
 
 
 class Blocks(NamedTuple):
@@ -36,11 +37,11 @@ class Blocks(NamedTuple):
     count: Array
 
 
-def rows_of_block(choices: int, num_experts: int) -> int:
+def rows_of_block(choices: int, num_experts: int, fewest: int = _FEWEST) -> int:
     """b: half of an expert's rows where all have as many, a power of 2. Measured on CPUs: smaller
     blocks read an expert's matrices too often, larger ones have too many empty rows."""
     half = max(choices // num_experts, 1).bit_length() - 2
-    return min(max(2 ** max(half, 0), _FEWEST), _MOST)
+    return min(max(2 ** max(half, 0), fewest), _MOST)
 
 
 def most_blocks(choices: int, num_experts: int, rows: int) -> int:
@@ -82,8 +83,7 @@ def blocks(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     on_a_device = functools.partial(_on_a_device, routing.num_experts, routing.capacity)
     if not axes:
         return by_own_groups(on_a_device, x_GSM, routing, experts)
-    # Of all devices, as if they had no experts of their own: rows of a block of balanced routing.
-    rows = rows_of_block(routing.expert_GSK.size, routing.num_experts)
+    rows = rows_of_block(routing.expert_GSK.size, routing.num_experts, FEWEST_OVER_DEVICES)
     travelling = functools.partial(_over_devices, routing.num_experts, routing.capacity, rows, axes)
     return by_expert_shards(travelling, x_GSM, routing, experts)
 

@@ -26,11 +26,11 @@ def test_order_by_hand():
     expert_GSK = np.array([[[1], [0]], [[0], [1]]])
     # Choice 0: slot 1 of expert 1 (its slot 0 is empty). Choice 2 has no slot.
     position_GSK = np.array([[[1], [0]], [[-1], [0]]])
-    places, size_E = order(expert_GSK, position_GSK, 2, 2)
+    places, size_EG = order(expert_GSK, position_GSK, 2, 2)
     # Expert 0: choice 1. Expert 1: choice 0 (group 0), then 3 (group 1). One of four rows is left.
     assert places.owner_GP.tolist() == [[1, 0, 3, 4]]
     assert places.slot_GJ.tolist() == [[1, 0, 4, 2]]
-    assert size_E.tolist() == [1, 2]
+    assert size_EG.tolist() == [[1, 0], [1, 1]]
 
 
 def test_rows_are_never_more_than_choices_or_slots():

@@ -25,6 +25,7 @@ Array = jax.Array
 # Rows that a device receives in a round: so many times those of a balanced routing, and at least
 # _FEWEST in all.
 _SPARE, _FEWEST = 2, 512
+ROUNDS = "rounds_of_rows"  # of the loop in a compiled program: a balanced routing has one round
 
 
 class Trip(NamedTuple):
@@ -186,7 +187,8 @@ def _rounds(one: Callable[..., Array], x_PM: Array, experts: Any, trip: Trip) ->
     def turn(number: Array, y_PM: Array) -> Array:
         return y_PM + one(number, x_PM, experts, trip)
 
-    return lax.fori_loop(0, trip.rounds, turn, zeros_as(x_PM.shape, x_PM))
+    with jax.named_scope(ROUNDS):
+        return lax.fori_loop(0, trip.rounds, turn, zeros_as(x_PM.shape, x_PM))
 
 
 def _forward(one: Callable[..., Array], x_PM: Array, experts: Any, trip: Trip):
@@ -203,7 +205,8 @@ def _backward(one: Callable[..., Array], saved: Any, d_PM: Array):
         return jax.tree.map(jnp.add, sums, gradients(d_PM))
 
     zeros = jax.tree.map(lambda like: zeros_as(like.shape, like), (x_PM, experts))
-    return *lax.fori_loop(0, trip.rounds, turn, zeros), None
+    with jax.named_scope(ROUNDS):
+        return *lax.fori_loop(0, trip.rounds, turn, zeros), None
 
 
 _rounds.defvjp(_forward, _backward)

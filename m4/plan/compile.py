@@ -3,6 +3,7 @@
 The environment is `m4.plan.launch`'s. No accelerator is used.
 """
 
+import functools
 import math
 import resource
 import time
@@ -23,6 +24,7 @@ from m4.plan.program import PlannedProgram, decode_program, train_program
 from m4.plan.step_time import BETWEEN, step_time
 from m4.settings import InputError
 
+_KERNEL = "tpu_custom_call"
 PROGRAMS = {"train": train_program, "decode": decode_program}
 
 
@@ -113,30 +115,34 @@ def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str
     if found["program"] == "decode":
         return _search(text, machine, found)
     measured = measure(text)
-    more = {"compiled": float(measured.flops), "unread": measured.unread}
+    counted = _counted(measured, found["flops"])
     return {
-        "flops": {**found["flops"], **more},
+        "flops": {**found["flops"], **counted},
         **_traffic(measured),
         "loops_unknown": measured.loops_unknown,
         "cycles": measured.cycles,
         "uncosted": measured.uncosted,
-        "step_seconds": _seconds(measured, found["flops"]["traced"], machine, found),
+        "step_seconds": _seconds(
+            measured, found["flops"]["traced"], counted["kernels"], machine, found
+        ),
     }
+
+
+def _counted(measured: Measured, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
+    """Products read from a program's text, and those in the kernels of grouped products, which
+    multiply the rows that there are: by arithmetic."""
+    unread = dict(measured.unread)
+    kernels = float(arithmetic["experts_executed"]) if unread.pop(_KERNEL, 0) else 0.0
+    return {"compiled": measured.flops + kernels, "kernels": kernels, "unread": unread}
 
 
 def _search(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
     """The same of a beam search: of encoding a batch, and of one decoding step."""
     by_loop = measure_by_loop(text)
     found_parts = {"encoding": by_loop.once, "step": by_loop.iteration}
+    counted = {name: _counted(each, found["flops"][name]) for name, each in found_parts.items()}
     parts: dict[str, Any] = {
-        "flops": {
-            name: {
-                **found["flops"][name],
-                "compiled": float(measured.flops),
-                "unread": measured.unread,
-            }
-            for name, measured in found_parts.items()
-        },
+        "flops": {name: {**found["flops"][name], **counted[name]} for name in found_parts},
         **_traffic(by_loop.once, by_loop.iteration),
         "loops_unknown": by_loop.iteration.loops_unknown,
         "search_loops": by_loop.loops,
@@ -146,7 +152,10 @@ def _search(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, 
     if isinstance(machine, Cluster):
         # A decoding step reads all weights for a few pieces: its FLOPs do not decide its time.
         return parts
-    seconds = {name: _seconds(each, 0.0, machine, found) for name, each in found_parts.items()}
+    seconds = {
+        name: _seconds(each, 0.0, counted[name]["kernels"], machine, found)
+        for name, each in found_parts.items()
+    }
     return {**parts, "search_seconds": seconds}
 
 
@@ -167,10 +176,14 @@ def _traffic(*measured: Measured) -> dict[str, Any]:
 
 
 def _seconds(
-    measured: Measured, executed: float, machine: Machine, found: Mapping[str, Any]
+    measured: Measured,
+    executed: float,
+    kernels: float,
+    machine: Machine,
+    found: Mapping[str, Any],
 ) -> dict[str, Any]:
-    dtype = found["model"]["dtype"]
-    time_model = step_time(measured.cycles, executed, dtype, measured.collectives, machine)
+    dtype, sent = found["model"]["dtype"], measured.collectives
+    time_model = step_time(measured.cycles, executed, dtype, sent, machine, kernels=kernels)
     return {
         "compute": time_model.compute,
         "communication": time_model.by_kind,
@@ -222,14 +235,17 @@ def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
                 "forward": {kind: count / devices for kind, count in forward.items()},
                 "model": flops.forward_model_flops(forward) / devices,
                 "executed": flops.forward_executed_flops(forward, one_hot=one_hot) / devices,
+                "experts_executed": forward["experts"] / devices,
             }
             for name, forward in zip(("encoding", "step"), parts, strict=True)
         }
     forward = flops.forward_flops(model, *lengths, **apart)
+    executed = functools.partial(flops.executed_flops, model, one_hot=one_hot, **apart)
     return {
         "forward": {kind: count / devices for kind, count in forward.items()},
         "model": flops.model_flops(forward) / devices,
-        "executed": flops.executed_flops(model, forward, one_hot=one_hot) / devices,
+        "executed": executed(forward) / devices,
+        "experts_executed": (executed(forward) - executed({**forward, "experts": 0})) / devices,
         "traced": flops.traced_flops(program.jaxpr, devices),
     }
 

@@ -162,7 +162,13 @@ def forward_executed_flops(forward: Mapping[str, int], *, one_hot: bool) -> int:
     return sum(n for kind, n in forward.items() if kind not in left_out)
 
 
-def executed_flops(model: Transformer, forward: Mapping[str, int], *, one_hot: bool) -> int:
+def executed_flops(
+    model: Transformer,
+    forward: Mapping[str, int],
+    *,
+    one_hot: bool,
+    experts_apart: bool = False,
+) -> int:
     """Of a training step, with all slots, the one-hot products of `einsum`, and rematerialization.
 
     remat "full" repeats the forward pass of every layer, or scanned block, except the last
@@ -179,6 +185,11 @@ def executed_flops(model: Transformer, forward: Mapping[str, int], *, one_hot: b
             again -= kinds["dense"] // (len(part_names(model.activations)) + 1)
     if model.remat == "products":
         again = kinds["attention_logits"] + kinds["experts"] + kinds["dispatch"] // 2
+    experts = model.encoder_experts if experts_apart else None
+    if experts and experts.train_capacity_factor is None and experts.dropless_dispatch is blocks:
+        # Rows travel again in the backward pass, and all but the experts' last product is repeated.
+        parts = len(part_names(experts.activations or ()))
+        again += kinds["experts"] * parts // (parts + 1)
     # The dispatch mask has no gradient: it is made of discrete choices.
     return (1 + BACKWARD) * sum(kinds.values()) - kinds["dispatch"] // 2 + again
 

@@ -1,10 +1,10 @@
 """A MODEL of a step's time: arithmetic on a compiled program. Nothing is measured.
 
-Compute on a TPU: the compiler's estimate of cycles, loops multiplied out, at the chip's clock,
-without custom kernels. Where the clock is not published, and on a GPU, for which XLA estimates no
-cycles: the executed FLOPs at the peak, which no program reaches. Communication: each collective's
-bytes over the slowest links that it needs, without overlap; at the links' stated speed, except for
-the all-to-all, whose speed is fitted to the GShard paper's measurements.
+Compute on a TPU: the compiler's estimate of cycles, loops multiplied out, at the chip's clock, and
+the products in kernels at the peak. Where the clock is not published, and on a GPU, for which XLA
+estimates no cycles: the executed FLOPs at the peak, which no program reaches. Communication: each
+collective's bytes over the slowest links that it needs, without overlap; at the links' stated
+speed, except for the all-to-all, whose speed is fitted to the GShard paper's measurements.
 """
 
 import math
@@ -47,13 +47,19 @@ class StepTime:
 
 
 def step_time(
-    cycles: int, flops: float, dtype: str, found: Iterable[Collective], machine: Machine
+    cycles: int,
+    flops: float,
+    dtype: str,
+    found: Iterable[Collective],
+    machine: Machine,
+    *,
+    kernels: float = 0.0,
 ) -> StepTime:
     """The model of a step.
 
     Args:
         cycles: by the TPU compiler. flops: executed on a device; dtype: of activations.
-        found: the program's collectives.
+        found: the program's collectives. kernels: FLOPs in them; their cycles have no estimate.
     """
     by_kind: dict[str, float] = {}
     for each in found:
@@ -61,9 +67,10 @@ def step_time(
         kind = each.kind if each.slices == 1 else BETWEEN.format(each.kind)
         by_kind[kind] = by_kind.get(kind, 0.0) + seconds
     clock = clock_of(machine)
+    peak = machine.chip.device_flops(dtype)
     if clock is not None:
-        return StepTime(cycles / clock if cycles else None, by_kind)
-    return StepTime(flops / machine.chip.device_flops(dtype) if flops else None, by_kind)
+        return StepTime(cycles / clock + kernels / peak if cycles else None, by_kind)
+    return StepTime(flops / peak if flops else None, by_kind)
 
 
 def clock_of(machine: Machine) -> float | None:

@@ -35,6 +35,10 @@ def test_as_many_rounds_as_there_are_rows(monkeypatch):
     setting = SETTINGS["data 2 x expert 4"]._replace(K=2)
     for routing in (everyone_to(3, setting), random_plan(1, *setting[1:])):
         check(setting, routing, 0, ONLY)
+    x_GSM, _, experts = numbers(0, setting)
+    with on(setting.mesh):
+        text = jax.jit(blocks).lower(x_GSM, routing, experts).compile().as_text() or ""
+    assert f'{row_exchange.ROUNDS}/while"' in text  # plans know the loop by its name
 
 
 def test_rows_of_a_round():

@@ -204,3 +204,19 @@ def test_the_papers_smallest_model_on_its_128_cores(
     assert facts["flops"]["traced"] == pytest.approx(facts["flops"]["executed"], rel=1e-3)
     # At least as long as its operations take at the peak.
     assert facts["step_seconds"]["compute"] > facts["flops"]["executed"] / (123e12 / 2)
+
+
+@pytest.mark.slow
+def test_search_over_experts_apart_multiplies_the_rows_that_there_are(tmp_path: Path) -> None:
+    said = plan("v4_128", tmp_path, "--topology=v4:4x4x4", "--program=decode")
+    assert said.status == 0, said.err
+    facts = json.loads((tmp_path / "v4_128.v4-4x4x4.decode.json").read_text("utf-8"))
+    for part in ("encoding", "step"):
+        flops = facts["flops"][part]
+        assert flops["kernels"] > 0
+        assert not flops["unread"]
+        assert flops["compiled"] <= 2 * flops["model"]
+    # The rounds of the encoder's rows are no loop of the search.
+    assert facts["search_loops"] == 1
+    # Rows there and back in a layer with experts, three a stack.
+    assert facts["collectives"]["ragged-all-to-all"]["count"] == 2 * 3 * 2

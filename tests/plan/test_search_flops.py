@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from m4.eval.decoding.search import search
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.flops import forward_executed_flops, forward_model_flops, search_flops, traced_flops
 from m4.plan.hlo.collectives import measure_by_loop
+from m4.plan.program import planned_model
+from tests.command_line import experiment_of
 from tests.plan.test_flops import SIZES
 
 ROWS, SOURCE, TARGET, BEAMS = 3, 8, 6, 2
+CONFIGS = Path(__file__).parents[2] / "gin_configs"
 
 
 def traced(model: Transformer) -> Any:
@@ -92,3 +97,14 @@ def test_without_capacity_the_experts_have_rows_for_all_choices() -> None:
     assert few[1]["experts"] == 2 * 2 * (4 * 3) * 16 * 32
     _, each = parts(traced(model(eval_capacity_factor=1.0, decode_capacity_factor=1.0)))
     assert each == forward_executed_flops(few[1], one_hot=False) + 2 * 2 * 6 * 16
+
+
+def test_paper_scale_search_does_at_most_twice_the_work_there_is() -> None:
+    experiment = experiment_of(CONFIGS / "v4_128.gin")
+    model, _ = planned_model(experiment, 100)
+    # 64 chips, a sentence each, 4 beams; 1,682 operations of 59 before the dispatch `blocks`.
+    parts = search_flops(model, 64, 128, 128, 4, experts_apart=True)
+    ratios = [
+        forward_executed_flops(part, one_hot=False) / forward_model_flops(part) for part in parts
+    ]
+    assert ratios == pytest.approx([1.22, 1.67], abs=0.01)

@@ -92,6 +92,15 @@ def test_step_time_is_cycles_plus_collectives() -> None:
     assert found.total == pytest.approx(1.001)
 
 
+def test_kernels_take_their_products_at_the_peak() -> None:
+    machine = topology("v4:2x2x2")
+    without = step_time(10**9, 0.0, "bfloat16", [], machine).total
+    with_kernels = step_time(10**9, 0.0, "bfloat16", [], machine, kernels=275e12).total
+    assert with_kernels is not None
+    assert without is not None
+    assert with_kernels - without == pytest.approx(1.0)  # v4: 275 * 10^12 operations a second
+
+
 def exchange_seconds(name: str, payload: int = 8 * 2**20) -> float:
     machine = topology(name)
     return seconds_of(collective("all-to-all", payload, machine.devices), machine)

@@ -7,9 +7,11 @@ and limit.
 import re
 from dataclasses import dataclass, field
 
+from m4.model.row_exchange import ROUNDS
 from m4.plan.hlo.types import INSTRUCTION
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_ROUNDS = re.compile(rf'{ROUNDS}\)*/while"')
 _OPCODES = ("constant", "copy", "add", "get-tuple-element", "compare", "tuple")
 
 
@@ -37,6 +39,7 @@ def trip_count(
     line: str, operand: str, caller: Scalars, condition: Scalars, body: Scalars
 ) -> int | None:
     """How often the body runs: by XLA's note, or of (i = start; i < limit; i += step); or None.
+    The rounds in which rows travel to their experts are one, as for a balanced routing.
 
     Args:
         line: the loop's. operand: what it starts with.
@@ -44,6 +47,8 @@ def trip_count(
     """
     if noted := _TRIPS.search(line):
         return int(noted[1])
+    if _ROUNDS.search(line):
+        return 1
     opcode, compared, text = condition.known.get(condition.root, ("", "", ""))
     if opcode != "compare" or "direction=LT" not in text:
         return None

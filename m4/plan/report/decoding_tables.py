@@ -10,7 +10,7 @@ from typing import Any
 from m4.plan.clusters import Cluster
 from m4.plan.machines import topology
 from m4.plan.report.pages import Section
-from m4.plan.report.wording import OPERATIONS, model_notes, uncounted
+from m4.plan.report.wording import KERNELS, OPERATIONS, model_notes, uncounted
 
 # Part of a search -> (its name in rows, its name in notes).
 PARTS = {
@@ -73,14 +73,15 @@ def _flops(facts: Mapping[str, Any]) -> Section:
         notes.append(
             "With moe.MoeLayer.eval_capacity_factor = None nothing is dropped: experts multiply "
             "blocks of the rows that there are (dispatch blocks; as many as any routing may need "
-            "count here). On a mesh with experts apart the slots of all tokens are exchanged, most "
-            "of them empty; a factor such as 2.0 sends fewer and drops tokens that get none."
+            "count here, evenly over the devices), which travel to them over a mesh."
         )
     if "compiled" in flops["encoding"]:
         notes.append(
             "The compiled program's matrix products are read from its text; those that it writes "
             "as multiplications and sums are not counted."
         )
+        if any(flops[part].get("kernels") for part in PARTS):
+            notes.append(KERNELS)
         for part, (name, where) in PARTS.items():
             if flops[part]["compiled"] > _MORE * flops[part]["executed"]:
                 notes.append(

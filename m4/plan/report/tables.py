@@ -13,7 +13,7 @@ from m4.plan.clusters import Cluster
 from m4.plan.machines import GIB, Topology, topology
 from m4.plan.report import decoding_tables, pages
 from m4.plan.report.pages import Section
-from m4.plan.report.wording import OPERATIONS, gib, model_notes, tera, uncounted
+from m4.plan.report.wording import KERNELS, OPERATIONS, gib, model_notes, tera, uncounted
 from m4.plan.step_time import clock_of
 
 
@@ -132,6 +132,8 @@ def _flops(facts: Mapping[str, Any]) -> Section:
     if "compiled" in flops:
         rows.append(("executed, in the compiled program", tera(flops["compiled"])))
         notes.append(_compiled(flops))
+        if flops.get("kernels"):
+            notes.append(KERNELS)
         if facts["loops_unknown"]:
             notes.append("A loop whose length is not in the program counts once there.")
     return Section("FLOPs", notes, rows)

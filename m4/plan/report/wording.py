@@ -22,6 +22,11 @@ OPERATIONS = {
     "dispatch": "one-hot dispatch and combine",
     "logits": "logits",
 }
+KERNELS = (
+    "Kernels of grouped products (experts) multiply the rows that there are: theirs are by "
+    "arithmetic, as if routing were balanced over the devices. In a program rows travel in as "
+    "many rounds as routing needs: one where it is balanced."
+)
 
 
 def model_notes(machine: Machine) -> list[str]:

@@ -222,6 +222,13 @@ def test_trips_from_start_step_and_limit(counter: dict, times: int, unknown: boo
     assert (gathered.times, gathered.loop_unknown) == (times, unknown)
 
 
+@pytest.mark.parametrize("name", ["rounds_of_rows", "transpose(jvp(rounds_of_rows))"])
+def test_rows_travel_in_one_round_as_for_a_balanced_routing(name: str) -> None:
+    text = TPU.replace("LIMIT", "%other").replace("jit(g)/while", f"jit(g)/{name}/while")
+    (gathered,) = (each for each in collectives(text) if each.kind == "all-gather")
+    assert (gathered.times, gathered.loop_unknown) == (1, False)
+
+
 def test_loop_that_never_runs_sends_nothing() -> None:
     assert set(tpu(limit=0)) == {"collective-permute"}
 

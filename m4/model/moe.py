@@ -44,7 +44,7 @@ class MoeLayer(nn.Module):
     """A mixture of experts in place of a feed-forward layer: x_BLM -> y_BLM.
 
     Tokens without a slot get 0 (the residual connection carries them). Sown into `intermediates`
-    are T5X's five metrics, the gate's own and, with `directions`, who went where: `seated_DE`,
+    are T5X's five metrics, the gate's own and, with `directions`, who went where: `assigned_DE`,
     assigned choices by translation direction and expert; where directions are unknown
     (decoding), `chosen_BLK`, the expert of each choice, -1 without a slot, for the caller to count.
 
@@ -219,10 +219,10 @@ class MoeLayer(nn.Module):
         assigned = jnp.sum(routing.position_GSK >= 0)
         slots = routing.num_experts * routing.capacity * routing.position_GSK.shape[0]
         values = {
-            # T5X averages exactly these five (its MoeEncoderDecoderModel refuses without them).
+            # T5X averages these and `fraction_tokens_left_behind`, which every gate has: exactly
+            # five (its MoeEncoderDecoderModel refuses without them).
             "auxiliary_loss": routing.aux_loss,
             "router_z_loss": routing.z_loss,
-            "fraction_tokens_left_behind": routing.metrics["nowhere"],
             "expert_usage": assigned / slots,
             "router_confidence": jnp.sum(routing.weight_GSK) / jnp.maximum(assigned, 1),
             **routing.metrics,
@@ -237,7 +237,7 @@ class MoeLayer(nn.Module):
         cell_GSK = language_GS[..., None] * E + routing.expert_GSK
         cell_J = jnp.where(assigned_GSK, cell_GSK, D * E).reshape(-1)  # D*E is outside: not counted
         count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
-        self.sow("intermediates", "seated_DE", count_J.reshape(D, E))
+        self.sow("intermediates", "assigned_DE", count_J.reshape(D, E))
 
 
 def _assigned(routing: Routing) -> Array:
@@ -356,7 +356,7 @@ def group_size(tokens: int, largest: int) -> int:
 
 
 # Sown next to the metrics: counts, which have no mean.
-CHOICES = ("seated_DE",)
+CHOICES = ("assigned_DE",)
 
 
 def mean_metrics(intermediates) -> dict[str, Array]:

@@ -292,7 +292,7 @@ def make_routing(
     """
     assigned_GSK = position_GSK >= 0
     # Shares of the real tokens.
-    found = {"nowhere": masked_mean(~jnp.any(assigned_GSK, axis=-1), mask_GS)}
+    found = {"fraction_tokens_left_behind": masked_mean(~jnp.any(assigned_GSK, axis=-1), mask_GS)}
     if ranked_GSK is not None:
         found["first_overflow"] = masked_mean((ranked_GSK & ~assigned_GSK)[..., 0], mask_GS)
     if ranked_GSK is not None and ranked_GSK.shape[-1] > 1:
@@ -325,7 +325,7 @@ def make_routing(
 
 
 def masked_mean(x: Array, mask: Array) -> Array:
-    """Mean of x where the mask is True; 0 where it is nowhere True."""
+    """Mean of x where the mask is True; 0 where it is True for none."""
     mask = mask.astype(jnp.float32)
     return jnp.sum(x * mask) / jnp.maximum(jnp.sum(mask), 1.0)
 

@@ -170,7 +170,7 @@ def _make_loss(
             **_token_metrics(nll_BT, batch, directions),
             **moe,
             "layers": layers,
-            "expert_loads": sown_choices(sown, "seated_DE"),
+            "expert_loads": sown_choices(sown, "assigned_DE"),
         }
 
     return loss_fn

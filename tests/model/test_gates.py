@@ -145,7 +145,7 @@ def test_law_plan(gate, seed, capacity, mode):
     if name_of(gate) in OWN_CAPACITY:
         capacity = OWN_CAPACITY[name_of(gate)](mode[0], capacity)
     assert (routing.num_experts, routing.capacity) == (E, capacity)
-    assert {"nowhere"} <= routing.metrics.keys()
+    assert {"fraction_tokens_left_behind"} <= routing.metrics.keys()
     # Ranges.
     assert ((expert >= 0) & (expert < E)).all()
     assert ((slot >= -1) & (slot < capacity)).all()
@@ -159,10 +159,10 @@ def test_law_plan(gate, seed, capacity, mode):
         assert len(assigned) == len(set(assigned))
     # Padding has no slot.
     assert (slot[~np.asarray(tokens.mask_GS)] == -1).all()
-    # "nowhere": the share of real tokens without any slot.
     real = np.asarray(tokens.mask_GS)
-    nowhere = ((slot < 0).all(axis=-1) & real).sum() / max(real.sum(), 1)
-    np.testing.assert_allclose(routing.metrics["nowhere"], nowhere, atol=1e-6)
+    left_behind = ((slot < 0).all(axis=-1) & real).sum() / max(real.sum(), 1)
+    found = routing.metrics["fraction_tokens_left_behind"]
+    np.testing.assert_allclose(found, left_behind, atol=1e-6)
 
 
 @every_gate

@@ -162,10 +162,10 @@ def test_resume_continues_to_count_exactly(
     names = {"encoder_0": "encoder_segment_ids", "decoder_0": "decoder_segment_ids"}
     for layer, name in names.items():
         tokens = sum(int((stream.batch(step)[name] > 0).sum()) for step in range(5))
-        seated_DE = np.array(saved["layers"][layer])
-        assert seated_DE.shape == (4, 4)
+        assigned_DE = np.array(saved["layers"][layer])
+        assert assigned_DE.shape == (4, 4)
         # At most two choices a real token.
-        assert 0.5 * tokens < seated_DE.sum() <= 2 * tokens
+        assert 0.5 * tokens < assigned_DE.sum() <= 2 * tokens
 
 
 def test_a_row_has_every_layer_and_their_mean(whole: Path) -> None:
@@ -188,9 +188,8 @@ def test_a_row_has_every_layer_and_their_mean(whole: Path) -> None:
     for layer in layers:
         load = [row[f"moe/{layer}/load/{e}"] for e in range(4)]
         np.testing.assert_allclose(sum(load), 1.0, rtol=1e-4)
-    # Counts are no metric; "nowhere" is the layer's other name of T5X's fraction left behind.
+    # Counts are no metric.
     assert not [name for name in row if "expert_loads" in name]
-    assert "moe/encoder_0/fraction_tokens_left_behind" not in row
 
 
 @pytest.mark.thorough

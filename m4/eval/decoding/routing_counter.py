@@ -110,7 +110,7 @@ def routing_counter(
 def _count(model: Transformer, params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """MoE layer -> assigned choices, int32 [D, E]."""
     _, sown = apply_model(*unstacked(model, params), batch, None)
-    return sown_choices(sown, "seated_DE")
+    return sown_choices(sown, "assigned_DE")
 
 
 _counted = jax.jit(_count, static_argnames="model")

@@ -187,7 +187,7 @@ def _opened(rules: InitialModel) -> _Old:
 
 def _use(note: Mapping[str, Any]) -> Use:
     """How often each expert was chosen in training, by layer."""
-    if "seated" not in note:
+    if "assigned" not in note:
         return {}
-    counts = Counts.from_json(note["seated"])
-    return {layer: seated_DE.sum(axis=0) for layer, seated_DE in counts.layers.items()}
+    counts = Counts.from_json(note["assigned"])
+    return {layer: assigned_DE.sum(axis=0) for layer, assigned_DE in counts.layers.items()}

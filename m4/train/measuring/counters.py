@@ -28,7 +28,7 @@ class Counters:
         """saved: a checkpoint's note. tokens: of one side of a batch, at most. same_chapter:
         whether the steps since the last row were of this chapter; a row is never of two."""
         # A token chooses an expert once.
-        self._loads = ExpertLoadCounter(directions, saved.get("seated"), start, tokens)
+        self._loads = ExpertLoadCounter(directions, saved.get("assigned"), start, tokens)
         since = saved if same_chapter else {}
         drawn = since.get("drawn")
         self._data = DataCounter(directions, saved.get("seen"), start, tokens, drawn)

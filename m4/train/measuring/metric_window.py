@@ -24,11 +24,7 @@ def _layer_row(layers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, floa
 def shown_layers(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What of the layers' metrics a row has: all else need not be kept."""
     return {
-        layer: {
-            name: value
-            for name, value in values.items()
-            if name != "fraction_tokens_left_behind" and value.size <= _MOST_LOADS
-        }
+        layer: {name: value for name, value in values.items() if value.size <= _MOST_LOADS}
         for layer, values in layers.items()
     }
 

@@ -29,26 +29,26 @@ class Counts:
         self.layers: dict[str, npt.NDArray[np.int64]] = {}
 
     def add(self, layers: Mapping[str, npt.ArrayLike]) -> None:
-        """seated_DE of each layer, of one step or more."""
+        """assigned_DE of each layer, of one step or more."""
         for layer, value in layers.items():
-            seated_DE = np.asarray(value, np.int64)
-            assert len(seated_DE) == len(self.directions), (layer, seated_DE.shape)
-            self.layers[layer] = self.layers.get(layer, np.zeros_like(seated_DE)) + seated_DE
+            assigned_DE = np.asarray(value, np.int64)
+            assert len(assigned_DE) == len(self.directions), (layer, assigned_DE.shape)
+            self.layers[layer] = self.layers.get(layer, np.zeros_like(assigned_DE)) + assigned_DE
 
     def replace(self, other: Counts) -> None:
         """Replaces the counts of every direction that `other` has counted."""
-        for layer, seated_DE in other.layers.items():
+        for layer, assigned_DE in other.layers.items():
             mine = self.layers.setdefault(
-                layer, np.zeros((len(self.directions), seated_DE.shape[1]), np.int64)
+                layer, np.zeros((len(self.directions), assigned_DE.shape[1]), np.int64)
             )
-            for direction, row in zip(other.directions, seated_DE, strict=True):
+            for direction, row in zip(other.directions, assigned_DE, strict=True):
                 mine[self.directions.index(direction)] = row
 
     def as_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
         return {
             "directions": self.directions,
-            "layers": {layer: seated_DE.tolist() for layer, seated_DE in self.layers.items()},
+            "layers": {layer: assigned_DE.tolist() for layer, assigned_DE in self.layers.items()},
         }
 
     @classmethod

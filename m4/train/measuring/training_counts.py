@@ -68,7 +68,7 @@ class ExpertLoadCounter:
         self._steps = DeviceSum(most)
 
     def add(self, layers: Mapping[str, Any]) -> None:
-        """seated_DE of each layer of a step."""
+        """assigned_DE of each layer of a step."""
         if layers:
             self._steps.add(layers)
 
@@ -80,7 +80,7 @@ class ExpertLoadCounter:
         self.flush()
         if not self._counts.layers:
             return {}
-        return {"seated": {"from_step": self._from, **self._counts.as_json()}}
+        return {"assigned": {"from_step": self._from, **self._counts.as_json()}}
 
     def write(self, folder: Path, note: Mapping[str, Any]) -> None:
         if self._counts.layers:

@@ -66,8 +66,8 @@ def test_the_choices_are_those_of_the_search(tmp_path: Path) -> None:
         )  # fmt: skip
         cache = sown["cache"]
         found = jax.tree_util.tree_flatten_with_path(sown["intermediates"])[0]
-        (seated_DE,) = [x for path, x in found if "seated_DE" in str(path)]
-        expected += np.asarray(seated_DE)[0]
+        (assigned_DE,) = [x for path, x in found if "assigned_DE" in str(path)]
+        expected += np.asarray(assigned_DE)[0]
     np.testing.assert_array_equal(counter.group.layers["decoder_0"], [expected])
 
 
@@ -81,10 +81,10 @@ def test_counts_grow_by_groups_and_are_replaced_for_another_model(
         """One sentence of each of `group`, of two tokens: both choose `expert`."""
 
         def forward(model: Any, params: Any, arrays: Any) -> dict[str, np.ndarray]:
-            seated_DE = np.zeros((2, 3), np.int64)
+            assigned_DE = np.zeros((2, 3), np.int64)
             numbers_B = arrays["direction_ids"][:, 0]
-            np.add.at(seated_DE, (numbers_B[numbers_B < 2], expert), 2)
-            return {"encoder_1": seated_DE}
+            np.add.at(assigned_DE, (numbers_B[numbers_B < 2], expert), 2)
+            return {"encoder_1": assigned_DE}
 
         monkeypatch.setattr(routing_counter, "_counted", forward)
         counter = RoutingCounter(path, directions, model, {}, {"made_by": {"step": step}})

@@ -41,7 +41,7 @@ def check_equal(one: Path, other: Path, step: int) -> None:
         assert jax.tree.all(jax.tree.map(np.array_equal, a, b)), item
     assert timeless_rows(one) == timeless_rows(other)
     notes = [note(folder, step) for folder in (one, other)]
-    for name in ("chapter", "chapter_start", "position", "stream", "seen", "seated"):
+    for name in ("chapter", "chapter_start", "position", "stream", "seen", "assigned"):
         assert notes[0][name] == notes[1][name], name
 
 

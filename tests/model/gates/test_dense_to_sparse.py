@@ -69,7 +69,7 @@ def test_after_the_annealing_it_is_switch():
     np.testing.assert_allclose(routing.weight_GSK[0, 0], [0.6, 0, 0], atol=1e-6)
     for name in ("aux_loss", "z_loss"):
         np.testing.assert_array_equal(getattr(routing, name), getattr(expected, name))
-    for name in ("nowhere", "load_E", "dead_experts"):
+    for name in ("fraction_tokens_left_behind", "load_E", "dead_experts"):
         np.testing.assert_array_equal(routing.metrics[name], expected.metrics[name])
 
 

@@ -45,7 +45,7 @@ def test_by_hand():
     assert routing.position_GSK[0, :, 0].tolist() == [0, 0, -1, 1, -1]
     assert routing.weight_GSK[0, :, 0].tolist() == [1, 1, 0, 1, 0]
     assert (routing.aux_loss, routing.z_loss) == (0, 0)
-    np.testing.assert_allclose(routing.metrics["nowhere"], 1 / 4)
+    np.testing.assert_allclose(routing.metrics["fraction_tokens_left_behind"], 1 / 4)
 
 
 def test_random_table():

@@ -154,14 +154,14 @@ def test_by_hand_a_refused_second_expert_frees_its_slot():
     np.testing.assert_allclose(routing.aux_loss, 1.33125, rtol=1e-6)
     np.testing.assert_allclose(routing.metrics["first_overflow"], 1 / 4)
     np.testing.assert_allclose(routing.metrics["second_dropped"], 2 / 4)
-    np.testing.assert_allclose(routing.metrics["nowhere"], 0)
+    np.testing.assert_allclose(routing.metrics["fraction_tokens_left_behind"], 0)
 
 
 def test_by_hand_paper_slot():
     # t0 uses up slot 1 of expert 1 although it was refused: t2 is left with nothing. (Line 22.)
     routing = by_hand(paper_slot=True)
     assert routing.position_GSK[0].tolist() == [[0, -1], [1, 0], [-1, -1], [0, -1]]
-    np.testing.assert_allclose(routing.metrics["nowhere"], 1 / 4)
+    np.testing.assert_allclose(routing.metrics["fraction_tokens_left_behind"], 1 / 4)
 
 
 def test_by_hand_normalize_after():

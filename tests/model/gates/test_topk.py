@@ -101,7 +101,7 @@ def test_by_hand_one_slot_each():
     np.testing.assert_allclose(
         routing.weight_GSK[0], [[0.6, 0], [0, 0.4], [0, 0], [0.5, 0]], atol=1e-6
     )
-    np.testing.assert_allclose(routing.metrics["nowhere"], 1 / 4)
+    np.testing.assert_allclose(routing.metrics["fraction_tokens_left_behind"], 1 / 4)
     # Eight choices fall as 3, 3, 2: f = (3/8, 3/8, 2/8); P = (2.0, 1.1, .9) / 4:
     # 3 * (.375 * .5 + .375 * .275 + .25 * .225) = 1.040625; the paper's scale is a ninth.
     np.testing.assert_allclose(routing.aux_loss, 1.040625, rtol=1e-6)

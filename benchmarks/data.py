@@ -240,7 +240,7 @@ def build(folder: Path, text: str, languages: int, pieces: int) -> None:
     ids = sum(
         len(cache.tokens(split, side)[0])
         for split in ("train", "dev", "test")
-        for side in ("english", "foreign")
+        for side in ("english", "translation")
     )
     line = {
         "languages": len(codes),

@@ -51,6 +51,8 @@ _SETTINGS = {
     "transformer.Transformer.expert_activations": "moe.MoeLayer.activations",
     "moe.MoeLayer.transport": "moe.MoeLayer.dispatch",
     "moe.MoeLayer.width": "moe.MoeLayer.mlp_width",
+    "jsonl.Jsonl.foreign_field": "jsonl.Jsonl.translation_field",
+    "huggingface.HuggingFace.foreign_field": "huggingface.HuggingFace.translation_field",
     "topk.topk.seat_order": "topk.topk.slot_order",
     "top2_gshard.top2_gshard.paper_seat": "top2_gshard.top2_gshard.paper_slot",
     "cache.prepare.source_length": "corpus.CorpusSpec.lengths",

@@ -8,11 +8,14 @@ from typing import Annotated
 from m4.settings import OneOf
 
 # The sentences of a pair; the name of the second is part of the cache's file names.
-SIDES: tuple[str, ...] = ("english", "foreign")
+SIDES: tuple[str, ...] = ("english", "translation")
+# What files and fingerprints of a corpus call them, as ever: with other names each corpus would
+# have to be built again, and no run that was trained on one would resume.
+STORED = {"english": "english", "translation": "foreign"}
 # Sides that are source and sides that are target in a mixture.
 SIDES_OF = {
-    "to_english": {"source": ("foreign",), "target": ("english",)},
-    "from_english": {"source": ("english",), "target": ("foreign",)},
+    "to_english": {"source": ("translation",), "target": ("english",)},
+    "from_english": {"source": ("english",), "target": ("translation",)},
     "english_centric": {"source": SIDES, "target": SIDES},
 }
 MIXTURES = tuple(SIDES_OF)

@@ -94,7 +94,7 @@ def _tokenizer(model: bytes, changed: Callable[[bytes], bytes]) -> Any:
 
 
 class PairSource(seqio.DataSource):
-    """One language of an m4 source as a seqio.DataSource: examples {english, foreign}."""
+    """One language of an m4 source as a seqio.DataSource: examples {english, translation}."""
 
     def __init__(self, source: Source, language: str) -> None:
         super().__init__(splits=SPLITS)
@@ -292,10 +292,10 @@ class _Rates:
 def _tokenize(
     dataset: tf.data.Dataset, direction: str, output_features: Mapping[str, Any]
 ) -> tf.data.Dataset:
-    """{english, foreign} -> the ids {inputs, targets} of a direction, the tag's in front of the
+    """{english, translation} -> the ids {inputs, targets} of a direction, the tag's in front of the
     inputs, and their texts, as seqio's `tokenize` names them."""
     first, second = split_direction(direction)
-    source, target = ("english", "foreign") if first == "en" else ("foreign", "english")
+    source, target = ("english", "translation") if first == "en" else ("translation", "english")
     of = {name: feature.vocabulary for name, feature in output_features.items()}
     tag = tag_symbol(second)
     tag_id = of["inputs"].tokenizer.piece_to_id(SPACE + tag)
@@ -313,4 +313,4 @@ def _tokenize(
 
 def _split_line(line: tf.Tensor) -> dict[str, tf.Tensor]:
     sides = tf.strings.split(line, "\t")
-    return {"english": sides[0], "foreign": sides[1]}
+    return {"english": sides[0], "translation": sides[1]}

@@ -67,7 +67,7 @@ def moses(folder: Path, texts: Texts) -> Source:
 def jsonl(folder: Path, texts: Texts) -> Source:
     for split in SPLITS:
         rows = [
-            json.dumps({"lang": code, "source": pair.english, "target": pair.foreign})
+            json.dumps({"lang": code, "source": pair.english, "target": pair.translation})
             for code in texts
             for pair in texts[code][split]
         ]
@@ -76,7 +76,7 @@ def jsonl(folder: Path, texts: Texts) -> Source:
         folder,
         files="{split}.jsonl",
         english_field="source",
-        foreign_field="target",
+        translation_field="target",
         language_field="lang",
     )
 
@@ -93,7 +93,7 @@ def huggingface(folder: Path, texts: Texts) -> Source:
 
 def translation_table(code: str, pairs: list[Pair]) -> pa.Table:
     """As Hugging Face's feature Translation."""
-    rows = [{"en": pair.english, code: pair.foreign} for pair in pairs]
+    rows = [{"en": pair.english, code: pair.translation} for pair in pairs]
     kind = pa.struct([("en", pa.string()), (code, pa.string())])
     return pa.table({"id": range(len(rows)), "translation": pa.array(rows, kind)})
 
@@ -116,7 +116,7 @@ def tfds(folder: Path, texts: Texts) -> Source:
     words = {"train": "train", "dev": "validation", "test": "test"}
     for code in texts:
         examples = {
-            words[split]: [{"en": pair.english, code: pair.foreign} for pair in pairs]
+            words[split]: [{"en": pair.english, code: pair.translation} for pair in pairs]
             for split, pairs in texts[code].items()
         }
         prepare_tfds(folder, f"en-{code}", ["en", code], examples)
@@ -191,7 +191,7 @@ def arguments_of(name: str, folder: epath.Path | Path) -> dict[str, Any]:
             "folder": folder,
             "files": "{split}.jsonl",
             "english_field": "source",
-            "foreign_field": "target",
+            "translation_field": "target",
             "language_field": "lang",
         },
         "gettext": {"folder": folder, "dev_every": 6, "test_every": 4},

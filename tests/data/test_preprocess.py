@@ -29,7 +29,7 @@ def test_directions() -> None:
 
 def test_a_tag_is_one_id_in_front_of_the_untagged_ids(made_cache: Cache) -> None:
     vocabulary = made_cache.vocabulary
-    texts = [pair.foreign for pair in made_cache.pairs("gl", "train")]
+    texts = [pair.translation for pair in made_cache.pairs("gl", "train")]
     tagged = source_ids(vocabulary, texts, "en", 200)
     plain = target_ids(vocabulary, texts, 200)
     assert tagged == [[vocabulary.tag_id("en"), *ids] for ids in plain]

@@ -60,8 +60,8 @@ def ids_of(dataset: Any) -> list[tuple[list[int], list[int]]]:
 def wanted(made: Cache, direction: str, split: str) -> list[tuple[list[int], list[int]]]:
     source, target = split_direction(direction)
     pairs = list(made.pairs(target if source == "en" else source, split))
-    english, foreign = [p.english for p in pairs], [p.foreign for p in pairs]
-    sides = (english, foreign) if source == "en" else (foreign, english)
+    english, translation = [p.english for p in pairs], [p.translation for p in pairs]
+    sides = (english, translation) if source == "en" else (translation, english)
     inputs = source_ids(made.vocabulary, sides[0], target, LENGTHS["inputs"])
     targets = target_ids(made.vocabulary, sides[1], LENGTHS["targets"])
     return list(zip(inputs, targets, strict=True))
@@ -236,7 +236,9 @@ def test_inputs_and_targets_have_separate_vocabularies(
     ]
     dataset = seqio.get_mixture_or_task("own.gl_en").get_dataset(LENGTHS, "dev", shuffle=False)
     pairs = list(made.pairs("gl", "dev"))
-    inputs = source_ids(made.source_vocabulary, [p.foreign for p in pairs], "en", LENGTHS["inputs"])
+    inputs = source_ids(
+        made.source_vocabulary, [p.translation for p in pairs], "en", LENGTHS["inputs"]
+    )
     targets = target_ids(made.target_vocabulary, [p.english for p in pairs], LENGTHS["targets"])
     assert ids_of(dataset) == list(zip(inputs, targets, strict=True))
     with pytest.raises(ValueError, match=r"own\.english_centric"):

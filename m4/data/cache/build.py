@@ -129,12 +129,14 @@ def sample(
 ) -> Iterator[str]:
     """Training sentences for a vocabulary: English and every language by temperature.
 
-    pairs: the number of each language's. sides: english, foreign or both. `sentences` are all that
-    there will be, whatever the corpus. A language's share is taken from a keyed permutation of its
-    sentences, as many times over as it needs. The text is read once.
+    pairs: the number of each language's. sides: english, translation or both. `sentences` are all
+    that there will be, whatever the corpus. A language's share is taken from a keyed permutation of
+    its sentences, as many times over as it needs. The text is read once.
     """
     total = sum(pairs.values())
-    sizes = ({"en": total} if "english" in sides else {}) | (pairs if "foreign" in sides else {})
+    sizes = ({"en": total} if "english" in sides else {}) | (
+        pairs if "translation" in sides else {}
+    )
     rates = temperature(sizes, temperature_)
     budget = min(sentences, sum(sizes.values()))
     first = 0
@@ -143,7 +145,7 @@ def sample(
             for start in range(0, size, _BLOCK):
                 stop = min(start + _BLOCK, size)
                 # English sentences are counted over all languages; each file gives its own stretch.
-                rows = {"foreign": (size, start, stop, code)}
+                rows = {"translation": (size, start, stop, code)}
                 rows["english"] = (total, first + start, first + stop, "en")
                 times = {
                     side: _times(*rows[side], round(budget * rates[rows[side][-1]]))

@@ -1,7 +1,7 @@
 """The token cache: every pair tokenized once, memory-mapped, with a manifest that names it.
 
 A cache is a folder: manifest.json, vocabulary.model, <split>.<side>.{tokens,offsets}.npy (flat
-ids without tag and eos; the offsets of each sentence; side is english or foreign; the languages
+ids without tag and eos; the offsets of each sentence; side is english or translation; the languages
 one after another), text/<split>.<lang>.tsv, the same pairs in the same order, with .origin (where
 they come from; see origins.py), and
 token_counts.npy (how often a model takes in each id; see tokens.py). Where sources and targets have
@@ -211,7 +211,7 @@ class Cache:
         """Mean ids of a source and of a target, without tag and eos, over all segmentations."""
         source, target = split_direction(direction)
         means = self._count(target if source == "en" else source, split)["mean_pieces"]
-        sides = ("english", "foreign") if source == "en" else ("foreign", "english")
+        sides = ("english", "translation") if source == "en" else ("translation", "english")
         return (
             means[self._array_name(sides[0], "source")],
             means[self._array_name(sides[1], "target")],
@@ -226,7 +226,7 @@ class Cache:
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """(flat ids, offsets): sentence r is flat[offsets[r] : offsets[r + 1]]. Memory-mapped.
 
-        side: english or foreign. role: source or target, which differ where the two have
+        side: english or translation. role: source or target, which differ where the two have
         separate vocabularies. The train split holds its sentences `segmentations` times: the
         v-th way to tokenize sentence r of R is entry v * R + r.
         """
@@ -244,7 +244,7 @@ class Cache:
         return read_pairs(self.text_file(language, split))
 
     def text_file(self, language: str, split: str) -> Path:
-        """A split's text: english<TAB>foreign, UTF-8, in the order of the rows."""
+        """A split's text: english<TAB>translation, UTF-8, in the order of the rows."""
         self._count(language, split)
         return text_file(self.folder, split, language)
 

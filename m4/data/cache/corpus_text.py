@@ -24,8 +24,8 @@ def read_pairs(path: Path) -> Iterator[Pair]:
     """The pairs of a cache's own text file: nothing in it needs checking."""
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
-            english, foreign = line.removesuffix("\n").split("\t")
-            yield Pair(english, foreign)
+            english, translation = line.removesuffix("\n").split("\t")
+            yield Pair(english, translation)
 
 
 def write_text(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from m4.data.cache.corpus_text import Progress, text_file
 from m4.data.cache.origins import Compressed
-from m4.data.directions import SIDES, SIDES_OF
+from m4.data.directions import SIDES, SIDES_OF, STORED
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import (
@@ -41,7 +41,7 @@ def vocabulary_file(folder: Path, role: str | None) -> Path:
 
 def array_name(side: str, role: str | None) -> str:
     """What a split's array is called: 'english', or 'english.source' where roles differ."""
-    return f"{side}.{role}" if role else side
+    return f"{STORED[side]}.{role}" if role else STORED[side]
 
 
 def arrays_of(folder: Path, settings: dict[str, Any]) -> list[TokenArray]:
@@ -236,7 +236,7 @@ def _write_token_counts(
                 totals += (1 if role else 2) * np.bincount(block, minlength=vocabulary.size)
         if role != "target":
             # Of a source in English, and of one in the other language.
-            into = {"english": lambda code: code, "foreign": lambda code: "en"}
+            into = {"english": lambda code: code, "translation": lambda code: "en"}
             for array in members:
                 for code, number in pairs.items():
                     totals[vocabulary.tag_id(into[array.side](code))] += ways * number

@@ -29,15 +29,15 @@ def held(language: str, atom: Atom) -> bool:
     return text_hash(f"{language} {atom[0]} {atom[1]}") % HELD_ONE_IN == 0
 
 
-def accept(english: str, foreign: str) -> bool:
+def accept(english: str, translation: str) -> bool:
     """Whether there is something to translate: not a copy, with letters, not too long.
 
     A copy is an equal text, or one half or more of whose different words stand in the English.
     Letters that make no word ("2.5 m", "5月18日") pass.
     """
-    if len(english) > MOST_CHARACTERS or len(foreign) > MOST_CHARACTERS:
+    if len(english) > MOST_CHARACTERS or len(translation) > MOST_CHARACTERS:
         return False
-    source, target = english.casefold(), foreign.casefold()
+    source, target = english.casefold(), translation.casefold()
     if source == target:
         return False
     words = set(_WORDS.findall(target))

@@ -16,23 +16,23 @@ PAIRS = 1024
 
 
 class Chunk:
-    """n pairs: `numbers` [n] count from 1 in the order of the source; `english`, `foreign` [n].
+    """n pairs: `numbers` [n] count from 1 in the order of the source; `english`, `translation` [n].
 
     Never changed in place: what is computed from the text is kept with it.
     """
 
     def __init__(
-        self, numbers: npt.NDArray[np.int64], english: list[str], foreign: list[str]
+        self, numbers: npt.NDArray[np.int64], english: list[str], translation: list[str]
     ) -> None:
-        assert len(numbers) == len(english) == len(foreign)
-        self.numbers, self.english, self.foreign = numbers, english, foreign
+        assert len(numbers) == len(english) == len(translation)
+        self.numbers, self.english, self.translation = numbers, english, translation
         self._kept: dict[tuple[str, str], npt.NDArray[np.uint64]] = {}
 
     def __len__(self) -> int:
         return len(self.english)
 
     def side(self, name: str) -> list[str]:
-        return self.english if name == "english" else self.foreign
+        return self.english if name == "english" else self.translation
 
     def lengths(self, side: str) -> npt.NDArray[np.int64]:
         """[n] characters."""
@@ -65,7 +65,7 @@ class Chunk:
         made = Chunk(
             self.numbers[mask],
             list(compress(self.english, wanted)),
-            list(compress(self.foreign, wanted)),
+            list(compress(self.translation, wanted)),
         )
         made._kept = {key: values[mask] for key, values in self._kept.items()}
         return made
@@ -75,7 +75,7 @@ def chunks(pairs: Iterable[Pair], size: int = PAIRS) -> Iterator[Chunk]:
     """Pairs, numbered from 1, in chunks."""
     iterator, first = iter(pairs), 1
     while part := list(islice(iterator, size)):
-        english, foreign = zip(*part, strict=True)
+        english, translation = zip(*part, strict=True)
         numbers = np.arange(first, first + len(part))
-        yield Chunk(numbers, list(english), list(foreign))
+        yield Chunk(numbers, list(english), list(translation))
         first += len(part)

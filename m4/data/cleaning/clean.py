@@ -226,20 +226,22 @@ class _Part:
 
     def _show(self, reason: str, chunk: Chunk, mask: Mask) -> None:
         rows = np.flatnonzero(mask)[: self._examples].tolist()
-        shown = (Example(int(chunk.numbers[r]), chunk.english[r], chunk.foreign[r]) for r in rows)
+        shown = (
+            Example(int(chunk.numbers[r]), chunk.english[r], chunk.translation[r]) for r in rows
+        )
         self.count.show(reason, shown, self._examples)
 
     def _tell(self, reason: str, chunk: Chunk, mask: Mask) -> None:
         if self._on_drop is not None:
             for row in np.flatnonzero(mask).tolist():
-                pair = Pair(chunk.english[row], chunk.foreign[row])
+                pair = Pair(chunk.english[row], chunk.translation[row])
                 self._on_drop(reason, self.language, self.split, int(chunk.numbers[row]), pair)
 
 
 def lines_of(chunk: Chunk, language: str, split: str) -> str:
     """A chunk as lines english<TAB>translation; ValueError where a sentence cannot be one side."""
-    pairs = list(zip(chunk.english, chunk.foreign, strict=True))
-    text = "".join([f"{english}\t{foreign}\n" for english, foreign in pairs])
+    pairs = list(zip(chunk.english, chunk.translation, strict=True))
+    text = "".join([f"{english}\t{translation}\n" for english, translation in pairs])
     if text.count("\n") != len(chunk) or text.count("\t") != len(chunk) or "\r" in text:
         bad = next(Pair(*p) for p in pairs if any(c in side for side in p for c in "\t\n\r"))
         raise InputError(f"{language} {split}: a tab or line end inside a sentence: {bad!r}")
@@ -269,5 +271,5 @@ def _read_spool(path: Path, remove: bool = False) -> Iterator[Chunk]:
 
 
 def _chunk(rows: list[list[str]]) -> Chunk:
-    numbers, english, foreign = zip(*rows, strict=True)
-    return Chunk(np.array(numbers, np.int64), list(english), list(foreign))
+    numbers, english, translation = zip(*rows, strict=True)
+    return Chunk(np.array(numbers, np.int64), list(english), list(translation))

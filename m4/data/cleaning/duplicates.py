@@ -11,7 +11,7 @@ from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.keys import U64, Digests, both
 from m4.settings import OneOf, checked
 
-BY = ("pair", "english", "foreign")
+BY = ("pair", "english", "translation")
 
 
 @checked
@@ -19,7 +19,7 @@ BY = ("pair", "english", "foreign")
 class Duplicates:
     """Keeps the first of the pairs of a language and split that are the same.
 
-    by: "pair" (both sides the same), "english" or "foreign" (that side alone: one translation a
+    by: "pair" (both sides the same), "english" or "translation" (that side alone: one translation a
     sentence). normalised: also those that differ in case, width and spacing only. 8 bytes of memory
     a pair, 16 with normalised.
     """
@@ -54,5 +54,5 @@ class Duplicates:
     def _keys(self, chunk: Chunk, normalised: bool) -> U64:
         digests = chunk.normal_digests if normalised else chunk.digests
         if self.by == "pair":
-            return both(digests("english"), digests("foreign"))
+            return both(digests("english"), digests("translation"))
         return digests(self.by)

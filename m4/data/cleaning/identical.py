@@ -37,7 +37,7 @@ class Identical:
         return check
 
     def _check(self, chunk: Chunk) -> Findings:
-        same = chunk.normal_digests("english") == chunk.normal_digests("foreign")
+        same = chunk.normal_digests("english") == chunk.normal_digests("translation")
         for row in np.flatnonzero(same):
             same[row] = len(chunk.english[row].split()) > self.name_words
         return Findings({"both sides": same})

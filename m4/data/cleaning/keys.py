@@ -86,9 +86,9 @@ def _blanks() -> npt.NDArray[np.bool_]:
     return table
 
 
-def both(english: U64, foreign: U64) -> U64:
+def both(english: U64, translation: U64) -> U64:
     """[n], [n] -> [n]: 64 bits of each pair."""
-    return mix(english * np.uint64(3) + mix(foreign))
+    return mix(english * np.uint64(3) + mix(translation))
 
 
 class Digests:

@@ -82,9 +82,9 @@ class LanguageId:
         known = identifier.languages()
 
         def check(language: str, split: str) -> Check | NotChecked:
-            codes = {"english": "en", "foreign": _identifiers_code(language, known)}
+            codes = {"english": "en", "translation": _identifiers_code(language, known)}
             checked = [side for side in SIDES if codes[side] in known]
-            if "foreign" not in checked:
+            if "translation" not in checked:
                 return NotChecked("the identifier does not know the language")
 
             def look(chunk: Chunk) -> Findings:

@@ -23,7 +23,7 @@ class Example(NamedTuple):
 
     number: int
     english: str
-    foreign: str
+    translation: str
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Count:
         for example in examples:
             if len(shown) >= most:
                 return
-            sides = (_shortened(side) for side in (example.english, example.foreign))
+            sides = (_shortened(side) for side in (example.english, example.translation))
             shown.append(Example(example.number, *sides))
 
     def as_json(self, examples: bool = True) -> dict[str, Any]:

@@ -61,9 +61,9 @@ class _Ratio:
         # 4 bytes a pair.
         ratios = [np.zeros(0, np.float32)]
         for chunk in chunks:
-            english, foreign = self._lengths(chunk)
-            there = (english > 0) & (foreign > 0)
-            ratios.append((foreign[there] / english[there]).astype(np.float32))
+            english, translation = self._lengths(chunk)
+            there = (english > 0) & (translation > 0)
+            ratios.append((translation[there] / english[there]).astype(np.float32))
         found = np.concatenate(ratios)
         if len(found) >= self._settings.fewest:
             self._median = float(np.median(found))
@@ -72,19 +72,19 @@ class _Ratio:
         if self._median is None:
             few = f"fewer than {self._settings.fewest} pairs"
             return Findings(not_checked={few: np.ones(len(chunk), bool)})
-        english, foreign = self._lengths(chunk)
+        english, translation = self._lengths(chunk)
         slack, bound = self._settings.slack, self._settings.bound
         wanted = english + slack
-        got = foreign / self._median + slack
+        got = translation / self._median + slack
         return Findings(
-            {"foreign side too long": got > bound * wanted,
-             "foreign side too short": wanted > bound * got}
+            {"translation side too long": got > bound * wanted,
+             "translation side too short": wanted > bound * got}
         )  # fmt: skip
 
     def _lengths(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         if self._settings.unit == "characters":
-            return chunk.lengths("english"), chunk.lengths("foreign")
-        return _bytes(chunk.english), _bytes(chunk.foreign)
+            return chunk.lengths("english"), chunk.lengths("translation")
+        return _bytes(chunk.english), _bytes(chunk.translation)
 
 
 def _bytes(texts: Sequence[str]) -> npt.NDArray[np.int64]:

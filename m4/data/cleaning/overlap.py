@@ -12,7 +12,7 @@ from etils import epath
 from m4.data.cleaning import Check, Findings, Opened
 from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
 from m4.data.cleaning.keys import Digests, normal_digests
-from m4.data.directions import SIDES
+from m4.data.directions import SIDES, STORED
 from m4.data.sources import Source
 from m4.data.sources.files import digest, lines
 from m4.data.sources.lines import BOM, MAX_LINE_BYTES
@@ -30,8 +30,8 @@ class Overlap:
     English counts across languages: a model that has seen a test sentence's English with another
     language has seen what it must produce. A translation counts in its own language.
 
-    sides: english, foreign or both. The corpus's own dev and test sets always count. sources: name
-    -> Source whose dev and test pairs count too. files: name -> {language: path or paths}, one
+    sides: english, translation or both. The corpus's own dev and test sets always count. sources:
+    name -> Source whose dev and test pairs count too. files: name -> {language: path or paths}, one
     sentence a line, English under "en".
     """
 
@@ -54,7 +54,7 @@ class Overlap:
 
     def identity(self) -> dict[str, Any]:
         return {
-            "sides": sorted(self.sides),
+            "sides": sorted(STORED[side] for side in self.sides),
             "sources": {name: source.identity() for name, source in self.sources.items()},
             "files": {
                 name: {code: [digest(path) for path in _paths(of)] for code, of in at.items()}
@@ -94,7 +94,7 @@ class _Registered:
         self._seen: dict[tuple[str, str], Digests] = {}
 
     def add(self, name: str, language: str, chunk: Chunk) -> None:
-        for side, code in (("english", "en"), ("foreign", language)):
+        for side, code in (("english", "en"), ("translation", language)):
             self._of(name, code).add(chunk.normal_digests(side))
 
     def add_file(self, name: str, language: str, path: epath.Path) -> None:
@@ -105,7 +105,7 @@ class _Registered:
     def compare(self, language: str, split: str, chunk: Chunk, sides: Sequence[str]) -> Findings:
         names = [*dict.fromkeys(name for name, _ in self._seen)]
         drop = {}
-        for side, code in (("english", "en"), ("foreign", language)):
+        for side, code in (("english", "en"), ("translation", language)):
             if side not in sides:
                 continue
             for name in names:

@@ -68,16 +68,16 @@ class Script:
         assert english is not None
 
         def check(language: str, split: str) -> Check | NotChecked:
-            if (foreign := self._scripts_of(language)) is not None:
-                return lambda chunk: self._look(chunk, english, foreign)
+            if (translation := self._scripts_of(language)) is not None:
+                return lambda chunk: self._look(chunk, english, translation)
             if (likely := likely_scripts_of(language)) is not None:
                 return _Likely(self, english, likely)
             return NotChecked("nothing is known of the language's script")
 
         return check
 
-    def _look(self, chunk: Chunk, english: frozenset[str], foreign: frozenset[str]) -> Findings:
-        sides = (("english", english), ("foreign", foreign))
+    def _look(self, chunk: Chunk, english: frozenset[str], translation: frozenset[str]) -> Findings:
+        sides = (("english", english), ("translation", translation))
         return Findings(
             {f"{side} side": self.wrong(chunk, side, scripts) for side, scripts in sides}
         )
@@ -105,7 +105,7 @@ class Script:
         )
         sums = np.concatenate([[0], np.cumsum(weights)])
         wrong = self._too_much(in_latin, in_other, np.diff(sums[ends], prepend=0))
-        others = chunk.side("english" if side == "foreign" else "foreign")
+        others = chunk.side("english" if side == "translation" else "translation")
         for row in np.flatnonzero(wrong).tolist():
             text = chunk.side(side)[row]
             mine = numbers[ends[row] - len(text) : ends[row]]
@@ -143,19 +143,21 @@ def _words(text: str, of: npt.NDArray[np.bool_]) -> list[tuple[str, slice]]:
 class _Likely:
     """The check of a language whose script is only likely: `fit` finds whether its text has it."""
 
-    def __init__(self, settings: Script, english: frozenset[str], foreign: frozenset[str]) -> None:
-        self._settings, self._english, self._foreign = settings, english, foreign
+    def __init__(
+        self, settings: Script, english: frozenset[str], translation: frozenset[str]
+    ) -> None:
+        self._settings, self._english, self._translation = settings, english, translation
         self._is_so = False
 
     def fit(self, chunks: Iterator[Chunk]) -> None:
         wrong = pairs = 0
         for chunk in chunks:
-            wrong += int(self._settings.wrong(chunk, "foreign", self._foreign).sum())
+            wrong += int(self._settings.wrong(chunk, "translation", self._translation).sum())
             pairs += len(chunk)
         self._is_so = 2 * wrong < pairs
 
     def __call__(self, chunk: Chunk) -> Findings:
         if self._is_so:
-            return self._settings._look(chunk, self._english, self._foreign)
+            return self._settings._look(chunk, self._english, self._translation)
         why = "most of the text is not in the language's likely script"
         return Findings(not_checked={why: np.ones(len(chunk), bool)})

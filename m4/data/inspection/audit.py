@@ -98,9 +98,9 @@ def _drop_what_is_not_there(
     has the others, in their order."""
     wanted = next(cached, None)
     for chunk in chunks:
-        rows = zip(chunk.numbers.tolist(), chunk.english, chunk.foreign, strict=True)
-        for number, english, foreign in rows:
-            pair = Pair(english, foreign)
+        rows = zip(chunk.numbers.tolist(), chunk.english, chunk.translation, strict=True)
+        for number, english, translation in rows:
+            pair = Pair(english, translation)
             if pair == wanted:
                 wanted = next(cached, None)
                 continue
@@ -113,7 +113,8 @@ def _drop_what_is_not_there(
 @contextmanager
 def listing(path: Path, reason: str) -> Iterator[OnDrop]:
     """Writes dropped pairs whose reason begins with `reason`, a JSON object a line, gzipped:
-    reason, language, split, pair (its number in the source's order, from 1), english, foreign."""
+    reason, language, split, pair (its number in the source's order, from 1), english, translation.
+    """
     with (
         whole(path) as unfinished,
         unfinished.open("wb") as raw,

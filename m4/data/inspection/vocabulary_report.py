@@ -88,11 +88,11 @@ def measure(cache: Cache, sentences: int = 2000) -> list[Row]:
     if cache.separate:
         vocabularies = {"source": cache.source_vocabulary, "target": cache.target_vocabulary}
         served = {role: SIDES_OF[cache.mixture][role] for role in ROLES}
-    english, foreign = _texts(cache, sentences)
+    english, translation = _texts(cache, sentences)
     rows = []
     for name, vocabulary in vocabularies.items():
         texts = ({"en": english} if "english" in served[name] else {}) | (
-            foreign if "foreign" in served[name] else {}
+            translation if "translation" in served[name] else {}
         )
         rows += [measure_texts(vocabulary, name, code, of) for code, of in texts.items()]
     return rows
@@ -101,15 +101,15 @@ def measure(cache: Cache, sentences: int = 2000) -> list[Row]:
 def _texts(cache: Cache, sentences: int) -> tuple[list[str], dict[str, list[str]]]:
     """English sentences, and those of each language."""
     codes = cache.languages()
-    english, foreign = [], {}
+    english, translation = [], {}
     for code in codes:
         size = cache.size(code, "train")
         # At even distances, as many as are wanted or a few more.
         pairs = list(islice(cache.pairs(code, "train"), 0, None, max(size // sentences, 1)))
-        foreign[code] = [pair.foreign for pair in pairs[:sentences]]
+        translation[code] = [pair.translation for pair in pairs[:sentences]]
         share = -(-sentences // len(codes))
         english += [pair.english for pair in pairs[:: max(len(pairs) // share, 1)][:share]]
-    return english, foreign
+    return english, translation
 
 
 def measure_texts(vocabulary: Vocabulary, name: str, language: str, texts: Sequence[str]) -> Row:

@@ -12,7 +12,7 @@ class Pair(NamedTuple):
     """An English sentence and its translation."""
 
     english: str
-    foreign: str
+    translation: str
 
 
 class Source(Protocol):

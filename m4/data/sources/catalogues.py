@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
     line: int
     english: str
-    foreign: str
+    translation: str
     fuzzy: bool = False
     plural: bool = False
 
@@ -106,14 +106,14 @@ def read_mo(content: bytes) -> tuple[list[Entry], int]:
     except (OSError, ValueError, LookupError, IndexError, struct.error) as error:
         raise CatalogueError(1, f"not an MO file: {error}") from error
     entries = []
-    for number, (key, foreign) in enumerate(messages.items(), 1):
+    for number, (key, translation) in enumerate(messages.items(), 1):
         # Plural forms are (msgid, 0), (msgid, 1) ...; a context before a msgid ends in EOT.
         plural = isinstance(key, tuple)
         if plural and key[1]:
             continue
         english = (key[0] if plural else key).rpartition("\x04")[2]
         if english:
-            entries.append(Entry(number, english, foreign, False, plural))
+            entries.append(Entry(number, english, translation, False, plural))
     return entries, 0
 
 

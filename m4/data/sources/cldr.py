@@ -167,17 +167,17 @@ class Cldr:
             if fruitless > PATIENCE:
                 raise InputError(_too_few(language, "train", wanted, len(train.pairs)))
             spec = drawer.draw()
-            foreign = target.render(spec)
-            if foreign is None:
+            translation = target.render(spec)
+            if translation is None:
                 continue
             text = source.render(spec)
-            if text is None or text in taken or not accept(text, foreign):
+            if text is None or text in taken or not accept(text, translation):
                 continue
             names = atoms(spec)
             if split_of(text) != "train" or any(held(language, atom) for atom in names):
                 continue
             taken.add(text)
-            train.pairs.append(Pair(text, foreign))
+            train.pairs.append(Pair(text, translation))
             train.atoms.update(names)
             fruitless = 0
         return train
@@ -194,9 +194,9 @@ class Cldr:
                 raise InputError(_too_few(language, split, wanted, len(drawn.pairs)))
             spec, text = self._candidate(split, candidate)
             candidate += 1
-            foreign = target.render(spec)
-            if foreign is not None and accept(text, foreign):
-                drawn.pairs.append(Pair(text, foreign))
+            translation = target.render(spec)
+            if translation is not None and accept(text, translation):
+                drawn.pairs.append(Pair(text, translation))
                 drawn.atoms.append(atoms(spec))
                 last = candidate
         return drawn

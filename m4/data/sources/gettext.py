@@ -81,10 +81,10 @@ class Gettext(Folder):
                     if reason := self._unwanted(entry):
                         tally.leave_out(reason)
                         continue
-                    english, foreign = entry.english, entry.foreign
+                    english, translation = entry.english, entry.translation
                     if self.mnemonics == "strip":
-                        english, foreign = strip_mnemonics(english, foreign)
-                    if pair := tally.pair(entry.line, english, foreign):
+                        english, translation = strip_mnemonics(english, translation)
+                    if pair := tally.pair(entry.line, english, translation):
                         yield file.language or "", pair
 
     def _unwanted(self, entry: Entry) -> str | None:
@@ -92,14 +92,14 @@ class Gettext(Folder):
             return "plural forms"
         if entry.fuzzy:
             return "fuzzy"
-        if not entry.foreign.strip():
+        if not entry.translation.strip():
             return "not translated"
         if self.placeholders == "keep":
             return None
-        english, foreign = placeholders(entry.english), placeholders(entry.foreign)
+        english, translation = placeholders(entry.english), placeholders(entry.translation)
         if self.placeholders == "drop" and english:
             return "placeholders"
-        return "placeholders that differ" if english != foreign else None
+        return "placeholders that differ" if english != translation else None
 
 
 def placeholders(text: str) -> Counter[str]:
@@ -108,18 +108,18 @@ def placeholders(text: str) -> Counter[str]:
     return Counter(re.sub(r"^%\d+\$", "%", name) for name in found if name != "%%")
 
 
-def strip_mnemonics(english: str, foreign: str) -> tuple[str, str]:
+def strip_mnemonics(english: str, translation: str) -> tuple[str, str]:
     """'_Open', 'A_brir' -> 'Open', 'Abrir'; '_File', '文件(_F)' -> 'File', '文件'.
 
     Only where each side has exactly one & or _ before a letter, of the same kind, and it is no
     entity (&amp;), no abbreviation (R&D) and no part of a name that both sides have (file_name).
     """
-    marks = [_MNEMONIC.findall(side) for side in (english, foreign)]
+    marks = [_MNEMONIC.findall(side) for side in (english, translation)]
     if len(marks[0]) != 1 or marks[0] != marks[1]:
-        return english, foreign
-    if any(re.search(r"&#?\w+;|[A-Z]&[A-Z]", side) for side in (english, foreign)):
-        return english, foreign
-    names = [set(re.findall(r"\w+[_&]\w+", side)) for side in (english, foreign)]
-    if names[0] & names[1] and english != foreign:
-        return english, foreign
-    return _MNEMONIC.sub("", english), _MNEMONIC.sub("", _MNEMONIC_BEHIND.sub("", foreign))
+        return english, translation
+    if any(re.search(r"&#?\w+;|[A-Z]&[A-Z]", side) for side in (english, translation)):
+        return english, translation
+    names = [set(re.findall(r"\w+[_&]\w+", side)) for side in (english, translation)]
+    if names[0] & names[1] and english != translation:
+        return english, translation
+    return _MNEMONIC.sub("", english), _MNEMONIC.sub("", _MNEMONIC_BEHIND.sub("", translation))

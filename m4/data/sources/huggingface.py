@@ -38,7 +38,7 @@ class HuggingFace(Folder):
     """
 
     files: str = "{pair}/{split}-*.parquet"
-    foreign_field: str = "translation.{lang}"
+    translation_field: str = "translation.{lang}"
     english_field: str | None = None
     language_field: str | None = None
 
@@ -49,7 +49,7 @@ class HuggingFace(Folder):
         self.fields = Fields(
             self.owner,
             self.english,
-            self.foreign_field,
+            self.translation_field,
             self.english_field,
             self.language_field,
             self.layout.language,
@@ -81,8 +81,8 @@ class HuggingFace(Folder):
                     if isinstance(record, Reason):
                         tally.bad(number, record)
                         continue
-                    for language, english, foreign in self.fields.sides(record, file.code):
-                        if pair := tally.pair(number, english, foreign):
+                    for language, english, translation in self.fields.sides(record, file.code):
+                        if pair := tally.pair(number, english, translation):
                             yield language, pair
 
     def _records(self, file: File) -> Iterator[dict[str, Any] | Reason]:
@@ -102,7 +102,7 @@ class HuggingFace(Folder):
         if missing:
             raise InputError(
                 f"{file.path}: no column {missing[0]!r}; it has {', '.join(names)} "
-                f"({self.owner}.foreign_field, english_field, language_field)"
+                f"({self.owner}.translation_field, english_field, language_field)"
             )
 
 

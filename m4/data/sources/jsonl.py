@@ -26,7 +26,7 @@ class Jsonl(Folder):
     """
 
     files: str = "{lang}.{split}.jsonl"
-    foreign_field: str = "translation.{lang}"
+    translation_field: str = "translation.{lang}"
     english_field: str | None = None
     language_field: str | None = None
 
@@ -35,7 +35,7 @@ class Jsonl(Folder):
         self.fields = Fields(
             self.owner,
             self.english,
-            self.foreign_field,
+            self.translation_field,
             self.english_field,
             self.language_field,
             self.layout.language,
@@ -54,8 +54,8 @@ class Jsonl(Folder):
                     if isinstance(record, Reason):
                         tally.bad(number, record)
                         continue
-                    for language, english, foreign in self.fields.sides(record, file.code):
-                        if pair := tally.pair(number, english, foreign):
+                    for language, english, translation in self.fields.sides(record, file.code):
+                        if pair := tally.pair(number, english, translation):
                             yield language, pair
 
 

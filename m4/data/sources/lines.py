@@ -139,25 +139,25 @@ class Tally:
         except UnicodeDecodeError:
             return Reason("not UTF-8")
 
-    def pair(self, number: int, english: object, foreign: object) -> Pair | None:
+    def pair(self, number: int, english: object, translation: object) -> Pair | None:
         """The two sides as a pair, or None: left out and counted. See `bad`."""
         self._reading.origin = (self._name, number)
         # Nearly all text: nothing in it to look at. A character has at most 4 bytes.
         if (
             type(english) is str
-            and type(foreign) is str
+            and type(translation) is str
             and english.isprintable()
-            and foreign.isprintable()
-            and 4 * max(len(english), len(foreign)) <= self._reading.max_line_bytes
+            and translation.isprintable()
+            and 4 * max(len(english), len(translation)) <= self._reading.max_line_bytes
         ):
-            plain = Pair(" ".join(english.split()), " ".join(foreign.split()))
+            plain = Pair(" ".join(english.split()), " ".join(translation.split()))
             if all(plain):
                 if self._notes:
                     self.normalised.update(self._notes)
                     self._notes.clear()
                 return plain
         sides = []
-        for name, side in (("English", english), ("foreign", foreign)):
+        for name, side in (("English", english), ("translation", translation)):
             found = side if isinstance(side, Reason) else self._sentence(side, name)
             if isinstance(found, Reason):
                 self.bad(number, found)

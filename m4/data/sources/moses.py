@@ -51,9 +51,9 @@ class Moses(Folder):
         for file in files:
             if not file.english:
                 self._english_of(file)
-        foreign = {(f.language, f.split, f.stars) for f in files if not f.english}
+        translation = {(f.language, f.split, f.stars) for f in files if not f.english}
         for of, file in self._english.items():
-            if file.language and of not in foreign:
+            if file.language and of not in translation:
                 raise InputError(f"{file.path}: its {file.code} side is missing (Moses.files)")
         return files
 
@@ -71,11 +71,11 @@ class Moses(Folder):
                 for pair in self._zip(self._english_of(file), file, tally):
                     yield file.language or "", pair
 
-    def _zip(self, english: File, foreign: File, tally: Tally) -> Iterator[Pair]:
+    def _zip(self, english: File, translation: File, tally: Tally) -> Iterator[Pair]:
         most = self.reading.max_line_bytes
         count = [0, 0]
         for number, sides in enumerate(
-            zip_longest(lines(english.path, most), lines(foreign.path, most)), 1
+            zip_longest(lines(english.path, most), lines(translation.path, most)), 1
         ):
             for side, line in enumerate(sides):
                 count[side] += line is not None
@@ -86,6 +86,6 @@ class Moses(Folder):
                 yield pair
         if count[0] != count[1]:
             raise InputError(
-                f"{english.path} has {count[0]} lines and {foreign.path} {count[1]}: "
+                f"{english.path} has {count[0]} lines and {translation.path} {count[1]}: "
                 "they are not translations of each other line by line"
             )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from m4.data.directions import STORED
 from m4.data.sources.layout import FileLayout
 from m4.data.sources.lines import Reason
 from m4.settings import SettingError
@@ -16,9 +17,9 @@ _LANG = "{lang}"
 class Fields:
     """Names of fields; 'translation.en' is the field en of the field translation.
 
-    foreign_field: {lang} in it is the language's code; where neither a file's name nor
+    translation_field: {lang} in it is the language's code; where neither a file's name nor
     language_field has the language, every field that fits is one. english_field: None is
-    foreign_field with the code of English. language_field: the one with the language's code.
+    translation_field with the code of English. language_field: the one with the language's code.
     The object before '.{lang}' may also be {'language': [codes], 'translation': [texts]}, as
     datasets of TED talks have it.
     """
@@ -27,29 +28,31 @@ class Fields:
         self,
         owner: str,
         english: str,
-        foreign_field: str,
+        translation_field: str,
         english_field: str | None,
         language_field: str | None,
         language_of: Callable[[str], str],
     ) -> None:
         """owner: the source's class; language_of: code in the data -> m4's code."""
-        if english_field is None and _LANG not in foreign_field:
+        if english_field is None and _LANG not in translation_field:
             raise SettingError(
-                f"{owner}.foreign_field",
-                foreign_field,
+                f"{owner}.translation_field",
+                translation_field,
                 f"a name with {_LANG}, or {owner}.english_field must be set",
             )
-        *parents, last = foreign_field.split(".")
+        *parents, last = translation_field.split(".")
         if any(_LANG in parent for parent in parents):
             raise SettingError(
-                f"{owner}.foreign_field", foreign_field, f"a name with {_LANG} in its last part"
+                f"{owner}.translation_field",
+                translation_field,
+                f"a name with {_LANG} in its last part",
             )
         self.english, self.language_of = english, language_of
-        self.names = (foreign_field, english_field, language_field)
+        self.names = (translation_field, english_field, language_field)
         self._parents, self._last = parents, last
         before, _, after = last.partition(_LANG)
         self._code = re.compile(f"{re.escape(before)}([A-Za-z0-9_@-]+){re.escape(after)}")
-        english_field = english_field or foreign_field.replace(_LANG, english)
+        english_field = english_field or translation_field.replace(_LANG, english)
         self._english_path = english_field.split(".")
         self._language_path = language_field.split(".") if language_field else None
 
@@ -60,8 +63,8 @@ class Fields:
             raise SettingError(
                 f"{owner}.files",
                 layout.pattern,
-                f"a pattern with {{lang}} or {{pair}}; or put {{lang}} in {owner}.foreign_field, "
-                f"or set {owner}.language_field",
+                f"a pattern with {{lang}} or {{pair}}; or put {{lang}} in "
+                f"{owner}.translation_field, or set {owner}.language_field",
             )
 
     def columns(self, names: Iterable[str], code: str | None) -> list[str]:
@@ -81,14 +84,13 @@ class Fields:
         return list(dict.fromkeys(wanted))
 
     def identity(self) -> dict:
-        return dict(
-            zip(("foreign_field", "english_field", "language_field"), self.names, strict=True)
-        )
+        names = (f"{STORED['translation']}_field", "english_field", "language_field")
+        return dict(zip(names, self.names, strict=True))
 
     def sides(
         self, record: Mapping[str, Any], code: str | None
     ) -> Iterator[tuple[str, object, object]]:
-        """(language, English, foreign) of every pair in a record; a side may be a Reason.
+        """(language, English, translation) of every pair in a record; a side may be a Reason.
 
         code: the language where the file's name has it.
         """

@@ -30,7 +30,7 @@ class Spool:
         for language, split, pair in pairs:
             name, number = reading.origin
             file = self._files.setdefault(name, len(self._files))
-            line = f"{pair.english}\t{pair.foreign}\t{file}\t{number}\n"
+            line = f"{pair.english}\t{pair.translation}\t{file}\t{number}\n"
             kept.setdefault((language, split), []).append(line)
             characters += len(line)
             if characters > _KEPT_CHARACTERS:
@@ -59,6 +59,6 @@ class Spool:
         with self._file((language, split)).open(encoding="utf-8", newline="\n") as file:
             names = [*self._files]
             for line in file:
-                english, foreign, name, number = line.removesuffix("\n").split("\t")
+                english, translation, name, number = line.removesuffix("\n").split("\t")
                 self._reading.origin = (names[int(name)], int(number))
-                yield Pair(english, foreign)
+                yield Pair(english, translation)

@@ -110,10 +110,10 @@ class Tfds:
             if code is None or origin not in self._splits:
                 continue
             with self.reading.of(*self._names(dataset, origin), "example") as tally:
-                for number, (english, foreign) in enumerate(
+                for number, (english, translation) in enumerate(
                     dataset.pairs(self._splits[origin], self.english, code), 1
                 ):
-                    pair = tally.pair(number, _text(english), _text(foreign))
+                    pair = tally.pair(number, _text(english), _text(translation))
                     if pair and (not self.hash_split or self.hash_split(pair.english) == split):
                         yield pair
         yield from self._spool.pairs(language, split)

@@ -65,9 +65,9 @@ class SplitReader:
         arrays = []
         opened: dict[str, Any] = {}  # one vocabulary: both roles have the same files, mapped once
         for role, codes in zip(("source", "target"), zip(*sides, strict=True), strict=True):
-            english = "english" if "en" in codes else "foreign"
-            foreign = "foreign" if set(codes) != {"en"} else "english"
-            for side in (english, foreign):
+            english = "english" if "en" in codes else "translation"
+            translation = "translation" if set(codes) != {"en"} else "english"
+            for side in (english, translation):
                 pair = cache.tokens(split, side, role)
                 assert isinstance(pair[1], np.memmap), "offsets are never an empty file"
                 arrays.append(opened.setdefault(str(pair[1].filename), pair))

@@ -88,7 +88,7 @@ def examples(directions, occurrence, sizes, keys, window):
 @compiled
 def places(
     directions, entries, english_source, source_extra, target_extra,
-    source_english, source_foreign, target_english, target_foreign,
+    source_english, source_translation, target_english, target_translation,
 ):  # fmt: skip
     """[K] entries of the arrays -> (source starts, source lengths, target starts, target lengths).
 
@@ -101,9 +101,9 @@ def places(
         entry = entries[k]
         if english_source[directions[k]]:
             start, stop = source_english[entry], source_english[entry + 1]
-            first, last = target_foreign[entry], target_foreign[entry + 1]
+            first, last = target_translation[entry], target_translation[entry + 1]
         else:
-            start, stop = source_foreign[entry], source_foreign[entry + 1]
+            start, stop = source_translation[entry], source_translation[entry + 1]
             first, last = target_english[entry], target_english[entry + 1]
         source_starts[k], source_lengths[k] = start, stop - start + source_extra
         target_starts[k], target_lengths[k] = first, last - first + target_extra
@@ -296,7 +296,7 @@ def copy(array, at, length, values, start):
 def lay_out(
     chosen, row_of, rows, first_row, source_width, target_width, directions, english_source,
     tags, eos, source_starts, source_lengths, target_starts, target_lengths,
-    source_english, source_foreign, target_english, target_foreign,
+    source_english, source_translation, target_english, target_translation,
     inputs, input_segments, input_positions, input_directions,
     shifted, targets, weights, target_segments, target_positions, target_directions,
 ):  # fmt: skip
@@ -315,9 +315,9 @@ def lay_out(
         segments[row] += 1
         segment, direction = segments[row], np.int32(directions[k])
         if english_source[direction]:
-            source, target = source_english, target_foreign
+            source, target = source_english, target_translation
         else:
-            source, target = source_foreign, target_english
+            source, target = source_translation, target_english
         start, length, used = source_starts[k], source_lengths[k], source_ends[row]
         if length < 1 or used + length > source_width:
             return k

@@ -29,9 +29,9 @@ def split_pairs(
     for direction in directions:
         pairs = cache.pairs(language_of(direction), split)
         if direction.startswith("en-"):
-            result[direction] = [(pair.english, pair.foreign) for pair in pairs]
+            result[direction] = [(pair.english, pair.translation) for pair in pairs]
         else:
-            result[direction] = [(pair.foreign, pair.english) for pair in pairs]
+            result[direction] = [(pair.translation, pair.english) for pair in pairs]
     return result
 
 

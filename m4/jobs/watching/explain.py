@@ -246,14 +246,14 @@ def _name(cache: Cache, found: Sequence[StepPair], ranked: Sequence[dict[str, An
             file, line = known[pair.index]
         else:
             file, line = cache.text_file(code, "train").name, pair.index + 1
-        english, foreign = texts[code][pair.index]
+        english, translation = texts[code][pair.index]
         row |= {"direction": pair.direction, "language": code, "file": file, "line": line}
-        row |= {"row": pair.row, "english": english, "foreign": foreign}
+        row |= {"row": pair.row, "english": english, "translation": translation}
 
 
 def _texts(cache: Cache, code: str, indices: set[int]) -> dict[int, tuple[str, str]]:
     pairs = enumerate(islice(cache.pairs(code, "train"), max(indices) + 1))
-    return {index: (pair.english, pair.foreign) for index, pair in pairs if index in indices}
+    return {index: (pair.english, pair.translation) for index, pair in pairs if index in indices}
 
 
 def _json(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _show(about: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]], path: P
         table.add_row(
             _short(row.get("gradient_norm", "")), _short(row["loss"]), row["direction"],
             f"{row['file']}:{row['line']}", f"{row.get('worst_layer', '')}{broken}", expert,
-            row["english"][:_TEXT], row["foreign"][:_TEXT],
+            row["english"][:_TEXT], row["translation"][:_TEXT],
         )  # fmt: skip
     console.print(table)
     console.print(str(path), highlight=False, soft_wrap=True)

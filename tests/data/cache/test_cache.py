@@ -45,7 +45,7 @@ class Listed(Made):
 
 def test_arrays_are_the_text_in_order(made: Made, made_cache: Cache) -> None:
     for split in SPLITS:
-        arrays = {side: made_cache.tokens(split, side) for side in ("english", "foreign")}
+        arrays = {side: made_cache.tokens(split, side) for side in ("english", "translation")}
         for code in made_cache.languages():
             pairs = list(made_cache.pairs(code, split))
             assert pairs == list(made.pairs(code, split))
@@ -69,7 +69,7 @@ def test_manifest(made: Made, made_cache: Cache) -> None:
     }
     assert manifest["vocabularies"]["shared"]["fingerprint"] == made_cache.vocabulary.fingerprint
     mean = manifest["languages"]["gl"]["train"]["mean_pieces"]["foreign"]
-    _, offsets = made_cache.tokens("train", "foreign")
+    _, offsets = made_cache.tokens("train", "translation")
     assert mean == pytest.approx(offsets[300] / 300, abs=1e-3)
     assert made_cache.mean_pieces("en-gl", "train")[1] == mean
     sizes = {f"en-{code}": size for code, size in made.sizes.items()}
@@ -83,7 +83,7 @@ def test_token_counts_are_what_a_model_takes_in(made_cache: Cache) -> None:
     taken_in: list[int] = []
     for code in made_cache.languages():
         pairs = list(made_cache.pairs(code, "train"))
-        for side, other in (("english", code), ("foreign", "en")):
+        for side, other in (("english", code), ("translation", "en")):
             texts = [getattr(pair, side) for pair in pairs]
             for ids in source_ids(vocabulary, texts, other, 1000):
                 taken_in += ids

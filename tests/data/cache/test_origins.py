@@ -39,7 +39,7 @@ def test_the_line_of_a_pair_has_its_text(tmp_path: Path, name: str) -> None:
         for split in SPLITS:
             for pair in source.pairs(code, split):
                 file, line = source.origin
-                assert pair.foreign in lines(tmp_path / file)[line - 1]
+                assert pair.translation in lines(tmp_path / file)[line - 1]
                 seen += 1
     assert seen == sum(len(pairs) for splits in texts.values() for pairs in splits.values())
 
@@ -50,7 +50,7 @@ def test_a_cache_knows_file_and_line_of_each_row_in_little_space(tmp_path: Path)
     bad = ["no pair\n", f"{'long ' * 200}\t{'longo ' * 200}\n"]
     for number, part in enumerate((pairs[:300], pairs[250:])):
         text = "".join(
-            bad[i % 2] * (i % 50 == 0) + f"{one.english}  \t{one.foreign}\n"
+            bad[i % 2] * (i % 50 == 0) + f"{one.english}  \t{one.translation}\n"
             for i, one in enumerate(part)
         )
         (tmp_path / f"gl.train.{number}.tsv").write_text(text, encoding="utf-8")
@@ -68,7 +68,7 @@ def test_a_cache_knows_file_and_line_of_each_row_in_little_space(tmp_path: Path)
     assert len(origins) == cache.size("gl", "train") == 400
     assert {origin.file for origin in origins} == {"gl.train.0.tsv", "gl.train.1.tsv"}
     for pair, (file, line) in zip(cache.pairs("gl", "train"), origins, strict=True):
-        assert lines(tmp_path / file)[line - 1] == f"{pair.english}  \t{pair.foreign}"
+        assert lines(tmp_path / file)[line - 1] == f"{pair.english}  \t{pair.translation}"
     assert origin_file(cache.text_file("gl", "train")).stat().st_size < 400
     assert cache.origins("gl", "dev") == [("gl.dev.0.tsv", 1)]
 

@@ -51,7 +51,7 @@ def separate(folder: Path, mixture: str, **changed: Any) -> Cache:
 def test_the_best_segmentation_comes_first_then_others(sampled: Cache) -> None:
     assert sampled.segmentations == 3
     vocabulary = sampled.source_vocabulary
-    for side in ("english", "foreign"):
+    for side in ("english", "translation"):
         rows = sentences(sampled, "train", side)
         assert len(rows) == 3 * 160
         of_side = texts(sampled, "train", side)
@@ -64,10 +64,10 @@ def test_the_best_segmentation_comes_first_then_others(sampled: Cache) -> None:
             assert sentences(sampled, split, side) == vocabulary.encode(texts(sampled, split, side))
     for code, row in (("gl", 0), ("pt", 120)):
         assert sampled.rows(code, "train").start == row
-        rows = sentences(sampled, "train", "foreign")
+        rows = sentences(sampled, "train", "translation")
         mine = [rows[160 * way + r] for way in range(3) for r in sampled.rows(code, "train")]
         lengths = [len(ids) for ids in mine]
-        assert sampled.longest(code)["foreign"] == max(lengths)
+        assert sampled.longest(code)["translation"] == max(lengths)
         assert sampled.mean_pieces(f"en-{code}", "train")[1] == pytest.approx(
             np.mean(lengths), abs=1e-3
         )
@@ -116,9 +116,9 @@ def test_separate_vocabularies_have_separate_arrays(tmp_path: Path, mixture: str
     assert target.size <= 350
     assert source.fingerprint != target.fingerprint
     sides = {
-        "to_english": {"source": ["foreign"], "target": ["english"]},
-        "from_english": {"source": ["english"], "target": ["foreign"]},
-        "english_centric": {role: ["english", "foreign"] for role in ("source", "target")},
+        "to_english": {"source": ["translation"], "target": ["english"]},
+        "from_english": {"source": ["english"], "target": ["translation"]},
+        "english_centric": {role: ["english", "translation"] for role in ("source", "target")},
     }[mixture]
     made_of = {}
     for role, vocabulary in (("source", source), ("target", target)):
@@ -144,15 +144,15 @@ def test_separate_vocabularies_have_separate_arrays(tmp_path: Path, mixture: str
 
 
 def test_a_vocabulary_is_trained_on_the_text_of_its_role(tmp_path: Path) -> None:
-    """Foreign words of the made-up languages end in g or p; English ones hardly do."""
+    """Translation words of the made-up languages end in g or p; English ones hardly do."""
     made = separate(tmp_path / "c", "to_english")
-    english, foreign = (texts(made, "test", side) for side in ("english", "foreign"))
+    english, translation = (texts(made, "test", side) for side in ("english", "translation"))
 
     def pieces(vocabulary: Any, of: list[str]) -> int:
         return sum(map(len, vocabulary.encode(of)))
 
     source, target = made.source_vocabulary, made.target_vocabulary
-    assert pieces(source, foreign) < 0.7 * pieces(target, foreign)
+    assert pieces(source, translation) < 0.7 * pieces(target, translation)
     assert pieces(target, english) < 0.7 * pieces(source, english)
 
 
@@ -276,17 +276,17 @@ def test_the_sample_for_a_vocabulary_has_a_fixed_budget(tmp_path: Path, made_cac
     def drawn(sentences: int, sides: tuple[str, ...], temperature: float) -> list[str]:
         return list(build.sample(made_cache.folder, pairs, sides, sentences, temperature))
 
-    english, foreign = (set(texts(made_cache, "train", side)) for side in SIDES)
+    english, translation = (set(texts(made_cache, "train", side)) for side in SIDES)
     # Shares are rounded language by language: at most one off for each of the four.
     for temperature in (1.0, 5.0):
         assert abs(len(drawn(100, SIDES, temperature)) - 100) <= 4
     assert abs(len(drawn(10**9, SIDES, 5.0)) - 2 * 421) <= 4, "what there is"
     assert set(drawn(10**9, ("english",), 1.0)) == english
-    assert set(drawn(10**9, ("foreign",), 1.0)) == foreign
-    few = drawn(60, ("foreign",), 1.0)
+    assert set(drawn(10**9, ("translation",), 1.0)) == translation
+    few = drawn(60, ("translation",), 1.0)
     assert len(set(few)) == len(few), "each once before any comes twice"
-    at_5 = drawn(421, ("foreign",), 5.0)
-    own = texts(made_cache, "train", "foreign")[-31:]  # the smallest language's, of 421
+    at_5 = drawn(421, ("translation",), 5.0)
+    own = texts(made_cache, "train", "translation")[-31:]  # the smallest language's, of 421
     wanted = 421 * 31**0.2 / (300**0.2 + 90**0.2 + 31**0.2)
     counted = [at_5.count(text) for text in own]
     assert sum(counted) == round(wanted)

@@ -234,9 +234,9 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("language", "spec", "in_english", "foreign"), EXAMPLES)
-def test_examples(language, spec, in_english, foreign):
-    assert Phrases(language).render(spec) == foreign
+@pytest.mark.parametrize(("language", "spec", "in_english", "translation"), EXAMPLES)
+def test_examples(language, spec, in_english, translation):
+    assert Phrases(language).render(spec) == translation
     if in_english:
         assert english().render(spec) == in_english
 

@@ -13,7 +13,7 @@ from m4.data.sources import SPLITS, Pair
 
 
 class Listed:
-    """A Source of given pairs: {(language, split): [(english, foreign), ...]}."""
+    """A Source of given pairs: {(language, split): [(english, translation), ...]}."""
 
     def __init__(self, pairs: dict[tuple[str, str], list[tuple[str, str]]]) -> None:
         self.listed = pairs
@@ -40,7 +40,7 @@ def run(
             kept[code, split] = [
                 Pair(*pair)
                 for part in parts
-                for pair in zip(part.english, part.foreign, strict=True)
+                for pair in zip(part.english, part.translation, strict=True)
             ]
     return kept, cleaner.finish()
 

@@ -161,7 +161,7 @@ def test_cleaning_names_its_stages_and_settings() -> None:
         (lambda: LengthRatio(unit="words"), r"\.unit = 'words': must be one of characters, bytes"),
         (
             lambda: Duplicates(by="both"),
-            r"Duplicates\.by = 'both': must be one of pair, english, foreign",
+            r"Duplicates\.by = 'both': must be one of pair, english, translation",
         ),
         (
             lambda: Script(most_latin=2),

@@ -24,7 +24,7 @@ KINDS = {
     b"two\ttabs\there": "more than one tab",
     b"": "an empty line",
     b"\tno English": "an empty English side",
-    b"no foreign\t ": "an empty foreign side",
+    b"no translation\t ": "an empty translation side",
     b"a NUL\x00 here\tx": "a NUL character",
     b"control\x07 here\tx": "a control character",
     b"not \xff UTF-8\tx": "not UTF-8",
@@ -161,7 +161,7 @@ def test_a_ledger_as_json_and_back() -> None:
 def test_examples_are_few_and_short() -> None:
     count, _ = _with_examples()
     assert [example.number for example in count.examples["empty: english side"]] == [0, 1, 2]
-    assert len(count.examples["empty: english side"][0].foreign) == 300
+    assert len(count.examples["empty: english side"][0].translation) == 300
 
 
 def _with_examples():
@@ -197,5 +197,5 @@ def test_real_text_is_cleaned_a_little(tatoeba: Path, tmp_path: Path) -> None:
         english = [why for why in count.dropped if why.startswith("overlap: english")]
         assert not english, "its splits are by the English side"
     # Uzbek is written in Latin letters and in Cyrillic; its code says neither, m4's table Latin.
-    assert ledger.count("uzb", "train").dropped["script: foreign side"] > 50
+    assert ledger.count("uzb", "train").dropped["script: translation side"] > 50
     assert ledger.count("heb", "train").kept > 0.98 * ledger.count("heb", "train").read

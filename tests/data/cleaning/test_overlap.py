@@ -50,13 +50,13 @@ def test_overlap_of_both_sides_with_every_test_set(tmp_path: Path) -> None:
                        reasons.update({(code, number): why}))  # fmt: skip
     assert reasons == {
         ("gl", 2): "overlap: english side in test",
-        ("gl", 3): "overlap: foreign side in test",
+        ("gl", 3): "overlap: translation side in test",
         ("gl", 4): "overlap: english side in dev",
         ("gl", 5): "overlap: english side in test",
         ("gl", 7): "overlap: english side in extra",
         ("gl", 8): "overlap: english side in news",
-        ("gl", 9): "overlap: foreign side in news",
-        ("gl", 10): "overlap: foreign side in extra",
+        ("gl", 9): "overlap: translation side in news",
+        ("gl", 10): "overlap: translation side in extra",
         ("pt", 2): "overlap: english side in extra",
     }
     assert kept["pt", "train"] == [("z", "probado"), ("z", "da prensa")]
@@ -114,7 +114,7 @@ def test_language_id(tmp_path: Path) -> None:
         ("Eng", "undetermined"),
     ]
     assert dropped(stage, pairs, tmp_path) == {
-        1: "language_id: foreign side",
+        1: "language_id: translation side",
         2: "language_id: english side",
     }
     assert stage.identity()["identifier"] == {"made": "up"}

@@ -118,7 +118,7 @@ def test_empty(tmp_path: Path) -> None:
     pairs = [("a", "b"), (" \u200b", "b"), ("a", "\u3164"), ("a", "…"), ("", "\u200f")]
     assert dropped(Empty(), pairs, tmp_path) == {
         1: "empty: english side",
-        2: "empty: foreign side",
+        2: "empty: translation side",
         4: "empty: english side",
     }
 
@@ -126,7 +126,7 @@ def test_empty(tmp_path: Path) -> None:
 def test_length(tmp_path: Path) -> None:
     pairs = [("a" * 9, "b" * 9), ("a" * 10, "b"), ("a", "b" * 10)]
     found = dropped(Length(9), pairs, tmp_path)
-    assert found == {1: "length: english side", 2: "length: foreign side"}
+    assert found == {1: "length: english side", 2: "length: translation side"}
 
 
 def test_identical_sentences_go_and_names_stay(tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_duplicates_are_those_of_a_set(tmp_path: Path) -> None:
     rng = random.Random(0)
     words = ["a", "A", "b", "ｂ", "a  a", "a a"]
     pairs = [(rng.choice(words), rng.choice(words)) for _ in range(40)]
-    for by in ("pair", "english", "foreign"):
+    for by in ("pair", "english", "translation"):
         seen, seen_normal, wanted = set(), set(), {}
         what = "pair" if by == "pair" else f"{by} side"
         for row, pair in enumerate(pairs):
-            key = pair if by == "pair" else (pair[by == "foreign"],)
+            key = pair if by == "pair" else (pair[by == "translation"],)
             alike = tuple(map(normal, key))
             if key in seen:
                 wanted[row] = f"duplicates: exact {what}"
@@ -170,14 +170,14 @@ def test_duplicates_are_of_one_language_and_split(tmp_path: Path) -> None:
 
 
 def test_length_ratio_by_hand(tmp_path: Path) -> None:
-    # Foreign / English: 20/10 for 60 pairs, so the median is 2 whatever the three below are.
+    # Translation / English: 20/10 for 60 pairs, so the median is 2 whatever the three below are.
     usual = [("e" * 10, f"{n:02}" + "f" * 18) for n in range(60)]
     # With slack 10, bound 2.5: English 30 wants from (30+10)/2.5-10 = 6 to (30+10)*2.5-10 = 90
     # English-long characters, twice as many of the translation: 12 to 180.
     odd = [("e" * 30, "f" * 12), ("e" * 30, "f" * 11), ("e" * 30, "f" * 180), ("e" * 30, "f" * 181)]
     found = dropped(LengthRatio(), usual + odd, tmp_path)
-    assert found == {61: "length_ratio: foreign side too short",
-                     63: "length_ratio: foreign side too long"}  # fmt: skip
+    assert found == {61: "length_ratio: translation side too short",
+                     63: "length_ratio: translation side too long"}  # fmt: skip
     # In bytes й is 2 and the median 4; the same English wants 24 to 360 bytes.
     wide = [("e" * 10, "й" * 20) for _ in range(60)] + [("e" * 30, "й" * 11), ("e" * 30, "й" * 12)]
     assert list(dropped(LengthRatio(unit="bytes"), wide, tmp_path)) == [60]
@@ -219,7 +219,7 @@ def test_length_ratio_of_a_script_with_few_characters(tmp_path: Path) -> None:
     ],
 )
 def test_script(tmp_path: Path, code: str, text: str, is_wrong: bool) -> None:
-    wanted = {0: "script: foreign side"} if is_wrong else {}
+    wanted = {0: "script: translation side"} if is_wrong else {}
     assert dropped(Script(), [("Hello", text)], tmp_path, code=code) == wanted
 
 
@@ -248,7 +248,7 @@ def test_script(tmp_path: Path, code: str, text: str, is_wrong: bool) -> None:
 def test_names_that_the_other_side_has_are_in_no_wrong_script(
     tmp_path: Path, code: str, english: str, text: str, is_wrong: bool
 ) -> None:
-    wanted = {0: "script: foreign side"} if is_wrong else {}
+    wanted = {0: "script: translation side"} if is_wrong else {}
     assert dropped(Script(), [(english, text)], tmp_path, code=code) == wanted
 
 

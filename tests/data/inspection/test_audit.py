@@ -80,7 +80,7 @@ def test_what_is_dropped_can_be_listed(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in gzip.decompress(files[0]).splitlines()]
     assert len(rows) == sum(ledger.total().dropped.values()) == 6
     assert {"reason": "duplicates: exact pair", "language": "gl", "split": "train", "pair": 62,
-            "english": "word 3", "foreign": "drow 3"} in rows  # fmt: skip
+            "english": "word 3", "translation": "drow 3"} in rows  # fmt: skip
     (row,) = [json.loads(line) for line in gzip.decompress(files[2]).splitlines()]
     assert (row["reason"], row["english"]) == ("overlap: english side in test", "tested")
 
@@ -139,11 +139,12 @@ def test_warnings_name_what_deserves_a_look() -> None:
     most, all_, few = (ledger.count(code, "train") for code in ("gl", "pt", "es"))
     for count, dropped in ((most, 21), (all_, 100), (few, 20)):
         count.read = count.kept = 100
-        count.drop("script: foreign side", dropped)
+        count.drop("script: translation side", dropped)
     ledger.count("gl", "dev").flagged["overlap: english side in test"] = 3
     few.not_checked["language_id: py3langid is not installed"] = 80
     assert audit.warnings(ledger) == [
-        "Galician (gl): 21% of the training pairs are dropped, 21 of them: script: foreign side",
+        "Galician (gl): 21% of the training pairs are dropped, 21 of them: "
+        "script: translation side",
         "Portuguese (pt): no training pair is left",
         "3 dev pairs have an English side that is in a test set",
         "language_id: py3langid is not installed: the stage did not run",

@@ -259,6 +259,6 @@ msgstr "\042c\042 \134 \u00e9"
 """
     (entry,), _ = read_po(text.encode())
     assert entry.english == 'AAA \\101 "b" é'
-    assert entry.foreign == '"c" \\ \\u00e9'
+    assert entry.translation == '"c" \\ \\u00e9'
     with pytest.raises(CatalogueError, match="escapes that are not utf-8"):
         read_po(text.replace(r"\303", "").encode())

@@ -60,13 +60,13 @@ def test_columns_by_name(tmp_path: Path) -> None:
     table = pa.table({"n": [1, 2], "source": ["a", "b"], "target": ["x", None]})
     write_parquet(tmp_path / "gl" / "train.parquet", table)
     options = {"files": "{lang}/{split}.parquet", "english_field": "source"}
-    source = HuggingFace(tmp_path, foreign_field="target", on_bad_line="skip", **options)  # type: ignore
+    source = HuggingFace(tmp_path, translation_field="target", on_bad_line="skip", **options)  # type: ignore
     assert list(source.pairs("gl", "train")) == [Pair("a", "x")]
-    assert source.skipped == {("gl/train.parquet", "no foreign side"): 1}
+    assert source.skipped == {("gl/train.parquet", "no translation side"): 1}
     with pytest.raises(ValueError, match=r"no column 'targets'; it has n, source, target \(Hugg"):
-        list(HuggingFace(tmp_path, foreign_field="targets", **options).pairs("gl", "train"))  # type: ignore
-    with pytest.raises(ValueError, match=r"train\.parquet row 2: no foreign side \(Hugg"):
-        list(HuggingFace(tmp_path, foreign_field="target", **options).pairs("gl", "train"))  # type: ignore
+        list(HuggingFace(tmp_path, translation_field="targets", **options).pairs("gl", "train"))  # type: ignore
+    with pytest.raises(ValueError, match=r"train\.parquet row 2: no translation side \(Hugg"):
+        list(HuggingFace(tmp_path, translation_field="target", **options).pairs("gl", "train"))  # type: ignore
 
 
 def test_columns_named_by_language(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_columns_named_by_language(tmp_path: Path) -> None:
         tmp_path,
         files="{split}.parquet",
         splits={"train": "dev"},
-        foreign_field="sentence_{lang}",
+        translation_field="sentence_{lang}",
         english="eng_Latn",
         codes={"sr": "srp_Cyrl"},
     )
@@ -111,7 +111,7 @@ def test_translations_of_variable_languages(tmp_path: Path) -> None:
 def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
     bad = pa.array([b"day", b"ni\xf1ht", b"week"], pa.binary()).cast(pa.string(), safe=False)
     write_parquet(tmp_path / "gl.train.parquet", pa.table({"en": bad, "gl": ["a", "b", "c"]}))
-    options = {"files": "{lang}.{split}.parquet", "foreign_field": "{lang}"}
+    options = {"files": "{lang}.{split}.parquet", "translation_field": "{lang}"}
     source = HuggingFace(tmp_path, on_bad_line="skip", **options)  # type: ignore
     assert list(source.pairs("gl", "train")) == [Pair("day", "a"), Pair("week", "c")]
     assert source.skipped == {("gl.train.parquet", "not UTF-8"): 1}

@@ -48,7 +48,7 @@ def test_many_languages_in_one_object(tmp_path: Path) -> None:
 
 def test_counts_are_the_same_at_every_reading(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", jsonl({"en": "a", "gl": "b"}, {"en": "", "gl": "c"}))
-    source = Jsonl(tmp_path, files="{split}.jsonl", foreign_field="{lang}", on_bad_line="skip")
+    source = Jsonl(tmp_path, files="{split}.jsonl", translation_field="{lang}", on_bad_line="skip")
     assert source.languages() == ["gl"]
     once = dict(source.skipped)
     assert once == {("train.jsonl", "an empty English side"): 1}
@@ -64,7 +64,7 @@ def test_a_field_of_languages(tmp_path: Path) -> None:
         tmp_path,
         files="all.jsonl",
         english_field="src",
-        foreign_field="tgt",
+        translation_field="tgt",
         language_field="meta.l",
         test_every=1000,
         on_bad_line="skip",
@@ -79,8 +79,8 @@ def test_a_field_of_languages(tmp_path: Path) -> None:
 
 def test_fields_must_tell_english_and_the_language(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"or Jsonl\.english_field must be set"):
-        Jsonl(tmp_path, foreign_field="target")
+        Jsonl(tmp_path, translation_field="target")
     with pytest.raises(ValueError, match=r"a pattern with \{lang\} or .*Jsonl\.language_field"):
-        Jsonl(tmp_path, files="{split}.jsonl", foreign_field="target", english_field="source")
+        Jsonl(tmp_path, files="{split}.jsonl", translation_field="target", english_field="source")
     with pytest.raises(ValueError, match=r"in its last part"):
-        Jsonl(tmp_path, foreign_field="{lang}.text")
+        Jsonl(tmp_path, translation_field="{lang}.text")

@@ -34,7 +34,7 @@ KINDS: dict[str, Kind] = {
     "cut UTF-8": (b"poison %d \xe2\x82", b"veneno %d", "not UTF-8"),
     "surrogate in UTF-8": (b"poison %d", b"ven\xed\xa0\x80eno %d", "not UTF-8"),
     "empty English": (b"  ", b"veneno %d", "an empty English side"),
-    "empty foreign": (b"poison %d", "\u00a0\u3000".encode(), "an empty foreign side"),
+    "empty translation": (b"poison %d", "\u00a0\u3000".encode(), "an empty translation side"),
     "RTL": (
         b"clean %d",
         "\u200f\u202eשלום\u202c\u2067 %d".encode(),
@@ -84,8 +84,8 @@ def jsonl(folder: Path) -> tuple[Source, Counter[str]]:
         "nested": (b"[" * 50_000, "not JSON"),
         "no object": (b'["poison", "veneno"]', "not a JSON object"),
         "many digits": (b'{"en": "poison", "gl": ' + b"1" * 5000 + b"}", "not JSON"),
-        "number": (b'{"en": "poison", "gl": 3}', "the foreign side is no text"),
-        "no field": (b'{"en": "poison", "pt": "x"}', "no foreign side"),
+        "number": (b'{"en": "poison", "gl": 3}', "the translation side is no text"),
+        "no field": (b'{"en": "poison", "pt": "x"}', "no translation side"),
         "null": (b'{"en": null, "gl": "veneno"}', "no English side"),
         "lone": (b'{"en": "poison \\ud83d", "gl": "x"}', "a lone surrogate"),
         "pair": (b'{"en": "clean %d \\ud83d\\ude00", "gl": "limpo %d"}', ""),
@@ -96,7 +96,7 @@ def jsonl(folder: Path) -> tuple[Source, Counter[str]]:
         "line end": (b'{"en": "clean\\n%d", "gl": "limpo\\t%d"}', "+a tab or line end inside"),
         "good": (b'{"en": "clean %d", "gl": "limpo %d"}', ""),
     }
-    source = Jsonl(folder, foreign_field="{lang}", on_bad_line="skip")
+    source = Jsonl(folder, translation_field="{lang}", on_bad_line="skip")
     return source, write(folder / "gl.train.jsonl", kinds)
 
 
@@ -141,7 +141,7 @@ def test_corrupted_lines(
             assert "poison" not in side
             assert "ven" not in side
             assert not set(FORBIDDEN) & set(side)
-    for side, texts in zip(("english", "foreign"), zip(*pairs, strict=True), strict=True):
+    for side, texts in zip(("english", "translation"), zip(*pairs, strict=True), strict=True):
         flat, offsets = made.tokens("train", side)
         ids = [part.tolist() for part in np.split(np.asarray(flat), offsets[1:-1])]
         assert made.vocabulary.decode(ids) == list(texts)
@@ -160,12 +160,12 @@ SAMPLE = "ab é\u00a0\u200c\u3000שा\t\n" + FORBIDDEN + "\ud83d"
 
 
 @given(*[st.text(st.sampled_from(SAMPLE), max_size=6)] * 2)
-def test_the_short_way_is_the_long_one(english: str, foreign: str) -> None:
+def test_the_short_way_is_the_long_one(english: str, translation: str) -> None:
     reading = Reading("a.B", "skip", max_line_bytes=12)
     with reading.of("x", "x") as tally:
-        pair = tally.pair(1, english, foreign)
+        pair = tally.pair(1, english, translation)
     with reading.of("y", "y") as tally:
-        long = [tally._sentence(text, side) for text, side in ((english, "E"), (foreign, "f"))]
+        long = [tally._sentence(text, side) for text, side in ((english, "E"), (translation, "f"))]
     if any(isinstance(side, Reason) for side in long):
         assert pair is None
         assert sum(reading.skipped.values()) == 1

@@ -139,7 +139,7 @@ def test_identity_changes_with_one_character(
 ) -> None:
     first = TEXTS["gl"][split][0]
     changed = {code: dict(splits) for code, splits in TEXTS.items()}
-    changed["gl"][split] = [Pair(first.english, first.foreign + "."), *TEXTS["gl"][split][1:]]
+    changed["gl"][split] = [Pair(first.english, first.translation + "."), *TEXTS["gl"][split][1:]]
     assert WRITERS[name](tmp_path, changed).identity() != made_sources(name).identity()
 
 
@@ -181,7 +181,9 @@ def test_through_the_cache(
         for split in SPLITS:
             pairs = list(made.pairs(code, split))
             assert 0 < len(pairs) <= len(list(source.pairs(code, split)))
-            for side, texts in zip(("english", "foreign"), zip(*pairs, strict=True), strict=True):
+            for side, texts in zip(
+                ("english", "translation"), zip(*pairs, strict=True), strict=True
+            ):
                 flat, offsets = made.tokens(split, side)
                 rows = made.rows(code, split)
                 ids = [flat[offsets[row] : offsets[row + 1]].tolist() for row in rows]

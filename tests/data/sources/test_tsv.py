@@ -13,7 +13,7 @@ BAD = {
     "more than one tab": b"one\ttwo\tthree",
     "an empty line": b"",
     "an empty English side": b" \tfoo",
-    "an empty foreign side": b"foo\t\xc2\xa0 ",
+    "an empty translation side": b"foo\t\xc2\xa0 ",
     "not UTF-8": b"good\tm\xe1 codificaci\xf3n",
     "a NUL character": b"nul\tn\0l",
     "a control character": b"bell\tb\x07ll",

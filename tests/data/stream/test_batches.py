@@ -21,8 +21,8 @@ def rows(batch: dict, key: str, segments: str) -> list[list[int]]:
 @pytest.mark.parametrize("direction", ["en-gl", "gl-en"])
 def test_evaluation_batches_are_the_split_in_order(made_cache: Cache, direction: str) -> None:
     pairs = list(made_cache.pairs("gl", "dev"))
-    english, foreign = zip(*pairs, strict=True)
-    source, target = (english, foreign) if direction == "en-gl" else (foreign, english)
+    english, translation = zip(*pairs, strict=True)
+    source, target = (english, translation) if direction == "en-gl" else (translation, english)
     wanted_sources = source_ids(made_cache.vocabulary, source, direction[3:], 96)
     wanted_targets = target_ids(made_cache.vocabulary, target, 96)
     batches = list(evaluation_batches(made_cache, direction, "dev", 8))
@@ -41,7 +41,7 @@ def test_long_pairs_are_trimmed_as_seqio_does(made_cache: Cache) -> None:
     pairs = list(made_cache.pairs("gl", "test"))
     vocabulary = made_cache.vocabulary
     assert rows(batch, "encoder_input_tokens", "encoder_segment_ids") == source_ids(
-        vocabulary, [p.foreign for p in pairs], "en", 12
+        vocabulary, [p.translation for p in pairs], "en", 12
     )
     assert rows(batch, "decoder_target_tokens", "decoder_segment_ids") == target_ids(
         vocabulary, [p.english for p in pairs], 9
@@ -68,8 +68,8 @@ def test_several_directions_each_pair_once(made_cache: Cache, pack: bool) -> Non
     )
     vocabulary = made_cache.vocabulary
     english = [p.english for p in made_cache.pairs("gl", "dev")][:7]
-    foreign = [p.foreign for p in made_cache.pairs("pt", "dev")][:7]
-    wanted = [target_ids(vocabulary, texts, 96) for texts in (english, foreign)]
+    translation = [p.translation for p in made_cache.pairs("pt", "dev")][:7]
+    wanted = [target_ids(vocabulary, texts, 96) for texts in (english, translation)]
     assert targets == sorted(wanted[0] + wanted[1])
     assert len(batches) < 5 if pack else len(batches) == 5  # 14 pairs in rows of 3
     tokens = sum((b["direction_ids"][b["decoder_segment_ids"] > 0] == 1).sum() for b in batches)

@@ -26,7 +26,7 @@ def token_counts(cache: Cache) -> dict[str, int]:
         source, target = split_direction(direction)
         code = target if source == "en" else source
         counts[direction] = 0
-        for side, role in (("english", "source"), ("foreign", "target")):
+        for side, role in (("english", "source"), ("translation", "target")):
             if source != "en":
                 role = {"source": "target", "target": "source"}[role]
             _, offsets = cache.tokens("train", side, role)

@@ -60,8 +60,8 @@ def texts(made_cache: Cache) -> dict[str, list[tuple[tuple[int, ...], tuple[int,
     for direction in made_cache.directions:
         source, target = split_direction(direction)
         code = target if source == "en" else source
-        english, foreign = zip(*made_cache.pairs(code, "train"), strict=True)
-        sides = (english, foreign) if source == "en" else (foreign, english)
+        english, translation = zip(*made_cache.pairs(code, "train"), strict=True)
+        sides = (english, translation) if source == "en" else (translation, english)
         vocabulary = made_cache.vocabulary
         ids = source_ids(vocabulary, sides[0], target, 96), target_ids(vocabulary, sides[1], 96)
         found[direction] = [(tuple(s), tuple(t)) for s, t in zip(*ids, strict=True)]
@@ -259,7 +259,7 @@ def test_each_epoch_has_its_way_to_tokenize(three_ways: Cache) -> None:
     """Batches of one epoch each: epoch e has way e mod 3 of every sentence."""
     rates = {"sr_Latn-en": 1.0}
     stream = Stream(three_ways, list(rates), rates, batch_rows=31, layout="single")
-    arrays = [three_ways.tokens("train", side) for side in ("foreign", "english")]
+    arrays = [three_ways.tokens("train", side) for side in ("translation", "english")]
     rows, total = three_ways.rows("sr_Latn", "train"), (len(arrays[0][1]) - 1) // 3
     found = []
     for epoch in range(5):
@@ -292,8 +292,8 @@ def test_a_mixture_with_separate_vocabularies(made: Made, tmp_path: Path) -> Non
     stream = Stream(cache, batch_rows=8)
     known = set()
     for code in ("gl", "pt"):
-        english, foreign = zip(*cache.pairs(code, "train"), strict=True)
-        sources = source_ids(cache.source_vocabulary, foreign, "en", 96)
+        english, translation = zip(*cache.pairs(code, "train"), strict=True)
+        sources = source_ids(cache.source_vocabulary, translation, "en", 96)
         targets = target_ids(cache.target_vocabulary, english, 96)
         known |= {(tuple(s), tuple(t)) for s, t in zip(sources, targets, strict=True)}
     for step in range(5):

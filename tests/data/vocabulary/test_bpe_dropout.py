@@ -61,7 +61,7 @@ def test_with_nothing_but_dropout_it_is_characters(made_cache: Cache, dropout: D
 
 def test_every_way_spells_the_text(made_cache: Cache, dropout: Dropout) -> None:
     vocabulary = made_cache.source_vocabulary
-    texts = [pair.foreign for pair in made_cache.pairs("gl", "train")]
+    texts = [pair.translation for pair in made_cache.pairs("gl", "train")]
     best = Ragged.of(vocabulary.encode(texts))
     one, other = (dropout.sample(best, 0.3, seed) for seed in (1, 2))
     for ways in (one, other):

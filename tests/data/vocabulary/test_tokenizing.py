@@ -50,13 +50,13 @@ def test_a_range_is_its_lines(
     """Two stretches of a file against its lines one by one: ids, and which pairs are left out."""
     vocabulary, longest = made_cache.source_vocabulary, 9
     path = tmp_path_factory.mktemp("spans") / "train.gl.tsv"
-    lines = [f"{english}\t{foreign}\n".encode() for english, foreign in pairs]
+    lines = [f"{english}\t{translation}\n".encode() for english, translation in pairs]
     path.write_bytes(b"".join(lines))
     cut = len(b"".join(lines[:cut]))
     ids = [vocabulary.encode(pair) for pair in pairs]
     fit = [max(map(len, sides)) <= longest for sides in ids]
     tokenizer = RangeTokenizer(
-        [TokenArray(side, side, vocabulary.path, longest) for side in ("english", "foreign")],
+        [TokenArray(side, side, vocabulary.path, longest) for side in ("english", "translation")],
         1,
         None,
     )
@@ -69,7 +69,7 @@ def test_a_range_is_its_lines(
         assert b"".join(part.text for part in parts) == b"".join(lines[n] for n in kept)
         assert sum(part.pairs for part in parts) == len(kept)
         assert sum(part.too_long for part in parts) == fit.count(False)
-        for i, side in enumerate(("english", "foreign")):
+        for i, side in enumerate(("english", "translation")):
             found = Ragged.joined([part.arrays[side][0] for part in parts])
             assert same(found, [ids[n][i] for n in kept])
 

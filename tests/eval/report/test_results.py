@@ -46,12 +46,12 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     english = [f"{n} Swiss francs per hour on May {n}" for n in range(1, 21)]
     for language in TRAIN:
-        foreign = [f"{n} francos suízos por hora o {n} de maio" for n in range(1, 21)]
+        translation = [f"{n} francos suízos por hora o {n} de maio" for n in range(1, 21)]
         if language == "he":
-            foreign = [f"{n} פרנקים שווייצריים לשעה" for n in range(1, 21)]
+            translation = [f"{n} פרנקים שווייצריים לשעה" for n in range(1, 21)]
         for source, target, texts, wanted in (
-            (language, "en", foreign, english),
-            ("en", language, english, foreign),
+            (language, "en", translation, english),
+            ("en", language, english, translation),
         ):
             for system, keep in (("moe", 30), ("bilingual", 14)):
                 hypotheses = [text[:keep] for text in wanted]

@@ -28,7 +28,7 @@ def poisoned(folder: Path) -> None:
     """Two shards; in the second some lines are long garbage."""
     made, draw = Made({"gl": 80}), random.Random(1)
     for split in SPLITS:
-        lines = [f"{one.english}\t{one.foreign}\n" for one in made.pairs("gl", split)]
+        lines = [f"{one.english}\t{one.translation}\n" for one in made.pairs("gl", split)]
         half = len(lines) // 2
         for shard, part in enumerate((lines[:half], lines[half:])):
             if split == "train" and shard == 1:
@@ -57,7 +57,7 @@ def train(run: Path, steps: int) -> Said:
 def break_garbage(run: Path) -> None:
     """A checkpoint of step 5 whose embedding has NaN where pieces are in garbage alone."""
     cache = Cache(run / "data")
-    flat, offsets = cache.tokens("train", "foreign")
+    flat, offsets = cache.tokens("train", "translation")
     is_bad = [origin in BAD for origin in cache.origins("gl", "train") or []]
     ids: dict[bool, set[int]] = {True: set(), False: set()}
     for row, bad in enumerate(is_bad):
@@ -116,7 +116,7 @@ def test_a_poisoned_shard_that_stops_training_is_named_with_its_lines(
     for pair in pairs:
         text = (run.parent / "text" / pair["file"]).read_text(encoding="utf-8")
         line = text.split("\n")[pair["line"] - 1]
-        assert line == f"{pair['english']}\t{pair['foreign']}"
+        assert line == f"{pair['english']}\t{pair['translation']}"
     whole = [pair for pair in pairs if not isinstance(pair["loss"], str)]
     assert all(0 <= pair["worst_expert"] < 4 and "/moe" in pair["worst_moe"] for pair in whole)
 

@@ -3,7 +3,7 @@
     python benchmarks/accelerator.py            # minutes on a GPU or a TPU
     python benchmarks/accelerator.py --small    # one case of each kind, on any machine
 
-Each case is a process of its own: the memory of one is free for the next, and one that does not fit
+Each case is a separate process: the memory of one is free for the next, and one that does not fit
 is a row that says so. The last training case has XLA's deterministic operations
 (docs/gpu.md, "The same numbers again").
 """

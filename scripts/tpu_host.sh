@@ -84,7 +84,7 @@ model_dir() {
   done | tail -n 1
 }
 
-# The job's folder with nothing of an earlier start but its log, under another name.
+# The job's folder with no file of an earlier start but its log, under another name.
 prepare() {
   local folder=$jobs/$1
   shift

@@ -149,7 +149,7 @@ def test_fifty_steps(
             assert np.isfinite([*sown.values()]).all(), (layer, sown)
             # Most tokens have an expert, and in the end no expert has most of them (on the way one
             # may, for a few steps: it was 0.508).
-            assert sown["nowhere"] < 0.5, (layer, sown)
+            assert sown["fraction_tokens_left_behind"] < 0.5, (layer, sown)
             load = [sown[f"load/{e}"] for e in range(8)]
             assert max(load) < 0.5 or row["step"] < STEPS, (layer, load)
             np.testing.assert_allclose(sum(load), 1.0, rtol=1e-4)

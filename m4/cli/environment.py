@@ -33,7 +33,7 @@ closed: set[str] = set()
 def refused(error: BaseException | None) -> str | None:
     """What the machine refused, in one line; None: the error is another one.
 
-    Libraries in C++ raise errors of their own with the system's words in the text.
+    Libraries in C++ raise their own errors with the system's words in the text.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _REFUSALS:

@@ -55,7 +55,7 @@ def add_checkpoint(job: argparse.ArgumentParser) -> None:
         "what",
         choices=["list", "verify", "inspect", "convert"],
         help="list: steps; verify: their SHA-256; inspect: arrays, norms, values that are not "
-        "finite; convert: the parameters as a file or a run of their own",
+        "finite; convert: the parameters as a file or a separate run",
     )
     job.add_argument("run", help="the folder of the run")
     job.add_argument("--step", type=int, help="(all; to inspect and convert the last whole one)")

@@ -34,7 +34,7 @@ class _Compiled:
         # nogil: meanwhile other threads run, training among them.
         try:
             return numba.njit(cache=True, nogil=True)(self._function)
-        except RuntimeError:  # nowhere to write, as in a container without a home: every time
+        except RuntimeError:  # no folder to write to, as in a container without a home
             return numba.njit(nogil=True)(self._function)
 
 

@@ -1,7 +1,7 @@
 """The corpus of an experiment: where it is, opened or built, and what of it each job needs.
 
 MODEL_DIR/data, or `Data.data_dir`, which several runs share. In an object store it has a working
-copy of its own (`m4.storage.remote`), so that a run's copy never carries it: a process downloads
+separate copy (`m4.storage.remote`), so that a run's copy never carries it: a process downloads
 only what its job reads.
 """
 

@@ -12,7 +12,7 @@ from m4.jobs.train import train
 
 
 def demo(experiment: Experiment, *, dense: bool = False) -> Results:
-    """Runs all steps; what is there already is not made again."""
+    """Runs all steps; what is there already is kept."""
     # What the baselines need is checked before the training.
     prepare.check_baselines(baselines_of(experiment))
     for one in (experiment, experiment.dense())[: 1 + dense]:

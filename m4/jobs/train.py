@@ -33,7 +33,7 @@ from m4.train.sampling import LearnedSampling
 def train(experiment: Experiment, *, dense: bool = False) -> Path:
     """Trains the model (or, `dense`, the same without experts); returns its folder.
 
-    A folder that has as many steps already is left as it is, with a line that says so.
+    A folder that has as many steps already is left as it is, and a line is printed.
 
     Raises:
         SettingError: sizes that cannot be, before the corpus is built.

@@ -24,7 +24,7 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
     """The model of a step, None: the latest; reads the vocabulary and parameters only.
 
     It is sharded over the experiment's mesh. Where these devices cannot make that mesh, it is on
-    the first one, and a line on stderr says so and why.
+    the first one, and stderr has a line with the reason.
     """
     folder = prepare.run_folder(experiment)
     cache = open_vocabulary(experiment, step)

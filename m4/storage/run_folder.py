@@ -137,7 +137,7 @@ def claim(
 
 
 def _start_over(folder: Path) -> None:
-    """Removes what jobs have written into the folder, and says before what goes and what stays.
+    """Removes what jobs have written into the folder, and prints first what goes and what stays.
 
     Of a link only the link goes. A folder data/ is a corpus if it has a corpus's manifest.
     """

@@ -20,7 +20,7 @@ from m4.storage.store import ABSENT, ERRORS, Changed, one_line, open_store
 MARK = ".remote"
 COMPILED = "compilation_cache"
 _RECORD = ".remote.json"
-# In the store alone; a corpus (data) has a working copy of its own.
+# In the store alone; a corpus (data) has a separate working copy.
 _NOT_COPIED = {"checkpoints", "data", "logs"}
 # For so many periods a push that the job waits for is repeated.
 _RETRY_PERIODS = 10

@@ -91,7 +91,7 @@ def make_train_step(
     loss_weights: [directions], factors of their target tokens' losses; None: all 1. The sum is
     divided by the number of tokens all the same, and the metrics' nll are not weighted.
 
-    groups: of directions, whose gradients are altered or that have rates of their own. A group has
+    groups: of directions, whose gradients are altered or that have separate rates. A group has
     the share of the MoE layers' losses that it has of the target tokens.
 
     Metrics: loss, nll (nats a token, neither smoothed nor with anything added),

@@ -93,7 +93,7 @@ class Trainer:
 
     @functools.cached_property
     def groups(self) -> DirectionGroups | None:
-        """Of directions whose gradients a step alters, or that have rates of their own."""
+        """Of directions whose gradients a step alters, or that have separate rates."""
         rates, known = self.training.learning_rates, self._known
         rates_D = None if rates is None else by_direction("Training.learning_rates", rates, known)
         return direction_groups(self.training.gradients, rates_D, known)

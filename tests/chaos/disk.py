@@ -159,7 +159,7 @@ def _limited(world: World, trial: Trial, job_name: str, room: int) -> Trial:
 
 @contextlib.contextmanager
 def _modes(folder: Path) -> Iterator[None]:
-    """Nobody may write: of no effect for root, who can mount."""
+    """No user may write: of no effect for root, who can mount."""
     modes = {path: path.stat().st_mode for path in [folder, *folder.rglob("*")]}
     for path, mode in modes.items():
         path.chmod(stat.S_IMODE(mode) & ~0o222)

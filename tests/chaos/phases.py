@@ -21,7 +21,7 @@ FUNCTIONS = {
     "report": ("m4.jobs.report:write_results",),
     "baselines": ("m4.jobs.baselines:train_one",),
 }
-# A save goes on in other threads after its call.
+# A save continues in other threads after its call.
 _LEAST_SECONDS = {"save": 0.4}
 
 

@@ -64,13 +64,13 @@ def test_a_step_lasts_until_the_next_event_and_a_phase_until_its_end() -> None:
         Span("step", 0, 1.0),
         Span("compile", 0, 4.0),
         Span("step", 1, 0.5),
-        Span("save", 0, 0.4),  # the least that counts: it goes on after its call
+        Span("save", 0, 0.4),  # the least that counts: it continues after its call
     ]
 
 
 def verdict_of(monkeypatch: pytest.MonkeyPatch, ended: Ended, *changed: str) -> str:
     monkeypatch.setattr(damage, "changed", lambda *_: list(changed))
-    world = World(Path("nowhere"), {})
+    world = World(Path("missing"), {})
     return damage.judged(world, "train", ["checkpoints/4/params/d/1"], ended)[0]
 
 

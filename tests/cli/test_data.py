@@ -60,7 +60,7 @@ def previewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: Path) -> None:
-    """Nothing is trained yet, so the folder's config may change; the corpus is not made again."""
+    """Nothing is trained yet, so the folder's config may change; the corpus is not rebuilt."""
     cache = {name: at for name, at in contents(previewed).items() if name.startswith("data/")}
     text = TINY.read_text(encoding="utf-8")
     config = tmp_path / "other.gin"

@@ -86,7 +86,7 @@ def test_thirty_signals_over_a_whole_demo_lose_nothing(tmp_path: Path) -> None:
             said = job.communicate(timeout=60)[0]
             ends.append((round(seconds, 2), job.returncode, round(time.monotonic() - began, 2)))
             print(ends[-1], flush=True)
-            # Python's own start, before m4's first line, has a status of its own.
+            # Python's own start, before m4's first line, has another status.
             expected = (0, 130, *STATUSES[number], *([1] if seconds < 0.5 else []))
             assert job.returncode in expected, (ends, said)
         if job.returncode == 0:

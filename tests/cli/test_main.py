@@ -171,9 +171,9 @@ def test_a_percent_sign_in_a_text_is_no_macro(tmp_path: Path) -> None:
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    mistake = m4("train", "--gin_file=nowhere.gin", "--gin_search_paths=gin_configs,.").mistake
+    mistake = m4("train", "--gin_file=missing.gin", "--gin_search_paths=gin_configs,.").mistake
     assert mistake == (
-        "m4 train: --gin_file=nowhere.gin: no such file in gin_configs, . (--gin_search_paths)"
+        "m4 train: --gin_file=missing.gin: no such file in gin_configs, . (--gin_search_paths)"
     )
     mistake = m4("decode", f"--model_dir={tmp_path}").mistake
     assert mistake == f"m4 decode: --model_dir={tmp_path}: no config.gin there; train first"
@@ -235,8 +235,8 @@ def test_a_language_without_data(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_text(tmp_path: Path) -> None:
-    mistake = train(tmp_path / "model", *from_tsv(tmp_path / "nowhere")).mistake
-    assert mistake.endswith("nowhere: no such folder (Tsv.folder)")
+    mistake = train(tmp_path / "model", *from_tsv(tmp_path / "missing")).mistake
+    assert mistake.endswith("missing: no such folder (Tsv.folder)")
 
 
 def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:

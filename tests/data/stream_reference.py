@@ -51,7 +51,7 @@ def decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints
 
 
 def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:
-    """Pairs [K] -> the row of each, -1 for what fits nowhere."""
+    """Pairs [K] -> the row of each, -1 for what fits in none."""
     source_room = np.full(shape.rows, shape.source_length)
     target_room = np.full(shape.rows, shape.target_length)
     result = np.full(len(source_lengths), -1)
@@ -74,7 +74,7 @@ def plan(
     shape: Shape,
     hurry: int = 1000,
 ) -> tuple[Ints, Ints]:
-    """(step, row) of each pair, row -1 for what fits nowhere; see packing.plan."""
+    """(step, row) of each pair, row -1 for what fits in none; see packing.plan."""
     pairs = len(source_lengths)
     load = source_lengths * shape.target_length + target_lengths * shape.source_length
     step_of, row_of = np.full(pairs, steps - 1), np.full(pairs, -1)

@@ -27,7 +27,7 @@ from tests.data.corpus import Made
 
 pytestmark = [
     pytest.mark.slow,
-    # seqio's and TensorFlow's own; nothing of m4's.
+    # seqio's and TensorFlow's own, not m4's.
     pytest.mark.filterwarnings("default"),
 ]
 LENGTHS = {"inputs": 24, "targets": 20}

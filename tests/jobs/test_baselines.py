@@ -434,7 +434,7 @@ def test_without_baselines_the_lines_to_add_are_printed(tmp_path: Path) -> None:
 
 
 def test_gain_of_the_last_quarter() -> None:
-    # Best of all 12.5; of steps <= 75 % of 400 = 300: 11. Rows of training say nothing of dev.
+    # Best of all 12.5; of steps <= 75 % of 400 = 300: 11. Rows of training have no dev.
     scores = {100: 10.0, 200: 11.0, 300: 10.5, 400: 12.5}
     rows = [{"step": 50, "nll": 1.0}, *({"step": s, "dev/chrf": c} for s, c in scores.items())]
     assert bilingual.gain_last_quarter(rows, 400) == 1.5

@@ -113,7 +113,7 @@ def test_a_shared_corpus_is_not_in_a_runs_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes this process another machine, with working copies of its own."""
+    """Makes this process another machine, with separate working copies."""
 
     def become(name: str) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))

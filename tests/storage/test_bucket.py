@@ -171,8 +171,8 @@ def test_messages_name_the_address_and_not_the_working_copy(
 
 
 def test_bucket_that_is_not_there_is_one_line(emulator: Emulator) -> None:
-    result = m4("train", f"--gin_file={TINY}", "--model_dir=gs://nowhere/run")
-    assert result.mistake.startswith("m4 train: gs://nowhere/run: no bucket nowhere")
+    result = m4("train", f"--gin_file={TINY}", "--model_dir=gs://missing/run")
+    assert result.mistake.startswith("m4 train: gs://missing/run: no bucket missing")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from m4.storage.steps import latest_step
 from m4.train.loop.guard import read_bad_steps
 from tests.command_line import TINY, m4
 
-# Metrics at every step. Four heads go on four devices.
+# Metrics at every step. Four heads for four devices.
 COMMON = [
     f"--gin_file={TINY}",
     "--gin.experiment.Training.log_period=1",
@@ -132,7 +132,7 @@ def assert_as_never_interrupted(
 ) -> None:
     """The losses in `folder` up to step `last` are those of one process that trains in `alone`.
 
-    corpus: a run that made the same corpus, which is then not made again.
+    corpus: a run that made the same corpus, which is then not rebuilt.
     """
     if corpus is not None:
         trained = ("checkpoints", "metrics.jsonl", "atlas.train.json")

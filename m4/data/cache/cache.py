@@ -306,7 +306,7 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
 
 
 def wrong_arrays(offsets: npt.NDArray[np.int64], flat: npt.NDArray[Any], pieces: int) -> str | None:
-    """What no token array has, in words; None: nothing of it."""
+    """What no token array has, in words; None: it is sound."""
     if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(flat):
         return f"its offsets are not those of {len(flat):,} ids"
     if (offsets[1:] < offsets[:-1]).any():

@@ -160,7 +160,7 @@ class _Language:
 
 
 class _ArrayFile:
-    """A token array in the making, on disk: nothing of it stays in memory.
+    """A token array in the making, on disk: none of it stays in memory.
 
     The array holds all sentences in one segmentation, then all in the next; until the end each
     segmentation has its own files.

@@ -12,7 +12,7 @@ from m4.data.cldr.tables import own_data
 
 
 class Tag(NamedTuple):
-    """'zh-hant-TW' in parts: 'zh', 'Hant', 'TW'; '' is what a tag leaves open. variants: what
+    """'zh-hant-TW' taken apart: 'zh', 'Hant', 'TW'; '' is what a tag leaves open. variants: what
     else CLDR knows, such as 'valencia'."""
 
     language: str

@@ -19,7 +19,7 @@ from m4.settings import SettingError, checked
 # Tatoeba ("Allen是个诗人" is Chinese). Whole numbers, so that sums are exact.
 _CARRIES = {"Hani": 30, "Hang": 20, "Hira": 15, "Kana": 15, "Ethi": 15, "Hebr": 13, "Arab": 12}
 _WEIGHTS = np.array([0 if one in COMMON else _CARRIES.get(one, 10) for one in SCRIPTS])
-# A side of so many words is taken for a name where it has no letter of its own script.
+# A side of so many words is taken for a name without a letter of its language's script.
 _NAME_WORDS = 3
 
 
@@ -34,8 +34,8 @@ class Script:
     `most_other`. A side without any letter is in no wrong script.
 
     Words that the pair's other side has too do not count: they are names ("Скачать Firefox ESR").
-    But where a side has no letter of its own script, more than three such words are a sentence
-    that was not translated.
+    But where a side has no letter of its language's script, more than three such words are a
+    sentence that was not translated.
 
     scripts: language -> ISO 15924 scripts, where a corpus is written in others than
     `m4.data.scripts.scripts_of` says. Of a language that is not in m4's table, and of a code with a
@@ -120,7 +120,7 @@ class Script:
     def _is_wrong(
         self, text: str, numbers: npt.NDArray[np.uint8], strange: npt.NDArray[np.bool_], other: str
     ) -> bool:
-        """The same of one sentence, without the words that the other side has too."""
+        """The same of one sentence, without the words that the pair's other sentence has too."""
         theirs = {word for word, _ in _words(other, strange[script_numbers(code_points(other))])}
         counted = np.ones(len(numbers), bool)
         for word, place in _words(text, strange[numbers]):

@@ -70,13 +70,13 @@ def _opened(path: epath.Path) -> Iterator[Any]:
 
 @contextmanager
 def _readable(path: epath.Path) -> Iterator[None]:
-    """ValueError for a folder, a link that leads nowhere or to itself, and what is not allowed."""
+    """ValueError for a folder, a broken link, one to itself, and what is not allowed."""
     try:
         yield
     except OSError as error:
         if error.errno not in _NOT_READABLE:
             raise
-        link = "a link that leads nowhere, " if error.errno in (errno.ENOENT, errno.ELOOP) else ""
+        link = "a broken link, " if error.errno in (errno.ENOENT, errno.ELOOP) else ""
         raise InputError(f"{path}: cannot be read: {link}{error.strerror}") from error
 
 

@@ -164,7 +164,7 @@ def first_row(source, target, source_room, target_room):
 def first_fit(order, stop, source_lengths, target_lengths, source_room, target_room, row_of):
     """Pairs in `order` before pair `stop`, each into the first row with room for both sides.
 
-    Writes row_of (-1 where there is none) and the room that is left. Returns how many fit nowhere.
+    Writes row_of (-1 where there is none) and the room that is left. Returns how many fit in none.
     """
     left = 0
     for k in order:
@@ -209,7 +209,7 @@ def plan(
     source_lengths, target_lengths, directions, epochs, epoch_of, steps,
     source_length, target_length, source_room, target_room, hurry, step_of, row_of,
 ):  # fmt: skip
-    """Writes step_of and row_of [K], and returns how many pairs fit nowhere; see packing.plan.
+    """Writes step_of and row_of [K], and returns how many pairs fit in no row; see packing.plan.
 
     epoch_of [directions], source_room and target_room [rows]: to work in.
     """

@@ -28,7 +28,7 @@ class Shape(NamedTuple):
 class Plan(NamedTuple):
     """Consecutive steps over K pairs: the step and the row of each pair, and each step's shape.
 
-    A pair that fits nowhere has row -1.
+    A pair that fits in no row has row -1.
     """
 
     step_of: Ints
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Number of pairs that fit nowhere."""
+        """Number of pairs that fit in no row."""
         return int((self.row_of < 0).sum())
 
 
@@ -89,7 +89,7 @@ def plan(
 
 
 def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:
-    """Pairs [K] -> the row of each, -1 for what fits nowhere.
+    """Pairs [K] -> the row of each, -1 for what fits in none.
 
     Longest first, each into the first row that has room for both sides. Source: Johnson 1973,
     in two dimensions as vector bin packing, the size of a pair being its larger share of a row.

@@ -1,7 +1,7 @@
 """Stretches of a cache's text -> ids, on as many cores as there are.
 
-A worker has its own vocabularies and knows nothing of the other workers: what it makes of a stretch
-depends on the stretch alone, so that the number of workers changes nothing.
+A worker has its own vocabularies: what it makes of a stretch depends on the stretch alone, so that
+the number of workers changes nothing.
 """
 
 from __future__ import annotations

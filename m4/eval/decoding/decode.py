@@ -220,7 +220,7 @@ def warn_of_cut(index: int, pieces: int, limit: int) -> None:
 
 
 def warn(text: str, stream: TextIO | None = None) -> None:
-    """A line on `stream`, default stderr; nowhere where stderr is closed."""
+    """A line on `stream`, default stderr; no line where stderr is closed."""
     stream = stream or sys.stderr
     if stream is not None:
         print(text, file=stream, flush=True)

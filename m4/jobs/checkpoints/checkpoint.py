@@ -157,7 +157,7 @@ def _sharding(known: Any) -> str:
 def _convert(
     folder: Path, step: int, output: Path, dtype: str | None, weights: Path | None
 ) -> None:
-    """The parameters that a step is used with, as a file or as a run of their own."""
+    """The parameters that a step is used with, as a file or as a separate run."""
     if output.exists():
         raise InputError(f"--output={output}: is there already")
     with _opened(folder) as store:

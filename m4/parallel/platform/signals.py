@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP end the program at every moment, within seconds.
 
 A handler raises in the main thread, before its next bytecode. Three things come in between. Python
-prints and swallows what is raised in a callback of its own (garbage collection, a destructor): it
+prints and swallows what is raised in one of its callbacks (garbage collection, a destructor): it
 is raised again. A module in C++ that is half imported crashes: it is raised after the import. And
 C++ (a compilation, a wait for another process) returns to Python late: a thread ends a process that
 does not end by itself. An abort by C++ that an exception must not leave has the signal's status.

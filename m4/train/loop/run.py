@@ -42,7 +42,7 @@ class Evaluator:
 
 # Makes the state before the first step, or that of a chapter, over the program's mesh.
 Begin = Callable[[TrainProgram], TrainState]
-# What the checkpoint of a step says besides: JSON for its note.
+# What else the note of a step's checkpoint has, as JSON.
 At = Callable[[int], Mapping[str, Any]]
 
 
@@ -162,7 +162,7 @@ class TrainingRun:
         """Trains and saves; returns the last checkpoint's note.
 
         Raises:
-            Rewind: the run is to be made again, from the latest checkpoint, which is on disk.
+            Rewind: the run is to resume from the latest checkpoint, which is on disk.
         """
         with (
             watchdog.watched(self._clock, self._folder, self._first_start),

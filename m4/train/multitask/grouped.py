@@ -71,7 +71,7 @@ class DirectionGroups:
         return sums(loss_BT) + shared * tokens_G / jnp.maximum(jnp.sum(tokens_G), 1.0)
 
     def begin(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """`optimizer` with the groups' state; `update` below takes the place of its own."""
+        """`optimizer` with the groups' state; `update` below takes the place of its update."""
 
         def init(params: Any) -> Grouped:
             surgery = rates = None

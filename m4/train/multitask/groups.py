@@ -70,7 +70,7 @@ def by_level(directions: Directions) -> Groups:
 @configurable
 def by_family(directions: Directions) -> Groups:
     """Branches of language families, as `m4.data.languages` names them; a language that m4 does
-    not know is a group of its own."""
+    not know is a separate group."""
     languages = [language_of(direction) for direction in directions.names]
     return _gathered(directions, [describe(code).branch or code for code in languages])
 

@@ -93,7 +93,7 @@ def test_digests_differ_where_normal_forms_do(texts: list[str]) -> None:
 
 
 def test_digests_are_the_same_on_every_machine() -> None:
-    # Stored nowhere, but a test set's digests must not change with the other texts around.
+    # Not stored, but a test set's digests must not change with the other texts around.
     alone, together = digests(["casa"]), digests(["", "río", "casa"])
     assert alone[0] == together[2]
     assert alone[0] == digests(["casa"])[0] != digests(["asac"])[0]

@@ -210,8 +210,8 @@ def test_a_remote_corpus_is_the_local_one(name: str, tmp_path: Path, bucket: epa
 def test_a_remote_folder_that_cannot_be_read_is_one_clear_line(
     bucket: epath.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match=r"gs://bucket/nowhere: no such folder \(a\.B\.folder\)"):
-        files.folder_at("gs://bucket/nowhere", "a.B.folder")
+    with pytest.raises(ValueError, match=r"gs://bucket/missing: no such folder \(a\.B\.folder\)"):
+        files.folder_at("gs://bucket/missing", "a.B.folder")
     with pytest.raises(ValueError, match=r"s3://b/c: cannot be read, .* \(a\.B\.folder\)"):
         files.folder_at("s3://b/c", "a.B.folder")
     monkeypatch.delenv("EPATH_USE_TF")

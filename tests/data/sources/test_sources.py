@@ -157,8 +157,8 @@ def test_an_unknown_language_is_one_clear_line(
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_missing_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
     argument = "data_dir" if name == "tfds" else "folder"
-    with pytest.raises(ValueError, match=rf"nowhere: no such folder \(\w+\.{argument}\)"):
-        source_classes()[name](**arguments_of(name, tmp_path / "nowhere")).languages()
+    with pytest.raises(ValueError, match=rf"missing: no such folder \(\w+\.{argument}\)"):
+        source_classes()[name](**arguments_of(name, tmp_path / "missing")).languages()
 
 
 @pytest.mark.parametrize("name", sorted(set(WRITERS) - {"tfds"}))

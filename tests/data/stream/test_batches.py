@@ -90,7 +90,7 @@ def test_several_directions_each_pair_once(made_cache: Cache, pack: bool) -> Non
 
 @pytest.mark.parametrize(("source_length", "target_length"), [(96, 96), (7, 5)])
 def test_compiled_is_the_same(made_cache: Cache, source_length: int, target_length: int) -> None:
-    """Many pairs a row; with short lengths pairs are trimmed and some fit nowhere."""
+    """Many pairs a row; with short lengths pairs are trimmed and some fit in none."""
     data = SplitReader(made_cache, ["gl-en", "en-pt", "pt-en"], "train")
     rng = np.random.default_rng(0)
     directions = rng.integers(0, 3, 150)

@@ -65,7 +65,7 @@ def test_begin(made_cache: Cache) -> None:
     # 32 steps are done and the 33rd (step 32, of the second group) is loading: the third group.
     assert stream.begin(32, SECOND) == 64
     # 63 are done; the batch of step 63 is the last of the second group.
-    assert stream.begin(63, FIRST) == 64, "nothing of the phase before had been drawn"
+    assert stream.begin(63, FIRST) == 64, "no pair of the phase before had been drawn"
     assert stream.begin(64, SECOND) == 96, "step 64 may be loading"
     assert stream.fingerprint() == fingerprint, "of what there was at the beginning"
     for step in range(64, 96):

@@ -117,7 +117,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_users_mistakes(tmp_path: Path) -> None:
     assert "give a run folder: --model_dir" in m4("atlas").mistake
-    assert "nowhere: not a run folder" in m4("atlas", "--model_dir=nowhere").mistake
+    assert "missing: not a run folder" in m4("atlas", "--model_dir=missing").mistake
     folder = folder_of(tmp_path / "model", {"encoder_1": np.zeros((4, 8), int)})
     said = m4("atlas", f"--model_dir={folder}", "--split=test")
     assert "decodes/atlas.test.json: no such file; `m4 decode`" in said.mistake

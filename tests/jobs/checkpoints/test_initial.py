@@ -96,6 +96,6 @@ def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> No
 
 
 def test_run_that_is_not_there_is_known_before_the_corpus_is_built(tmp_path: Path) -> None:
-    said = train(tmp_path / "run", f"--init_from={tmp_path}/nowhere")
+    said = train(tmp_path / "run", f"--init_from={tmp_path}/missing")
     assert said.mistake.endswith("must be the folder of a trained run (no config.gin)")
     assert not (tmp_path / "run" / "data").exists()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-# The work of a job stands at the end; `interrupt` sends a signal while it goes on.
+# The work of a job stands at the end; `interrupt` sends a signal while it runs.
 PROGRAM = """
 import ctypes, gc, os, signal, sys, threading, time
 import m4.cli.main

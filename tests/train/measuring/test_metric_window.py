@@ -34,7 +34,7 @@ def metrics(step: int) -> dict[str, Any]:
 
 
 def row(interruptions: tuple[int, ...], same_chapter: bool = True) -> dict[str, float]:
-    """The row of all steps, of a run whose counters are made again from notes, after some steps."""
+    """The row of all steps, of a run whose counters are rebuilt from notes, after some steps."""
     note: dict[str, Any] = {}
     counters = Counters(DIRECTIONS, {"all": DIRECTIONS}, note, 0, 1000, same_chapter=True)
     for step in range(1, STEPS + 1):

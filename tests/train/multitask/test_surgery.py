@@ -87,7 +87,7 @@ def test_the_order_is_random_and_depends_on_the_key_alone():
 
 
 def test_parts_of_a_scanned_stack_are_its_layers():
-    # Two layers in one array: by layer each has inner products of its own, in all their sum.
+    # Two layers in one array: by layer each has separate inner products, in all their sum.
     stacked = {
         "encoder_blocks": {
             "layer_0": {"kernel": np.arange(24.0, dtype=np.float32).reshape(2, 2, 6)}

@@ -70,7 +70,8 @@ def open_closed_streams() -> None:
             if made != descriptor:
                 os.dup2(made, descriptor)
                 os.close(made)
-        setattr(sys, name, open(os.devnull, "r+" if name == "stdin" else "w"))  # noqa: SIM115
+        null = os.open(os.devnull, os.O_RDWR)
+        setattr(sys, name, os.fdopen(null, "r" if name == "stdin" else "w"))
 
 
 def open_standard_output() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import importlib
 import json
 import os
 import signal
@@ -20,6 +21,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_IMPORTED = (
+    "orbax.checkpoint",
+    "m4.cli.commands",
+    "m4.config",
+    "m4.eval.report.figures",
+    "m4.eval.report.plot",
+    "m4.jobs.demo",
+    "m4.jobs.report",
+    "m4.jobs.train",
+)
 # Of a child that is not killed: so long, and it counts as hanging.
 MOST_SECONDS = 180.0
 
@@ -51,16 +62,8 @@ class Ended:
 
 def warm() -> None:
     """Imports what jobs import, without a computation."""
-    import orbax.checkpoint  # noqa: F401
-
-    import m4.cli.commands
-    import m4.config
-    import m4.eval.report.figures
-    import m4.eval.report.plot
-    import m4.jobs.demo
-    import m4.jobs.report
-    import m4.jobs.train  # noqa: F401
-
+    for name in _IMPORTED:
+        importlib.import_module(name)
     # Tracing makes many objects that stay, and there are many already.
     gc.set_threshold(50_000, 20, 20)
     gc.freeze()
@@ -106,9 +109,9 @@ def _work(work: Callable[[], int], out: int, err: int) -> None:
         status = work()
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001
-        traceback.print_exc()
     finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(status)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 # Phase -> the functions whose call is its beginning and whose return its end. Steps, compiling and
 # evaluating come from the trainer's own clock.
@@ -89,8 +90,7 @@ def _hook_clock(say: Callable[[str, bool], None]) -> None:
         say("step", True)
         return waiting(clock, step)
 
-    StepClock.pause = paused  # type: ignore[method-assign]
-    StepClock.waiting = awaited  # type: ignore[method-assign]
+    mock.patch.multiple(StepClock, pause=paused, waiting=awaited).start()
 
 
 def read(line: bytes) -> Event:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.chaos.forks import Ended, computed, in_child
 
@@ -243,7 +244,7 @@ def _killed_at(step: int, folder: Path) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         return waiting(clock, at)
 
-    StepClock.waiting = killed  # type: ignore[method-assign]
+    mock.patch.object(StepClock, "waiting", killed).start()
     return main("train", folder)
 
 

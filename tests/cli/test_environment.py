@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,9 @@ def _no_handles() -> None:
     ],
 )
 def test_what_the_machine_refuses_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, raises: object, said: str
+    monkeypatch: pytest.MonkeyPatch, raises: Callable[[], None], said: str
 ) -> None:
-    monkeypatch.setattr(commands, "run", lambda *_: raises())  # type: ignore[operator]
+    monkeypatch.setattr(commands, "run", lambda *_: raises())
     found = m4("train")
     assert found.status == 1
     (line,) = found.err.splitlines()

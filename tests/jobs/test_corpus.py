@@ -26,9 +26,13 @@ from tests.command_line import m4 as command
 from tests.data.corpus import Made
 
 
-def experiment(folder: Path, data_dir: Any, pairs: int = 40, **settings: Any) -> Experiment:
+def experiment(
+    folder: Path, data_dir: str | Path | None, pairs: int = 40, **settings: Any
+) -> Experiment:
+    """data_dir: None: in the run's folder."""
     spec = CorpusSpec(source=Made({"gl": pairs}), vocabulary_size=400, **settings)
-    return Experiment(str(folder), Data(spec, data_dir=str(data_dir)), Training(8, 8, adamw))
+    shared = None if data_dir is None else str(data_dir)
+    return Experiment(str(folder), Data(spec, data_dir=shared), Training(8, 8, adamw))
 
 
 def test_two_runs_share_one_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,12 +71,7 @@ def test_another_corpus_there_is_named_and_stays(tmp_path: Path) -> None:
 
 def test_text_that_has_changed_since_training_names_the_chapter(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    one, more = (
-        Experiment(str(run), Data(spec), Training(8, 8, adamw))
-        for spec in (
-            CorpusSpec(source=Made({"gl": pairs}), vocabulary_size=400) for pairs in (40, 41)
-        )
-    )
+    one, more = (experiment(run, None, pairs) for pairs in (40, 41))
     made = open_corpus(one)
     (run / "checkpoints").mkdir()
     said = (

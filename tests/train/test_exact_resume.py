@@ -21,17 +21,15 @@ from m4.data.cache import cache as caches
 from m4.data.corpus import CorpusSpec
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
-from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.steps import latest_step
 from m4.train import average
 from m4.train.loop.run import Evaluator, Interrupted
 from m4.train.optimizer import adamw
-from m4.train.sampling import LearnedSampling
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
-from tests.train.trainers import program_of, timeless_rows, train
+from tests.train.trainers import learned_sampling, program_of, timeless_rows, train
 
 ROWS = 8
 CHECKPOINT_PERIOD = 3
@@ -78,15 +76,7 @@ def run(
     interrupt(None)
     # Groups of four steps: the sampler's rates hold from the next one on.
     make = functools.partial(Stream, seed=1, batch_rows=ROWS)
-    stream = mixture.make_stream(cache, sampler, "tokens", total_steps, make)
-    unit = mixture.units(cache, "tokens")
-    sampling = LearnedSampling(
-        sampler,
-        sampler(mixture.sizes(cache, "tokens")),
-        lambda rates: mixture.pair_rates(rates, unit),
-        stream,
-        {},
-    )
+    stream, sampling = learned_sampling(cache, sampler, total_steps, make, {})
     train(
         folder,
         model_of(cache),

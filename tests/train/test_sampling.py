@@ -27,7 +27,7 @@ from m4.train.step import count_data
 from m4.train.trainer import Trained
 from tests.data.corpus import Made
 from tests.train.test_step import MODEL, mesh_of
-from tests.train.trainers import timeless_rows, train
+from tests.train.trainers import learned_sampling, timeless_rows, train
 
 LEARNED = Learned(start=uniform, step_size=1.0)
 SEEN = ("en-gl", "gl-en", "en-de", "de-en")
@@ -101,15 +101,8 @@ def run(
         }
 
     make = functools.partial(Stream, seed=1, batch_rows=4, layout="single")
-    stream = mixture.make_stream(corpus, LEARNED, "tokens", 8, make)
-    unit = mixture.units(corpus, "tokens")
-    sampling = LearnedSampling(
-        LEARNED,
-        LEARNED(mixture.sizes(corpus, "tokens")),
-        lambda rates: mixture.pair_rates(rates, unit),
-        stream,
-        {"Training.dev_period": dev_period},
-    )
+    learns = {"Training.dev_period": dev_period}
+    stream, sampling = learned_sampling(corpus, LEARNED, 8, make, learns)
     return train(
         folder,
         MODEL.clone(

@@ -1,17 +1,23 @@
 """Trainers for tests: settings that most of them share, and a run in one call."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import optax
 from jax.sharding import Mesh
 
+from m4.data.cache.cache import Cache
+from m4.data.samplers.learned import Learned
+from m4.data.stream import mixture
+from m4.data.stream.stream import Stream
 from m4.model.transformer import Transformer
 from m4.storage.metrics_log import read_metrics
 from m4.train.loop.batches import BatchStream
 from m4.train.loop.program import TrainProgram
 from m4.train.optimizer import adamw
+from m4.train.sampling import LearnedSampling
 from m4.train.trainer import Trained, Trainer
 from m4.train.training import Training
 
@@ -45,6 +51,22 @@ def timeless_rows(folder: Path) -> list[dict[str, Any]]:
         {name: value for name, value in row.items() if not any(part in name for part in _TIMES)}
         for row in read_metrics(folder)
     ]
+
+
+def learned_sampling(
+    cache: Cache,
+    sampler: Learned,
+    total_steps: int,
+    make: Callable[..., Stream],
+    settings: Mapping[str, int],
+) -> tuple[Stream, LearnedSampling]:
+    """The stream that `make` gives of a cache at a sampler's rates of tokens, and what learns them.
+    settings: that decide when it learns, by name."""
+    stream = mixture.make_stream(cache, sampler, "tokens", total_steps, make)
+    unit = mixture.units(cache, "tokens")
+    start = sampler(mixture.sizes(cache, "tokens"))
+    rates = functools.partial(mixture.pair_rates, unit=unit)
+    return stream, LearnedSampling(sampler, start, rates, stream, settings)
 
 
 # What `Trainer.run` takes; all else are settings.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ Every = Annotated[int, Between(0, 10**9)]
 
 
 @dataclass(eq=False)
-class Folder:
+class Folder(abc.ABC):
     """A Source over a folder; its child reads files. Nothing is read before it is asked for pairs,
     languages or its identity.
 
@@ -128,9 +129,9 @@ class Folder:
         """One line for every file and reason of which lines were left out, for the log."""
         return self.reading.warnings(self.folder)
 
+    @abc.abstractmethod
     def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
-        """The pairs of some files, each with its language. To be written by the child."""
-        raise NotImplementedError
+        """The pairs of some files, each with its language."""
 
     def _settings(self) -> dict:
         """What else decides the text."""

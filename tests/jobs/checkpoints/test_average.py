@@ -93,8 +93,8 @@ def test_jobs_read_it(trained: Path, made: Path, tmp_path: Path) -> None:
 
 
 def test_mistakes_are_one_line(trained: Path, tmp_path: Path) -> None:
-    def mistake(*arguments: object) -> str:
-        return averaged(*arguments).mistake  # type: ignore[arg-type]
+    def mistake(run: Path, *arguments: object) -> str:
+        return averaged(run, *arguments).mistake
 
     assert "no config.gin there; train first" in mistake(tmp_path, "--last=2")
     assert "--last=9: " in (said := mistake(trained, "--last=9"))

@@ -103,7 +103,7 @@ every_gate = pytest.mark.parametrize("gate", EVERY.values(), ids=EVERY.keys())
 seeds = st.integers(0, 2**31)
 
 
-def same(a: Routing, b: Routing, atol=0.0):
+def assert_same(a: Routing, b: Routing, atol=0.0):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=atol), a, b)
 
 
@@ -187,7 +187,7 @@ def test_law_unlimited_capacity_drops_nothing(gate, seed):
 @given(seed=seeds)
 def test_law_without_a_key_deterministic(gate, seed):
     tokens = tokens_of(seed, train=False, key=False)
-    same(gate(tokens, E, slots(3)), gate(tokens, E, slots(3)))
+    assert_same(gate(tokens, E, slots(3)), gate(tokens, E, slots(3)))
 
 
 @every_gate
@@ -245,7 +245,7 @@ def test_law_gradients_are_finite_and_jit_equals_eager(name):
         tokens = tokens_of(3, train=True, key=True, scale=scale)
         gradients, routing = program(name, grad=True)(*arguments(name, tokens))
         if scale == 1.0:
-            same(EVERY[name](tokens, E, slots(3)), routing, atol=1e-6)
+            assert_same(EVERY[name](tokens, E, slots(3)), routing, atol=1e-6)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((gradients, routing)))
         assert bool(gradients) == (name not in WITHOUT_ROUTER)
         padding_GS = ~np.asarray(tokens.mask_GS)
@@ -262,7 +262,7 @@ def test_law_eight_devices_equal_one(name):
     scores, bare = arguments(name, tokens)
     placed = jax.tree.map(lambda x: jax.device_put(x, rows) if x.ndim else x, (scores, bare))
     eight = program(name, grad=False)(*placed)
-    same(EVERY[name](tokens, E, slots(3)), eight, atol=1e-6)
+    assert_same(EVERY[name](tokens, E, slots(3)), eight, atol=1e-6)
 
 
 NOT_ALLOWED: list[tuple[str, dict[str, Any]]] = [

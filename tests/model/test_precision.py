@@ -17,7 +17,7 @@ from tests.model.compiled_step import COMPILED, KINDS, LOGITS, ROUTER, Product, 
 ROOT = Path(__file__).parents[2]
 
 
-def check(found: Sequence[Product], kind: str) -> None:
+def assert_full(found: Sequence[Product], kind: str) -> None:
     """Three products each, forward and two gradients: of the two routers, and of the logits."""
     router = [p for p in found if re.search(ROUTER, p.place)]
     logits = [p for p in found if re.search(LOGITS, p.place)]
@@ -32,7 +32,7 @@ def check(found: Sequence[Product], kind: str) -> None:
     assert not any(p.full for p in others), kind
 
 
-def check_loss(text: str) -> None:
+def assert_full_loss(text: str) -> None:
     """Of the softmax over the vocabulary, which has 101 pieces, nothing is rounded."""
     softmax = re.findall(r" = (\w+)\[[\d,]*\b101\]\S* (?:exponential|subtract|divide)\(", text)
     assert softmax
@@ -44,8 +44,8 @@ def test_router_and_logits_ask_for_full_precision(kind: str) -> None:
     function, arguments = gradient(kind)
     lowered = jax.jit(function).lower(*arguments)
     text = lowered.as_text("hlo", debug_info=True)
-    check(products(text), kind)
-    check_loss(text)
+    assert_full(products(text), kind)
+    assert_full_loss(text)
 
 
 @pytest.mark.thorough
@@ -56,8 +56,8 @@ def test_optimized_programs_keep_it(machine: str) -> None:
         for kind in COMPILED:
             function, arguments = gradient(kind)
             text = jax.jit(function).lower(*arguments).compile().as_text() or ""
-            check(products(text), kind)
-            check_loss(text)
+            assert_full(products(text), kind)
+            assert_full_loss(text)
         return
     cuda = machine.startswith("h100")
     if cuda and not launch.CUDA_COMPILER.is_dir():
@@ -73,5 +73,5 @@ def test_optimized_programs_keep_it(machine: str) -> None:
     texts = done.stdout.split("KIND ")[1:]
     assert [text.split("\n", 1)[0] for text in texts] == COMPILED
     for text, kind in zip(texts, COMPILED, strict=True):
-        check(products(text), kind)
-        check_loss(text)
+        assert_full(products(text), kind)
+        assert_full_loss(text)

@@ -52,7 +52,7 @@ def expected(x: jax.Array, ids: np.ndarray, mapping: list[int]) -> dict[int, np.
     return parts
 
 
-def check(x: jax.Array, original: jax.Array, ids: np.ndarray, mapping: list[int]) -> None:
+def assert_parts(x: jax.Array, original: jax.Array, ids: np.ndarray, mapping: list[int]) -> None:
     wanted = expected(original, ids, mapping)
     found = held(x)
     assert set(found) == set(wanted)
@@ -80,7 +80,7 @@ def test_the_papers_dense_weights() -> None:
     assert part(mesh_split(abstract(16, 128, 64), mesh, [1, -1, 0])) == (8, 128, 16)
     assert part(mesh_split(abstract(64, 256), mesh, [0, 1])) == (16, 128)
     weights = array(4, 3, 8)
-    check(mesh_split(weights, mesh, [1, -1, 0]), weights, mesh, [1, -1, 0])
+    assert_parts(mesh_split(weights, mesh, [1, -1, 0]), weights, mesh, [1, -1, 0])
 
 
 @pytest.mark.parametrize("place", [lambda f: f, in_program], ids=["outside", "in_program"])
@@ -95,22 +95,22 @@ def test_the_papers_dense_weights() -> None:
 )
 def test_every_device_has_its_part(place: Callable, ids: np.ndarray) -> None:
     x = array(4, 8)
-    check(place(lambda x: shard(x, ids))(x), x, ids, [0, 1])
-    check(place(lambda x: tile(x, ids))(x), x, ids, [0, 1])
-    check(place(lambda x: mesh_split(x, ids, [1, 0]))(x), x, ids, [1, 0])
-    check(place(lambda x: mesh_split(x, ids, [-1, 0]))(x), x, ids, [-1, 0])
+    assert_parts(place(lambda x: shard(x, ids))(x), x, ids, [0, 1])
+    assert_parts(place(lambda x: tile(x, ids))(x), x, ids, [0, 1])
+    assert_parts(place(lambda x: mesh_split(x, ids, [1, 0]))(x), x, ids, [1, 0])
+    assert_parts(place(lambda x: mesh_split(x, ids, [-1, 0]))(x), x, ids, [-1, 0])
     # Copies along the last dimension of the ids.
     row = array(4)
-    check(place(lambda x: partial_tile(x, ids))(row), row, ids, [0])
+    assert_parts(place(lambda x: partial_tile(x, ids))(row), row, ids, [0])
 
 
 def test_split_and_replicate() -> None:
     x = array(4, 8)
     for place in (lambda f: f, in_program):
-        check(place(lambda x: split(x, 1, 8))(x), x, np.arange(8), [-1, 0])
-        check(place(lambda x: split(x, -1, 4))(x), x, np.arange(8).reshape(4, 2), [-1, 0])
-        check(place(lambda x: split(x, 0, 1))(x), x, np.arange(8), [-1, -1])
-        check(place(replicate)(x), x, np.arange(8), [-1, -1])
+        assert_parts(place(lambda x: split(x, 1, 8))(x), x, np.arange(8), [-1, 0])
+        assert_parts(place(lambda x: split(x, -1, 4))(x), x, np.arange(8).reshape(4, 2), [-1, 0])
+        assert_parts(place(lambda x: split(x, 0, 1))(x), x, np.arange(8), [-1, -1])
+        assert_parts(place(replicate)(x), x, np.arange(8), [-1, -1])
     assert float(replicate(jnp.float32(3.0))) == 3.0
 
 
@@ -160,8 +160,8 @@ def test_one_program_takes_all_orders_that_are_grids() -> None:
 
     x = array(8, 8)
     y, z = function(x)
-    check(y, x + 1.0, crossed, [0, 1])
-    check(z, x + 1.0, np.arange(8).reshape(4, 1, 2), [0, 1])
+    assert_parts(y, x + 1.0, crossed, [0, 1])
+    assert_parts(z, x + 1.0, np.arange(8).reshape(4, 1, 2), [0, 1])
 
 
 def test_one_program_takes_one_order_that_is_no_grid() -> None:
@@ -177,7 +177,7 @@ def test_one_program_takes_one_order_that_is_no_grid() -> None:
         in_program(lambda x: shard(x, np.array(SCATTERED)[:, None]))(split(x, 0, 8))
     # As the order of the program, for all of its annotations, it is fine.
     order = [jax.devices()[i] for i in SCATTERED]
-    check(
+    assert_parts(
         jax.jit(lambda x: split(x * 1.0, 0, 8, devices=order))(x), x, np.array(SCATTERED), [0, -1]
     )
 
@@ -185,8 +185,8 @@ def test_one_program_takes_one_order_that_is_no_grid() -> None:
 def test_outside_programs_any_order_may_follow() -> None:
     x = array(8, 2)
     there = shard(split(x, 0, 8), np.array(SCATTERED)[:, None])
-    check(there, x, np.array(SCATTERED), [0, -1])
-    check(split(there, 0, 8), x, np.arange(8), [0, -1])
+    assert_parts(there, x, np.array(SCATTERED), [0, -1])
+    assert_parts(split(there, 0, 8), x, np.arange(8), [0, -1])
 
 
 def test_some_of_the_devices() -> None:
@@ -195,7 +195,7 @@ def test_some_of_the_devices() -> None:
     ids = np.array([[1, 0], [3, 2]])
     named = np.array([[5, 4], [7, 6]])  # positions -> the devices' own ids
     for place in (lambda f: f, in_program):
-        check(place(lambda x: shard(x, ids, devices=last))(x), x, named, [0, 1])
+        assert_parts(place(lambda x: shard(x, ids, devices=last))(x), x, named, [0, 1])
 
 
 def test_mesh_of_jax() -> None:
@@ -205,7 +205,7 @@ def test_mesh_of_jax() -> None:
     assert x.sharding == NamedSharding(mesh, PartitionSpec("model", None))
     with jax.set_mesh(mesh):
         y = in_program(lambda x: mesh_split(x, mesh, [0, 1]))(x)
-    check(y, array(4, 8), np.arange(8).reshape(2, 4), [0, 1])
+    assert_parts(y, array(4, 8), np.arange(8).reshape(2, 4), [0, 1])
 
 
 def test_the_example_of_the_documentation() -> None:

@@ -23,7 +23,7 @@ def drawn(pairs: int, seed: int = 0, names: int = 5, epoch: int = 30) -> Pairs:
     return source, target, directions, occurrence // epoch
 
 
-def check_fits(made: Plan, source: np.ndarray, target: np.ndarray) -> None:
+def assert_fits(made: Plan, source: np.ndarray, target: np.ndarray) -> None:
     """Every row of every step holds its pairs, and there are as many pairs as rows."""
     for step, shape in enumerate(made.shapes):
         inside = (made.step_of == step) & (made.row_of >= 0)
@@ -63,7 +63,7 @@ def test_a_plan_is_all_pairs_and_fits(seed: int) -> None:
     made = plan(source, target, directions, epochs, 32, SHAPE)
     assert made.left == 0
     assert made.shapes == [SHAPE] * 32
-    check_fits(made, source, target)
+    assert_fits(made, source, target)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -107,7 +107,7 @@ def test_many_rows_are_packed_in_chunks() -> None:
     source, target, directions, epochs = drawn(17_000, epoch=10**6)
     made = plan(source, target, directions, epochs, 4, shape)
     assert made.left == 0
-    check_fits(made, source, target)
+    assert_fits(made, source, target)
 
 
 def test_what_cannot_fit_is_left_over_in_the_last_step() -> None:

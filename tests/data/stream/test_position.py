@@ -28,7 +28,7 @@ def given_out(stream: Stream, steps: range, counts: dict[str, Counter]) -> None:
             counts[stream.directions[direction]][(source, target)] += 1
 
 
-def check_strict(cache: Cache, counts: dict[str, Counter]) -> None:
+def assert_strict(cache: Cache, counts: dict[str, Counter]) -> None:
     """Every pair came once before any came twice."""
     for direction, counter in counts.items():
         size = cache.size(language_of(direction), "train")
@@ -54,7 +54,7 @@ def test_epochs_continue_with_other_arguments(
         )
         for step in range(begin, end):
             given_out(stream, range(step, step + 1), counts)
-            check_strict(made_cache, counts)
+            assert_strict(made_cache, counts)
             seen = stream.examples_seen(step + 1)
             assert {name: counter.total() for name, counter in counts.items()} == seen
         begin, start = end, json.loads(json.dumps(stream.position(end)))
@@ -108,7 +108,7 @@ def test_a_grown_text_begins_an_epoch_and_others_continue(
     for step in range(10, 60):
         given_out(stream, range(step, step + 1), counts)
         for name in ("en-pt", "el-en", "en-gl"):
-            check_strict(grown, {name: counts[name]})
+            assert_strict(grown, {name: counts[name]})
     # A direction that is not drawn keeps its place for the stream after this one.
     assert (
         Stream(grown, phases={"el-en": 1.0}, start=start).position(10)["places"]["en-gl"]

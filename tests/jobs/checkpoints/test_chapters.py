@@ -35,7 +35,7 @@ def note(folder: Path, step: int) -> dict[str, Any]:
         store.close()
 
 
-def check_equal(one: Path, other: Path, step: int) -> None:
+def assert_equal(one: Path, other: Path, step: int) -> None:
     for item in ("params", "optimizer"):
         a, b = saved(one, step, item), saved(other, step, item)
         assert jax.tree.all(jax.tree.map(np.array_equal, a, b)), item
@@ -82,7 +82,7 @@ def test_resume_in_a_chapter_is_bit_equal(run: Path, tmp_path: Path) -> None:
         again = train(killed, "--new_chapter=slower", *CHANGES, "--gin.TRAIN_STEPS=8")
         assert again.status == 0, again.err
         assert ("chapter 2 begins" in again.out) == (len(steps) == 2)
-        check_equal(run, killed, 8)
+        assert_equal(run, killed, 8)
 
     one, two = record(run)["chapters"]
     assert (one["chapter"], one["step"], two["chapter"], two["step"]) == (1, 0, 2, 4)

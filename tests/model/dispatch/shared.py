@@ -172,7 +172,9 @@ def value_and_gradients(run, x_GSM, routing, experts, direction_GSM):
     )
 
 
-def check(setting: Setting, routing: Routing, seed: int, implementations=IMPLEMENTATIONS) -> None:
+def assert_right(
+    setting: Setting, routing: Routing, seed: int, implementations=IMPLEMENTATIONS
+) -> None:
     """Every one of the implementations gives the outputs and gradients of the dense reference."""
     x_GSM, direction_GSM, experts = numbers(seed, setting)
     (_, expected), expected_gradients = value_and_gradients(
@@ -185,17 +187,19 @@ def check(setting: Setting, routing: Routing, seed: int, implementations=IMPLEME
             (_, y_GSM), gradients = jax.device_get(
                 value_and_gradients(run, x_GSM, routing, experts, direction_GSM)
             )
-            close(y_GSM, expected, f"{name}: y")
+            assert_close(y_GSM, expected, f"{name}: y")
             # The weight of a choice without a slot is 0 by contract, and its gradient open.
-            close(gradients[0], expected_gradients[0], f"{name}: x")
-            close(gradients[1] * assigned, expected_gradients[1] * assigned, f"{name}: weight")
-            close(gradients[2].inward[0], expected_gradients[2].inward[0], f"{name}: inward")
-            close(gradients[2].outward, expected_gradients[2].outward, f"{name}: outward")
+            assert_close(gradients[0], expected_gradients[0], f"{name}: x")
+            assert_close(
+                gradients[1] * assigned, expected_gradients[1] * assigned, f"{name}: weight"
+            )
+            assert_close(gradients[2].inward[0], expected_gradients[2].inward[0], f"{name}: inward")
+            assert_close(gradients[2].outward, expected_gradients[2].outward, f"{name}: outward")
             # A token without a slot gets exactly 0: the residual connection carries it.
             assert not np.asarray(y_GSM)[~assigned.any(axis=-1)].any(), name
 
 
-def close(a, b, name: str) -> None:
+def assert_close(a, b, name: str) -> None:
     # Of the largest: a small entry is the difference of large ones.
     largest = max(1.0, float(np.abs(np.asarray(b)).max(initial=0)))
     np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-5, err_msg=name)

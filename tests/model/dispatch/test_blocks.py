@@ -8,7 +8,7 @@ import pytest
 from m4.model.dispatch.blocks import blocks, blocks_of, rows_of_block
 from m4.model.dispatch.ragged import order_by_expert
 from m4.model.experts import Experts
-from tests.model.dispatch.shared import Setting, check, on, plan, random_plan
+from tests.model.dispatch.shared import Setting, assert_right, on, plan, random_plan
 
 ONLY = {"blocks": blocks}
 
@@ -39,12 +39,12 @@ def everyone_to(expert: int, setting: Setting):
 
 def test_one_expert_takes_all():
     setting = Setting(None, 2, 8, 4, 8, 2)
-    check(setting, everyone_to(3, setting), 0, ONLY)
+    assert_right(setting, everyone_to(3, setting), 0, ONLY)
 
 
 def test_a_single_expert():
     setting = Setting(None, 2, 8, 1, 8, 1)
-    check(setting, everyone_to(0, setting), 0, ONLY)
+    assert_right(setting, everyone_to(0, setting), 0, ONLY)
 
 
 def test_every_expert_for_every_token():
@@ -52,7 +52,7 @@ def test_every_expert_for_every_token():
     slot_GSK = np.broadcast_to(np.arange(8)[None, :, None], (2, 8, 4))
     expert_GSK = np.broadcast_to(np.arange(4)[None, None], (2, 8, 4))
     weight_GSK = np.random.default_rng(0).random((2, 8, 4)).astype(np.float32)
-    check(setting, plan(expert_GSK, slot_GSK, weight_GSK, 4, 8), 0, ONLY)
+    assert_right(setting, plan(expert_GSK, slot_GSK, weight_GSK, 4, 8), 0, ONLY)
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_rows_of_a_block():
 
 def test_fewer_slots_than_choices():
     setting = Setting(None, 2, 8, 4, 3, 4)
-    check(setting, random_plan(5, *setting[1:]), 5, ONLY)
+    assert_right(setting, random_plan(5, *setting[1:]), 5, ONLY)

@@ -8,7 +8,7 @@ from tests.model.dispatch.shared import (
     GATES,
     IMPLEMENTATIONS,
     SETTINGS,
-    check,
+    assert_right,
     planned,
     random_plan,
 )
@@ -24,7 +24,7 @@ def test_the_folder_has_dispatch_implementations():
 def test_any_plan_on_every_mesh(name):
     _, *shape = SETTINGS[name]
     for seed in (0, 1):
-        check(SETTINGS[name], random_plan(seed, *shape), seed)
+        assert_right(SETTINGS[name], random_plan(seed, *shape), seed)
 
 
 # An example costs compiled programs; a failing one is small enough as it is.
@@ -47,4 +47,4 @@ def test_every_gates_plans(gate, seed, setting, spare, real, mode):
         setting = SETTINGS["data 2 x expert 4"]
         routing = planned(gate, setting, seed, setting.C - spare, real, mode)
     assert routing is not None
-    check(setting, routing, seed)
+    assert_right(setting, routing, seed)

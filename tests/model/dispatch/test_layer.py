@@ -12,7 +12,7 @@ from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer, mean_metrics
 from m4.parallel.mesh import axis_rules_context, logical_spec, make_mesh
 from m4.plan.hlo.collectives import collectives, summary
-from tests.model.dispatch.shared import IMPLEMENTATIONS, M, close
+from tests.model.dispatch.shared import IMPLEMENTATIONS, M, assert_close
 
 B, L = 8, 16
 
@@ -100,7 +100,7 @@ def test_eight_devices_are_one(name):
     assert expected[0][1][1]["second_dropped"] > 0
     program, arguments = on_eight_devices(name)
     got = jax.block_until_ready(program(*arguments))
-    jax.tree.map(functools.partial(close, name=name), got, expected)
+    jax.tree.map(functools.partial(assert_close, name=name), got, expected)
 
 
 @pytest.mark.filterwarnings("ignore:ragged. on CPUs:UserWarning")

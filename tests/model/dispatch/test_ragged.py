@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from m4.model.dispatch.ragged import order_by_expert, ragged
-from tests.model.dispatch.shared import Setting, close, numbers, on, random_plan
+from tests.model.dispatch.shared import Setting, assert_close, numbers, on, random_plan
 
 order = jax.jit(order_by_expert, static_argnums=(2, 3))
 SETTING = Setting(None, 2, 4, 4, 3, 2)
@@ -107,4 +107,4 @@ def test_rows_outside_every_expert_are_never_used(monkeypatch):
     expected = value_and_gradients()
     monkeypatch.setattr(lax, "ragged_dot", ragged_dot)
     got = value_and_gradients()
-    jax.tree.map(functools.partial(close, name="ragged"), got, expected)
+    jax.tree.map(functools.partial(assert_close, name="ragged"), got, expected)

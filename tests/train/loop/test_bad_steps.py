@@ -71,7 +71,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def equal(a: Trained, b: Trained) -> None:
+def assert_equal(a: Trained, b: Trained) -> None:
     for one, other in zip(jax.tree.leaves(a.params), jax.tree.leaves(b.params), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -110,7 +110,7 @@ def test_a_killed_run_skips_the_same_steps(
     settings = {"on_bad_step": "skip", "bad_steps": RULE}
     with pytest.raises(OSError, match="killed"):
         run(tmp_path, BAD_STEPS, ends_at=6, **settings)
-    equal(run(tmp_path, BAD_STEPS, **settings), trained)
+    assert_equal(run(tmp_path, BAD_STEPS, **settings), trained)
     assert timeless_rows(tmp_path) == timeless_rows(folder)
 
 
@@ -118,7 +118,7 @@ def test_to_go_back_and_leave_a_batch_out_is_to_skip_it(
     skipped: tuple[Path, Trained], run: Run, tmp_path: Path
 ) -> None:
     trained = run(tmp_path, BAD_STEPS, on_bad_step="rewind", bad_steps=RULE)
-    equal(trained, skipped[1])
+    assert_equal(trained, skipped[1])
     assert [one["left_out"] for one in trained.note["bad_steps"]] == [[5], [9]]
 
 
@@ -134,7 +134,7 @@ def test_after_going_back_a_killed_run_leaves_out_the_same_batches(
         run(tmp_path / "killed", {6: math.nan}, ends_at=8, **settings)
     # It does not look at the batch again, which would be sound now.
     resumed = run(tmp_path / "killed", {}, **settings)
-    equal(resumed, whole)
+    assert_equal(resumed, whole)
     assert timeless_rows(tmp_path / "killed") == timeless_rows(tmp_path / "whole")
 
 

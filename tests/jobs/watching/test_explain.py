@@ -63,6 +63,7 @@ def break_garbage(run: Path) -> None:
     for row, bad in enumerate(is_bad):
         ids[bad] |= {*flat[offsets[row] : offsets[row + 1]].tolist()}
     with contextlib.closing(Checkpoints(run / "checkpoints", keep=9)) as store:
+        assert store._manager is not None
         metadata: Any = store._manager.item_metadata(4)
         trees = {name: shapes(metadata[name]) for name in ("params", "optimizer")}
         found = store.restore(4, trees)

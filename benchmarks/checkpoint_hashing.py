@@ -97,7 +97,9 @@ def _report(tree: Any, median: dict[str, float]) -> None:
     print("SHA-256:", ", ".join(f"{value:+.1%} {name}" for name, value in share.items()))
 
 
-def _no_hashes(store: Store, names: Iterable[str]) -> dict[str, tuple[int, str]]:
+def _no_hashes(
+    store: Store, names: Iterable[str], *, threads: int = 8
+) -> dict[str, tuple[int, str]]:
     return dict.fromkeys(names, (0, ""))
 
 

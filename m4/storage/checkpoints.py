@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import logging
 import os
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
+from orbax.checkpoint import future
 
 from m4.parallel import distributed
 from m4.settings import InputError
@@ -65,9 +67,7 @@ class Checkpoints:
         """A save removes all steps but the last `keep`, the multiples of `keep_period`, the
         `keep_best` ones of lowest `MEASURE`, and those that are marked as best in
         `SCORES_BY_STEP`."""
-        log = logging.getLogger("absl")
-        log.setLevel(logging.ERROR)  # orbax logs every save
-        log.addFilter(_raised_as_well)
+        _quiet()
         self._here = Path(folder).absolute()
         self.folder = remote.remote_path(self._here)
         if not read_only:
@@ -77,11 +77,11 @@ class Checkpoints:
         self._reader = ocp.Checkpointer(
             ocp.CompositeCheckpointHandler(), multiprocessing_options=_processes(alone=read_only)
         )
-        self._marked = _Marked()
+        self._marked, self._hashing = _Marked(), _Hashing()
         self._manager = None if read_only else self._writer(keep, keep_period, keep_best)
 
     def _writer(self, keep: int, keep_period: int | None, keep_best: int) -> ocp.CheckpointManager:
-        hashing = _Hashing()
+        hashing = self._hashing
         policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep), self._marked]
         if keep_period is not None:
             policies.append(managers.EveryNSteps(keep_period))
@@ -263,15 +263,14 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """What tensorstore raises over a disk, as an OSError with the folder."""
+        """What the disk refuses, as an OSError with the folder."""
         try:
             yield
-        except ValueError as error:
-            for number in _OF_DISKS:
-                if os.strerror(number) in str(error):
-                    where = os.fspath(self.folder)
-                    raise OSError(number, os.strerror(number), where) from error
-            raise
+        except (OSError, ValueError) as error:
+            number = _refused(error)
+            if number is None or getattr(error, "filename", None):
+                raise
+            raise OSError(number, os.strerror(number), os.fspath(self.folder)) from error
 
     def wait(self) -> None:
         """Returns when every save is on disk. OSError: the disk is full or fails."""
@@ -283,7 +282,7 @@ class Checkpoints:
         """Waits and ends threads; does neither once the folder is another job's."""
         self._reader.close()
         if self._manager is not None and not remote.lease_lost(self._here):
-            with self._writing():
+            with contextlib.closing(self._hashing), self._writing():
                 self._manager.close()
 
 
@@ -301,9 +300,30 @@ class _Marked:
         return [one.step in self.steps for one in checkpoints]
 
 
-def _raised_as_well(record: logging.LogRecord) -> bool:
-    """False: a traceback of orbax's threads, whose error `save`, `wait` and `close` raise."""
-    return not (record.exc_info and record.module in _THREADS)
+def _quiet() -> None:
+    """orbax logs every save; and its threads print tracebacks of what `save` and `wait` raise."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_not_raised)
+    before = sys.unraisablehook
+    if getattr(before, "func", None) is not _unraisable:
+        sys.unraisablehook = functools.partial(_unraisable, before)
+
+
+def _unraisable(before: Callable[[Any], object], found: Any) -> None:
+    # tensorstore's writes end after the one that failed has closed orbax's event loop.
+    if found.object is not None or "Event loop is closed" not in str(found.exc_value):
+        before(found)
+
+
+def _is_not_raised(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return error is None or (record.module not in _THREADS and _refused(error) is None)
+
+
+def _refused(error: BaseException) -> int | None:
+    """What a disk refused: tensorstore's errors have the system's words in their text."""
+    return next((number for number in _OF_DISKS if os.strerror(number) in str(error)), None)
 
 
 def _measure(measured: Mapping[str, float]) -> float:
@@ -336,7 +356,8 @@ class _Hashing(ocp.AsyncCheckpointHandler):
     async def async_save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> list[Any]:
         self.close()  # of a save that failed
         self._item, self._own = directory, manifest.OwnFiles(directory, jax.process_index())
-        return [_Last(self._own.finish)]
+        # orbax waits in the order of the items' names: for `sha256` when all others are written.
+        return [future.ChainedFuture([], self._own.finish)]
 
     def close(self) -> None:
         """Called by orbax when its manager is closed."""
@@ -359,19 +380,6 @@ class _Hashing(ocp.AsyncCheckpointHandler):
 @dataclasses.dataclass
 class _HashAll(ocp.args.CheckpointArgs):
     """Asks for the manifest of the step that is saved."""
-
-
-class _Last:
-    """What orbax's thread does after it has waited for all other writes: it waits in the order of
-    the items' names, and `sha256` is the last one."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-
-    def result(self, timeout: float | None = None) -> None:
-        self._work()
-
-    def cancel(self) -> None: ...
 
 
 def shapes(tree: Any, shardings: Any | None = None) -> Any:

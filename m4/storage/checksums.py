@@ -49,10 +49,14 @@ def chosen() -> Level:
     return _Choice.level
 
 
-def hashes(store: Store, names: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of a store's files, read by several threads."""
+def hashes(
+    store: Store, names: Iterable[str], *, threads: int = _THREADS
+) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of a store's files, read by several threads, or by this one."""
     names = list(names)
-    with ThreadPoolExecutor(_THREADS) as pool:
+    if threads == 1:
+        return {name: _hash(store, name) for name in names}
+    with ThreadPoolExecutor(threads) as pool:
         return dict(zip(names, pool.map(lambda name: _hash(store, name), names), strict=True))
 
 

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -65,9 +65,21 @@ class OwnFiles:
         while not self._ended.wait(period):
             # A folder appears, or gets its name, at this moment: `finish` looks again.
             with contextlib.suppress(*ERRORS):
-                self._look(_open_files)
+                self._look(_open_files, self._one_by_one)
 
-    def _look(self, unfinished: Callable[[], set[str]] = set) -> list[str]:
+    def _one_by_one(self, store: Store, names: Iterable[str]) -> dict[str, tuple[int, str]]:
+        """Starts no threads: the program may end at any moment."""
+        found = {}
+        for name in names:
+            if not self._ended.is_set():
+                found |= checksums.hashes(store, [name], threads=1)
+        return found
+
+    def _look(
+        self,
+        unfinished: Callable[[], set[str]] = set,
+        hashes: Callable[[Store, Iterable[str]], dict[str, tuple[int, str]]] | None = None,
+    ) -> list[str]:
         """Hashes what is not hashed as it is now, but for `unfinished`; returns what is there."""
         seen = []
         for sibling in self._item.parent.iterdir():
@@ -86,7 +98,8 @@ class OwnFiles:
                 if self._hashed.get(prefix + name, (None,))[0] != now
                 and f"{real}/{name}" not in left
             ]
-            for name, entry in checksums.hashes(self._stores[own], changed).items():
+            found = (hashes or checksums.hashes)(self._stores[own], changed)
+            for name, entry in found.items():
                 self._hashed[prefix + name] = there[name], entry
             seen += [prefix + name for name in there]
         return seen

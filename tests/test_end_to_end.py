@@ -57,6 +57,7 @@ def test_everything_is_there(first: tuple[Path, str]) -> None:
         "report.html",
         "scores.jsonl",
         "deltas.jsonl",
+        "rates.jsonl",
         "delta_bleu.png",
         "delta_bleu.pdf",
         "data/manifest.json",

@@ -14,6 +14,7 @@ from m4.eval.decoding.hypotheses import check_hypotheses, hypotheses_path
 from m4.eval.decoding.testsets import train_pairs
 from m4.eval.report.page import DELTA_TITLE, Background
 from m4.eval.report.results import Results, write_results
+from m4.eval.scoring import rates
 from m4.eval.scoring.delta import BILINGUAL, tables
 from m4.eval.scoring.score import System, score_table
 from m4.experiment import Experiment
@@ -76,6 +77,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
             terminal.print(table)
     else:
         terminal.print(score_table(read_jsonl(written.scores)))
+    terminal.print(rates.table(written.rate_rows, data.levels))
     config = folder / "operative_config.gin"
     for path in (written.html, written.png, written.pdf, written.scores, config):
         if path is not None:

@@ -45,7 +45,7 @@ KINDS = ("train", "eval", "steps", "data", "baselines")
 _KIND_OF = (
     (r"(compare/\w+/)?decodes/\d+/|scores_by_step\.", "steps"),
     (
-        r"(compare/\w+/)?decodes/|scores\.(dev\.)?jsonl$|deltas\.jsonl$|delta_bleu\.|report\.html$",
+        r"(compare/\w+/)?decodes/|scores\.(dev\.)?jsonl$|(deltas|rates)\.jsonl$|delta_bleu\.|report\.html$",
         "eval",
     ),
     (r"(data_preview|data_report|dropped|vocabulary_report)\.", "data"),

@@ -41,7 +41,8 @@ class Empty:
         return check
 
 
-def _is_empty(text: str) -> bool:
+def is_empty(text: str) -> bool:
+    """Whether a text shows nothing."""
     # Most sentences begin with a letter, and are quickly seen to be none.
     if text[:1].isalnum() and text[0] not in _FILLERS:
         return False
@@ -50,5 +51,5 @@ def _is_empty(text: str) -> bool:
 
 def _check(chunk: Chunk) -> Findings:
     return Findings(
-        {f"{side} side": np.array([_is_empty(text) for text in chunk.side(side)]) for side in SIDES}
+        {f"{side} side": np.array([is_empty(text) for text in chunk.side(side)]) for side in SIDES}
     )

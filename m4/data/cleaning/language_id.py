@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -82,7 +84,7 @@ class LanguageId:
         known = identifier.languages()
 
         def check(language: str, split: str) -> Check | NotChecked:
-            codes = {"english": "en", "translation": _identifiers_code(language, known)}
+            codes = {"english": "en", "translation": identifiers_code(language, known)}
             checked = [side for side in SIDES if codes[side] in known]
             if "translation" not in checked:
                 return NotChecked("the identifier does not know the language")
@@ -124,16 +126,20 @@ class Py3langid:
     def __init__(self) -> None:
         langid = importlib.import_module(f"{PACKAGE}.langid")  # optional: the extra `langid`
         model = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
-        self._model = model
+        self._model, self._about = model, _package()
 
     def languages(self) -> set[str]:
         return set(self._model.labels)
+
+    def choose_among(self, codes: Collection[str]) -> None:
+        """From now on it gives only these codes, of `languages`."""
+        self._model.set_languages(sorted(codes))
 
     def identify(self, text: str) -> tuple[str, float]:
         return self._model.classify(text)
 
     def identity(self) -> dict[str, Any]:
-        return _package()
+        return self._about
 
 
 def _package() -> dict[str, Any]:
@@ -145,11 +151,31 @@ def installed() -> bool:
     return importlib.util.find_spec(PACKAGE) is not None
 
 
+def for_reports() -> Py3langid | None:
+    """py3langid, installed or where `make langid` puts it; None: it is in neither place.
+
+    From there it is not importable afterwards either: what cleaning does must not depend on which
+    job ran before in the process.
+    """
+    if installed():
+        return Py3langid()
+    folder = str(Path(sys.prefix) / "share" / "m4" / "langid")
+    sys.path.insert(0, folder)
+    try:
+        return Py3langid() if installed() else None
+    finally:
+        sys.path.remove(folder)
+        for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+            del sys.modules[name]
+
+
 # What identifiers call languages of m4's table that they do not know apart.
 _OTHER_NAMES = {"nb": "no", "nn": "no", "fil": "tl", "yue": "zh", "ckb": "ku"}
 
 
-def _identifiers_code(language: str, known: set[str]) -> str:
+def identifiers_code(language: str, known: Collection[str]) -> str:
+    """What an identifier of the codes `known` calls an m4 language; none of them: it does not
+    know it."""
     described = describe(language)
     plain = described.code.split("_")[0]
     names = (plain, described.iso639_3, _OTHER_NAMES.get(plain, ""))

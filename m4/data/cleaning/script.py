@@ -12,13 +12,16 @@ import numpy.typing as npt
 from m4.data.cleaning import Check, Findings, NotChecked, Opened, Share
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.keys import code_points
-from m4.data.scripts import COMMON, NUMBERS, SCRIPTS, likely_scripts_of, script_numbers, scripts_of
+from m4.data.scripts import (
+    NUMBERS,
+    SCRIPTS,
+    WEIGHTS,
+    likely_scripts_of,
+    script_numbers,
+    scripts_of,
+)
 from m4.settings import SettingError, checked
 
-# What a letter weighs, in tenths of a Latin one: the English letters that it stands for in pairs of
-# Tatoeba ("Allen是个诗人" is Chinese). Whole numbers, so that sums are exact.
-_CARRIES = {"Hani": 30, "Hang": 20, "Hira": 15, "Kana": 15, "Ethi": 15, "Hebr": 13, "Arab": 12}
-_WEIGHTS = np.array([0 if one in COMMON else _CARRIES.get(one, 10) for one in SCRIPTS])
 # A side of so many words is taken for a name without a letter of its language's script.
 _NAME_WORDS = 3
 
@@ -88,7 +91,7 @@ class Script:
 
     def wrong(self, chunk: Chunk, side: str, scripts: frozenset[str]) -> npt.NDArray[np.bool_]:
         """[n]: whether too much of each sentence is written in none of `scripts`."""
-        strange = _WEIGHTS > 0
+        strange = WEIGHTS > 0
         strange[[NUMBERS[script] for script in scripts]] = False
         numbers = script_numbers(chunk.code_points(side))
         places = np.flatnonzero(strange[numbers])
@@ -98,7 +101,7 @@ class Script:
         ends = np.cumsum(chunk.lengths(side))
         rows = np.searchsorted(ends, places, side="right")
         latin = numbers[places] == NUMBERS["Latn"]
-        weights = _WEIGHTS[numbers]
+        weights = WEIGHTS[numbers]
         in_latin, in_other = (
             np.bincount(rows[of], weights[places[of]], minlength=len(chunk))
             for of in (latin, ~latin)
@@ -125,7 +128,7 @@ class Script:
         counted = np.ones(len(numbers), bool)
         for word, place in _words(text, strange[numbers]):
             counted[place] = word not in theirs
-        weights = _WEIGHTS[numbers] * counted
+        weights = WEIGHTS[numbers] * counted
         if not weights.any():
             return len(text.split()) > _NAME_WORDS
         in_latin = weights[strange[numbers] & (numbers == NUMBERS["Latn"])].sum()

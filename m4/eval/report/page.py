@@ -15,6 +15,7 @@ from m4.data.preprocess import language_of, split_direction
 from m4.eval.metrics import bootstrap
 from m4.eval.report import curve
 from m4.eval.report.theme import DARK, LIGHT
+from m4.eval.scoring import rates
 from m4.eval.scoring.delta import METRIC_NAMES, Average, Delta, small_tests, small_tests_line
 from m4.eval.scoring.groups import DIRECTION_GROUPS, LEVELS, ResourceLevels
 from m4.eval.scoring.score import (
@@ -69,6 +70,7 @@ def page(
     subsets: Subsets,
     levels: ResourceLevels,
     samples: int,
+    rate_rows: Sequence[Mapping[str, Any]],
     experts: Sequence[Mapping[str, Any]] = (),
     by_step: Sequence[Mapping[str, Any]] = (),
     cosines: Sequence[Mapping[str, Any]] = (),
@@ -80,7 +82,11 @@ def page(
     by_step: {split, images, best} of each curve, best: its row.
     cosines: {system, step, images, names} of each heat map of gradients.
     """
-    filters = {"signed": lambda value: f"{value:+.1f}".replace("-", "−"), "tag": language_tag}
+    filters = {
+        "signed": lambda value: f"{value:+.1f}".replace("-", "−"),
+        "tag": language_tag,
+        "rate": lambda row, name: rates.shown(name, row[name]),
+    }
     names = [system.name for system in measured.systems]
     small = small_tests(rows, levels)
     return html.render(
@@ -108,6 +114,10 @@ def page(
                        for r in rows if r.near_clones}),
         subsets=_subset_table(scores, metric, baseline),
         scores=_score_table(scores),
+        rates=rates.RATES,
+        rate_means=rates.summary(rate_rows, levels),
+        rate_notes=rates.notes(rate_rows),
+        rate_rows=sorted(rate_rows, key=lambda row: _direction_order(row["direction"], scores)),
         scored=[*names, COPY],
         metrics=[METRIC_NAMES.get(name, name) for name in _in_order(scores, "metric")],
         translations=_translations(measured, subsets, train_pairs, samples),

@@ -1,4 +1,4 @@
-"""The report of a run: scores.jsonl, deltas.jsonl, the ΔBLEU plot, and a page with all of it."""
+"""The report of a run: scores, differences, rates, the ΔBLEU plot, and a page with all of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from m4.data.cleaning.language_id import for_reports
 from m4.eval.metrics import Metric
 from m4.eval.report.page import Background, page
 from m4.eval.report.theme import DARK
 from m4.eval.scoring.by_step import read_rows
 from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, plain
 from m4.eval.scoring.groups import DEFAULT_LEVELS, ResourceLevels
+from m4.eval.scoring.rates import rates, read_rates
 from m4.eval.scoring.score import Subsets, System, measure, score_rows, write_scores
 from m4.settings import Count, Size
 from m4.storage.checkpoints import SCORES_BY_STEP
@@ -30,6 +32,8 @@ class Results(NamedTuple):
     deltas: Path | None
     rows: list[Delta]
     averages: list[Average]
+    rates: Path
+    rate_rows: list[dict[str, Any]]
 
 
 def write_results(
@@ -65,9 +69,11 @@ def write_results(
     scores = score_rows(measured, train_pairs, subsets)
     rows = deltas(measured, train_pairs, metric, baseline) if baseline else []
     means = averages(rows, levels)
-    files = ("report.html", "scores.jsonl", "deltas.jsonl", f"delta_{metric}.png")
-    html, scored, different, plotted = (folder / name for name in files)
+    files = ("report.html", "scores.jsonl", "deltas.jsonl", "rates.jsonl", f"delta_{metric}.png")
+    html, scored, different, counted, plotted = (folder / name for name in files)
     write_scores(scored, scores)
+    rate_rows = rates(measured, for_reports(), read_rates(counted))
+    write_jsonl(counted, rate_rows)
     images, pdf = {}, plotted.with_suffix(".pdf")
     if rows:
         write_jsonl(different, plain(rows))
@@ -77,12 +83,12 @@ def write_results(
     background, experts = background or Background(), _experts(folder, split)
     text = page(
         measured, metric, baseline, rows, means, scores, train_pairs, images, background,
-        subsets or {}, levels, samples, experts, _by_step(folder), _cosines(background),
+        subsets or {}, levels, samples, rate_rows, experts, _by_step(folder), _cosines(background),
     )  # fmt: skip
     with whole(html) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
     drawn = (plotted, pdf, different) if rows else (None, None, None)
-    return Results(html, scored, *drawn, rows, means)
+    return Results(html, scored, *drawn, rows, means, counted, rate_rows)
 
 
 def _by_step(folder: Path) -> list[dict[str, Any]]:

@@ -89,7 +89,8 @@ def test_files(made):
     written, _ = made
     names = sorted(path.name for path in written.html.parent.iterdir())
     assert names == [
-        "delta_bleu.pdf", "delta_bleu.png", "deltas.jsonl", "report.html", "scores.jsonl",
+        "delta_bleu.pdf", "delta_bleu.png", "deltas.jsonl", "rates.jsonl", "report.html",
+        "scores.jsonl",
     ]  # fmt: skip
     # 3 systems with copy, 6 directions, 2 metrics, 3 subsets.
     scores = read_jsonl(written.scores)
@@ -132,6 +133,19 @@ def test_the_numbers_are_those_of_the_rows(made):
         assert signature in text
 
 
+def test_rates_of_each_direction_and_their_means(made):
+    written, text = made
+    rows = read_jsonl(written.rates)
+    assert [row["system"] for row in rows] == ["reference", "moe", "bilingual"] * 6
+    row = next(r for r in rows if (r["system"], r["direction"]) == ("moe", "en-he"))
+    # The attack is in Latin letters: 1 of 20; and no translation is a copy, empty or a loop.
+    assert [row[name] for name in ("off_script", "copies", "empty", "loops")] == [0.05, 0, 0, 0]
+    part = text[text.index('id="rates"') : text.index('id="translations"')]
+    assert part.count("<td>reference</td>") == 2 + 6  # two means, six directions
+    assert part.count("<td>moe</td>") == 2 + 6
+    assert "5.0" in part
+
+
 def test_languages_and_directions_of_writing(made):
     _, text = made
     assert '<dd dir="auto" lang="he" class="reference">1 פרנקים' in text
@@ -169,7 +183,7 @@ def test_same_files_same_bytes(made, tmp_path):
     folder = written.html.parent.parent
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
     one, two = (write_results(tmp_path / name, systems, DEFAULTS.metrics, TRAIN) for name in "ab")
-    for name in ("html", "png", "pdf", "scores", "deltas"):
+    for name in ("html", "png", "pdf", "scores", "deltas", "rates"):
         assert getattr(one, name).read_bytes() == getattr(two, name).read_bytes()
 
 
@@ -220,7 +234,7 @@ def test_without_a_baseline_there_are_scores_and_curves_and_no_differences(made,
     )
     assert (written.png, written.pdf, written.deltas, written.rows) == (None, None, None, [])
     assert {path.name for path in tmp_path.iterdir()} == {
-        "report.html", "scores.jsonl", "scores_by_step.jsonl",
+        "rates.jsonl", "report.html", "scores.jsonl", "scores_by_step.jsonl",
     }  # fmt: skip
     text = written.html.read_text(encoding="utf-8")
     assert "by step</h3>" in text

@@ -1,0 +1,289 @@
+"""How translations fail, in rates: off-target, copies, empty ones, loops, and their length.
+
+The same rates of the references, the system `REFERENCE`, are what the tests of it are wrong by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from m4.data.cleaning.chunk import Chunk
+from m4.data.cleaning.empty import is_empty
+from m4.data.cleaning.keys import code_points
+from m4.data.cleaning.language_id import identifiers_code
+from m4.data.cleaning.script import Script
+from m4.data.preprocess import split_direction
+from m4.data.scripts import WEIGHTS, likely_scripts_of, script_numbers, scripts_of
+from m4.eval.scoring.groups import DIRECTION_GROUPS, ResourceLevels, direction_group
+from m4.eval.scoring.score import Decode, Measured, untagged
+from m4.storage.files import read_jsonl
+
+REFERENCE = "reference"
+# Field of a row -> what it is called in tables.
+RATES = {
+    "off_script": "wrong script",
+    "off_language": "wrong language",
+    "copies": "copies",
+    "empty": "empty",
+    "loops": "loops",
+    "length_ratio": "length ratio",
+}
+# Raised with every change of what the rates are: those of an earlier run are then counted again.
+FORMAT = 1
+# Identifiers guess at shorter texts. In Latin letters, or what letters of other scripts stand for.
+_LEAST_LETTERS = 20
+# A loop: a text of at most so many characters, so often in a row (the last one without what
+# divides them), of so many characters in all.
+_LONGEST_UNIT, _TIMES, _DIVIDES, _LEAST_LOOP = 40, 4, 2, 16
+# Languages are confused where so many references of one are taken for the other.
+_CONFUSED = 0.1
+NO_IDENTIFIER = (
+    "wrong language: not measured, py3langid is not installed (pip install 'm4[langid]', or make "
+    "langid in m4's repository)"
+)
+
+
+class Chooser(Protocol):
+    """Identifies the language of a text among those that it is given
+    (`m4.data.cleaning.language_id.Py3langid`)."""
+
+    def languages(self) -> set[str]: ...
+    def choose_among(self, codes: set[str]) -> None: ...
+    def identify(self, text: str) -> tuple[str, float]: ...
+    def identity(self) -> dict[str, Any]: ...
+
+
+class _Known:
+    """An identifier that chooses among a run's languages. codes: language -> its code there."""
+
+    def __init__(self, identifier: Chooser, languages: Iterable[str]) -> None:
+        known = identifier.languages()
+        codes = {language: identifiers_code(language, known) for language in languages}
+        self.codes = {language: code for language, code in codes.items() if code in known}
+        identifier.choose_among(set(self.codes.values()))
+        self.identify = identifier.identify
+        self.identity = [identifier.identity(), sorted(self.codes.items())]
+
+
+def rates(
+    measured: Measured, identifier: Chooser | None, before: Iterable[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """The rows of rates.jsonl: the references of each direction, then each system's translations.
+
+    identifier: None: `off_language` is null. before: rows of an earlier run, kept where texts and
+    identifier are the same.
+    """
+    kept = {(row["system"], row["direction"], row["of"]): dict(row) for row in before}
+    names = [system.name for system in measured.systems]
+    by_direction: dict[str, dict[str, list[Decode]]] = {}
+    for (name, direction), decodes in measured.decodes.items():
+        if name in names:
+            by_direction.setdefault(direction, {})[name] = decodes
+    targets = {split_direction(direction)[1] for direction in by_direction}
+    known = None
+    if identifier is not None:
+        sources = {split_direction(direction)[0] for direction in by_direction}
+        known = _Known(identifier, sorted(targets | sources))
+    rows = []
+    for direction, systems in by_direction.items():
+        first = next(iter(systems.values()))
+        references = [row._replace(hypothesis=row.reference) for row in first]
+        scripts = _scripts(direction, references)
+        for name, decodes in {REFERENCE: references, **systems}.items():
+            made_of = _digest(decodes, known)
+            row = kept.get((name, direction, made_of))
+            if row is None:
+                head = {"system": name, "direction": direction, "split": measured.split}
+                row = {**head, **_row(decodes, direction, scripts, known), "of": made_of}
+            rows.append(row)
+    return rows
+
+
+def read_rates(path: Path) -> list[dict[str, Any]]:
+    """The rows of an earlier run; none where there is no file, or another version's."""
+    rows = read_jsonl(path) if path.is_file() else []
+    return rows if all({"system", "direction", "of"} <= row.keys() for row in rows) else []
+
+
+def _digest(decodes: Sequence[Decode], known: _Known | None) -> str:
+    """Of all that decides a row."""
+    text = json.dumps([FORMAT, known and known.identity, [list(row) for row in decodes]])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _chunk(decodes: Sequence[Decode], direction: str) -> Chunk:
+    """Sources as the English side, translations as the other one, whatever they are in."""
+    sources = [untagged(row.source, direction) for row in decodes]
+    return Chunk(np.arange(len(decodes)), sources, [row.hypothesis for row in decodes])
+
+
+def _scripts(direction: str, references: Sequence[Decode]) -> frozenset[str] | None:
+    """The scripts of the target language; None: they are not known, or they are only likely and
+    most references are in others."""
+    target = split_direction(direction)[1]
+    if (scripts := scripts_of(target)) is not None:
+        return scripts
+    likely = likely_scripts_of(target)
+    if (
+        likely is None
+        or Script().wrong(_chunk(references, direction), "translation", likely).mean() > 0.5
+    ):
+        return None
+    return likely
+
+
+def _row(
+    decodes: Sequence[Decode], direction: str, scripts: frozenset[str] | None, known: _Known | None
+) -> dict[str, Any]:
+    """The rates of one direction: shares of its sentences, 0 to 1; `length_ratio`: characters of
+    the translations by those of the references."""
+    chunk = _chunk(decodes, direction)
+    texts = chunk.translation
+    empty = np.array([is_empty(text) for text in texts])
+    same = chunk.normal_digests("english") == chunk.normal_digests("translation")
+    wrong = None if scripts is None else Script().wrong(chunk, "translation", scripts)
+    code = known and known.codes.get(split_direction(direction)[1])
+    identified, taken_for = _languages(chunk, code, known)
+    wanted = sum(len(row.reference) for row in decodes)
+    return {
+        "sentences": len(texts),
+        "off_script": None if wrong is None else _share(wrong),
+        "off_language": round(sum(taken_for.values()), 6) if identified else None,
+        "copies": _share(same & ~empty),
+        "empty": _share(empty),
+        "loops": _share(loops(texts)),
+        "length_ratio": round(sum(map(len, texts)) / wanted, 6) if wanted else None,
+        "identified": identified,
+        "code": code,
+        "taken_for": taken_for,
+    }
+
+
+def _languages(
+    chunk: Chunk, code: str | None, known: _Known | None
+) -> tuple[int, dict[str, float]]:
+    """(sentences long enough to be identified, code of another language -> its share of them)."""
+    if known is None or code is None:
+        return 0, {}
+    weights = np.concatenate(
+        [[0], np.cumsum(WEIGHTS[script_numbers(chunk.code_points("translation"))])]
+    )
+    letters = np.diff(weights[np.cumsum(chunk.lengths("translation"))], prepend=0) / 10
+    enough = np.flatnonzero(letters >= _LEAST_LETTERS)
+    found = Counter(known.identify(chunk.translation[row])[0] for row in enough.tolist())
+    del found[code]
+    return len(enough), {name: round(n / len(enough), 6) for name, n in found.most_common()}
+
+
+def loops(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """[n]: whether a text of up to 40 characters stands in each four times or more in a row, 16
+    characters or more together."""
+    found = np.zeros(len(texts), bool)
+    points = [code_points(text).astype(np.int64) for text in texts]
+    # Between two texts a number that is nowhere else.
+    ends = [np.array([-1 - row]) for row in range(len(texts))]
+    all_points = np.concatenate([part for pair in zip(points, ends, strict=True) for part in pair])
+    rows = np.repeat(np.arange(len(texts)), [len(part) + 1 for part in points])
+    for unit in range(1, _LONGEST_UNIT + 1):
+        other = np.flatnonzero(all_points[unit:] != all_points[:-unit])
+        starts = np.concatenate([[0], other + 1])
+        runs = np.append(other, max(len(all_points) - unit, 0)) - starts
+        found[rows[starts[runs >= max((_TIMES - 1) * unit - _DIVIDES, _LEAST_LOOP - unit)]]] = True
+    return found
+
+
+def confused(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Languages that the identifier cannot tell apart: first those to which it gives one code
+    ('zh = zh_Hant'), then 'gl as pt 12%' where a tenth or more of the references of one are taken
+    for the other, the worst first."""
+    pairs: dict[tuple[str, str], float] = {}
+    by_code: dict[str, set[str]] = {}
+    for row in rows:
+        if row["system"] == REFERENCE and row["code"]:
+            target = split_direction(row["direction"])[1]
+            by_code.setdefault(row["code"], set()).add(target)
+            for code, share in row["taken_for"].items():
+                if share >= _CONFUSED:
+                    pairs[target, code] = max(share, pairs.get((target, code), 0.0))
+    order = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
+    same = [" = ".join(sorted(languages)) for languages in by_code.values() if len(languages) > 1]
+    return [*same, *(f"{language} as {code} {share:.0%}" for (language, code), share in order)]
+
+
+def summary(
+    rows: Sequence[Mapping[str, Any]], levels: ResourceLevels
+) -> list[dict[str, str | float | int | None]]:
+    """Means over the directions of a group, a row a group and system, references first. Of small
+    test sets there are none (`ResourceLevels.min_test_sentences`)."""
+    found = []
+    for side in DIRECTION_GROUPS:
+        mine = [
+            row
+            for row in rows
+            if direction_group(row["direction"]) == side
+            and row["sentences"] >= levels.min_test_sentences
+        ]
+        for system in dict.fromkeys(row["system"] for row in mine):
+            group = [row for row in mine if row["system"] == system]
+            means: dict[str, str | float | int | None] = {}
+            for name in RATES:
+                values = [row[name] for row in group if row[name] is not None]
+                means[name] = float(np.mean(values)) if values else None
+            found.append({"system": system, "side": side, "directions": len(group), **means})
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]], levels: ResourceLevels) -> Table:
+    """`summary` for a terminal, with the languages that cannot be told apart."""
+    made = Table(
+        title="Means of how translations fail, in %",
+        caption="\n".join(notes(rows)),
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    made.add_column("system")
+    made.add_column("")
+    for name in RATES.values():
+        made.add_column(name, justify="right")
+    for row in summary(rows, levels):
+        made.add_row(str(row["system"]), str(row["side"]), *(shown(n, row[n]) for n in RATES))
+    return made
+
+
+def shown(name: str, value: Any) -> str:
+    """A rate in percent, a length ratio as it is; '' of one that is not known."""
+    if value is None:
+        return ""
+    return f"{value:.2f}" if name == "length_ratio" else f"{100 * value:.1f}"
+
+
+def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the rates of languages can say: a line each."""
+    if not any(row["code"] for row in rows):
+        return [NO_IDENTIFIER]
+    unknown = sorted({split_direction(row["direction"])[1] for row in rows if row["code"] is None})
+    lines = [
+        "wrong language by py3langid, which is wrong about the references as often as they say"
+    ]
+    if pairs := confused(rows):
+        lines.append(f"not told apart: {', '.join(pairs)}")
+    if unknown:
+        lines.append(f"not known to it: {', '.join(unknown)}")
+    return lines
+
+
+def _share(mask: npt.NDArray[np.bool_]) -> float:
+    return round(float(np.mean(mask)), 6)

@@ -6,7 +6,8 @@
 Each is a separate process that waits while another one's step runs: a machine whose speed changes
 within minutes slows all of them. Whole benchmarks one after the other can be off by a third. The
 last lines have, for each but the first, its seconds over the first one's: the median over rounds,
-and the ratios of the medians and of the fastest.
+and the ratios of the medians and of the fastest; and the same of CPU seconds of all threads, which
+count where other work shares the cores.
 
 Benchmarks of training steps and of layers take their steps from `interleaved_steps`.
 """
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 WAITING = "M4_BENCHMARK_WAITS"  # in the environment of benchmarks that wait before each step
 READY, DONE = "ready", "done"
@@ -39,11 +41,13 @@ def interleaved_steps(steps: int) -> Iterator[int]:
 
 
 class Benchmark:
-    """A process that waits before each step; `seconds` of its steps, by this process's clock."""
+    """A process that waits before each step; `seconds` and `cpu_seconds` of its steps, by this
+    process's clock and by the system's."""
 
     def __init__(self, command: str):
         self.command = command
         self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
         environment = {**os.environ, WAITING: "1"}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
@@ -61,15 +65,21 @@ class Benchmark:
     def step(self) -> None:
         """Runs one step."""
         assert self.process.stdin is not None
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), self._used()
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         self.read()
         self.seconds.append(time.perf_counter() - start)
+        self.cpu_seconds.append(self._used() - cpu)
+
+    def _used(self) -> float:
+        """CPU seconds of the threads that live."""
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("commands", nargs="+", help="benchmarks, without --steps")
     parser.add_argument("--steps", type=int, required=True, help="given to each of them")
     args = parser.parse_args()
@@ -83,13 +93,19 @@ def main() -> None:
             benchmark.step()
     for benchmark in benchmarks:
         sys.stdout.writelines(benchmark.process.stdout or ())
-    first = benchmarks[0].seconds
+    first = benchmarks[0]
     for other in benchmarks[1:]:
-        by_round = statistics.median(b / a for a, b in zip(first, other.seconds, strict=True))
-        medians = statistics.median(other.seconds) / statistics.median(first)
-        ratios = {"by_round": round(by_round, 3), "medians": round(medians, 3)}
-        fastest = round(min(other.seconds) / min(first), 3)
-        print(json.dumps({"command": other.command, **ratios, "fastest": fastest}))
+        seconds = _ratios(first.seconds, other.seconds)
+        cpu = _ratios(first.cpu_seconds, other.cpu_seconds)
+        print(json.dumps({"command": other.command, **seconds, "cpu_seconds": cpu}))
+
+
+def _ratios(first: list[float], other: list[float]) -> dict[str, float]:
+    by_round = statistics.median(b / a for a, b in zip(first, other, strict=True))
+    medians = statistics.median(other) / statistics.median(first)
+    fastest = min(other) / min(first)
+    ratios = {"by_round": by_round, "medians": medians, "fastest": fastest}
+    return {name: round(ratio, 3) for name, ratio in ratios.items()}
 
 
 if __name__ == "__main__":

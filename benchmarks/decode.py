@@ -1,0 +1,138 @@
+"""Seconds of a translated batch by greedy or beam search; a JSON line.
+
+    python benchmarks/decode.py --experts 8 --beams 4
+    python benchmarks/decode.py --mlp_width 1536
+
+All translations have as many tokens as are asked for: no search ends early. Routing is balanced:
+logits of an untrained router, of whose digits the later ones decide (`scattered`). `experts_a_step`
+says how many experts of a layer the tokens of one step have, on average; tokens that choose at
+random would have `experts_a_step_at_random`. peer_decode.py does the same work with Hugging Face's
+NLLB-MoE and with CTranslate2.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from interleaved import interleaved_steps
+from process import device
+
+from m4.data.preprocess import EOS_ID
+from m4.eval.decoding.search import search
+from m4.model.gates.top2_gshard import top2_gshard
+from m4.model.moe import MoeLayer
+from m4.model.routing import Capacity, Routing, Tokens
+from m4.model.transformer import Transformer, count_parameters
+from m4.parallel.platform.huge_pages import restart_with_huge_pages
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    for name, default in {
+        "width": 256,
+        "heads": 4,
+        "head_width": 64,
+        "mlp_width": 1024,
+        "layers": 4,
+        "experts": 0,  # in every other layer; 0: a dense model
+        "vocab": 8192,
+        "rows": 16,
+        "source": 64,
+        "target": 64,
+        "beams": 1,
+        "steps": 10,
+    }.items():
+        result.add_argument(f"--{name}", type=int, default=default)
+    return result
+
+
+class NeverEnding(Transformer):
+    """A model whose translations have no end."""
+
+    def decode(self, *args, **kwargs) -> jax.Array:
+        logits_BTV = super().decode(*args, **kwargs)
+        # Neither EOS nor padding.
+        return jnp.where(jnp.arange(self.vocab_size) <= EOS_ID, -1e9, logits_BTV)
+
+
+def scattered(tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing:
+    """top2_gshard by later digits of the logits: as good as random, and a function of the token."""
+
+    def score(name: str, **options) -> jax.Array:
+        return 4 * (tokens.score(name, **options) * 1e4 % 1)
+
+    return top2_gshard(dataclasses.replace(tokens, score=score), num_experts, capacity)
+
+
+def experts_a_step(model: Transformer, params, source_BL, best_BT: np.ndarray) -> float:
+    """Mean over the decoder's layers and steps, from the tokens of the best translations."""
+    input_BT = np.pad(best_BT, [(0, 0), (1, 0)])[:, :-1]
+    _, found = model.apply(
+        {"params": params}, source_BL, input_BT, best_BT, enable_dropout=False,
+        mutable=["explained"],
+    )  # fmt: skip
+    shape = (*best_BT.shape, -1)
+    layers = [
+        np.asarray(leaf).reshape(shape).swapaxes(0, 1).reshape(best_BT.shape[1], -1)
+        for name, tree in found["explained"].items()
+        if name.startswith("decoder")
+        for leaf in jax.tree.leaves(tree)
+    ]
+    return float(np.mean([len(np.unique(step)) for layer in layers for step in layer]))
+
+
+def main() -> None:
+    args = parser().parse_args()
+    model = NeverEnding(
+        vocab_size=args.vocab,
+        width=args.width,
+        heads=args.heads,
+        head_width=args.head_width,
+        mlp_width=args.mlp_width,
+        encoder_layers=args.layers,
+        decoder_layers=args.layers,
+        moe=functools.partial(MoeLayer, num_experts=args.experts, gate=scattered)
+        if args.experts
+        else None,
+    )
+    random = np.random.default_rng(0)
+    source_BL = random.integers(3, args.vocab, (args.rows, args.source), dtype=np.int32)
+    short = jnp.ones((1, 8), jnp.int32)
+    init = functools.partial(model.init, enable_dropout=False)
+    params = jax.jit(init)(jax.random.key(0), short, short, short)["params"]
+
+    def run() -> tuple[float, float, np.ndarray]:
+        start, cpu = time.perf_counter(), time.process_time()
+        found = search(model, params, source_BL, args.target, args.beams, 0.6)
+        best_BT = np.asarray(jax.block_until_ready(found)[0])
+        return time.perf_counter() - start, time.process_time() - cpu, best_BT
+
+    first, _, best_BT = run()
+    assert best_BT.all(), "a translation has ended"
+    times = [run()[:2] for _ in interleaved_steps(args.steps)]
+    seconds, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+    row = {
+        **vars(args),
+        "parameters": count_parameters(params),
+        "seconds": round(seconds, 4),
+        "cpu_seconds": round(cpu, 4),
+        "tokens_per_second": round(args.rows * args.target / seconds),
+        "compile_seconds": round(first - seconds, 1),
+        **device(),
+    }
+    if args.experts:
+        random_choices = args.experts * (1 - (1 - 2 / args.experts) ** args.rows)
+        row["experts_a_step"] = round(experts_a_step(model, params, source_BL, best_BT), 2)
+        row["experts_a_step_at_random"] = round(random_choices, 2)
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # as `m4` does
+    main()

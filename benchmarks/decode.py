@@ -25,6 +25,7 @@ from process import device
 
 from m4.data.preprocess import EOS_ID
 from m4.eval.decoding.search import search
+from m4.eval.decoding.settings import Method
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.moe import MoeLayer
 from m4.model.routing import Capacity, Routing, Tokens
@@ -49,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
         "steps": 10,
     }.items():
         result.add_argument(f"--{name}", type=int, default=default)
+    result.add_argument("--flat", action="store_true", help="GShard's flat beam search")
+    result.add_argument("--whole_cache", action="store_true", help="from the first step on")
     return result
 
 
@@ -109,8 +112,11 @@ def main() -> None:
 
     def run() -> tuple[float, float, np.ndarray]:
         start, cpu = time.perf_counter(), time.process_time()
-        found = search(model, params, source_BL, args.target, args.beams, 0.6)
-        best_BT = np.asarray(jax.block_until_ready(found)[0])
+        found = search(
+            model, params, source_BL, args.target, args.beams, 0.6, Method(flat=args.flat),
+            grows=not args.whole_cache,
+        )  # fmt: skip
+        best_BT = np.asarray(jax.block_until_ready(found)[0])[:, 0]
         return time.perf_counter() - start, time.process_time() - cpu, best_BT
 
     first, _, best_BT = run()

@@ -13,7 +13,7 @@ other (only a `min_log_prob` looks at all rows together).
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -103,15 +103,28 @@ def reorder_cache(cache: Any, beam_BK: Array, axis: int = 0, prefilled: bool = F
     return jax.tree_util.tree_map_with_path(reorder, cache)
 
 
+def grow_cache(cache: Any, length: int) -> Any:
+    """Room for the keys and values [rows, N, R, D] of `length` positions; the new ones are zeros."""
+
+    def grow(path: tuple[Any, ...], x: Array) -> Array:
+        if _leaf_name(path) not in ("cached_key", "cached_value"):
+            return x
+        return jnp.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)])
+
+    return jax.tree_util.tree_map_with_path(grow, cache)
+
+
 class CacheOfBeams(NamedTuple):
     """What beams keep: `expand` makes it of a cache with a row a sentence, `reorder` gives each
-    beam what its parent has. Arguments: as of `expand_cache` and `reorder_cache`."""
+    beam what its parent has, `grow` makes room for so many tokens. Arguments: as of `expand_cache`,
+    `reorder_cache` and `grow_cache`."""
 
     expand: Callable[[Any, int, int, bool], Any]
     reorder: Callable[[Any, Array, int, bool], Any]
+    grow: Callable[[Any, int], Any]
 
 
-COPIED = CacheOfBeams(expand_cache, reorder_cache)
+COPIED = CacheOfBeams(expand_cache, reorder_cache, grow_cache)
 
 
 def _pick(index_BK: Array, *arrays: Array) -> tuple[Array, ...]:
@@ -263,6 +276,21 @@ def _advance(rules: _Rules, search: _Search) -> _Search:
     )
 
 
+def _searched(rules: _Rules, search: _Search, stages: Sequence[int]) -> _Search:
+    """A loop for each stage, whose arrays have one shape; without stages one loop."""
+    advance = functools.partial(_advance, rules)
+    if not stages:
+        return lax.while_loop(functools.partial(_continues, rules), advance, search)
+    for length in stages:
+
+        def within(search: _Search, length: int = length) -> Array:
+            return (search.step < length) & _continues(rules, search)
+
+        search = search._replace(cache=rules.cache_of.grow(search.cache, length))
+        search = lax.while_loop(within, advance, search)
+    return search
+
+
 def beam_search(
     inputs: ArrayLike,
     cache: Mapping[str, Any],
@@ -279,6 +307,7 @@ def beam_search(
     *,
     constrain: Constrain | None = None,
     cache_of: CacheOfBeams = COPIED,
+    stages: Sequence[int] = (),
 ) -> tuple[Array, Array]:
     """The `num_decodes` best sequences of every row: T5X's `decode_fn`, whose names these are.
 
@@ -296,6 +325,8 @@ def beam_search(
         search then starts from the last token of the prefix, and lengths count the prefix.
       constrain: what may not come next (`m4.eval.decoding.methods.constraints`).
       cache_of: how beams keep what they have computed.
+      stages: lengths of the cache, ascending, the last one T; it grows when that many tokens are
+        there. Attention and reordering then read no more than that. (): it has its length.
 
     Returns:
       (int32 [B, K, T], float32 [B, K]): sequences without the start token, EOS kept and zeros
@@ -321,9 +352,7 @@ def beam_search(
     begin = _beginning(
         start_B, num_decodes, length, cache_of.expand(cache, num_decodes, cache_offset, prefilled)
     )
-    end = lax.while_loop(
-        functools.partial(_continues, rules), functools.partial(_advance, rules), begin
-    )
+    end = _searched(rules, begin, stages)
     any_B1 = jnp.any(end.is_finished_BK, axis=1, keepdims=True)
     score_BK = jnp.where(any_B1, end.finished_score_BK, end.live_logp_BK)
     seq_BKT = jnp.where(any_B1[:, :, None], end.finished_BKT, end.live_BKT)[:, :, 1:]

@@ -168,7 +168,7 @@ def _search_batch(job: _Job, batch: Batch) -> _Found:
     arguments = (job.model, job.params, tokens_BL, limit, settings.beams, settings.alpha)
     method = settings.method()
     if job.layout is None:
-        found = search(*arguments, method, more)
+        found = search(*arguments, method, more, grows=True)
     else:
         found = search_over(job.layout, *arguments, method, more)
     return jax.block_until_ready(found)

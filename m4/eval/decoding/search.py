@@ -23,6 +23,8 @@ from m4.model.layers import constrain
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
 
+SHORTEST_STAGE = 32  # positions
+
 
 def unstacked(model: Any, params: Any) -> tuple[Any, Any]:
     """A model of scanned layers as one of single layers; any other as it is."""
@@ -40,12 +42,14 @@ def _search(
     alpha: float,
     method: Method = BEST,
     more: Mapping[str, jax.Array] | None = None,
+    grows: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """The `method.n_best` sequences of each source, int32 [B, K, T], and their scores [B, K]; of a
     beam search the best first.
 
     tokens_BL: int32, 0 is padding. T is `target_length`. more: what else a row has: "forced_BT",
     the tokens that its translation begins with, and "name_B", which its random numbers are made of.
+    grows: the cache of a beam search grows with the translations (`stages`).
 
     `model` (static, by equality) follows T5X's contract; `params` are an argument, so that models
     of equal shape share the compiled program. Within `Layout.axis_rules` it is for that mesh.
@@ -58,7 +62,8 @@ def _search(
     # So many rows of the cache has a sentence, and so many positions a row for each token.
     copies, positions = (1, beams) if method.flat else (method.rows(beams), 1)
     encoded_BLM: Any = model.apply(variables, tokens_BL, enable_dropout=False, method="encode")
-    cache = _empty_cache(model, variables, tokens_BL, positions * target_length)
+    lengths = stages(target_length) if grows and method.sampling is None else [target_length]
+    cache = _empty_cache(model, variables, tokens_BL, positions * lengths[0])
 
     def step(
         encoded: jax.Array,
@@ -76,7 +81,7 @@ def _search(
             last,
             enable_dropout=False,
             decode=True,
-            max_decode_length=positions * target_length,
+            max_decode_length=_cached_positions(cache),
             mutable=["cache"],
             method="decode",
             **past,
@@ -108,7 +113,7 @@ def _search(
         )  # fmt: skip
     cache_of = COPIED
     if method.flat:
-        cache_of, cache = flat.INTERLEAVED, flat.with_past(cache, beams, target_length, batch)
+        cache_of, cache = flat.INTERLEAVED, flat.with_past(cache, beams, lengths[0], batch)
     sequences_BKT, scores_BK = beam_search(
         jnp.zeros((batch, target_length), jnp.int32),
         cache,
@@ -118,9 +123,24 @@ def _search(
         alpha=alpha,
         constrain=constrain,
         cache_of=cache_of,
+        stages=lengths if grows else (),
     )
     best = slice(-1, -1 - method.n_best, -1)
     return sequences_BKT[:, best], scores_BK[:, best]
+
+
+def stages(target_length: int) -> list[int]:
+    """The lengths of a growing cache: halves of T while they are not too short to be worth a loop
+    of the program. Most translations end in the first half of what they are allowed."""
+    lengths = [target_length]
+    while lengths[0] >= 2 * SHORTEST_STAGE:
+        lengths.insert(0, -(-lengths[0] // 2))
+    return lengths
+
+
+def _cached_positions(cache: Mapping[str, Any]) -> int:
+    leaves = jax.tree_util.tree_leaves_with_path(cache)
+    return next(x.shape[2] for path, x in leaves if path[-1].key == "cached_key")
 
 
 def _empty_cache(model: nn.Module, variables: Any, tokens_BL: jax.Array, target_length: int) -> Any:
@@ -137,7 +157,9 @@ def _empty_cache(model: nn.Module, variables: Any, tokens_BL: jax.Array, target_
 
 
 # On one device.
-search = jax.jit(_search, static_argnames=("model", "target_length", "beams", "alpha", "method"))
+search = jax.jit(
+    _search, static_argnames=("model", "target_length", "beams", "alpha", "method", "grows")
+)
 
 
 def jit_search(

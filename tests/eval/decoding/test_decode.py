@@ -103,7 +103,7 @@ def test_the_number_of_batches_at_once_has_no_effect(model_and_params, monkeypat
     search, lock, together = decoding.search, threading.Lock(), threading.Barrier(most, timeout=60)
     now, seen, first = 0, [], iter([True] * most)
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         nonlocal now
         with lock:
             now += 1
@@ -111,7 +111,7 @@ def test_the_number_of_batches_at_once_has_no_effect(model_and_params, monkeypat
         # The first ones wait for each other: fewer threads would break the barrier.
         if next(first, False):
             together.wait()
-        found = jax.block_until_ready(search(*arguments))
+        found = jax.block_until_ready(search(*arguments, **options))
         with lock:
             now -= 1
         return found
@@ -136,11 +136,11 @@ def test_an_error_is_raised_and_ends_the_search(model_and_params, monkeypatch, c
     model, params = model_and_params
     search, begun = decoding.search, []
 
-    def failing(*arguments):
+    def failing(*arguments, **options):
         begun.append(1)
         if len(begun) == 2:
             raise RuntimeError("no memory")
-        return search(*arguments)
+        return search(*arguments, **options)
 
     monkeypatch.setattr(decoding, "available_cpus", lambda: list(range(cores)))
     monkeypatch.setattr(decoding, "search", failing)

@@ -145,6 +145,25 @@ def test_a_bfloat16_model_over_two_devices_is_that_of_one() -> None:
         np.testing.assert_array_equal(here, alone)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("flat", [False, pytest.param(True, marks=THOROUGH)])
+def test_a_cache_that_grows_gives_the_same_translations(
+    flat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "SHORTEST_STAGE", 3)
+    assert searching.stages(13) == [4, 7, 13]
+    model, params = tiny()
+    (rows,) = batches([[*pieces, 1] for pieces in Words().encode_tagged(TEXTS[:4])], [16], 4)
+    asked: Any = (model, params, rows.tokens_BL, 13, 2, 0.6, searching.Method(flat=flat, n_best=2))
+    whole, whole_scores = search(*asked)
+    grown, scores = search(*asked, grows=True)
+    assert len(np.unique(whole[:, 0], axis=0)) > 2  # the law would be empty otherwise
+    assert np.any(whole[:, 0, 7:])
+    np.testing.assert_array_equal(grown, whole)
+    # A softmax over fewer zeros adds in another order: a dozen sums of float32.
+    np.testing.assert_allclose(scores, whole_scores, rtol=3e-5, atol=1e-5)
+
+
 def test_groups_that_do_not_divide_name_the_setting() -> None:
     # Four rows of two hypotheses, a position each: one group of 8 tokens for two devices.
     model, params = tiny()

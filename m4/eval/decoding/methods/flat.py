@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from m4.eval.decoding.beam import CacheOfBeams
+from m4.eval.decoding.beam import CacheOfBeams, grow_cache
 
 
 def with_past(cache: Any, beams: int, length: int, batch: int) -> dict[str, Any]:
@@ -27,8 +27,8 @@ def with_past(cache: Any, beams: int, length: int, batch: int) -> dict[str, Any]
 def with_present(past_BKR: Array, step: Array) -> Array:
     """The mask with the position of each beam's present token, K * step + k, too."""
     beams = past_BKR.shape[1]
-    here_KR = jnp.arange(past_BKR.shape[2]) == (beams * step + jnp.arange(beams))[:, None]
-    return past_BKR | here_KR
+    here_KR = jnp.arange(past_BKR.shape[2])[None] == (beams * step + jnp.arange(beams))[:, None]
+    return past_BKR | here_KR[None]
 
 
 def _kept(cache: Any, beams: int, axis: int, prefilled: bool) -> Any:
@@ -40,4 +40,11 @@ def _reordered(cache: Any, beam_BK: Array, axis: int, prefilled: bool) -> Any:
     return {**cache, "past_BKR": past_BKR}
 
 
-INTERLEAVED = CacheOfBeams(_kept, _reordered)
+def _grown(cache: Any, length: int) -> Any:
+    past_BKR = cache["past_BKR"]
+    positions = past_BKR.shape[1] * length
+    past_BKR = jnp.pad(past_BKR, [(0, 0), (0, 0), (0, positions - past_BKR.shape[2])])
+    return {"past_BKR": past_BKR, "model": grow_cache(cache["model"], positions)}
+
+
+INTERLEAVED = CacheOfBeams(_kept, _reordered, _grown)

@@ -131,13 +131,13 @@ def test_experts_compute_all_slots() -> None:
 
 
 def test_training_that_drops_nothing_has_rows_for_all_choices() -> None:
-    moe = functools.partial(MoeLayer, num_experts=4, group_tokens=8, train_capacity_factor=None)
+    moe = functools.partial(MoeLayer, num_experts=16, group_tokens=8, train_capacity_factor=None)
     model = Transformer(**SIZES, moe=moe)
-    # 64 and 48 choices in blocks of 8 and 4 rows, of at most 64 / 8 + 4 and 48 / 4 + 4 blocks.
-    assert arithmetic(model)["experts"] == 2 * 2 * (12 * 8 + 16 * 4) * 16 * 32
-    # Where rows travel, blocks have 8 rows at least: 48 / 8 + 4.
+    # 64 and 48 choices in blocks of 8 and 4 rows, of at most 64 / 8 + 16 and 48 / 4 + 16 blocks.
+    assert arithmetic(model)["experts"] == 2 * 2 * (24 * 8 + 28 * 4) * 16 * 32
+    # Where rows travel, blocks have 8 rows at least: 48 / 8 + 16.
     apart = forward_flops(model, ROWS, SOURCE, TARGET, experts_apart=True)
-    assert apart["experts"] == 2 * 2 * (12 * 8 + 10 * 8) * 16 * 32
+    assert apart["experts"] == 2 * 2 * (24 * 8 + 22 * 8) * 16 * 32
 
 
 def test_cost_of_one_hot_dispatch_is_proportional_to_group_size() -> None:

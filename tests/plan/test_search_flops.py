@@ -81,9 +81,9 @@ def test_without_capacity_the_experts_have_rows_for_all_choices() -> None:
         return Transformer(**SIZES, moe=functools.partial(moe, **options))
 
     encoding, step = arithmetic(model())
-    # One of two layers a stack has experts. 24 tokens have 48 choices, 12 an expert: blocks of 4,
-    # 48 / 4 + 4 of them. 6 tokens have 12 choices: 3 + 4 blocks.
-    assert encoding["experts"] == 2 * 2 * (16 * 4) * 16 * 32
+    # One of two layers a stack has experts. 24 tokens have 48 choices, 12 an expert: blocks of 8,
+    # 48 / 8 + 4 of them. 6 tokens have 12 choices: 3 + 4 blocks of 4.
+    assert encoding["experts"] == 2 * 2 * (10 * 8) * 16 * 32
     assert step["experts"] == 2 * 2 * (7 * 4) * 16 * 32
     assert encoding["experts_used"] == 2 * 2 * 48 * 16 * 32
     assert step["router"] == 2 * 6 * 16 * 4

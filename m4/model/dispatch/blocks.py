@@ -38,10 +38,15 @@ class Blocks(NamedTuple):
 
 
 def rows_of_block(choices: int, num_experts: int, fewest: int = _FEWEST) -> int:
-    """b: half of an expert's rows where all have as many, a power of 2. Measured on CPUs: smaller
-    blocks read an expert's matrices too often, larger ones have too many empty rows."""
-    half = max(choices // num_experts, 1).bit_length() - 2
-    return min(max(2 ** max(half, 0), fewest), _MOST)
+    """b: half of an expert's rows where all have as many, up to 16 all of them, a power of 2.
+
+    Measured on CPUs: smaller blocks read an expert's matrices too often, larger ones have too many
+    empty rows. Up to 16 rows an expert's matrices take longer to read than to multiply.
+    """
+    rows = max(choices // num_experts, 1)
+    half = 2 ** max(rows.bit_length() - 2, 0)
+    least = fewest if rows < 4 else max(fewest, 8)
+    return min(max(half, min(2 * half, 16), least), _MOST)
 
 
 def most_blocks(choices: int, num_experts: int, rows: int) -> int:

@@ -87,8 +87,10 @@ def test_a_row_does_not_know_its_neighbours(tokens, mesh):
 
 
 def test_rows_of_a_block():
-    # Half of an expert's rows when balanced, a power of 2, from 4 to 128.
-    for choices, experts, rows in ((32, 8, 4), (128, 8, 8), (512, 8, 32), (2048, 8, 128)):
+    # An expert's rows when balanced, of more than 16 half, a power of 2, from 4 to 128.
+    for choices, experts, rows in ((32, 8, 8), (64, 8, 8), (128, 8, 16), (256, 8, 16)):
+        assert rows_of_block(choices, experts) == rows
+    for choices, experts, rows in ((512, 8, 32), (2048, 8, 128), (128, 64, 4)):
         assert rows_of_block(choices, experts) == rows
     assert rows_of_block(1, 64) == 4
     assert rows_of_block(10**6, 8) == 128

@@ -142,47 +142,8 @@ def nllb_moe(args: argparse.Namespace, source_BL: np.ndarray) -> Peer:
 def ctranslate2(args: argparse.Namespace, source_BL: np.ndarray) -> Peer:
     import ctranslate2 as ct2  # type: ignore[import-not-found]
 
-    random = np.random.default_rng(1)
-
-    def matrix(rows: int, columns: int) -> np.ndarray:
-        return random.normal(0, columns**-0.5, (rows, columns)).astype(np.float32)
-
-    spec = ct2.specs.TransformerSpec.from_config(
-        (LAYERS, LAYERS),
-        HEADS,
-        pre_norm=True,
-        activation=ct2.specs.Activation.RELU,
-        relative_attention_bias=True,
-        rms_norm=True,
-    )
     names = ["<pad>", "</s>", "<unk>", *(f"t{i}" for i in range(3, VOCAB))]
-    for stack in (spec.encoder, spec.decoder):
-        stack.scale_embeddings = True
-        embeddings = stack.embeddings
-        (embeddings[0] if isinstance(embeddings, list) else embeddings).weight = matrix(VOCAB, WIDTH)
-        stack.layer_norm.gamma = np.ones(WIDTH, np.float32)
-        for layer in stack.layer:
-            attentions = [layer.self_attention]
-            if hasattr(layer, "attention"):
-                attentions.append(layer.attention)
-            for attention in attentions:
-                attention.layer_norm.gamma = np.ones(WIDTH, np.float32)
-                own = attention is layer.self_attention
-                attention.linear[0].weight = matrix(3 * WIDTH if own else WIDTH, WIDTH)
-                if not own:
-                    attention.linear[1].weight = matrix(2 * WIDTH, WIDTH)
-                attention.linear[-1].weight = matrix(WIDTH, WIDTH)
-                if own:
-                    attention.relative_attention_bias = matrix(32, HEADS)
-                    attention.relative_attention_max_distance = np.dtype("int32").type(128)
-            layer.ffn.layer_norm.gamma = np.ones(WIDTH, np.float32)
-            layer.ffn.linear_0.weight = matrix(args.mlp_width, WIDTH)
-            layer.ffn.linear_1.weight = matrix(WIDTH, args.mlp_width)
-    spec.decoder.projection.weight = spec.decoder.embeddings.weight
-    spec.register_source_vocabulary(names)
-    spec.register_target_vocabulary(names)
-    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = names[0], names[1], names[2]
-    spec.config.decoder_start_token = names[0]
+    spec = random_model(args.mlp_width, names)
     with tempfile.TemporaryDirectory() as folder:
         spec.validate()
         spec.optimize()
@@ -209,6 +170,53 @@ def ctranslate2(args: argparse.Namespace, source_BL: np.ndarray) -> Peer:
         return {"ctranslate2": ct2.__version__}
 
     return about, translate
+
+
+def random_model(mlp_width: int, names: list[str]):
+    """T5's layers with random matrices."""
+    import ctranslate2 as ct2  # type: ignore[import-not-found]
+
+    random = np.random.default_rng(1)
+    ones = np.ones(WIDTH, np.float32)
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        return random.normal(0, columns**-0.5, (rows, columns)).astype(np.float32)
+
+    spec = ct2.specs.TransformerSpec.from_config(
+        (LAYERS, LAYERS),
+        HEADS,
+        pre_norm=True,
+        activation=ct2.specs.Activation.RELU,
+        relative_attention_bias=True,
+        rms_norm=True,
+    )
+    for stack in (spec.encoder, spec.decoder):
+        stack.scale_embeddings = True
+        tables = stack.embeddings
+        (tables[0] if isinstance(tables, list) else tables).weight = matrix(VOCAB, WIDTH)
+        stack.layer_norm.gamma = ones
+        for layer in stack.layer:
+            own = layer.self_attention
+            own.linear[0].weight = matrix(3 * WIDTH, WIDTH)
+            own.relative_attention_bias = matrix(32, HEADS)
+            own.relative_attention_max_distance = np.int32(128)
+            attentions = [own]
+            if hasattr(layer, "attention"):
+                attentions.append(layer.attention)
+                layer.attention.linear[0].weight = matrix(WIDTH, WIDTH)
+                layer.attention.linear[1].weight = matrix(2 * WIDTH, WIDTH)
+            for attention in attentions:
+                attention.layer_norm.gamma = ones
+                attention.linear[-1].weight = matrix(WIDTH, WIDTH)
+            layer.ffn.layer_norm.gamma = ones
+            layer.ffn.linear_0.weight = matrix(mlp_width, WIDTH)
+            layer.ffn.linear_1.weight = matrix(WIDTH, mlp_width)
+    spec.decoder.projection.weight = spec.decoder.embeddings.weight
+    spec.register_source_vocabulary(names)
+    spec.register_target_vocabulary(names)
+    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = names[:3]
+    spec.config.decoder_start_token = names[0]
+    return spec
 
 
 if __name__ == "__main__":

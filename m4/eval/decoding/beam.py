@@ -104,7 +104,7 @@ def reorder_cache(cache: Any, beam_BK: Array, axis: int = 0, prefilled: bool = F
 
 
 def grow_cache(cache: Any, length: int) -> Any:
-    """Room for the keys and values [rows, N, R, D] of `length` positions; the new ones are zeros."""
+    """Room for the keys and values [rows, N, R, D] of `length` positions; zeros in the new ones."""
 
     def grow(path: tuple[Any, ...], x: Array) -> Array:
         if _leaf_name(path) not in ("cached_key", "cached_value"):

@@ -106,7 +106,7 @@ def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[
         store.close()
     warn_if_changed(folder, note)
     counts = folder / "atlas.train.json"
-    if "seated" in note and not counts.is_file():
+    if "assigned" in note and not counts.is_file():
         print(
             f"{counts}: missing; the report does not show which experts training chose. Training "
             "writes it with every checkpoint",

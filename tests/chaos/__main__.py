@@ -25,8 +25,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         base = (parsed.folder or Path(folder)).absolute()
         environment.set_up(base / "programs")
-        from tests.chaos import disk, forks, world
+        from tests.chaos import forks, world
         from tests.chaos.table import kinds, not_held, table
+        from tests.chaos.trials import disk
 
         begin = time.monotonic()
         forks.warm()
@@ -73,8 +74,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _trials(world, base: Path, parsed: argparse.Namespace) -> Iterator:
-    from tests.chaos import clock, damage, disk, forks, kills, processes
+    from tests.chaos import forks
     from tests.chaos.trial import Trial
+    from tests.chaos.trials import clock, damage, disk, kills, processes
 
     def draw(*what: object) -> random.Random:
         return random.Random(repr((parsed.seed, *what)))  # each trial its own: any can be repeated
@@ -107,7 +109,7 @@ def _trials(world, base: Path, parsed: argparse.Namespace) -> Iterator:
 
 
 def _of_lines(base: Path, draw: random.Random, count: int) -> list[tuple[str, ...]]:
-    from tests.chaos import lines
+    from tests.chaos.trials import lines
 
     return [dataclasses.astuple(trial) for trial in lines.among(base, draw, count)]
 

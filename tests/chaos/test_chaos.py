@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.thorough
 @pytest.mark.every_part
 def test_nothing_is_lost_and_nothing_is_silently_wrong(tmp_path: Path) -> None:
-    # One of two processes lost: tests/train/test_processes.py; broken lines: test_lines.py.
+    # One of two processes lost: tests/train/loop/test_processes.py; broken lines: test_lines.py.
     counts = "--kills=4 --damages=8 --programs=1 --disks=1 --clocks=1 --losses=0 --lines=0"
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos", *counts.split(), f"--folder={tmp_path}"],

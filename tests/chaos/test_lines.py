@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.chaos import lines
+from tests.chaos.trials import lines
 
 
 def test_broken_lines_are_named_or_counted_and_leave_no_trace(tmp_path: Path) -> None:

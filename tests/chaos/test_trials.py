@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import damage, phases
+from tests.chaos import phases
 from tests.chaos.forks import Ended
 from tests.chaos.phases import Event, Span
 from tests.chaos.table import not_held, table
 from tests.chaos.trial import VERDICTS, Trial
+from tests.chaos.trials import damage
 from tests.chaos.world import World
 
 ROOT = Path(__file__).parents[2]

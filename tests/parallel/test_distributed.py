@@ -139,7 +139,7 @@ def test_connection_errors_are_recognized() -> None:
 
 def test_dead_process_is_noticed_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the defaults that `m4 train` gives JAX; a process is killed in
-    tests/train/test_processes.py."""
+    tests/train/loop/test_processes.py."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(jax.distributed, "initialize", lambda **given: asked.update(given))
     monkeypatch.setattr(jax.config, "update", lambda *_: None)  # the tests keep their own

@@ -1,0 +1,1 @@
+"""What happens to a run: one file a kind."""

@@ -60,7 +60,7 @@ class Baselines:
 
     Attributes:
         high, medium, low: of what is trained, their `data.corpus` is replaced by the language's own
-            pairs out of the multilingual corpus, with a vocabulary of their own size.
+            pairs out of the multilingual corpus, with a vocabulary of another size.
         folder: where finished models are kept for other runs too; None: MODEL_DIR/baselines.
     """
 

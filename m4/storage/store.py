@@ -50,7 +50,7 @@ class Unreachable(Exception):
     status = 1
 
 
-# What a store's methods raise besides `Changed`.
+# What else than `Changed` a store's methods raise.
 ERRORS = (OSError, InputError, Unreachable)
 
 

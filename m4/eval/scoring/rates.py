@@ -190,7 +190,7 @@ def loops(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
     characters or more together."""
     found = np.zeros(len(texts), bool)
     points = [code_points(text).astype(np.int64) for text in texts]
-    # Between two texts a number that is nowhere else.
+    # Between two texts a number that stands in no text.
     ends = [np.array([-1 - row]) for row in range(len(texts))]
     all_points = np.concatenate([part for pair in zip(points, ends, strict=True) for part in pair])
     rows = np.repeat(np.arange(len(texts)), [len(part) + 1 for part in points])
@@ -244,7 +244,7 @@ def summary(
 
 
 def table(rows: Sequence[Mapping[str, Any]], levels: ResourceLevels) -> Table:
-    """`summary` for a terminal, with the languages that cannot be told apart."""
+    """`summary` for a terminal, with the languages that are confused."""
     made = Table(
         title="Means of how translations fail, in %",
         caption="\n".join(notes(rows)),
@@ -279,7 +279,7 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "wrong language by py3langid, which is wrong about the references as often as they say"
     ]
     if pairs := confused(rows):
-        lines.append(f"not told apart: {', '.join(pairs)}")
+        lines.append(f"confused: {', '.join(pairs)}")
     if unknown:
         lines.append(f"not known to it: {', '.join(unknown)}")
     return lines

@@ -120,7 +120,7 @@ class TextTranslator:
             self.counts.update(sums)
 
     def _parts(self, window: Sequence[Line]) -> list[Parts]:
-        """What is translated of each line: nothing of a blank one, else it, or its sentences."""
+        """What is translated of each line: of a blank one nothing, else it, or its sentences."""
         most = self._translator.decoding.max_source_length
 
         def pieces(texts: Sequence[str], to: Sequence[str]) -> list[int]:

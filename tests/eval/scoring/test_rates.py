@@ -127,7 +127,7 @@ def test_wrong_languages_are_counted_next_to_the_errors_on_references() -> None:
     assert (right["off_language"], right["taken_for"]) == (0.1, {"pt": 0.1})
     # Languages are chosen among the run's: none is French, the first of others.
     assert of(rows, "moe", "en-eu")["off_language"] is None
-    assert rates.notes(rows)[1:] == ["not told apart: gl as pt 10%", "not known to it: eu"]
+    assert rates.notes(rows)[1:] == ["confused: gl as pt 10%", "not known to it: eu"]
 
 
 def test_languages_with_one_code_are_not_told_apart() -> None:
@@ -175,7 +175,7 @@ def test_the_table_has_means_of_directions_with_enough_sentences() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(rates.table(rows, LEVELS))
     text = console.export_text()
-    for wanted in ("wrong language", "44.4", "10.0", "not told apart: gl as pt 10%"):
+    for wanted in ("wrong language", "44.4", "10.0", "confused: gl as pt 10%"):
         assert wanted in text
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from m4.experiment import Data as Data
     from m4.experiment import Decoding as Decoding
     from m4.experiment import Experiment as Experiment
+    from m4.experiment import Sampling as Sampling
     from m4.experiment import Training as Training
     from m4.model.moe import MoeLayer as MoeLayer
     from m4.model.transformer import Transformer as Transformer
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "m4.api": ("Corpus", "Run", "delta", "load", "plot_delta", "prepare_corpus"),
     "m4.data.corpus": ("CorpusSpec",),
-    "m4.experiment": ("Baselines", "Data", "Decoding", "Experiment", "Training"),
+    "m4.experiment": ("Baselines", "Data", "Decoding", "Experiment", "Sampling", "Training"),
     "m4.model.moe": ("MoeLayer",),
     "m4.model.transformer": ("Transformer",),
     "m4.settings": ("SettingError",),

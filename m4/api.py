@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from m4.data.sources import Source
 from m4.data.sources.tsv import Tsv
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
+from m4.eval.decoding.decode import Translations
 from m4.experiment import Experiment
 from m4.settings import InputError, SettingError
 from m4.storage.files import read_jsonl
@@ -106,15 +107,45 @@ class Run:
     experiment: Experiment
     config: Config
 
-    def translate(self, lines: Sequence[str], to: str) -> list[str]:
+    @overload
+    def translate(
+        self, lines: Sequence[str], to: str, *, prefix: str | Sequence[str] | None = ...,
+        n_best: None = ..., **decoding: Any,
+    ) -> list[str]: ...  # fmt: skip
+
+    @overload
+    def translate(
+        self, lines: Sequence[str], to: str, *, prefix: str | Sequence[str] | None = ...,
+        n_best: int, **decoding: Any,
+    ) -> list[Translations]: ...  # fmt: skip
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        to: str,
+        *,
+        prefix: str | Sequence[str] | None = None,
+        n_best: int | None = None,
+        **decoding: Any,
+    ) -> list[str] | list[Translations]:
         """Lines in any language of the model -> lines in the language `to`, in their order.
 
+        Args:
+            prefix: what the translations begin with, or that of each line.
+            n_best: so many translations of each line, with their scores; None: a text each.
+            decoding: other settings of `m4.Decoding`: beams, sampling=m4.Sampling(top_p=0.9), ...
+
         Raises:
-            ValueError: the model does not translate into `to`.
+            ValueError: the model does not translate into `to`. SettingError: a setting that cannot
+                be.
         """
         if isinstance(lines, str):
             raise InputError(f"lines = {lines!r}: must be a list of lines, [{lines!r}]")
-        return self._translator.translate(list(lines), to)
+        given = decoding if n_best is None else {**decoding, "n_best": n_best}
+        settings = dataclasses.replace(self._translator.decoding, **given)
+        ready = dataclasses.replace(self._translator, decoding=settings)
+        found = ready.candidates(list(lines), to, prefix=prefix)
+        return found if n_best is not None else [each.texts[0] for each in found]
 
     def decode(self, split: str = "test", step: int | None = None) -> dict[str, list[str]]:
         """Direction -> translations of a split ("test" or "dev"); written to decodes/ too."""

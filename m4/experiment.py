@@ -14,6 +14,7 @@ from m4.data.corpus import CorpusSpec
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.stream.stream import Stream
+from m4.eval.decoding.methods.sampling import Sampling as Sampling
 from m4.eval.decoding.settings import Decoding as Decoding
 from m4.eval.scoring.groups import DEFAULT_LEVELS
 from m4.eval.scoring.groups import ResourceLevels as ResourceLevels

@@ -64,6 +64,8 @@ def run(
             return 0
         if parsed.job == "average":
             return _average(experiment, parsed, bindings)
+        if parsed.job == "score" and any((parsed.source, parsed.target, parsed.to)):
+            return _score_files(experiment, config, parsed)
         if parsed.job == "translate":
             return _translate(experiment, config, parsed)
         if parsed.job == "explain":
@@ -122,7 +124,7 @@ def local_folder(model_dir: str) -> Path:
 
 def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
     """The jobs that write into MODEL_DIR: one at a time, and for one config."""
-    from m4.jobs import baselines, decode, demo, evaluate, report, train
+    from m4.jobs import baselines, decode, demo, evaluate, report, score, train
     from m4.jobs.claim import claimed_together
     from m4.jobs.watching import follow
     from m4.parallel import distributed
@@ -142,6 +144,7 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
         "baselines": lambda: baselines.baselines(experiment),
         "decode": lambda: decode.decode(experiment, dense=dense, split=split, step=step),
         "eval": lambda: evaluate.evaluate(experiment, dense=dense, split=split, step=step),
+        "score": lambda: score.score(experiment, dense=dense, split=split, step=step),
         "report": lambda: report.report(experiment, dense=dense),
         "demo": lambda: demo.demo(experiment, dense=dense),
     }[parsed.job]
@@ -206,6 +209,7 @@ def _average(experiment: "Experiment", parsed: argparse.Namespace, bindings: Seq
 
 
 def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
+    from m4.eval.decoding.translate import first_text, json_line
     from m4.jobs import prepare
     from m4.jobs.translate import translator
     from m4.storage import run_folder
@@ -216,11 +220,36 @@ def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Name
     run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
     prepare.prepare_process(experiment, None)
     ready = translator(experiment)
+    written = functools.partial(json_line, to=parsed.to) if parsed.json else first_text
     if parsed.text:
-        for line in ready.translate(parsed.text, parsed.to):
-            print(line, flush=True)
+        found = ready.candidates(parsed.text, parsed.to)
+        for line, each in zip(parsed.text, found, strict=True):
+            print(written(line, each), flush=True)
     else:
-        ready.stream(sys.stdin.fileno(), parsed.to, sys.stdout)
+        ready.stream(sys.stdin.fileno(), parsed.to, sys.stdout, written=written)
+    return 0
+
+
+def _score_files(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
+    """`m4 score` of a user's files: a line of JSON a pair; the run's folder is only read."""
+    import json
+
+    from m4.jobs import prepare
+    from m4.jobs.score import score_files
+    from m4.parallel import distributed
+    from m4.storage import run_folder
+
+    if distributed.is_distributed():
+        raise InputError("one process scores files; several can share `m4 score` of a test set")
+    if not all((parsed.source, parsed.target, parsed.to)):
+        raise InputError("give --source, --target and --to together")
+    for name in ("split", "step", "compare"):
+        if getattr(parsed, name) is not None:
+            raise InputError(f"--{name}: not with --source, of whose lines the last model is asked")
+    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
+    prepare.prepare_process(experiment, None)
+    for row in score_files(experiment, parsed.source, parsed.target, parsed.to):
+        print(json.dumps(row, ensure_ascii=False), flush=True)
     return 0
 
 

@@ -9,8 +9,8 @@ from m4.settings import InputError
 
 # The jobs that several processes can be started with, and those whose work they share; the others
 # are the primary's.
-TOGETHER = ("train", "baselines", "decode", "eval", "report", "demo")
-SHARED = ("train", "decode", "eval")
+TOGETHER = ("train", "baselines", "decode", "eval", "score", "report", "demo")
+SHARED = ("train", "decode", "eval", "score")
 # The jobs whose result is what they print; what others print is in files as well.
 PRINTED = ("atlas", "checkpoint", "collectives", "explain", "plan", "watch")
 
@@ -38,16 +38,26 @@ def add_run(name: str, job: argparse.ArgumentParser) -> None:
             metavar="REASON",
             help="train on from the last checkpoint with settings that may change from now on",
         )
-    if name in ("decode", "eval"):
+    if name in ("decode", "eval", "score"):
         job.add_argument("--split", choices=["test", "dev"], help="(test; with --watch dev)")
         job.add_argument(
             "--step",
             type=int,
             help="a checkpoint that is kept; results in decodes/STEP (the latest)",
         )
+    if name == "score":
+        add_given(job)
     if name == "eval":
         add_follow(job)
     job.add_argument("--compare", choices=["dense"], help="also train a dense model for comparison")
+
+
+def add_given(job: argparse.ArgumentParser) -> None:
+    """What is scored, where it is not a test set."""
+    group = job.add_argument_group("files", "pairs of lines, in the place of the run's test set")
+    group.add_argument("--source", type=Path, metavar="FILE", help="of sources, a line each")
+    group.add_argument("--target", type=Path, metavar="FILE", help="their translations")
+    group.add_argument("--to", help="target language, e.g. gl")
 
 
 def add_checkpoint(job: argparse.ArgumentParser) -> None:
@@ -151,6 +161,11 @@ def add_average(job: argparse.ArgumentParser) -> None:
 def add_translate(job: argparse.ArgumentParser) -> None:
     job.add_argument("--to", required=True, help="target language, e.g. gl")
     job.add_argument("text", nargs="*", help="without text: standard input")
+    job.add_argument(
+        "--json",
+        action="store_true",
+        help="a line of JSON for each: source, all translations (Decoding.n_best), scores",
+    )
 
 
 def add_atlas(job: argparse.ArgumentParser) -> None:

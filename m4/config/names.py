@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from m4.data.corpus import CorpusSpec
-from m4.experiment import BadSteps, Baselines, Data, Decoding, Experiment, ResourceLevels, Training
+from m4.experiment import (
+    BadSteps,
+    Baselines,
+    Data,
+    Decoding,
+    Experiment,
+    ResourceLevels,
+    Sampling,
+    Training,
+)
 
 # Made from their bindings where no line names them.
-PARTS = (Data, Training, Decoding, Baselines, CorpusSpec, ResourceLevels, BadSteps)
+PARTS = (Data, Training, Decoding, Sampling, Baselines, CorpusSpec, ResourceLevels, BadSteps)
 
 
 def canonical_name(target: Any) -> str:

@@ -122,8 +122,13 @@ def train_one(
         note={"language": language, "vocabulary": cache.vocabulary.fingerprint},
         progress=_Reported(language, training.total_steps, report),
     )
+
+    def hypotheses(sources: list[str]) -> list[dict[str, str]]:
+        found = translate(params=trained.params, sources=sources, settings=decoding)
+        return [{"hypothesis": each} for each in found]
+
     decode_to_files(
-        lambda sources: translate(params=trained.params, sources=sources, settings=decoding),
+        hypotheses,
         folder / "decodes",
         "test",
         split_pairs(cache, cache.directions, "test"),

@@ -21,12 +21,14 @@ def search_over_lists(
 ) -> tuple[list[list[int]], list[float], float]:
     """(sequences, scores, smallest gap between two scores that were compared), best first.
 
-    logp: tokens so far -> log-probabilities over the vocabulary.
+    logp: tokens so far -> log-probabilities over the vocabulary; -inf: it may not come.
     """
     live: list[tuple[float, Tokens]] = [(0.0, ())]
     finished: list[tuple[float, Tokens]] = []
     gap = math.inf
     for step in range(length):
+        if not live:
+            break
         if len(finished) == beams:
             bound = live[0][0] / penalty(alpha, length + 1)
             gap = min(gap, abs(finished[-1][0] - bound))
@@ -39,6 +41,7 @@ def search_over_lists(
             (score + each, (*tokens, token))
             for score, tokens in live
             for token, each in enumerate(logp(tokens))
+            if each > -math.inf
         ]
         candidates.sort(reverse=True)
         candidates, rejected = candidates[: 2 * beams], candidates[2 * beams :]

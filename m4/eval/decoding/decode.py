@@ -72,6 +72,12 @@ class Translations(NamedTuple):
     utilities: list[float] | None = None
 
 
+def as_json(found: Translations) -> dict[str, Any]:
+    """What a line of JSON says of a source's translations."""
+    said: dict[str, Any] = {"translations": found.texts, "scores": found.scores}
+    return said if found.utilities is None else {**said, "utilities": found.utilities}
+
+
 def default_buckets(max_source_length: int) -> list[int]:
     """16, 32, 64, ... and the maximum itself: few programs to compile, at most half padding."""
     lengths = [SHORTEST_BUCKET]

@@ -24,7 +24,7 @@ def hypotheses_path(folder: Path, split: str, direction: str) -> Path:
 
 
 def decode_to_files(
-    translate: Callable[[list[str]], list[str]],
+    translate: Callable[[list[str]], list[dict[str, Any]]],
     folder: Path | str,
     split: str,
     pairs: Mapping[str, Sequence[tuple[str, str]]],
@@ -43,7 +43,8 @@ def decode_to_files(
     With several processes all of them call this; the primary one reads and writes.
 
     Args:
-      translate: tagged sources -> hypotheses, e.g. a partial of `decode`.
+      translate: tagged sources -> what a line says of each, {"hypothesis": its translation}, or
+        more.
       folder: MODEL_DIR/decodes.
       split: "test" or "dev".
       pairs: direction ("en-gl") -> (source, reference), source without a tag.
@@ -166,7 +167,7 @@ def _write(
     split: str,
     direction: str,
     pairs: Sequence[tuple[str, str]],
-    hypotheses: Iterator[str],
+    hypotheses: Iterator[dict[str, Any]],
     settings: Mapping[str, Any],
 ) -> None:
     path = hypotheses_path(folder, split, direction)
@@ -175,7 +176,7 @@ def _write(
     write_jsonl(
         path,
         (
-            {"source": source, "reference": reference, "hypothesis": next(hypotheses)}
+            {"source": source, "reference": reference, **next(hypotheses)}
             for source, reference, *_ in pairs
         ),
     )

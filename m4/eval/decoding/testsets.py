@@ -11,7 +11,7 @@ from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decoding.batch_counts import BatchCounts
-from m4.eval.decoding.decode import Batch, decode, warn
+from m4.eval.decoding.decode import Batch, as_json, translations, warn
 from m4.eval.decoding.settings import Decoding
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
@@ -125,7 +125,9 @@ class ProgressDecoder:
         self._longest = settings.max_source_length
         self._counter = counter
         self._bar, self._start = bar, time.monotonic()
-        self._decode = lambda sources, **more: decode(
+        self._directions: list[str] = []
+        self._several = settings.n_best > 1
+        self._decode = lambda sources, **more: translations(
             model,
             params,
             vocabulary,
@@ -139,10 +141,13 @@ class ProgressDecoder:
 
     def starting(self, directions: list[str]) -> None:
         """The directions of the sources of the next call."""
+        self._directions = directions
         if self._counter is not None:
             self._counter.starting(directions)
 
-    def __call__(self, sources: Sequence[str]) -> list[str]:
+    def __call__(self, sources: Sequence[str]) -> list[dict[str, Any]]:
+        """What a file of hypotheses says of each source: "hypothesis"; with Decoding.n_best its
+        direction, and all translations with their scores, too."""
         tokens = 0
 
         def progress(done: int, _: int, tokens_now: int) -> None:
@@ -154,11 +159,17 @@ class ProgressDecoder:
         def on_cut(*_: int) -> None:
             self.cut += 1
 
-        hypotheses = self._decode(sources, progress=progress, on_cut=on_cut)
+        found = self._decode(sources, progress=progress, on_cut=on_cut)
         if self._counter is not None and distributed.is_primary():
             self._counter.save()
         self._sentences, self._tokens = self._sentences + len(sources), self._tokens + tokens
-        return hypotheses
+        rows = [{"hypothesis": each.texts[0]} for each in found]
+        if not self._several:
+            return rows
+        return [
+            {**row, "direction": direction, **as_json(each)}
+            for row, direction, each in zip(rows, self._directions, found, strict=True)
+        ]
 
     def _count(self, batch: Batch, best_BT: np.ndarray) -> None:
         self.batches(batch, best_BT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import flax.linen as nn
 from m4.data.languages import describe
 from m4.data.preprocess import tag
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.eval.decoding.decode import decode, warn
+from m4.eval.decoding.decode import Translations, as_json, translations, warn
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.layout import Layout
 from m4.settings import InputError
@@ -42,6 +43,21 @@ def check_language(to: str, languages: Sequence[str]) -> None:
         f"to = {to!r}: this model does not translate into it.{hint} "
         f"It knows: {', '.join(languages)}"
     )
+
+
+# (a line, its translations) -> what is written for it
+Written = Callable[[str, Translations], str]
+
+
+def first_text(line: str, found: Translations) -> str:
+    """The translation alone."""
+    return found.texts[0]
+
+
+def json_line(line: str, found: Translations, to: str) -> str:
+    """The line, its target language, its translations and their scores."""
+    said = {"source": line, "to": to, **as_json(found)}
+    return json.dumps(said, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -80,8 +96,26 @@ class Translator:
           ValueError: the model has no language `to`.
           TypeError: one text in the place of a list.
         """
+        found = self.candidates(lines, to, first_line=first_line, warnings=warnings)
+        return [each.texts[0] for each in found]
+
+    def candidates(
+        self,
+        lines: Sequence[str],
+        to: str,
+        *,
+        prefix: str | Sequence[str] | None = None,
+        first_line: int = 1,
+        warnings: TextIO | None = None,
+    ) -> list[Translations]:
+        """The `decoding.n_best` translations of each line; the rest as of `translate`.
+
+        prefix: what the translations begin with, or that of each line; None: `decoding.prefix`.
+        """
         if isinstance(lines, str):
             raise TypeError("lines: must be a list of texts, not one text")
+        if prefix is not None and not isinstance(prefix, str) and len(prefix) != len(lines):
+            raise InputError(f"{len(prefix)} prefixes for {len(lines)} lines: must be as many")
         check_language(to, self._languages)
         lines = [self.normalise(line) for line in lines]
         full = [number for number, line in enumerate(lines) if line.strip()]
@@ -93,7 +127,8 @@ class Translator:
                 warnings,
             )
 
-        texts = decode(
+        prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
+        found = translations(
             self.model,
             self.params,
             self.vocabulary,
@@ -101,20 +136,28 @@ class Translator:
             replace(self.decoding, batch_rows=self.batch_rows),
             on_cut=on_cut,
             layout=self.layout,
+            prefixes=None if prefixes is None else [prefixes[number] for number in full],
         )
-        result = [""] * len(lines)
-        for number, text in zip(full, texts, strict=True):
+        result = [Translations([""], [0.0])] * len(lines)
+        for number, each in zip(full, found, strict=True):
             # Byte fallback can spell a line break; a line must stay one line.
-            result[number] = " ".join(text.splitlines())
+            result[number] = each._replace(texts=[" ".join(t.splitlines()) for t in each.texts])
         return result
 
     def stream(
-        self, source: int, to: str, output: TextIO, *, warnings: TextIO | None = None
+        self,
+        source: int,
+        to: str,
+        output: TextIO,
+        *,
+        written: Written = first_text,
+        warnings: TextIO | None = None,
     ) -> int:
         """Translates the lines of a file descriptor (stdin: 0) as they come; returns their number.
 
         Lines that are already waiting are translated together, a few batches at a time. No line
         waits for a later one to come: all are written and flushed before more is read.
+        written: (a line, its translations) -> what is written for it.
 
         Raises:
           ValueError: the model has no language `to`; a line is not UTF-8 (lines before it are
@@ -125,9 +168,10 @@ class Translator:
         for waiting in waiting_lines(source):
             for start in range(0, len(waiting), most):
                 lines, bad = _decode_lines(waiting[start : start + most])
-                for text in self.translate(lines, to, first_line=number + 1, warnings=warnings):
+                found = self.candidates(lines, to, first_line=number + 1, warnings=warnings)
+                for line, each in zip(lines, found, strict=True):
                     try:
-                        output.write(text + "\n")
+                        output.write(written(line, each) + "\n")
                         output.flush()
                     except OSError as error:
                         error.filename = f"the translation of line {number + 1}"

@@ -16,7 +16,7 @@ class Upper:
 
     def __call__(self, sources):
         self.calls.append(sources)
-        return [source.upper() for source in sources]
+        return [{"hypothesis": source.upper()} for source in sources]
 
 
 PAIRS = {
@@ -86,7 +86,7 @@ def test_starting_gets_the_directions_before_translate_the_sources(tmp_path):
 
     def translate(sources):
         called.append(len(sources))
-        return sources
+        return [{"hypothesis": source} for source in sources]
 
     decode_to_files(
         translate, tmp_path, "test", PAIRS, {}, sentences_at_once=3, starting=called.append

@@ -14,6 +14,7 @@ from m4.data.corpus import CorpusSpec
 from m4.data.preprocess import language_of
 from m4.data.sources import Pair
 from m4.eval.decoding import testsets
+from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import (
     ProgressDecoder,
@@ -66,12 +67,12 @@ def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None
 def test_progress_runs_through_all_calls_and_cuts_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def decode(*_: Any, progress: Any, on_cut: Any, **more: Any) -> list[str]:
+    def decode(*_: Any, progress: Any, on_cut: Any, **more: Any) -> list[Translations]:
         sources, settings = _[3:]
         on_cut(0, 70, 64)
         for done in range(1, len(sources) + 1):
             progress(done, len(sources), 10 * settings.beams * done)
-        return [source.upper() for source in sources]
+        return [Translations([source.upper()], [-1.0]) for source in sources]
 
     shown: list[int] = []
 
@@ -80,12 +81,12 @@ def test_progress_runs_through_all_calls_and_cuts_are_counted(
             assert text.endswith(" tokens/s")
             shown.append(done)
 
-    monkeypatch.setattr(testsets, "decode", decode)
+    monkeypatch.setattr(testsets, "translations", decode)
     nothing: Any = None  # what the decoder that is replaced would need
     shows = Shown("decode", 5, stream=io.StringIO())
     translate = ProgressDecoder(shows, nothing, {}, nothing, Decoding(beams=2))
-    assert translate(["a", "b", "c"]) == ["A", "B", "C"]
-    assert translate(["d", "e"]) == ["D", "E"]
+    assert translate(["a", "b"]) == [{"hypothesis": "A"}, {"hypothesis": "B"}]
+    assert translate(["c", "d", "e"])[2] == {"hypothesis": "E"}
     assert shown == [1, 2, 3, 4, 5]
     assert translate.cut == 2
 

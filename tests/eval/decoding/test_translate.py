@@ -17,6 +17,7 @@ import pytest
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding import translate as translation
+from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.translate import Translator, check_language, waiting_lines
@@ -38,18 +39,18 @@ class Louder:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, model, params, pieces, sources, settings, *, on_cut, layout):
+    def __call__(self, model, params, pieces, sources, settings, *, on_cut, layout, prefixes):
         self.calls.append(sources)
         for index, source in enumerate(sources):
             if len(source.split()) >= settings.max_source_length:
                 on_cut(index, len(source.split()) + 1, settings.max_source_length)
-        return [source.split(" ", 1)[1].upper() for source in sources]
+        return [Translations([source.split(" ", 1)[1].upper()], [-1.0]) for source in sources]
 
 
 @pytest.fixture
 def louder(monkeypatch):
     louder = Louder()
-    monkeypatch.setattr(translation, "decode", louder)
+    monkeypatch.setattr(translation, "translations", louder)
     return louder
 
 

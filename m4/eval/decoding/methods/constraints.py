@@ -46,17 +46,17 @@ def constrain(
       min_length: tokens before EOS.
       no_repeat_ngram: n; no n tokens come twice. 0: they may.
     """
-    vocab_V = jnp.arange(logp_BKV.shape[-1])
+    vocab_11V = jnp.arange(logp_BKV.shape[-1])[None, None]
     banned_BKV = jnp.zeros(logp_BKV.shape, bool)
     if no_repeat_ngram:
         banned_BKV = repeats(sequences_BKT, step, no_repeat_ngram, logp_BKV.shape[-1])
     if min_length:
-        banned_BKV |= (vocab_V == EOS_ID) & (step < min_length)
+        banned_BKV |= (vocab_11V == EOS_ID) & (step < min_length)
     if forced_BT is not None:
         # Past the end nothing is forced.
         padded_BT = jnp.pad(forced_BT, ((0, 0), (0, sequences_BKT.shape[-1])))
         forced_B11 = lax.dynamic_index_in_dim(padded_BT, step, axis=1)[:, :, None]
-        banned_BKV = jnp.where(forced_B11 > 0, vocab_V != forced_B11, banned_BKV)
+        banned_BKV = jnp.where(forced_B11 > 0, vocab_11V != forced_B11, banned_BKV)
     return jnp.where(banned_BKV, NEG_INF, logp_BKV)
 
 
@@ -66,8 +66,8 @@ def repeats(sequences_BKT: Array, step: Array, n: int, vocab: int) -> Array:
     if n >= length:
         return jnp.zeros((*sequences_BKT.shape[:2], vocab), bool)
     # Windows of n - 1 tokens begin at 0, 1, ...; `last` is what followed each of them.
-    starts_T = jnp.arange(length - n + 1)
-    same_BKT = (starts_T >= 1) & (starts_T + n - 1 <= step)
+    starts_11T = jnp.arange(length - n + 1)[None, None]
+    same_BKT = (starts_11T >= 1) & (starts_11T + n - 1 <= step)
     for offset in range(n - 1):
         said_BK1 = lax.dynamic_index_in_dim(sequences_BKT, step - n + 2 + offset, axis=2)
         same_BKT &= sequences_BKT[:, :, offset : offset + length - n + 1] == said_BK1

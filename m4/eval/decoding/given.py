@@ -1,0 +1,138 @@
+"""Log-probabilities of given translations: one forward pass a batch, without a search."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from m4.data.preprocess import EOS_ID, trim
+from m4.eval.decoding.decode import SHORTEST_BUCKET, OnCut, Pieces, Progress, warn_of_cut
+from m4.eval.decoding.search import unstacked
+from m4.eval.decoding.settings import DEFAULTS, Decoding
+from m4.parallel import distributed
+from m4.parallel.layout import Layout
+
+
+class Given(NamedTuple):
+    """How probable a translation is.
+
+    logprob: of all its tokens, EOS too. tokens: how many. score: logprob over the length penalty:
+        what the search gives a translation of the same tokens.
+    """
+
+    logprob: float
+    tokens: int
+    score: float
+
+
+def log_probabilities(model: Any, params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """float32 [B]: of the targets [B, T] with EOS, given the sources; 0 is padding.
+
+    batch: encoder_input_tokens [B, L], decoder_target_tokens [B, T].
+    """
+    model, params = unstacked(model, params)
+    target_BT = batch["decoder_target_tokens"]
+    logits_BTV: Any = model.apply(
+        {"params": params},
+        batch["encoder_input_tokens"],
+        jnp.pad(target_BT[:, :-1], ((0, 0), (1, 0))),
+        target_BT,
+        enable_dropout=False,
+    )
+    logp_BTV = jax.nn.log_softmax(logits_BTV.astype(jnp.float32))
+    logp_BT = jnp.take_along_axis(logp_BTV, target_BT[:, :, None], axis=2)[:, :, 0]
+    return jnp.where(target_BT > 0, logp_BT, 0.0).sum(axis=1)
+
+
+def penalty(alpha: float, tokens: int) -> float:
+    """`m4.eval.decoding.beam.length_penalty` of a number."""
+    return ((5 + tokens) / 6) ** alpha
+
+
+_on_one_device = jax.jit(log_probabilities, static_argnames="model")
+
+
+@functools.lru_cache(maxsize=32)
+def _program(layout: Layout, model: nn.Module) -> distributed.SynchronizedProgram:
+    jitted = jax.jit(
+        functools.partial(log_probabilities, model),
+        out_shardings=NamedSharding(layout.mesh, PartitionSpec()),
+    )
+    return distributed.SynchronizedProgram(jitted, "the program that scores translations")
+
+
+def score_given(
+    model: nn.Module,
+    params: Any,
+    vocabulary: Pieces,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    settings: Decoding = DEFAULTS,
+    *,
+    progress: Progress | None = None,
+    on_cut: OnCut = warn_of_cut,
+    layout: Layout | None = None,
+) -> list[Given]:
+    """Each target, given its tagged source ("<2en> ola mundo"); in their order.
+
+    Sources are cut as for a translation; a target has any length. A text is scored as the
+    vocabulary splits it: a search may have spelt the same text with other pieces.
+
+    Args:
+      progress: called after every batch. on_cut, layout: as of `decode.translations`.
+    """
+    longest = settings.max_source_length
+    rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
+    source_ids = vocabulary.encode_tagged(sources)
+    for index, pieces in enumerate(source_ids):
+        if len(pieces) + 1 > longest:
+            on_cut(index, len(pieces) + 1, longest)
+    source_ids = [trim(pieces, longest) for pieces in source_ids]
+    target_ids = [[*pieces, EOS_ID] for pieces in vocabulary.encode_targets(targets)]
+    results: list[Given | None] = [None] * len(sources)
+    done = tokens = 0
+    for chosen, arrays in _batches(source_ids, target_ids, longest, rows):
+        if layout is None:
+            logp_B = _on_one_device(model, params, arrays)
+        else:
+            with layout.axis_rules():
+                logp_B = _program(layout, model)(params, layout.batch(arrays))
+        for row, logp in zip(chosen, np.asarray(logp_B).tolist(), strict=False):
+            count = len(target_ids[row])
+            results[row] = Given(logp, count, logp / penalty(settings.alpha, count))
+            tokens += count
+        done += len(chosen)
+        if progress is not None:
+            progress(done, len(sources), tokens)
+    return [each for each in results if each is not None]
+
+
+def _batches(
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], longest: int, rows: int
+) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
+    """Pairs whose source and target have one padded length each, filled up with the last one."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for row in range(len(sources)):
+        widths = _padded(len(sources[row])), _padded(len(targets[row]))
+        groups.setdefault((min(widths[0], longest), widths[1]), []).append(row)
+    for widths, members in sorted(groups.items(), reverse=True):
+        for start in range(0, len(members), rows):
+            chosen = members[start : start + rows]
+            arrays = [np.zeros((rows, width), np.int32) for width in widths]
+            for b in range(rows):
+                row = chosen[min(b, len(chosen) - 1)]
+                for array_BL, ids in zip(arrays, (sources[row], targets[row]), strict=True):
+                    array_BL[b, : len(ids)] = ids
+            names = "encoder_input_tokens", "decoder_target_tokens"
+            yield chosen, dict(zip(names, arrays, strict=True))
+
+
+def _padded(length: int) -> int:
+    return max(SHORTEST_BUCKET, 1 << (length - 1).bit_length())

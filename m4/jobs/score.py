@@ -1,0 +1,95 @@
+"""`m4 score`: how probable given translations are, of the test sets or of a user's files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from m4.data.preprocess import tag
+from m4.eval.decoding.given import score_given
+from m4.eval.decoding.hypotheses import decode_to_files
+from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.eval.decoding.testsets import Portion
+from m4.eval.decoding.translate import check_language
+from m4.experiment import Experiment
+from m4.jobs import prepare
+from m4.jobs.decode import PortionDecoder, decodes_folder, trained_step
+from m4.jobs.translate import translator
+from m4.parallel import distributed
+from m4.progress import ProgressBar
+from m4.settings import InputError
+
+
+def score(
+    experiment: Experiment, *, dense: bool = False, split: str = "test", step: int | None = None
+) -> Path:
+    """Scores the references of a split of all directions; returns the folder of the files.
+
+    A direction's file is logprob-<split>.<direction>.jsonl, a line {"source", "reference",
+    "logprob", "tokens", "score"} a sentence. What is there and was made with the same settings is
+    left as it is. Arguments: as of `m4.jobs.decode.decode`.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+    """
+    folder = prepare.model_folder(experiment, dense)
+    prepare.check_decoding_sizes(experiment.dense() if dense else experiment)
+    found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
+    one = PortionDecoder(experiment, Portion(split), dense=dense)
+    params, _, _ = restore_params(
+        one.model, folder / "checkpoints", found, one.cache.vocabulary, one.layout
+    )
+    decoding, targets = one.experiment.decoding, []
+    made_by = {name: getattr(decoding, name) for name in ("alpha", "max_source_length")}
+    made_by |= {"step": found, "vocabulary": one.cache.vocabulary.fingerprint}
+
+    def starting(directions: list[str]) -> None:
+        chosen = dict.fromkeys(directions)
+        targets[:] = [reference for each in chosen for _, reference in one.pairs[each]]
+
+    with ProgressBar(f"score {split}", sum(map(len, one.pairs.values())), "sentences") as bar:
+
+        def scored(sources: list[str]) -> list[dict[str, Any]]:
+            given = score_given(
+                one.model, params, one.cache.vocabulary, sources, targets, decoding,
+                progress=lambda done, *_: bar.update(done), layout=one.layout,
+            )  # fmt: skip
+            return [each._asdict() for each in given]
+
+        folder = decodes_folder(folder, step)
+        decode_to_files(scored, folder, f"logprob-{split}", one.pairs, made_by, starting=starting)
+        bar.update(bar.total)
+    return folder
+
+
+def score_files(
+    experiment: Experiment, source: Path, target: Path, to: str
+) -> Iterator[dict[str, Any]]:
+    """Scores each line of `target` as a translation of that line of `source` into `to`.
+
+    Raises:
+        InputError: a file that is not there or not UTF-8, files of different lengths; the model has
+            no language `to`.
+    """
+    sources, targets = _lines(source), _lines(target)
+    if len(sources) != len(targets):
+        raise InputError(
+            f"{source} has {len(sources)} lines, {target} {len(targets)}: must be as many"
+        )
+    ready = translator(experiment)
+    check_language(to, ready.languages or ready.vocabulary.languages)
+    given = score_given(
+        ready.model, ready.params, ready.vocabulary, [tag(line, to) for line in sources], targets,
+        ready.decoding, layout=ready.layout,
+    )  # fmt: skip
+    for line, translation, each in zip(sources, targets, given, strict=True):
+        yield {"source": line, "target": translation, "to": to, **each._asdict()}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        # Not str.splitlines, which ends a line at characters that a sentence may have.
+        return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 ({error.reason})") from error

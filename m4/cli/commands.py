@@ -124,8 +124,9 @@ def local_folder(model_dir: str) -> Path:
 
 def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
     """The jobs that write into MODEL_DIR: one at a time, and for one config."""
-    from m4.jobs import baselines, decode, demo, evaluate, report, score, train
+    from m4.jobs import baselines, decode, demo, evaluate, report, train
     from m4.jobs.claim import claimed_together
+    from m4.jobs.decoding import score
     from m4.jobs.watching import follow
     from m4.parallel import distributed
     from m4.parallel.platform.accelerator import check_accelerator
@@ -235,7 +236,7 @@ def _score_files(experiment: "Experiment", config: "Config", parsed: argparse.Na
     import json
 
     from m4.jobs import prepare
-    from m4.jobs.score import score_files
+    from m4.jobs.decoding.score import score_files
     from m4.parallel import distributed
     from m4.storage import run_folder
 
@@ -245,7 +246,8 @@ def _score_files(experiment: "Experiment", config: "Config", parsed: argparse.Na
         raise InputError("give --source, --target and --to together")
     for name in ("split", "step", "compare"):
         if getattr(parsed, name) is not None:
-            raise InputError(f"--{name}: not with --source, of whose lines the last model is asked")
+            raise InputError(f"--{name}: not with --source, which the latest model scores")
+    environment.open_standard_output()
     run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
     prepare.prepare_process(experiment, None)
     for row in score_files(experiment, parsed.source, parsed.target, parsed.to):

@@ -34,29 +34,28 @@ def score(
     folder = prepare.model_folder(experiment, dense)
     prepare.check_decoding_sizes(experiment.dense() if dense else experiment)
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
-    one = PortionDecoder(experiment, Portion(split), dense=dense)
-    params, _, _ = restore_params(
-        one.model, folder / "checkpoints", found, one.cache.vocabulary, one.layout
-    )
-    decoding, targets = one.experiment.decoding, []
+    portion = PortionDecoder(experiment, Portion(split), dense=dense)
+    (cache, model, layout), pairs = portion.at(found), portion.pairs(found)
+    params, _, _ = restore_params(model, folder / "checkpoints", found, cache.vocabulary, layout)
+    decoding, targets = portion.experiment.decoding, []
     made_by = {name: getattr(decoding, name) for name in ("alpha", "max_source_length")}
-    made_by |= {"step": found, "vocabulary": one.cache.vocabulary.fingerprint}
+    made_by |= {"step": found, "vocabulary": cache.vocabulary.fingerprint}
 
     def starting(directions: list[str]) -> None:
         chosen = dict.fromkeys(directions)
-        targets[:] = [reference for each in chosen for _, reference in one.pairs[each]]
+        targets[:] = [reference for each in chosen for _, reference in pairs[each]]
 
-    with ProgressBar(f"score {split}", sum(map(len, one.pairs.values())), "sentences") as bar:
+    with ProgressBar(f"score {split}", sum(map(len, pairs.values())), "sentences") as bar:
 
         def scored(sources: list[str]) -> list[dict[str, Any]]:
             given = score_given(
-                one.model, params, one.cache.vocabulary, sources, targets, decoding,
-                progress=lambda done, *_: bar.update(done), layout=one.layout,
+                model, params, cache.vocabulary, sources, targets, decoding,
+                progress=lambda done, *_: bar.update(done), layout=layout,
             )  # fmt: skip
             return [each._asdict() for each in given]
 
         folder = decodes_folder(folder, step)
-        decode_to_files(scored, folder, f"logprob-{split}", one.pairs, made_by, starting=starting)
+        decode_to_files(scored, folder, f"logprob-{split}", pairs, made_by, starting=starting)
         bar.update(bar.total)
     return folder
 

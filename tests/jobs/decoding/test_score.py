@@ -1,0 +1,119 @@
+"""`m4 score`, and settings of the search on the command line and in Python."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import m4 as library
+from m4.settings import SettingError
+from m4.storage.files import read_jsonl
+from tests.command_line import m4
+
+
+@pytest.fixture(scope="module")
+def run(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose own files may change."""
+    return Path(shutil.copytree(trained, tmp_path_factory.mktemp("score") / "run"))
+
+
+@pytest.mark.slow
+def test_references_of_a_split_are_scored_once(run: Path, tmp_path: Path) -> None:
+    said = m4("score", f"--model_dir={run}", "--split=dev")
+    assert said.status == 0, said.err
+    files = sorted((run / "decodes").glob("logprob-dev.*.jsonl"))
+    assert {"en-gl", "gl-en"} <= {path.name.split(".")[1] for path in files}
+    written = {path: path.stat().st_mtime_ns for path in files}
+    rows = {path.name.split(".")[1]: read_jsonl(path) for path in files}
+    for row in (row for each in rows.values() for row in each):
+        assert row["logprob"] < 0 < row["tokens"]
+        assert row["score"] == pytest.approx(row["logprob"] / ((5 + row["tokens"]) / 6) ** 0.6)
+    # What is there is left as it is; a file that is lost is made again.
+    files[0].unlink()
+    assert m4("score", f"--model_dir={run}", "--split=dev").status == 0
+    assert [path for path in files if path.stat().st_mtime_ns != written[path]] == files[:1]
+    # The same pairs as files.
+    direction, known = next(iter(rows.items()))
+    to = direction.split("-")[1]
+    for name in ("source", "reference"):
+        text = "".join(f"{row[name]}\n" for row in known)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    asked = [f"--model_dir={run}", f"--source={tmp_path / 'source'}", f"--to={to}"]
+    said = m4("score", *asked, f"--target={tmp_path / 'reference'}")
+    assert said.status == 0, said.err
+    for line, row in zip(said.out.splitlines(), known, strict=True):
+        found = json.loads(line)
+        assert (found["source"], found["target"], found["to"]) == (
+            row["source"],
+            row["reference"],
+            to,
+        )
+        assert found["logprob"] == pytest.approx(row["logprob"], rel=1e-4)
+        assert found["tokens"] == row["tokens"]
+    # Mistakes are one line.
+    (tmp_path / "short").write_text("a\n", encoding="utf-8")
+    for more, mistake in (
+        (["--target=" + str(tmp_path / "none")], "none: cannot be read"),
+        (["--target=" + str(tmp_path / "short")], "short 1: must be as many"),
+        ([], "give --source, --target and --to together"),
+        (["--target=" + str(tmp_path / "short"), "--split=dev"], "--split: not with --source"),
+    ):
+        assert mistake in m4("score", *asked, *more).mistake
+
+
+@pytest.mark.slow
+def test_the_search_has_one_set_of_settings_for_all_its_callers(run: Path) -> None:
+    def bound(**settings: object) -> list[str]:
+        return [f"--gin.experiment.Decoding.{name}={value!r}" for name, value in settings.items()]
+
+    lines, to = ["two days", "", "three hours"], "gl"
+    two = bound(beams=3, n_best=2, prefix="o", no_repeat_ngram=2)
+    said = m4("translate", f"--model_dir={run}", f"--to={to}", "--json", *two, *lines)
+    assert said.status == 0, said.err
+    rows = [json.loads(line) for line in said.out.splitlines()]
+    assert [row["source"] for row in rows] == lines
+    assert [len(row["translations"]) for row in rows] == [2, 1, 2]
+    assert rows[0]["scores"] == sorted(rows[0]["scores"], reverse=True)
+    front = library.load(run)
+    found = front.translate(lines, to, prefix="o", n_best=2, beams=3, no_repeat_ngram=2)
+    assert [each.texts for each in found] == [row["translations"] for row in rows]
+    assert all(text.startswith("o") for text in found[0].texts + found[2].texts)
+    each = front.translate(lines, to, prefix=["o", "", "a"], beams=3)
+    assert (each[0][0], each[2][0]) == ("o", "a")
+    # Drawn: a part of its own, which one binding asks for.
+    drawn = ["--gin.experiment.Sampling.top_p=0.9", *bound(n_best=3)]
+    said = m4("translate", f"--model_dir={run}", f"--to={to}", "--json", *drawn, lines[0])
+    sampling = library.Sampling(top_p=0.9)
+    (one,) = front.translate(lines[:1], to, n_best=3, sampling=sampling)
+    assert json.loads(said.out)["translations"] == one.texts
+    said = m4("decode", f"--model_dir={run}", "--split=dev", *drawn)
+    assert said.status == 0, said.err
+    row = read_jsonl(run / "decodes" / "dev.en-gl.jsonl")[0]
+    assert (row["direction"], row["hypothesis"]) == ("en-gl", row["translations"][0])
+    assert len(row["translations"]) == len(row["scores"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "mistake"),
+    [
+        ({"n_best": 5}, r"Decoding.n_best = 5: must be at most Decoding.beams = 4"),
+        ({"min_length": 128}, r"Decoding.min_length = 128: must be below .*max_target_length"),
+        ({"mbr": True}, r"Decoding.n_best = 1: must be 2 or more, with Decoding.mbr"),
+        ({"flat": True, "sampling": library.Sampling()}, r"Decoding.flat = True: must be False"),
+        ({"no_repeat_ngram": -1}, r"Decoding.no_repeat_ngram = -1: must be a whole number"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict, mistake: str) -> None:
+    with pytest.raises(SettingError, match=mistake):
+        library.Decoding(**settings)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"top_p": 0}, {"top_p": 1.5}, {"temperature": 0}, {"top_k": -1}]
+)
+def test_samplings_that_cannot_be(setting: dict) -> None:
+    with pytest.raises(SettingError, match=rf"Sampling.{next(iter(setting))} = .*: must be"):
+        library.Sampling(**setting)

@@ -82,27 +82,18 @@ def page(
     by_step: {split, images, best} of each curve, best: its row.
     cosines: {system, step, images, names} of each heat map of gradients.
     """
-    filters = {
-        "signed": lambda value: f"{value:+.1f}".replace("-", "−"),
-        "tag": language_tag,
-        "rate": lambda row, name: rates.shown(name, row[name]),
-    }
     names = [system.name for system in measured.systems]
-    small = small_tests(rows, levels)
     return html.render(
         TEMPLATE,
-        filters,
+        _FILTERS,
         background=background,
         paragraphs=[text for text in background.corpus.split("\n\n") if text.strip()],
         metric=METRIC_NAMES.get(metric, metric),
         names=METRIC_NAMES,
         baseline=baseline,
         systems=names,
-        levels=LEVELS,
         sides=[side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)],
-        thresholds=levels,
-        small=set(small.values()),
-        small_line=small_tests_line(small, levels),
+        **_levels(rows, levels),
         headline=_headline(means),
         images=data_uris(images),
         experts=[{**one, "images": data_uris(one["images"])} for one in experts],
@@ -110,14 +101,9 @@ def page(
         cosines=[{**one, "images": data_uris(one["images"])} for one in cosines],
         theme={"light": LIGHT, "dark": DARK},
         tables=_delta_tables(rows, means),
-        related=sorted({(r.name, *(describe(c).name for c in r.near_clones))
-                       for r in rows if r.near_clones}),
         subsets=_subset_table(scores, metric, baseline),
         scores=_score_table(scores),
-        rates=rates.RATES,
-        rate_means=rates.summary(rate_rows, levels),
-        rate_notes=rates.notes(rate_rows),
-        rate_rows=sorted(rate_rows, key=lambda row: _direction_order(row["direction"], scores)),
+        **_rates(rate_rows, scores, levels),
         scored=[*names, COPY],
         metrics=[METRIC_NAMES.get(name, name) for name in _in_order(scores, "metric")],
         translations=_translations(measured, subsets, train_pairs, samples),
@@ -136,6 +122,13 @@ def page(
 def language_tag(code: str) -> str:
     """The BCP 47 tag of an m4 or ISO 639-3 code, for lang attributes: 'zh_Hant' -> 'zh-Hant'."""
     return describe(code).code.replace("_", "-")
+
+
+_FILTERS = {
+    "signed": lambda value: f"{value:+.1f}".replace("-", "−"),
+    "tag": language_tag,
+    "rate": lambda row, name: rates.shown(name, row[name]),
+}
 
 
 def _headline(means: Sequence[Average]) -> list[dict]:
@@ -209,6 +202,32 @@ def _score_table(scores: Sequence[Mapping[str, Any]]) -> list[dict]:
             line.setdefault(row["system"], {})[metric] = row
     order = sorted(lines, key=lambda direction: _direction_order(direction, scores))
     return [{"direction": direction, "at": lines[direction]} for direction in order]
+
+
+def _levels(rows: Sequence[Delta], levels: ResourceLevels) -> dict[str, Any]:
+    """What the template needs of resource levels, and which languages are marked: those with close
+    relatives and with small test sets."""
+    small = small_tests(rows, levels)
+    related = {(r.name, *(describe(c).name for c in r.near_clones)) for r in rows if r.near_clones}
+    return {
+        "levels": LEVELS,
+        "thresholds": levels,
+        "related": sorted(related),
+        "small": set(small.values()),
+        "small_line": small_tests_line(small, levels),
+    }
+
+
+def _rates(
+    rows: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]], levels: ResourceLevels
+) -> dict[str, Any]:
+    """What the template needs of rates.jsonl."""
+    return {
+        "rates": rates.RATES,
+        "rate_means": rates.summary(rows, levels),
+        "rate_notes": rates.notes(rows),
+        "rate_rows": sorted(rows, key=lambda row: _direction_order(row["direction"], scores)),
+    }
 
 
 def _direction_order(direction: str, scores: Sequence[Mapping[str, Any]]) -> tuple:

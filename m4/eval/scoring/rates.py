@@ -158,7 +158,7 @@ def _row(
     return {
         "sentences": len(texts),
         "off_script": None if wrong is None else _share(wrong),
-        "off_language": round(sum(taken_for.values()), 6) if identified else None,
+        "off_language": round(float(sum(taken_for.values())), 6) if identified else None,
         "copies": _share(same & ~empty),
         "empty": _share(empty),
         "loops": _share(loops(texts)),

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import gc
 import re
 import sys
 from collections.abc import Sequence
@@ -222,6 +223,9 @@ def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Name
     prepare.prepare_process(experiment, None)
     ready = translator(experiment)
     written = functools.partial(json_line, to=parsed.to) if parsed.json else first_text
+    if not gc.isenabled():  # `main`
+        gc.freeze()  # all this stays
+        gc.enable()
     if parsed.text:
         found = ready.candidates(parsed.text, parsed.to)
         for line, each in zip(parsed.text, found, strict=True):

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 import os
 import sys
 import traceback
@@ -44,6 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # TensorFlow, which a source may need (Tfds), would take the whole memory of a GPU.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if arguments is None:  # the program itself, not a call from another one
+        if parsed.job == "translate":
+            # Looking for garbage among what is imported takes a tenth of the time until the first
+            # line; `commands` turns it on when the model is there.
+            gc.disable()
         restart_with_huge_pages()
         if options is not None:
             status = supervise(f"m4 {job_name(parsed)}")

@@ -8,6 +8,7 @@ from m4.eval.decoding.translate import Translator
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
+from m4.parallel import distributed
 
 
 class Trained(NamedTuple):
@@ -24,12 +25,15 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
     """The model of a step, None: the latest; reads the vocabulary and parameters only.
 
     It is sharded over the experiment's mesh. Where these devices cannot make that mesh, it is on
-    the first one, and stderr has a line with the reason.
+    the first one, and stderr has a line with the reason; with several processes it is an error.
     """
     folder = prepare.run_folder(experiment)
     cache = open_vocabulary(experiment, step)
     model = prepare.model_for(experiment, cache)
-    layout = prepare.layout_or_first_device(experiment, model, cache.directions, job)
+    if distributed.is_distributed():
+        layout = prepare.decoding_layout(experiment, model, cache.directions)
+    else:
+        layout = prepare.layout_or_first_device(experiment, model, cache.directions, job)
     params, found, _ = restore_params(model, folder / "checkpoints", step, cache.vocabulary, layout)
     targets = list(dict.fromkeys(split_direction(d)[1] for d in cache.directions))
     translator = Translator(

@@ -78,3 +78,20 @@ def test_two_processes_translate_as_one_does(tmp_path: Path) -> None:
     assert expected.pop("atlas.test.json") != found.pop("atlas.test.json")
     assert found == expected
     assert len(found) == 12  # a file and its note a direction
+
+    # Text: the first process writes, and both know what of it is there already.
+    (tmp_path / "in.txt").write_text("3 weeks ago\n\n" + "Monday. Tuesday! " * 9 + "\n")
+    there = tmp_path / "out" / "in.gl.txt"
+    for path in (tmp_path / "one", there.parent):
+        path.mkdir()
+    request = ["decode", f"--input={tmp_path}/in.txt"]
+    said = m4(*request, f"--model_dir={alone}", "--to=gl,es", f"--output={tmp_path}/one")
+    assert said.status == 0, said.err
+    there.write_text("there\n")
+    more = (f"--model_dir={two}", "--to=gl,es", f"--output={there.parent}", *mesh)
+    first, second = together(tmp_path / "log", *request, *more)
+    assert "in.gl.txt: already there" in first
+    assert "line 3" in first
+    assert "line 3" not in second
+    assert there.read_text() == "there\n"
+    assert (there.parent / "in.es.txt").read_bytes() == (tmp_path / "one/in.es.txt").read_bytes()

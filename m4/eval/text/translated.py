@@ -16,6 +16,7 @@ from m4.eval.decoding.batch_counts import BatchCounts
 from m4.eval.decoding.decode import decode, warn
 from m4.eval.decoding.translate import Translator
 from m4.eval.text.inputs import Text
+from m4.parallel import distributed
 
 # Characters that a window of lines may have in all: a text of long lines has fewer of them.
 _WINDOW_CHARACTERS = 1 << 20
@@ -139,8 +140,8 @@ class TextTranslator:
         return found
 
     def _name(self, line: Line, said: str) -> None:
-        self._named += 1
-        if self._named <= _NAMED:
+        self._named += distributed.is_primary()
+        if 0 < self._named <= _NAMED:
             warn(f"{line.text.shown} line {line.number}: {said}")
         elif self._named == _NAMED + 1:
             warn("more lines are too long; their number comes at the end")

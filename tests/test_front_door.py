@@ -26,6 +26,7 @@ from tests.command_line import TINY
 from tests.command_line import m4 as command
 from tests.data.corpus import Made
 from tests.documents.blocks import ROOT, blocks_of
+from tests.shared import tiny_run
 
 ALONE = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
 
@@ -55,7 +56,9 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> m4.Run:
-    return m4.train(TINY, model_dir=tmp_path_factory.mktemp("front") / "run")
+    data = f"experiment.Data.data_dir = '{tiny_run(tmp_path_factory)}/data'"  # not built again
+    folder = tmp_path_factory.mktemp("front") / "run"
+    return m4.train(TINY, model_dir=folder, bindings=[data])
 
 
 @pytest.mark.slow

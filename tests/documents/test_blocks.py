@@ -16,6 +16,7 @@ from m4 import config
 from tests.documents.blocks import ROOT, WAYS, Block, blocks, read
 from tests.documents.commands import dry_run_all, is_like
 from tests.documents.world import World
+from tests.shared import demo_run
 
 # Nothing runs of these: (page, way, how many).
 NOT_TESTED = {("docs/model.md", "formula", 1)}
@@ -33,9 +34,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_NUM_CPU_DEVICES", "1")  # of the baselines' processes
         patch.setenv("COLUMNS", "120")
-        made = World(tmp_path_factory.mktemp("world"), tmp_path_factory.mktemp("notes"))
+        notes, demo = tmp_path_factory.mktemp("notes"), demo_run(tmp_path_factory)
+        made = World(tmp_path_factory.mktemp("world"), notes, demo)
         patch.chdir(made.folder)
-        made.run(first_block())
+        assert made.run(first_block())[0].out == demo[1].out  # it is not run again
         yield made
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from m4.data.sources.cldr import Cldr
-from tests.command_line import TINY, Said
+from tests.command_line import Said
 from tests.command_line import m4 as command
-from tests.documents.blocks import ROOT, Block
+from tests.documents.blocks import Block
 from tests.documents.commands import made_by, words_of, write_program
+from tests.shared import DEMO
 
 CORPUS = {"es": 150, "gl": 100, "fy": 60}
 
@@ -23,13 +25,13 @@ class World:
     A command that has run is not run again: what it printed is remembered.
     """
 
-    def __init__(self, folder: Path, notes: Path):
+    def __init__(self, folder: Path, notes: Path, demo: tuple[Path, Said]):
+        """demo: a folder with gin_configs/ and runs/demo, and what made the latter said."""
         self.folder, self._notes = folder, notes
         self._said: dict[str, Said] = {}
-        for path in (ROOT / "gin_configs").rglob("*.gin"):
-            copy = folder / path.relative_to(ROOT)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(shortened(path.read_text(encoding="utf-8")), encoding="utf-8")
+        made, said = demo
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+        self._said["\0".join(DEMO)] = said
         write_corpus(folder / "my_corpus")
 
     def run(self, block: Block) -> list[Said]:
@@ -85,15 +87,6 @@ class World:
             "an environment: `run thorough`"
         )
         return words_of(commands, self._notes / str(len(list(self._notes.iterdir()))))
-
-
-def shortened(config: str) -> str:
-    """A config with tiny.gin's sizes: its source of text, and the run's folder, stay its own."""
-    own = ["MODEL_DIR =", "corpus.CorpusSpec.source ="]
-    if "@cldr.Cldr" not in config:
-        own.append("cldr.Cldr.")
-    tiny = TINY.read_text(encoding="utf-8").splitlines()
-    return "\n".join([config, *(line for line in tiny if not line.startswith(tuple(own)))]) + "\n"
 
 
 def python_of(block: Block) -> str:

@@ -1,7 +1,6 @@
 """All other tests compile at XLA's lowest optimization: one run compiles as users' runs do."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,26 +9,22 @@ import pytest
 
 from m4.storage.metrics_log import read_metrics
 from tests.command_line import TINY
+from tests.shared import tiny_run
 
 
-def run(folder: Path, environment: dict[str, str]) -> list[dict[str, float]]:
-    """`m4 train` of the tiny config in a process with one device; its rows."""
-    command = [sys.executable, "-m", "m4", "train", f"--gin_file={TINY}", f"--model_dir={folder}"]
-    environment = {**environment, "JAX_NUM_CPU_DEVICES": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return read_metrics(folder)
-
-
-def test_losses_at_the_users_level_are_those_of_the_tests(tmp_path: Path) -> None:
+def test_losses_at_the_users_level_are_those_of_the_tests(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Sums in another order, rounded to float32: 4 steps stay within 1e-5 of each other."""
-    lowest = run(tmp_path / "lowest", dict(os.environ))
+    made = tiny_run(tmp_path_factory)
+    lowest = read_metrics(made)
     assert "--xla_backend_optimization_level=0" in os.environ["XLA_FLAGS"]
-    # The same corpus is not built again.
-    trained = shutil.ignore_patterns("checkpoints", "metrics.jsonl", "atlas.train.json")
-    shutil.copytree(tmp_path / "lowest", tmp_path / "users", ignore=trained)
+    command = [sys.executable, "-m", "m4", "train", f"--gin_file={TINY}", f"--model_dir={tmp_path}"]
+    command.append(f"--gin.experiment.Data.data_dir='{made}/data'")  # the same, not built again
     without = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    users = run(tmp_path / "users", without)
+    done = subprocess.run(command, env=without, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    users = read_metrics(tmp_path)
     assert [row["step"] for row in users] == [row["step"] for row in lowest]
     for ours, theirs in zip(lowest, users, strict=True):
         for name in ("loss", "nll", "gradient_norm", "auxiliary_loss", "dev/nll"):

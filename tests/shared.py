@@ -1,0 +1,92 @@
+"""Runs that tests of several files read: made once a session, by the first worker that asks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import TINY, Said, m4
+from tests.documents.blocks import ROOT
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder that `make` fills, read-only for tests; workers that ask meanwhile wait."""
+    base = factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, made = base / name, base / f"{name}.made"
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
+def tiny_run(factory: pytest.TempPathFactory) -> Path:
+    """The tiny config after its four steps, with checkpoints of steps 2 and 4."""
+
+    def make(folder: Path) -> None:
+        said = m4("train", f"--gin_file={TINY}", f"--model_dir={folder}/run")
+        assert said.status == 0, said.err
+
+    return made_once(factory, "tiny_run", make) / "run"
+
+
+def every_step(factory: pytest.TempPathFactory) -> Path:
+    """The tiny config after three steps, with all its checkpoints; on the corpus of `tiny_run`."""
+
+    def make(folder: Path) -> None:
+        keep = [f"--gin.experiment.Training.{name}" for name in
+                ("checkpoint_period=1", "keep_checkpoints=9", "dev_period=9")]  # fmt: skip
+        data = f"--gin.experiment.Data.data_dir='{tiny_run(factory)}/data'"
+        words = [f"--gin_file={TINY}", f"--model_dir={folder}/run", data, "--gin.TRAIN_STEPS=3"]
+        said = m4("train", *words, *keep)
+        assert said.status == 0, said.err
+
+    return made_once(factory, "every_step", make) / "run"
+
+
+DEMO = ("demo", "--gin_file=gin_configs/demo.gin", "--model_dir=runs/demo")
+
+
+def demo_run(factory: pytest.TempPathFactory) -> tuple[Path, Said]:
+    """A working folder with gin_configs/ of tiny models and runs/demo, which `DEMO` made there, and
+    what that said."""
+
+    def make(folder: Path) -> None:
+        write_configs(folder)
+        with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("JAX_NUM_CPU_DEVICES", "1")  # of the baselines' processes
+            patch.setenv("COLUMNS", "120")
+            said = m4(*DEMO)
+        assert said.status == 0, said.err
+        (folder / "said.json").write_text(json.dumps([said.out, said.err]), encoding="utf-8")
+
+    folder = made_once(factory, "demo_run", make)
+    return folder, Said(0, *json.loads((folder / "said.json").read_text(encoding="utf-8")))
+
+
+def write_configs(folder: Path) -> None:
+    """gin_configs/ as in the repository, but for the sizes."""
+    for path in (ROOT / "gin_configs").rglob("*.gin"):
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(shortened(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def shortened(config: str) -> str:
+    """A config with tiny.gin's sizes: its source of text, and the run's folder, stay its own."""
+    own = ["MODEL_DIR =", "corpus.CorpusSpec.source ="]
+    if "@cldr.Cldr" not in config:
+        own.append("cldr.Cldr.")
+    tiny = TINY.read_text(encoding="utf-8").splitlines()
+    return "\n".join([config, *(line for line in tiny if not line.startswith(tuple(own)))]) + "\n"

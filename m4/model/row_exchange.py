@@ -70,10 +70,12 @@ def trip_of(size_EG: Array, owners: int, a_round: int, axes: tuple[str, ...]) ->
     size_XEG = size_EG.reshape(owners, -1, size_EG.shape[1])
     size_X = jnp.sum(size_XEG, axis=(1, 2))
     start_X = jnp.cumsum(size_X) - size_X
-    to = functools.partial(lax.all_to_all, axis_name=axes, split_axis=0, concat_axis=0, tiled=True)
+    sent_XN = jnp.concatenate([start_X[:, None], size_XEG.reshape(owners, -1)], axis=1)
+    came_XN = lax.all_to_all(sent_XN, axes, split_axis=0, concat_axis=0, tiled=True)
     everywhere = split_axes(jax.sharding.get_abstract_mesh(), "batch")
     rounds = -(-lax.pmax(jnp.max(size_X), everywhere) // a_round)
-    return Trip(start_X, size_X, to(start_X), to(size_XEG), rounds)
+    came_XEG = came_XN[:, 1:].reshape(size_XEG.shape)
+    return Trip(start_X, size_X, came_XN[:, 0], came_XEG, rounds)
 
 
 def travel(

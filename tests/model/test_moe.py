@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
+from m4.model.gates.dense_to_sparse import dense_to_sparse
+from m4.model.gates.expert_choice import expert_choice
 from m4.model.moe import MoeLayer, group_size, mean_metrics
 from m4.model.routing import expert_capacity
 from m4.parallel.batched_init import draw_together
@@ -285,3 +288,34 @@ def test_groups_of_a_token_or_two_are_refused():
     for B, L in ((1, 1031), (300, 1)):
         x_BLM, mask_BL = inputs(B=B, L=L, padding=False)
         jax.eval_shape(partial(made.apply, deterministic=True), {"params": params}, x_BLM, mask_BL)
+
+
+def sizes_of(jaxpr):
+    """How many numbers each result of a traced program has, inside of its calls too."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.size for variable in equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from sizes_of(inner)
+
+
+@pytest.mark.parametrize("gate", [expert_choice, dense_to_sparse])
+def test_choices_of_every_expert_are_counted_without_their_one_hots(gate):
+    # K = E = 32: one-hots of the choices would have 24 * 32 * 32 numbers.
+    model = layer(num_experts=32, directions=2, gate=gate, train_capacity_factor=0.25)
+    x_BLM, mask_BL = inputs()
+    direction_BL = jnp.zeros(mask_BL.shape, jnp.int32)
+
+    def run(x_BLM):
+        rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+        given = {"step": jnp.zeros((), jnp.int32), "deterministic": False}
+        shapes = jax.eval_shape(partial(model.init, deterministic=True), rngs, x_BLM, mask_BL)
+        params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes["params"])
+        return model.apply(
+            {"params": params},
+            *(x_BLM, mask_BL, None, direction_BL),
+            **given,
+            rngs={"dropout": jax.random.key(1)},
+            mutable=["intermediates"],
+        )
+
+    assert 24 * 32 < max(sizes_of(jax.make_jaxpr(run)(x_BLM).jaxpr)) < 24 * 32 * 32

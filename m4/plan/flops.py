@@ -216,6 +216,10 @@ def _count(jaxpr: Any, share: float, devices: int) -> float:
             rows, matrices = (operand.aval.shape for operand in equation.invars[:2])
             total += share * 2 * rows[0] * math.prod(matrices[1:])
             continue
+        if name == "pallas_call":  # by its own estimate: the rows that there may be
+            estimate = parameters["cost_estimate"]
+            total += share * estimate.flops if estimate else 0.0
+            continue
         if name == "cond":
             branches = parameters["branches"]
             if platforms := parameters.get("branches_platforms"):  # lax.platform_dependent

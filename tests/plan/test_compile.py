@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from m4.plan import launch
 from m4.plan.machines import GIB
 from tests.command_line import Said, m4
 
@@ -220,3 +221,22 @@ def test_search_over_experts_apart_multiplies_the_rows_that_there_are(tmp_path: 
     assert facts["search_loops"] == 1
     # Rows there and back in a layer with experts, three a stack.
     assert facts["collectives"]["ragged-all-to-all"]["count"] == 2 * 3 * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["v5e:2x4", "v5p:2x2x2", "v6e:2x4", "h100:1x8"])
+def test_rows_travel_where_training_drops_nothing(tmp_path: Path, machine: str) -> None:
+    if machine.startswith("h100") and not launch.CUDA_COMPILER.is_dir():
+        pytest.skip("needs the compiler for GPUs: make pod-gpu")
+    said = plan(
+        "strategies/expert_parallel",
+        tmp_path,
+        f"--topology={machine}",
+        "--gin.moe.MoeLayer.train_capacity_factor=None",
+    )
+    assert said.status == 0, said.err
+    (path,) = tmp_path.glob("*.json")
+    facts = json.loads(path.read_text("utf-8"))
+    # Two layers with experts: there and back; in the backward pass there again, and both ways back.
+    assert facts["collectives"]["ragged-all-to-all"]["count"] >= 2 * (2 + 3)
+    assert (facts["flops"]["kernels"] > 0) == (not machine.startswith("h100"))

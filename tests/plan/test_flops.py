@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from m4.model import block_product
 from m4.model.blocks import REMAT
 from m4.model.dispatch.einsum import einsum
 from m4.model.moe import MoeLayer
@@ -173,3 +174,10 @@ def test_choice_by_platform_counts_its_default() -> None:
 
     shape = jax.ShapeDtypeStruct((3, 5), jnp.float32)
     assert traced_flops(jax.make_jaxpr(chosen)(shape), 1) == 2 * 3 * 5 * 3
+
+
+def test_kernel_counts_by_its_estimate() -> None:
+    # Four blocks of 8 rows, 128 by 256.
+    shapes = [jnp.zeros((4, 8, 128)), jnp.zeros((2, 128, 256)), jnp.zeros(4, jnp.int32)]
+    program = jax.make_jaxpr(functools.partial(block_product._megablox, interpret=True))(*shapes)
+    assert traced_flops(program, 1) == 2 * 32 * 128 * 256

@@ -7,7 +7,7 @@ import pytest
 
 from m4.model import block_product as module
 from m4.model.block_product import block_product
-from tests.model.dispatch.shared import close
+from tests.model.dispatch.shared import assert_close
 
 
 def test_blocks_that_are_not_there_are_not_multiplied():
@@ -47,11 +47,11 @@ def interpreted_backward(x_NbM, w_EMF, expert_N, count, d_NbF):
 )
 def test_the_products_of_accelerators_are_those_of_cpus(product, backward, sizes):
     given, d_NbF = arguments(*sizes)
-    close(product(*given), module._loop(*given), "product")
+    assert_close(product(*given), module._loop(*given), "product")
     for one, other in zip(
         backward(*given, d_NbF), module._loop_backward(*given, d_NbF), strict=True
     ):
-        close(one, other, "gradient")
+        assert_close(one, other, "gradient")
 
 
 def test_tiles_divide_and_fit():

@@ -7,7 +7,15 @@ import pytest
 
 from m4.model import row_exchange
 from m4.model.dispatch.blocks import blocks
-from tests.model.dispatch.shared import SETTINGS, Setting, check, numbers, on, plan, random_plan
+from tests.model.dispatch.shared import (
+    SETTINGS,
+    Setting,
+    assert_right,
+    numbers,
+    on,
+    plan,
+    random_plan,
+)
 
 ONLY = {"blocks": blocks}
 
@@ -24,8 +32,8 @@ def everyone_to(expert: int, setting: Setting):
 def test_rows_travel_over_fewer_devices(devices):
     mesh = {"expert": devices, "devices": jax.devices()[:devices]}
     setting = Setting(mesh, 4, 8, 4, 8, 2)
-    check(setting, random_plan(0, *setting[1:]), 0, ONLY)
-    check(setting, everyone_to(3, setting), 0, ONLY)
+    assert_right(setting, random_plan(0, *setting[1:]), 0, ONLY)
+    assert_right(setting, everyone_to(3, setting), 0, ONLY)
 
 
 def test_as_many_rounds_as_there_are_rows(monkeypatch):
@@ -34,7 +42,7 @@ def test_as_many_rounds_as_there_are_rows(monkeypatch):
     monkeypatch.setattr(row_exchange, "_SPARE", 0)
     setting = SETTINGS["data 2 x expert 4"]._replace(K=2)
     for routing in (everyone_to(3, setting), random_plan(1, *setting[1:])):
-        check(setting, routing, 0, ONLY)
+        assert_right(setting, routing, 0, ONLY)
     x_GSM, _, experts = numbers(0, setting)
     with on(setting.mesh):
         text = jax.jit(blocks).lower(x_GSM, routing, experts).compile().as_text() or ""

@@ -43,7 +43,7 @@ def at_once(inputs, cache, model, beams, alpha=0.6, **options):
     return jax.device_get(run(inputs, cache))
 
 
-# --- Tables: the subjects of T5X's first five beam tests, with other numbers ----------------
+# --- Tables: the subjects of T5X's seven beam tests, with other numbers ---------------------
 
 
 def markov(state):
@@ -163,6 +163,43 @@ def test_unfinished_rows(prefix, options, sequences, scores):
     got, got_scores = at_once(np.asarray(prefix), {}, static(NEVER_ENDING), 2, **options)
     np.testing.assert_array_equal(got, sequences)
     np.testing.assert_allclose(got_scores, scores, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "sequences", "scores"),
+    [
+        # Four steps: row 0 has one token of its prefix, and five in all. Row 1 has two of a prefix
+        # and its fourth token is past the end, but in its score.
+        (
+            {},
+            [[[7, B, A, A, A], [7, A, A, A, A]], [[4, 5, A, B, B], [4, 5, B, B, B]]],
+            two_best(0, 4),
+        ),
+        (
+            {"max_decode_step": 2},
+            [[[7, B, A, 0, 0], [7, A, A, 0, 0]], [[4, 5, A, B, 0], [4, 5, B, B, 0]]],
+            two_best(0, 2),
+        ),
+    ],
+    ids=["initial_index", "initial_index and max_decode_step"],
+)
+def test_a_search_begins_behind_a_prefix_that_the_cache_holds(options, sequences, scores):
+    seen, model = [], static(NEVER_ENDING)
+
+    def recorded(state):
+        seen.append((state.cur_token[:, 0].tolist(), state.cache["cache_index"].tolist()))
+        return model(state)
+
+    prompts, sizes = np.asarray([[0, 7, 0, 0, 0], [0, 4, 5, 0, 0]]), jnp.asarray([1, 2])
+    with jax.disable_jit():
+        got, got_scores = beam.beam_search(
+            prompts, {"cache_index": sizes}, recorded, EOS, 2, 0.0, initial_index=sizes, **options
+        )
+    np.testing.assert_array_equal(got, sequences)
+    np.testing.assert_allclose(got_scores, [scores] * 2, atol=1e-5)
+    # The last token of each prefix is the first to be fed; the cache has a row a beam.
+    assert seen[0] == ([7, 7, 5, 5], [1, 1, 2, 2])
+    assert len(seen) == options.get("max_decode_step", 4)
 
 
 def test_rows_with_and_without_a_finished_hypothesis():

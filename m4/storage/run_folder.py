@@ -45,7 +45,8 @@ KINDS = ("train", "eval", "steps", "data", "baselines")
 _KIND_OF = (
     (r"(compare/\w+/)?decodes/\d+/|scores_by_step\.", "steps"),
     (
-        r"(compare/\w+/)?decodes/|scores\.(dev\.)?jsonl$|(deltas|rates)\.jsonl$|delta_bleu\.|report\.html$",
+        r"(compare/\w+/)?decodes/|scores\.(dev\.)?jsonl$|(deltas|rates)\.jsonl$|delta_bleu\."
+        r"|report\.html$",
         "eval",
     ),
     (r"(data_preview|data_report|dropped|vocabulary_report)\.", "data"),
@@ -64,7 +65,7 @@ _OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabul
 _WRITTEN = re.compile(
     r"run\.json|(operative_)?config\.gin|heartbeat\.json|bad_steps\.json|metrics\.jsonl|report\.html"
     r"|dropped\.jsonl\.gz|(data_preview|data_report|vocabulary_report|delta_bleu)\.\w+"
-    r"|(scores|deltas|scores_by_step)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
+    r"|(scores|deltas|rates|scores_by_step)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
     r"|chapters|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines|compare"
     r"|compilation_cache|explain\S*|\.data\.(hashes\.json|[0-9a-f]{8}(\.old)?)"
 )

@@ -319,14 +319,13 @@ def beam_search(
       num_decodes: K. 1 is greedy search. alpha: exponent of the length penalty, >= 0.
       max_decode_len: T; default the width of `inputs`. max_decode_step: if > 0, the most steps.
       min_log_prob: the loop ends as soon as the best live log-probability of every row is below.
-      decode_rng: not used.
-      cache_offset: the batch axis of cache leaves (1 when a scan over layers put one before it).
+      decode_rng: not used. cache_offset: the batch axis of cache leaves (1 if layers are before).
       initial_index: int [B], if the cache already holds the prefix: its length in each row. The
         search then starts from the last token of the prefix, and lengths count the prefix.
       constrain: what may not come next (`m4.eval.decoding.methods.constraints`).
       cache_of: how beams keep what they have computed.
-      stages: lengths of the cache, ascending, the last one T; it grows when that many tokens are
-        there. Attention and reordering then read no more than that. (): it has its length.
+      stages: lengths of the cache, ascending, up to T: it grows with the sequences. (): it has its
+        length. Attention and reordering read no more than there is.
 
     Returns:
       (int32 [B, K, T], float32 [B, K]): sequences without the start token, EOS kept and zeros
@@ -342,21 +341,23 @@ def beam_search(
     if initial_index is not None:
         offset_B = jnp.asarray(initial_index, jnp.int32)
         start_B = jnp.take_along_axis(prompts_BT, offset_B[:, None], axis=1)[:, 0]
-        inputs = jnp.zeros_like(prompts_BT)  # nothing is left to force
-    # Past the end of `inputs` nothing is forced.
+        inputs = jnp.zeros_like(prompts_BT)  # nothing is left to force, as past its end
     forced_BT = jnp.pad(inputs, ((0, 0), (0, max(0, length + 1 - inputs.shape[1]))))
     rules = _Rules(
         tokens_to_logits, eos_id, alpha, length, max_decode_step, min_log_prob, cache_offset,
         prefilled, offset_B, forced_BT, constrain, cache_of,
     )  # fmt: skip
-    begin = _beginning(
-        start_B, num_decodes, length, cache_of.expand(cache, num_decodes, cache_offset, prefilled)
-    )
-    end = _searched(rules, begin, stages)
+    cache = cache_of.expand(cache, num_decodes, cache_offset, prefilled)
+    begin = _beginning(start_B, num_decodes, length, cache)
+    seq_BKT, score_BK = _result(_searched(rules, begin, stages))
+    return (_prepend(prompts_BT, offset_B, seq_BKT) if prefilled else seq_BKT), score_BK
+
+
+def _result(end: _Search) -> tuple[Array, Array]:
+    """Finished hypotheses and their scores; of a row without any the live ones."""
     any_B1 = jnp.any(end.is_finished_BK, axis=1, keepdims=True)
     score_BK = jnp.where(any_B1, end.finished_score_BK, end.live_logp_BK)
-    seq_BKT = jnp.where(any_B1[:, :, None], end.finished_BKT, end.live_BKT)[:, :, 1:]
-    return (_prepend(prompts_BT, offset_B, seq_BKT) if prefilled else seq_BKT), score_BK
+    return jnp.where(any_B1[:, :, None], end.finished_BKT, end.live_BKT)[:, :, 1:], score_BK
 
 
 def _prepend(prompts_BT: Array, offset_B: Array, seq_BKT: Array) -> Array:

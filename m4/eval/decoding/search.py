@@ -56,44 +56,15 @@ def _search(
     """
     # One layer after the other: beams are gathered along the first axis of what is cached.
     model, params = unstacked(model, params)
-    variables = {"params": params}
     more = more or {}
     batch = tokens_BL.shape[0]
     # So many rows of the cache has a sentence, and so many positions a row for each token.
     copies, positions = (1, beams) if method.flat else (method.rows(beams), 1)
-    encoded_BLM: Any = model.apply(variables, tokens_BL, enable_dropout=False, method="encode")
     lengths = stages(target_length) if grows and method.sampling is None else [target_length]
-    cache = _empty_cache(model, variables, tokens_BL, positions * lengths[0])
-
-    def step(
-        encoded: jax.Array,
-        tokens: jax.Array,
-        last: jax.Array,
-        cache: Mapping[str, Any],
-        **past: Any,
-    ) -> tuple[jax.Array, Mapping[str, Any]]:
-        changed: Any
-        logits, changed = model.apply(
-            {**variables, "cache": cache},
-            encoded,
-            tokens,
-            last,
-            last,
-            enable_dropout=False,
-            decode=True,
-            max_decode_length=_cached_positions(cache),
-            mutable=["cache"],
-            method="decode",
-            **past,
-        )
-        return logits, _by_rows(changed["cache"])
-
-    # The memory of cross-attention is the same at every step and for every beam: it is computed
-    # here, by a step whose other results are not used, and not inside the loop.
-    _, stepped = step(encoded_BLM, tokens_BL, jnp.zeros((batch, 1), jnp.int32), cache)
-    cache = _with_cross(cache, stepped)
+    step = functools.partial(_step, model, {"params": params})
+    encoded, cache = _encoded(model, {"params": params}, tokens_BL, positions * lengths[0])
     # One row a beam, the beams of a sentence adjacent.
-    encoded, tokens = (jnp.repeat(x, copies, axis=0) for x in (encoded_BLM, tokens_BL))
+    encoded, tokens = (jnp.repeat(x, copies, axis=0) for x in (encoded, tokens_BL))
 
     def tokens_to_logits(state: DecodingState) -> tuple[jax.Array, Mapping[str, Any]]:
         logits, cache = step(encoded, tokens, state.cur_token, state.cache)
@@ -114,19 +85,56 @@ def _search(
     cache_of = COPIED
     if method.flat:
         cache_of, cache = flat.INTERLEAVED, flat.with_past(cache, beams, lengths[0], batch)
+    start_BT = jnp.zeros((batch, target_length), jnp.int32)
+    scorer = tokens_to_logits_flat if method.flat else tokens_to_logits
     sequences_BKT, scores_BK = beam_search(
-        jnp.zeros((batch, target_length), jnp.int32),
-        cache,
-        tokens_to_logits_flat if method.flat else tokens_to_logits,
-        EOS_ID,
-        num_decodes=beams,
-        alpha=alpha,
-        constrain=constrain,
-        cache_of=cache_of,
-        stages=lengths if grows else (),
-    )
+        start_BT, cache, scorer, EOS_ID, num_decodes=beams, alpha=alpha,
+        constrain=constrain, cache_of=cache_of, stages=lengths if grows else (),
+    )  # fmt: skip
     best = slice(-1, -1 - method.n_best, -1)
     return sequences_BKT[:, best], scores_BK[:, best]
+
+
+def _encoded(
+    model: nn.Module, variables: Any, tokens_BL: jax.Array, positions: int
+) -> tuple[jax.Array, Any]:
+    """Sources encoded [B, L, M], and the cache with which their translations begin.
+
+    The memory of cross-attention is the same at every step and for every beam: it is computed
+    here, by a step whose other results are not used, and not inside the loop.
+    """
+    encoded_BLM: Any = model.apply(variables, tokens_BL, enable_dropout=False, method="encode")
+    cache = _empty_cache(model, variables, tokens_BL, positions)
+    start_B1 = jnp.zeros((tokens_BL.shape[0], 1), jnp.int32)
+    _, stepped = _step(model, variables, encoded_BLM, tokens_BL, start_B1, cache)
+    return encoded_BLM, _with_cross(cache, stepped)
+
+
+def _step(
+    model: nn.Module,
+    variables: Any,
+    encoded: jax.Array,
+    tokens: jax.Array,
+    last: jax.Array,
+    cache: Mapping[str, Any],
+    **past: Any,
+) -> tuple[jax.Array, Mapping[str, Any]]:
+    """Logits of the next token, and the cache with what was computed of the last one."""
+    changed: Any
+    logits, changed = model.apply(
+        {**variables, "cache": cache},
+        encoded,
+        tokens,
+        last,
+        last,
+        enable_dropout=False,
+        decode=True,
+        max_decode_length=_cached_positions(cache),
+        mutable=["cache"],
+        method="decode",
+        **past,
+    )
+    return logits, _by_rows(changed["cache"])
 
 
 def stages(target_length: int) -> list[int]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from m4.settings import InputError
-from m4.storage.store import ABSENT, ERRORS, Changed, Store, Unreachable, one_line
+from m4.storage.store import ABSENT, ERRORS, Changed, Object, Store, Unreachable, one_line
 
 RUNNING = ".running"
 PERIOD_SECONDS = 30.0
@@ -67,12 +67,11 @@ class Lease:
         self._name = f"{RUNNING}/{kind}.json"
         about = {"host": socket.gethostname(), "copy": copy}
         self._mark = {"job": uuid.uuid4().hex, "pid": os.getpid(), **about}
-        self._bytes = json.dumps(self._mark).encode()
         self._version = ABSENT
         self._busy = threading.Lock()
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._renew_periodically, daemon=True)
-        self._checked = self._renewed = -float("inf")
+        self._renewed = -float("inf")
         self.lost: LeaseLost | None = None
 
     def acquire(self, *, wait: bool = True) -> None:
@@ -82,111 +81,90 @@ class Lease:
             Busy: another job renews it.
         """
         seen = None
-        while not self._take(seen, wait):
-            found = self._store.stat(self._name)
-            seen = seen or (found and found.version)
-            time.sleep(PERIOD_SECONDS)
-        # To write over it and to read it are other rights than to create it.
-        self._renew()
-        self.check()
-        self._thread.start()
-
-    def _take(self, seen: str | None, wait: bool) -> bool:
-        """Whether the lease is taken now. seen: the version of another's, a period ago."""
-        expected = ABSENT
-        while True:
-            try:
-                self._version = self._store.write(self._name, self._bytes, expected)
-                return True
-            except Changed as error:
-                now = error.now
-            there, mark = self._store.stat(self._name), self._read()
-            expected = ABSENT if there is None else there.version
-            if there is None or mark is None:
+        while (now := self._try()) is not None:
+            there, mark = self._found()
+            if there is None or mark["job"] == self._mark["job"]:  # gone, or the answer was lost
+                self._version = there.version if there else ABSENT
                 continue
-            if mark["job"] == self._mark["job"]:  # written, but the answer was lost
-                self._version = there.version
-                return True
             of_this_copy = all(mark[name] == self._mark[name] for name in ("host", "copy"))
-            if of_this_copy or now - there.updated > SILENT_PERIODS * PERIOD_SECONDS:
+            silent = now - there.updated > SILENT_PERIODS * PERIOD_SECONDS
+            if mark["job"] is None or of_this_copy or silent:
+                self._version = there.version
                 continue
             who = f"{mark['host']}, process {mark['pid']}"
             if not wait or seen not in (None, there.version):
                 raise Busy(f"{self._where}: another m4 job is at work there ({who})")
             if seen is None:
                 _warn(f"{self._where}: {who} was at work there; waiting whether it still is")
-            return False
+            seen = there.version
+            time.sleep(PERIOD_SECONDS)
+        # To write over it and to read it are other rights than to create it.
+        self.check()
+        self._thread.start()
+
+    def _try(self) -> float | None:
+        """Writes the lease, if it is of the known version; else the time by the store's clock."""
+        began = time.monotonic()
+        try:
+            content = json.dumps(self._mark).encode()
+            self._version = self._store.write(self._name, content, self._version)
+        except Changed as error:
+            return error.now
+        self._renewed = began
+        return None
 
     def check(self, older_than_seconds: float = 0.0) -> None:
-        """Checks in the store, before this job writes there, that it still has the lease; renews it
-        where it would expire within the next period.
+        """Renews the lease: before this job writes to the store, and every period.
 
         Args:
-            older_than_seconds: a check that is younger is good enough.
+            older_than_seconds: a renewal that is younger is good enough.
 
         Raises:
-            LeaseLost: it has not, nor will it again.
+            LeaseLost: it is another job's by now.
         """
         with self._busy:
-            if self.lost is None and time.monotonic() - self._checked >= older_than_seconds:
-                began = time.monotonic()
-                if began - self._renewed > (SILENT_PERIODS - 1) * PERIOD_SECONDS:
-                    self._write_over()
-                else:
-                    there = self._store.stat(self._name)
-                    if there is None or there.version != self._version:
-                        self._check_owner()
-                self._checked = began
+            if self.lost is None and time.monotonic() - self._renewed >= older_than_seconds:
+                while self.lost is None and self._try() is not None:
+                    self._check_owner()
             if self.lost is not None:
                 raise self.lost
 
-    def release(self) -> None:
-        """Gives the lease back. A store that cannot be reached is a warning: the lease expires."""
-        self._released.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        if self._version == ABSENT or self.lost is not None:
-            return
-        try:
-            with contextlib.suppress(Changed):  # another job's
-                self._store.delete(self._name, self._version)
-        except ERRORS as error:
-            if self._thread.ident is not None:  # else `acquire` has said what is wrong
-                _warn(f"{self._where}: {self._name} stays ({one_line(error)})")
-
     def _check_owner(self) -> None:
-        """Sets `lost` if the lease is another job's; else takes over the version that is there: the
-        answer to an own write was lost."""
-        there, mark = self._store.stat(self._name), self._read()
-        if there is not None and mark is not None and mark["job"] == self._mark["job"]:
+        """Takes over the version that is there, if the answer to an own write was lost; else the
+        lease is lost."""
+        there, mark = self._found()
+        if there is not None and mark["job"] == self._mark["job"]:
             self._version = there.version
             return
-        to = f"its {self._name} is gone"
-        if mark is not None:
-            to = f"{mark['host']}, process {mark['pid']}"
+        to = (
+            f"{mark['host']}, process {mark['pid']}"
+            if mark["host"]
+            else f"its {self._name} is gone"
+        )
         self.lost = LeaseLost(
             f"{self._where}: another job has taken it over ({to}); this one ends, and what it did "
             f"since is in {self._here} alone, until a job on this machine replaces it"
         )
 
-    def _renew(self) -> None:
-        with self._busy:
-            self._write_over()
-            if self.lost is not None:
-                raise self.lost
-
-    def _write_over(self) -> None:
-        began = time.monotonic()
+    def release(self) -> None:
+        """Gives the lease back. A store that cannot be reached is a warning: the lease expires."""
+        self._released.set()
+        started = self._thread.ident is not None
+        if started:
+            self._thread.join()
+        if self._renewed < 0 or self.lost is not None:
+            return
         try:
-            self._version = self._store.write(self._name, self._bytes, self._version)
-        except Changed:
-            self._check_owner()
-        self._renewed = began
+            with contextlib.suppress(Changed):  # another job's
+                self._store.delete(self._name, self._version)
+        except ERRORS as error:
+            if started:  # else `acquire` has said what is wrong
+                _warn(f"{self._where}: {self._name} stays ({one_line(error)})")
 
     def _renew_periodically(self) -> None:
         while not self._released.wait(PERIOD_SECONDS):
             try:
-                self._renew()
+                self.check()
             except LeaseLost:
                 signal.pthread_kill(threading.main_thread().ident or 0, LEASE_LOST_SIGNAL)
                 return
@@ -194,12 +172,12 @@ class Lease:
                 # The job continues: it may be over in a moment, and every write is checked.
                 _warn(f"{self._where}: not reached ({one_line(error)})")
 
-    def _read(self) -> Mapping[str, Any] | None:
-        found = self._store.read(self._name)
-        try:
-            return None if found is None else {**dict.fromkeys(self._mark), **json.loads(found)}
-        except (ValueError, TypeError, RecursionError):  # not what m4 wrote: no job renews it
-            return dict.fromkeys(self._mark)
+    def _found(self) -> tuple[Object | None, Mapping[str, Any]]:
+        """The lease in the store, and whose it is: None where m4 did not write it."""
+        there, mark = self._store.stat(self._name), dict.fromkeys(self._mark)
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            mark |= json.loads(self._store.read(self._name) or b"{}")
+        return there, mark
 
 
 @contextlib.contextmanager

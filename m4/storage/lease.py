@@ -100,6 +100,7 @@ class Lease:
             time.sleep(PERIOD_SECONDS)
         # To write over it and to read it are other rights than to create it.
         self.check()
+        self._found()
         self._thread.start()
 
     def _try(self) -> float | None:

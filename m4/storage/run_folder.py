@@ -251,9 +251,18 @@ def write_operative(folder: Path, text: str) -> None:
     """Keeps the operative config: of what this job called, over that of earlier jobs.
 
     Without that, a second run that trains nothing would drop how the model was trained.
+
+    Raises:
+        InputError: what is there is damaged: not UTF-8.
     """
     path = folder / "operative_config.gin"
-    there = _sections(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        there = _sections(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: damaged, not UTF-8 (byte {error.start:,}); remove it, and this job writes "
+            "what it called"
+        ) from error
     write_text(path, "\n".join({**there, **_sections(text)}.values()))
 
 

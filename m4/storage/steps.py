@@ -70,10 +70,10 @@ def whole_step(
         damaged |= {one: said for one, said in marks.items() if said is not None}
     damaged = {one: damaged[one] for one in steps if one in damaged}
     if found is None and damaged:
-        last = max(damaged)
+        each = "; ".join(f"{one} is damaged ({damaged[one]})" for one in sorted(damaged)[::-1])
         raise InputError(
-            f"{there}: no checkpoint is whole; {last} is damaged ({damaged[last]}); bring its "
-            "files back, or start over with --fresh"
+            f"{there}: no checkpoint is whole; {each}; bring the files of one back, or start over "
+            "with --fresh"
         )
     for one, said in damaged.items():
         moved = f" and now {_moved_aside(there / str(one)).name}" if move_aside else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.settings import FROM_NOW_ON, MUTABLE
+from m4.settings import FROM_NOW_ON, MUTABLE, InputError
 from m4.storage import remote, run_folder
 from m4.storage.lease import Busy
 
@@ -208,6 +208,12 @@ def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
             remote.locked(folder),
         ):
             pass
+
+
+def test_a_damaged_operative_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "operative_config.gin").write_bytes(b"# Macros:\n\xe1\n")
+    with pytest.raises(InputError, match=r"operative_config.gin: damaged, not UTF-8 \(byte 10\)"):
+        run_folder.write_operative(tmp_path, "# Macros:\nWIDTH = 1\n")
 
 
 def test_operative_config_of_a_later_job_drops_nothing(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ class Spelt(Words):
         return texts
 
 
-@pytest.mark.parametrize("sampling", [None, Sampling(top_p=0.9)])
+@pytest.mark.parametrize(
+    "sampling", [None, pytest.param(Sampling(top_p=0.9), marks=pytest.mark.thorough)]
+)
 def test_the_score_of_what_a_search_found_is_the_search_s(sampling: Sampling | None) -> None:
     model, params = tiny()
     # Random weights like EOS no more than any word, and padding as much.

@@ -65,6 +65,7 @@ def test_references_of_a_split_are_scored_once(run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_search_has_one_set_of_settings_for_all_its_callers(run: Path) -> None:
     def bound(**settings: object) -> list[str]:
         return [f"--gin.experiment.Decoding.{name}={value!r}" for name, value in settings.items()]

@@ -23,7 +23,11 @@ SOURCE_BL = np.array(
     ("changes", "method"),
     [
         ({}, {}),
-        ({"moe": None, "absolute_positions": True, "decoder_layers": 2}, {"no_repeat_ngram": 2}),
+        pytest.param(
+            {"moe": None, "absolute_positions": True, "decoder_layers": 2},
+            {"no_repeat_ngram": 2},
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_flat_beams_are_the_ordinary_ones(changes: dict, method: dict) -> None:
@@ -36,7 +40,7 @@ def test_flat_beams_are_the_ordinary_ones(changes: dict, method: dict) -> None:
     assert len(np.unique(expected.reshape(-1, 9), axis=0)) > 9  # the law would be empty otherwise
 
 
-@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("flat", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_enough_beams_find_what_an_enumeration_finds(flat: bool) -> None:
     # Six tokens, five of which go on: 25 beams hold all of two tokens, so nothing is lost.
     model, params = tiny(vocab_size=6)

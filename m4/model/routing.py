@@ -130,20 +130,6 @@ def expert_capacity(
     return min(group_tokens, CAPACITY_RULES[rule](exact))
 
 
-def take_positions(
-    expert_GS: Array, wants_GS: Array, taken_GE: Array, num_experts: int
-) -> tuple[Array, Array]:
-    """Hands out slots in token order, after those already taken.
-
-    Returns position_GS (the slot each wanting token would get, also beyond the capacity) and the
-    new taken_GE (counting everyone who wanted). Algorithm 1 lines 9-12 without the loop.
-    """
-    wants_GSE = jax.nn.one_hot(expert_GS, num_experts, dtype=jnp.int32) * wants_GS[..., None]
-    before_GSE = jnp.cumsum(wants_GSE, axis=1) - wants_GSE + taken_GE[:, None, :]
-    position_GS = jnp.take_along_axis(before_GSE, expert_GS[..., None], axis=2)[..., 0]
-    return position_GS, taken_GE + wants_GSE.sum(axis=1)
-
-
 def assign_positions(
     expert_GSK: Array,
     wants_GSK: Array,
@@ -168,8 +154,9 @@ def assign_positions(
         )
     axes = (0, 1, 2) if by_token else (0, 2, 1)
     in_order_GJ, wants_GJ = (x.transpose(axes).reshape(G, S * K) for x in (expert_GSK, wants_GSK))
-    empty_GE = jnp.zeros((G, num_experts), jnp.int32)
-    position_GJ, _ = take_positions(in_order_GJ, wants_GJ, empty_GE, num_experts)
+    wants_GJE = jax.nn.one_hot(in_order_GJ, num_experts, dtype=jnp.int32) * wants_GJ[..., None]
+    before_GJE = jnp.cumsum(wants_GJE, axis=1) - wants_GJE  # Algorithm 1, lines 9-12
+    position_GJ = jnp.take_along_axis(before_GJE, in_order_GJ[..., None], axis=2)[..., 0]
     kept_GJ = jnp.where(wants_GJ & (position_GJ < capacity), position_GJ, -1)
     shape = (G, S, K) if by_token else (G, K, S)
     position_GSK = kept_GJ.reshape(shape).transpose(axes)

@@ -4,7 +4,6 @@ Source: GShard (arXiv 2006.16668), Algorithm 1; its lines are cited below. Where
 Lingvo (gshard_layers.py, Top2GatingOnLogits, what the M4 team ran) differ, an argument decides.
 """
 
-import functools
 from typing import Annotated
 
 import jax
@@ -15,9 +14,10 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
+    assign_positions,
     balance_loss,
     make_routing,
-    take_positions,
+    top_k,
 )
 from m4.settings import OneOf, SettingError, checked
 
@@ -99,63 +99,47 @@ def route(
     """Algorithm 1 for given logits, C and random numbers in (0, 1): [G, S], the coin throws of
     policy "random", or [G, S, E], which policy "sampling" draws the second expert with."""
     probs_GSE = jax.nn.softmax(logits_GSE)  # line 4
-    first_GS, second_GS = _two_best(logits_GSE, uniform if policy == "sampling" else None)
-    p1_GS, p2_GS = _probability(probs_GSE, first_GS), _probability(probs_GSE, second_GS)
+    # By logits: where probabilities underflow to 0 the first expert could be chosen twice.
+    drawn_GSE = _drawn(logits_GSE, uniform) if policy == "sampling" else logits_GSE
+    _, expert_GSK = top_k(drawn_GSE, 2)
+    p1_GS, p2_GS = (_probability(probs_GSE, expert_GSK[..., k]) for k in (0, 1))
     both_GS = p1_GS + p2_GS + 1e-9
     g1_GS, g2_GS = p1_GS / both_GS, p2_GS / both_GS  # line 6
-
-    # Lines 7-12: all first choices, in token order. Full experts continue to count.
-    empty_GE = jnp.zeros((logits_GSE.shape[0], num_experts), jnp.int32)
-    position1_GS, count1_GE = take_positions(first_GS, mask_GS, empty_GE, num_experts)
-    has1_GS = mask_GS & (position1_GS < capacity)
-
-    # Lines 14-23: all second choices, after all first ones.
-    if policy == "random":
+    coin_GS = jnp.full(mask_GS.shape, policy != "none")
+    if policy == "random":  # line 20
         assert uniform is not None
-        coin_GS = 2.0 * (g2_GS if normalize == "before" else p2_GS) > uniform  # line 20
-    else:
-        coin_GS = jnp.full(mask_GS.shape, policy != "none")
-    asks_GS = mask_GS if paper_slot else mask_GS & coin_GS  # line 22 counts everyone
-    position2_GS, _ = take_positions(second_GS, asks_GS, count1_GE, num_experts)
-    has2_GS = asks_GS & coin_GS & (position2_GS < capacity)
-
+        coin_GS = 2.0 * (g2_GS if normalize == "before" else p2_GS) > uniform
+    accepted_GSK = jnp.stack([mask_GS, mask_GS & coin_GS], axis=-1)
+    both_GSK = jnp.stack([mask_GS, mask_GS], axis=-1)
+    # Lines 7-23: all first choices in token order, then all second ones. Full experts continue to
+    # count, and by line 22 so does a second choice that the coin refuses.
+    asks_GSK = both_GSK if paper_slot else accepted_GSK
+    position_GSK = assign_positions(expert_GSK, asks_GSK, num_experts, capacity)
+    position_GSK = jnp.where(accepted_GSK, position_GSK, -1)
     if normalize == "after":
-        g1_GS, g2_GS = _renormalize(p1_GS * has1_GS, p2_GS * has2_GS)
-    pair = functools.partial(jnp.stack, axis=-1)
-    expert_GSK, has_GSK = pair([first_GS, second_GS]), pair([has1_GS, has2_GS])
-    position_GSK = jnp.where(has_GSK, pair([position1_GS, position2_GS]), -1)
+        p1_GS, p2_GS = p1_GS * (position_GSK[..., 0] >= 0), p2_GS * (position_GSK[..., 1] >= 0)
+        total_GS = p1_GS + p2_GS
+        safe_GS = jnp.where(total_GS > 0, total_GS, 1.0)
+        g1_GS, g2_GS = p1_GS / safe_GS, p2_GS / safe_GS
     # Line 13: first choices before capacity.
     means = {"real_token_means": real_token_means, "paper_scale": paper_scale}
     aux_loss = balance_loss(probs_GSE, expert_GSK[..., :1], mask_GS, **means)
     return make_routing(
-        *(expert_GSK, position_GSK, pair([g1_GS, g2_GS]), mask_GS, num_experts, capacity),
-        ranked_GSK=pair([mask_GS, mask_GS & coin_GS]),
+        *(expert_GSK, position_GSK, jnp.stack([g1_GS, g2_GS], -1), mask_GS, num_experts, capacity),
+        ranked_GSK=accepted_GSK,
         logits_GSE=logits_GSE,
         aux_loss=aux_loss,
     )
-
-
-def _two_best(logits_GSE: Array, uniform_GSE: Array | None) -> tuple[Array, Array]:
-    """(first_GS, second_GS), the experts with the largest logits; ties: the lowest index. With
-    random numbers the second one is drawn from the softmax of the others.
-
-    It is taken from the logits, not from the probabilities: where those underflow to 0 the first
-    expert could be chosen twice.
-    """
-    first_GS = jnp.argmax(logits_GSE, axis=-1)
-    is_first_GSE = jax.nn.one_hot(first_GS, logits_GSE.shape[-1], dtype=bool)
-    others_GSE = jnp.where(is_first_GSE, -jnp.inf, logits_GSE)
-    if uniform_GSE is not None:  # Gumbel's trick (Lingvo 2139-2160)
-        others_GSE = others_GSE - jnp.log(-jnp.log(uniform_GSE))
-    return first_GS, jnp.argmax(others_GSE, axis=-1)
 
 
 def _probability(probs_GSE: Array, expert_GS: Array) -> Array:
     return jnp.sum(probs_GSE * jax.nn.one_hot(expert_GS, probs_GSE.shape[-1], dtype=bool), axis=-1)
 
 
-def _renormalize(g1_GS: Array, g2_GS: Array) -> tuple[Array, Array]:
-    """Divides by the survivors' sum; 0/0 is 0."""
-    total_GS = g1_GS + g2_GS
-    safe_GS = jnp.where(total_GS > 0, total_GS, 1.0)
-    return g1_GS / safe_GS, g2_GS / safe_GS
+def _drawn(logits_GSE: Array, uniform_GSE: Array | None) -> Array:
+    """Scores of which the largest is the first expert's and the second largest that of an expert
+    drawn from the softmax of the others, by Gumbel's trick (Lingvo 2139-2160)."""
+    assert uniform_GSE is not None
+    first_GS = jnp.argmax(logits_GSE, axis=-1)
+    is_first_GSE = jax.nn.one_hot(first_GS, logits_GSE.shape[-1], dtype=bool)
+    return jnp.where(is_first_GSE, jnp.inf, logits_GSE - jnp.log(-jnp.log(uniform_GSE)))

@@ -110,6 +110,8 @@ def read_config(
     given = [*parsed.gin_bindings, *bindings]
     if getattr(parsed, "init_from", None):
         given.append(f"INITIAL_CHECKPOINT_PATH = {parsed.init_from!r}")
+        if parsed.allow_module:
+            given.append(f"initial.InitialModel.allow_modules = {parsed.allow_module!r}")
     folder = model_dir or parsed.model_dir
     return config.load(files, given, model_dir=folder, folders=folders, allowed_modules=allowed)
 

@@ -46,12 +46,15 @@ class InitialModel:
         layers: None: as many layers. "stack": layer i is the old layer i mod n; "zeros": layers
             beyond the old ones start without effect; "spaced": layer i is the old layer i * n / m
             of m, for fewer layers too.
+        allow_modules: what that run's config may import in addition to m4 (and run), each as NAME
+            or NAME=FOLDER.
     """
 
     run: str
     optimizer: bool = False
     new_pieces: Annotated[str, OneOf(("bytes", "pieces", "random"))] = "bytes"
     layers: Annotated[str | None, OneOf(("stack", "zeros", "spaced"))] = None
+    allow_modules: Sequence[str] = ()
 
 
 class Rows(NamedTuple):

@@ -172,7 +172,8 @@ def _opened(rules: InitialModel) -> _Old:
     saved = folder / "config.gin"
     if not saved.is_file():
         raise SettingError("InitialModel.run", run, "the folder of a trained run (no config.gin)")
-    experiment = configs.load([saved], model_dir=name).experiment()
+    trained = configs.load([saved], model_dir=name, allowed_modules=rules.allow_modules)
+    experiment = trained.experiment()
     found = distributed.on_primary_then_broadcast(
         "checkpoints",
         lambda: whole_step(

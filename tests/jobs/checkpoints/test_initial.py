@@ -1,6 +1,7 @@
 """A run that begins from another run's model (`m4 train --init_from`)."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ def test_weights_and_optimizer_continue_as_if_never_interrupted(
     for item in ("params", "optimizer"):
         before, now = saved(first, 2, item), saved(tmp_path / "run", item=item)
         assert jax.tree.all(jax.tree.map(np.array_equal, before, now)), item
+
+
+def test_another_runs_config_imports_what_is_allowed(first: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(first, tmp_path / "other")
+    (tmp_path / "stranger.py").write_text("print('its code runs')\n")
+    with (other / "config.gin").open("a") as config:
+        config.write("import stranger\n")
+    begin = (f"--init_from={other}", "--gin.TRAIN_STEPS=0")
+    said = train(tmp_path / "run", *begin)
+    assert (said.status, said.out) == (2, "")
+    assert "imports stranger, which is not part of m4" in said.err
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    said = train(tmp_path / "run", *begin, f"--allow_module=stranger={tmp_path}")
+    assert said.status == 0, said.err
+    assert "its code runs" in said.out
 
 
 def test_a_language_more_keeps_old_rows(first: Path, tmp_path: Path) -> None:

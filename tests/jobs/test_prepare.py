@@ -115,10 +115,9 @@ def test_what_cannot_be_decoded_needs_no_corpus(tmp_path: Path) -> None:
 
 def test_what_cannot_be_reported_needs_no_corpus(tmp_path: Path) -> None:
     one = experiment(tmp_path)
-    with pytest.raises(SettingError, match=r"Experiment\.baselines .* add: experiment\."):
-        report(one)
-    with pytest.raises(ValueError, match="no checkpoints; train first"):
-        report(dataclasses.replace(one, baselines=Baselines(one, one, one)))
+    for which in (one, dataclasses.replace(one, baselines=Baselines(one, one, one))):
+        with pytest.raises(ValueError, match="no checkpoints; train first"):
+            report(which)
     assert not tmp_path.joinpath("data").exists()
 
 

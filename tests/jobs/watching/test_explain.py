@@ -8,12 +8,13 @@ import random
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.sources import SPLITS
-from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
 from m4.train.loop.guard import read_bad_steps
@@ -63,10 +64,17 @@ def break_garbage(run: Path) -> None:
     for row, bad in enumerate(is_bad):
         ids[bad] |= {*flat[offsets[row] : offsets[row + 1]].tolist()}
     with contextlib.closing(Checkpoints(run / "checkpoints", keep=9)) as store:
-        assert store._manager is not None
-        metadata: Any = store._manager.item_metadata(4)
-        trees = {name: shapes(metadata[name]) for name in ("params", "optimizer")}
-        found = store.restore(4, trees)
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        found = store.restore(
+            4,
+            {
+                name: jax.tree.map(
+                    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+                    store._tree(4, name),
+                )
+                for name in ("params", "optimizer")
+            },
+        )
         table = np.array(found["params"]["token_embedder"]["embedding"])
         table[sorted(ids[True] - ids[False])] = np.nan
         found["params"]["token_embedder"]["embedding"] = table

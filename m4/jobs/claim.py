@@ -10,6 +10,7 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.checkpoints.chapters import begin
 from m4.parallel import distributed
+from m4.settings import InputError
 from m4.storage import remote, run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.lease import Busy
@@ -30,6 +31,9 @@ def claimed(
 
     fresh: what is there is removed (only if it is a run's folder). new_chapter: why one begins.
 
+    A job that is refused before it wrote anything leaves the config of before: else a value that
+    cannot be used would be refused for good.
+
     Raises:
         ValueError: another such job is at work there; the folder belongs to another config, or
             cannot be used.
@@ -37,6 +41,7 @@ def claimed(
     folder = prepare.run_folder(experiment)
     others = {"train", *(run_folder.KINDS if fresh else ())} - {*kinds}
     with run_folder.locked(folder, *kinds):
+        before = run_folder.contents(folder)
         try:
             with run_folder.locked(folder, *sorted(others), wait=False):
                 known = None if new_chapter is None else begin(experiment, config, new_chapter)
@@ -54,7 +59,14 @@ def claimed(
             if fresh:
                 raise
             run_folder.check(folder, config.settings, config.kinds)
-        yield folder
+        claimed_as = run_folder.contents(folder)
+        try:
+            yield folder
+        except InputError:
+            unchanged = run_folder.contents(folder) == claimed_as
+            if unchanged and not fresh and new_chapter is None:
+                run_folder.put_back(folder, before)
+            raise
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 from m4.settings import InputError
 
@@ -48,7 +48,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     unfinished.mkdir()
     try:
-        with (unfinished / _LOCK).open("w") as lock:
+        with open_lock(unfinished / _LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until the process ends, however it does
             yield unfinished
             (unfinished / _LOCK).unlink()
@@ -66,8 +66,19 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def open_lock(path: Path) -> IO[str]:
+    """The file of a lock, made if it is not there. A link is refused: it is not followed, because
+    a stranger's folder may have one that leads elsewhere.
+
+    Raises:
+        OSError: it is a link, or cannot be written.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "r+")
+
+
 def _remove_abandoned(lock: Path) -> None:
-    with lock.open("w") as file:
+    with open_lock(lock) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -24,7 +24,7 @@ from etils import epath
 
 from m4.settings import InputError
 from m4.storage import lease
-from m4.storage.files import write_text
+from m4.storage.files import open_lock, write_text
 from m4.storage.store import check_address
 from m4.storage.working_copy import (
     KIND,
@@ -175,7 +175,7 @@ def _lock(folder: Path, kind: str, where: str) -> Iterator[None]:
     """The lock of a kind among this machine's processes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / f".lock.{kind}").open("w")
+        file = open_lock(folder / f".lock.{kind}")
     except OSError as error:
         raise InputError(f"{where}: cannot be made or written ({error})") from error
     with file:

@@ -13,11 +13,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from m4.settings import InputError, Kind
 from m4.storage import remote
-from m4.storage.files import read_json, write_text
+from m4.storage.files import read_json, whole, write_text
 
 _PACKAGES = [
     "m4",
@@ -55,11 +55,14 @@ _KIND_OF = (
 
 # In a folder with nothing else no work is lost: another config may take it over. A corpus (data/)
 # checks for itself whether it is the config's.
-_OWN = {"run.json", "config.gin", "operative_config.gin", "compilation_cache", "data"}
+_CONFIG = {"run.json", "config.gin", "operative_config.gin"}
+_OWN = {*_CONFIG, "compilation_cache", "data"}
 _OWN |= {".data.hashes.json", "vocabulary"}
 _OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabulary_report")
          for ending in ("json", "html", "png", "pdf")}  # fmt: skip
 
+
+_BY_THE_WAY = {"compilation_cache", "heartbeat.json", "logs"}
 
 # Everything that jobs write at the top of the folder (docs/run_folder.md). A user's files stay.
 _WRITTEN = re.compile(
@@ -245,6 +248,34 @@ def check_shared(folder: Path, written: str, seconds: float = 30.0) -> None:
             )
         remote.fetch(folder, lambda name: name in ("run.json", "config.gin"))
         time.sleep(0.5)
+
+
+class Contents(NamedTuple):
+    """What a run's folder has: its config's files, and when all else there was last changed."""
+
+    config: dict[str, bytes]
+    changed: dict[str, tuple[int, int]]
+
+
+def contents(folder: Path) -> Contents:
+    """What `put_back` needs; without hidden files, compiled programs and the heartbeat."""
+    config, changed = dict[str, bytes](), dict[str, tuple[int, int]]()
+    for path in folder.iterdir():
+        if path.name in _CONFIG:
+            config[path.name] = path.read_bytes()
+        elif not path.name.startswith(".") and path.name not in _BY_THE_WAY:
+            status = path.lstat()
+            changed[path.name] = (status.st_mtime_ns, status.st_size)
+    return Contents(config, changed)
+
+
+def put_back(folder: Path, before: Contents) -> None:
+    """The config's files as they were. Of a new folder they stay: they say whose folder it is."""
+    for name, content in before.config.items():
+        with whole(folder / name) as unfinished:
+            unfinished.write_bytes(content)
+    if before.config:
+        remote.push(folder)
 
 
 def write_operative(folder: Path, text: str) -> None:

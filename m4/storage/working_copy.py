@@ -14,7 +14,7 @@ from pathlib import Path
 from m4.parallel.platform import signals
 from m4.settings import InputError
 from m4.storage import lease
-from m4.storage.files import confined, read_json, write_text
+from m4.storage.files import confined, open_lock, read_json, write_text
 from m4.storage.store import ABSENT, ERRORS, Changed, one_line, open_store
 
 MARK = ".remote"
@@ -53,7 +53,7 @@ def locked_kinds(folder: Path) -> set[str]:
     """The kinds that jobs of this machine write in a folder at this moment."""
     found = set()
     for path in folder.glob(".lock.*"):
-        with path.open("w") as file:
+        with open_lock(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -252,7 +252,7 @@ class WorkingCopy:
         InputError: it is damaged, or one of its names is outside of the folder.
         """
         path = self.here / _RECORD
-        with (self.here / ".lock").open("w") as lock:
+        with open_lock(self.here / ".lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 record = read_json(path, _checked, "remove it")

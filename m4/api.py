@@ -256,6 +256,7 @@ def load(folder: str | Path, *, allow_modules: Collection[str] = ()) -> Run:
     """
     from m4.storage import remote
 
+    _refuse_text("allow_modules", allow_modules)
     here = remote.local(str(folder))
     remote.fetch(here)
     saved = here / "config.gin"
@@ -290,13 +291,18 @@ def plot_delta(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     from m4.eval.report.plot import plot
     from m4.eval.scoring.delta import from_plain
 
-    plot(from_plain(map(dict, rows)), [Path(path)])
+    try:
+        deltas = from_plain(map(dict, rows))
+    except (KeyError, TypeError) as error:
+        raise InputError(f"plot_delta: rows must be those of `delta` ({error})") from error
+    plot(deltas, [Path(path)])
     return Path(path)
 
 
 def _config(
     experiment: Experiment | str | Path, model_dir: str | Path | None, bindings: Collection[str]
 ) -> Config:
+    _refuse_text("bindings", bindings)
     given = [*bindings]
     if isinstance(experiment, Experiment):
         if given:
@@ -305,3 +311,9 @@ def _config(
             experiment = dataclasses.replace(experiment, model_dir=str(model_dir))
         return configs.of_experiment(experiment)
     return configs.load([experiment], given, model_dir=model_dir)
+
+
+def _refuse_text(name: str, given: Collection[str]) -> None:
+    """A text is a collection of letters, too."""
+    if isinstance(given, str):
+        raise InputError(f"{name} = {given!r}: must be a list of texts: [{given!r}]")

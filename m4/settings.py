@@ -101,7 +101,12 @@ Period = Annotated[int, Between(1, 10**9)]
 Rate = Annotated[float, Between(0, 1, below=True)]  # of dropout, of label smoothing
 Factor = Annotated[float, Between(0, 1e6)]
 
-_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "text that is not empty",
+}
 
 
 def check_value(setting: str, value: Any, annotation: Any) -> None:

@@ -5,12 +5,12 @@ pyproject.toml, an arrow the imports of one room from another, counted in the sy
 numbers stand in the picture as JSON too, so that a test can compare them with the code.
 """
 
+import argparse
 import ast
 import collections
 import dataclasses
 import json
 import re
-import sys
 import tomllib
 from pathlib import Path
 from textwrap import wrap
@@ -196,4 +196,6 @@ def _box(
 
 
 if __name__ == "__main__":
-    draw(read_graph(), Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("picture", type=Path, nargs="?", default=PICTURE, help="(%(default)s)")
+    draw(read_graph(), parser.parse_args().picture)

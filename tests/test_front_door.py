@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import m4
+from m4.cli.main import main
 from m4.config import ConfigError
 from m4.data.corpus import CorpusSpec
 from m4.model.transformer import Transformer
@@ -203,3 +204,21 @@ def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     (readme,) = [b for b in blocks_of(ROOT / "README.md") if b.language == "python"]
     said(python, "-c", readme.text)
     assert (tmp_path / "delta_bleu.png").stat().st_size > 1000
+
+
+def test_mistakes_from_python_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^allow_modules = 'mine': must be a list of texts"):
+        m4.load(tmp_path, allow_modules="mine")
+    with pytest.raises(InputError, match=r"^bindings = 'TRAIN_STEPS = 2': must be a list of texts"):
+        m4.train(ROOT / "gin_configs" / "demo.gin", bindings="TRAIN_STEPS = 2")
+    with pytest.raises(InputError, match=r"^plot_delta: rows must be those of `delta`"):
+        m4.plot_delta([{}], tmp_path / "delta.png")
+    empty = command("train", f"--gin_file={ROOT}/gin_configs/demo.gin", "--model_dir=")
+    assert empty.status == 2
+    assert "must be text that is not empty" in empty.err
+
+
+def test_help_of_a_job_names_no_option_that_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["score", "--help"])
+    assert "--watch" not in capsys.readouterr().out

@@ -39,7 +39,8 @@ def add_run(name: str, job: argparse.ArgumentParser) -> None:
             help="train on from the last checkpoint with settings that may change from now on",
         )
     if name in ("decode", "eval", "score"):
-        job.add_argument("--split", choices=["test", "dev"], help="(test; with --watch dev)")
+        default = "(test; with --watch dev)" if name == "eval" else "(test)"
+        job.add_argument("--split", choices=["test", "dev"], help=default)
         job.add_argument(
             "--step",
             type=int,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -63,3 +65,14 @@ def test_the_same_graph_gives_the_same_bytes(script: ModuleType, tmp_path: Path)
         script.draw(graph, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert script.committed(tmp_path / "a.svg") == json.loads(graph.to_json())
+
+
+def test_help_draws_nothing(script: ModuleType, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    said = subprocess.run(
+        [sys.executable, str(script.__file__), "--help"],
+        cwd=empty, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "architecture.svg" in said.stdout
+    assert not list(empty.iterdir())

@@ -65,6 +65,20 @@ class Chip:
         return self.peak_flops / self.cores
 
 
+# Shapes of slices, smaller size first; in three dimensions also three multiples of 4. v3:2x4 is
+# the paper's, of 16 cores (GShard, section 5.3).
+_FLAT = "2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+_SMALL_CUBES = "2x2x1 2x2x2 2x2x4 2x4x4"
+_SHAPES = {
+    "v2": _FLAT,
+    "v3": f"{_FLAT} 16x32 32x32",
+    "v4": _SMALL_CUBES,
+    "v5e": f"1x1 {_FLAT}",
+    "v5p": _SMALL_CUBES,
+    "v6e": f"1x1 {_FLAT}",
+    "tpu7x": f"1x1x1 {_SMALL_CUBES}",
+}
+
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -166,6 +180,14 @@ def _slices(argument: str, name: str, sizes: tuple[int, ...], slices: int) -> To
             f"; more chips are several slices, 2*{name}:..." if chip.host_network_bytes else ""
         )
         raise InputError(f"{argument}: a slice of {name} has at most {chip.most:,} chips{several}")
+    shapes = _SHAPES[name].split()
+    multiples = len(sizes) == 3 and all(n % 4 == 0 for n in sizes) and list(sizes) == sorted(sizes)
+    if "x".join(map(str, sizes)) not in shapes and not multiples:
+        more = ", and three multiples of 4 in ascending order, such as 4x4x8"
+        raise InputError(
+            f"{argument}: no slice has this shape; {name} has {', '.join(shapes)}"
+            f"{more if len(sizes) == 3 else ''}"
+        )
     if slices > 1 and not chip.host_network_bytes:
         raise InputError(
             f"{argument}: slices of {name} cannot be joined, those of v4 and later can"

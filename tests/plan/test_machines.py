@@ -3,6 +3,7 @@
 import pytest
 
 from m4.plan.machines import CHIPS, GIB, Topology, topology
+from tests.scripts.cloud import SLICES, described
 
 
 def test_the_papers_machine() -> None:
@@ -59,6 +60,10 @@ def test_clock_and_multipliers_give_the_peak(chip) -> None:
         ),
         ("v3:64x32", "a slice of v3 has at most 1,024 chips"),
         ("2*v3:8x8", "slices of v3 cannot be joined, those of v4 and later can"),
+        ("v5e:3x3", "v5e has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
+        ("v5e:16x15", "v5e has 1x1, 2x2"),
+        ("v6e:8x4", "4x8"),
+        ("v4:3x5x7", "v4 has 2x2x1, 2x2x2, 2x2x4, 2x4x4, and three multiples of 4 in ascending"),
         ("2*h100:2x8", "GPUs have no slices"),
     ],
 )
@@ -67,3 +72,14 @@ def test_unknown_machine_is_refused_in_one_line(name: str, why: str) -> None:
         topology(name)
     assert why in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("slice_name", SLICES)
+def test_every_slice_that_the_scripts_know_can_be_planned(slice_name: str) -> None:
+    machine = topology(f"{SLICES[slice_name][0]}:{described(slice_name)['TOPOLOGY']}")
+    assert machine.chips == SLICES[slice_name][2]
+
+
+def test_slices_between_powers_of_two_can_be_planned() -> None:
+    for name, chips in (("v4:4x4x12", 192), ("v5p:16x16x24", 6144), ("tpu7x:16x24x24", 9216)):
+        assert topology(name).chips == chips

@@ -29,6 +29,7 @@
 #   --max_restarts=20     such failures, crashes and refusals that `supervise` tolerates, in addition
 #                         to preemptions
 #   --dry_run             prints every command, one a line, and runs nothing
+#   --help                prints this
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -44,6 +45,8 @@ env=() gcloud=() arguments=() spot=false internal_ip=false tunnel_through_iap=fa
 
 check() {
   command -v timeout >/dev/null || mistake "needs GNU timeout (coreutils)"
+  $dry_run || command -v gcloud >/dev/null ||
+    mistake "gcloud is not on the PATH: cloud.google.com/sdk/docs/install"
   need name "$name" zone "$zone"
   check_name name "$name"
   check_zone "$zone"
@@ -84,17 +87,46 @@ create() {
 }
 
 # The state of the queued resource: ACTIVE, WAITING_FOR_RESOURCES ...; NONE where there is none,
-# UNKNOWN where gcloud does not say.
+# UNKNOWN where gcloud cannot say now. What the user must change ends the script.
 queue_state() {
-  local said
+  local said line
   if said=$(queue describe '--format=value(state.state)' 2>&1); then
     echo "${said##*$'\n'}"
-  elif [[ $said == *NOT_FOUND* ]]; then
-    echo NONE
-  else
-    say "$said"
-    echo UNKNOWN
+    return
   fi
+  line=$(grep -m 1 ERROR <<<"$said" || echo "gcloud: ${said%%$'\n'*}")
+  case $said in
+    *NOT_FOUND*) echo NONE ;;
+    # Also where it was a login that the network did not let it renew.
+    *UNAVAILABLE* | *DEADLINE_EXCEEDED* | *"Max retries"* | *onnection* | *"timed out"*)
+      say "$line"
+      echo UNKNOWN
+      ;;
+    *"[project]"* | *PROJECT_DENIED* | *PERMISSION_DENIED* | *INVALID_ARGUMENT* | \
+      *UNAUTHENTICATED* | *"active account"* | *credentials* | *"gcloud auth login"*)
+      mistake "$line"
+      ;;
+    *)
+      say "$line"
+      echo UNKNOWN
+      ;;
+  esac
+}
+
+# Sets `state` to the queued resource's; gives up where gcloud has failed so often without a break.
+MOST_UNKNOWN=30 unknown=0
+look() {
+  state=$(queue_state) || exit
+  if [[ $state != UNKNOWN ]]; then
+    unknown=0
+    return
+  fi
+  unknown=$((unknown + 1))
+  if ((unknown >= MOST_UNKNOWN)); then
+    say "gcloud failed $unknown times without a break: given up; the slices are left as they are"
+    exit 1
+  fi
+  say "gcloud failed $unknown of at most $MOST_UNKNOWN times; will look again"
 }
 
 wait_for_slice() {
@@ -105,7 +137,7 @@ wait_for_slice() {
   fi
   local state before=""
   while true; do
-    state=$(queue_state)
+    look
     [[ $state == "$before" ]] || say "$name is $state"
     before=$state
     case $state in
@@ -207,7 +239,7 @@ supervise() {
   local failures=0 state before="" seen=false asked silent_since=""
   while true; do
     asked=$SECONDS
-    state=$(queue_state)
+    look
     if [[ $state == ACTIVE ]]; then state="ACTIVE, job $(job_state)"; fi
     [[ $state == "$before" ]] || say "$name is $state"
     before=$state
@@ -307,6 +339,7 @@ show_supervise() {
   recreate
 }
 
+show_help "$@"
 command=${1:-}
 [[ $command =~ ^(create|wait|setup|start|logs|status|stop|supervise|delete)$ ]] ||
   mistake "command '$command': must be create, wait, setup, start, logs, status, stop, supervise or delete"

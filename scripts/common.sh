@@ -39,6 +39,20 @@ when() {
   if $dry_run; then printf '# %s\n' "$*"; fi
 }
 
+# With --help, in front of --: prints the head of the script, and ends.
+show_help() {
+  local word
+  for word in "$@"; do
+    case $word in
+      --) return ;;
+      --help | -h)
+        sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+        exit
+        ;;
+    esac
+  done
+}
+
 # Sets the variables of the options: VALUES (--name=VALUE), LISTS (may be repeated) and SWITCHES
 # (--name: true) name them. `arguments` is what follows --.
 parse() {

@@ -27,6 +27,7 @@
 #   --max_restarts=100   of the whole job; a preemption is one
 #   --worker=0 --slice_index=0  whose log
 #   --dry_run            prints every command, one a line, and runs nothing
+#   --help               prints this
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -256,6 +257,7 @@ delete() {
   run kubectl delete jobset "$name"
 }
 
+show_help "$@"
 command=${1:-}
 [[ $command =~ ^(image|pool|manifest|apply|xpk|status|logs|delete)$ ]] ||
   mistake "command '$command': must be image, pool, manifest, apply, xpk, status, logs or delete"

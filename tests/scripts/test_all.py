@@ -225,3 +225,12 @@ def test_jobs_of_one_folder_have_one_config() -> None:
         assert all(config == found[0] for config in found), folder
     for (command,) in heads:
         dry_run(command)
+
+
+@pytest.mark.parametrize("script", ["cloud_tpu.sh", "gke.sh"])
+def test_help_is_the_head_of_the_script(script: str) -> None:
+    for words in (["--help"], ["status", "-h"]):
+        said = call(script, *words)
+        assert (said.returncode, said.stderr) == (0, "")
+        assert f"scripts/{script} COMMAND" in said.stdout
+        assert "set -euo" not in said.stdout

@@ -19,7 +19,7 @@ from m4.eval.decoding.settings import Decoding as Decoding
 from m4.eval.scoring.groups import DEFAULT_LEVELS
 from m4.eval.scoring.groups import ResourceLevels as ResourceLevels
 from m4.model.transformer import Transformer
-from m4.settings import FROM_NOW_ON, MUTABLE, OneOf, SettingError, Size, checked
+from m4.settings import FROM_NOW_ON, MUTABLE, Between, OneOf, SettingError, checked
 from m4.train.bad_steps import BadSteps as BadSteps
 from m4.train.training import Training as Training
 
@@ -98,7 +98,7 @@ class Experiment:
     model: Callable[..., Transformer] = Transformer
     decoding: Annotated[Decoding, MUTABLE] = dataclasses.field(default_factory=Decoding)
     baselines: Annotated[Baselines | None, MUTABLE] = None
-    vocabulary_multiple: Size = 128
+    vocabulary_multiple: Annotated[int, Between(1, 2**16)] = 128
 
     def __post_init__(self) -> None:
         own, shared = self.model_dir.rstrip("/"), self.data.data_dir

@@ -19,6 +19,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
+from m4 import references
+
 _Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 
 
@@ -114,7 +116,7 @@ def check_value(setting: str, value: Any, annotation: Any) -> None:
 
     bool is no number, int is a float, nan is neither; an empty text is no text.
     """
-    if not _fits(value, annotation):
+    if not fits(value, annotation):
         raise SettingError(setting, value, describe(annotation))
 
 
@@ -236,12 +238,15 @@ def describe(annotation: Any) -> str:
         return f"a list, each {describe(args[0])}" if args else "a list"
     if origin is os.PathLike:
         return "a path"
-    if origin is collections.abc.Callable or getattr(annotation, "_is_protocol", False):
-        return "a reference such as @module.name"
-    return f"a {getattr(annotation, '__name__', str(annotation))}"
+    if references.is_call(annotation):
+        return references.called(annotation)
+    if references.is_protocol(annotation) or dataclasses.is_dataclass(annotation):
+        return f"{references.named(annotation)}, with brackets: @module.name()"
+    return references.named(annotation)
 
 
-def _fits(value: Any, annotation: Any) -> bool:
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a setting of this annotation may have the value."""
     if annotation is Any or isinstance(annotation, str | TypeVar):
         return True
     if annotation is None or annotation is types.NoneType:
@@ -249,9 +254,9 @@ def _fits(value: Any, annotation: Any) -> bool:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         kind, *marks = args
-        return _fits(value, kind) and all(_marked(value, mark) for mark in marks)
+        return fits(value, kind) and all(_marked(value, mark) for mark in marks)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, arg) for arg in args)
+        return any(fits(value, arg) for arg in args)
     if origin is typing.Literal:
         return value in args
     if annotation is bool:
@@ -269,17 +274,20 @@ def _fits(value: Any, annotation: Any) -> bool:
 def _fits_container(value: Any, annotation: Any, origin: Any, args: tuple[Any, ...]) -> bool:
     if origin in (collections.abc.Mapping, dict):
         return isinstance(value, collections.abc.Mapping) and all(
-            _fits(k, args[0]) and _fits(v, args[1]) for k, v in value.items()
+            fits(k, args[0]) and fits(v, args[1]) for k, v in value.items()
         )
     if origin in (collections.abc.Sequence, list) or (origin is tuple and args[-1:] == (...,)):
         listed = isinstance(value, collections.abc.Sequence) and not isinstance(value, str)
-        return listed and all(_fits(item, args[0]) for item in value)
+        return listed and all(fits(item, args[0]) for item in value)
     if origin is os.PathLike:
         return isinstance(value, os.PathLike)
-    if origin is collections.abc.Callable or getattr(annotation, "_is_protocol", False):
-        return callable(value) or not _literal(value)
+    if references.is_call(annotation):
+        return references.may_call(value, annotation)
+    if references.is_protocol(annotation):
+        return not _literal(value) and references.behaves(value, annotation)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return isinstance(value, annotation) or not _literal(value)
+        made = not _literal(value) and references.is_made(value)
+        return isinstance(value, annotation) or (made and references.behaves(value, annotation))
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,14 @@ from m4.config.bindings import (
     Reference,
     near,
     parameters_of,
+    references_in,
 )
 from m4.config.names import PARTS, canonical_name, is_literal, module_of
 from m4.experiment import Baselines, Data, Experiment, SavedFolder
 from m4.renamed import renamed
-from m4.settings import Kind, SettingError, annotations_of, check_value, kinds_of
+from m4.settings import Kind, SettingError, annotations_of, check_value, fits, is_checked, kinds_of
+
+_NESTED = 8  # times that a binding may be met within its own value, under ever longer scopes
 
 
 class Config(Bindings):
@@ -40,11 +44,13 @@ class Config(Bindings):
         self._reached: set[tuple[tuple[str, ...], int, str]] = set()
         self._visited: dict[tuple[tuple[str, ...], int], Any] = {}
         self._made_parts: set[Any] = set()
+        self._within: list[Binding] = []  # whose values are being made, the innermost one last
         self.settings: dict[str, str] = {}
         self.kinds: dict[str, Kind] = {}
 
     def experiment(self) -> Experiment:
         """The experiment. ConfigError: a value that cannot be, a name that nothing uses."""
+        self._within = []
         made = self._make(
             Reference((), "experiment.Experiment", True), Experiment, (), Kind.NEVER, ""
         )
@@ -103,7 +109,9 @@ class Config(Bindings):
         for name, binding in bound.items():
             self._reached.add((binding.scopes, id(target), name))
             below = max(kind, kinds.get(name, Kind.NEVER))
+            self._within.append(binding)
             value = self._resolve(binding.value, inner, below, binding)
+            self._within.pop()
             try:
                 check_value(f"{target.__qualname__}.{name}", value, annotations.get(name, Any))
             except SettingError as error:
@@ -172,6 +180,9 @@ class Config(Bindings):
                 target = self._target(value.selector)
             except ConfigError as error:
                 raise ConfigError(f"config: {binding.place}: {error}") from error
+            if self._within.count(binding) > _NESTED:
+                said = f"{binding.name} = {value!r}: refers to itself"
+                raise ConfigError(f"config: {binding.place}: {said}")
             return self._make(value, target, scopes, kind, binding.place)
         if isinstance(value, dict):
             return {
@@ -223,10 +234,30 @@ class Config(Bindings):
         place = binding.place
         if isinstance(binding.value, Macro) and binding.value.name in self._macros:
             place = self._macros[binding.value.name][1]
+        value, plain, here = error.value, self._plain(binding.value), ""
+        if not item and any(isinstance(one, Reference) for one in references_in(plain)):
+            value, here = plain, self._fitting(binding)
         return ConfigError(
-            f"config: {place}: {binding.name}{item} = {error.value!r}{macro}: "
-            f"must be {error.allowed}"
+            f"config: {place}: {binding.name}{item} = {value!r}{macro}: "
+            f"must be {error.allowed}{here}"
         )
+
+    def _fitting(self, binding: Binding) -> str:
+        """References that the setting may have, of the modules that the config imports."""
+        annotation = annotations_of(binding.target).get(binding.parameter, Any)
+        found = []
+        for module in filter(inspect.ismodule, self._namespace.values()):
+            for one in vars(module).values():
+                if not is_checked(one) or one.__module__ != module.__name__:
+                    continue
+                if fits(one, annotation):
+                    found.append(f"@{canonical_name(one)}")
+                elif _names(annotation, one):
+                    found.append(f"@{canonical_name(one)}()")
+        default = parameters_of(binding.target)[binding.parameter].default
+        if inspect.isroutine(default):
+            found.append(f"@{canonical_name(default)}")
+        return f", here {' or '.join(dict.fromkeys(found))}" if found else ""
 
     def bindings(self) -> list[Binding]:
         """All of them, as they stand."""

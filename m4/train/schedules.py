@@ -14,7 +14,7 @@ Schedule = optax.Schedule
 def rsqrt(
     total_steps: Steps,
     *,
-    peak: Annotated[float, Between(0, 1e6, above=True)] = 0.01,
+    peak: Annotated[float, Between(0, 1000, above=True)] = 0.01,
     hold_steps: Steps = 10_000,
     warmup_steps: Steps = 0,
     cooldown_steps: Steps = 0,

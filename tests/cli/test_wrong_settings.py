@@ -3,15 +3,18 @@ and 10**12, is one line before the corpus is built: no traceback, no hang, nothi
 means nothing."""
 
 import copy
+import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from m4 import config
 from m4.config.config import Config
+from m4.data.samplers import Sampler
 from m4.jobs import prepare
-from m4.settings import InputError, SettingError
+from m4.settings import InputError, SettingError, fits
 
 DEMO = Path(__file__).parents[2] / "gin_configs" / "demo.gin"
 WRONG = ["'x'", "0", "-1", "None", "''", str(10**12)]
@@ -127,3 +130,71 @@ def test_what_cannot_be_is_one_line_before_anything_starts(name: str) -> None:
         assert said is not None, f"{name} = {value} is accepted"
         assert "\n" not in said, value
         assert tail.split(".")[-1] in said, value
+
+
+TINY = Path(__file__).parents[1] / "testdata" / "tiny.gin"
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "allowed"),
+    [
+        ("experiment.Training.optimizer", "@schedules.rsqrt", "@optimizer.adamw"),
+        ("experiment.Training.early_stopping", "@optimizer.adamw", "EarlyStopping()"),
+        ("experiment.Training.early_stopping", "@early_stopping.EarlyStopping", "with brackets"),
+        ("experiment.Training.mesh", "@schedules.rsqrt", "@mesh.make_mesh"),
+        ("experiment.Training.gradients", "@optimizer.adamw", "a Surgery"),
+        ("experiment.Training.loss_weights", "@optimizer.adamw", "a dictionary"),
+        ("experiment.Decoding.metrics", "(@optimizer.adamw,)", "to a Metric"),
+        ("experiment.Data.sampler", "@optimizer.adamw", "@temperature.temperature"),
+        ("experiment.Data.stream", "@optimizer.adamw", "a Stream"),
+        ("experiment.Experiment.model", "@moe.MoeLayer", "@transformer.Transformer"),
+        ("experiment.Experiment.training", "@optimizer.adamw", "a Training"),
+        ("experiment.Baselines.high", "@optimizer.adamw", "@experiment.Experiment()"),
+        ("corpus.CorpusSpec.source", "@optimizer.adamw", "@cldr.Cldr"),
+        ("moe.MoeLayer.gate", "@optimizer.muon", "@top2_gshard.top2_gshard"),
+        ("moe.MoeLayer.gate", "@moe.MoeLayer", "refers to itself"),
+        ("moe.MoeLayer.dispatch", "@schedules.rsqrt", "@gather.gather"),
+        ("experiment.Decoding.beams", "1000000", "from 1 to 1,024"),
+        ("schedules.rsqrt.peak", "100000", "to 1,000"),
+        ("experiment.Experiment.vocabulary_multiple", "1000000", "from 1 to 65,536"),
+    ],
+)
+def test_a_reference_of_a_wrong_kind_is_refused_by_the_config(
+    name: str, wrong: str, allowed: str
+) -> None:
+    made = config.load([TINY], ["MODEL_DIR=unused", f"{name} = {wrong}"])
+    with pytest.raises(InputError) as said:
+        made.experiment()
+    assert "\n" not in str(said.value)
+    assert f"{name} = {wrong}: " in str(said.value)
+    assert allowed in str(said.value).split(f"{name} = {wrong}: ")[-1]
+
+
+def _with_a_word(sizes, drawn):
+    return sizes
+
+
+def _of_two(sizes, more):
+    return sizes
+
+
+class _Says:
+    def __call__(self, sizes: dict[str, int]) -> "dict[str, float]":
+        return dict.fromkeys(sizes, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "may"),
+    [
+        (lambda sizes: sizes, True),
+        (lambda *args, **kwargs: None, True),
+        (_with_a_word, True),
+        (_Says(), True),
+        (_of_two, False),
+        (functools.partial(_of_two, more=1), True),
+        (_Says, False),
+        (lambda: {}, False),
+    ],
+)
+def test_a_users_sampler_is_refused_only_where_it_cannot_be_one(value: Any, may: bool) -> None:
+    assert fits(value, Sampler) is may

@@ -59,7 +59,7 @@ class Decoding:
         mbr_metric: of sentences.
     """
 
-    beams: Annotated[Size, MUTABLE] = 4
+    beams: Annotated[int, Between(1, 1024), MUTABLE] = 4
     alpha: Annotated[Factor, MUTABLE] = 0.6
     max_source_length: Annotated[int, _Length, MUTABLE] = 128
     max_target_length: Annotated[int, _Length, MUTABLE] = 128

@@ -81,13 +81,16 @@ def enlarge(cache: Cache, folder: Path, gigabytes: float) -> Cache:
         row += size
     block = rng.integers(300, 2000, 1 << 22).astype(np.uint16)
     for side, end in ends.items():
-        tokens = np.lib.format.open_memmap(
-            folder / f"train.{side}.tokens.npy", mode="w+", dtype=np.uint16, shape=(end,)
-        )
-        for start in range(0, end, len(block)):
-            tokens[start : start + len(block)] = block[: end - start]
-        tokens.flush()
+        _write_tokens(folder / f"train.{side}.tokens.npy", end, block)
         offsets[side].flush()
     manifest["fingerprint"] = f"made up, {gigabytes} GB"
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     return Cache(folder)
+
+
+def _write_tokens(path: Path, count: int, block: np.ndarray) -> None:
+    """So many tokens: the block, again and again."""
+    tokens = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint16, shape=(count,))
+    for start in range(0, count, len(block)):
+        tokens[start : start + len(block)] = block[: count - start]
+    tokens.flush()

@@ -20,7 +20,7 @@ from m4.parallel.supervise import end_with
 from m4.progress import ProgressBar
 from m4.storage.files import write_json
 from m4.storage.metrics_log import read_metrics
-from m4.train.trainer import Training
+from m4.train.trainer import Trained, Training
 
 # (language, step, text): how far a model is.
 Report = Callable[[str, int, str], None]
@@ -139,17 +139,24 @@ def train_one(
         },
     )
     step = trained.note["step"]
-    result = {
-        "identity": dict(identity),
+    result = {"identity": dict(identity), **_outcome(experiment, trained, stream.epochs(step))}
+    write_json(folder / "result.json", result, indent=1)
+    return language, step
+
+
+def _outcome(
+    experiment: Experiment, trained: Trained, epochs: Mapping[str, float]
+) -> dict[str, Any]:
+    """What result.json says of the training."""
+    rows = read_metrics(Path(experiment.model_dir))
+    return {
         "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
         "note": trained.note,
         # Is it trained out? Whether dev ended it, and how much it rose in the last quarter.
-        "stopped_early": _stopped_early(training, trained.note),
-        "gain_last_quarter": gain_last_quarter(read_metrics(folder), step),
-        "epochs": stream.epochs(step),
+        "stopped_early": _stopped_early(experiment.training, trained.note),
+        "gain_last_quarter": gain_last_quarter(rows, trained.note["step"]),
+        "epochs": epochs,
     }
-    write_json(folder / "result.json", result, indent=1)
-    return language, step
 
 
 def _stopped_early(training: Training, note: Mapping[str, Any]) -> bool:

@@ -180,6 +180,17 @@ def _search_batch(job: _Job, batch: Batch) -> _Found:
     return jax.block_until_ready(found)
 
 
+def _encoded_sources(
+    vocabulary: Pieces, sources: Sequence[str], longest: int, on_cut: OnCut
+) -> list[list[int]]:
+    """The pieces of each source with EOS, at most `longest`."""
+    ids = vocabulary.encode_tagged(sources)
+    for index, pieces in enumerate(ids):
+        if len(pieces) + 1 > longest:
+            on_cut(index, len(pieces) + 1, longest)
+    return [trim(pieces, longest) for pieces in ids]
+
+
 def _encoded_prefixes(
     vocabulary: Pieces, prefixes: Sequence[str] | None, count: int, settings: Decoding
 ) -> list[list[int]] | None:
@@ -198,14 +209,16 @@ def _encoded_prefixes(
 
 
 def _ranked(
-    vocabulary: Pieces, sources: Sequence[str], settings: Decoding, found: Sequence[np.ndarray]
-) -> tuple[list[Translations], list[int]]:
-    """The translations of sources, and which of each row's sequences is the first of them.
+    vocabulary: Pieces, sources: Sequence[str], settings: Decoding, found: _Found
+) -> tuple[list[Translations], np.ndarray]:
+    """The translations of a batch's sources, and the first one's ids of every row, int32 [B, T].
 
-    found: sequences [B, K, T], scores [B, K].
+    found: sequences [B, K, T], scores [B, K]; rows after the sources fill up the batch.
     """
-    results, first = [], []
-    for source, sequences_KT, score_K in zip(sources, *found, strict=True):
+    sequences_BKT, score_BK = map(np.asarray, found)
+    results, first = [], [0] * len(sequences_BKT)
+    for row, source in enumerate(sources):
+        sequences_KT, score_K = sequences_BKT[row], score_BK[row]
         # A slot that no hypothesis filled is left out.
         kept = [k for k, score in enumerate(score_K) if k == 0 or score > NEG_INF / 2]
         texts = vocabulary.decode(sequences_KT[kept].tolist())
@@ -216,8 +229,8 @@ def _ranked(
             kept, texts, scores = ([each[k] for k in order] for each in (kept, texts, scores))
             gains = utility_K[order].tolist()
         results.append(Translations(texts, scores, gains))
-        first.append(kept[0])
-    return results, first
+        first[row] = kept[0]
+    return results, sequences_BKT[np.arange(len(first)), first]
 
 
 def warn_of_cut(index: int, pieces: int, limit: int) -> None:
@@ -283,34 +296,25 @@ def translations(
     longest = min(settings.max_source_length, lengths[-1])
     batch_rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
 
-    ids = vocabulary.encode_tagged(sources)
-    for index, pieces in enumerate(ids):
-        if len(pieces) + 1 > longest:
-            on_cut(index, len(pieces) + 1, longest)
+    ids = _encoded_sources(vocabulary, sources, longest, on_cut)
     job = _Job(
         model, params, settings, layout,
         _encoded_prefixes(vocabulary, prefixes, len(sources), settings),
     )  # fmt: skip
     results: list[Translations | None] = [None] * len(sources)
     done = tokens = 0
-    coming = batches([trim(pieces, longest) for pieces in ids], lengths, batch_rows)
+    coming = batches(ids, lengths, batch_rows)
     found_for = functools.partial(_search_batch, job)
     with contextlib.closing(_searched(found_for, coming, _at_once(layout))) as searched:
         for batch, found in searched:
-            rows = len(batch.rows)  # without those that fill up the batch
-            sequences_BKT, score_BK = map(np.asarray, found)
-            ranked, first = _ranked(
-                vocabulary, [sources[row] for row in batch.rows], settings,
-                (sequences_BKT[:rows], score_BK[:rows]),
-            )  # fmt: skip
+            texts = [sources[row] for row in batch.rows]
+            ranked, best_BT = _ranked(vocabulary, texts, settings, found)
             for row, each in zip(batch.rows, ranked, strict=True):
                 results[row] = each
-            first += [0] * (len(sequences_BKT) - rows)
-            best_BT = sequences_BKT[np.arange(len(first)), first]
             if on_batch is not None:
                 on_batch(batch, best_BT)
-            done += rows
-            tokens += int(np.count_nonzero(best_BT[:rows]))
+            done += len(texts)
+            tokens += int(np.count_nonzero(best_BT[: len(texts)]))
             if progress is not None:
                 progress(done, len(sources), tokens)
     return [each for each in results if each is not None]

@@ -125,18 +125,25 @@ def sample(
     end = lax.while_loop(
         lambda drawn: (drawn.step < length) & ~jnp.all(drawn.ended_BK),
         advance,
-        _Drawn(
-            jnp.zeros((), jnp.int32),
-            jnp.zeros((batch, samples, length + 1), jnp.int32),
-            jnp.zeros((batch, samples), jnp.float32),
-            jnp.zeros((batch, samples), bool),
-            expand_cache(cache, samples),
-        ),
+        _nothing_drawn(batch, samples, length, expand_cache(cache, samples)),
     )
     tokens_BKT = end.sequences_BKT[:, :, 1:]
-    ends_BKT = tokens_BKT == eos_id
-    tokens_BK = jnp.where(ends_BKT.any(axis=2), ends_BKT.argmax(axis=2) + 1, length)
-    return tokens_BKT, end.logp_BK / length_penalty(alpha, tokens_BK)
+    return tokens_BKT, end.logp_BK / length_penalty(alpha, _counts(tokens_BKT == eos_id))
+
+
+def _counts(ends_BKT: Array) -> Array:
+    """How many tokens a sequence has with its EOS; all T where it has none."""
+    return jnp.where(ends_BKT.any(axis=2), ends_BKT.argmax(axis=2) + 1, ends_BKT.shape[2])
+
+
+def _nothing_drawn(batch: int, samples: int, length: int, cache: Any) -> _Drawn:
+    return _Drawn(
+        jnp.zeros((), jnp.int32),
+        jnp.zeros((batch, samples, length + 1), jnp.int32),
+        jnp.zeros((batch, samples), jnp.float32),
+        jnp.zeros((batch, samples), bool),
+        cache,
+    )
 
 
 def _keys(seed: int, name_B: Array, samples: int) -> Array:

@@ -64,7 +64,7 @@ def claimed(
             yield folder
         except InputError:
             unchanged = run_folder.contents(folder) == claimed_as
-            if unchanged and not fresh and new_chapter is None:
+            if unchanged and not fresh:
                 run_folder.put_back(folder, before)
             raise
 

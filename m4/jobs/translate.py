@@ -9,6 +9,7 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
 from m4.parallel import distributed
+from m4.storage import manifest, remote
 
 
 class Trained(NamedTuple):
@@ -45,7 +46,12 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
         layout=layout,
         normalise=experiment.data.corpus.cleaning.normalise,
     )
-    made_by = {"step": found, "vocabulary": cache.vocabulary.fingerprint}
+    made_by = {
+        "step": found,
+        # Of another run, or of a mean, the step may be the same.
+        "checkpoint": manifest.digest(remote.remote_path(folder / "checkpoints") / str(found)),
+        "vocabulary": cache.vocabulary.fingerprint,
+    }
     made_by |= experiment.decoding.search()
     return Trained(translator, made_by)
 

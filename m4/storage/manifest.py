@@ -6,6 +6,7 @@ rest. So a step appears with its manifest, or not at all.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import threading
@@ -146,6 +147,13 @@ def files_of(step: epath.Path) -> checksums.Files | None:
         return read_json(step / _NAME, lambda found: checksums.well_formed(found["files"], _NAME))
     except FileNotFoundError:
         return None
+
+
+def digest(step: epath.Path) -> str | None:
+    """What a step's files are, in short; None: it has no manifest."""
+    if (files := files_of(step)) is None:
+        return None
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def items_of(step: epath.Path) -> set[str]:

@@ -82,6 +82,10 @@ def _texts_of(name: str) -> Iterator[Text]:
     if not path.is_dir():
         if not path.exists():
             raise InputError(f"--input={name}: no such file")
+        if os.path.exists(name) and not os.path.isfile(name):  # a pipe
+            raise InputError(
+                f"--input={name}: can be read only once; give a file, or - for standard input"
+            )
         yield Text(path, name)
         return
     files_there = [*_files_in(path, "")]

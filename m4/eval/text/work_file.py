@@ -65,9 +65,13 @@ class WorkFile:
     def _sound_bytes(self, overwrite: bool) -> int:
         """How much of the file counts; its lines and counts."""
         try:
-            note = read_json(self._note, remedy="--overwrite begins again")
+            note = read_json(self._note, _checked, "--overwrite begins again")
         except FileNotFoundError:
             return 0
+        except InputError:
+            if overwrite:
+                return 0
+            raise
         made_by = note["made_by"]
         if different := [
             name for name, value in self._made_by.items() if made_by.get(name) != value
@@ -119,3 +123,11 @@ class WorkFile:
     def close(self) -> None:
         if not self.done:
             self._file.close()
+
+
+def _checked(note: dict[str, Any]) -> dict[str, Any]:
+    kinds = {"made_by": dict, "lines": int, "bytes": int, "counts": dict}
+    for name, kind in kinds.items():
+        if not isinstance(note.get(name), kind):
+            raise ValueError(f"no {name}")
+    return note

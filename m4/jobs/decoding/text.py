@@ -200,8 +200,13 @@ def _translate(
             translate(window, functools.partial(_show, bar, done))
             done += len(window)
     if distributed.is_primary():
-        for _, output in every:
+        for count, output in every:
             if isinstance(output, WorkFile):
+                if output.lines != count:
+                    raise InputError(
+                        f"{output.output}: {output.lines:,} lines of {count:,}: the input has "
+                        "changed while it was translated; --overwrite begins again"
+                    )
                 output.finish()
                 print(f"{output.output}: {output.lines:,} lines")
         for line in _said(before + translate.counts, model):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from m4.eval.text.work_file import WorkFile
+from m4.settings import InputError
 
 MADE_BY = {"step": 4, "to": "gl"}
 
@@ -98,3 +99,17 @@ def test_gz_is_packed_and_equal_lines_are_equal_bytes(tmp_path: Path) -> None:
         finished(tmp_path / name, ["uno", "dous"])
     assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == b"uno\ndous\n"
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["", "{}", '{"made_by": {}, "lines": "2"}'])
+def test_overwrite_begins_again_where_the_note_is_damaged(tmp_path: Path, damage: str) -> None:
+    output = tmp_path / "a.txt"
+    killed = WorkFile(output, MADE_BY)
+    killed.append(["uno"], {"lines": 1})
+    killed.close()
+    (tmp_path / "a.txt.partial.json").write_text(damage)
+    with pytest.raises(InputError, match=r"json: damaged, .*--overwrite begins again"):
+        WorkFile(output, MADE_BY)
+    again = WorkFile(output, MADE_BY, overwrite=True)
+    assert again.lines == 0
+    again.close()

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 import m4 as package
+from m4 import config
 from m4.data.sentences import sentences
+from m4.jobs.translate import trained as model
 from tests.command_line import m4
 
 LONG = "Yesterday was Monday. Tomorrow there will be nothing of this. And now?"
@@ -151,6 +153,26 @@ def test_a_direction_that_was_not_trained_is_named(trained: Path, tmp_path: Path
     )
     assert said.status == 0
     assert "es-gl: the model was not trained on this direction" in said.err
+
+
+def test_input_that_can_be_read_only_once_is_refused(trained: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    said = decode(trained, f"--input={tmp_path}/pipe", "--to=gl", f"--output={tmp_path}/o.txt")
+    assert said.status == 2
+    assert "can be read only once; give a file, or - for standard input" in said.err
+
+
+def test_lines_of_a_model_of_the_same_step_are_not_continued(
+    trained: Path, first: Path, tmp_path: Path
+) -> None:
+    """Two runs on one corpus: step and vocabulary are the same."""
+    notes = [
+        model(config.load([run / "config.gin"], model_dir=str(run)).experiment(), 2).made_by
+        for run in (trained, first, trained)
+    ]
+    different = {name for name in notes[0] if notes[0][name] != notes[1][name]}
+    assert different == {"checkpoint"}
+    assert notes[0] == notes[2]
 
 
 @pytest.mark.slow

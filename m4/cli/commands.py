@@ -326,17 +326,18 @@ def _show(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
 
         more = {name: getattr(parsed, name) for name in ("dtype", "weights", "output")}
         return 0 if checkpoint(parsed.what, parsed.run, parsed.step, console(), **more) else 1
-    if not parsed.model_dir:
+    folder = getattr(parsed, "run", None) or parsed.model_dir
+    if not folder:
         raise InputError("give a run folder: --model_dir=...")
     if parsed.job == "watch":
         from m4.jobs.watching.watch import watch
 
-        watch(parsed.model_dir, parsed.seconds, once=parsed.once)
+        watch(folder, parsed.seconds, once=parsed.once)
         return 0
     from m4.eval.report import atlas
     from m4.jobs.prepare import console
 
-    atlas.show(local_folder(parsed.model_dir), parsed.split, console())
+    atlas.show(local_folder(folder), parsed.split, console())
     return 0
 
 

@@ -180,6 +180,7 @@ def add_atlas(job: argparse.ArgumentParser) -> None:
 
 
 def add_watch(job: argparse.ArgumentParser) -> None:
+    job.add_argument("run", nargs="?", help="the folder of the run, as --model_dir")
     job.add_argument("--model_dir", help="the folder of the run")
     job.add_argument(
         "--seconds", type=float, default=10.0, help="between two looks (default: %(default)s)"

@@ -76,6 +76,6 @@ def test_a_line_whenever_something_changed_until_the_end(
 
 def test_mistakes_are_one_line(run: Path) -> None:
     assert "not a run's folder" in m4("watch", f"--model_dir={run / 'none'}").mistake
-    assert "--seconds=0.0" in m4("watch", f"--model_dir={run}", "--seconds=0").mistake
+    assert "--seconds=0.0" in m4("watch", run, "--seconds=0").mistake
     (run / "heartbeat.json").write_text("[")
     assert "heartbeat.json: damaged" in m4("watch", f"--model_dir={run}", "--once").mistake

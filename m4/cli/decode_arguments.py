@@ -80,4 +80,6 @@ def text_request(parsed: argparse.Namespace) -> "Request | None":
     from m4.jobs.decoding.text import Request
 
     targets = [name for name in parsed.to.split(",") if name]
+    if not targets:
+        raise InputError(f"--to={parsed.to}: names no language")
     return Request(parsed.input, targets, parsed.output, parsed.source, parsed.overwrite)

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from m4.data.preprocess import tag
 from m4.eval.decoding.given import score_given
 from m4.eval.decoding.hypotheses import decode_to_files
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.testsets import Portion
 from m4.eval.decoding.translate import check_language
+from m4.eval.text.inputs import Text
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.decode import PortionDecoder, decodes_folder, trained_step
@@ -63,7 +66,8 @@ def score(
 def score_files(
     experiment: Experiment, source: Path, target: Path, to: str
 ) -> Iterator[dict[str, Any]]:
-    """Scores each line of `target` as a translation of that line of `source` into `to`.
+    """Scores each line of `target` as a translation of that line of `source` into `to`; both are
+    read and normalised as `m4 decode --input` does.
 
     Raises:
         InputError: a file that is not there or not UTF-8, files of different lengths; the model has
@@ -77,8 +81,9 @@ def score_files(
     ready = translator(experiment)
     check_language(to, ready.languages or ready.vocabulary.languages)
     given = score_given(
-        ready.model, ready.params, ready.vocabulary, [tag(line, to) for line in sources], targets,
-        ready.decoding, layout=ready.layout,
+        ready.model, ready.params, ready.vocabulary,
+        [tag(ready.normalise(line), to) for line in sources],
+        [ready.normalise(line) for line in targets], ready.decoding, layout=ready.layout,
     )  # fmt: skip
     for line, translation, each in zip(sources, targets, given, strict=True):
         yield {"source": line, "target": translation, "to": to, **each._asdict()}
@@ -86,9 +91,6 @@ def score_files(
 
 def _lines(path: Path) -> list[str]:
     try:
-        # Not str.splitlines, which ends a line at characters that a sentence may have.
-        return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+        return [*Text(epath.Path(path), str(path)).lines()]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 ({error.reason})") from error

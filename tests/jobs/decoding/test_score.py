@@ -39,8 +39,8 @@ def test_references_of_a_split_are_scored_once(run: Path, tmp_path: Path) -> Non
     direction, known = next(iter(rows.items()))
     to = direction.split("-")[1]
     for name in ("source", "reference"):
-        text = "".join(f"{row[name]}\n" for row in known)
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        text = "".join(f"{row[name]}\r\n" for row in known)  # lines may end as on Windows
+        (tmp_path / name).write_bytes(text.encode())
     asked = [f"--model_dir={run}", f"--source={tmp_path / 'source'}", f"--to={to}"]
     said = m4("score", *asked, f"--target={tmp_path / 'reference'}")
     assert said.status == 0, said.err

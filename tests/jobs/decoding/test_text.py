@@ -107,6 +107,7 @@ WRONG = [
     ("--input=TEXT --output=OUT", "--to: missing"),
     ("--from=es", "--from: give --input, --to and --output, too"),
     ("--input=TEXT --to=gl --output=OUT --split=dev", "--split=dev: not with --input"),
+    ("--input=TEXT --to=, --output=OUT", "--to=,: names no language"),
     ("--input=TEXT --to=galician --output=OUT", "Did you mean gl (Galician)?"),
     ("--input=TEXT --to=en --output=OUT", "--from: the model translates from en, es, pt, gl"),
     ("--input=TEXT --to=gl --from=xx --output=OUT", "--from=xx: the model does not translate"),

@@ -111,7 +111,7 @@ def test_what_may_change_is_what_is_marked_and_all_below_it() -> None:
         ("from m4.train import loop", "m4.train.loop is now m4.train.trainer"),
         ("optimizer.adamw.schedule = @optimizer.rsquare", "m4.train.optimizer has no rsquare"),
         ("cldr.Cldr.sizes = {'es': 3]", "cannot be read"),
-        ("cldr.Cldr.sizes = 'x'", "cldr.Cldr.sizes = 'x': must be a dictionary, text to"),
+        ("cldr.Cldr.sizes = 'x'", "cldr.Cldr.sizes = 'x': must be a dictionary, text that is not"),
         ("a/b/c", "cannot be read"),
     ],
 )

@@ -106,7 +106,7 @@ def test_time_model_is_compared_with_the_same_model_of_the_paper_only() -> None:
         {"devices": 1024},
         {"config": "mine"},
         {"label": "bfloat16"},
-        {"topology": "v4:16x16x8"},
+        {"topology": "v4:8x16x16"},
         {"batch": {**batch, "rows": 32_768 // 4}},
         {"batch": {**batch, "source_length": 64}},
         {"parameters": {**parameters, "experts": 500_000_000_000}},

@@ -27,8 +27,8 @@ _CHARACTERS = regex.compile(r"\X")  # as readers count them: a letter with its m
 _WITHOUT_SPACES = ("Jpan", "Hans", "Hant")
 
 
-class Parts(NamedTuple):
-    """A text in parts. cut: how many of its sentences are cut at a space or inside a word."""
+class Chunks(NamedTuple):
+    """A text in chunks. cut: how many of its sentences are cut at a space or inside a word."""
 
     texts: list[str]
     cut: int
@@ -40,19 +40,19 @@ def sentences(text: str) -> list[str]:
     return _pieces(text, ends)
 
 
-def parts(text: str, fits: Callable[[str], bool]) -> Parts:
+def chunks(text: str, fits: Callable[[str], bool]) -> Chunks:
     """The sentences of a text; one that does not fit is halved at the space, the character, or at
-    last the code point next to its middle until its parts do, or are a code point."""
+    last the code point next to its middle until its chunks do, or are a code point."""
     found, cut = [], 0
     for sentence in sentences(text):
         pieces = list(_fitting(sentence, fits))
         found.extend(pieces)
         cut += len(pieces) > 1
-    return Parts(found, cut)
+    return Chunks(found, cut)
 
 
 def joined(translations: Sequence[str], language: str) -> str:
-    """The translations of a text's parts as one text in that language."""
+    """The translations of a text's chunks as one text in that language."""
     if len(translations) == 1:
         return translations[0]
     space = "" if describe(language).script in _WITHOUT_SPACES else " "

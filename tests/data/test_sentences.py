@@ -1,10 +1,10 @@
-"""Long texts in parts: at sentence ends of many scripts, and elsewhere only where it must be."""
+"""Long texts in chunks: at sentence ends of many scripts, and elsewhere only where it must be."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m4.data.sentences import joined, parts, sentences
+from m4.data.sentences import chunks, joined, sentences
 
 
 @pytest.mark.parametrize(
@@ -34,25 +34,25 @@ def test_sentences_end_at_the_terminators_of_their_script(text: str) -> None:
 
 
 def test_only_a_sentence_that_does_not_fit_is_cut_and_at_a_space_if_it_has_one() -> None:
-    found = parts("Ab. C" + "d cd" * 5 + ". Gh", lambda text: len(text) <= 8)
+    found = chunks("Ab. C" + "d cd" * 5 + ". Gh", lambda text: len(text) <= 8)
     assert found.texts == ["Ab.", "Cd", "cdd cdd", "cdd", "cdd cd.", "Gh"]
     assert found.cut == 1
 
 
 def test_without_spaces_characters_stay_whole() -> None:
     family = "👨‍👩‍👧"  # one character of five code points
-    assert parts(family * 4, lambda text: len(text) <= 10).texts == [family * 2] * 2
+    assert chunks(family * 4, lambda text: len(text) <= 10).texts == [family * 2] * 2
     # Even one is too long: it is cut as well, down to code points.
-    assert parts(family, lambda text: len(text) <= 1).texts == list(family)
+    assert chunks(family, lambda text: len(text) <= 1).texts == list(family)
 
 
 @given(st.text(alphabet="ab.。 !é́", max_size=60), st.integers(1, 9))
-def test_parts_are_the_text_but_for_spaces(text: str, most: int) -> None:
-    found = parts(text, lambda part: len(part) <= most)
+def test_chunks_are_the_text_but_for_spaces(text: str, most: int) -> None:
+    found = chunks(text, lambda chunk: len(chunk) <= most)
     assert "".join(found.texts).replace(" ", "") == text.replace(" ", "")
-    assert all(0 < len(part) <= most for part in found.texts)
+    assert all(0 < len(chunk) <= most for chunk in found.texts)
 
 
-def test_parts_are_put_together_as_the_script_does() -> None:
+def test_chunks_are_put_together_as_the_script_does() -> None:
     assert joined(["Ola.", "", "Adeus."], "gl") == "Ola. Adeus."
     assert joined(["一。", "二。"], "zh") == joined(["一。", "二。"], "ja") == "一。二。"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from m4.data.preprocess import tag
-from m4.data.sentences import Parts, joined, parts
+from m4.data.sentences import Chunks, chunks, joined
 from m4.eval.decoding.batch_counts import BatchCounts
 from m4.eval.decoding.decode import decode, warn
 from m4.eval.decoding.translate import Translator
@@ -70,7 +70,7 @@ def windows(
 class TextTranslator:
     """Translates windows of lines; on stderr it names the first few lines that are too long.
 
-    counts: lines, blank, split (lines in parts), parts, cut (sentences that were cut to fit),
+    counts: lines, blank, split (lines in chunks), chunks, cut (sentences that were cut to fit),
         shortened (sources that no cut makes fit), unended (translations at their limit). batches:
         of what the model translated.
     """
@@ -84,10 +84,10 @@ class TextTranslator:
 
         shown: called after every batch with the lines that are done, about, and the rate.
         """
-        each = self._parts(window)
+        each = self._chunks(window)
         counts = [
             Counter(lines=1, blank=not found.texts, split=len(found.texts) > 1, cut=found.cut,
-                    parts=len(found.texts))
+                    chunks=len(found.texts))
             for found in each
         ]  # fmt: skip
         sources = [(i, text) for i, found in enumerate(each) for text in found.texts]
@@ -120,7 +120,7 @@ class TextTranslator:
             output.append([lines[i] for i in mine], sums)
             self.counts.update(sums)
 
-    def _parts(self, window: Sequence[Line]) -> list[Parts]:
+    def _chunks(self, window: Sequence[Line]) -> list[Chunks]:
         """What is translated of each line: of a blank one nothing, else it, or its sentences."""
         most = self._translator.decoding.max_source_length
 
@@ -131,11 +131,13 @@ class TextTranslator:
         found = []
         sizes = pieces([line.source for line in window], [line.to for line in window])
         for line, size in zip(window, sizes, strict=True):
-            split = Parts([line.source] if line.source else [], 0)
+            split = Chunks([line.source] if line.source else [], 0)
             if size > most:
-                split = parts(line.source, lambda text, to=line.to: pieces([text], [to])[0] <= most)
+                split = chunks(
+                    line.source, lambda text, to=line.to: pieces([text], [to])[0] <= most
+                )
                 more = f", {split.cut} sentences cut to fit" if split.cut else ""
-                self._name(line, f"{size} pieces, translated in {len(split.texts)} parts{more}")
+                self._name(line, f"{size} pieces, translated in {len(split.texts)} chunks{more}")
             found.append(split)
         return found
 

@@ -223,11 +223,11 @@ def _said(counts: Counter[str], model: Trained) -> Iterator[str]:
     settings = model.translator.decoding
     yield (
         f"{counts['lines']:,} lines, {counts['blank']:,} blank, {counts['split']:,} too long for "
-        f"max_source_length = {settings.max_source_length} and translated in parts"
+        f"max_source_length = {settings.max_source_length} and translated in chunks"
     )
     for name, said in (
         ("cut", "sentences were too long even so, and cut at a space or a character"),
-        ("shortened", "parts could not be cut further: their ends are not translated"),
+        ("shortened", "chunks could not be cut further: their ends are not translated"),
         ("unended", f"translations reach their limit (max_target_length = "
                     f"{settings.max_target_length}) without an end"),
     ):  # fmt: skip

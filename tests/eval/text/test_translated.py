@@ -73,7 +73,7 @@ def test_lines_come_in_order_and_blank_ones_stay_blank(
         assert output.found == ["ONE", "", "", "TWO THREE", "", "FOUR"]
     assert translate.counts["lines"] == 12
     assert translate.counts["blank"] == 6
-    assert translate.counts["parts"] == 6
+    assert translate.counts["chunks"] == 6
 
 
 def test_each_output_gets_what_it_lacks(translate: TextTranslator, tmp_path: Path) -> None:
@@ -91,11 +91,11 @@ def test_a_line_that_is_too_long_is_translated_by_sentences_and_named(
     run(translate, {text: {"gl": output}})
     assert output.found == ["A B", "ONE TWO. THREE! FOUR FIVE SIX."]
     assert (
-        "a.txt line 2: 8 pieces, translated in 4 parts, 1 sentences cut to fit"
+        "a.txt line 2: 8 pieces, translated in 4 chunks, 1 sentences cut to fit"
         in capsys.readouterr().err
     )
-    assert {name: translate.counts[name] for name in ("split", "parts", "cut", "shortened")} == {
-        "split": 1, "parts": 5, "cut": 1, "shortened": 0,
+    assert {name: translate.counts[name] for name in ("split", "chunks", "cut", "shortened")} == {
+        "split": 1, "chunks": 5, "cut": 1, "shortened": 0,
     }  # fmt: skip
 
 

@@ -294,4 +294,4 @@ def test_rows_are_json(made):
     written, _ = made
     for path in (written.scores, written.deltas):
         for line in path.read_text(encoding="utf-8").splitlines():
-            json.loads(line)
+            assert isinstance(json.loads(line), dict)

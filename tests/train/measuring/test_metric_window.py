@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,7 +16,10 @@ STEPS = 37
 def metrics(step: int) -> dict[str, Any]:
     """What a step returns: numbers whose sum depends on the order of adding."""
     rng = np.random.default_rng(step)
-    some = lambda *shape: jnp.asarray(rng.lognormal(0, 4, shape), jnp.float32)  # noqa: E731
+
+    def some(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.lognormal(0, 4, shape), jnp.float32)
+
     counts = jnp.asarray(rng.integers(1, 99, 2), jnp.int32)
     return {
         "loss": some(),

@@ -121,7 +121,7 @@ class ProgressBar:
 
     def _rate(self) -> list[str]:
         seconds = time.monotonic() - self._start
-        if self._worked() <= 0 or seconds <= 0:
+        if self._worked() <= 0 or seconds <= 0 or self.unit == "%":  # of unlike work
             return []
         rate = self._worked() / seconds
         return [f"{rate:,.0f} {self.unit}/s" if rate >= 10 else f"{rate:.2f} {self.unit}/s"]

@@ -55,6 +55,16 @@ def test_without_a_terminal_it_is_a_line_every_ten_seconds(clock: Clock) -> None
     ]
 
 
+def test_a_percentage_has_no_rate(clock: Clock) -> None:
+    stream = io.StringIO()
+    with ProgressBar("corpus", 100, "%", stream) as bar:
+        for done in (0, 50, 100):
+            clock.now += 10.0
+            bar.update(done)
+    assert stream.getvalue()
+    assert "/s" not in stream.getvalue()
+
+
 def test_total_may_change(clock: Clock) -> None:
     stream = io.StringIO()
     with ProgressBar("baselines", 100, stream=stream) as bar:

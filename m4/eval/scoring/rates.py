@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.empty import is_empty
@@ -247,7 +248,7 @@ def table(rows: Sequence[Mapping[str, Any]], levels: ResourceLevels) -> Table:
     """`summary` for a terminal, with the languages that are confused."""
     made = Table(
         title="Means of how translations fail, in %",
-        caption="\n".join(notes(rows)),
+        caption=Text("\n".join(notes(rows))),  # brackets of theirs are no markup
         title_justify="left",
         caption_justify="left",
         box=SIMPLE_HEAD,

@@ -97,11 +97,11 @@ def by_kind(given: Mapping[str, int], stats: Any, kept: int) -> dict[str, int]:
     The result of a training step replaces its arguments; results that do not are temporaries here.
     "batch" includes the padding of all arguments.
     """
-    kept = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    added = stats.output_size_in_bytes - stats.alias_size_in_bytes
     return {
         **given,
         "batch": max(0, stats.argument_size_in_bytes - sum(given.values())),
-        "temporaries": stats.temp_size_in_bytes + max(0, kept),
+        "temporaries": stats.temp_size_in_bytes + max(0, added),
         "code": stats.generated_code_size_in_bytes,
         "counts and log rows": kept,
     }

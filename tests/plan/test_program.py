@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -37,6 +38,27 @@ def assert_counts_are_kept_once(planned: PlannedProgram) -> None:
     # Three counts of the data by direction; int32 all.
     assert once == (sum(sizes) + 3 * planned.directions) * 4
     assert memory.kept(planned) == once + planned.log_period * (each - once)
+
+
+def test_what_training_keeps_is_in_the_memory() -> None:
+    # 70 bytes of results, of which 64 take the place of arguments.
+    stats = SimpleNamespace(
+        argument_size_in_bytes=110,
+        output_size_in_bytes=70,
+        alias_size_in_bytes=64,
+        temp_size_in_bytes=1000,
+        generated_code_size_in_bytes=5,
+    )
+    given = {"replicated weights": 60, "expert weights": 30, "optimizer state": 10}
+    found = memory.by_kind(given, stats, 444)
+    assert [*found] == [*memory.KINDS]
+    assert found == {
+        **given,
+        "batch": 10,
+        "temporaries": 1006,
+        "code": 5,
+        "counts and log rows": 444,
+    }
 
 
 class _Seen(Exception):

@@ -116,6 +116,21 @@ def open_store(address: str) -> Store:
     return Disk(address) if address.startswith("file://") else Bucket(address)
 
 
+def check_readable(address: str) -> None:
+    """Lists a folder of a bucket, and looks at its first object: for what is only read there.
+
+    Raises:
+        ValueError: it cannot be read: what is missing, and what to do. Unreachable.
+    """
+    check_address(address)
+    name, _, folder = address.removeprefix("gs://").partition("/")
+    with _explained(address, role="roles/storage.objectViewer"):
+        bucket: Any = _client(os.environ.get("STORAGE_EMULATOR_HOST", "")).bucket(name)
+        prefix = folder.rstrip("/") + "/" if folder else None
+        for blob in bucket.list_blobs(prefix=prefix, max_results=1, retry=_retry(30)):
+            bucket.get_blob(blob.name, retry=_retry(30))
+
+
 class Disk:
     """A folder on a disk that every machine sees. Versions are inodes and times."""
 
@@ -276,8 +291,11 @@ def _retry(seconds: float) -> Any:
 
 
 @contextlib.contextmanager
-def _explained(address: str, name: str = "") -> Iterator[None]:
-    """Errors of Google's client as those of this module, each with one line."""
+def _explained(
+    address: str, name: str = "", role: str = "roles/storage.objectAdmin"
+) -> Iterator[None]:
+    """Errors of Google's client as those of this module, each with one line. role: which has the
+    rights that are needed."""
     from google.api_core import exceptions as api
     from google.auth import exceptions as auth
     from requests.exceptions import RequestException
@@ -288,7 +306,7 @@ def _explained(address: str, name: str = "") -> Iterator[None]:
         date = error.response.headers["Date"]  # type: ignore[union-attr]
         raise Changed(name, email.utils.parsedate_to_datetime(date).timestamp()) from error
     except api.Forbidden as error:
-        raise InputError(_forbidden(address, one_line(error))) from error
+        raise InputError(_forbidden(address, one_line(error), role)) from error
     except (auth.DefaultCredentialsError, auth.RefreshError, api.Unauthorized) as error:
         raise InputError(
             f"{address}: no valid credentials: gcloud auth application-default login, or a machine "
@@ -307,8 +325,8 @@ def _explained(address: str, name: str = "") -> Iterator[None]:
         ) from error
 
 
-def _forbidden(address: str, said: str) -> str:
-    """What to do about status 403."""
+def _forbidden(address: str, said: str, role: str) -> str:
+    """What to do about status 403. role: of all rights but storage.buckets.get."""
     bucket = f"gs://{address.removeprefix('gs://').partition('/')[0]}"
     if "scope" in said:
         return (
@@ -317,9 +335,8 @@ def _forbidden(address: str, said: str) -> str:
         )
     who = re.search(r"([\w.+-]+@\S+) does not have", said)
     right = re.search(r"storage\.\w+\.\w+", said)
-    role = "roles/storage.objectAdmin"
     if right is None:
-        role = "roles/storage.objectAdmin and roles/storage.legacyBucketReader"
+        role = f"{role} and roles/storage.legacyBucketReader"
     elif right[0] == "storage.buckets.get":  # no role for objects has it
         role = "roles/storage.legacyBucketReader"
     return (

@@ -16,7 +16,9 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
+from m4.data.sources.tsv import Tsv
 from m4.jobs import corpus
+from m4.settings import InputError
 from m4.storage import lease, remote, store
 from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.metrics_log import read_metrics
@@ -157,6 +159,29 @@ def test_wrong_role_is_one_line_before_anything_starts(
     assert emulator.names(folder_of(address)) <= {".running/train.json"}
 
 
+def test_text_in_a_bucket_needs_a_reader_and_its_lack_is_one_line(
+    address: str, emulator: Emulator
+) -> None:
+    source = Tsv(f"{address}/text")
+    open_store(f"{address}/text").write("gl.train.tsv", b"a\tb\n")
+    assert list(source.pairs("gl", "train")) == [("a", "b")]
+    for lacking in ("storage.objects.list", "storage.objects.get"):
+        emulator.rights.remove(lacking)
+        with pytest.raises(InputError) as error:
+            Tsv(f"{address}/text").languages()
+        assert str(error.value) == (
+            f"{address}/text: {ACCOUNT} lacks {lacking}: grant it roles/storage.objectViewer on "
+            f"gs://{BUCKET} (gcloud storage buckets add-iam-policy-binding)"
+        )
+        emulator.reset()
+    for missing, said in (
+        ("gs://missing/text", "gs://missing/text: no bucket missing"),
+        (f"{address}/other", rf"{address}/other: no such folder \(Tsv.folder\)"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Tsv(missing).languages()
+
+
 def test_messages_name_the_address_and_not_the_working_copy(
     address: str, emulator: Emulator
 ) -> None:
@@ -209,6 +234,12 @@ def test_network_that_is_down_is_one_line_and_no_mistake(
     assert result.status == 1
     assert f"{address}: cannot be reached" in result.err
     assert "Traceback" not in result.err
+
+
+def steps_compiled(emulator: Emulator, address: str) -> set[str]:
+    """The programs of training steps in the bucket."""
+    names = emulator.names(f"{folder_of(address)}/compilation_cache/train")
+    return {name for name in names if name.startswith("jit_train_step-") and name[-6:] == "-cache"}
 
 
 def checkpoints(emulator: Emulator, address: str) -> set[int]:
@@ -310,7 +341,8 @@ def test_run_in_a_bucket(
 def test_killed_job_is_resumed_on_another_machine(
     address: str, emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it trains, others may look at the corpus, and may not train."""
+    """While it trains, others may look at the corpus, and may not train. What it compiled is not
+    compiled again."""
     code = (
         "import sys; from m4.storage import lease; lease.PERIOD_SECONDS = 0.5\n"
         "from m4.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -338,8 +370,8 @@ def test_killed_job_is_resumed_on_another_machine(
         assert result.status == 1
         assert f"MODEL_DIR = {address}: another m4 job is at work there" in result.err
         # What it compiled, too.
-        names = emulator.names(f"{folder_of(address)}/compilation_cache/train")
-        assert any(name.endswith("-cache") for name in names)
+        compiled = steps_compiled(emulator, address)
+        assert compiled
     finally:
         first.kill()
         first.wait()
@@ -347,8 +379,11 @@ def test_killed_job_is_resumed_on_another_machine(
     monkeypatch.setattr(lease, "PERIOD_SECONDS", 0.3)
     here = another_machine(monkeypatch, tmp_path, address)
     last = max(checkpoints(emulator, address))
-    result = m4("train", model, f"--gin.TRAIN_STEPS={last + 2}")
-    assert result.status == 0, result.err
+    command = [sys.executable, "-c", code, "train", model, f"--gin.TRAIN_STEPS={last + 2}"]
+    environment["XDG_CACHE_HOME"] = os.environ["XDG_CACHE_HOME"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert steps_compiled(emulator, address) == compiled, "it compiled the step again"
     assert max(checkpoints(emulator, address)) == last + 2
     done = [row["step"] for row in read_metrics(here) if "loss" in row]
     assert done == sorted(set(done))

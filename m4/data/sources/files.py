@@ -25,6 +25,7 @@ from etils import epath
 
 from m4.settings import InputError
 from m4.storage.files import write_text
+from m4.storage.store import check_readable
 
 _NOT_READABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
 COMPRESSED = (".gz", ".zst")
@@ -45,6 +46,8 @@ def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
             f"{folder}: {scheme}:// needs EPATH_USE_TF=false in the environment, and the package "
             f"that fsspec needs for it ({setting})"
         )
+    if rest and scheme == "gs" and not by_tensorflow:
+        check_readable(os.fspath(path))  # to gcsfs a folder that it may not read is none
     try:
         there = path.is_dir()
     except ImportError as error:  # a remote file system whose package is not installed

@@ -83,34 +83,35 @@ create() {
   if ((slices > 1)); then flags=("--node-count=$slices" "--node-prefix=$name"); fi
   flags+=("--accelerator-type=$SLICE_TYPE" "--runtime-version=${runtime_version:-$SLICE_RUNTIME}")
   if $spot; then flags+=(--spot); fi
-  queue create "${flags[@]}" "${gcloud[@]}"
+  flags+=("${gcloud[@]}")
+  if $dry_run; then
+    queue create "${flags[@]}"
+    return
+  fi
+  local said
+  said=$(queue create "${flags[@]}" 2>&1) || {
+    check_gcloud "$said" "$zone"
+    printf '%s\n' "$said" >&2
+    return 1
+  }
+  printf '%s\n' "$said" >&2
 }
 
 # The state of the queued resource: ACTIVE, WAITING_FOR_RESOURCES ...; NONE where there is none,
 # UNKNOWN where gcloud cannot say now. What the user must change ends the script.
 queue_state() {
-  local said line
+  local said
   if said=$(queue describe '--format=value(state.state)' 2>&1); then
     echo "${said##*$'\n'}"
     return
   fi
-  line=$(grep -m 1 ERROR <<<"$said" || echo "gcloud: ${said%%$'\n'*}")
-  case $said in
-    *NOT_FOUND*) echo NONE ;;
-    # Also where it was a login that the network did not let it renew.
-    *UNAVAILABLE* | *DEADLINE_EXCEEDED* | *"Max retries"* | *onnection* | *"timed out"*)
-      say "$line"
-      echo UNKNOWN
-      ;;
-    *"[project]"* | *PROJECT_DENIED* | *PERMISSION_DENIED* | *INVALID_ARGUMENT* | \
-      *UNAUTHENTICATED* | *"active account"* | *credentials* | *"gcloud auth login"*)
-      mistake "$line"
-      ;;
-    *)
-      say "$line"
-      echo UNKNOWN
-      ;;
-  esac
+  if [[ $said == *NOT_FOUND* ]]; then
+    echo NONE
+    return
+  fi
+  check_gcloud "$said" "$zone"
+  say "$(error_line "$said")"
+  echo UNKNOWN
 }
 
 # Sets `state` to the queued resource's; gives up where gcloud has failed so often without a break.
@@ -249,7 +250,10 @@ supervise() {
       silent_since=""
     fi
     case $state in
-      NONE) create || fail "the slice could not be asked for" ;;
+      NONE)
+        check_corpus "$project" "${arguments[@]}"
+        create || fail "the slice could not be asked for"
+        ;;
       SUSPENDED) # preempted
         recreate || fail "the slice could not be asked for"
         ;;
@@ -264,7 +268,7 @@ supervise() {
         ;;
       "ACTIVE, job mistake" | "ACTIVE, job refused")
         if $seen && [[ $state == *mistake ]]; then
-          stop
+          stop || true # a host that does not answer hides no mistake
           mistake "m4 refused to start or to continue (see logs, or MODEL_DIR/logs); with the mistake" \
             "corrected start this again"
         fi
@@ -317,6 +321,7 @@ fail() {
 
 show_supervise() {
   when "where there is no such queued resource:"
+  check_corpus "$project" "${arguments[@]}"
   create
   when "every $poll_seconds s:"
   queue describe '--format=value(state.state)'

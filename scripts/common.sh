@@ -126,6 +126,46 @@ check_job() {
   esac
 }
 
+# The line of gcloud's output that says what is wrong.
+error_line() { grep -m 1 ERROR <<<"$1" || echo "gcloud: ${1%%$'\n'*}"; }
+
+# check_gcloud OUTPUT ZONE: ends the script where gcloud's output names what the user must change.
+check_gcloud() {
+  local line
+  line=$(error_line "$1")
+  case $1 in
+    # Also where it was a login that the network did not let it renew.
+    *UNAVAILABLE* | *DEADLINE_EXCEEDED* | *"Max retries"* | *onnection* | *"timed out"*) ;;
+    *"not found in zone"*)
+      mistake "$line; what this zone has: gcloud compute tpus accelerator-types list --zone=$2"
+      ;;
+    *"[project]"* | *PROJECT_DENIED* | *PERMISSION_DENIED* | *INVALID_ARGUMENT* | \
+      *UNAUTHENTICATED* | *"active account"* | *credentials* | *"gcloud auth login"*)
+      mistake "$line"
+      ;;
+  esac
+}
+
+# check_corpus PROJECT ARGUMENTS: ends the script where m4's arguments name a corpus in a bucket that
+# is not there: one host of a slice would tokenize the text, while all others are paid for.
+check_corpus() {
+  local place said project=$1
+  place=$(printf '%s\n' "${@:2}" |
+    sed -nE "s|^--gin\.experiment\.Data\.data_dir=['\"]?(gs://[^'\"]+)['\"]?$|\1|p" | tail -n 1)
+  if [[ -z $place ]]; then return; fi
+  place=${place%/}
+  when "ends where there is no corpus:"
+  local ask=(gcloud storage ls "$place/manifest.json" ${project:+"--project=$project"})
+  if $dry_run; then
+    run "${ask[@]}"
+  elif ! said=$("${ask[@]}" 2>&1); then
+    [[ $said != *"matched no objects"* ]] ||
+      mistake "no corpus at $place: m4 data prepare makes it, on a machine without TPUs" \
+        "(docs/cloud_tpu.md, 2)"
+    say "${said%%$'\n'*}" # the hosts may have a right that this machine lacks
+  fi
+}
+
 # Kinds of slices: the number in a name counts so many cores a chip; dimensions of the torus, fewest
 # and most chips; Cloud TPU's accelerator type and image of the VMs, GKE's label and machine type.
 # From docs.cloud.google.com: tpu/docs/v4 to tpu7x, tpu/docs/runtimes and

@@ -153,6 +153,11 @@ def test_the_lock_for_tpus_is_the_lock_and_libtpu() -> None:
     everything, tpu = versions("requirements.lock"), versions("requirements-tpu.lock")
     added = set(tpu.items()) - set(everything.items())
     assert {name for name, _ in added} == {"libtpu"}
+    # Orbax asks Google's clients of every bucket. Both ways to a slice install this lock.
+    assert {"google-cloud-storage", "google-cloud-storage-control", "gcsfs"} <= {*tpu}
+    for path in (ROOT / "Dockerfile", SCRIPTS / "tpu_host.sh"):
+        (line,) = (line for line in path.read_text().splitlines() if "pip sync" in line)
+        assert re.search(r"--require-hashes \S*requirements-tpu.lock", line.replace('"', ""))
 
 
 def test_image_has_only_existing_files() -> None:
@@ -208,6 +213,8 @@ def test_the_command_of_a_pods_config_names_its_corpus() -> None:
         assert f"--gin_file=gin_configs/{name}.gin" in command
         assert f"--model_dir=gs://BUCKET/{name}" in command
         assert "--gin.TEXT_DIR='gs://BUCKET/corpus'" in command
+        # Tokenized before a slice is paid for.
+        assert "--gin.experiment.Data.data_dir='gs://BUCKET/data'" in command
 
 
 def test_jobs_of_one_folder_have_one_config() -> None:

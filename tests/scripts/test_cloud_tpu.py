@@ -34,6 +34,7 @@ case "$*" in
     echo "$state"
     ;;
   *" scp "*) [[ ! -e $fake/refuse ]] ;;
+  *"tpu_host.sh stop "*) [[ ! -e $fake/silent ]] ;;
   *" status "*)
     said=$(next jobs)
     if [[ $said == unreachable ]]; then exit 255; fi
@@ -281,6 +282,13 @@ def test_supervise_does_not_repeat_a_mistake(tmp_path: Path, fakes: Path) -> Non
     assert run.said.returncode == 2
     assert "m4 refused to start" in run.said.stderr
     assert run.did == ["stop"]
+    # Nor where the job cannot be stopped on all hosts.
+    (fakes / "silent").touch()
+    run = Supervised(
+        tmp_path / "silent", fakes, ["ACTIVE: running running", "ACTIVE: failed_2 running"]
+    )
+    assert run.said.returncode == 2
+    assert "m4 refused to start" in run.said.stderr
 
 
 def test_supervise_started_again_after_a_mistake_tries_once(tmp_path: Path, fakes: Path) -> None:

@@ -1,7 +1,7 @@
 """The blocks of the documents, each with the mark that says how it is tested.
 
 A mark is a comment that no reader sees, on the line above the block: `<!-- test: WAY -->` or
-`<!-- test: WAY: MORE -->`. docs/lab/ is left out: dated notes of what once was.
+`<!-- test: WAY: MORE -->`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+# Dated notes: their words are of their day, their commands still work.
+LAB = sorted((ROOT / "docs" / "lab").glob("*.md"))
 
 # CONTRIBUTING.md, "A block of a document", says the same.
 WAYS = {
@@ -61,7 +63,7 @@ class Block:
 
 def blocks() -> list[Block]:
     """Every block of every page."""
-    return [block for page in PAGES for block in blocks_of(page)]
+    return [block for page in [*PAGES, *LAB] for block in blocks_of(page)]
 
 
 def blocks_of(page: Path) -> list[Block]:

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from m4.cli.arguments import parser, split_arguments
-from tests.documents.blocks import PAGES, ROOT, blocks_of
+from tests.documents.blocks import LAB, PAGES, ROOT, blocks_of
 
 README = ROOT / "README.md"
-DOCUMENTS = [*PAGES, *sorted((ROOT / "docs" / "lab").glob("*.md"))]
+DOCUMENTS = [*PAGES, *LAB]
 REFERENCE = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which names what was
 FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

@@ -248,8 +248,8 @@ def train(
 def load(folder: str | Path, *, allow_modules: Collection[str] = ()) -> Run:
     """A trained model from its run folder.
 
-    Reading a run imports nothing outside m4 but `allow_modules`, and runs no code of the folder;
-    `decode` and `evaluate` do run its compiled programs (docs/run_folder.md).
+    Reading a run imports nothing outside m4 but `allow_modules`, and runs no code of the folder; of
+    one in a bucket `decode` and `evaluate` run its compiled programs (docs/run_folder.md).
 
     Raises:
         ValueError: no run's folder; its config names a module that is not allowed.

@@ -286,7 +286,7 @@ def worker_pool(workers: int, context: Any, messages: Any) -> ProcessPoolExecuto
         workers,
         mp_context=context,
         initializer=start_worker,
-        initargs=(os.getpid(), cores, messages),
+        initargs=(os.getpid(), cores, messages, jax.config.values["jax_compilation_cache_dir"]),
     )
 
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from m4.experiment import Experiment
 from m4.parallel.mesh import make_mesh
 from m4.parallel.platform import signals
+from m4.parallel.platform.jax_setup import set_up
 from m4.parallel.supervise import end_with
 from m4.progress import ProgressBar
 from m4.storage.files import write_json
@@ -32,9 +33,9 @@ class _Worker:
     messages: Any
 
 
-def start_worker(parent: int, cores: Any, messages: Any) -> None:
+def start_worker(parent: int, cores: Any, messages: Any, programs: str | None) -> None:
     """Ends with the parent, however that ends, and computes on one core: one CPU device, whatever
-    devices the parent has or asks JAX for.
+    devices the parent has or asks JAX for. programs: the parent's folder of compiled programs.
 
     Elsewhere than on Linux the processes share the cores as the system pleases.
     """
@@ -46,6 +47,7 @@ def start_worker(parent: int, cores: Any, messages: Any) -> None:
     # A TPU is the parent's, of a GPU's memory it has most, and fake devices would share the core.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
+    set_up(programs)
     if sys.platform == "linux":
         with contextlib.suppress(queue.Empty):  # more workers than cores, if the user asked for it
             os.sched_setaffinity(0, {cores.get_nowait()})
@@ -53,9 +55,6 @@ def start_worker(parent: int, cores: Any, messages: Any) -> None:
 
 def train_in_worker(experiment: Experiment, identity: Mapping[str, Any]) -> tuple[str, int]:
     """`train_one` in a process of the pool; SIGTERM saves the step and raises Interrupted."""
-    from m4.parallel.platform.jax_setup import set_up
-
-    set_up(Path(experiment.model_dir).parent / "compilation_cache")
 
     def report(*message: Any) -> None:
         _Worker.messages.put(message)

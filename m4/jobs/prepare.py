@@ -45,15 +45,15 @@ def prepare_process(experiment: Experiment, kind: str | None) -> None:
     """What a process needs before its first computation.
 
     Args:
-        kind: of the files in MODEL_DIR that it, or its primary process, has locked: programs that
-            such jobs compiled are kept there, in the store too, for other machines. None: it only
-            reads there, and programs from a folder of whoever made it are not run.
+        kind: of the files in MODEL_DIR that it, or its primary process, has locked: in a bucket
+            programs that such jobs compiled are kept there, for other machines. None: it only
+            reads there. Programs of a folder on a disk, which may be anybody's, are never run.
 
     Raises:
         InputError: an accelerator that cannot be used.
     """
     check_accelerator()
-    if kind is None:
+    if kind is None or not experiment.model_dir.startswith("gs://"):
         set_up()
         return
     folder, compiled = run_folder(experiment), f"compilation_cache/{kind}"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
@@ -26,6 +29,8 @@ from m4.jobs.train import train
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
 from m4.settings import SettingError
+from m4.storage import remote
+from m4.storage.run_folder import KINDS
 from m4.train.average import averaged
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made
@@ -142,3 +147,68 @@ def test_a_sampler_that_never_learns_is_refused(tmp_path: Path) -> None:
     # One evaluation within the training is enough; a sampler that does not learn needs none.
     checked(Learned(), 7)
     checked(uniform, 8)
+
+
+SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_enable_xla_caches",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+@pytest.fixture
+def _users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """JAX_COMPILATION_CACHE_DIR is not set, and the user's home is empty."""
+    before = {name: jax.config.values[name] for name in SETTINGS}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def said_by(program: Callable[[Any], Any], cache: Path | None) -> float:
+    """What a program computes of 2, in a new process's place. cache: None, as jobs set it up."""
+    if cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()
+    jax.clear_caches()
+    return float(jax.jit(program)(np.float32(2)))
+
+
+@pytest.mark.usefixtures("_users_cache")
+def test_no_job_runs_a_program_of_a_run_folder(tmp_path: Path) -> None:
+    """It may be anybody's: here another program has the name of the right one."""
+    run = tmp_path / "run"
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+    for kind in KINDS:
+        planted = run / "compilation_cache" / kind
+        said_by(lambda x: 3 * x + 1, planted)
+        said_by(lambda x: 5 * x, tmp_path / "other")
+        (named,), (swapped,) = (list(at.glob("*-cache")) for at in (planted, tmp_path / "other"))
+        named.write_bytes(swapped.read_bytes())
+        assert said_by(lambda x: 3 * x + 1, planted) == 10.0  # it would be run
+        for used in (kind, None):
+            jax.config.update("jax_compilation_cache_dir", None)
+            prepare.prepare_process(experiment(run), used)
+            assert said_by(lambda x: 3 * x + 1, None) == 7.0
+    kept = tmp_path / "home" / "m4" / "compilation_cache"
+    assert jax.config.values["jax_compilation_cache_dir"] == str(kept)
+    assert any(kept.glob("*-cache"))  # for the next start
+
+
+@pytest.mark.usefixtures("_users_cache")
+def test_programs_are_kept_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a job that only reads there."""
+    monkeypatch.setattr(remote, "local", lambda _: tmp_path / "copy")
+    one = dataclasses.replace(experiment(tmp_path), model_dir="gs://bucket/run")
+    for kind, folder in (
+        ("train", tmp_path / "copy" / "compilation_cache" / "train"),
+        (None, tmp_path / "home" / "m4" / "compilation_cache"),
+    ):
+        jax.config.update("jax_compilation_cache_dir", None)
+        prepare.prepare_process(one, kind)
+        assert jax.config.values["jax_compilation_cache_dir"] == str(folder)

@@ -18,9 +18,9 @@ _MOST_BYTES = 2 << 30
 def set_up(compilation_cache: Path | str | None = None) -> None:
     """Keeps compiled programs in a folder, so that a second run of a job does not compile again.
 
-    JAX_COMPILATION_CACHE_DIR, where it is set, stays as it is. A folder that another user made, or
-    could write to, is not used, because programs of a cache are run: then, and where none is given,
-    it is ~/.cache/m4/compilation_cache.
+    JAX_COMPILATION_CACHE_DIR, where it is set, stays as it is. Programs of a cache are run, so it
+    is ~/.cache/m4/compilation_cache, or the folder that is given for a bucket's: never one of a
+    run's folder, nor one that another user made or could write to.
     """
     programs.compress_executable = _with_checksum
     if jax.config.values["jax_compilation_cache_dir"] is None:

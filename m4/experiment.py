@@ -19,7 +19,16 @@ from m4.eval.decoding.settings import Decoding as Decoding
 from m4.eval.scoring.groups import DEFAULT_LEVELS
 from m4.eval.scoring.groups import ResourceLevels as ResourceLevels
 from m4.model.transformer import Transformer
-from m4.settings import FROM_NOW_ON, MUTABLE, Between, OneOf, SettingError, checked
+from m4.settings import (
+    FROM_NOW_ON,
+    MUTABLE,
+    Between,
+    InputError,
+    OneOf,
+    SettingError,
+    checked,
+)
+from m4.storage.store import check_place
 from m4.train.bad_steps import BadSteps as BadSteps
 from m4.train.training import Training as Training
 
@@ -52,6 +61,15 @@ class Data:
     levels: Annotated[ResourceLevels, MUTABLE] = DEFAULT_LEVELS
     about: Annotated[str | None, MUTABLE] = None
     data_dir: Annotated[str | None, MUTABLE] = None
+
+    def __post_init__(self) -> None:
+        if self.data_dir is not None:
+            try:
+                check_place(self.data_dir)
+            except InputError as error:
+                said = str(error).removeprefix(f"{self.data_dir}: ")
+                allowed = f"a folder or an address: {said}"
+                raise SettingError("Data.data_dir", self.data_dir, allowed) from error
 
 
 @checked

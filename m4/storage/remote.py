@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
@@ -25,7 +24,7 @@ from etils import epath
 from m4.settings import InputError
 from m4.storage import lease
 from m4.storage.files import open_lock, write_text
-from m4.storage.store import check_address
+from m4.storage.store import check_address, check_place
 from m4.storage.working_copy import (
     KIND,
     MARK,
@@ -57,9 +56,8 @@ def local(model_dir: str) -> Path:
     Raises:
         ValueError: not a store that m4 knows, or one that needs a package.
     """
+    check_place(model_dir)
     if not is_remote(model_dir):
-        if found := re.match(r"(gs|s3|file):/*", model_dir):  # pathlib, too, makes one slash of two
-            raise InputError(f"{model_dir}: an address begins with {found[1]}://")
         return Path(model_dir)
     check_address(model_dir)
     address = model_dir.rstrip("/")

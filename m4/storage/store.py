@@ -88,14 +88,23 @@ class Store(Protocol):
         ...
 
 
+def check_place(place: str) -> None:
+    """ValueError: neither a folder's path nor an address of a store that m4 knows."""
+    scheme, found, rest = place.partition("://")
+    if not found:
+        if wrong := re.match(r"(gs|s3|file):/*", place):  # pathlib, too, makes one slash of two
+            raise InputError(f"{place}: an address begins with {wrong[1]}://")
+        return
+    if scheme not in ("gs", "file"):
+        raise InputError(f"{place}: {scheme}:// is not supported; give a folder, or gs://")
+    if scheme == "gs" and not rest.partition("/")[0]:
+        raise InputError(f"{place}: no bucket is named; gs://BUCKET/FOLDER")
+
+
 def check_address(address: str) -> None:
     """ValueError: no store that m4 knows, or Google's client is not installed."""
-    scheme, _, place = address.partition("://")
-    if scheme not in ("gs", "file"):
-        raise InputError(f"{address}: {scheme}:// is not supported; give a folder, or gs://")
-    if scheme == "gs":
-        if not place.partition("/")[0]:
-            raise InputError(f"{address}: no bucket is named; gs://BUCKET/FOLDER")
+    check_place(address)
+    if address.startswith("gs://"):
         try:
             import gcsfs  # noqa: F401 (epath's)
             from google.cloud import (
@@ -314,7 +323,10 @@ def _explained(
         ) from error
     except api.NotFound as error:
         bucket = address.removeprefix("gs://").partition("/")[0]
-        raise InputError(f"{address}: no bucket {bucket}, or no such object there") from error
+        raise InputError(
+            f"{address}: no bucket {bucket}, or no such object there: correct the name, or make "
+            f"the bucket (gcloud storage buckets create gs://{bucket} --location=REGION)"
+        ) from error
     except (api.GoogleAPIError, auth.GoogleAuthError, RequestException) as error:
         raise Unreachable(f"{address}: cannot be reached ({one_line(error)})") from error
     except OSError as error:

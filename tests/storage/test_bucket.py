@@ -198,6 +198,7 @@ def test_messages_name_the_address_and_not_the_working_copy(
 def test_bucket_that_is_not_there_is_one_line(emulator: Emulator) -> None:
     result = m4("train", f"--gin_file={TINY}", "--model_dir=gs://missing/run")
     assert result.mistake.startswith("m4 train: gs://missing/run: no bucket missing")
+    assert "make the bucket (gcloud storage buckets create gs://missing" in result.mistake
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from typing import IO, Any
 import zstandard
 from etils import epath
 
-from m4.settings import InputError
+from m4.settings import InputError, SettingError
 from m4.storage.files import write_text
 from m4.storage.store import check_readable
 
@@ -37,23 +37,25 @@ _TICK_SECONDS = 2.0
 
 
 def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
-    """The folder as a path; ValueError where there is none."""
+    """The folder that a setting names, as a path; SettingError: it cannot be read."""
     path = epath.Path(folder)
     scheme, _, rest = os.fspath(path).partition("://")
     by_tensorflow = os.environ.get("EPATH_USE_TF", "").lower() not in ("false", "no", "f", "0")
     if rest and scheme != "gs" and by_tensorflow:  # which epath prefers, and which has gs:// alone
-        raise InputError(
-            f"{folder}: {scheme}:// needs EPATH_USE_TF=false in the environment, and the package "
-            f"that fsspec needs for it ({setting})"
+        allowed = (
+            f"a folder that can be read: {scheme}:// needs EPATH_USE_TF=false in the environment, "
+            "and the package that fsspec needs for it"
         )
+        raise SettingError(setting, os.fspath(folder), allowed)
     if rest and scheme == "gs" and not by_tensorflow:
         check_readable(os.fspath(path))  # to gcsfs a folder that it may not read is none
     try:
         there = path.is_dir()
     except ImportError as error:  # a remote file system whose package is not installed
-        raise InputError(f"{folder}: cannot be read, {error} ({setting})") from error
+        allowed = f"a folder that can be read: {error}"
+        raise SettingError(setting, os.fspath(folder), allowed) from error
     if not there:
-        raise InputError(f"{folder}: no such folder ({setting})")
+        raise SettingError(setting, os.fspath(folder), "a folder that exists")
     return path
 
 

@@ -97,7 +97,9 @@ def test_one_file_a_language_is_split_by_hash(tmp_path: Path) -> None:
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"missing: no such folder \(Tsv\.folder\)"):
+    with pytest.raises(
+        ValueError, match=r"^Tsv\.folder = .*missing': must be a folder that exists"
+    ):
         Tsv(tmp_path / "missing").languages()
     with pytest.raises(ValueError, match=r"'ignore': must be one of fail, skip"):
         Tsv(tmp_path, on_bad_line="ignore")

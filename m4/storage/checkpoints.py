@@ -249,7 +249,7 @@ class Checkpoints:
             said = manifest.problem(there)
             if is_removed(self._here, step, seconds=1.0 if said else 0.0):
                 raise Removed(
-                    f"{there}: was removed while it was read (experiment.Training.keep_checkpoints "
+                    f"{there}: was removed while it was read (Training.keep_checkpoints "
                     "says how many are kept)"
                 ) from error
             if said:

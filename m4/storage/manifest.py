@@ -83,8 +83,8 @@ class OwnFiles:
     ) -> list[str]:
         """Hashes what is not hashed as it is now, but for `unfinished`; returns what is there."""
         seen = []
-        for sibling in self._item.parent.iterdir():
-            own = sibling / f"{_OWN}{self._process}"
+        for item in self._item.parent.iterdir():
+            own = item / f"{_OWN}{self._process}"
             if not own.is_dir():
                 continue
             if own not in self._stores:
@@ -92,7 +92,7 @@ class OwnFiles:
             there = self._stores[own].list()
             left, real = unfinished(), os.path.realpath(own)
             # Items have temporary names too, where folders can be renamed.
-            prefix = f"{sibling.name.partition('.')[0]}/{own.name}/"
+            prefix = f"{item.name.partition('.')[0]}/{own.name}/"
             changed = [
                 name
                 for name, now in there.items()

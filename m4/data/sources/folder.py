@@ -162,7 +162,7 @@ class Folder(abc.ABC):
     @property
     def _mixed(self) -> bool:
         """Whether files hold several languages."""
-        return not self.layout.tells_language
+        return not self.layout.names_language
 
     @cached_property
     def _spool(self) -> Spool:

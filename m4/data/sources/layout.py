@@ -206,7 +206,7 @@ class FileLayout:
         )
 
     @property
-    def tells_language(self) -> bool:
+    def names_language(self) -> bool:
         """Whether a file's name says what language is in it."""
         return bool({"lang", "pair", "side"} & self.fields)
 

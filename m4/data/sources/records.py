@@ -59,7 +59,7 @@ class Fields:
     def check(self, owner: str, layout: FileLayout) -> None:
         """ValueError where neither a file's name nor a record has the language."""
         by_record = self._language_path is not None or _LANG in self._last
-        if "side" in layout.fields or not (layout.tells_language or by_record):
+        if "side" in layout.fields or not (layout.names_language or by_record):
             raise SettingError(
                 f"{owner}.files",
                 layout.pattern,

@@ -208,7 +208,9 @@ def _levels(rows: Sequence[Delta], levels: ResourceLevels) -> dict[str, Any]:
     """What the template needs of resource levels, and which languages are marked: those with close
     relatives and with small test sets."""
     small = small_tests(rows, levels)
-    related = {(r.name, *(describe(c).name for c in r.near_clones)) for r in rows if r.near_clones}
+    related = {
+        (r.name, *(describe(c).name for c in r.closely_related)) for r in rows if r.closely_related
+    }
     return {
         "levels": LEVELS,
         "thresholds": levels,

@@ -135,7 +135,7 @@ def _panel(
             s=dot**2,
             marker=_MARKERS[number % len(_MARKERS)],
             facecolors=[
-                theme.paper if row.direction in small else pale if row.near_clones else colour
+                theme.paper if row.direction in small else pale if row.closely_related else colour
                 for _, row in here
             ],
             edgecolors=colour,
@@ -192,7 +192,7 @@ def _legend(
         colour = theme.series[number % len(theme.series)]
         marker = _MARKERS[number % len(_MARKERS)]
         entries += panel.plot([], [], color=colour, marker=marker, linewidth=2.2, label=system)
-    if any(row.near_clones for row in rows):
+    if any(row.closely_related for row in rows):
         entries += panel.plot([], [], "o", label="closely related", color=theme.ink,
                               markerfacecolor=_between(theme.ink, theme.paper))  # fmt: skip
     if small:

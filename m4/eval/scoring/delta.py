@@ -37,7 +37,7 @@ class Delta:
     Scores in percent; low, high: the 95% interval of the difference by paired bootstrap;
     replicates: the difference in every resample [resamples], empty where read from a file.
     side: the group of the direction, one of `DIRECTION_GROUPS`.
-    near_clones: closely related languages of the same run, whose texts are nearly this one's.
+    closely_related: closely related languages of the same run, whose texts are nearly this one's.
     chapter: of the run, that the system was scored in.
     """
 
@@ -57,7 +57,7 @@ class Delta:
     low: float
     high: float
     p_value: float
-    near_clones: tuple[str, ...] = ()
+    closely_related: tuple[str, ...] = ()
     chapter: int | None = None
     replicates: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
@@ -103,7 +103,7 @@ def deltas(
         key=lambda r: (order[r.system], -r.train_pairs, r.language, DIRECTION_GROUPS.index(r.side))
     )
     related = {name: tuple(closely_related(name, sorted(languages))) for name in languages}
-    return [replace(row, near_clones=related[row.language]) for row in rows]
+    return [replace(row, closely_related=related[row.language]) for row in rows]
 
 
 def _delta(
@@ -158,7 +158,7 @@ def plain(rows: Iterable[Delta]) -> list[dict]:
 
 def from_plain(rows: Iterable[dict]) -> list[Delta]:
     """The rows of deltas.jsonl as they were, without replicates."""
-    return [Delta(**{**row, "near_clones": tuple(row["near_clones"])}) for row in rows]
+    return [Delta(**{**row, "closely_related": tuple(row["closely_related"])}) for row in rows]
 
 
 def small_tests(rows: Iterable[Delta], levels: ResourceLevels) -> dict[str, str]:
@@ -261,11 +261,11 @@ def _table(
     rows = [row for row in rows if row.system == system]
     means = [mean for mean in means if mean.system == system and mean.side in sides]
     metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
-    small = small_tests(rows, levels)
+    small, related = small_tests(rows, levels), any(row.closely_related for row in rows)
     table = Table(
         title=f"{system} against {rows[0].baseline}",
         caption=f"{metric}; \\[95% interval of the difference, paired bootstrap]"
-        + ("; ≈ closely related to another language" if any(r.near_clones for r in rows) else "")
+        + ("; ≈ closely related to another language" if related else "")
         + (f"; ○ {small_tests_line(small, levels)}" if small else ""),
         title_justify="left",
         caption_justify="left",
@@ -282,7 +282,7 @@ def _table(
     at = {(row.language, row.side): row for row in rows}
     for language, row in {row.language: row for row in rows}.items():
         label = f"{language} {row.name}" if names and row.name != language else language
-        marks = " ≈" * bool(row.near_clones) + " ○" * (language in small.values())
+        marks = " ≈" * bool(row.closely_related) + " ○" * (language in small.values())
         cells = [label + marks, f"{row.train_pairs:,}"]
         for side in sides:
             one = at.get((language, side))

@@ -27,7 +27,7 @@ def rows(languages, systems=("moe", "dense"), sides=("xx->en", "en->xx")):
                         baseline="bilingual", metric="bleu", train_pairs=6000 // (i + 1),
                         sentences=200, baseline_score=30.0, system_score=30.0 + value,
                         copy_score=4.0, delta=value, low=value - 2, high=value + 3, p_value=0.01,
-                        near_clones=("nb",) if code == "fr" else (),
+                        closely_related=("nb",) if code == "fr" else (),
                     )
                 )  # fmt: skip
     return made

@@ -67,7 +67,7 @@ def test_identical_systems_have_no_difference(measured):
 
 def test_closely_related_languages_are_marked_under_the_codes_of_the_run(measured):
     rows = delta.deltas(measured, TRAIN, "bleu")
-    assert {row.language: row.near_clones for row in rows} == {
+    assert {row.language: row.closely_related for row in rows} == {
         "de": (), "hr": ("bs",), "nl": (), "gl": (), "bs": ("hr",),
     }  # fmt: skip
 

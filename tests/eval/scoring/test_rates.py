@@ -130,7 +130,7 @@ def test_wrong_languages_are_counted_next_to_the_errors_on_references() -> None:
     assert rates.notes(rows)[1:] == ["confused: gl as pt 10%", "not known to it: eu"]
 
 
-def test_languages_with_one_code_are_not_told_apart() -> None:
+def test_languages_with_one_code_are_one() -> None:
     made = [Decode("x", "[zh] " + LONG, "[zh] " + LONG)] * 2
     rows = rates.rates(
         measured({("moe", "en-zh"): made, ("moe", "en-zh_Hant"): made}), Words("zh", "en")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -236,7 +234,19 @@ def test_a_language_without_data(tmp_path: Path) -> None:
 
 def test_a_folder_without_text(tmp_path: Path) -> None:
     mistake = train(tmp_path / "model", *from_tsv(tmp_path / "missing")).mistake
-    assert mistake.endswith("missing: no such folder (Tsv.folder)")
+    assert "tsv.Tsv.folder = " in mistake
+    assert mistake.endswith("missing': must be a folder that exists")
+    tatoeba = Path(__file__).parents[2] / "gin_configs" / "tatoeba.gin"
+    model = f"--model_dir={tmp_path}/model"
+    mistake = m4("train", f"--gin_file={tatoeba}", model, f"--gin.TEXT_DIR={tmp_path}/no").mistake
+    assert mistake.endswith("/no' (TEXT_DIR): must be a folder that exists")
+
+
+def test_an_address_of_the_corpus_that_is_none_names_its_setting(tmp_path: Path) -> None:
+    for place, why in (("s3://b/c", "s3:// is not supported"), ("gs:/b/c", "begins with gs://")):
+        mistake = train(tmp_path, f"--gin.experiment.Data.data_dir='{place}'").mistake
+        assert f"experiment.Data.data_dir = '{place}': must be a folder or an address" in mistake
+        assert why in mistake
 
 
 def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
@@ -365,28 +375,3 @@ def test_demo_without_baselines_is_refused_at_once(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------- help
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["translate", "--help"]])
-def test_help_is_light(arguments: list[str]) -> None:
-    code = (
-        "import sys, m4.__main__ as m\n"
-        "try: m.main(sys.argv[1:])\n"
-        "except SystemExit as end: assert end.code == 0\n"
-        "print({'jax', 'tensorflow', 'seqio', 'numpy', 'gin'} & set(sys.modules))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    )
-    assert said.stdout.splitlines()[-1] == "set()"
-    assert "usage: m4" in said.stdout
-
-
-def test_wrong_arguments_are_argparse_s(capsys: pytest.CaptureFixture[str]) -> None:
-    from m4.cli.main import main
-
-    for arguments in (["trian"], ["translate", "hello"], []):
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert end.value.code == 2
-    assert "invalid choice: 'trian'" in capsys.readouterr().err

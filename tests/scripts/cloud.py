@@ -11,6 +11,27 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 CLOUD = ("gcloud", "docker", "kubectl", "xpk")
 TRAIN = ("--", "train", "--gin_file=gin_configs/v4_128.gin", "--model_dir=gs://bucket/big")
+# A gcloud whose answers are the next lines of files.
+CLOUD_OF_FILES = """
+echo "$@" >>"$fake/calls"
+next() { head -n 1 "$fake/$1"; sed -i 1d "$fake/$1"; }
+case "$*" in
+  *" describe "*)
+    state=$(next states)
+    if [[ $state == NOT_FOUND ]]; then echo "ERROR: NOT_FOUND: no such resource" >&2; exit 1; fi
+    if [[ $state == down ]]; then echo "ERROR: could not reach it" >&2; exit 1; fi
+    echo "$state"
+    ;;
+  *" scp "*) [[ ! -e $fake/refuse ]] ;;
+  *"tpu_host.sh stop "*) [[ ! -e $fake/silent ]] ;;
+  *" status "*)
+    said=$(next jobs)
+    if [[ $said == unreachable ]]; then exit 255; fi
+    host=0
+    for state in $said; do echo "m4-job host-$((host++)) ${state//_/ }"; done
+    ;;
+esac
+"""
 
 
 def make_program(path: Path, text: str) -> None:

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,96 +16,8 @@ from m4.storage import lease, remote
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
 from m4.train.loop.guard import read_bad_steps
-from tests.command_line import TINY, m4
-
-# Metrics at every step. Four heads for four devices.
-COMMON = [
-    f"--gin_file={TINY}",
-    "--gin.experiment.Training.log_period=1",
-    "--gin.experiment.Training.checkpoint_period=2",
-    "--gin.experiment.Training.dev_period=1000",
-    "--gin.transformer.Transformer.heads=4",
-    "--gin.transformer.Transformer.head_width=4",
-]
-FOR_EVER = "--gin.TRAIN_STEPS=100000"
-HEARTBEAT_SECONDS = 5
-
-
-class Job:
-    """`m4 train` in `count` processes of `devices` devices each."""
-
-    def __init__(
-        self,
-        log: Path,
-        count: int,
-        devices: int,
-        *arguments: str,
-        each: Sequence[str] = (),
-        homes: Sequence[Path] = (),
-    ):
-        """each: a further argument for each process; homes: where each keeps working copies."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        environment = {
-            **os.environ,
-            "JAX_NUM_CPU_DEVICES": str(devices),
-            # XLA's threads: with fewer than there are devices, collectives can wait for each other.
-            "NPROC": "32",
-        }
-        self.logs = [log.with_name(f"{log.name}.{index}") for index in range(count)]
-        self.processes = []
-        for index, path in enumerate(self.logs):
-            command = [
-                *(
-                    sys.executable,
-                    "-m",
-                    "m4",
-                    "train",
-                    *COMMON,
-                ),
-                f"--coordinator_address=127.0.0.1:{port}",
-                f"--process_count={count}",
-                f"--process_index={index}",
-                f"--heartbeat_seconds={HEARTBEAT_SECONDS}",
-                *arguments,
-                *each[index : index + 1],
-            ]
-            if homes:
-                environment["XDG_CACHE_HOME"] = str(homes[index])
-            with path.open("w") as out:
-                self.processes.append(
-                    subprocess.Popen(
-                        command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment
-                    )
-                )
-
-    def statuses(self, seconds: float) -> list[int]:
-        """Exit statuses, when all have ended."""
-        until = time.monotonic() + seconds
-        return [one.wait(max(until - time.monotonic(), 0.1)) for one in self.processes]
-
-    def said(self) -> list[str]:
-        return [path.read_text(encoding="utf-8") for path in self.logs]
-
-    def wait_for(self, done: Callable[[], bool], seconds: float, every: float = 0.1) -> None:
-        until = time.monotonic() + seconds
-        while not done():
-            ended = [one.poll() for one in self.processes if one.poll() is not None]
-            assert not ended, (ended, self.said())
-            assert time.monotonic() < until, self.said()
-            time.sleep(every)
-
-
-@contextmanager
-def started(job: Job) -> Iterator[Job]:
-    """None of its processes is left behind; a waiting one takes the one at work with it."""
-    try:
-        yield job
-    finally:
-        for one in job.processes:
-            one.kill()
-            one.wait()
+from tests.command_line import m4
+from tests.train.loop.job import COMMON, FOR_EVER, Job, started
 
 
 def steps(folder: Path) -> int:
@@ -335,78 +240,3 @@ def test_processes_whose_folder_is_taken_over_end(tmp_path: Path) -> None:
         assert first.startswith(f"m4 train: MODEL_DIR = file://{store}: another job has")
         assert second.startswith("m4 train: process 0 failed: MODEL_DIR")
     assert json.loads(mine.read_text(encoding="utf-8")) == other
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_processes_that_do_not_find_each_other_report_it(tmp_path: Path) -> None:
-    """No process answers; the port is another program's; and Ctrl-C while a process waits."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        # What listens there is no job of m4's, so that the second process finds none either.
-        address = f"--coordinator_address=127.0.0.1:{taken.getsockname()[1]}"
-        model = f"--model_dir={tmp_path / 'model'}"
-        with (
-            started(Job(tmp_path / "soon", 2, 1, address, "--join_timeout_s=1", model)) as soon,
-            started(Job(tmp_path / "late", 2, 1, address, "--join_timeout_s=500", model)) as late,
-        ):
-            assert soon.statuses(300) == [1, 1], soon.said()
-            first, second = (said.splitlines()[-1] for said in soon.said())
-            assert "m4 train: process 0 cannot listen at 127.0.0.1" in first
-            assert "is the port taken? (coordinator_address; " in first
-            assert "m4 train: the processes did not find each other at 127.0.0.1" in second
-            assert "within 1 s (join_timeout_s)" in second
-            until = time.monotonic() + 300
-            while "process 1 waits for the others" not in late.said()[1]:
-                assert time.monotonic() < until, late.said()
-                time.sleep(0.1)
-            late.processes[1].send_signal(signal.SIGINT)
-            assert late.processes[1].wait(60) == 130
-            assert (
-                late.said()[1].splitlines()[-1] == "m4: interrupted; run the same command to resume"
-            )
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_a_signal_during_start_up_ends_all_processes(tmp_path: Path) -> None:
-    """Before they join, while they join, build the corpus, compile: none trains on, or hangs."""
-    rng = random.Random(0)
-    folder = f"--model_dir={tmp_path / 'model'}"
-    for index, number in enumerate([signal.SIGTERM, signal.SIGINT] * 2):
-        join = "--join_timeout_s=30"
-        with started(Job(tmp_path / f"job{index}", 2, 1, folder, join, FOR_EVER)) as job:
-            seconds = rng.uniform(1.0, 3.0 + 4.0 * index)
-            time.sleep(seconds)
-            job.processes[index % 2].send_signal(number)
-            statuses = job.statuses(120)
-            print(round(seconds, 1), number, statuses)
-            # 1: that process is lost, or no longer there to be joined.
-            allowed = {1, 130, 128 + number, -number}
-            assert {*statuses} <= allowed, (seconds, job.said())
-            assert statuses[index % 2] != 1, (seconds, job.said())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("each", "what"),
-    [
-        (["--gin.experiment.Training.seed=0", "--gin.experiment.Training.seed=1"], ": config "),
-        pytest.param(
-            ["--process_count=2", "--process_count=3"],
-            "process_count 3, the other 1: 2",
-            marks=pytest.mark.thorough,
-        ),
-    ],
-)
-def test_processes_that_disagree_do_not_start(tmp_path: Path, each: list[str], what: str) -> None:
-    folder = tmp_path / "model"
-    with started(Job(tmp_path / "job", 2, 1, f"--model_dir={folder}", each=each)) as job:
-        assert job.statuses(200) == [2, 2], job.said()
-        for said in job.said():
-            # JAX may print something about the other's end after it.
-            (line,) = (line for line in said.splitlines() if line.startswith("m4 train: the"))
-            assert "the 2 processes do not agree, so nothing is started" in line
-            assert what in line
-    assert not folder.exists()

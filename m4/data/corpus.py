@@ -203,7 +203,7 @@ class CorpusSpec:
 def bilingual(
     parent: Cache,
     language: str,
-    vocabulary_size: int = 1000,
+    vocabulary_size: int,
     lengths: Mapping[str, int] | None = None,
 ) -> CorpusSpec:
     """A bilingual corpus out of a multilingual one, with its own small vocabulary.

@@ -67,6 +67,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path not in slow)
 
 
+def pytest_collection_finish() -> None:
+    """What is imported stays: to look for garbage in it after each file takes half a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _programs_go_with_their_module() -> Iterator[None]:
     """Compiled programs are kept for a file's tests: those of all would be gigabytes."""

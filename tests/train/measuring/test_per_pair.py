@@ -12,6 +12,7 @@ import pytest
 from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.model.transformer import Transformer
+from m4.parallel.batched_init import draw_together
 from m4.train.measuring.per_pair import PairProbe, worst
 from m4.train.state import initialize
 from tests.data.corpus import Made
@@ -35,8 +36,8 @@ def test_a_broken_expert_is_named_with_its_layer(tmp_path: Path, scanned: bool) 
         encoder_layers=2,
         decoder_layers=2,
     )
-    state = initialize(model, optax.sgd(0.1), 0)
-    params = jax.tree.map(np.array, state.params)
+    made = jax.jit(draw_together(lambda: initialize(model, optax.sgd(0.1), 0).params))()
+    params = jax.tree.map(np.array, made)
     layer = params
     for part in EXPERTS[scanned]:
         layer = layer[part]

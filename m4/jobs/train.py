@@ -66,8 +66,8 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
     begins: Beginning | Turn | None = None
     if at.begins:
         begins = Turn(experiment, folder, at, cache, trainer.groups)
-    elif latest is None:
-        begins = beginning(experiment, model, cache)
+    elif latest is None and (begins := beginning(experiment, model, cache)) is not None:
+        begins.report(folder)
     with ProgressBar("train dense" if dense else "train", training.total_steps) as bar:
         trainer.run(
             folder,

@@ -125,6 +125,8 @@ def claim(
             check(folder, config, kinds or {}, new_chapter=chapters is not None)
     versions = {name: _version(name) for name in _PACKAGES}
     kept = read(folder) if record.is_file() and not fresh else {}
+    if kept and not there - _OWN and changed(kept, config, kinds or {})[Kind.NEVER]:
+        kept = {}  # another config takes the folder over
     about = {
         **{name: kept[name] for name in _NOTES if name in kept},
         **({} if chapters is None else {"chapters": chapters}),

@@ -87,9 +87,13 @@ def test_folder_without_results_may_be_taken_over(tmp_path: Path) -> None:
         run_folder.claim(folder, CONFIG, "first")
         (folder / "compilation_cache").mkdir()
         (folder / "data").mkdir()  # a corpus, which checks for itself whose it is
+        run_folder.note(folder, initial={"run": "old", "step": 4})
+        run_folder.claim(folder, CONFIG, "first")
+        assert run_folder.read(folder)["initial"] == {"run": "old", "step": 4}
         other = {**CONFIG, "transformer.Transformer.width": "128"}
         run_folder.claim(folder, other, "second")
     assert run_folder.read(folder)["config"] == other
+    assert "initial" not in run_folder.read(folder)  # of what was there before
 
 
 def test_fresh_removes_a_runs_folder_only(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from m4.jobs.corpus import open_vocabulary
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
-from m4.settings import SettingError
+from m4.settings import InputError, SettingError
 from m4.storage import remote, run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import read_metrics
@@ -46,14 +46,17 @@ class Beginning:
         about: JSON for run.json: the run, its step, and the parameters by rule.
     """
 
-    def __init__(self, rules: InitialModel, model: Transformer, cache: Cache) -> None:
+    def __init__(self, experiment: Experiment, model: Transformer, cache: Cache) -> None:
         """Everything is checked; no parameter is read.
 
         Raises:
             SettingError: there is no such run or step.
             ValueError: the vocabulary is another one; something that no rule takes over.
         """
-        self._rules, self._old, self._cache = rules, _opened(rules), cache
+        rules = experiment.training.initial
+        assert rules is not None
+        self._run, self._cache = prepare.run_folder(experiment), cache
+        self._rules, self._old = rules, _opened(rules, self._run)
         before = initial.shapes_of(abstract_variables(self._old.model)["params"])
         after = initial.shapes_of(abstract_variables(model)["params"])
         self._leaves = initial.plan(before, after, rules.layers)
@@ -92,7 +95,20 @@ class Beginning:
             "left": left,
         }
 
-    def lines(self) -> list[str]:
+    def report(self, folder: Path) -> None:
+        """Prints what is taken over, and keeps it in run.json under "initial".
+
+        folder: the model's; of one without experts, for comparison, run.json keeps none where the
+        run's own is known.
+        """
+        if not distributed.is_primary():
+            return
+        print("\n".join(self._lines()))
+        if folder == self._run or _known_step(self._rules, self._run) is None:
+            run_folder.note(self._run, initial=self.about)
+            remote.push(self._run)
+
+    def _lines(self) -> list[str]:
         """What was taken over, grown and left, for people."""
         rules = Counter(leaf.rule for leaf in self._leaves)
         taken = rules.pop("taken", 0) + rules.pop("pieces", 0)
@@ -145,45 +161,58 @@ class Beginning:
 def check_beginning(experiment: Experiment) -> None:
     """SettingError: no run is there to begin from; known before the corpus is built."""
     if (rules := experiment.training.initial) is not None:
-        _opened(rules)
+        _opened(rules, prepare.run_folder(experiment))
 
 
 def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Beginning | None:
-    """What a new run takes over; it is printed, and kept in run.json under "initial"."""
-    rules = experiment.training.initial
-    if rules is None:
-        return None
-    found = Beginning(rules, model, cache)
-    if distributed.is_primary():
-        print("\n".join(found.lines()))
-        run_folder.note(prepare.run_folder(experiment), initial=found.about)
-    return found
+    """What a new run takes over; None: nothing. It is the same each time: once run.json has the
+    step that a run without @STEP began from, it is that one."""
+    return None if experiment.training.initial is None else Beginning(experiment, model, cache)
 
 
-def _opened(rules: InitialModel) -> _Old:
-    run = rules.run
-    name, at, step = run.rpartition("@")
-    if not at:
-        name = run
-    elif not step.isdecimal():
-        raise SettingError("InitialModel.run", run, "a run's folder, or RUN@STEP")
+def _opened(rules: InitialModel, run: Path) -> _Old:
+    """run: the folder of the run that begins."""
+    name, step = _name_and_step(rules.run)
     folder = remote.local(name)
     remote.fetch(folder)
     saved = folder / "config.gin"
     if not saved.is_file():
-        raise SettingError("InitialModel.run", run, "the folder of a trained run (no config.gin)")
+        allowed = "the folder of a trained run (no config.gin)"
+        raise SettingError("InitialModel.run", rules.run, allowed)
     trained = configs.load([saved], model_dir=name, allowed_modules=rules.allow_modules)
     experiment = trained.experiment()
-    found = distributed.on_primary_then_broadcast(
-        "checkpoints",
-        lambda: whole_step(
-            folder / "checkpoints", int(step) if at else None, used=not rules.optimizer
-        ),
-    )
+
+    def chosen() -> int | None:
+        known = _known_step(rules, run) if step is None else None
+        try:
+            used = not rules.optimizer
+            return whole_step(folder / "checkpoints", known if step is None else step, used=used)
+        except InputError as error:
+            if known is None:
+                raise
+            raise InputError(
+                f"{error}; this run began from it (run.json): start over with --fresh"
+            ) from error
+
+    found = distributed.on_primary_then_broadcast("checkpoints", chosen)
     if found is None:
-        raise SettingError("InitialModel.run", run, "a run that has a checkpoint")
+        raise SettingError("InitialModel.run", rules.run, "a run that has a checkpoint")
     cache = open_vocabulary(experiment, found)
     return _Old(folder, found, cache, prepare.model_for(experiment, cache))
+
+
+def _name_and_step(run: str) -> tuple[str, int | None]:
+    """RUN@STEP -> RUN, STEP. What follows an @ and is no number belongs to the name."""
+    name, _, step = run.rpartition("@")
+    return (name, int(step)) if name and step.isdecimal() else (run, None)
+
+
+def _known_step(rules: InitialModel, run: Path) -> int | None:
+    """The step that a run began from, as run.json has it; None: it has not begun."""
+    match run_folder.read(run).get("initial"):
+        case {"run": rules.run, "step": int() as step}:
+            return step
+    return None
 
 
 def _use(note: Mapping[str, Any]) -> Use:

@@ -9,9 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
+from m4.data.cache.cache import Cache
 from m4.storage.metrics_log import read_metrics
 from tests.command_line import TINY, Said, m4
+from tests.train.trainers import timeless_rows
 
 
 def train(folder: Path, *arguments: object) -> Said:
@@ -86,6 +89,20 @@ def test_a_language_more_keeps_old_rows(first: Path, tmp_path: Path) -> None:
     assert np.isfinite(now).all()
 
 
+@pytest.mark.thorough
+def test_a_language_less_keeps_the_vocabulary(first: Path, tmp_path: Path) -> None:
+    said = train(
+        tmp_path / "run", f"--init_from={first}", "--gin.TRAIN_STEPS=0",
+        "--gin.cldr.Cldr.sizes={'es': 150, 'pt': 100}",
+        f"--gin.corpus.CorpusSpec.vocabulary_from={str(first)!r}",
+    )  # fmt: skip
+    assert said.status == 0, said.err
+    was, now = saved(first), saved(tmp_path / "run")
+    assert jax.tree.all(jax.tree.map(np.array_equal, was, now))
+    directions = Cache(tmp_path / "run" / "data").directions
+    assert sorted(directions) == ["en-es", "en-pt", "es-en", "pt-en"]
+
+
 def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> None:
     dense = tmp_path / "dense"
     assert train(dense, "--gin.transformer.Transformer.moe=None", "--gin.TRAIN_STEPS=2").status == 0
@@ -111,7 +128,91 @@ def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> No
     assert "no checkpoint of step 3" in step.mistake
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("binding", "rule"),
+    [
+        ("moe.MoeLayer.num_experts=8", "copied experts"),
+        ("moe.MoeLayer.num_experts=2", "most used experts"),
+        ("transformer.Transformer.moe=None", "merged experts"),
+        ("transformer.Transformer.encoder_layers=2", "zeros"),
+    ],
+)
+def test_another_number_of_experts_or_layers_by_a_named_rule(
+    first: Path, tmp_path: Path, binding: str, rule: str
+) -> None:
+    more = ["--gin.initial.InitialModel.layers='zeros'"] if rule == "zeros" else []
+    said = train(
+        tmp_path / "run", f"--init_from={first}", f"--gin.{binding}", *more, "--gin.TRAIN_STEPS=0"
+    )
+    assert said.status == 0, said.err
+    assert f"{rule}: " in said.out
+    kept = json.loads((tmp_path / "run" / "run.json").read_text())["initial"]
+    assert kept[rule]
+    was, now = (
+        [row["dev/nll"] for row in read_metrics(folder) if "dev/nll" in row]
+        for folder in (first, tmp_path / "run")
+    )
+    if rule == "zeros":  # the model computes what it did
+        np.testing.assert_allclose(now[0], was[-1], rtol=1e-5)
+    assert np.isfinite(now[0])
+
+
 def test_run_that_is_not_there_is_known_before_the_corpus_is_built(tmp_path: Path) -> None:
     said = train(tmp_path / "run", f"--init_from={tmp_path}/missing")
     assert said.mistake.endswith("must be the folder of a trained run (no config.gin)")
     assert not (tmp_path / "run" / "data").exists()
+
+
+def test_a_run_begins_from_the_same_step_until_its_first_checkpoint(
+    first: Path, tmp_path: Path
+) -> None:
+    old, run = Path(shutil.copytree(first, tmp_path / "me@host")), tmp_path / "run"
+    last = (old / "checkpoints" / "4").rename(tmp_path / "4")
+    begin = (f"--init_from={old}", "--gin.TRAIN_STEPS=0")
+    said = train(run, *begin)
+    assert "at step 2: " in said.out, said.err
+    # It is killed before its first checkpoint, and the other run trains on.
+    shutil.rmtree(run / "checkpoints")
+    last.rename(old / "checkpoints" / "4")
+    said = train(run, *begin)
+    assert "at step 2: " in said.out, said.err
+    before, now = saved(old, 2), saved(run)
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, now))
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(old / "checkpoints" / "2")
+    gone = train(run, *begin).mistake
+    assert "no checkpoint of step 2; there are 4; this run began from it (run.json)" in gone
+    assert gone.endswith("start over with --fresh")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_run_begun_from_another_resumes_bit_equal_and_is_explained(
+    first: Path, tmp_path: Path
+) -> None:
+    old, run = Path(shutil.copytree(first, tmp_path / "old")), tmp_path / "run"
+    begin = (f"--init_from={old}", "--gin.TRAIN_STEPS=6")
+    last = (old / "checkpoints" / "4").rename(tmp_path / "4")
+    assert train(run, *begin).status == 0
+    last.rename(old / "checkpoints" / "4")
+    for kept in ((), (2,), (2, 4)):  # killed before the first checkpoint, and after others
+        killed = Path(shutil.copytree(run, tmp_path / f"killed{len(kept)}"))
+        for step in {2, 4, 6} - {*kept}:
+            shutil.rmtree(killed / "checkpoints" / str(step))
+        said = train(killed, *begin)
+        assert said.status == 0, said.err
+        assert ("begins from" in said.out) == (not kept)
+        for item in ("params", "optimizer"):
+            a, b = saved(run, 6, item), saved(killed, 6, item)
+            assert jax.tree.all(jax.tree.map(np.array_equal, a, b)), item
+        assert timeless_rows(killed) == timeless_rows(run)
+    # Its first step had the parameters that it began with; to see that changes nothing.
+    before = (run / "run.json").read_bytes()
+    said = m4("explain", run, "--step=1", "--pairs=1", f"--output={tmp_path / 'one.json'}")
+    assert said.status == 0, said.err
+    assert "with the parameters of step 0, those before it" in said.out
+    assert "begins from" not in said.out
+    assert (run / "run.json").read_bytes() == before
+    assert not list(run.glob("explain*"))

@@ -335,6 +335,11 @@ def test_run_in_a_bucket(
     result = m4("translate", f"--model_dir={address}", "--to=en", "a")
     assert result.status == 0, result.err
     assert len(result.out.splitlines()) == 1
+    result = m4("watch", address, "--once")
+    assert result.status == 0, result.err
+    assert result.out.startswith("step: 4 of ")
+    assert "| job: ended " in result.out
+    assert "| checkpoint: step 4" in result.out
 
 
 @pytest.mark.slow

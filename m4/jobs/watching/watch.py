@@ -11,28 +11,35 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from m4.eval.scoring import by_step
 from m4.eval.scoring.groups import LEVELS
 from m4.settings import InputError
 from m4.storage import remote, run_folder
+from m4.storage.checkpoints import SCORES_BY_STEP
 from m4.storage.files import read_jsonl
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
 from m4.train.measuring.watchdog import Heartbeat, heartbeat
 
-_FILES = ("run.json", "metrics.jsonl", "heartbeat.json", "scores.jsonl")
+_sleep = time.sleep
+_FILES = ("run.json", "metrics.jsonl", "heartbeat.json", "scores.jsonl", SCORES_BY_STEP)
+# Of scores.jsonl: system, metric, subset, score.
+_Score = tuple[str, str, str, float]
 
 
 class Status(NamedTuple):
     """What the files say now; None or empty: they do not say it yet.
 
-    rows: of metrics.jsonl. checkpoint: the latest step. scores: of scores.jsonl.
+    rows: of metrics.jsonl. checkpoint: the latest step. scores: of scores.jsonl; by_step: rows of
+    scores_by_step.jsonl.
     """
 
     total_steps: int | None
     rows: list[dict[str, Any]]
     heartbeat: Heartbeat | None
     checkpoint: int | None
-    scores: list[dict[str, Any]]
+    scores: list[_Score]
+    by_step: list[dict[str, Any]]
 
     @property
     def step(self) -> int:
@@ -55,8 +62,13 @@ def read_status(folder: Path) -> Status:
         read_metrics(folder),
         heartbeat(folder),
         latest_step(folder / "checkpoints"),
-        read_jsonl(scores) if scores.is_file() else [],
+        read_jsonl(scores, _score) if scores.is_file() else [],
+        by_step.read_rows(folder / SCORES_BY_STEP),
     )
+
+
+def _score(row: Mapping[str, Any]) -> _Score:
+    return row["system"], row["metric"], row["subset"], float(row["score"])
 
 
 def lines(status: Status, now: float) -> list[tuple[str, str]]:
@@ -82,6 +94,7 @@ def lines(status: Status, now: float) -> list[tuple[str, str]]:
     if status.checkpoint is not None:
         found.append(("checkpoint", f"step {status.checkpoint}"))
     found.append(("scores", _scores(status.scores)))
+    found.append(("by step", _last_by_step(status.by_step)))
     return [(name, text) for name, text in found if text]
 
 
@@ -108,14 +121,24 @@ def _job(status: Status, now: float) -> str:
     return f"running: {beat.phase} ({age:.0f} s ago)"
 
 
-def _scores(rows: Sequence[Mapping[str, Any]]) -> str:
+def _scores(rows: Sequence[_Score]) -> str:
     """The means over directions of each system."""
     found: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        if row.get("subset") == "all":
-            found.setdefault((row["system"], row["metric"]), []).append(row["score"])
+    for system, metric, subset, score in rows:
+        if subset == "all":
+            found.setdefault((system, metric), []).append(score)
     parts = [f"{system} {metric} {fmean(each):.1f}" for (system, metric), each in found.items()]
     return " · ".join(parts)
+
+
+def _last_by_step(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The last scores of `m4 eval --watch`, of each split that it scored."""
+    splits: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        splits.setdefault(row["split"], []).append(row)
+    return "; ".join(
+        by_step.said(each, max(row["step"] for row in each)) for each in splits.values()
+    )
 
 
 def _one(name: str, value: float | None, form: str) -> str:
@@ -174,7 +197,7 @@ def _looks(model_dir: str, seconds: float, once: bool) -> Iterator[Status]:
             yield status
         if once or ended:
             return
-        time.sleep(seconds)
+        _sleep(seconds)
 
 
 def _table(title: str, said: Sequence[tuple[str, str]]) -> Table:

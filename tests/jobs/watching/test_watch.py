@@ -52,6 +52,15 @@ def test_a_running_job(run: Path) -> None:
     assert now["experts"] == "slots used 55% · dead 0 a layer"
     assert now["checkpoint"] == "step 20"
     assert now["scores"] == "moe bleu 25.0 · bilingual bleu 10.0"
+    by_step = [("dev", 10, "all", 5.0, False), ("dev", 20, "all", 7.0, True)]
+    by_step += [("dev", 20, "low", 3.0, False), ("test", 10, "all", 4.0, True)]
+    names = ("split", "step", "level", "score", "best")
+    (run / "scores_by_step.jsonl").write_text("".join(
+        json.dumps({"metric": "bleu", **dict(zip(names, row, strict=True))}) + "\n"
+        for row in by_step
+    ))  # fmt: skip
+    last = "step 20 dev: BLEU 7.0 low 3.0 (the best); step 10 test: BLEU 4.0 (the best)"
+    assert said(run)["by step"] == last
 
 
 def test_a_silent_job_and_one_that_has_ended(run: Path) -> None:
@@ -67,7 +76,7 @@ def test_a_line_whenever_something_changed_until_the_end(
 ) -> None:
     write(run, 10)
     later = iter([lambda: None, lambda: write(run, 20), lambda: write(run, 30, phase="end")])
-    monkeypatch.setattr(watch.time, "sleep", lambda _: next(later)())
+    monkeypatch.setattr(watch, "_sleep", lambda _: next(later)())
     out = io.StringIO()
     watch.watch(str(run), stream=out)
     steps = [line.split(" of ")[0] for line in out.getvalue().splitlines()]
@@ -77,5 +86,11 @@ def test_a_line_whenever_something_changed_until_the_end(
 def test_mistakes_are_one_line(run: Path) -> None:
     assert "not a run's folder" in m4("watch", f"--model_dir={run / 'none'}").mistake
     assert "--seconds=0.0" in m4("watch", run, "--seconds=0").mistake
+    for name in ("scores.jsonl", "scores_by_step.jsonl"):
+        (run / name).write_text('{"system": "moe", "split": "dev", "step": 1}\n')
+        mistake = m4("watch", run, "--once").mistake
+        assert f"{name} line 1: " in mistake
+        assert "metric" in mistake
+        (run / name).unlink()
     (run / "heartbeat.json").write_text("[")
     assert "heartbeat.json: damaged" in m4("watch", f"--model_dir={run}", "--once").mistake

@@ -312,7 +312,8 @@ def _explain(
             [of], given, model_dir=experiment.model_dir, allowed_modules=parsed.allow_module
         )
         experiment = trained.experiment()
-    explain(experiment, step, pairs=parsed.pairs, exact=parsed.replay)
+    more = {"pairs": parsed.pairs, "exact": parsed.replay, "output": parsed.output}
+    explain(experiment, step, **more)
     return 0
 
 
@@ -337,7 +338,7 @@ def _show(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
     from m4.eval.report import atlas
     from m4.jobs.prepare import console
 
-    atlas.show(local_folder(folder), parsed.split, console())
+    atlas.show(local_folder(folder), parsed.split, console(), parsed.output)
     return 0
 
 

@@ -177,6 +177,7 @@ def add_atlas(job: argparse.ArgumentParser) -> None:
         default="train",
         help="who went where in training, or in the test sets and their translations",
     )
+    job.add_argument("--output", type=Path, metavar="FILE.png", help="(RUN/atlas.png)")
 
 
 def add_watch(job: argparse.ArgumentParser) -> None:
@@ -202,6 +203,7 @@ def add_explain(job: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take the steps since the checkpoint again, instead of its parameters as they are",
     )
+    job.add_argument("--output", type=Path, metavar="FILE", help="(RUN/explain.STEP.json)")
 
 
 def add_collectives(job: argparse.ArgumentParser) -> None:

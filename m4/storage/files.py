@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -105,6 +106,29 @@ def write_text(path: Path, text: str) -> None:
     """A whole UTF-8 file."""
     with whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def keep_result(content: bytes, output: Path | None, place: Path) -> None:
+    """Writes what a job has printed as a file as well, and prints its path.
+
+    Args:
+        output: the file that was asked for. place: where it is without that, in a run's folder,
+            which others may own: where it cannot be written, a line says so.
+
+    Raises:
+        InputError: the output cannot be written.
+    """
+    path = output or place
+    try:
+        with whole(path) as unfinished:
+            unfinished.write_bytes(content)
+    except OSError as error:
+        if output is not None:
+            raise InputError(f"--output={output}: cannot be written ({error.strerror})") from error
+        remedy = "--output=FILE names another place"
+        print(f"{path}: not written ({error.strerror}); {remedy}", file=sys.stderr)
+    else:
+        print(path)
 
 
 def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:

@@ -28,7 +28,7 @@ from m4.eval.report.figures import FEW, page_size, png
 from m4.eval.report.theme import DARK, LIGHT, Theme
 from m4.eval.scoring.groups import DIRECTION_GROUPS, direction_group
 from m4.settings import InputError
-from m4.storage.files import whole
+from m4.storage.files import keep_result
 from m4.train.measuring import routing_counts
 
 # An expert with less than this part of an even share of all choices is dead; a language with more
@@ -208,19 +208,18 @@ def tables(atlas: Atlas) -> dict[str, Table]:
     return made
 
 
-def show(folder: Path, split: str, console: Console) -> Path:
-    """Prints tables and alarms, draws atlas.png next to the counts; returns its path."""
+def show(folder: Path, split: str, console: Console, output: Path | None = None) -> None:
+    """Prints tables and alarms, and draws the picture.
+
+    output: its file; None: atlas.png next to the counts, if it can be written.
+    """
     atlas = load(folder, split)
     for heading, table in tables(atlas).items():
         console.print(heading, style="bold", highlight=False, soft_wrap=True)
         console.print(table)
     for line in alarms(atlas) or ["No dead experts."]:
         console.print(line, style="bold red" if line.startswith("ALARM") else "", soft_wrap=True)
-    path = path_of(folder, split).with_name("atlas.png")
-    with whole(path) as unfinished:
-        unfinished.write_bytes(png(figure(atlas)))
-    console.print(str(path), highlight=False, soft_wrap=True)
-    return path
+    keep_result(png(figure(atlas)), output, path_of(folder, split).with_name("atlas.png"))
 
 
 # ------------------------------------------------------------------------------------- picture

@@ -19,7 +19,7 @@ from m4.experiment import Experiment
 from m4.jobs import corpus, prepare
 from m4.parallel import distributed
 from m4.settings import InputError, Kind, SettingError
-from m4.storage import chapters, remote, run_folder
+from m4.storage import chapters, manifest, remote, run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.steps import whole_step
 from m4.train import initial
@@ -143,7 +143,10 @@ def _check_room(experiment: Experiment, old: Cache) -> None:
 
 
 def read_note(folder: Path, step: int) -> dict[str, Any]:
-    """The note of a checkpoint of a model's folder."""
+    """The note of a checkpoint of a model's folder. InputError: it is not as it was written."""
+    there = remote.remote_path(folder / "checkpoints") / str(step)
+    if (said := manifest.problem(there, {"note"})) is not None:
+        raise InputError(f"{there}: damaged ({said})")
     store = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         return store.note(step)

@@ -28,8 +28,8 @@ from m4.jobs.train import learned_sampling
 from m4.settings import InputError
 from m4.storage import chapters, remote
 from m4.storage.checkpoints import Checkpoints
-from m4.storage.files import write_text
-from m4.storage.steps import complete_steps
+from m4.storage.files import keep_result
+from m4.storage.steps import complete_steps, is_removed, whole_step
 from m4.train.early_stopping import EarlyStopper
 from m4.train.loop.guard import read_bad_steps
 from m4.train.loop.replay import replay, step_metrics
@@ -70,13 +70,21 @@ def chosen_step(experiment: Experiment, step: int | None) -> int:
     return step
 
 
-def explain(experiment: Experiment, step: int, *, pairs: int = 64, exact: bool = False) -> Path:
-    """Ranks the pairs of a step's batch by loss and by gradient norm; returns explain.<step>.json.
+def explain(
+    experiment: Experiment,
+    step: int,
+    *,
+    pairs: int = 64,
+    exact: bool = False,
+    output: Path | None = None,
+) -> dict[str, Any]:
+    """Ranks the pairs of a step's batch by loss and by gradient norm; returns what it found.
 
     Args:
         experiment: of the step's chapter. step: `chosen_step`.
         pairs: gradients are those of so many pairs, of the highest loss.
         exact: takes the steps since the checkpoint again; else its parameters are used as they are.
+        output: the file to write; None: explain.<step>.json in the folder, if it can be written.
 
     Raises:
         ValueError: a corpus or checkpoint that is not the run's, or is not there any more.
@@ -102,17 +110,16 @@ def explain(experiment: Experiment, step: int, *, pairs: int = 64, exact: bool =
         "pairs_in_batch": len(found),
         "pairs": [_json(row) for row in ranked],
     }
-    path = folder / f"explain.{step}.json"
-    write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
-    _show(about, ranked, path)
-    return path
+    _show(about, ranked)
+    content = json.dumps(about, indent=1, ensure_ascii=False).encode()
+    keep_result(content, output, folder / f"explain.{step}.json")
+    return about
 
 
 def _opened(experiment: Experiment, folder: Path, step: int) -> _Folder:
     number = chapters.at(folder, step)
     begun = next(one["step"] for one in chapters.of_run(folder) if one["chapter"] == number)
-    checkpoints = folder / "checkpoints"
-    notes = {one: read_note(folder, one) for one in complete_steps(checkpoints)}
+    notes = _notes(folder)
     start = _start(number, begun, notes, step)
     cache = _corpus(experiment, folder, number, step)
     mesh = prepare.check_sizes(experiment)
@@ -120,6 +127,18 @@ def _opened(experiment: Experiment, folder: Path, step: int) -> _Folder:
     model = prepare.model_for(experiment, cache)
     trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes, cache)
     return _Folder(folder, number, begun, start, notes, cache, stream, trainer)
+
+
+def _notes(folder: Path) -> dict[int, Mapping[str, Any]]:
+    """Of all checkpoints; training may remove some meanwhile."""
+    checkpoints, found = folder / "checkpoints", {}
+    for step in complete_steps(checkpoints):
+        try:
+            found[step] = read_note(folder, step)
+        except InputError:
+            if not is_removed(checkpoints, step, seconds=1.0):
+                raise
+    return found
 
 
 def _start(
@@ -146,7 +165,9 @@ def _corpus(experiment: Experiment, folder: Path, number: int, step: int) -> Cac
     left = chapters.vocabulary(folder, step)
     there = (place / "manifest.json").is_file()
     if left is None or (there and Cache(place).fingerprint == Cache(left).fingerprint):
-        return Cache(place, experiment.data.corpus.mixture)
+        cache = Cache(place, experiment.data.corpus.mixture)
+        cache.verify()
+        return cache
     known = chapters.of_run(folder)
     grown = next(one for one in known if one["chapter"] > number and one["text"])
     raise InputError(
@@ -166,8 +187,10 @@ def _state_before(
         raise InputError(f"--replay: {checkpoints}/{run.begun}, where the chapter began, is gone")
     program, saved = run.trainer.program, run.notes.get(before, {})
     _begin_phases(experiment, run, step)
+    if before:
+        whole_step(checkpoints, before)  # InputError: it is damaged
     if not before:
-        begun = beginning(experiment, run.trainer.model, run.cache)
+        begun = beginning(experiment, run.trainer.model, run.cache)  # run.json stays as it is
         state = program.new_state() if begun is None else begun.state(program)
     elif saved.get("chapter", 1) != run.chapter:
         at = Standing(run.chapter, True, saved, run.start)
@@ -264,7 +287,7 @@ def _json(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _show(about: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]], path: Path) -> None:
+def _show(about: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]) -> None:
     console = prepare.console()
     step, numbers = about["step"], about["step_metrics"]
     at = about["parameters_of_step"]
@@ -284,7 +307,6 @@ def _show(about: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]], path: P
             row["english"][:_TEXT], row["translation"][:_TEXT],
         )  # fmt: skip
     console.print(table)
-    console.print(str(path), highlight=False, soft_wrap=True)
 
 
 def _short(value: Any) -> str:

@@ -115,6 +115,24 @@ def test_the_command(tmp_path: Path) -> None:
     assert said.out.splitlines()[-2:] == ["No dead experts.", str(folder / "decodes/atlas.png")]
 
 
+def test_a_folder_that_may_not_be_written_has_an_atlas_all_the_same(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", {"encoder_1": ENCODER})
+    (folder / "atlas.png").mkdir()  # what stands in the way of root, too
+    said = m4("atlas", f"--model_dir={folder}")
+    assert said.status == 0
+    assert "encoder_1: 8 experts" in said.out
+    assert said.err.splitlines() == [
+        f"{folder}/atlas.png: not written (Is a directory); --output=FILE names another place"
+    ]
+    elsewhere = tmp_path / "new" / "atlas.png"
+    said = m4("atlas", f"--model_dir={folder}", f"--output={elsewhere}")
+    assert (said.status, said.err) == (0, "")
+    assert said.out.splitlines()[-1] == str(elsewhere)
+    assert elsewhere.is_file()
+    refused = m4("atlas", f"--model_dir={folder}", f"--output={tmp_path}").err.splitlines()
+    assert refused == [f"m4 atlas: --output={tmp_path}: cannot be written (Is a directory)"]
+
+
 def test_users_mistakes(tmp_path: Path) -> None:
     assert "give a run folder: --model_dir" in m4("atlas").mistake
     assert "missing: not a run folder" in m4("atlas", "--model_dir=missing").mistake

@@ -141,5 +141,19 @@ def test_a_step_that_is_taken_again_has_its_numbers(stopped: tuple[Path, str]) -
     assert sorted(ranks) == [1, 2]
 
 
+def test_what_is_damaged_explains_nothing(stopped: tuple[Path, str], tmp_path: Path) -> None:
+    run, _ = stopped
+    array = next((run / "checkpoints" / "2" / "params").rglob("ocdbt.process_0/d/*"))
+    for path, step, said in (
+        (array, 3, "checkpoints/2: damaged (params/"),
+        (run / "checkpoints" / "4" / "note" / "metadata", 3, "checkpoints/4: damaged (note/"),
+        (run / "data" / "train.english.tokens.npy", 1, "data: damaged: train.english.tokens.npy"),
+    ):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert said in m4("explain", run, f"--step={step}").mistake
+        path.write_bytes(content)
+
+
 def test_what_is_no_step_is_one_line(stopped: tuple[Path, str]) -> None:
     assert "--step=13: must be from 1 to 12" in m4("explain", stopped[0], "--step=13").mistake

@@ -7,8 +7,7 @@ section 6.1: the last 5). `m4.train.average` is another mean: over all steps, wh
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ import numpy as np
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.checkpoints.chapters import read_note
 from m4.jobs.corpus import keep_vocabulary, open_vocabulary, place_of
 from m4.jobs.decode import trained_step
 from m4.settings import InputError
-from m4.storage import manifest, remote
+from m4.storage import chapters, manifest, remote, run_folder
 from m4.storage.checkpoints import Checkpoints
-from m4.storage.steps import complete_steps
+from m4.storage.steps import complete_steps, whole_step
 
 # Of a note: what it is the mean of. Such a checkpoint has no optimizer to train on with.
 AVERAGED = "averaged"
@@ -50,6 +50,13 @@ def chosen_steps(
     assert steps is not None
     if len(steps) < 2:
         raise InputError("one checkpoint is its own mean: give two or more")
+    of = {chapters.vocabulary(folder, step): step for step in steps}
+    if len(of) > 1:
+        apart = " and ".join(map(str, sorted(of.values())))
+        raise InputError(
+            f"--steps={','.join(map(str, steps))}: steps {apart} are of chapters with different "
+            "vocabularies; give steps of one of them"
+        )
     return [trained_step(folder, step) for step in steps]
 
 
@@ -71,16 +78,24 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
     """Saves the mean of the parameters of steps as the last of them in the folder of `output`.
 
     It is computed in float64, in the order of the steps: the same every time. A mean of the same
-    checkpoints that is there stays.
+    checkpoints that is there stays. The run's chapters are those of the mean: with the vocabulary
+    of an earlier one its steps are used as the run's own.
 
     Raises:
         ValueError: the steps are of models of other shapes or vocabularies; another mean is there.
     """
     run, folder = prepare.run_folder(experiment), prepare.run_folder(output)
-    cache = open_vocabulary(experiment)
+    of = {str(step): manifest.digest(remote.remote_path(run / "checkpoints") / str(step))
+          for step in steps}  # fmt: skip
+    if (latest := whole_step(folder / "checkpoints")) is not None:
+        if read_note(folder, latest).get(AVERAGED) != of:
+            raise InputError(
+                f"{remote.shown(folder)}: has the mean of other checkpoints; give another --output"
+            )
+        return folder
+    cache = open_vocabulary(experiment, steps[-1])
     model = prepare.model_for(experiment, cache)
     layout = prepare.layout_or_first_device(experiment, model, cache.directions, "m4 average")
-    of = {str(step): _digest(run / "checkpoints", step) for step in steps}
     notes: list[dict[str, Any]] = []
 
     def params() -> Iterable[Any]:
@@ -91,19 +106,22 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
             notes.append(note)
             yield tree
 
-    keep_vocabulary(output, cache)
+    _keep_chapters(experiment, output)
     with contextlib.closing(Checkpoints(folder / "checkpoints")) as store:
-        if (latest := store.latest) is not None:
-            if store.note(latest).get(AVERAGED) != of:
-                raise InputError(
-                    f"{remote.shown(folder)}: has the mean of other checkpoints; give another "
-                    "--output"
-                )
-            return folder
         made = mean(params())
         note = {name: value for name, value in notes[-1].items() if name not in _NOT_KEPT}
         store.save(steps[-1], {"params": made}, {**note, AVERAGED: of, "finished": True})
     return folder
+
+
+def _keep_chapters(experiment: Experiment, output: Experiment) -> None:
+    """The run's chapters, and the vocabularies of all of them, in the folder of `output`."""
+    run, folder = prepare.run_folder(experiment), prepare.run_folder(output)
+    known = chapters.of_run(run)
+    keep_vocabulary(output, open_vocabulary(experiment, known[-1]["step"] + 1))
+    if len(known) > 1:
+        shutil.copytree(run / chapters.FOLDER, folder / chapters.FOLDER, dirs_exist_ok=True)
+        run_folder.note(folder, chapters=known)
 
 
 def mean(trees: Iterable[Any]) -> Any:
@@ -128,9 +146,3 @@ def mean(trees: Iterable[Any]) -> Any:
         shards = [jax.device_put(parts[str(s.index)], s.device) for s in leaf.addressable_shards]
         made.append(jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards))
     return jax.tree.unflatten(structure, made)
-
-
-def _digest(checkpoints: Path, step: int) -> str | None:
-    """SHA-256 of a step's manifest; None: it is of an earlier version and has none."""
-    files = manifest.files_of(remote.remote_path(checkpoints) / str(step))
-    return None if files is None else hashlib.sha256(json.dumps(files).encode()).hexdigest()

@@ -146,9 +146,25 @@ def check_the_chapter_before(run: Path) -> None:
     assert f"the corpus of chapter 1 is gone: {run}/data was built again for chapter 2 (" in (
         gone.mistake
     )
+    check_means_by_chapter(run)
     alone = run.parent / "alone"
     assert m4("checkpoint", "convert", run, "--step=4", f"--output={alone}").status == 0
     assert m4("translate", f"--model_dir={alone}", "--to=gl", "3 weeks ago").status == 0
+
+
+def check_means_by_chapter(run: Path) -> None:
+    """A mean of steps of the chapter before is used with its vocabulary."""
+    apart = m4("average", run, "--steps=4,6").mistake
+    assert "--steps=4,6: steps 4 and 6 are of chapters with different vocabularies" in apart
+    mean = run.parent / "mean"
+    said = m4("average", run, "--steps=2,4", f"--output={mean}")
+    assert said.status == 0, said.err
+    for job in (("translate", "--to=gl", "3 weeks ago"), ("eval",)):
+        said = m4(job[0], f"--model_dir={mean}", *job[1:])
+        assert said.status == 0, said.err
+    rows = read_jsonl(mean / "scores.jsonl")
+    assert {row["chapter"] for row in rows if row["system"] == "moe"} == {1}
+    assert m4("average", run, "--steps=2,4", f"--output={mean}").status == 0  # it stays
 
 
 @pytest.mark.slow

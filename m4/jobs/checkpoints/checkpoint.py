@@ -43,6 +43,9 @@ def checkpoint(
     Raises:
         InputError: no such run, step or file.
     """
+    for name, value in (("dtype", dtype), ("weights", weights), ("output", output)):
+        if what != "convert" and value is not None:
+            raise InputError(f"--{name}={value}: only with convert, not {what}")
     folder = remote.local(run)
     remote.fetch(folder)
     run_folder.read(folder)

@@ -110,3 +110,10 @@ def test_what_is_no_safetensors_file_is_one_line(run: Path, tmp_path: Path, cont
     safetensors.write(file, {"wi/kernel": KERNEL.T}, {})
     said = m4("checkpoint", "convert", run, f"--weights={file}", f"--output={tmp_path / 'new'}")
     assert "scale is missing there and (2,) in the run" in said.mistake
+
+
+@pytest.mark.parametrize("what", ["list", "verify", "inspect"])
+@pytest.mark.parametrize("more", ["--dtype=bfloat16", "--output=new", "--weights=a.safetensors"])
+def test_what_only_convert_takes_is_refused(run: Path, what: str, more: str) -> None:
+    said = m4("checkpoint", what, run, more).mistake
+    assert said == f"m4 checkpoint: {more}: only with convert, not {what}"

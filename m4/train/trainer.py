@@ -185,19 +185,19 @@ class Trainer:
         folder, training = Path(folder), self.training
         about = self._about(stream, note or {})
         program, groups = self.program, groups or {}
-        with contextlib.closing(_checkpoints(training, folder)) as checkpoints:
-            given = (checkpoints, stream, about, groups, sampling, flops, begin, at)
+        given = (stream, about, groups, sampling, flops, begin, at)
 
-            def trained() -> Trained | None:
-                run = TrainingRun(training, program, folder, *given)
+        def trained() -> Trained | None:
+            with contextlib.closing(_checkpoints(training, folder)) as checkpoints:
+                run = TrainingRun(training, program, folder, checkpoints, *given)
                 with contextlib.suppress(Rewind):
                     written, best = run.train(evaluators, progress), run.stopper.best
                     return Trained(average.used(run.state) if best is None else best, written)
 
-            # Training goes back as a killed run resumes.
-            while (result := trained()) is None:
-                pass
-            return result
+        # Training goes back as a killed run resumes: to a checkpoint that is as it was written.
+        while (result := trained()) is None:
+            pass
+        return result
 
     def _about(self, stream: BatchStream, note: Mapping[str, Any]) -> dict[str, Any]:
         """What every checkpoint of the run says about it."""

@@ -16,6 +16,7 @@ import pytest
 from m4 import config
 from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
+from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
 from m4.train.bad_steps import BAD, RECENT, BadStep, BadSteps, guarded, z_scores
@@ -120,6 +121,27 @@ def test_to_go_back_and_leave_a_batch_out_is_to_skip_it(
     trained = run(tmp_path, BAD_STEPS, on_bad_step="rewind", bad_steps=RULE)
     assert_equal(trained, skipped[1])
     assert [one["left_out"] for one in trained.note["bad_steps"]] == [[5], [9]]
+
+
+@pytest.mark.thorough
+def test_it_goes_back_to_no_damaged_checkpoint(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Step 8's is damaged once it is written; step 9 is bad."""
+    whole = run(tmp_path / "whole", {9: math.nan}, on_bad_step="rewind")
+    folder, wait = tmp_path / "damaged" / "checkpoints", Checkpoints.wait
+
+    def damaged(checkpoints: Checkpoints) -> None:
+        wait(checkpoints)
+        if latest_step(folder) == 8 and not list(folder.glob("8.damaged")):
+            array = next((folder / "8" / "params").rglob("ocdbt.process_0/d/*"))
+            array.write_bytes(array.read_bytes()[:-1] + b"x")
+
+    monkeypatch.setattr(Checkpoints, "wait", damaged)
+    assert_equal(run(tmp_path / "damaged", {9: math.nan}, on_bad_step="rewind"), whole)
+    assert "8: damaged (params/" in (said := capfd.readouterr().err)
+    assert "8.damaged; step 4 is used" in said
+    assert timeless_rows(tmp_path / "damaged") == timeless_rows(tmp_path / "whole")
 
 
 @pytest.mark.thorough

@@ -55,12 +55,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--phases", type=lambda text: text.split(","), help="of kills (all)")
     parser.add_argument("--damages", type=int, default=150, help="of files; 0: none")
     parser.add_argument("--programs", type=int, default=8, help="compiled ones, damaged")
-    parser.add_argument("--disks", type=int, default=6, help="full ones; a read-only one a job")
+    parser.add_argument("--disks", type=int, default=7, help="full ones; a read-only one a job")
     parser.add_argument("--lines", type=int, default=10_000, help="broken ones")
     parser.add_argument("--losses", type=int, default=4, help="of one of two processes")
-    parser.add_argument("--clocks", type=int, default=6, help="times that the clock is set back")
+    parser.add_argument("--clocks", type=int, default=7, help="times that the clock is set back")
     parser.add_argument("--minutes", type=float, default=60, help="no trial begins after them")
     parser.add_argument("--folder", type=Path, help="where to work; default: a temporary folder")
     parser.add_argument("--reuse", action="store_true", help="the undisturbed runs in --folder")
@@ -81,7 +82,7 @@ def _trials(world, base: Path, parsed: argparse.Namespace) -> Iterator:
     def draw(*what: object) -> random.Random:
         return random.Random(repr((parsed.seed, *what)))  # each trial its own: any can be repeated
 
-    phases = list(kills.WHERE)
+    phases = parsed.phases or list(kills.WHERE)
     for number in range(parsed.kills):
         yield kills.kill(world, phases[number % len(phases)], draw("kill", number))
     for number in range(parsed.programs):
@@ -90,7 +91,7 @@ def _trials(world, base: Path, parsed: argparse.Namespace) -> Iterator:
     jobs: list[str] = list(disk.WHERE)
     for number in range(parsed.disks):
         yield disk.full(world, jobs[number % len(jobs)], draw("disk", number))
-    for job in jobs if parsed.disks else ():
+    for job in jobs[: 3 * parsed.disks]:
         yield disk.read_only(world, job)
     for number in range(parsed.clocks):
         name = list(clock.JOBS)[number % len(clock.JOBS)]

@@ -27,9 +27,13 @@ _IMPORTED = (
     "m4.config",
     "m4.eval.report.figures",
     "m4.eval.report.plot",
+    "m4.jobs.checkpoints.average",
+    "m4.jobs.decoding.score",
+    "m4.jobs.decoding.text",
     "m4.jobs.demo",
     "m4.jobs.report",
     "m4.jobs.train",
+    "m4.jobs.watching.explain",
 )
 # Of a child that is not killed: so long, and it counts as hanging.
 MOST_SECONDS = 180.0

@@ -21,6 +21,14 @@ FUNCTIONS = {
     "decoding": ("m4.jobs.decode:decode_to_files",),
     "report": ("m4.jobs.report:write_results",),
     "baselines": ("m4.jobs.baselines:train_one",),
+    "begin": (
+        "m4.jobs.checkpoints.initial:Beginning.report",
+        "m4.jobs.checkpoints.initial:Beginning.state",
+    ),
+    "score": ("m4.jobs.decoding.score:decode_to_files",),
+    "text": ("m4.jobs.decoding.text:_translate",),
+    "average": ("m4.jobs.checkpoints.average:mean",),
+    "explain": ("m4.jobs.watching.explain:_ranked", "m4.jobs.watching.explain:keep_result"),
 }
 # A save continues in other threads after its call.
 _LEAST_SECONDS = {"save": 0.4}

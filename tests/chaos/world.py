@@ -29,9 +29,18 @@ BINDINGS = (
     "experiment.Decoding.max_target_length=8",
     "bilingual/experiment.Training.total_steps=2",
 )
+# Jobs that are a command with arguments of their own. base: the world's folder.
+COMMANDS = {
+    "begin": ("train", "--init_from={base}/states/finished"),
+    "score": ("score",),
+    "text": ("decode", "--input={base}/text.txt", "--to=gl", "--output={base}/run/translated.txt"),
+    "average": ("average", "--last=2", "--output={base}/run/mean"),
+    "explain": ("explain", "--step=3", "--pairs=2"),
+}
 # What differs between two runs that are the same.
 _JSON = ("data/manifest.json", "result.json", "atlas.train.json")
 _JSON += ("metrics.jsonl", "scores.jsonl", "deltas.jsonl")
+_WHOLE = ("data/text/", "decodes/", "translated.", "explain.")
 _TIMES = ("second", "goodput", "mfu", "time", "wall")
 
 
@@ -41,12 +50,15 @@ def job(name: str, folder: Path, *more: str) -> Ended:
 
 
 def arguments(name: str, folder: Path, *more: str) -> list[str]:
+    command, *own = COMMANDS.get(name, (name,))
+    own = [word.format(base=folder.parent) for word in own]
     bindings = [f"--gin.{binding}" for binding in BINDINGS]
-    return [name, f"--gin_file={TINY}", f"--model_dir={folder}", *bindings, *more]
+    return [command, f"--gin_file={TINY}", f"--model_dir={folder}", *bindings, *own, *more]
 
 
 def main(name: str, folder: Path, *more: str) -> int:
-    """`m4 NAME` in this process. Baselines are trained in it: workers take ten seconds to start."""
+    """`m4 NAME`, or one of COMMANDS, in this process. Baselines are trained in it: workers take ten
+    seconds to start."""
     from m4.cli.main import main as m4
     from m4.jobs import baselines
 
@@ -66,7 +78,7 @@ def _weights(folder: Path) -> Result:
     """Of the last checkpoint of the model and of every baseline: each array, and the note."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     found = {}
-    for model in [folder, *sorted(folder.glob("baselines/*/"))]:
+    for model in [folder, folder / "mean", *sorted(folder.glob("baselines/*/"))]:
         steps = [path for path in (model / "checkpoints").glob("*") if path.name.isdecimal()]
         if not steps:
             continue
@@ -111,7 +123,7 @@ def _files(folder: Path) -> Result:
         kept = name.removeprefix("baselines/") if name.startswith("baselines/") else name
         kept = kept.split("/", 1)[1] if kept != name else kept
         content = path.read_bytes()
-        if kept.startswith(("data/text/", "decodes/")) or path.suffix in (".npy", ".model"):
+        if kept.startswith(_WHOLE) or path.suffix in (".npy", ".model"):
             found[name] = digest(content)
         elif kept in _JSON:
             found[name] = digest(_without_times(content))
@@ -150,7 +162,14 @@ _MAKES = {
     "baselines": ("baselines/",),
     "decode": ("decodes/test.", "decodes/atlas."),
     "report": ("scores.jsonl", "deltas.jsonl", "decodes/test.", "decodes/bilingual/"),
+    "score": ("decodes/logprob-",),
+    "text": ("translated.txt",),
+    "average": ("mean/",),
+    "explain": ("explain.",),
 }
+_MAKES["begin"] = _MAKES["train"]
+# Jobs that are run on a trained model, and change nothing that another job makes.
+AFTER = ("score", "text", "average", "explain")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,12 +177,13 @@ class World:
     """base/run: where all jobs run; base/states: what it is a copy of when a trial begins.
 
     Attributes:
-        result: of the whole run. spans: (state, job) -> its phases, once they are measured.
+        result: job -> what it makes when nothing happens. spans: (state, job) -> its phases, once
+            they are measured.
         means: of a full disk, see `tests.chaos.disk`.
     """
 
     base: Path
-    result: Result
+    result: dict[str, Result]
     spans: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
     means: str = "namespaces"
 
@@ -173,7 +193,8 @@ class World:
 
     def state(self, name: str) -> Path:
         """nothing, begun (a corpus, no step), half (checkpoints of steps 2 and 4, killed in step
-        5), finished (trained), compared (and its baselines, and decoded), whole (and reported)."""
+        5), finished (trained), compared (and its baselines, and decoded), whole (and reported); of
+        the jobs of AFTER the name: finished, and that job was run."""
         return self.base / "states" / name
 
     def begin(self, name: str) -> None:
@@ -184,11 +205,11 @@ class World:
 
     def expected(self, name: str) -> Result:
         """What the job makes when nothing happens."""
-        return {k: v for k, v in self.result.items() if k.startswith(_MAKES[name])}
+        return self.result[name]
 
     def found(self, name: str) -> Result:
         """What it has made in the run's folder."""
-        weights = name in ("train", "baselines")
+        weights = name in ("train", "begin", "baselines", "average")
         found = {**(computed(lambda: _weights(self.run)) if weights else {}), **_files(self.run)}
         return {k: v for k, v in found.items() if k.startswith(_MAKES[name])}
 
@@ -198,30 +219,42 @@ def made(base: Path, *, baselines: bool = True, reuse: bool = False) -> World:
 
     reuse: takes what an earlier call has made there.
     """
-    run, states, record = base / "run", base / "states", base / "result.json"
+    world, states, record = World(base, {}), base / "states", base / "result.json"
+    run = world.run
     if reuse and record.is_file():
-        return World(base, json.loads(record.read_bytes()))
+        world.result.update(json.loads(record.read_bytes()))
+        return world
     shutil.rmtree(base, ignore_errors=True)
     states.mkdir(parents=True)
+    (base / "text.txt").write_text("3 weeks ago\n\nlast Monday\n" * 20, encoding="utf-8")
 
     def keep(name: str) -> None:
         shutil.copytree(run, states / name)
+
+    def make(name: str) -> None:
+        _must(job(name, run))
+        world.result[name] = world.found(name)
 
     _must(in_child(lambda: _killed_at(1, run)), -9)
     keep("begun")
     _must(in_child(lambda: _killed_at(5, run)), -9)
     keep("half")
     shutil.rmtree(run)
-    _must(job("train", run))
+    make("train")
     keep("finished")
     if baselines:
-        _must(job("baselines", run))
-    _must(job("decode", run))
+        make("baselines")
+    make("decode")
     keep("compared")
     if baselines:
-        _must(job("report", run))
+        make("report")
     keep("whole")
-    world = World(base, {**computed(lambda: _weights(run)), **_files(run)})
+    for name in AFTER:
+        world.begin("finished")
+        make(name)
+        keep(name)
+    world.begin("nothing")
+    make("begin")
     record.write_text(json.dumps(world.result), encoding="utf-8")
     return world
 

@@ -8,10 +8,11 @@ import time
 
 from tests.chaos.forks import in_child
 from tests.chaos.trial import Trial, bad_end, changed, said
-from tests.chaos.world import World, main
+from tests.chaos.world import AFTER, World, main
 
 DAY = 86_400.0
 JOBS = {"train": "half", "decode": "finished", "report": "compared"}
+JOBS |= dict.fromkeys(AFTER, "finished")
 
 
 def set_back(world: World, job_name: str, draw: random.Random) -> Trial:

@@ -25,6 +25,10 @@ JOBS = {
         r"baselines/|decodes/|metrics|run\.json|checkpoints/6/note|data/text/test",
     ),
     "whole": ("report", r"[^/]+$|decodes/"),
+    "score": ("score", r"decodes/logprob|checkpoints/6|data/(text/test|[mv])|config\.gin"),
+    "text": ("text", r"checkpoints/6|vocabulary/|run\.json|config\.gin"),
+    "average": ("average", r"mean/|checkpoints/[46]|vocabulary/|run\.json|config\.gin"),
+    "explain": ("explain", r"explain|checkpoints/[24]|data/|run\.json|config\.gin"),
 }
 
 
@@ -33,7 +37,7 @@ def kind_of(name: str) -> str:
     name = re.sub(r"\b[0-9a-f]{32}\b", "HASH", name)
     name = re.sub(r"^baselines/[^/]+/", "baselines/LANGUAGE/", name)
     name = re.sub(r"(?<=checkpoints/)\d+", "STEP", name)
-    name = re.sub(r"(?<=decodes/)(bilingual/)?test\.[\w-]+\.", r"\1test.DIRECTION.", name)
+    name = re.sub(r"(?<=decodes/)(bilingual/|logprob-)?test\.[\w-]+\.", r"\1test.DIRECTION.", name)
     return re.sub(r"(?<=text/)(train|dev|test)\.\w+\.", r"\1.LANGUAGE.", name)
 
 
@@ -41,10 +45,10 @@ def row_of(name: str) -> str:
     """The table's row: what a file is for."""
     for pattern, row in (
         (r"baselines/", "baselines"),
-        (r"checkpoints/", "checkpoints"),
+        (r"(mean/)?checkpoints/", "checkpoints"),
         (r"data/|vocabulary/", "corpus, token cache, vocabulary"),
         (r"decodes/", "decodes"),
-        (r"run\.json|.*\.gin$", "run.json, config.gin"),
+        (r".*run\.json|.*\.gin$", "run.json, config.gin"),
     ):
         if re.match(pattern, name):
             return row
@@ -200,5 +204,5 @@ def names_it(text: str, name: str) -> bool:
     )
     if any(one in text for one in [name, *wholes]):
         return True
-    direction = re.search(r"decodes/(?:.*/)?test\.(\w+-\w+)\.", name)
+    direction = re.search(r"decodes/(?:.*/|logprob-)?test\.(\w+-\w+)\.", name)
     return direction is not None and "decodes" in text and direction[1] in text

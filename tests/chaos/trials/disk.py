@@ -22,11 +22,12 @@ from pathlib import Path
 
 from tests.chaos.forks import Ended, in_child
 from tests.chaos.trial import Trial, again, bad_end, said
-from tests.chaos.world import World, job
+from tests.chaos.world import AFTER, World, job
 
 _NEW_NAMESPACE, _NEW_USER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _PRIVATE = 1, 32, 4096, (1 << 18) | 16384
 WHERE = {"train": "begun", "decode": "finished", "report": "compared"}
+WHERE |= dict.fromkeys(AFTER, "finished")
 
 
 def means() -> str:
@@ -70,7 +71,8 @@ def full(world: World, job_name: str, draw: random.Random) -> Trial:
     state = WHERE[job_name]
     world.begin(state)
     before = used(world.run)
-    needed = max(used(world.state({"train": "finished"}.get(job_name, "whole"))) - before, 1)
+    after = {"train": "finished", **{name: name for name in AFTER}}.get(job_name, "whole")
+    needed = max(used(world.state(after)) - before, 1)
     room = draw.randrange(needed)
     trial = Trial("disk full", job_name, f"{job_name}: room for {room} more bytes", "", "", state)
     if world.means == "limits":

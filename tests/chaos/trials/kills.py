@@ -13,7 +13,7 @@ from tests.chaos import phases
 from tests.chaos.forks import Ended, in_child
 from tests.chaos.phases import Event, Span
 from tests.chaos.trial import Trial, again
-from tests.chaos.world import World, main
+from tests.chaos.world import AFTER, World, main
 
 # Phase -> (the state it begins from, the job).
 WHERE = {
@@ -27,6 +27,8 @@ WHERE = {
     "baselines": ("finished", "baselines"),
     "decoding": ("finished", "decode"),
     "report": ("compared", "report"),
+    "begin": ("nothing", "begin"),
+    **{name: ("finished", name) for name in AFTER},
 }
 
 

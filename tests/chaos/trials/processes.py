@@ -23,7 +23,7 @@ def undisturbed(world: World) -> World:
     world.begin("begun")
     ended = in_child(lambda: _together(world, None), most_seconds=_MOST_SECONDS)
     assert ended.status == 0, ended.err
-    return dataclasses.replace(world, result=world.found("train"))
+    return dataclasses.replace(world, result={"train": world.found("train")})
 
 
 def lose(world: World, draw: random.Random) -> Trial:

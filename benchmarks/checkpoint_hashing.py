@@ -1,5 +1,5 @@
-"""What a checkpoint's manifest costs: saves with and without it interleaved, a restore, its
-verification.
+"""What a checkpoint's manifest costs: saves with and without it interleaved, steps of training
+during which they are written, a restore, its verification.
 
 python benchmarks/checkpoint_hashing.py --megabytes=400 --rounds=5
 """
@@ -24,6 +24,7 @@ from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.store import Store
 
 _ARRAYS = 16
+_STEPS = 60
 _Seconds = defaultdict[str, list[float]]
 
 
@@ -53,12 +54,18 @@ def main() -> None:
                 _save(hashed, step, tree, "hashed", seconds)
             with _replaced(checksums, "hashes", _no_hashes):
                 _save(plain, step, tree, "plain", seconds)
+        later = range(parsed.rounds + 1, 2 * parsed.rounds + 2)
+        for step in later:
+            _steps(None, step, tree, "steps", seconds)
+            _steps(hashed, step, tree, "hashed steps", seconds)
+            with _replaced(checksums, "hashes", _no_hashes):
+                _steps(plain, step, tree, "plain steps", seconds)
         for _ in range(parsed.rounds + 1):
             checksums.forget()
             start = time.perf_counter()
-            assert manifest.problem(hashed.folder / str(step)) is None
+            assert manifest.problem(hashed.folder / str(later[-1])) is None
             verified = time.perf_counter()
-            hashed.restore(step, {"params": shapes(tree)})
+            hashed.restore(later[-1], {"params": shapes(tree)})
             seconds["verify"].append(verified - start)
             seconds["restore"].append(time.perf_counter() - verified)
     _report(tree, {name: statistics.median(values[1:]) for name, values in seconds.items()})
@@ -74,10 +81,38 @@ def _save(store: Checkpoints, step: int, tree: Any, name: str, seconds: _Seconds
     seconds[f"{name} cpu"].append(time.process_time() - used)
 
 
+@jax.jit
+def _step(x: jax.Array) -> jax.Array:
+    """Some 50 ms of products on two cores."""
+    return jax.lax.fori_loop(0, 20, lambda _, x: jnp.tanh(x @ x), x)
+
+
+def _steps(store: Checkpoints | None, step: int, tree: Any, name: str, seconds: _Seconds) -> None:
+    """So many steps that a save begins and ends within them."""
+    x = jnp.full((1024, 1024), 0.01)
+    os.sync()
+    start = time.perf_counter()
+    if store is not None:
+        store.save(step, {"params": tree}, {})
+    for _ in range(_STEPS):
+        x = _step(x)
+        x.block_until_ready()
+    seconds[name].append(time.perf_counter() - start)
+    if store is not None:
+        seconds[f"{name}, the save's end"].append(-time.perf_counter())
+        store.wait()
+        seconds[f"{name}, the save's end"][-1] += time.perf_counter()
+
+
 def _report(tree: Any, median: dict[str, float]) -> None:
     last = median["finish"] + median["write_whole"]
     rows = {
         "training waits for a save": median["hashed blocks"],
+        "the same without SHA-256, waits": median["plain blocks"],
+        f"{_STEPS} steps": median["steps"],
+        f"{_STEPS} steps and a save": median["hashed steps"],
+        "the same without SHA-256, steps": median["plain steps"],
+        "of that save after the steps": median["hashed steps, the save's end"],
         "a save": median["hashed"],
         "the same without SHA-256": median["plain"],
         "of a save, SHA-256 after the last write": last,
@@ -93,6 +128,7 @@ def _report(tree: Any, median: dict[str, float]) -> None:
         "of a save's time": median["hashed"] / median["plain"] - 1,
         "after the last write": last / (median["hashed"] - last),
         "of its CPU time": median["hashed cpu"] / median["plain cpu"] - 1,
+        "of it for training": (median["hashed steps"] - median["plain steps"]) / median["plain"],
     }
     print("SHA-256:", ", ".join(f"{value:+.1%} {name}" for name, value in share.items()))
 

@@ -6,8 +6,9 @@
 All translations have as many tokens as are asked for: no search ends early. Routing is balanced:
 logits of an untrained router, of whose digits the later ones decide (`scattered`). `experts_a_step`
 says how many experts of a layer the tokens of one step have, on average; tokens that choose at
-random would have `experts_a_step_at_random`. peer_decode.py does the same work with Hugging Face's
-NLLB-MoE and with CTranslate2.
+random would have `experts_a_step_at_random`. `limit_seconds` is what the matrix products alone
+would take at the machine's fastest. peer_decode.py does the same work with Hugging Face's NLLB-MoE
+and with CTranslate2.
 """
 
 import argparse
@@ -31,6 +32,8 @@ from m4.model.moe import MoeLayer
 from m4.model.routing import Capacity, Routing, Tokens
 from m4.model.transformer import Transformer, count_parameters
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
+from m4.plan.flops import forward_model_flops, search_flops
+from m4.plan.peaks import peak_flops
 
 
 def parser() -> argparse.ArgumentParser:
@@ -119,15 +122,20 @@ def main() -> None:
         best_BT = np.asarray(jax.block_until_ready(found)[0])[:, 0]
         return time.perf_counter() - start, time.process_time() - cpu, best_BT
 
+    peaks = [peak_flops(jax.devices(), model.dtype)]
     first, _, best_BT = run()
     assert best_BT.all(), "a translation has ended"
     times = [run()[:2] for _ in interleaved_steps(args.steps)]
     seconds, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+    peaks.append(peak_flops(jax.devices(), model.dtype))
+    lengths = (args.rows, args.source, args.target)
+    encoding, step = map(forward_model_flops, search_flops(model, *lengths, args.beams))
     row = {
         **vars(args),
         "parameters": count_parameters(params),
         "seconds": round(seconds, 4),
         "cpu_seconds": round(cpu, 4),
+        "limit_seconds": round((encoding + args.target * step) / max(peaks), 4),
         "tokens_per_second": round(args.rows * args.target / seconds),
         "compile_seconds": round(first - seconds, 1),
         **device(),

@@ -1,7 +1,7 @@
 """Runs several benchmarks interleaved: one step of each, one after the other; JSON lines.
 
     python benchmarks/interleaved.py --steps 40 "python benchmarks/train_step.py" \\
-      "peer/bin/python benchmarks/peer_nllb_moe.py"
+      "peer/bin/python benchmarks/peer_train_step.py --balanced"
 
 Each is a separate process that waits while another one's step runs: a machine whose speed changes
 within minutes slows all of them. Whole benchmarks one after the other can be off by a third. The

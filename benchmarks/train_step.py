@@ -4,10 +4,14 @@
     python benchmarks/train_step.py --models 4 --vs "--models 1"     # one vmapped program of four
 
 With --vs the steps of two settings are interleaved, so that a machine whose speed drifts
-slows both; the last line is the ratio of their medians of tokens/s.
+slows both; the last line is the ratio of their medians of tokens/s. `kept` is the share of choices
+that have a slot, `expert_usage` that of slots which are filled: m4 computes all of them, or with
+--dropless the blocks that there are. `limit_seconds` is what the matrix products alone would take
+at the machine's fastest.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import resource
@@ -18,15 +22,20 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from balanced import ROUTER, preferences
 from interleaved import interleaved_steps
 from process import device
 
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
+from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.moe import MoeLayer
+from m4.model.routing import Capacity, Routing, Tokens
 from m4.model.transformer import Transformer, count_parameters
 from m4.parallel.mesh import make_mesh
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
+from m4.plan.flops import forward_flops, model_flops
+from m4.plan.peaks import peak_flops
 from m4.train.optimizer import adafactor, adamw, muon
 from m4.train.state import initialize
 from m4.train.trainer import Trainer
@@ -39,10 +48,12 @@ OPTIMIZERS = {
     "muon": muon,
     "muon_without_experts": functools.partial(muon, experts=False),
 }
+# Metrics of the last step.
+_ROUTING = ("expert_usage", "first_overflow", "second_dropped")
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    result = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     for name, default in {
         "width": 64,
         "heads": 2,
@@ -61,11 +72,25 @@ def parser() -> argparse.ArgumentParser:
         result.add_argument(f"--{name}", type=int, default=default)
     result.add_argument("--dropout", type=float, default=0.0)
     result.add_argument("--capacity_factor", type=float, default=1.25)
+    result.add_argument("--dropless", action="store_true", help="no capacity, in blocks")
+    result.add_argument("--balanced", action="store_true", help="routing, and all second choices")
     result.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     result.add_argument("--dispatch", choices=DISPATCH, default="gather")
     result.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     result.add_argument("--vs", default=None, help="other settings, interleaved with these")
     return result
+
+
+def balanced(tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing:
+    """top2_gshard by `preferences`, with every second choice."""
+    preferred_GSE = preferences(tokens.mask_GS.size, num_experts)
+    preferred_GSE = preferred_GSE.reshape(*tokens.mask_GS.shape, num_experts)
+
+    def score(name: str, **options) -> jax.Array:
+        return ROUTER * tokens.score(name, **options) + preferred_GSE
+
+    balanced_tokens = dataclasses.replace(tokens, score=score)
+    return top2_gshard(balanced_tokens, num_experts, capacity, second_policy="all")
 
 
 class Setting:
@@ -77,8 +102,9 @@ class Setting:
             MoeLayer,
             num_experts=args.experts,
             group_tokens=args.group_tokens,
-            train_capacity_factor=args.capacity_factor,
+            train_capacity_factor=None if args.dropless else args.capacity_factor,
             dispatch=DISPATCH[args.dispatch],
+            **({"gate": balanced} if args.balanced else {}),
         )
         model = Transformer(
             vocab_size=args.vocab,
@@ -119,6 +145,10 @@ class Setting:
         }
         self.batch["encoder_direction_ids"] = self.batch["direction_ids"]
         self.cpu_seconds: list[float] = []  # of all threads: other work on the machine counts less
+        self.flops = args.models * model_flops(
+            forward_flops(model, args.rows, args.length, args.length)
+        )
+        self.peaks = [peak_flops(jax.devices(), args.dtype)]
         self.step = jax.jit(step, donate_argnums=0)
         start = time.perf_counter()
         self.run()
@@ -128,21 +158,28 @@ class Setting:
 
     def run(self) -> float:
         start, cpu = time.perf_counter(), time.process_time()
-        self.state, metrics = self.step(self.state, self.batch)
-        jax.block_until_ready(metrics)
+        self.state, self.metrics = self.step(self.state, self.batch)
+        jax.block_until_ready(self.metrics)
         self.cpu_seconds.append(time.process_time() - cpu)
         return time.perf_counter() - start
 
     def row(self) -> dict:
         """The median of the timed steps; tokens are source + target."""
+        self.peaks.append(peak_flops(jax.devices(), self.args.dtype))
         seconds = statistics.median(self.seconds)
         tokens = 2 * self.args.rows * self.args.length * self.args.models
         settings = {name: value for name, value in vars(self.args).items() if name != "vs"}
+        found = {name: np.mean(value) for name, value in self.metrics.items() if name in _ROUTING}
+        if found:
+            dropped = found["first_overflow"] + found["second_dropped"]
+            settings["kept"] = round(float(1 - dropped / 2), 4)
+            settings["expert_usage"] = round(float(found["expert_usage"]), 4)
         return {
             **settings,
             "parameters": self.parameters,
             "seconds": round(seconds, 5),
             "fastest": round(min(self.seconds), 5),
+            "limit_seconds": round(self.flops / max(self.peaks), 5),
             "cpu_seconds": round(statistics.median(self.cpu_seconds[-len(self.seconds) :]), 5),
             "tokens_per_second": round(tokens / seconds),
             "compile_seconds": round(self.compile_seconds, 1),

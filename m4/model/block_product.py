@@ -4,6 +4,8 @@ A block has rows of one expert. How many blocks there are is decided while a pro
 others are not multiplied.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -43,24 +45,72 @@ block_product.defvjp(_forward, _backward)
 def _loop(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
     N, b, _ = x_NbM.shape
 
-    def turn(n: Array, y_NbF: Array) -> Array:
-        return _put(y_NbF, jnp.dot(_at(x_NbM, n), _at(w_EMF, expert_N[n])), n)
+    def expert(e: Array, begin: Array, end: Array, y_NbF: Array) -> Array:
+        w_MF = _at(w_EMF, e)
 
-    return lax.fori_loop(0, count, turn, zeros_as((N, b, w_EMF.shape[-1]), x_NbM))
+        def turn(n: Array, y_NbF: Array) -> Array:
+            return _put(y_NbF, jnp.dot(_at(x_NbM, n), w_MF), n)
+
+        return lax.fori_loop(begin, end, turn, y_NbF)
+
+    start = zeros_as((N, b, w_EMF.shape[-1]), x_NbM)
+    return _by_expert(expert, start, expert_N, count, w_EMF.shape[0])
 
 
 def _loop_backward(
     x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array, d_NbF: Array
 ) -> tuple[Array, Array]:
-    def turn(n: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+    """An expert's blocks lie one after the other, and one product of several is faster than several
+    products. Not so in `_loop`: a row's result would depend on how many rows its expert has."""
+
+    def expert(e: Array, begin: Array, end: Array, sums: tuple[Array, Array]):
         d_x_NbM, d_w_EMF = sums
-        e = expert_N[n]
-        d_bF = _at(d_NbF, n)
-        d_w_MF = _at(d_w_EMF, e) + weight_gradient(_at(x_NbM, n), d_bF)
-        return _put(d_x_NbM, input_gradient(d_bF, _at(w_EMF, e)), n), _put(d_w_EMF, d_w_MF, e)
+        w_MF = _at(w_EMF, e)
+
+        def turn(several: int, n: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            d_x_NbM, d_w_MF = sums
+            x_RM, d_RF = (_rows(blocks, n, several) for blocks in (x_NbM, d_NbF))
+            d_x_RM = input_gradient(d_RF, w_MF)
+            d_x_NbM = lax.dynamic_update_slice_in_dim(
+                d_x_NbM, d_x_RM.reshape(several, *d_x_NbM.shape[1:]), n, 0
+            )
+            return d_x_NbM, d_w_MF + weight_gradient(x_RM, d_RF)
+
+        sums = d_x_NbM, zeros_as(w_MF.shape, w_MF)
+        for several in (many for many in _AT_ONCE if many <= x_NbM.shape[0]):
+            begin, sums = _in_turns(functools.partial(turn, several), begin, end, several, sums)
+        d_x_NbM, d_w_MF = sums
+        return d_x_NbM, _put(d_w_EMF, d_w_MF, e)
 
     start = (zeros_as(x_NbM.shape, x_NbM), zeros_as(w_EMF.shape, w_EMF))
-    return lax.fori_loop(0, count, turn, start)
+    return _by_expert(expert, start, expert_N, count, w_EMF.shape[0])
+
+
+_AT_ONCE = (4, 2, 1)  # blocks of a backward product, as many as there are
+
+
+def _in_turns(turn, begin: Array, end: Array, several: int, state):
+    """turn(n, state) for n = begin, begin + several, ...; the first n that is left, the state."""
+    turns = (end - begin) // several
+    state = lax.fori_loop(0, turns, lambda i, state: turn(begin + i * several, state), state)
+    return begin + turns * several, state
+
+
+def _by_expert(expert, state, expert_N: Array, count: Array, E: int):
+    """expert(e, its first block, the end of its blocks, state) -> state, for each that has blocks.
+
+    Its matrix is copied out of those of all experts once, not once a block.
+    """
+    N = expert_N.shape[0]
+    before_N = jnp.pad(expert_N, (1, 0), constant_values=-1)[:-1]
+    first_N = (expert_N != before_N) & (jnp.arange(N) < count)
+    begin_X = jnp.nonzero(first_N, size=min(E, N), fill_value=count)[0]
+    end_X = jnp.append(begin_X[1:], count)
+
+    def turn(i: Array, state):
+        return expert(expert_N[begin_X[i]], begin_X[i], end_X[i], state)
+
+    return lax.fori_loop(0, jnp.sum(first_N), turn, state)
 
 
 @_in_a_loop
@@ -180,6 +230,12 @@ def zeros_as(shape: tuple[int, ...], like: Array) -> Array:
 
 def _at(array: Array, index: Array) -> Array:
     return lax.dynamic_index_in_dim(array, index, keepdims=False)
+
+
+def _rows(x_NbM: Array, n: Array, several: int) -> Array:
+    """The rows of `several` blocks from the n-th on."""
+    _, b, M = x_NbM.shape
+    return lax.dynamic_slice_in_dim(x_NbM, n, several).reshape(several * b, M)
 
 
 def _put(array: Array, part: Array, index: Array) -> Array:

@@ -54,6 +54,38 @@ def test_the_products_of_accelerators_are_those_of_cpus(product, backward, sizes
         assert_close(one, other, "gradient")
 
 
+@pytest.mark.parametrize(
+    # Eleven blocks are 4 + 4 + 2 + 1 of them at once, three 2 + 1; the first expert has none, and
+    # of the last one's two the second is not there.
+    "sizes_E",
+    [(0, 11, 3, 1, 0, 2), (17, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 1), (0,) * 6],
+)
+def test_gradients_of_several_blocks_at_once(sizes_E):
+    rng = np.random.default_rng(1)
+    expert_N = np.append(np.repeat(np.arange(6), sizes_E), [6, 6])
+    count = max(sum(sizes_E) - (sizes_E[-1] == 2), 0)
+    N = len(expert_N)
+    x_NbM, w_EMF, d_NbF = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for shape in ((N, 3, 4), (6, 4, 5), (N, 3, 5))
+    )
+
+    def by_choice(x_NbM, w_EMF):
+        # A block that is not there is cut off: jnp.take's fill is 0.
+        w_NMF = jnp.take(
+            w_EMF, jnp.where(jnp.arange(N) < count, expert_N, 6), axis=0, mode="fill", fill_value=0
+        )
+        return jnp.einsum("nbm,nmf->nbf", x_NbM, w_NMF)
+
+    y_NbF, gradients = jax.vjp(by_choice, x_NbM, w_EMF)
+    given = (x_NbM, w_EMF, jnp.asarray(expert_N), jnp.array(count))
+    assert_close(jax.jit(module._loop)(*given), y_NbF, "product")
+    for one, other in zip(
+        jax.jit(module._loop_backward)(*given, d_NbF), gradients(d_NbF), strict=True
+    ):
+        assert_close(one, other, "gradient")
+
+
 def test_tiles_divide_and_fit():
     for rows, inner, outer, itemsize in (
         (16, 1024, 8192, 2),

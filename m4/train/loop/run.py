@@ -189,10 +189,11 @@ class TrainingRun:
         jitted = program.jit(with_stop_flags(guarded) if together else guarded)
         compiled = distributed.SynchronizedProgram(jitted, "the step's program")
         folder = self._folder if distributed.is_primary() else None
+        rows_to = -1 if self._begun else start  # a run that begins has its row of step 0 again
         with (
             program.axis_rules(),
             Metrics(
-                folder, resume_step=start, saved=self._saved, tensorboard=training.tensorboard
+                folder, resume_step=rows_to, saved=self._saved, tensorboard=training.tensorboard
             ) as metrics,
             contextlib.closing(device_batches(program.mesh, self._stream, start)) as batches,
             StepProfile(training.profile, self._folder, start, training.total_steps) as profile,

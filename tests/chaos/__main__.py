@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--phases", type=lambda text: text.split(","), help="of kills (all)")
+    parser.add_argument("--jobs", type=lambda text: text.split(","), help="only these, as score")
     parser.add_argument("--damages", type=int, default=150, help="of files; 0: none")
     parser.add_argument("--programs", type=int, default=8, help="compiled ones, damaged")
     parser.add_argument("--disks", type=int, default=7, help="full ones; a read-only one a job")
@@ -82,20 +82,23 @@ def _trials(world, base: Path, parsed: argparse.Namespace) -> Iterator:
     def draw(*what: object) -> random.Random:
         return random.Random(repr((parsed.seed, *what)))  # each trial its own: any can be repeated
 
-    phases = parsed.phases or list(kills.WHERE)
+    def wanted(name: str) -> bool:
+        return not parsed.jobs or name in parsed.jobs
+
+    phases = [phase for phase, (_, name) in kills.WHERE.items() if wanted(name)]
     for number in range(parsed.kills):
         yield kills.kill(world, phases[number % len(phases)], draw("kill", number))
     for number in range(parsed.programs):
         how = list(damage.DAMAGES)[-1 - number % len(damage.DAMAGES)]
         yield damage.of_programs(world, how, draw("program", number))
-    jobs: list[str] = list(disk.WHERE)
+    jobs = [name for name in disk.WHERE if wanted(name)]
     for number in range(parsed.disks):
         yield disk.full(world, jobs[number % len(jobs)], draw("disk", number))
     for job in jobs[: 3 * parsed.disks]:
         yield disk.read_only(world, job)
     for number in range(parsed.clocks):
-        name = list(clock.JOBS)[number % len(clock.JOBS)]
-        yield clock.set_back(world, name, draw("clock", number))
+        clocks = [name for name in clock.JOBS if wanted(name)]
+        yield clock.set_back(world, clocks[number % len(clocks)], draw("clock", number))
     if parsed.lines:
         shutil.rmtree(base / "lines", ignore_errors=True)
         for row in forks.computed(lambda: _of_lines(base / "lines", draw("lines"), parsed.lines)):
@@ -104,6 +107,7 @@ def _trials(world, base: Path, parsed: argparse.Namespace) -> Iterator:
     for number in range(parsed.losses):
         yield processes.lose(together, draw("loss", number))
     cases = damage.cases(world, draw("cases"))
+    cases = [case for case in cases if wanted(damage.JOBS[case[0]][0])]
     cases = [case for case in cases if not parsed.only or parsed.only in case[1]]
     for case in cases[: parsed.damages]:
         yield damage.damage(world, case, draw(case))

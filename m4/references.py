@@ -43,6 +43,24 @@ def may_call(value: Any, annotation: Any) -> bool:
     return takes and _may_be(_returned(value), returns)
 
 
+def given_twice(value: Any, annotation: Any) -> str | None:
+    """The parameter of a partial that the caller gives, too; None: there is none."""
+    if typing.get_origin(annotation) is Annotated:
+        return given_twice(value, typing.get_args(annotation)[0])
+    if _origin(annotation) in (typing.Union, types.UnionType):
+        return next(
+            filter(None, (given_twice(value, a) for a in typing.get_args(annotation))), None
+        )
+    if not isinstance(value, functools.partial) or not is_call(annotation):
+        return None
+    if is_protocol(annotation):
+        names = [*inspect.signature(annotation.__call__).parameters][1:]
+    else:
+        given = (typing.get_args(annotation) or (...,))[0]
+        names = [*inspect.signature(value.func).parameters][: 0 if given is ... else len(given)]
+    return next((name for name in names if name in value.keywords), None)
+
+
 def behaves(value: Any, kind: type) -> bool:
     """Whether an object, or those of a class, has all that a class or Protocol has."""
     return all(hasattr(value, name) or name in _fields(value) for name in _members(kind))

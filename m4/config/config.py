@@ -23,6 +23,7 @@ from m4.config.bindings import (
 )
 from m4.config.names import PARTS, canonical_name, is_literal, module_of
 from m4.experiment import Baselines, Data, Experiment, SavedFolder
+from m4.references import given_twice
 from m4.renamed import renamed
 from m4.settings import Kind, SettingError, annotations_of, check_value, fits, is_checked, kinds_of
 
@@ -56,17 +57,39 @@ class Config(Bindings):
         )
         made = self._with_saved_folders(made)
         for key, binding in self._bindings.items():
-            if key not in self._reached and not self._refers_to(binding):
-                raise ConfigError(
-                    f"config: {binding.place}: {binding.name} is set and nothing refers to "
-                    f"{'/'.join([*binding.scopes, binding.selector])}"
-                )
+            if key not in self._reached:
+                self._check_unused(binding)
         for name, (_, place) in self._macros.items():
             if name not in self._used and name not in self._named_macros:
                 hint = renamed(name)
                 said = f"; m4's name is {hint}" if hint else near(name, self._used)
                 raise ConfigError(f"config: {place}: {name} is set and nothing uses it{said}")
         return made
+
+    def _check_unused(self, binding: Binding) -> None:
+        """ConfigError: nothing refers to it; or its value, which others replace, cannot be."""
+        if not self._refers_to(binding):
+            raise ConfigError(
+                f"config: {binding.place}: {binding.name} is set and nothing refers to "
+                f"{'/'.join([*binding.scopes, binding.selector])}"
+            )
+        value = self._plain(binding.value)
+        if not references_in(value):
+            self._check(binding, value)
+
+    def _check(self, binding: Binding, value: Any) -> None:
+        """ConfigError: a value that the binding's parameter cannot have."""
+        target, name = binding.target, binding.parameter
+        annotation = annotations_of(target).get(name, Any)
+        if twice := given_twice(value, annotation):
+            for one in self._bindings.values():
+                if one.target is value.func and one.parameter == twice:
+                    said = f"{one.name} = {one.value!r}: m4 itself gives it, it is no setting"
+                    raise ConfigError(f"config: {one.place}: {said}")
+        try:
+            check_value(f"{target.__qualname__}.{name}", value, annotation)
+        except SettingError as error:
+            raise self._error(error, binding) from error
 
     def _with_saved_folders(self, made: Experiment) -> Experiment:
         """What a saved config, which may be a stranger's, names is read and never written."""
@@ -112,10 +135,7 @@ class Config(Bindings):
             self._within.append(binding)
             value = self._resolve(binding.value, inner, below, binding)
             self._within.pop()
-            try:
-                check_value(f"{target.__qualname__}.{name}", value, annotations.get(name, Any))
-            except SettingError as error:
-                raise self._error(error, binding) from error
+            self._check(binding, value)
             arguments[name] = value
             self._record(target, inner, name, binding.value, below)
         for name, part in self._parts(target, annotations, {*arguments}, inner).items():

@@ -73,6 +73,9 @@ def check_sizes(experiment: Experiment) -> Mesh:
     training, lengths = experiment.training, experiment.data.corpus.lengths
     mesh = training.mesh()
     _check_learned(experiment)
+    if training.early_stopping is not None:
+        allowed = "None: a multilingual training does not measure dev/chrf, bilingual ones do"
+        raise SettingError("Training.early_stopping", training.early_stopping, allowed)
     training.optimizer(training.total_steps)
     stream = experiment.data.stream
     shapes = batch_shapes(

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import jax
 
-from m4.settings import Between, Factor, checked
+from m4.settings import Between, Factor, SettingError, checked
 
 
 @checked
@@ -16,12 +17,18 @@ class EarlyStopping:
     """Stops when `metric` (higher is better) has not risen for `patience` evaluations.
 
     Attributes:
+        metric: dev/chrf, the mean over directions, or that of one: dev/chrf/en-gl.
         min_delta: a smaller rise is none, for `patience`; the best parameters are kept anyway.
     """
 
     metric: str = "dev/chrf"
     patience: Annotated[int, Between(1, 10**6)] = 1
     min_delta: Factor = 0.0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"dev/chrf(/\S+-\S+)?", self.metric):
+            allowed = "dev/chrf or dev/chrf/<direction>: no other is better when it is higher"
+            raise SettingError("EarlyStopping.metric", self.metric, allowed)
 
 
 class EarlyStopper:

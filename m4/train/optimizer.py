@@ -168,7 +168,7 @@ def _still(path, leaf):
 def adafactor(
     total_steps: Steps,
     *,
-    schedule: Callable[..., Schedule] = rsqrt,
+    schedule: Callable[[int], Schedule] = rsqrt,
     decay_rate: _Positive = 0.8,
     clipping_threshold: _Positive = 1.0,
     smallest_factored: Size = 128,
@@ -199,7 +199,7 @@ def adafactor(
 def adamw(
     total_steps: Steps,
     *,
-    schedule: Callable[..., Schedule] = rsqrt,
+    schedule: Callable[[int], Schedule] = rsqrt,
     b1: Rate = 0.9,
     b2: Rate = 0.98,
     eps: _Positive = 1e-9,
@@ -238,7 +238,7 @@ def adamw(
 def muon(
     total_steps: Steps,
     *,
-    schedule: Callable[..., Schedule] = rsqrt,
+    schedule: Callable[[int], Schedule] = rsqrt,
     matrix_rate: _Positive = 1.0,
     experts: bool = True,
     beta: Rate = 0.95,

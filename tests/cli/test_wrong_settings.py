@@ -4,14 +4,15 @@ means nothing."""
 
 import copy
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from m4 import config
+from m4.config.bindings import parameters_of
 from m4.config.config import Config
+from m4.config.names import canonical_name
 from m4.data.samplers import Sampler
 from m4.jobs import prepare
 from m4.settings import InputError, SettingError, fits
@@ -101,10 +102,13 @@ def demo_with(binding: str) -> Config:
 def names() -> list[str]:
     made = config.load([DEMO])
     made.experiment()
-    bound = {one.name for one in made.bindings()}
     # Of a setting under a scope the kind and range are those of the setting itself.
-    defaults = set(re.findall(r"^([\w.]+\.\w+) = ", made.operative_text(), re.MULTILINE))
-    return sorted(bound | defaults)
+    every = {
+        f"{canonical_name(target)}.{name}"
+        for target in made._visited.values()
+        for name in parameters_of(target)
+    }
+    return sorted({one.name for one in made.bindings()} | every)
 
 
 def refusal(binding: str) -> str | None:

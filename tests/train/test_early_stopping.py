@@ -51,7 +51,7 @@ def test_resume_stops_at_the_same_evaluation():
 
 
 def test_without_a_rule_or_its_metric_nothing_is_kept():
-    for rule in (None, EarlyStopping("other", 1)):
+    for rule in (None, EarlyStopping("dev/chrf/en-gl", 1)):
         progress, _ = after(rule, [1.0, 0.5, 0.2])
         assert not progress.stopped
         assert progress.note() == {}

@@ -21,6 +21,7 @@ from m4.cli.job_arguments import (
     add_common,
     add_debug,
     add_explain,
+    add_new,
     add_plan,
     add_run,
     add_translate,
@@ -31,6 +32,7 @@ from m4.parallel.distributed_options import DistributedOptions, distributed_opti
 from m4.settings import InputError
 
 JOBS = {
+    "new": "look at a folder of sentence pairs, and write a config for it",
     "train": "train the model, from its latest checkpoint where there is one",
     "baselines": "train the bilingual baselines that are missing",
     "decode": "translate the test sets, or files of text, with the trained model",
@@ -51,6 +53,7 @@ JOBS = {
 }
 
 _EXAMPLES = {
+    "new": "m4 new my_corpus --out=mine.gin",
     "train": "m4 train --gin_file=gin_configs/demo.gin --gin.TRAIN_STEPS=2000",
     "baselines": "m4 baselines --model_dir=runs/demo",
     "decode": "m4 decode --model_dir=runs/demo",
@@ -93,7 +96,8 @@ _RENAMED = {
 
 
 # Jobs that read no config, with their arguments.
-_WITHOUT_CONFIG = {"atlas": add_atlas, "checkpoint": add_checkpoint, "watch": add_watch}
+_WITHOUT_CONFIG = {"atlas": add_atlas, "checkpoint": add_checkpoint, "watch": add_watch,
+                   "new": add_new}  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:

@@ -29,7 +29,7 @@ def run(
     """Runs the job, after joining other processes where there are any; returns the exit status."""
     if parsed.job in PRINTED and "stdout" in environment.closed:
         raise InputError("standard output is closed: what the job prints would be lost")
-    if parsed.job in ("atlas", "checkpoint", "watch"):
+    if parsed.job in ("atlas", "checkpoint", "new", "watch"):
         return _show(parsed, bindings)
     if parsed.job == "collectives":
         return _collectives(parsed, bindings)
@@ -318,9 +318,14 @@ def _explain(
 
 
 def _show(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
-    """`m4 atlas`, `m4 checkpoint` and `m4 watch`: without a config."""
+    """`m4 atlas`, `m4 checkpoint`, `m4 new` and `m4 watch`: without a config."""
     if bindings:
-        raise InputError(f"'{bindings[0]}': {parsed.job} reads no config, only a run folder")
+        raise InputError(f"'{bindings[0]}': {parsed.job} reads no config, only a folder")
+    if parsed.job == "new":
+        from m4.jobs.new.new import new
+
+        new(parsed.folder, parsed.out, parsed.yes)
+        return 0
     if parsed.job == "checkpoint":
         from m4.jobs.checkpoints.checkpoint import checkpoint
         from m4.jobs.prepare import console

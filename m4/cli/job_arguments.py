@@ -180,6 +180,12 @@ def add_atlas(job: argparse.ArgumentParser) -> None:
     job.add_argument("--output", type=Path, metavar="FILE.png", help="(RUN/atlas.png)")
 
 
+def add_new(job: argparse.ArgumentParser) -> None:
+    job.add_argument("folder", help="of sentence pairs of English and other languages")
+    job.add_argument("--out", metavar="FILE", help="the gin file (<name of the folder>.gin)")
+    job.add_argument("--yes", action="store_true", help="take the defaults, ask nothing")
+
+
 def add_watch(job: argparse.ArgumentParser) -> None:
     job.add_argument("run", nargs="?", help="the folder of the run, as --model_dir")
     job.add_argument("--model_dir", help="the folder of the run")

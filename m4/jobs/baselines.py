@@ -190,9 +190,11 @@ def _finished(plan: Plan) -> Finished | None:
     if not path.is_file():
         return None
 
-    def parse(result: dict[str, Any]) -> Finished:
+    def parse(result: dict[str, Any]) -> Finished | None:
         _ = result["note"]["best_step"], result["stopped_early"], float(result["gain_last_quarter"])
-        return Finished(plan.language, plan.folder, result)
+        # Trained it is; of another part of its test set it has the translations to make.
+        as_asked = result.get("test_sentences") == plan.experiment.decoding.test_sentences
+        return Finished(plan.language, plan.folder, result) if as_asked else None
 
     return read_json(path, parse, f"delete {plan.folder} to train it again")
 

@@ -92,7 +92,7 @@ def train_one(
     """Trains, decodes and writes one baseline; its language and steps."""
     from m4.eval.decoding.decode import decode
     from m4.eval.decoding.hypotheses import decode_to_files
-    from m4.eval.decoding.testsets import split_pairs
+    from m4.eval.decoding.testsets import Portion
     from m4.eval.scoring.dev_chrf import dev_chrf
     from m4.jobs import prepare
     from m4.train.loop.run import Evaluator
@@ -130,7 +130,7 @@ def train_one(
         hypotheses,
         folder / "decodes",
         "test",
-        split_pairs(cache, cache.directions, "test"),
+        Portion("test", test_sentences=decoding.test_sentences).pairs(cache),
         {
             **decoding.search(),
             "step": trained.note["best_step"],
@@ -138,7 +138,11 @@ def train_one(
         },
     )
     step = trained.note["step"]
-    result = {"identity": dict(identity), **_outcome(experiment, trained, stream.epochs(step))}
+    result = {
+        "identity": dict(identity),
+        "test_sentences": decoding.test_sentences,
+        **_outcome(experiment, trained, stream.epochs(step)),
+    }
     write_json(folder / "result.json", result, indent=1)
     return language, step
 

@@ -137,5 +137,6 @@ def decode(
     prepare.check_decoding_sizes(experiment.dense() if dense else experiment)
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
     decodes = decodes_folder(folder, step)
-    PortionDecoder(experiment, Portion(split), dense=dense).decode(found, decodes)
+    portion = Portion(split, test_sentences=experiment.decoding.test_sentences)
+    PortionDecoder(experiment, portion, dense=dense).decode(found, decodes)
     return decodes

@@ -50,7 +50,8 @@ def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: in
         remedy = f"m4 report --model_dir={experiment.model_dir}"
         check_hypotheses(gathered, "test", tested(cache), remedy)
         systems.append(System("bilingual", gathered))
-    rows = scored(experiment, cache, systems, Portion(split))
+    portion = Portion(split, test_sentences=experiment.decoding.test_sentences)
+    rows = scored(experiment, cache, systems, portion)
     write_scores(path, rows)
     terminal = prepare.console()
     terminal.print(score_table(rows))

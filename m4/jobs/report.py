@@ -11,7 +11,7 @@ from m4.data.cache.cache import Cache
 from m4.data.cache.identity import shown
 from m4.data.preprocess import language_of
 from m4.eval.decoding.hypotheses import check_hypotheses, hypotheses_path
-from m4.eval.decoding.testsets import train_pairs
+from m4.eval.decoding.testsets import Portion, train_pairs
 from m4.eval.report.page import DELTA_TITLE, Background
 from m4.eval.report.results import Results, write_results
 from m4.eval.scoring import rates
@@ -56,7 +56,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
         folder=folder,
         systems=systems,
         train_pairs=train_pairs(cache),
-        subsets={name: cache.subsets(name, "test") for name in cache.languages()},
+        subsets=Portion("test", test_sentences=experiment.decoding.test_sentences).subsets(cache),
         background=Background(
             title=DELTA_TITLE if compared else "Scores of one multilingual model",
             corpus=data.about or "",

@@ -43,6 +43,7 @@ MEANT = {
     "Data.data_dir": ["'x'", "None"],
     "Decoding.alpha": ["0"],
     "Decoding.sampling": ["None"],
+    "Decoding.test_sentences": ["None"],
     "Decoding.prefix": ["'x'", "None"],
     "Decoding.min_length": ["0"],
     "Decoding.no_repeat_ngram": ["0"],

@@ -77,6 +77,8 @@ def test_few_blocks_are_not_tested() -> None:
 @in_the_way("run")
 def test_block_runs(block: Block, world: World) -> None:
     printed = "".join(said.out + said.err for said in world.run(block))
+    # Models of a few steps are, where the reader's are not.
+    printed = printed.replace("undertrained", "+0.0 [+0.0, +0.0]")
     for line in block.output:
         like = any(is_like(line, one) for one in printed.splitlines())
         assert like, f"{block}: nothing like {line!r} in {printed}"

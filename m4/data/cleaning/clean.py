@@ -33,6 +33,8 @@ from m4.settings import InputError, SettingError, checked, configurable
 
 # (reason, language, split, number of the pair, pair), for every training pair that is dropped.
 OnDrop = Callable[[str, str, str, int, Pair], None]
+# (language, split, pairs), for all that is read.
+OnRead = Callable[[str, str, Chunk], None]
 
 
 @checked
@@ -111,9 +113,10 @@ class Cleaner:
         spool: Path,
         examples: int = 5,
         on_drop: OnDrop | None = None,
+        on_read: OnRead = lambda *_: None,
     ) -> None:
         """spool: a folder for text that is read twice; examples: kept in the ledger by reason."""
-        self._source, self._spool = source, spool
+        self._source, self._spool, self._on_read = source, spool, on_read
         self._examples, self._on_drop = examples, on_drop
         self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})
         self._opened = {stage.name: stage.open(languages) for stage in cleaning.stages}
@@ -148,6 +151,7 @@ class Cleaner:
         for chunk in chunks(self._source.pairs(language, split)):
             count.read += len(chunk)
             count.kept += len(chunk)
+            self._on_read(language, split, chunk)
             yield chunk
 
     def _flag(

@@ -24,11 +24,13 @@ from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.clean import Cleaner, Cleaning, OnDrop
 from m4.data.cleaning.ledger import Count, Ledger
 from m4.data.corpus import CorpusSpec
+from m4.data.inspection.columns import Columns
 from m4.data.languages import describe, is_english
 from m4.data.sources import SPLITS, Pair, Source
 from m4.storage.files import whole, write_text
 
 PIECES = "pieces: too long"
+REVERSED = "columns: reversed"
 # A language that loses so much of its training text is named.
 _LOSS = 0.2
 AuditProgress = Callable[[int, int, str], None]
@@ -50,9 +52,16 @@ def audit(
     settings = dataclasses.replace(spec, cleaning=cleaning).settings()
     languages = settings["languages"]
     cache, why = _cache_of(folder, spec.opened_source, settings)
-    total, done = len(SPLITS) * len(languages), 0
+    total, done, columns = len(SPLITS) * len(languages), 0, Columns()
     with tempfile.TemporaryDirectory(prefix="m4-audit-") as spool:
-        cleaner = Cleaner(cleaning, spec.opened_source, languages, Path(spool), on_drop=on_drop)
+        cleaner = Cleaner(
+            cleaning,
+            spec.opened_source,
+            languages,
+            Path(spool),
+            on_drop=on_drop,
+            on_read=columns.add,
+        )
         for split in reversed(SPLITS):
             for code in languages:
                 progress(done, total, f"{split} {code}")
@@ -70,6 +79,9 @@ def audit(
                     count.leave_out(PIECES, tokenized.flagged[PIECES], split)
                 done += 1
         progress(total, total, "")
+        for code, split in columns.reversed():
+            count = cleaner.ledger.count(code, split)
+            count.flagged[REVERSED] = count.read
         return cleaner.finish()
 
 
@@ -169,6 +181,11 @@ def warnings(ledger: Ledger) -> list[str]:
     lines = english_variants(ledger)
     for code, splits in ledger.counts.items():
         name = describe(code).name
+        if swapped := [split for split in SPLITS if splits.get(split, Count()).flagged[REVERSED]]:
+            lines.append(
+                f"{name} ({code}): English is on the side of the translations in "
+                f"{', '.join(swapped)}: swap the columns (TSV: Tsv.english_column = 2)"
+            )
         train = splits.get("train", Count())
         dropped = sum(train.dropped.values())
         if train.read and not train.kept:
@@ -191,7 +208,7 @@ def warnings(ledger: Ledger) -> list[str]:
 def tables(ledger: Ledger) -> list[Table]:
     """For the terminal: training pairs by reason, and by language and stage."""
     total = ledger.total()
-    by_reason = Table("reason", "dropped", "changed", "flagged in dev, test", title="By reason")
+    by_reason = Table("reason", "dropped", "changed", "flagged", title="By reason")
     for column in by_reason.columns[1:]:
         column.justify = "right"
     counters = (total.dropped, total.changed, total.flagged)

@@ -20,6 +20,8 @@ from m4.settings import InputError
 # Raise it when what is left out or put right changes: part of a source's identity.
 READING = 1
 MAX_LINE_BYTES = 65_536
+# Lines left out of a file for one reason whose numbers are kept.
+_PLACES = 5
 BOM = b"\xef\xbb\xbf"
 
 # U+0009, U+000A: see _PUT_RIGHT. U+0080 to U+009F are control characters too.
@@ -72,6 +74,8 @@ class Reading:
         # (file, reason) -> lines left out; (file, what) -> lines put right.
         self.skipped: dict[tuple[str, str], int] = {}
         self.normalised: dict[tuple[str, str], int] = {}
+        # (file, reason) -> the numbers of the first lines left out.
+        self.places: dict[tuple[str, str], list[int]] = {}
 
     def identity(self) -> dict:
         """What of it decides the text."""
@@ -93,6 +97,7 @@ class Reading:
         # Set, not added: reading a file again must not count its lines again.
         self.skipped.update({(name, why): count for why, count in tally.skipped.items()})
         self.normalised.update({(name, what): count for what, count in tally.normalised.items()})
+        self.places.update({(name, why): numbers for why, numbers in tally.places.items()})
 
     def counts_of(self, names: Iterable[str]) -> list[dict[tuple[str, str], int]]:
         """What was counted of some files, for `restore`."""
@@ -110,9 +115,16 @@ class Reading:
     def warnings(self, folder: object) -> list[str]:
         """One line for every file and reason of which something was left out, for the log."""
         return [
-            f"{folder}/{name}: {count} lines skipped: {reason}"
+            f"{folder}/{name}: {count} lines skipped: {reason}{self.where(name, reason)}"
             for (name, reason), count in sorted(self.skipped.items())
         ]
+
+    def where(self, name: str, reason: str) -> str:
+        """' (line 3, 17)': the first lines of a file left out for a reason; '' of what is no
+        mistake."""
+        numbers = self.places.get((name, reason), [])
+        more = ", ..." if self.skipped.get((name, reason), 0) > len(numbers) else ""
+        return f" (line {', '.join(map(str, numbers))}{more})" if numbers else ""
 
 
 class Tally:
@@ -122,6 +134,7 @@ class Tally:
         self._reading, self._name, self._path, self._unit = reading, name, path, unit
         self.skipped: Counter[str] = Counter()
         self.normalised: Counter[str] = Counter()
+        self.places: dict[str, list[int]] = {}
         self._notes: set[str] = set()
 
     def text(self, line: bytes, number: int) -> str | Reason:
@@ -176,6 +189,8 @@ class Tally:
                 f"({self._reading.owner}.on_bad_line = 'skip' counts such lines instead)"
             )
         self.skipped[reason] += 1
+        if self.skipped[reason] <= _PLACES:
+            self.places.setdefault(reason, []).append(number)
 
     def leave_out(self, reason: str) -> None:
         """Something that is no mistake and not wanted: counted whatever on_bad_line says."""

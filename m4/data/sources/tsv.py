@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from m4.data.sources import Pair
 from m4.data.sources.files import lines
 from m4.data.sources.folder import Folder
 from m4.data.sources.layout import File
 from m4.data.sources.lines import Reason
-from m4.settings import InputError, SettingError, checked
+from m4.settings import Between, InputError, SettingError, checked
 
 
 @checked
@@ -19,10 +20,11 @@ class Tsv(Folder):
     """Sentence pairs, one a line: english<TAB>translation, UTF-8. Files may be .gz or .zst.
 
     Bad lines (no tab, several tabs, and sources/lines.py) are errors, or with on_bad_line='skip'
-    left out and counted.
+    left out and counted. english_column: 2 where lines are translation<TAB>english.
     """
 
     files: str = "{lang}.{split}.tsv"
+    english_column: Annotated[int, Between(1, 2)] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -31,13 +33,17 @@ class Tsv(Folder):
                 "Tsv.files", self.files, "a pattern with {lang} or {pair}, without {side}"
             )
 
+    def _settings(self) -> dict:
+        # Not in what earlier versions wrote.
+        return {} if self.english_column == 1 else {"english_column": self.english_column}
+
     def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
         for file in files:
             found = 0
             with self.reading.of(file.name, file.path) as tally:
                 for number, line in enumerate(lines(file.path, self.reading.max_line_bytes), 1):
                     text = tally.text(line, number)
-                    sides = _sides(text) if not isinstance(text, Reason) else text
+                    sides = _sides(text, self.english_column) if type(text) is str else text
                     if isinstance(sides, Reason):
                         tally.bad(number, sides)
                     elif pair := tally.pair(number, *sides):
@@ -47,10 +53,10 @@ class Tsv(Folder):
                 raise InputError(f"{file.path}: no pairs in it")
 
 
-def _sides(text: str) -> tuple[str, str] | Reason:
+def _sides(text: str, english_column: int) -> tuple[str, str] | Reason:
     sides = text.split("\t")
     if len(sides) == 2:
-        return sides[0], sides[1]
+        return sides[english_column - 1], sides[2 - english_column]
     if not text.strip():
         return Reason("an empty line")
     return Reason("no tab" if len(sides) == 1 else "more than one tab")

@@ -46,6 +46,7 @@ class Decoding:
         max_target_length: tokens of a translation with EOS. Sources that are padded to L tokens
             have the limit min(max_target_length, 2 L + 16).
         batch_rows: sentences a batch of a test set.
+        test_sentences: at most so many of each test set, at even distances; None: all.
         metrics: of scores.jsonl; the first one is the one of Δ and its plot.
         n_best: translations of a sentence that are returned: the best of the beams, or so many
             samples. The first one is what is scored.
@@ -64,6 +65,7 @@ class Decoding:
     max_source_length: Annotated[int, _Length, MUTABLE] = 128
     max_target_length: Annotated[int, _Length, MUTABLE] = 128
     batch_rows: Annotated[Size, MUTABLE] = 64
+    test_sentences: Annotated[Size | None, MUTABLE] = None
     metrics: Annotated[Sequence[Metric], MUTABLE] = (bleu, chrf)
     n_best: Annotated[Size, MUTABLE] = 1
     sampling: Annotated[Sampling | None, MUTABLE] = None

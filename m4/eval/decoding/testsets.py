@@ -37,11 +37,15 @@ def split_pairs(
 
 class Portion(NamedTuple):
     """What is translated and scored of a split ("test", "dev"): all of it, or so many sentences of
-    each direction, at even distances; of these directions, empty: of all."""
+    each direction, at even distances; of these directions, empty: of all.
+
+    test_sentences: at most so many of a test set; names of files do not say it.
+    """
 
     split: str
     sentences: int | None = None
     directions: tuple[str, ...] = ()
+    test_sentences: int | None = None
 
     @property
     def name(self) -> str:
@@ -73,7 +77,8 @@ class Portion(NamedTuple):
         }
 
     def _chosen(self, rows: Sequence[_Row]) -> list[_Row]:
-        count = min(self.sentences or len(rows), len(rows))
+        most = self.test_sentences if self.split == "test" else None
+        count = min(self.sentences or len(rows), most or len(rows), len(rows))
         return [rows[(2 * number + 1) * len(rows) // (2 * count)] for number in range(count)]
 
 

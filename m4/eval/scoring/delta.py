@@ -27,6 +27,9 @@ from m4.eval.scoring.score import COPY, Measured
 from m4.settings import InputError
 
 BILINGUAL = "bilingual"
+# In the place of a difference.
+UNDERTRAINED = "undertrained"
+UNDERTRAINED_MEANS = "below the score of the source itself as the translation"
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
@@ -61,10 +64,18 @@ class Delta:
     chapter: int | None = None
     replicates: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
+    @property
+    def undertrained(self) -> bool:
+        """Whether the source itself is a better translation: a difference then says nothing."""
+        return self.copy_score is not None and self.system_score < self.copy_score
+
 
 @dataclass(frozen=True)
 class Average:
-    """The mean over the languages of a resource level ('all': over every language)."""
+    """The mean over the languages of a resource level ('all': over every language).
+
+    undertrained: whether the mean of the copies' scores is above the system's.
+    """
 
     side: str
     level: str
@@ -75,6 +86,7 @@ class Average:
     delta: float
     low: float
     high: float
+    undertrained: bool = False
 
 
 def deltas(
@@ -205,16 +217,19 @@ def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> 
 
 def _average(side: str, name: str, system: str, group: Sequence[Delta]) -> Average:
     bounds = bootstrap.interval(np.mean([row.replicates for row in group], axis=0))
+    system_score = float(np.mean([row.system_score for row in group]))
+    copies = [row.copy_score for row in group if row.copy_score is not None]
     return Average(
         side=side,
         level=name,
         system=system,
         languages=len(group),
         baseline_score=float(np.mean([row.baseline_score for row in group])),
-        system_score=float(np.mean([row.system_score for row in group])),
+        system_score=system_score,
         delta=float(np.mean([row.delta for row in group])),
         low=bounds[0],
         high=bounds[1],
+        undertrained=len(copies) == len(group) and system_score < float(np.mean(copies)),
     )
 
 
@@ -266,6 +281,7 @@ def _table(
         title=f"{system} against {rows[0].baseline}",
         caption=f"{metric}; \\[95% interval of the difference, paired bootstrap]"
         + ("; ≈ closely related to another language" if related else "")
+        + (f"; {UNDERTRAINED}: {UNDERTRAINED_MEANS}" if any(r.undertrained for r in rows) else "")
         + (f"; ○ {small_tests_line(small, levels)}" if small else ""),
         title_justify="left",
         caption_justify="left",
@@ -306,5 +322,7 @@ def _cells(row: Delta | Average | None) -> list[str]:
     return [
         f"{row.baseline_score:.1f}",
         f"{row.system_score:.1f}",
-        f"{row.delta:+.1f} \\[{row.low:+.1f}, {row.high:+.1f}]",
+        UNDERTRAINED
+        if row.undertrained
+        else f"{row.delta:+.1f} \\[{row.low:+.1f}, {row.high:+.1f}]",
     ]

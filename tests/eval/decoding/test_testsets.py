@@ -17,6 +17,7 @@ from m4.eval.decoding import testsets
 from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import (
+    Portion,
     ProgressDecoder,
     check_held_out,
     split_pairs,
@@ -53,6 +54,30 @@ def test_pairs_by_direction(tmp_path: Path) -> None:
         "en-gl": [("the test text", "gl test")],
         "gl-en": [("gl test", "the test text")],
     }
+
+
+class Ten(Corpus):
+    """Ten pairs a split, of which half are marked."""
+
+    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        return (Pair(f"{split} text {n}", f"{language} {n} {split}") for n in range(10))
+
+    def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
+        return {"seen": [n % 2 == 0 for n in range(10)]}
+
+
+def test_a_cap_takes_test_sentences_at_even_distances_and_leaves_dev(tmp_path: Path) -> None:
+    cache = CorpusSpec(Ten({"gl": ()}), vocabulary_size=300).build(tmp_path)
+    capped = Portion("test", test_sentences=2)
+    assert capped.name == "test"
+    assert capped.pairs(cache)["en-gl"] == [
+        ("test text 2", "gl 2 test"),
+        ("test text 7", "gl 7 test"),
+    ]
+    assert capped.subsets(cache) == {"gl": {"seen": [True, False]}}
+    assert len(capped._replace(test_sentences=20).pairs(cache)["gl-en"]) == 10
+    assert len(capped._replace(split="dev").pairs(cache)["gl-en"]) == 10
+    assert len(capped._replace(sentences=1).pairs(cache)["gl-en"]) == 1
 
 
 def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ REFERENCES = [f"{n} Swiss francs per hour on May {n} in {2000 + n}" for n in ran
 def decode(folder, direction, wrong):
     """Hypotheses of which every `wrong`-th lacks its first half (0: none does)."""
     rows = [
-        {"source": f"x {r}", "reference": r, "hypothesis": r[len(r) // 2 :] if cut else r}
+        {"source": f"x {r[::-1]}", "reference": r, "hypothesis": r[len(r) // 2 :] if cut else r}
         for i, r in enumerate(REFERENCES)
         for cut in [wrong and i % wrong == 0]
     ]
@@ -120,6 +120,28 @@ def test_small_test_sets_are_in_no_average_and_are_counted(measured):
     assert "gl Galician ○" in text
     assert "bs Bosnian ≈ " in text
     assert delta.averages(rows) == []
+
+
+def test_a_score_below_the_copys_is_undertrained_whatever_the_difference(measured):
+    rows = [row for row in delta.deltas(measured, TRAIN, "bleu") if row.system == "moe"]
+    better = [row for row in rows if row.low > 0]
+    assert better
+    copied = {row.direction: row.system_score + 0.1 for row in better}
+    rows = [replace(r, copy_score=copied.get(r.direction, 0.0)) for r in rows]
+    assert {r.direction for r in rows if r.undertrained} == {*copied}
+    means = delta.averages(rows, LEVELS)
+    assert {(m.side, m.level) for m in means if m.undertrained} == {
+        ("xx->en", "low"), ("en->xx", "low"),
+    }  # fmt: skip
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(*delta.tables(rows, means, 200, LEVELS))
+    text = console.export_text()
+    line = next(line for line in text.splitlines() if "gl Galician" in line)
+    assert line.count("undertrained") == 2
+    assert "+" not in line
+    assert "undertrained: below the score of the source itself" in " ".join(text.split())
+    one = replace(rows[0], copy_score=None)
+    assert not one.undertrained
 
 
 def test_users_mistakes(measured):

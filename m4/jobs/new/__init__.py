@@ -1,0 +1,1 @@
+"""`m4 new`: a folder of sentence pairs -> a complete gin file for it."""

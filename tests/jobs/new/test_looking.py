@@ -1,0 +1,52 @@
+"""Which layout a folder has is found from its names and first lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from m4.jobs.new.looking import DEV_EVERY, look
+from tests.jobs.new import folders
+
+LAYOUTS: dict[str, tuple[Callable[[Path], Path], str, str, str]] = {
+    "tsv": (folders.tsv, "tsv.Tsv", "{lang}.{split}.tsv", "fy gl pt"),
+    "plain_tsv": (folders.plain_tsv, "tsv.Tsv", "{lang}.tsv", "fy gl pt"),
+    "moses": (folders.moses, "moses.Moses", "{split}.{pair}.{side}", "fy gl"),
+    "opus": (folders.opus, "moses.Moses", "{pair}/*.{side}", "fy gl"),
+    "json": (folders.json_by_language, "jsonl.Jsonl", "{lang}.{split}.jsonl", "fy gl"),
+    "json_mixed": (folders.json_mixed, "jsonl.Jsonl", "*.jsonl", "fy gl"),
+    "json_many": (folders.json_many, "jsonl.Jsonl", "{split}.jsonl", "fy gl"),
+    "po": (folders.po, "gettext.Gettext", "{lang}.po", "fy gl"),
+    "installed": (
+        folders.installed_po, "gettext.Gettext", "*/{lang}/LC_MESSAGES/*.po", "gl pt_BR",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_found_and_gives_all_pairs(name: str, tmp_path: Path) -> None:
+    make, source, files, languages = LAYOUTS[name]
+    folder = make(tmp_path / "corpus")
+    (folder / "README.md").write_text("what this is\n")
+    found = look(str(folder))
+    assert (found.name, found.files, found.not_read) == (source, files, ("README.md",))
+    opened = found.opened(str(folder))
+    assert opened.languages() == languages.split()
+    total = sum(
+        len([*opened.pairs(code, split)])
+        for code in languages.split()
+        for split in ("train", "dev", "test")
+    )
+    assert total == 100 * len(languages.split())
+    assert found.has_splits == ("{split}" in files)
+    assert opened.hash_split.dev_every == (0 if found.has_splits else DEV_EVERY)
+
+
+def test_a_folder_is_what_most_of_its_files_are(tmp_path: Path) -> None:
+    folder = folders.tsv(tmp_path / "corpus")
+    folders.po(folder)
+    found = look(str(folder))
+    assert found.name == "tsv.Tsv"
+    assert found.not_read == ("fy.po", "gl.po")

@@ -1,0 +1,250 @@
+"""`m4 new`: from a folder of sentence pairs to a gin file that all jobs take."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from m4 import config
+from m4.cli.arguments import parser, split_arguments
+from m4.jobs.new.choosing import Machine
+from tests.command_line import Said, contents, m4
+from tests.data.corpora import write
+from tests.jobs.new import folders
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    # What is chosen depends on how fast the machine is.
+    machine = Machine("cpu", "2 CPU cores", 2, 2**33, 1e11)
+    monkeypatch.setattr(Machine, "here", lambda: machine)
+    return tmp_path
+
+
+def new(*words: str) -> Said:
+    return m4("new", *words)
+
+
+def commands_of(said: Said) -> list[list[str]]:
+    lines = said.out.splitlines()
+    return [shlex.split(line) for line in lines if line.startswith("m4 ")]
+
+
+def test_a_folder_becomes_a_gin_file_and_stays_as_it_is(here: Path) -> None:
+    folder = folders.tsv(here / "corpus")
+    with (folder / "gl.train.tsv").open("a", encoding="utf-8") as file:
+        file.write("no tab\n")  # line 83
+        file.write("\t".join(folders.pairs("gl")[0]) + "\n")  # a test sentence
+    before = contents(folder)
+    said = new("corpus", "--out=mine.gin", "--yes")
+    assert (said.status, said.err) == (0, ""), said.err
+    assert contents(folder) == before
+    text = " ".join(said.out.split())
+    for line in (
+        "layout: tsv.Tsv, {lang}.{split}.tsv",
+        "English: column 1",
+        "languages: 3",
+        "gl.train.tsv: 1 skipped: no tab (line 83)",
+        "not asked: minutes that the training may take: 60",
+        "wrote mine.gin",
+    ):
+        assert line in text, line
+    # train, dev, test, three lengths, overlap (1 of 83), level, epochs
+    row = next(line for line in said.out.splitlines() if "gl Galician" in line)
+    assert re.fullmatch(r" *gl Galician +82 +8 +10( +\d+){3}( +[\d.]+%)? +1.2% +low +[\d.]+ *", row)
+    assert re.search(r"expected on .*: about training .*, bilingual baselines .* GiB", said.out)
+    experiment = config.load(["mine.gin"]).experiment()
+    assert experiment.data.corpus.languages == ["fy", "gl", "pt"]
+    assert experiment.baselines is not None
+    assert experiment.model_dir == "runs/mine"
+    words = commands_of(said)
+    assert [each[1] for each in words] == ["data", "demo", "demo"]
+    for each in words:
+        others, bindings = split_arguments(each[1:])
+        parser().parse_args(others)
+        config.load(["mine.gin"], bindings).experiment()
+    assert "TRAIN_STEPS = 40" in split_arguments(words[1])[1]
+    again = new("corpus", "--out=mine.gin", "--yes")
+    assert "mine.gin: is there, and is never written over" in again.mistake
+
+
+def test_what_people_change_first_is_a_macro(here: Path) -> None:
+    folders.tsv(here / "corpus")
+    assert new("corpus", "--yes").status == 0
+    text = (here / "corpus.gin").read_text(encoding="utf-8")
+    changed = {"LEARNING_RATE": 1e-3, "LAYERS": 6, "WIDTH": 64, "HEADS": 2, "EXPERTS": 4,
+               "TRAIN_STEPS": 9, "BATCH_SIZE": 16, "DROPOUT_RATE": 0.3, "TEMPERATURE": 5.0,
+               "VOCABULARY_SIZE": 900, "BASELINE_STEPS": 10, "TEST_SENTENCES": 3}  # fmt: skip
+    given = [f"{name} = {value}" for name, value in changed.items()]
+    made = config.load(["corpus.gin"], given).experiment()
+    model = made.build_model({"vocab_size": 900}, 6)
+    assert (model.width, model.encoder_layers, model.decoder_layers) == (64, 6, 6)
+    assert made.baselines is not None
+    small = made.baselines.low.build_model({"vocab_size": 900}, 2)
+    assert (small.width, small.encoder_layers, small.moe) == (64, 2, None)
+    assert made.baselines.low.training.total_steps == 10
+    assert made.decoding.test_sentences == 3
+    comments = [line for line in text.splitlines() if "#" in line]
+    assert len(comments) > 25
+
+
+def lines_of(run: Path) -> set[int]:
+    """How many translations the files have."""
+    files = [*run.glob("decodes/*.jsonl"), *run.glob("baselines/*/decodes/*.jsonl")]
+    assert files
+    return {len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+
+
+def wrong_column(here: Path) -> None:
+    folders.tsv(here / "corpus", swapped="gl")
+
+
+def no_partner(here: Path) -> None:
+    (folders.moses(here / "corpus") / "test.en-gl.gl").unlink()
+
+
+def no_training(here: Path) -> None:
+    (folders.tsv(here / "corpus") / "gl.train.tsv").unlink()
+
+
+def unequal(here: Path) -> None:
+    write(folders.moses(here / "corpus") / "test.en-gl.gl", "one line\n")
+
+
+def one_language(here: Path) -> None:
+    folders.tsv(here / "corpus", "gl")
+
+
+def empty(here: Path) -> None:
+    (here / "corpus").mkdir()
+
+
+def pictures(here: Path) -> None:
+    write(here / "corpus" / "one.png", "no text")
+
+
+def other_fields(here: Path) -> None:
+    write(here / "corpus" / "gl.train.jsonl", '{"id": 1, "text": "a"}\n')
+
+
+def too_small(here: Path) -> None:
+    for path in folders.tsv(here / "corpus").glob("*.test.tsv"):
+        path.write_text("no tab\n")
+
+
+BAD: dict[Callable[[Path], None], str] = {
+    empty: "corpus: expected sentence pairs .*; saw no files",
+    pictures: "corpus: expected sentence pairs .*; saw one.png",
+    one_language: "expected sentence pairs of English and two other languages or more, .*"
+    "; saw {lang}.{split}.tsv with gl",
+    no_partner: r"test.en-gl.en: its gl side is missing",
+    no_training: "expected gl.train.tsv next to gl.dev.tsv; saw none",
+    unequal: "test.en-gl.en has 10 lines and .*test.en-gl.gl 1",
+    wrong_column: "expected English on the same side of every pair, as of 2 languages; saw it on "
+    "the other side of gl: swap the columns there",
+    other_fields: "gl.train.jsonl line 1: expected an object such as .*; saw the fields id, text",
+    too_small: "expected training, dev and test pairs of two languages .*"
+    "; saw fy 82 train 8 dev 0 test;",
+}
+
+
+@pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
+def test_a_mistake_is_one_line_that_says_what_was_expected_and_seen(
+    make: Callable[[Path], None], here: Path
+) -> None:
+    make(here)
+    said = new("corpus", "--yes")
+    assert re.search(BAD[make], said.mistake), said.mistake
+    assert not (here / "corpus.gin").exists()
+
+
+def test_the_gin_file_goes_beside_the_folder_never_into_it(here: Path) -> None:
+    folders.tsv(here / "corpus")
+    assert "nothing is written into corpus" in new("corpus", "--out=corpus/mine.gin").mistake
+    assert "no folder" in new("corpus", "--out=nowhere/mine.gin").mistake
+    assert "no such folder" in new("nowhere").mistake
+    assert "reads no config" in new("corpus", "--gin.TRAIN_STEPS=3").mistake
+
+
+def test_english_in_the_second_column_of_every_file_is_found(here: Path) -> None:
+    folders.tsv(here / "corpus", swapped="gl fy pt")
+    said = new("corpus", "--yes")
+    assert "English: column 2" in said.out
+    assert "tsv.Tsv.english_column = 2\n" in (here / "corpus.gin").read_text(encoding="utf-8")
+    source = config.load(["corpus.gin"]).experiment().data.corpus.opened_source
+    assert next(iter(source.pairs("gl", "test"))) == folders.pairs("gl")[0]
+
+
+def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders.plain_tsv(here / "corpus")
+    asked: list[str] = []
+    answers = itertools.chain(["no"], ["", "5"])
+
+    def answer(question: str) -> str:
+        asked.append(question)
+        return next(answers)
+
+    monkeypatch.setattr("builtins.input", answer)
+    assert "expected dev and test sentences" in new("corpus").mistake
+    said = new("corpus")
+    assert said.status == 0, said.err
+    assert [re.sub(r".*: ", "", each) for each in asked[1:]] == [
+        "take one English sentence in 100 and one in 50 by their hash [yes]? ",
+        "minutes that the training may take [60]? ",
+    ]
+    assert "not asked" not in said.out
+    text = (here / "corpus.gin").read_text(encoding="utf-8")
+    assert "tsv.Tsv.dev_every = 100\ntsv.Tsv.test_every = 50\n" in text
+
+
+def test_columns_of_no_known_language_are_asked_for(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for language, split in itertools.product(("gl", "fy"), ("train", "dev", "test")):
+        text = "".join(f"{split} {n}\t{language} {split} {n}\n" for n in range(20))
+        write(here / "corpus" / f"{language}.{split}.tsv", text.replace("fy", "zz fy"))
+        if language == "gl":
+            write(here / "corpus" / f"{language}.{split}.tsv", text.replace(split, f"x{split}"))
+    answers = iter(["3"])
+    monkeypatch.setattr("builtins.input", lambda _: next(answers))
+    assert "which column is English: '3': must be a whole number from 1 to" in new("corpus").mistake
+    said = new("corpus", "--yes")
+    assert "not asked: which column is English: 1" in said.out
+
+
+def test_without_an_answer_nothing_is_guessed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders.tsv(here / "corpus")
+
+    def nothing(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", nothing)
+    assert "--yes takes the defaults" in new("corpus").mistake
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_the_trial_runs_and_resumes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    folders.moses(here / "corpus")
+    said = new("corpus", "--yes")
+    tiny = ["--gin.WIDTH=32", "--gin.HEADS=1", "--gin.MLP_WIDTH=32", "--gin.TRAIN_STEPS=3",
+            "--gin.BASELINE_STEPS=2", "--gin.VOCABULARY_SIZE=500", "--gin.EXPERTS=2"]  # fmt: skip
+    _, trial, _ = commands_of(said)
+    done = m4(*trial[1:], *tiny, "--gin.TEST_SENTENCES=4")
+    assert done.status == 0, done.err
+    (run,) = here.glob("runs/*_trial")
+    assert lines_of(run) == {4}
+    trained = {path: path.read_text() for path in run.rglob("metrics.jsonl")}
+    # Other test sentences: what is trained is not trained again.
+    more = m4(*trial[1:], *tiny, "--gin.TEST_SENTENCES=6")
+    assert more.status == 0, more.err
+    assert lines_of(run) == {6}
+    assert {path: path.read_text() for path in run.rglob("metrics.jsonl")} == trained

@@ -139,10 +139,11 @@ check_gcloud() {
     *"not found in zone"*)
       mistake "$line; what this zone has: gcloud compute tpus accelerator-types list --zone=$2"
       ;;
-    *"[project]"* | *PROJECT_DENIED* | *PERMISSION_DENIED* | *INVALID_ARGUMENT* | \
-      *UNAUTHENTICATED* | *"active account"* | *credentials* | *"gcloud auth login"*)
-      mistake "$line"
+    *"[project]"*) mistake "gcloud has no project: --project=..., or gcloud config set project" ;;
+    *UNAUTHENTICATED* | *"active account"* | *credentials* | *"gcloud auth login"*)
+      mistake "$line (gcloud auth login)"
       ;;
+    *PROJECT_DENIED* | *PERMISSION_DENIED* | *INVALID_ARGUMENT*) mistake "$line" ;;
   esac
 }
 

@@ -117,7 +117,7 @@ class Layout:
 
 def look(folder: str) -> Layout:
     """The layout that most of the files fit. InputError: none does; what was seen."""
-    root = folder_at(folder, "m4 new")
+    root = folder_at(folder, "FOLDER")
     names = sorted(_names(root, "", _DEPTH))
     if not names:
         raise InputError(f"{folder}: {EXPECTED}; saw no files")

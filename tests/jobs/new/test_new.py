@@ -169,7 +169,7 @@ def test_the_gin_file_goes_beside_the_folder_never_into_it(here: Path) -> None:
     folders.tsv(here / "corpus")
     assert "nothing is written into corpus" in new("corpus", "--out=corpus/mine.gin").mistake
     assert "no folder" in new("corpus", "--out=nowhere/mine.gin").mistake
-    assert "no such folder" in new("nowhere").mistake
+    assert "FOLDER = 'nowhere': must be a folder that exists" in new("nowhere").mistake
     assert "reads no config" in new("corpus", "--gin.TRAIN_STEPS=3").mistake
 
 

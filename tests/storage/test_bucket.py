@@ -176,7 +176,7 @@ def test_text_in_a_bucket_needs_a_reader_and_its_lack_is_one_line(
         emulator.reset()
     for missing, said in (
         ("gs://missing/text", "gs://missing/text: no bucket missing"),
-        (f"{address}/other", rf"{address}/other: no such folder \(Tsv.folder\)"),
+        (f"{address}/other", rf"Tsv.folder = '{address}/other': must be a folder that exists"),
     ):
         with pytest.raises(InputError, match=said):
             Tsv(missing).languages()

@@ -139,6 +139,8 @@ def look(folder: str) -> Layout:
         if any(name in record for name in _LANGUAGE_FIELDS):
             pattern = pattern.replace("{lang}", "*")  # 'all.jsonl' is no language
         fields = _fields(record, place, pattern, english)
+    if not {"dev", "test"} & {*splits}:
+        pattern = pattern.replace("{split}", splits.get("train", ""))
     has_splits = "{split}" in pattern
     _check_partners(folder, fitting, splits)
     asked = {

@@ -26,6 +26,8 @@ from m4.progress import ProgressBar
 from m4.settings import InputError
 
 _BAD_FILES = 20  # that are printed
+# Beyond it repeating gives next to nothing (Muennighoff et al. 2023).
+_OFTEN = 16
 
 
 def new(folder: str, out: str | None, yes: bool) -> Path:
@@ -209,7 +211,8 @@ def _trial(made: _Made) -> list[str]:
     """Three languages for a trial: a large, a middling and a small one; with test sets that count
     in means, where there are some."""
     least = made.choice.levels.min_test_sentences
-    codes = [c for c in made.sizes if made.counted.sizes[c]["test"] >= least] or [*made.sizes]
+    codes = [c for c in made.sizes if made.counted.sizes[c]["test"] >= least]
+    codes = codes if len(codes) > 1 else [*made.sizes]
     return list(dict.fromkeys([codes[0], codes[len(codes) // 2], codes[-1]]))
 
 
@@ -285,4 +288,10 @@ def _warnings(made: _Made) -> list[str]:
         lines.append(f"and {more} more: m4 data audit --gin_file={made.path} has all")
     if few := sum(one < 1 for one in made.epochs.values()):
         lines.append(f"in {made.choice.steps:,} steps not every pair of {few} languages is seen")
+    if often := [code for code, times in made.epochs.items() if times > _OFTEN]:
+        more = f" and {len(often) - 5} more" if len(often) > 5 else ""
+        lines.append(
+            f"seen more than {_OFTEN} times: {', '.join(often[-5:])}{more}; a lower TEMPERATURE "
+            "repeats less"
+        )
     return lines

@@ -46,6 +46,13 @@ def plain_tsv(folder: Path) -> Path:
     return folder
 
 
+def train_only(folder: Path) -> Path:
+    for language in _ENDS:
+        text = "".join(f"{e}\t{f}\n" for e, f in pairs(language))
+        write(folder / f"{language}.train.tsv", text)
+    return folder
+
+
 def moses(folder: Path) -> Path:
     for language, split, found in parts("gl fy"):
         name = f"{split}.en-{language}"

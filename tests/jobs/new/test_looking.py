@@ -13,6 +13,7 @@ from tests.jobs.new import folders
 LAYOUTS: dict[str, tuple[Callable[[Path], Path], str, str, str]] = {
     "tsv": (folders.tsv, "tsv.Tsv", "{lang}.{split}.tsv", "fy gl pt"),
     "plain_tsv": (folders.plain_tsv, "tsv.Tsv", "{lang}.tsv", "fy gl pt"),
+    "train_only": (folders.train_only, "tsv.Tsv", "{lang}.train.tsv", "fy gl pt"),
     "moses": (folders.moses, "moses.Moses", "{split}.{pair}.{side}", "fy gl"),
     "opus": (folders.opus, "moses.Moses", "{pair}/*.{side}", "fy gl"),
     "json": (folders.json_by_language, "jsonl.Jsonl", "{lang}.{split}.jsonl", "fy gl"),

@@ -52,6 +52,7 @@ def test_a_folder_becomes_a_gin_file_and_stays_as_it_is(here: Path) -> None:
         "English: column 1",
         "languages: 3",
         "gl.train.tsv: 1 skipped: no tab (line 83)",
+        "seen more than 16 times: fy, gl, pt; a lower TEMPERATURE repeats less",
         "not asked: minutes that the training may take: 60",
         "wrote mine.gin",
     ):

@@ -12,6 +12,7 @@ import m4
 from m4 import config
 from m4.config import ConfigError
 from m4.experiment import SavedFolder, identity
+from m4.model.gates.switch import switch
 from m4.settings import Kind, is_checked
 from tests.command_line import TINY, experiment_of
 
@@ -143,6 +144,13 @@ def test_a_file_that_includes_another_needs_no_import_of_its_own(tmp_path: Path)
 def test_text_for_a_macro_of_text_needs_no_quotes() -> None:
     assert experiment_of(TINY, "MODEL_DIR = runs/a b").model_dir == "runs/a b"
     assert experiment_of(TINY, "MODEL_DIR = '7'").model_dir == "7"
+
+
+def test_a_binding_may_be_an_import() -> None:
+    lines = ("from m4.model.gates import switch", "moe.MoeLayer.gate = @switch.switch")
+    model = experiment_of(TINY, "MODEL_DIR = runs/a", *lines).model(vocab_size=400)
+    assert model.encoder_experts is not None
+    assert model.encoder_experts.gate is switch
 
 
 def test_a_users_module_next_to_the_gin_file_is_found_and_remembered(tmp_path: Path) -> None:

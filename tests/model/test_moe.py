@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from jax.extend.core import jaxprs_in_params
 
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
 from m4.model.gates.dense_to_sparse import dense_to_sparse
 from m4.model.gates.expert_choice import expert_choice
+from m4.model.gates.mixtral import mixtral
+from m4.model.gates.switch import switch
 from m4.model.moe import MoeLayer, group_size, mean_metrics
 from m4.model.routing import expert_capacity
 from m4.parallel.batched_init import draw_together
@@ -319,3 +322,30 @@ def test_choices_of_every_expert_are_counted_without_their_one_hots(gate):
         )
 
     assert 24 * 32 < max(sizes_of(jax.make_jaxpr(run)(x_BLM).jaxpr)) < 24 * 32 * 32
+
+
+class Mine(nn.Module):
+    """A model that is not m4's, with the layer."""
+
+    gate: Any
+    dispatch: Any
+
+    @nn.compact
+    def __call__(self, x_BLM, mask_BL):
+        h_BLM = nn.Dense(M)(x_BLM)
+        experts = layer(gate=self.gate, dispatch=self.dispatch)
+        return nn.Dense(1)(h_BLM + experts(h_BLM, mask_BL, deterministic=True))
+
+
+@pytest.mark.parametrize(("gate", "dispatch"), [(switch, einsum), (mixtral, gather)])
+def test_any_flax_model_can_take_the_layer(gate, dispatch):
+    model, (x_BLM, mask_BL) = Mine(gate, dispatch), inputs()
+    params = model.init(jax.random.key(0), x_BLM, mask_BL)["params"]
+
+    def total(params):
+        return jnp.sum(jnp.square(jnp.asarray(model.apply({"params": params}, x_BLM, mask_BL))))
+
+    gradients = jax.jit(jax.grad(total))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+    (experts,) = (found for name, found in gradients.items() if name.startswith("MoeLayer"))
+    assert np.asarray(experts["experts"]["wi"]["kernel"]).any()

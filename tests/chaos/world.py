@@ -74,11 +74,12 @@ def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str
     return sorted(name for name in wanted if found.get(name) != wanted[name])
 
 
-def _weights(folder: Path) -> Result:
-    """Of the last checkpoint of the model and of every baseline: each array, and the note."""
+def _weights(folder: Path, name: str) -> Result:
+    """Of the last checkpoint of each model that the job makes: each array, and the note."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     found = {}
-    for model in [folder, folder / "mean", *sorted(folder.glob("baselines/*/"))]:
+    made = {"baselines": "baselines/*/", "average": "mean/"}
+    for model in sorted(folder.glob(made[name])) if name in made else [folder]:
         steps = [path for path in (model / "checkpoints").glob("*") if path.name.isdecimal()]
         if not steps:
             continue
@@ -210,7 +211,8 @@ class World:
     def found(self, name: str) -> Result:
         """What it has made in the run's folder."""
         weights = name in ("train", "begin", "baselines", "average")
-        found = {**(computed(lambda: _weights(self.run)) if weights else {}), **_files(self.run)}
+        found = computed(lambda: _weights(self.run, name)) if weights else {}
+        found |= _files(self.run)
         return {k: v for k, v in found.items() if k.startswith(_MAKES[name])}
 
 

@@ -24,7 +24,7 @@ from m4.jobs.decode import trained_step
 from m4.settings import InputError
 from m4.storage import chapters, manifest, remote, run_folder
 from m4.storage.checkpoints import Checkpoints
-from m4.storage.steps import complete_steps, whole_step
+from m4.storage.steps import complete_steps, latest_step
 
 # Of a note: what it is the mean of. Such a checkpoint has no optimizer to train on with.
 AVERAGED = "averaged"
@@ -87,7 +87,10 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
     run, folder = prepare.run_folder(experiment), prepare.run_folder(output)
     of = {str(step): manifest.digest(remote.remote_path(run / "checkpoints") / str(step))
           for step in steps}  # fmt: skip
-    if (latest := whole_step(folder / "checkpoints")) is not None:
+    if (latest := latest_step(folder / "checkpoints")) is not None:
+        there = remote.remote_path(folder / "checkpoints") / str(latest)
+        if (said := manifest.problem(there)) is not None:
+            raise InputError(f"{there}: damaged ({said}); remove it, and the mean is made again")
         if read_note(folder, latest).get(AVERAGED) != of:
             raise InputError(
                 f"{remote.shown(folder)}: has the mean of other checkpoints; give another --output"

@@ -61,6 +61,12 @@ def test_it_is_the_mean_in_float64_and_the_same_every_time(
     assert sorted((made / "checkpoints" / "3").rglob("*")) == before
     mistake = averaged(trained, "--last=2", f"--output={made}").mistake
     assert f"{made}: has the mean of other checkpoints" in mistake
+    step = tmp_path / "b" / "checkpoints" / "3"
+    array = next((step / "params").rglob("ocdbt.process_0/d/*"))
+    array.write_bytes(array.read_bytes()[:-1])
+    mistake = averaged(trained, "--last=3", f"--output={tmp_path / 'b'}").mistake
+    assert f"{step}: damaged (params/ocdbt.process_0/d/" in mistake
+    assert mistake.endswith("remove it, and the mean is made again")
 
 
 def test_shards_are_averaged_where_they_are() -> None:

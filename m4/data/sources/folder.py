@@ -30,7 +30,8 @@ class Folder(abc.ABC):
     languages or its identity.
 
     The split of a pair is in its file's name ({split} in `files`), or decided by a hash of the
-    English side (dev_every, test_every). The language is in the name, or in the file: then all
+    English side (dev_every, test_every), of training files where `splits` leaves the split out. The
+    language is in the name, or in the file: then all
     files are read once and sorted by language on disk.
 
     Attributes:
@@ -57,10 +58,14 @@ class Folder(abc.ABC):
         self.hash_split = HashSplit(owner, self.dev_every, self.test_every)
         path = epath.Path(self.folder)
         self.layout = FileLayout(owner, path, self.files, self.english, self.splits, self.codes)
-        if ("split" in self.layout.fields) == bool(self.hash_split):
+        every = {"dev": self.dev_every, "test": self.test_every}
+        self._hashed = {split for split, one in every.items() if one}
+        named = {*self.layout.splits} if "split" in self.layout.fields else set()
+        if named & self._hashed or not (named or self._hashed):
             allowed = (
-                "a pattern without {split} where dev_every and test_every are set"
-                if self.hash_split
+                "a pattern without {split} where dev_every and test_every are set, but for splits "
+                f"that {owner}.splits leaves out"
+                if self._hashed
                 else "a pattern with {split}, or dev_every and test_every must be set"
             )
             raise SettingError(f"{owner}.files", self.files, allowed)
@@ -101,11 +106,11 @@ class Folder(abc.ABC):
             yield from self._spool.pairs(language, split)
             self.reading.restore(self._spool_counts)
             return
-        files = [f for f in self._files if f.language == language and self._has(f, split)]
-        hashed = bool(self.hash_split)
-        for _, pair in self._read(files):
-            if not hashed or self.hash_split(pair.english) == split:
-                yield pair
+        for file in self._files:
+            if file.language == language and self._has(file, split):
+                for _, pair in self._read([file]):
+                    if self._split_of(file, pair) == split:
+                        yield pair
 
     def identity(self) -> dict:
         """The settings, and sizes and SHA-256 of the files, by language where names have it."""
@@ -142,7 +147,13 @@ class Folder(abc.ABC):
         return files
 
     def _has(self, file: File, split: str) -> bool:
-        return file.split in (split, None)
+        """Whether a file may have pairs of a split."""
+        return file.split in (split, None) or (file.split == "train" and split in self._hashed)
+
+    def _split_of(self, file: File, pair: Pair) -> str:
+        if file.split is None or (file.split == "train" and self._hashed):
+            return self.hash_split(pair.english)
+        return file.split
 
     @cached_property
     def _files(self) -> list[File]:
@@ -167,7 +178,7 @@ class Folder(abc.ABC):
     @cached_property
     def _spool(self) -> Spool:
         pairs = (
-            (language, file.split or self.hash_split(pair.english), pair)
+            (language, self._split_of(file, pair), pair)
             for file in self._files
             for language, pair in self._read([file])
         )

@@ -25,7 +25,7 @@ EXPECTED = (
     "gl.train.tsv, gl.tsv, train.en-gl.en and train.en-gl.gl, gl.train.jsonl or gl.po"
 )
 # One English sentence in so many is dev, or test, where files do not say.
-DEV_EVERY, TEST_EVERY = 100, 50
+_EVERY = {"dev": 100, "test": 50}
 # The patterns of names that are tried; of two that fit as many files the first one counts.
 _PATTERNS: dict[type[Folder], tuple[str, ...]] = {
     Tsv: (
@@ -66,12 +66,13 @@ _NO_SIDES = ("tsv", "jsonl", "json", "po", "mo", "txt", "md", "csv", "html", "zi
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How a folder is read. settings: arguments of the source but the folder, those that are not
-    its defaults; not_read: files that are not part of it; has_splits: whether names say them."""
+    its defaults; not_read: files that are not part of it; hashed: the splits, dev and test or one
+    of them, that names do not say."""
 
     source: type[Folder]
     settings: Mapping[str, Any]
     not_read: tuple[str, ...]
-    has_splits: bool
+    hashed: tuple[str, ...]
 
     @property
     def module(self) -> str:
@@ -82,6 +83,11 @@ class Layout:
     def name(self) -> str:
         """As the gin file names it: 'tsv.Tsv'."""
         return f"{self.module}.{self.source.__name__}"
+
+    @property
+    def hashes(self) -> str:
+        """What a hash of the English would decide: 'dev 1 in 100, test 1 in 50'; '': nothing."""
+        return ", ".join(f"{split} 1 in {_EVERY[split]}" for split in self.hashed)
 
     @property
     def files(self) -> str:
@@ -141,16 +147,16 @@ def look(folder: str) -> Layout:
         fields = _fields(record, place, pattern, english)
     if not {"dev", "test"} & {*splits}:
         pattern = pattern.replace("{split}", splits.get("train", ""))
-    has_splits = "{split}" in pattern
+    by_name = splits if "{split}" in pattern else {}
+    hashed = tuple(split for split in _EVERY if split not in by_name)
     _check_partners(folder, fitting, splits)
     asked = {
         "files": pattern,
         "english": english,
-        "splits": splits if has_splits else None,
-        **({"dev_every": 0, "test_every": 0} if has_splits else
-           {"dev_every": DEV_EVERY, "test_every": TEST_EVERY}),
+        "splits": by_name or None,
+        **{f"{split}_every": every if split in hashed else 0 for split, every in _EVERY.items()},
         **fields,
-    }  # fmt: skip
+    }
     if splits == {split: split for split in splits} and len(splits) == len(_SPLIT_WORDS):
         asked["splits"] = None
     known = {field.name: field.default for field in dataclasses.fields(source)}
@@ -158,7 +164,7 @@ def look(folder: str) -> Layout:
     # "gl.train.tsv.gz" is not left out where "gl.train.tsv" fits.
     taken = {file.name for file in fitting}
     left = tuple(name for name in names if _plain(name) not in taken)
-    return Layout(source, settings, left, has_splits)
+    return Layout(source, settings, left, hashed)
 
 
 def _names(folder: epath.Path, before: str, depth: int) -> Iterator[str]:

@@ -21,7 +21,7 @@ from m4.jobs.new import choosing, counting, writing
 from m4.jobs.new.asking import Asking
 from m4.jobs.new.choosing import Choice, Estimate, Machine
 from m4.jobs.new.counting import Counted, Lengths
-from m4.jobs.new.looking import DEV_EVERY, EXPECTED, TEST_EVERY, Layout, look
+from m4.jobs.new.looking import EXPECTED, Layout, look
 from m4.progress import ProgressBar
 from m4.settings import InputError
 
@@ -80,12 +80,12 @@ def _check_out(path: Path, folder: str) -> None:
 
 
 def _with_splits(layout: Layout, folder: str, ask: Asking) -> Layout:
-    """Where names say no split: whether a hash of the English side may."""
+    """Where names do not say all splits: whether a hash of the English side may."""
     question = (
-        f"{folder}: no dev or test sentences in {layout.files}: take one English sentence in "
-        f"{DEV_EVERY} and one in {TEST_EVERY} by their hash"
+        f"{folder}: no {' or '.join(layout.hashed)} sentences in {layout.files}: take English "
+        f"sentences by their hash ({layout.hashes})"
     )
-    if not layout.has_splits and not ask.whether(question):
+    if layout.hashed and not ask.whether(question):
         raise InputError(
             f"{folder}: expected dev and test sentences, as in gl.dev.tsv and gl.test.tsv; saw none"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.jobs.new.looking import DEV_EVERY, look
+from m4.jobs.new.looking import look
 from tests.jobs.new import folders
 
 LAYOUTS: dict[str, tuple[Callable[[Path], Path], str, str, str]] = {
@@ -41,8 +41,24 @@ def test_a_layout_is_found_and_gives_all_pairs(name: str, tmp_path: Path) -> Non
         for split in ("train", "dev", "test")
     )
     assert total == 100 * len(languages.split())
-    assert found.has_splits == ("{split}" in files)
-    assert opened.hash_split.dev_every == (0 if found.has_splits else DEV_EVERY)
+    assert found.hashed == (() if "{split}" in files else ("dev", "test"))
+    assert opened.hash_split.dev_every == (100 if found.hashed else 0)
+
+
+def test_a_split_that_is_not_there_is_taken_from_training_files_by_hash(tmp_path: Path) -> None:
+    folder = folders.tsv(tmp_path / "corpus")
+    for path in folder.glob("*.dev.tsv"):
+        path.unlink()
+    found = look(str(folder))
+    assert (found.hashed, found.hashes) == (("dev",), "dev 1 in 100")
+    opened = found.but(dev_every=5).opened(str(folder))
+    by_split = {split: [*opened.pairs("gl", split)] for split in ("train", "dev", "test")}
+    assert by_split["test"] == [*folders.pairs("gl")[:10]]
+    assert sorted(by_split["train"] + by_split["dev"]) == sorted(folders.pairs("gl")[18:])
+    assert len(by_split["dev"]) > 5
+    english = {split: {pair.english for pair in of} for split, of in by_split.items()}
+    assert english["dev"] == {pair.english for pair in opened.pairs("fy", "dev")}
+    assert not english["dev"] & english["train"]
 
 
 def test_a_folder_is_what_most_of_its_files_are(tmp_path: Path) -> None:

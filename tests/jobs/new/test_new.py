@@ -197,7 +197,7 @@ def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyP
     said = new("corpus")
     assert said.status == 0, said.err
     assert [re.sub(r".*: ", "", each) for each in asked[1:]] == [
-        "take one English sentence in 100 and one in 50 by their hash [yes]? ",
+        "take English sentences by their hash (dev 1 in 100, test 1 in 50) [yes]? ",
         "minutes that the training may take [60]? ",
     ]
     assert "not asked" not in said.out

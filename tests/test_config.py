@@ -99,7 +99,7 @@ def test_what_may_change_is_what_is_marked_and_all_below_it() -> None:
         ("STEPS = 3", "STEPS is set and nothing uses it; did you mean TRAIN_STEPS?"),
         ("EVAL_PERIOD = 3", "m4's name is experiment.Training.dev_period"),
         ("DATA_DIR = 'texts'", "DATA_DIR is set and nothing uses it; m4's name is TEXT_DIR"),
-        ("learned.Learned.rate = 1", "the config imports nothing called learned"),
+        ("learned.Learned.rate = 1", "called learned; add: from m4.data.samplers import learned"),
         (
             "jobs.Setup.high = 3",
             "jobs.Setup.high is now experiment.ResourceLevels.high_resource_from",

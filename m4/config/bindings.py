@@ -240,9 +240,8 @@ class Bindings:
             raise ConfigError(f"{selector} is now {new}")
         first, *rest = selector.split(".")
         if first not in self._namespace:
-            raise ConfigError(
-                f"the config imports nothing called {first}{near(first, self._namespace)}"
-            )
+            hint = _import_of(first) or near(first, self._namespace)
+            raise ConfigError(f"the config imports nothing called {first}{hint}")
         found, path = self._namespace[first], first
         for part in rest:
             if not hasattr(found, part):
@@ -272,6 +271,17 @@ def near(name: str, known: Iterable[str]) -> str:
     """ "; did you mean ...?", or nothing where no other name is like it."""
     match = difflib.get_close_matches(name, [one for one in known if one != name], n=1)
     return f"; did you mean {match[0]}?" if match else ""
+
+
+def _import_of(name: str) -> str:
+    """ "; add: from m4.... import ...", or nothing where not one part of m4 has the name."""
+    package = Path(__file__).parents[1]
+    rooms = [package / room for room in ("data", "model", "train", "eval", "parallel")]
+    found = [path.parent for room in rooms for path in room.rglob(f"{name}.py")]
+    if len(found) != 1:
+        return ""
+    home = ".".join(found[0].relative_to(package.parent).parts)
+    return f"; add: from {home} import {name}"
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -53,7 +53,7 @@ def run(
             distributed.join(options)
             asked = ("job", "compare", "fresh", "new_chapter", "split", "step", "watch", "steps",
                      "sentences", "directions", "seconds", "input", "to", "output",
-                     "audit")  # fmt: skip
+                     "json", "audit")  # fmt: skip
             said = {name: str(getattr(parsed, name, None)) for name in asked}
             check_agreement({**config.settings, **said})
         if parsed.job == "data":

@@ -28,6 +28,11 @@ def add_text(job: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output", help="FILE; for several translations a folder of FILE.xx.txt; - is standard"
     )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="lines of JSON, with the scores and all Decoding.n_best translations",
+    )
     group.add_argument("--overwrite", action="store_true", help="replace translations")
 
 
@@ -66,7 +71,7 @@ def text_request(parsed: argparse.Namespace) -> "Request | None":
     """What is to be translated; None: a test set. InputError: arguments that do not go together."""
     given = {"--input": parsed.input, "--to": parsed.to, "--output": parsed.output}
     lacking = [name for name, value in given.items() if not value]
-    more = {"--from": parsed.source, "--overwrite": parsed.overwrite}
+    more = {"--from": parsed.source, "--overwrite": parsed.overwrite, "--json": parsed.json}
     if len(lacking) == len(given):
         for name, value in more.items():
             if value:
@@ -77,9 +82,17 @@ def text_request(parsed: argparse.Namespace) -> "Request | None":
     for name, value in {"--split": parsed.split, "--compare": parsed.compare}.items():
         if value is not None:
             raise InputError(f"{name}={value}: not with --input")
+    from m4.eval.text.inputs import standard
     from m4.jobs.decoding.text import Request
 
     targets = [name for name in parsed.to.split(",") if name]
     if not targets:
         raise InputError(f"--to={parsed.to}: names no language")
-    return Request(parsed.input, targets, parsed.output, parsed.source, parsed.overwrite)
+    return Request(
+        [standard("--input", name) for name in parsed.input],
+        targets,
+        standard("--output", parsed.output),
+        parsed.source,
+        overwrite=parsed.overwrite,
+        json=parsed.json,
+    )

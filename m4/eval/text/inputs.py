@@ -16,6 +16,11 @@ from m4.data.sources.lines import BOM
 from m4.settings import InputError
 
 STANDARD = "-"
+# The same by another name.
+_STANDARD = {
+    "--input": ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"),
+    "--output": ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"),
+}
 # A longer line is no text; lines of a book without line ends are shorter.
 _MOST_LINE_BYTES = 1 << 26
 
@@ -68,11 +73,17 @@ class Wanted:
     output: Path | None
 
 
+def standard(option: str, name: str) -> str:
+    """The name that was given to --input or --output, or STANDARD where it is that stream's."""
+    return STANDARD if name in _STANDARD[option] else name
+
+
 def texts_of(inputs: Sequence[str]) -> list[Text]:
     """The files of --input: each, and of a folder all that are not hidden, by name.
 
     Raises:
-        InputError: one that is not there or cannot be read; a folder without files.
+        InputError: one that is not there or cannot be read; a folder without files, or with a link
+            to nothing or to a folder that it is in.
     """
     return [text for one in inputs for text in _texts_of(one)]
 
@@ -88,31 +99,41 @@ def _texts_of(name: str) -> Iterator[Text]:
             )
         yield Text(path, name)
         return
-    files_there = [*_files_in(path, "")]
+    files_there = [*_files_in(path, "", (os.path.realpath(name),))]
     if not files_there:
         raise InputError(f"--input={name}: no files in this folder")
     yield from files_there
 
 
-def _files_in(folder: epath.Path, inside: str) -> Iterator[Text]:
+def _files_in(folder: epath.Path, inside: str, above: tuple[str, ...]) -> Iterator[Text]:
+    """above: the folder and those that it is in, without links."""
     # Not rglob, which epath does not have in a bucket.
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            yield from _files_in(path, os.path.join(inside, path.name))
-        else:
+            if (real := os.path.realpath(path)) in above:
+                raise InputError(f"{os.fspath(path)}: a link to a folder that it is in")
+            yield from _files_in(path, os.path.join(inside, path.name), (*above, real))
+        elif path.exists():
             yield Text(path, os.fspath(path), inside)
+        else:
+            raise InputError(f"{os.fspath(path)}: a link to nothing")
 
 
 def wanted(
-    inputs: Sequence[str], texts: Sequence[Text], targets: Sequence[str], output: str
+    inputs: Sequence[str],
+    texts: Sequence[Text],
+    targets: Sequence[str],
+    output: str,
+    suffix: str = "txt",
 ) -> list[Wanted]:
-    """Every text into every target: FILE of one text into one language, else FOLDER/STEM.xx.txt, in
-    the folders that the input has.
+    """Every text into every target: FILE of one text into one language, else FOLDER/STEM.xx.suffix,
+    in the folders that the input has.
 
     Raises:
-        InputError: a folder that is not there; two translations in one file; a file of the input.
+        InputError: a folder that is not there; two translations in one file; a file of the input;
+            what is no file.
     """
     if output == STANDARD:
         if len(texts) * len(targets) > 1:
@@ -121,12 +142,14 @@ def wanted(
     place = Path(output)
     a_file = len(texts) * len(targets) == 1 and not Path(inputs[0]).is_dir()
     if a_file and not place.is_dir() and not output.endswith(os.sep):
+        if place.exists() and not place.is_file():
+            raise InputError(f"--output={output}: no file; - is standard output")
         made = [Wanted(texts[0], targets[0], place)]
     else:
         if place.exists() and not place.is_dir():
             raise InputError(f"--output={output}: of several translations it must be a folder")
         made = [
-            Wanted(text, to, place / text.inside / f"{text.stem}.{to}.txt")
+            Wanted(text, to, place / text.inside / f"{text.stem}.{to}.{suffix}")
             for text in texts
             for to in targets
         ]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple, Protocol
 
 from m4.data.preprocess import tag
 from m4.data.sentences import Chunks, chunks, joined
 from m4.eval.decoding.batch_counts import BatchCounts
-from m4.eval.decoding.decode import decode, warn
-from m4.eval.decoding.translate import Translator
+from m4.eval.decoding.decode import Translations, translations, warn
+from m4.eval.decoding.translate import Translator, json_line
 from m4.eval.text.inputs import Text
 from m4.parallel import distributed
 
@@ -32,10 +33,12 @@ class Output(Protocol):
 
 
 class Line(NamedTuple):
-    """A line to translate into a language: its number from 1, and its output."""
+    """A line to translate into a language: its number from 1, how it is and how it is translated,
+    and its output."""
 
     text: Text
     number: int
+    given: str
     source: str
     to: str
     output: Output
@@ -58,7 +61,7 @@ def windows(
             missing = [to for to, lines in there.items() if number > lines]
             source = normalise(line) if missing else ""
             for to in missing:
-                window.append(Line(text, number, source, to, outputs[to]))
+                window.append(Line(text, number, line, source, to, outputs[to]))
                 characters += len(source)
             if len(window) >= most_lines or characters > _WINDOW_CHARACTERS:
                 yield window
@@ -70,14 +73,17 @@ def windows(
 class TextTranslator:
     """Translates windows of lines; on stderr it names the first few lines that are too long.
 
+    json: an output has a line of JSON for each line, with all `n_best` translations, instead of
+        the first one's text.
+
     counts: lines, blank, split (lines in chunks), chunks, cut (sentences that were cut to fit),
         shortened (sources that no cut makes fit), unended (translations at their limit). batches:
         of what the model translated.
     """
 
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: Translator, *, json: bool = False) -> None:
         self.counts, self.batches = Counter[str](), BatchCounts()
-        self._translator, self._named = translator, 0
+        self._translator, self._json, self._named = translator, json, 0
 
     def __call__(self, window: Sequence[Line], shown: Callable[[int, str], None]) -> None:
         """Translates a window and appends it to its outputs.
@@ -102,17 +108,20 @@ class TextTranslator:
             shown(len(window) * done // sentences, rate)
 
         of, self.batches.unended = self._translator, []
-        texts = decode(
+        done = translations(
             of.model, of.params, of.vocabulary, [tag(text, window[i].to) for i, text in sources],
             of.decoding, progress=progress, on_cut=on_cut, on_batch=self.batches, layout=of.layout,
         )  # fmt: skip
         for index in self.batches.unended:
             counts[sources[index][0]]["unended"] += 1
-        coming = iter(texts)
-        # Byte fallback can spell a line break; a line must stay one line.
-        lines = [
-            joined([" ".join(next(coming).splitlines()) for _ in found.texts], line.to)
+        coming = iter(done)
+        whole = [
+            together([next(coming) for _ in found.texts], line.to)
             for line, found in zip(window, each, strict=True)
+        ]
+        lines = [
+            json_line(line.given, found, line.to) if self._json else found.texts[0]
+            for line, found in zip(window, whole, strict=True)
         ]
         for output in {id(line.output): line.output for line in window}.values():
             mine = [i for i, line in enumerate(window) if line.output is output]
@@ -147,3 +156,27 @@ class TextTranslator:
             warn(f"{line.text.shown} line {line.number}: {said}")
         elif self._named == _NAMED + 1:
             warn("more lines are too long; their number comes at the end")
+
+
+def together(chunks: Sequence[Translations], to: str) -> Translations:
+    """A line's translations from those of its chunks, rank by rank; their scores are means. One
+    without so many has its last. Of no chunks: an empty one."""
+    if not chunks:
+        return Translations([""], [0.0])
+    most = max(len(each.texts) for each in chunks)
+    ranks = [[min(rank, len(each.texts) - 1) for each in chunks] for rank in range(most)]
+
+    def means(values: Sequence[Sequence[float]]) -> list[float]:
+        return [fmean(each[k] for each, k in zip(values, rank, strict=True)) for rank in ranks]
+
+    gains = [each.utilities for each in chunks if each.utilities is not None]
+    # Byte fallback can spell a line break; a line must stay one line.
+    texts = [
+        joined(
+            [" ".join(each.texts[k].splitlines()) for each, k in zip(chunks, rank, strict=True)], to
+        )
+        for rank in ranks
+    ]
+    return Translations(
+        texts, means([each.scores for each in chunks]), means(gains) if gains else None
+    )

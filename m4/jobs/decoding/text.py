@@ -41,7 +41,7 @@ class Request:
     Attributes:
         inputs: files, folders, or "-". targets: languages; ("all",): all that the model knows.
         output: a file, a folder, or "-". source: the language of the input, None: English, or the
-            only one that the model knows.
+            only one that the model knows. json: lines of JSON in the place of texts.
     """
 
     inputs: Sequence[str]
@@ -49,6 +49,7 @@ class Request:
     output: str
     source: str | None = None
     overwrite: bool = False
+    json: bool = False
 
 
 @dataclasses.dataclass
@@ -62,6 +63,39 @@ class _Standard:
         self.stream.writelines(f"{line}\n" for line in lines)
         self.stream.flush()
         self.lines += len(lines)
+
+
+@dataclasses.dataclass
+class _File:
+    """A file as an output: it is finished, and named, when it has all lines of its text."""
+
+    work: WorkFile
+    whole: int
+
+    def __post_init__(self) -> None:
+        self._finish()  # a job was killed just before it did; or the text is empty
+
+    @property
+    def lines(self) -> int:
+        return self.work.lines
+
+    def append(self, lines: Sequence[str], counts: Mapping[str, int]) -> None:
+        if self.work.done:
+            raise _changed(self)
+        self.work.append(lines, counts)
+        self._finish()
+
+    def _finish(self) -> None:
+        if self.work.lines == self.whole:
+            self.work.finish()
+            print(f"{self.work.output}: {self.whole:,} lines")
+
+
+def _changed(file: _File) -> InputError:
+    return InputError(
+        f"{file.work.output}: {file.lines:,} lines of {file.whole:,}: the input has changed while "
+        "it was translated; --overwrite begins again"
+    )
 
 
 @dataclasses.dataclass
@@ -88,12 +122,17 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
         targets = _targets(request, open_vocabulary(experiment, step).directions)
         folder = prepare.run_folder(experiment)
         distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
-        made = wanted(inputs, texts, targets, request.output)
+        suffix = "jsonl" if request.json else "txt"
+        made = wanted(inputs, texts, targets, request.output, suffix)
         checked = {text: text.checked() for text in texts}
         model = trained(experiment, step)
+        if request.json:
+            model.made_by["json"] = True
         outputs = _outputs(made, checked, model, request.overwrite, stack)
         where = sys.stderr if request.output == STANDARD else sys.stdout
-        _translate(model, outputs, {text: lines for text, (lines, _) in checked.items()}, where)
+        translate = TextTranslator(model.translator, json=request.json)
+        counts = {text: lines for text, (lines, _) in checked.items()}
+        _translate(model, translate, outputs, counts, where)
 
 
 @contextmanager
@@ -166,7 +205,7 @@ def _outputs(
             stack.callback(file.close)
             if file.done:
                 print(f"{one.output}: already there (--overwrite replaces it)")
-            files.append(None if file.done else file)
+            files.append(None if file.done else _File(file, lines))
         return [-1 if file is None else file.lines for file in files]
 
     there = distributed.on_primary_then_broadcast("the outputs", opened)
@@ -181,6 +220,7 @@ def _outputs(
 
 def _translate(
     model: Trained,
+    translate: TextTranslator,
     outputs: Mapping[Text, Mapping[str, Output]],
     lines: Mapping[Text, int],
     where: TextIO,
@@ -189,10 +229,9 @@ def _translate(
     done, total = sum(output.lines for _, output in every), sum(count for count, _ in every)
     before = Counter[str]()
     for _, output in every:
-        before.update(output.counts if isinstance(output, WorkFile) else {})
+        before.update(output.work.counts if isinstance(output, _File) else {})
     if done:
         print(f"{done:,} of {total:,} lines are translated already", file=where)
-    translate = TextTranslator(model.translator)
     with ProgressBar("decode", total, "lines", where) as bar:
         bar.update(done)
         most = _BATCHES_A_WINDOW * model.translator.decoding.batch_rows
@@ -200,15 +239,9 @@ def _translate(
             translate(window, functools.partial(_show, bar, done))
             done += len(window)
     if distributed.is_primary():
-        for count, output in every:
-            if isinstance(output, WorkFile):
-                if output.lines != count:
-                    raise InputError(
-                        f"{output.output}: {output.lines:,} lines of {count:,}: the input has "
-                        "changed while it was translated; --overwrite begins again"
-                    )
-                output.finish()
-                print(f"{output.output}: {output.lines:,} lines")
+        for _, output in every:
+            if isinstance(output, _File) and not output.work.done:
+                raise _changed(output)
         for line in _said(before + translate.counts, model):
             print(line, file=where)
         print(translate.batches.said(), file=where)

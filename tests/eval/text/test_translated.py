@@ -8,12 +8,12 @@ import pytest
 from etils import epath
 
 from m4.eval.decoding.batch_counts import BatchCounts
-from m4.eval.decoding.decode import Batch
+from m4.eval.decoding.decode import Batch, Translations
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.translate import Translator
 from m4.eval.text import translated
 from m4.eval.text.inputs import Text
-from m4.eval.text.translated import TextTranslator, windows
+from m4.eval.text.translated import TextTranslator, together, windows
 
 
 class Words:
@@ -51,9 +51,9 @@ def translate(monkeypatch: pytest.MonkeyPatch) -> TextTranslator:
         for index, _ in enumerate(sources):
             more["on_batch"](Batch([index], np.ones((2, 4), np.int32)), np.full((2, 3), 1))
             more["progress"](index + 1, len(sources), 0)
-        return [source.partition(" ")[2].upper() for source in sources]
+        return [Translations([source.partition(" ")[2].upper()], [-1.0]) for source in sources]
 
-    monkeypatch.setattr(translated, "decode", louder)
+    monkeypatch.setattr(translated, "translations", louder)
     settings = Decoding(max_source_length=4)
     return TextTranslator(Translator(None, {}, Words(), settings))  # pyright: ignore[reportArgumentType]
 
@@ -138,17 +138,26 @@ def test_long_lines_make_small_windows(tmp_path: Path, monkeypatch: pytest.Monke
 def test_translations_that_reach_their_limit_are_counted(
     translate: TextTranslator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = translated.decode
+    plain = translated.translations
 
-    def endless(*arguments: Any, on_batch: Any, **more: Any) -> list[str]:
+    def endless(*arguments: Any, on_batch: Any, **more: Any) -> list[Translations]:
         def counted(batch: Batch, best_BT: np.ndarray) -> None:
             on_batch(batch, np.full((2, 3), 1 if batch.rows == [0] else 5))
 
         return plain(*arguments, on_batch=counted, **more)
 
-    monkeypatch.setattr(translated, "decode", endless)
+    monkeypatch.setattr(translated, "translations", endless)
     run(translate, {text_of(tmp_path, b"a\nb\nc\n"): {"gl": Lines()}})
     assert translate.counts["unended"] == 2
+
+
+def test_translations_of_chunks_are_joined_rank_by_rank() -> None:
+    found = [Translations(["A.", "a."], [-1.0, -2.0]), Translations(["B\n."], [-3.0])]
+    assert together(found, "gl") == Translations(["A. B .", "a. B ."], [-2.0, -2.5])
+    assert together(found, "zh").texts == ["A.B .", "a.B ."]
+    assert together([], "gl") == Translations([""], [0.0])
+    with_gains = [each._replace(utilities=[50.0, 40.0][: len(each.texts)]) for each in found]
+    assert together(with_gains, "gl").utilities == [50.0, 45.0]
 
 
 def test_share_of_real_tokens() -> None:

@@ -1,6 +1,7 @@
 """A growing file of translations: whatever kills its process, the next one makes the same file."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -85,13 +86,44 @@ def test_what_is_there_stays_until_its_replacement_is_whole(tmp_path: Path) -> N
     assert output.read_text() == "new\n"
 
 
+def test_lines_of_a_setting_that_is_the_default_again_are_not_continued(tmp_path: Path) -> None:
+    killed = WorkFile(tmp_path / "a.txt", {**MADE_BY, "prefix": "hai"})
+    killed.append(["hai uno"], {"lines": 1})
+    killed.close()
+    with pytest.raises(ValueError, match=r"another prefix \(hai, now None\)"):
+        WorkFile(tmp_path / "a.txt", MADE_BY)
+
+
 def test_two_jobs_do_not_write_one_file(tmp_path: Path) -> None:
     output = tmp_path / "a.txt"
-    first = WorkFile(output, MADE_BY)
-    with pytest.raises(ValueError, match="another m4 decode is at work"):
-        WorkFile(output, MADE_BY)
+    first, second = WorkFile(output, MADE_BY), WorkFile(output, MADE_BY)
+    first.append(["uno"], {"lines": 1})
+    for job in (lambda: WorkFile(output, MADE_BY), lambda: second.append(["uno"], {"lines": 1})):
+        with pytest.raises(ValueError, match="another m4 decode is at work"):
+            job()
     first.close()
-    WorkFile(output, MADE_BY).close()
+    # What came meanwhile is not written twice.
+    late = WorkFile(output, MADE_BY)
+    third = WorkFile(output, MADE_BY)
+    third.append(["dous"], {"lines": 1})
+    third.close()
+    with pytest.raises(ValueError, match="another m4 decode is at work"):
+        late.append(["dous"], {"lines": 1})
+    late.close()
+    assert (tmp_path / "a.txt.partial").read_text() == "uno\ndous\n"
+
+
+def test_many_outputs_are_not_open_together(tmp_path: Path) -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = opened()
+    works = [WorkFile(tmp_path / f"{number}.txt", MADE_BY) for number in range(20)]
+    for work in works:
+        work.append(["uno"], {"lines": 1})
+        assert opened() == before + 1
+        work.finish()
+    assert opened() == before
 
 
 def test_gz_is_packed_and_equal_lines_are_equal_bytes(tmp_path: Path) -> None:

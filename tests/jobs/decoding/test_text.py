@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import os
 import re
 import signal
@@ -17,7 +18,11 @@ import pytest
 
 import m4 as package
 from m4 import config
+from m4.cli.arguments import parser
+from m4.cli.decode_arguments import text_request
 from m4.data.sentences import sentences
+from m4.eval.text.work_file import WorkFile
+from m4.jobs.decoding.text import _File
 from m4.jobs.translate import trained as model
 from tests.command_line import m4
 
@@ -102,6 +107,44 @@ def test_standard_input_to_standard_output(
     assert "sentences/s" in said.err
 
 
+@pytest.mark.parametrize(("given", "taken"), [("/dev/stdin", "-"), ("a.txt", "a.txt")])
+def test_standard_streams_by_their_names(given: str, taken: str) -> None:
+    output = given.replace("stdin", "stdout")
+    said = parser().parse_args(["decode", f"--input={given}", "--to=gl", f"--output={output}"])
+    request = text_request(said)
+    assert request is not None
+    assert (request.inputs, request.output) == ([taken], taken)
+
+
+def test_lines_of_json_have_scores(
+    trained: Path, text: Path, expected: list[str], tmp_path: Path
+) -> None:
+    said = decode(trained, f"--input={text}", "--to=gl", "--json", f"--output={tmp_path}/")
+    assert said.status == 0, said.err
+    rows = [json.loads(line) for line in (tmp_path / "in.gl.jsonl").read_text().splitlines()]
+    assert [row["source"] for row in rows] == LINES
+    assert [row["translations"] for row in rows] == [[line] for line in expected[:-1]]
+    assert {row["to"] for row in rows} == {"gl"}
+    assert all(len(row["scores"]) == 1 for row in rows)
+    assert rows[0]["scores"][0] < 0 == rows[1]["scores"][0]
+
+
+def test_an_output_is_there_as_soon_as_its_lines_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, empty = tmp_path / "a.txt", tmp_path / "empty.txt"
+    file = _File(WorkFile(output, {}), 2)
+    file.append(["uno"], {})
+    assert not output.exists()
+    file.append(["dous"], {})
+    assert output.read_text() == "uno\ndous\n"
+    _File(WorkFile(empty, {}), 0)
+    assert empty.read_text() == ""
+    assert capsys.readouterr().out == f"{output}: 2 lines\n{empty}: 0 lines\n"
+    with pytest.raises(ValueError, match="the input has changed while it was translated"):
+        file.append(["tres"], {})
+
+
 WRONG = [
     ("--to=gl --output=OUT", "--input: missing"),
     ("--input=TEXT --output=OUT", "--to: missing"),
@@ -123,6 +166,10 @@ WRONG = [
     ("--input=LATIN --to=gl --output=OUT", "latin.txt line 2: not UTF-8"),
     ("--input=BROKEN --to=gl --output=OUT", "broken.gz: damaged, it cannot be unpacked"),
     ("--input=TEXT --to=gl --output=OUT --step=77", "no checkpoint of step 77"),
+    ("--input=LOOP --to=gl --output=OUT", "deep/up: a link to a folder that it is in"),
+    ("--input=LOST --to=gl --output=OUT", "lost/link.txt: a link to nothing"),
+    ("--input=TEXT --to=gl --output=/dev/null", "--output=/dev/null: no file; - is standard"),
+    ("--json", "--json: give --input, --to and --output, too"),
 ]
 
 
@@ -132,9 +179,13 @@ def test_a_mistake_is_one_line(
 ) -> None:
     (tmp_path / "latin.txt").write_bytes("one\ncaf\u00e9\n".encode("latin-1"))
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"one\n" * 99)[:-9])
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "loop/deep", "lost"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "loop" / "deep" / "up").symlink_to(tmp_path / "loop")
+    (tmp_path / "lost" / "link.txt").symlink_to(tmp_path / "none.txt")
     places = {"TEXT": text, "OUT": tmp_path / "out", "EMPTY": tmp_path / "empty",
-              "LATIN": tmp_path / "latin.txt", "BROKEN": tmp_path / "broken.gz"}  # fmt: skip
+              "LATIN": tmp_path / "latin.txt", "BROKEN": tmp_path / "broken.gz",
+              "LOOP": tmp_path / "loop", "LOST": tmp_path / "lost"}  # fmt: skip
     words = re.sub(r"\b[A-Z]{3,}\b", lambda name: str(places[name[0]]), arguments).split()
     assert mistake in decode(trained, *words).mistake
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """`m4 translate`: a trained model that answers line by line."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 from m4.data.preprocess import split_direction
@@ -9,6 +10,7 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
 from m4.parallel import distributed
+from m4.parallel.platform.jax_setup import private_programs
 from m4.storage import manifest, remote
 
 
@@ -58,4 +60,5 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
 
 def translator(experiment: Experiment) -> Translator:
     """The latest model, for `m4 translate`."""
-    return trained(experiment, job="m4 translate").translator
+    ready = trained(experiment, job="m4 translate").translator
+    return dataclasses.replace(ready, programs=private_programs())

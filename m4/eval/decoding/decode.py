@@ -14,6 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
 import flax.linen as nn
@@ -25,6 +26,7 @@ from m4.eval.decoding.methods.constraints import NEG_INF
 from m4.eval.decoding.methods.mbr import utilities
 from m4.eval.decoding.search import search, search_over
 from m4.eval.decoding.settings import DEFAULTS, Decoding
+from m4.eval.decoding.traced import traced_search
 from m4.parallel.layout import Layout
 from m4.parallel.platform.cpus import available_cpus
 from m4.settings import InputError, SettingError
@@ -151,13 +153,15 @@ def _searched(
 
 
 class _Job(NamedTuple):
-    """What a batch is searched with. prefixes: of each source; None: no source has one."""
+    """What a batch is searched with. prefixes: of each source; None: no source has one.
+    programs: where searches are kept that were traced; None: nowhere."""
 
     model: nn.Module
     params: Any
     settings: Decoding
     layout: Layout | None
     prefixes: list[list[int]] | None
+    programs: Path | None
 
 
 def _search_batch(job: _Job, batch: Batch) -> _Found:
@@ -174,7 +178,10 @@ def _search_batch(job: _Job, batch: Batch) -> _Found:
     arguments = (job.model, job.params, tokens_BL, limit, settings.beams, settings.alpha)
     method = settings.method()
     if job.layout is None:
-        found = search(*arguments, method, more, grows=True)
+        run = search
+        if job.programs is not None:
+            run = functools.partial(traced_search, job.programs)
+        found = run(*arguments, method, more, grows=True)
     else:
         found = search_over(job.layout, *arguments, method, more)
     return jax.block_until_ready(found)
@@ -271,6 +278,7 @@ def translations(
     on_cut: OnCut = warn_of_cut,
     on_batch: OnBatch | None = None,
     layout: Layout | None = None,
+    programs: Path | None = None,
 ) -> list[Translations]:
     """Translates tagged sources ("<2en> ola mundo"); the result is in their order.
 
@@ -286,6 +294,7 @@ def translations(
       layout: the mesh over which the parameters are sharded; None: one device. With a mesh a batch
         has as many rows as divide over it, `batch_rows` or more. With several processes all of
         them call this with the same sources, and all get the result.
+      programs: a folder of this user alone, in which traced searches of one device are kept.
 
     Raises:
       SettingError: buckets that are no lengths; a prefix that is too long.
@@ -299,7 +308,7 @@ def translations(
     ids = _encoded_sources(vocabulary, sources, longest, on_cut)
     job = _Job(
         model, params, settings, layout,
-        _encoded_prefixes(vocabulary, prefixes, len(sources), settings),
+        _encoded_prefixes(vocabulary, prefixes, len(sources), settings), programs,
     )  # fmt: skip
     results: list[Translations | None] = [None] * len(sources)
     done = tokens = 0

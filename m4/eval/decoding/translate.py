@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TextIO
 
 import flax.linen as nn
@@ -69,6 +70,7 @@ class Translator:
     languages: those that it was trained to translate into; None: all that have a tag.
     layout: how the parameters are sharded; None: on one device.
     normalise: what training does to a source.
+    programs: as of `m4.eval.decoding.decode.translations`.
     """
 
     model: nn.Module
@@ -79,6 +81,7 @@ class Translator:
     languages: Sequence[str] | None = None
     layout: Layout | None = None
     normalise: Callable[[str], str] = str
+    programs: Path | None = None
 
     @property
     def _languages(self) -> Sequence[str]:
@@ -136,6 +139,7 @@ class Translator:
             replace(self.decoding, batch_rows=self.batch_rows),
             on_cut=on_cut,
             layout=self.layout,
+            programs=self.programs,
             prefixes=None if prefixes is None else [prefixes[number] for number in full],
         )
         result = [Translations([""], [0.0])] * len(lines)

@@ -27,8 +27,8 @@ _NAMED = 5  # lines that are too long
 class Output(Protocol):
     """Where translations go: `m4.eval.text.work_file.WorkFile`. lines: how many are there."""
 
-    lines: int
-
+    @property
+    def lines(self) -> int: ...
     def append(self, lines: Sequence[str], counts: Mapping[str, int]) -> None: ...
 
 

@@ -70,6 +70,13 @@ def copied(two_steps, tmp_path):
     return shutil.copytree(two_steps, tmp_path / "copied")
 
 
+@pytest.fixture(scope="module")
+def four_steps(run, two_steps, tmp_path_factory):
+    """The folder after two steps more, to be read only, and what they trained."""
+    folder = shutil.copytree(two_steps, tmp_path_factory.mktemp("four") / "steps")
+    return folder, run(folder, total_steps=4)
+
+
 def leaves(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
@@ -86,8 +93,11 @@ def test_resume_is_bit_equal(tmp_path, run):
     assert last[0] == last[1]
 
 
-def test_a_damaged_last_checkpoint_is_moved_aside_and_its_steps_taken_again(copied, run, capfd):
-    whole = run(copied, total_steps=4)
+def test_a_damaged_last_checkpoint_is_moved_aside_and_its_steps_taken_again(
+    four_steps, tmp_path, run, capfd
+):
+    folder, whole = four_steps
+    copied = shutil.copytree(folder, tmp_path / "copied")
     damaged = next((copied / "checkpoints" / "4" / "optimizer").rglob("ocdbt.process_0/d/*"))
     damaged.write_bytes(damaged.read_bytes()[::-1])
     again = run(copied, total_steps=4)
@@ -162,7 +172,7 @@ def test_early_stopping_survives_an_interruption(tmp_path, run):
         np.testing.assert_array_equal(a, b)
 
 
-def test_averages_are_what_is_evaluated_and_used(tmp_path, run):
+def test_averages_are_what_is_evaluated_and_used(tmp_path, run, four_steps):
     """Resumed or not, the same; the checkpoint's reader takes them too."""
     seen = []
     arguments = {
@@ -179,7 +189,7 @@ def test_averages_are_what_is_evaluated_and_used(tmp_path, run):
         for a, b in zip(leaves(whole.params), found, strict=True):
             np.testing.assert_array_equal(a, b)
     # Not the steps' own parameters: the first adamw steps move all by about the rate.
-    plain = run(tmp_path / "plain", total_steps=4)
+    plain = four_steps[1]
     assert not np.array_equal(leaves(plain.params)[0], leaves(whole.params)[0])
 
 

@@ -50,8 +50,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# Of tests that are short, and take ten seconds and more together.
+_LONG = (
+    "jobs/checkpoints/test_initial.py",
+    "jobs/watching/test_follow.py",
+    "model/dispatch/test_implementations.py",
+    "model/test_gates.py",
+    "model/test_transformer.py",
+    "train/test_initial.py",
+    "train/test_trainer.py",
+    "train/test_users_xla.py",
+)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: where workers take a file each, none ends with one."""
+    """Slow and long files come first: where workers take a file each, none ends with one."""
     if part := config.getoption("--part"):
         match = re.fullmatch(r"(\d+)/(\d+)", str(part))
         if match is None or not int(match[1]) < int(match[2]):
@@ -64,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[*itertools.compress(items, map(operator.not_, here))])
         items[:] = itertools.compress(items, here)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda i: i.path not in slow and not i.path.as_posix().endswith(_LONG))
 
 
 def pytest_collection_finish() -> None:

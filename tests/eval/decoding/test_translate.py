@@ -39,7 +39,7 @@ class Louder:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, model, params, pieces, sources, settings, *, on_cut, layout, prefixes):
+    def __call__(self, model, params, pieces, sources, settings, *, on_cut, **options):
         self.calls.append(sources)
         for index, source in enumerate(sources):
             if len(source.split()) >= settings.max_source_length:

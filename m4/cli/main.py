@@ -1,6 +1,7 @@
 """`m4 JOB ...`: arguments -> config -> job -> exit status. Nothing heavy before a job is known."""
 
 import argparse
+import atexit
 import contextlib
 import gc
 import os
@@ -62,6 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = environment.flushed(status, f"m4 {job_name(parsed)}")
         if status == LeaseLost.status:
             os._exit(status)  # the interpreter's own end would wait for a checkpoint being written
+        if status > 128:
+            # A signal: a step may be running. The interpreter's own end would take its memory away,
+            # and crash.
+            atexit._run_exitfuncs()
+            os._exit(status)
     return status
 
 

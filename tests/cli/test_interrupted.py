@@ -58,6 +58,33 @@ def test_a_signal_during_start_up_ends_the_job(
     assert "Traceback" not in "".join(rest)
 
 
+# A step that still runs uses what the interpreter's end destroys; here that is status 99.
+ENDS = """
+import atexit, os, signal, sys
+from m4.cli import commands
+from m4.cli.main import main
+
+class UsedByAStep:
+    def __del__(self):
+        os._exit(99)
+
+step = UsedByAStep()
+atexit.register(print, "exit handlers ran")
+commands.run = lambda *_: signal.raise_signal(signal.SIGTERM)
+from m4.parallel.platform import signals
+signals.install()
+sys.argv = ["m4", "train"]
+sys.exit(main())
+"""
+
+
+def test_a_job_ended_by_a_signal_leaves_a_running_step_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, env=ALONE)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert done.stderr.endswith(f"{RESUME}\n")
+    assert done.stdout == "exit handlers ran\n"
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_thirty_signals_over_a_whole_demo_lose_nothing(tmp_path: Path) -> None:

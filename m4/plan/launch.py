@@ -45,6 +45,8 @@ ENVIRONMENT = {
     # CUDA need not be installed.
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
+# What a plan says where another one compiles.
+WAITING = "waiting for the plan that compiles on this machine"
 # Where `make pod-gpu` puts the compiler for GPUs.
 CUDA_COMPILER = Path(sys.prefix) / "share" / "m4" / "cuda_compiler"
 _CUDA = "jax_cuda12_plugin"
@@ -104,7 +106,7 @@ def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
         except BlockingIOError:
             lock.seek(0)
             who = " ".join(lock.read().split()) or "another one"
-            print(f"waiting for the plan that compiles on this machine: {who}", file=sys.stderr)
+            print(f"{WAITING}: {who}", file=sys.stderr)
             fcntl.flock(lock, fcntl.LOCK_EX)
         lock.truncate(0)
         lock.write(f"process {os.getpid()}, {' '.join(sys.argv[1:])[:200]}")

@@ -41,7 +41,7 @@ def test_second_compilation_waits_for_the_first(
     for thread in threads:
         thread.join(10)
     assert order == ["first ends", "second begins"]
-    assert "waiting" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"{launch.WAITING}: ")
 
 
 def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:

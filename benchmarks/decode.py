@@ -122,12 +122,15 @@ def main() -> None:
         best_BT = np.asarray(jax.block_until_ready(found)[0])[:, 0]
         return time.perf_counter() - start, time.process_time() - cpu, best_BT
 
-    peaks = [peak_flops(jax.devices(), model.dtype)]
     first, _, best_BT = run()
     assert best_BT.all(), "a translation has ended"
-    times = [run()[:2] for _ in interleaved_steps(args.steps)]
+    peaks: list[float] = []
+
+    def measure_peak() -> None:
+        peaks.extend(peak_flops(jax.devices(), model.dtype) for _ in range(3))
+
+    times = [run()[:2] for _ in interleaved_steps(args.steps, measure_peak)]
     seconds, cpu = (statistics.median(column) for column in zip(*times, strict=True))
-    peaks.append(peak_flops(jax.devices(), model.dtype))
     lengths = (args.rows, args.source, args.target)
     encoding, step = map(forward_model_flops, search_flops(model, *lengths, args.beams))
     row = {

@@ -20,24 +20,37 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 WAITING = "M4_BENCHMARK_WAITS"  # in the environment of benchmarks that wait before each step
 READY, DONE = "ready", "done"
 
 
-def interleaved_steps(steps: int) -> Iterator[int]:
-    """0 to steps - 1; under `interleaved.py` each when this process may run."""
+def interleaved_steps(steps: int, alone: Callable[[], object] = lambda: None) -> Iterator[int]:
+    """0 to steps - 1; under `interleaved.py` each when this process may run.
+
+    alone: called once before them, when no other benchmark runs: it may measure the machine.
+    """
     waits = WAITING in os.environ
-    if waits:
-        print(READY, flush=True)
-    for step in range(steps):
+
+    def begin() -> None:
         if waits and not sys.stdin.readline():
             sys.exit("interleaved.py ended")
-        yield step
+
+    def end() -> None:
         if waits:
             print(DONE, flush=True)
+
+    if waits:
+        print(READY, flush=True)
+    begin()
+    alone()
+    end()
+    for step in range(steps):
+        begin()
+        yield step
+        end()
 
 
 class Benchmark:
@@ -62,13 +75,17 @@ class Benchmark:
             sys.exit(f"ended without a result: {self.command}")
         return line
 
-    def step(self) -> None:
-        """Runs one step."""
+    def turn(self) -> None:
+        """Lets it run until it waits again."""
         assert self.process.stdin is not None
-        start, cpu = time.perf_counter(), self._used()
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         self.read()
+
+    def step(self) -> None:
+        """Runs one step."""
+        start, cpu = time.perf_counter(), self._used()
+        self.turn()
         self.seconds.append(time.perf_counter() - start)
         self.cpu_seconds.append(self._used() - cpu)
 
@@ -88,6 +105,8 @@ def main() -> None:
         line = benchmark.read()
         if line != READY:
             sys.exit(f"does not wait before its steps: {benchmark.command}: {line}")
+    for benchmark in benchmarks:
+        benchmark.turn()
     for _ in range(args.steps):
         for benchmark in benchmarks:
             benchmark.step()

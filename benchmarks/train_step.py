@@ -148,7 +148,7 @@ class Setting:
         self.flops = args.models * model_flops(
             forward_flops(model, args.rows, args.length, args.length)
         )
-        self.peaks = [peak_flops(jax.devices(), args.dtype)]
+        self.peaks: list[float] = []
         self.step = jax.jit(step, donate_argnums=0)
         start = time.perf_counter()
         self.run()
@@ -163,9 +163,11 @@ class Setting:
         self.cpu_seconds.append(time.process_time() - cpu)
         return time.perf_counter() - start
 
+    def measure_peak(self) -> None:
+        self.peaks.extend(peak_flops(jax.devices(), self.args.dtype) for _ in range(3))
+
     def row(self) -> dict:
         """The median of the timed steps; tokens are source + target."""
-        self.peaks.append(peak_flops(jax.devices(), self.args.dtype))
         seconds = statistics.median(self.seconds)
         tokens = 2 * self.args.rows * self.args.length * self.args.models
         settings = {name: value for name, value in vars(self.args).items() if name != "vs"}
@@ -200,7 +202,7 @@ def main() -> None:
                 )
             )
         )
-    for _ in interleaved_steps(args.steps):
+    for _ in interleaved_steps(args.steps, lambda: [one.measure_peak() for one in settings]):
         for setting in settings:
             setting.seconds.append(setting.run())
     rows = [setting.row() for setting in settings]

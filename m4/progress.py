@@ -5,6 +5,7 @@ with ProgressBar("train", 100, "steps") as bar:
         bar.update(step + 1, f"loss {loss:.3f}")
 """
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -37,6 +38,7 @@ class ProgressBar:
         self._last_shown = 0.0
         self._done = 0
         self._text = ""
+        self._seconds_left: float | None = None
         self._progress: Progress | None = None
         self._opened = self._closed = False
 
@@ -47,12 +49,16 @@ class ProgressBar:
     def __exit__(self, *error: object) -> None:
         self.close(failed=error[0] is not None)
 
-    def update(self, done: int, text: str = "", total: int | None = None) -> None:
+    def update(
+        self, done: int, text: str = "", total: int | None = None, left: float | None = None
+    ) -> None:
         """Sets what is done, not what was added.
 
         Args:
             text: anything else to show: a loss, tokens/s.
             total: the new total, where some of the work turned out not to be needed.
+            left: seconds left, where steps are not all alike; None: by the rate so far;
+                NaN: not known.
         """
         if self._closed:
             return
@@ -60,7 +66,7 @@ class ProgressBar:
         if self._first is None:
             self._first = done
         self.total = self.total if total is None else total
-        self._done, self._text = done, text
+        self._done, self._text, self._seconds_left = done, text, left
         if self._progress is not None:
             self._redraw(self._progress)
         elif time.monotonic() - self._last_shown > (
@@ -114,6 +120,9 @@ class ProgressBar:
         return self._done - (self._first or 0)
 
     def _left(self) -> str:
+        if self._seconds_left is not None:
+            known = not math.isnan(self._seconds_left)
+            return duration(self._seconds_left) if known else "?"
         if self._worked() <= 0:
             return "?"
         seconds = (time.monotonic() - self._start) / self._worked() * (self.total - self._done)

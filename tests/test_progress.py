@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 import types
 
@@ -120,6 +121,19 @@ def test_closed_early_it_shows_the_last_state_once(clock: Clock) -> None:
     assert stream.getvalue().splitlines() == [
         "decode: 0/30 sentences  [0:00, left ?]",
         "decode: 20/30 sentences  [0:03, left 0:02, 6.67 sentences/s]",
+    ]
+
+
+def test_time_left_that_is_given_counts(clock: Clock) -> None:
+    stream = io.StringIO()
+    with ProgressBar("corpus", 100, "%", stream) as bar:
+        bar.update(50, left=math.nan)
+        clock.now += 20.0
+        bar.update(60, left=70.0)
+    assert stream.getvalue().splitlines() == [
+        "corpus: 50/100 %  [0:00, left ?]",
+        "corpus: 60/100 %  [0:20, left 1:10]",
+        "corpus: 60/100 %  [0:20, left 1:10]",
     ]
 
 

@@ -8,6 +8,7 @@ only what its job reads.
 import contextlib
 import dataclasses
 import itertools
+import math
 import re
 import shutil
 import socket
@@ -289,7 +290,9 @@ def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
             rate = ""
             if name == "tokens" and seconds > 1:
                 rate = f" {done:,} pairs, {(done - first) / seconds:,.0f} pairs/s"
-            bars[0].update(round(100 * done / max(total, 1)), f"{name}{rate}")
+            # Of this stage: how long the others take is not known.
+            left = seconds * (total - done) / (done - first) if done > first else math.nan
+            bars[0].update(round(100 * done / max(total, 1)), f"{name}{rate}", left=left)
 
         def built(cache: Cache) -> None:
             pairs = sum(cache.size(language, "train") for language in cache.languages())

@@ -208,13 +208,14 @@ def bilingual(
 ) -> CorpusSpec:
     """A bilingual corpus out of a multilingual one, with its own small vocabulary.
 
-    It has the same pairs (the parent's text, which is clean), the directions en-xx and xx-en at
-    equal rates, and depends on that language's text only: other languages of the parent may
-    change. Lengths default to the parent's.
+    It has the same pairs (the parent's text, which is clean) and the parent's directions, en-xx and
+    xx-en at equal rates or one of them, and depends on that language's text only: other languages
+    of the parent may change. Lengths default to the parent's.
     """
     return CorpusSpec(
         source=parent,
         languages=[language],
+        mixture=parent.mixture,
         lengths=lengths or {"inputs": parent.source_length, "targets": parent.target_length},
         vocabulary_size=vocabulary_size,
         vocabulary_temperature=1.0,

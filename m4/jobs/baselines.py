@@ -28,12 +28,13 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import check_held_out
 from m4.experiment import Baselines, Experiment, SavedFolder, identity
 from m4.jobs import prepare
+from m4.jobs.baselines_progress import Progress, rate, step_flops
 from m4.jobs.bilingual import start_worker, train_in_worker, train_one
 from m4.jobs.corpus import open_corpus
 from m4.parallel import distributed
 from m4.parallel.platform import signals
 from m4.parallel.platform.cpus import available_cpus
-from m4.progress import ProgressBar
+from m4.progress import ProgressBar, duration
 from m4.settings import InputError, SettingError
 from m4.storage.files import read_json
 from m4.train.bad_steps import BadStep
@@ -54,8 +55,14 @@ class Plan:
     identity: everything that decides it, as JSON."""
 
     language: str
+    level: str
     experiment: Experiment
     identity: Mapping[str, Any]
+
+    @property
+    def steps(self) -> int:
+        """At most."""
+        return self.experiment.training.total_steps
 
     @property
     def folder(self) -> Path:
@@ -100,7 +107,8 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
             )
         _tell_of_other_versions(missing)
         cores = len(available_cpus())
-        _run(missing, workers_for(jax.default_backend(), cores, distributed.is_distributed()))
+        workers = workers_for(jax.default_backend(), cores, distributed.is_distributed())
+        _run(missing, progress_of(plans, missing), workers)
     return find_baselines(experiment, cache)
 
 
@@ -142,7 +150,8 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Plan]:
     folder = levels.folder or prepare.run_folder(experiment) / "baselines"
     plans = {}
     for language in cache.languages():
-        base = levels.of(experiment.data.levels.of(cache.size(language, "train")))
+        level = experiment.data.levels.of(cache.size(language, "train"))
+        base = levels.of(level)
         one = dataclasses.replace(
             base,
             data=dataclasses.replace(
@@ -162,12 +171,15 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Plan]:
         about = _identity(one, cache, language)
         name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
         one = dataclasses.replace(one, model_dir=str(Path(folder) / f"{language}.{name}"))
-        plans[language] = Plan(language, one, about)
+        plans[language] = Plan(language, level, one, about)
     return plans
 
 
 def _identity(one: Experiment, cache: Cache, language: str) -> dict[str, Any]:
     training = identity(one.training)
+    corpus = one.data.corpus
+    # Of both directions none is named: their models were kept before there were others.
+    directions = {} if corpus.mixture == "english_centric" else {"mixture": corpus.mixture}
     return {
         "format": FORMAT,
         "language": language,
@@ -176,8 +188,9 @@ def _identity(one: Experiment, cache: Cache, language: str) -> dict[str, Any]:
             split: {name: about[name] for name in ("pairs", "sha256")}
             for split, about in cache.manifest["languages"][language].items()
         },
+        **directions,
         "lengths": [cache.source_length, cache.target_length],
-        "vocabulary_size": one.data.corpus.vocabulary_size,
+        "vocabulary_size": corpus.vocabulary_size,
         "model": identity(one.model),
         "vocabulary_multiple": one.vocabulary_multiple,
         "training": {k: v for k, v in training.items() if k not in _OPERATIONAL},
@@ -224,7 +237,36 @@ def workers_for(platform: str, cores: int, is_distributed: bool) -> int:
     return cores if platform == "cpu" or is_distributed else 0
 
 
-def _run(plans: Mapping[str, Plan], workers: int) -> None:
+def progress_of(plans: Mapping[str, Plan], missing: Mapping[str, Plan]) -> Progress:
+    """Of the missing models; by those that are there it knows how many steps they will take."""
+    finished = {name: _finished(plan) for name, plan in plans.items()}
+    return Progress(
+        {name: plan.steps for name, plan in missing.items()},
+        {plan.level: step_flops(plan.experiment) for plan in missing.values()},
+        {name: plan.level for name, plan in plans.items()},
+        {
+            name: one.result["note"]["step"] / plans[name].steps
+            for name, one in finished.items()
+            if one is not None
+        },
+    )
+
+
+def _announce(shown: Progress, workers: int) -> None:
+    """One line on stdout before anything is trained: what, and how long it will take."""
+    device = jax.devices()[0]
+    platform = "cpu" if workers else device.platform
+    where = f"{workers} CPU cores" if workers else f"{jax.device_count()} {device.device_kind}"
+    seconds = shown.flops_left() / rate(platform)
+    _, _, steps, _ = shown.line()
+    print(
+        f"baselines: {len(shown.steps)} models to train, about {steps:,} steps, at most "
+        f"{sum(shown.steps.values()):,}; about {duration(seconds)} on {where}, then their "
+        "test sets to translate"
+    )
+
+
+def _run(plans: Mapping[str, Plan], shown: Progress, workers: int) -> None:
     """Trains what is planned, the longest first, in so many processes; 0: in this one.
 
     Raises:
@@ -232,7 +274,7 @@ def _run(plans: Mapping[str, Plan], workers: int) -> None:
         m4.train.trainer.Interrupted: in this process; the step is saved.
     """
     ordered = sorted(plans.values(), key=lambda plan: -plan.train_pairs)
-    shown = _Shown({plan.language: plan.experiment.training.total_steps for plan in ordered})
+    _announce(shown, workers)
     with ProgressBar("bilingual baselines", sum(shown.steps.values()), "steps") as bar:
         if workers:
             _run_in_workers(ordered, shown, bar, workers)
@@ -250,7 +292,7 @@ def _run(plans: Mapping[str, Plan], workers: int) -> None:
 
 
 def _run_in_workers(
-    ordered: Sequence[Plan], shown: "_Shown", bar: ProgressBar, workers: int
+    ordered: Sequence[Plan], shown: Progress, bar: ProgressBar, workers: int
 ) -> None:
     # spawn: a forked child would share the parent's JAX threads and hang.
     context = multiprocessing.get_context("spawn")
@@ -299,34 +341,6 @@ def _named(language: str) -> Iterator[None]:
         yield
     except BadStep as error:
         raise BadStep(f"bilingual model {language}: {error}") from error
-
-
-class _Shown:
-    """How far all models are. steps: the most of each."""
-
-    def __init__(self, steps: dict[str, int]) -> None:
-        self.steps = steps
-        self._done = dict.fromkeys(steps, 0)
-        self._texts: dict[str, str] = {}
-        self._complete: set[str] = set()
-
-    def heard(self, name: str, step: int, text: str) -> None:
-        if name not in self._complete:
-            self._done[name], self._texts[name] = step, f"{name} {text}"
-
-    def finished(self, name: str, step: int) -> None:
-        self._complete.add(name)
-        self._done[name] = step
-        self._texts.pop(name, None)
-
-    def line(self) -> tuple[int, str, int]:
-        """(steps done, text, steps in all): a model that stopped early has no more to do."""
-        total = sum(
-            self._done[name] if name in self._complete else most
-            for name, most in self.steps.items()
-        )
-        models = f"{len(self._complete)}/{len(self.steps)} models"
-        return sum(self._done.values()), " · ".join([models, *self._texts.values()]), total
 
 
 def _next(messages: Any) -> tuple[str, int, str] | None:

@@ -45,6 +45,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from m4.jobs import baselines
+from m4.jobs.baselines_progress import Progress
 from m4.parallel.platform import signals
 from m4.progress import ProgressBar
 from tests.jobs.test_baseline_workers import train_until_stopped
@@ -56,7 +57,8 @@ if __name__ == "__main__":
     folders = [Path(sys.argv[1]) / name for name in ("gl", "de", "es")]
     plans = [SimpleNamespace(experiment=SimpleNamespace(model_dir=str(folder)), identity={},
                              language=folder.name) for folder in folders]
-    shown = baselines._Shown({folder.name: 9 for folder in folders})
+    names = [folder.name for folder in folders]
+    shown = Progress(dict.fromkeys(names, 9), {"low": 1}, dict.fromkeys(names, "low"), {})
     try:
         baselines._run_in_workers(plans, shown, ProgressBar("baselines", 27), 2)
     except signals.Stopped as stopped:

@@ -302,6 +302,17 @@ def test_baselines_of_another_version_are_named(trained, asked, tmp_path, capsys
     assert "1 of another version of m4 are not used: gl.0123456789ab" in capsys.readouterr().out
 
 
+def test_a_baseline_has_the_directions_of_the_multilingual_model(tmp_path: Path) -> None:
+    both = experiment_in(tmp_path / "both", tmp_path / "kept", {"gl": 60})
+    corpus = dataclasses.replace(both.data.corpus, mixture="to_english")
+    data = dataclasses.replace(both.data, corpus=corpus)
+    one = dataclasses.replace(both, model_dir=str(tmp_path / "one"), data=data)
+    plans = [baselines.plans_of(each, open_corpus(each))["gl"] for each in (both, one)]
+    of_both, of_one = (plan.experiment.data.corpus.directions(["gl"]) for plan in plans)
+    assert (of_both, of_one) == (["en-gl", "gl-en"], ["gl-en"])
+    assert plans[0].folder != plans[1].folder
+
+
 def test_a_report_trains_nothing(tmp_path: Path) -> None:
     experiment = experiment_in(tmp_path / "run", tmp_path / "kept")
     cache = open_corpus(experiment)

@@ -36,7 +36,7 @@ def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     (folder / "sha256").mkdir()
     write_text(folder / working_copy.MARK, f"file://{folder}/store\ncopy\n")
     copy = working_copy.WorkingCopy(folder)
-    plan = Plan("gl", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
+    plan = Plan("gl", "low", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
     return {
         "run.json": (
             (folder / "run.json").read_text(),

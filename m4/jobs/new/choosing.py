@@ -14,10 +14,11 @@ import numpy as np
 from m4.eval.scoring.groups import DEFAULT_LEVELS, LEVELS, ResourceLevels
 from m4.experiment import Experiment
 from m4.jobs.baselines import baselines_of
+from m4.jobs.baselines_progress import SHARES, TRAINED, step_flops
 from m4.jobs.new.counting import Counted, Lengths
 from m4.model.transformer import abstract_variables, count_parameters
 from m4.parallel.platform.cpus import available_cpus
-from m4.plan.flops import forward_flops, model_flops, search_flops
+from m4.plan.flops import search_flops
 from m4.plan.peaks import peak_flops
 from m4.plan.program import planned_model
 
@@ -37,12 +38,12 @@ _TEST_SENTENCES = 1000
 # Pairs in all from which a vocabulary has so many pieces.
 _VOCABULARIES = {0: 3000, 50_000: 8000, 5_000_000: 32_000}
 # Steps of a bilingual model at most; its dev chrF ends it earlier, by experience at half of them.
-BASELINE_STEPS, _TRAINED = 6000, 0.5
+BASELINE_STEPS = 6000
 _FEWEST_STEPS = 100
 # The share of the peak that training, bilingual models and decoding (of searches to the greatest
 # length, which real ones do not reach) have: on CPU cores those of the README's demo, a guess
 # elsewhere.
-_SHARES = {"cpu": (0.45, 0.35, 1.0), "accelerator": (0.25, 0.02, 0.01)}
+_SHARES = {"cpu": (0.45, 1.0), "accelerator": (0.25, 0.01)}
 # Python and its libraries; and what JAX and XLA take in addition to arrays.
 _PROCESS_BYTES, _ARRAYS = 1.1 * 2**30, 1.5
 
@@ -223,7 +224,7 @@ def chosen(
 
 def estimate(experiment: Experiment, counted: Counted, machine: Machine, needed: Held) -> Estimate:
     """Of a whole `m4 demo`: by arithmetic from FLOPs and sizes. Nothing is compiled."""
-    _, small, decoding = _SHARES[machine.kind]
+    small, (_, decoding) = SHARES[machine.kind], _SHARES[machine.kind]
     processes = 1 + (machine.devices if machine.kind == "cpu" else 0)
     return Estimate(
         training=_training(experiment, machine),
@@ -250,15 +251,8 @@ def held(experiment: Experiment) -> Held:
 
 def _training(experiment: Experiment, machine: Machine) -> float:
     """Minutes of the training."""
-    seconds = _step_flops(experiment) / (_SHARES[machine.kind][0] * machine.flops)
+    seconds = step_flops(experiment) / (_SHARES[machine.kind][0] * machine.flops)
     return experiment.training.total_steps * seconds / 60
-
-
-def _step_flops(experiment: Experiment) -> int:
-    model, _ = planned_model(experiment, 1)
-    lengths = experiment.data.corpus.lengths
-    rows = experiment.training.batch_size
-    return model_flops(forward_flops(model, rows, lengths["inputs"], lengths["targets"]))
 
 
 def _baselines(experiment: Experiment, counted: Counted) -> float:
@@ -267,7 +261,7 @@ def _baselines(experiment: Experiment, counted: Counted) -> float:
     for code in experiment.data.corpus.languages or ():
         level = experiment.data.levels.of(counted.sizes[code]["train"])
         one = baselines_of(experiment).of(level)
-        total += _TRAINED * one.training.total_steps * _step_flops(one)
+        total += TRAINED * one.training.total_steps * step_flops(one)
     return total
 
 

@@ -21,9 +21,9 @@ from collections.abc import Callable
 
 import numpy as np
 from interleaved import interleaved_steps
+from nllb_moe import HEADS, LAYERS, VOCAB, nllb_moe_of
 
-HEADS, HEAD_WIDTH, LAYERS, VOCAB = 4, 64, 4, 8192
-WIDTH = HEADS * HEAD_WIDTH
+WIDTH = HEADS * 64
 
 
 def main() -> None:
@@ -71,7 +71,13 @@ def nllb_moe(args: argparse.Namespace, source_BL: np.ndarray) -> Peer:
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
-    model = transformers.NllbMoeForConditionalGeneration(nllb_moe_config(args)).eval()
+    model = nllb_moe_of(
+        WIDTH,
+        args.mlp_width,
+        args.experts,
+        moe_eval_capacity_token_fraction=1.0,  # all tokens may choose the same expert
+        max_position_embeddings=args.source + args.target,
+    ).eval()
     steps: list[int] = []  # the experts of each step of a decoder's layer
 
     class Scattered(torch.nn.Module):
@@ -119,29 +125,6 @@ def nllb_moe(args: argparse.Namespace, source_BL: np.ndarray) -> Peer:
         }
 
     return about, translate
-
-
-def nllb_moe_config(args: argparse.Namespace):
-    import transformers  # type: ignore[import-not-found]
-
-    return transformers.NllbMoeConfig(
-        vocab_size=VOCAB,
-        d_model=WIDTH,
-        encoder_layers=LAYERS,
-        decoder_layers=LAYERS,
-        encoder_ffn_dim=args.mlp_width,
-        decoder_ffn_dim=args.mlp_width,
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
-        encoder_sparse_step=2,
-        decoder_sparse_step=2,
-        num_experts=args.experts,
-        second_expert_policy="all",
-        moe_eval_capacity_token_fraction=1.0,  # all tokens may choose the same expert
-        max_position_embeddings=args.source + args.target,
-        encoder_layerdrop=0.0,
-        decoder_layerdrop=0.0,
-    )
 
 
 def ctranslate2(args: argparse.Namespace, source_BL: np.ndarray) -> Peer:

@@ -26,8 +26,8 @@ import torch  # type: ignore[import-not-found]
 import transformers  # type: ignore[import-not-found]
 from balanced import ROUTER, preferences
 from interleaved import interleaved_steps
+from nllb_moe import HEADS, LAYERS, VOCAB, nllb_moe_of
 
-HEADS, LAYERS, VOCAB = 4, 4, 8192
 CHOICES = {"nllb_moe": 2, "switch": 1, "t5": 0}  # experts of a token
 
 
@@ -48,28 +48,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def nllb_moe(args: argparse.Namespace):
-    config = transformers.NllbMoeConfig(
-        vocab_size=VOCAB,
-        d_model=args.width,
-        encoder_layers=LAYERS,
-        decoder_layers=LAYERS,
-        encoder_ffn_dim=args.mlp_width,
-        decoder_ffn_dim=args.mlp_width,
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
-        encoder_sparse_step=2,
-        decoder_sparse_step=2,
-        num_experts=args.experts,
+    return nllb_moe_of(
+        args.width,
+        args.mlp_width,
+        args.experts,
         expert_capacity=round(2 * args.capacity_factor * args.rows * args.length / args.experts),
-        second_expert_policy="all",
         max_position_embeddings=max(256, args.length),
         dropout=0.0,
         attention_dropout=0.0,
         activation_dropout=0.0,
-        encoder_layerdrop=0.0,
-        decoder_layerdrop=0.0,
     )
-    return transformers.NllbMoeForConditionalGeneration(config)
 
 
 def t5_config(args: argparse.Namespace) -> dict:

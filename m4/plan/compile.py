@@ -45,8 +45,8 @@ def devices_of(machine: Machine) -> Sequence[Any]:
     try:
         found = topologies.get_topology_desc(machine.slice_name, platform="tpu", **setting)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-        first = str(error).splitlines()[0]
-        raise InputError(f"--topology={machine.name}: unknown to libtpu: {first}") from error
+        said = f"--topology={machine.name}: unknown to libtpu: {_first_line(error)}"
+        raise InputError(said) from error
     devices = found.devices
     assert len(devices) == machine.devices, (len(devices), machine)
     return devices
@@ -68,7 +68,7 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
     """The facts of one compilation, as JSON; "refused" where it does not fit.
 
     Raises:
-        ValueError: mistakes in the config, before anything is compiled.
+        ValueError: mistakes in the config, before anything is compiled; or the compiler fails.
     """
     start = _now()
     devices = devices_of(machine)
@@ -93,7 +93,10 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
     except jax.errors.JaxRuntimeError as error:
         refused = out_of_memory(str(error), _advice(program, given))
         if refused is None:
-            raise
+            raise InputError(
+                f"--program={kind}, --topology={machine.name}: {launch.compiler(machine.platform)} "
+                f"does not compile it: {_first_line(error)}; {launch.FAULT}"
+            ) from error
         return {**found, "refused": refused, "compiler": _cost(start, traced)}
     found["compiler"] = _cost(start, traced)
     by_kind = memory.by_kind(given, compiled.memory_analysis(), memory.kept(program))
@@ -111,7 +114,7 @@ def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
         # libtpu's printer lacks a case (a check of asynchronous operations, on v5p and v6e).
-        return {"no_text": str(error).splitlines()[0][:300]}
+        return {"no_text": _first_line(error)}
     if found["program"] == "decode":
         return _search(text, machine, found)
     measured = measure(text)
@@ -126,6 +129,10 @@ def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str
             measured, found["flops"]["traced"], counted["kernels"], machine, found
         ),
     }
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0][:300]
 
 
 def _counted(measured: Measured, arithmetic: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,11 @@ CUDA_COMPILER = Path(sys.prefix) / "share" / "m4" / "cuda_compiler"
 _CUDA = "jax_cuda12_plugin"
 # What the compiler for GPUs logs where there is no GPU, before its log level applies.
 _NOISE = ("before absl::InitializeLog() is called", "Could not find cuda drivers")
+# What is said of a compiler that fails.
+FAULT = (
+    "a fault or limit of this version, not a mistake in the config; other sizes (layers, experts, "
+    "batch), another dispatch or another version may compile"
+)
 # The variable with the process id of the one that waits for the compiling process.
 _PARENT = "M4_PLAN_PARENT"
 
@@ -177,14 +182,15 @@ def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> di
 
 
 def _ended_by(name: str, platform: str) -> str:
-    package, version = list(versions(platform).items())[2]
-    compiler = f"{package} {version}"
-    if name == "SIGKILL":
-        return f"{name} ended the compiler ({compiler}): it needs 4 to 6 GiB of free memory"
+    said = f"{name} ended the compiler ({compiler(platform)})"
     return (
-        f"{name} ended the compiler ({compiler}): a fault of this version, not of the config; "
-        "other sizes (layers, experts, batch) or another version may compile"
+        f"{said}: it needs 4 to 6 GiB of free memory" if name == "SIGKILL" else f"{said}: {FAULT}"
     )
+
+
+def compiler(platform: str) -> str:
+    """As "libtpu 0.0.42.1"."""
+    return " ".join(list(versions(platform).items())[2])
 
 
 def end_with_parent() -> None:

@@ -126,7 +126,7 @@ def test_compilation_without_parent_does_not_start() -> None:
         (2, launch.ChildError, "^config: no such thing$"),
         (1, RuntimeError, "status 1"),
         (0, RuntimeError, "status 0"),  # status 0, and no file
-        (-11, launch.ChildError, r"^SIGSEGV ended the compiler \(libtpu .*\): a fault of this"),
+        (-11, launch.ChildError, r"^SIGSEGV ended the compiler \(libtpu .*\): a fault or"),
         (-9, launch.ChildError, "^SIGKILL ended the compiler .* free memory$"),
     ],
 )

@@ -117,6 +117,33 @@ def test_plan_without_the_text_reports_the_rest(
         assert "in the compiled program" not in page
 
 
+class Failing(Searching):
+    """A program that the compiler fails to compile."""
+
+    def __init__(self) -> None:
+        raise jax.errors.JaxRuntimeError("INTERNAL: Mosaic failed (tpu.cc:7)\nand a trace")
+
+
+@pytest.mark.parametrize(
+    ("machine", "compiler"), [("v5e:2x2", "libtpu"), ("h100:1x8", "jax-cuda12-pjrt")]
+)
+def test_a_compiler_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, compiler: str
+) -> None:
+    monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
+    program = functools.partial(compiled_to, Failing, train_program)
+    monkeypatch.setitem(compiling.PROGRAMS, "train", program)
+    # As the compiling process does it; the line is the last one of its standard error.
+    monkeypatch.setattr("m4.plan.launch.end_with_parent", lambda: None)
+    facts = tmp_path / "facts.json"
+    words = (f"--gin_file={TINY}", f"--model_dir={tmp_path}", f"--topology={machine}")
+    said = m4("plan", *words, f"--facts={facts}")
+    assert said.mistake.startswith(f"m4 plan: --program=train, --topology={machine}: {compiler} ")
+    assert "does not compile it: INTERNAL: Mosaic failed (tpu.cc:7); a fault or" in said.mistake
+    assert said.mistake.endswith("another version may compile")
+    assert not facts.exists()
+
+
 class Large(Searching):
     """A program with temporaries beyond any GPU's memory."""
 

@@ -113,3 +113,13 @@ def test_closed_and_full_streams(
     )
     assert (done.returncode, done.stdout, done.stderr) == (status, out, err)
     assert (tmp_path / "file").read_text() == closed + "\n"
+
+
+def test_a_job_knows_that_its_output_is_closed() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m m4 watch none --once >&-', sys.executable],
+        capture_output=True,
+        text=True,
+    )
+    said = "m4 watch: standard output is closed: what the job prints would be lost\n"
+    assert (done.returncode, done.stderr) == (2, said)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,8 @@ from m4 import config
 from m4.cli.arguments import parser
 from m4.cli.decode_arguments import text_request
 from m4.data.sentences import sentences
+from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.eval.decoding import decode as decoding
 from m4.eval.text.work_file import WorkFile
 from m4.jobs.decoding.text import _File
 from m4.jobs.translate import trained as model
@@ -70,6 +73,27 @@ def test_every_line_has_the_translation_of_m4_translate(trained: Path, expected:
 def test_text_is_normalised_as_training_text_is(trained: Path) -> None:
     run = package.load(trained)
     assert run.translate(["Mon\u200eday  1"], "gl") == run.translate([" Monday\t1\ufeff"], "gl")
+
+
+def test_a_word_that_looks_like_a_tag_is_text(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a line of `m4 decode --input` and in a sentence given to `m4 translate`."""
+    encoded, searched = decoding._encoded_sources, []
+
+    def noted(vocabulary: Vocabulary, *given: Any) -> list[list[int]]:
+        ids = encoded(vocabulary, *given)
+        tags = {vocabulary.tag_id(code): code for code in vocabulary.languages}
+        searched.extend([tags[i] for i in row if i in tags] for row in ids)
+        return ids
+
+    monkeypatch.setattr(decoding, "_encoded_sources", noted)
+    texts = ["<2pt> Monday", "<2gl>", "red <2en> bird", "\uff1c2es\uff1e x"]
+    (tmp_path / "in.txt").write_text("\n".join(texts), encoding="utf-8")
+    said = decode(trained, f"--input={tmp_path / 'in.txt'}", "--to=gl", f"--output={tmp_path}/out")
+    assert said.status == 0, said.err
+    assert m4("translate", f"--model_dir={trained}", "--to=gl", texts[0]).status == 0
+    assert searched == [["gl"]] * (len(texts) + 1)
 
 
 def test_folders_packed_files_and_several_languages(

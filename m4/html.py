@@ -1,19 +1,28 @@
 """HTML pages: every template extends `base.html.j2`, which has the head and the common style."""
 
+import base64
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 Filters = dict[str, Callable[..., Any]]
 
 
-def render(template: Path, filters: Filters | None = None, **data: Any) -> str:
-    """One self-contained page: no scripts, no requests (its policy forbids both), all escaped.
+def render(
+    template: Path, filters: Filters | None = None, script: Path | None = None, **data: Any
+) -> str:
+    """One self-contained page, all escaped. Its policy forbids requests, and scripts but `script`,
+    a file of m4's own that the page works without: it is named by its SHA-256.
 
     A name that the template lacks is an error, not an empty text.
     """
+    code = "" if script is None else script.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    policy = f"; script-src 'sha256-{digest}'" if code else ""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
@@ -22,4 +31,6 @@ def render(template: Path, filters: Filters | None = None, **data: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= filters or {}
-    return environment.get_template(template.name).render(data)
+    return environment.get_template(template.name).render(
+        data, script=Markup(code), script_policy=Markup(policy)
+    )

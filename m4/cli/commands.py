@@ -13,6 +13,7 @@ from m4.cli import environment
 from m4.cli.data_arguments import DATA_JOBS
 from m4.cli.decode_arguments import audit_portion, text_request
 from m4.cli.job_arguments import PRINTED, SHARED, follow_options, steps_of
+from m4.cli.report_arguments import comparison
 from m4.parallel.distributed_options import DistributedOptions
 from m4.settings import InputError
 
@@ -37,6 +38,11 @@ def run(
         from m4.jobs.plan import plan
 
         return plan(parsed, bindings)
+    if parsed.job == "report" and (several := comparison(parsed, bindings, options is not None)):
+        from m4.jobs.decoding.compare import compare
+
+        compare(**several)
+        return 0
     if parsed.job in ("average", "explain"):
         parsed.model_dir = parsed.run or parsed.model_dir
     config = read_config(parsed, bindings)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from m4.cli.report_arguments import add_comparison
 from m4.settings import InputError
 
 # The jobs that several processes can be started with, and those whose work they share; the others
@@ -50,6 +51,8 @@ def add_run(name: str, job: argparse.ArgumentParser) -> None:
         add_given(job)
     if name == "eval":
         add_follow(job)
+    if name == "report":
+        add_comparison(job)
     job.add_argument("--compare", choices=["dense"], help="also train a dense model for comparison")
 
 

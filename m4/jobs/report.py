@@ -16,6 +16,7 @@ from m4.eval.report.page import DELTA_TITLE, Background
 from m4.eval.report.results import Results, write_results
 from m4.eval.scoring import rates
 from m4.eval.scoring.delta import BILINGUAL, tables
+from m4.eval.scoring.groups import ResourceLevels
 from m4.eval.scoring.score import System, score_table
 from m4.experiment import Experiment
 from m4.jobs import prepare
@@ -71,18 +72,23 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
         levels=data.levels,
         baseline=BILINGUAL if compared else None,
     )
+    show(written, data.levels)
+    return written
+
+
+def show(written: Results, levels: ResourceLevels) -> None:
+    """Prints the means, the languages where they are few, the rates and the files."""
     terminal = prepare.console()
-    if compared:
-        for table in tables(written.rows, written.averages, terminal.width, data.levels):
+    if written.drawn is not None:
+        for table in tables(written.rows, written.averages, terminal.width, levels):
             terminal.print(table)
     else:
         terminal.print(score_table(read_jsonl(written.scores)))
-    terminal.print(rates.table(written.rate_rows, data.levels))
-    config = folder / "operative_config.gin"
-    for path in (written.html, written.png, written.pdf, written.scores, config):
-        if path is not None:
-            terminal.print(str(path), highlight=False, soft_wrap=True)
-    return written
+    terminal.print(rates.table(written.rate_rows, levels))
+    config = written.html.with_name("operative_config.gin")
+    paths = [written.html, *(written.drawn or ()), written.scores]
+    for path in [*paths, *([config] if config.is_file() else [])]:
+        terminal.print(str(path), highlight=False, soft_wrap=True)
 
 
 def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import gzip
 import hashlib
 import io
 import json
@@ -11,6 +12,7 @@ import os
 import shutil
 import sys
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -184,13 +186,20 @@ def read_jsonl(
     *,
     cut_off: bool = False,
 ) -> list[_Parsed]:
-    """The lines of a file, each a JSON object. InputError with file and line, as `read_json`.
+    """The lines of a file, plain or .gz, each a JSON object. InputError with file and line, as
+    `read_json`.
 
     cut_off: whether a last line without its end, of a job that was killed, is left out.
     """
+    content = path.read_bytes()
+    if str(path).endswith(".gz"):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{path}: damaged ({error})") from error
     return [
         _parsed(line, f"{path} line {number}:", parse)
-        for number, line in enumerate(io.BytesIO(path.read_bytes()), 1)
+        for number, line in enumerate(io.BytesIO(content), 1)
         if not cut_off or line.endswith(b"\n")
     ]
 

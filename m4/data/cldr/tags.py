@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from babel import core
+from babel import core, localedata
 
 from m4.data.cldr.tables import own_data
 
@@ -67,6 +67,17 @@ def names(kind: str) -> dict[str, str]:
 def english_name(tag: Tag) -> str:
     """'Guarani' of 'gn'; the code of a language that CLDR has no name of."""
     return names("languages").get(tag.language, tag.language)
+
+
+@lru_cache(maxsize=4096)
+def own_name(tag: Tag) -> str:
+    """What a language calls itself: 'العربية' of 'ar', '繁體中文' of 'zh_Hant'; '' where CLDR
+    has no locale of it."""
+    for code in (f"{tag.language}_{tag.script}", tag.language):
+        if localedata.exists(code):
+            found = own_data(code).get("languages", {})
+            return found.get(code) or found.get(tag.language, "")
+    return ""
 
 
 def additions(tag: Tag) -> str:

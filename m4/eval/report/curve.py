@@ -36,9 +36,9 @@ def svg(series: Mapping[str, Points], y_label: str, x_label: str = "step") -> Ma
         return Markup("")
     together = np.concatenate(list(drawn.values()))
     left, right = float(together[:, 0].min()), float(together[:, 0].max())
-    y_ticks = _ticks(float(together[:, 1].min()), float(together[:, 1].max()))
+    y_ticks = ticks(float(together[:, 1].min()), float(together[:, 1].max()))
     low, high = y_ticks[0], y_ticks[-1]
-    x_ticks = [tick for tick in _ticks(left, right) if left <= tick <= right]
+    x_ticks = [tick for tick in ticks(left, right) if left <= tick <= right]
 
     def x_of(x: float) -> float:
         share = (x - left) / ((right - left) or 1)
@@ -88,7 +88,7 @@ def _thinned(line: Points) -> np.ndarray:
     return np.stack([part.mean(axis=0) for part in np.array_split(values, _MOST_POINTS)])
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Round numbers, 4 to 8 of them, from at or below `low` to at or above `high`."""
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / 5))

@@ -1,4 +1,4 @@
-"""What the figures of reports share: a sheet of panels over languages, and PNG and PDF files."""
+"""What the figures of reports share: a sheet of panels over languages, and how they are saved."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -22,6 +23,7 @@ FEW = 40  # up to so many languages fit a page's width with labels of full size
 METADATA: Mapping[str, dict[str, None]] = {
     ".png": {"Software": None},
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    ".svg": {"Date": None, "Creator": None},
 }
 _POINTS = 72  # an inch
 _DPI = 200
@@ -35,11 +37,12 @@ def png(drawn: Figure) -> bytes:
 
 
 def save(drawn: Figure, paths: Iterable[Path]) -> None:
-    """Writes the figure to every path. ValueError: a path that is neither .png nor .pdf."""
+    """Writes the figure to every path. ValueError: a path that is not .png, .pdf or .svg."""
     for path in paths:
         if path.suffix not in METADATA:
-            raise InputError(f"{path}: a plot is .png or .pdf")
-        with whole(path) as unfinished:
+            raise InputError(f"{path}: a plot is .png, .pdf or .svg")
+        # Else the names inside an SVG are random.
+        with whole(path) as unfinished, rc_context({"svg.hashsalt": "m4"}):
             drawn.savefig(unfinished, dpi=_DPI, metadata=METADATA[path.suffix])
 
 
@@ -89,13 +92,18 @@ class Sheet:
         panel.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _signed(y)))
 
-    def size_bars(self, sizes: Sequence[int], note: str = "") -> None:
+    def size_bars(
+        self, sizes: Sequence[int], note: str = "", colours: Sequence[str] | None = None
+    ) -> None:
         """The last panel: training pairs of every language as bars on a log scale (their foot is
-        half of the smallest), with figures where they fit, and below the languages' labels."""
+        half of the smallest), with figures where they fit, and below the languages' labels.
+
+        colours: of the bars, one a language; None: all alike."""
         panel, theme, size = self.panels[-1], self.theme, self.size
         self.style(panel)
         floor = min(sizes) / 2
-        panel.bar(range(len(sizes)), [n - floor for n in sizes], 0.72, floor, color=theme.bar)
+        panel.bar(range(len(sizes)), [n - floor for n in sizes], 0.72, floor,
+                  color=colours or theme.bar)  # fmt: skip
         panel.set_yscale("log")
         panel.set_ylim(floor, max(sizes) * 1.3)
         panel.set_ylabel("training\npairs", fontsize=0.85 * size, color=theme.ink)
@@ -118,11 +126,12 @@ class Sheet:
         text = "languages, by falling number of training pairs" + note
         panel.set_xlabel(text, fontsize=0.95 * size, color=theme.ink)
 
-    def legend(self, columns: int, handles: Sequence[Any], **more: Any) -> None:
-        """Above the panels."""
-        self.figure.legend(handles=handles, loc="outside upper center", ncols=columns,
+    def legend(self, columns: int, handles: Sequence[Any], below: bool = False) -> None:
+        """Above the panels, or below them."""
+        place = "outside lower center" if below else "outside upper center"
+        self.figure.legend(handles=handles, loc=place, ncols=columns,
                            frameon=False, fontsize=0.95 * self.size, labelcolor=self.theme.ink,
-                           columnspacing=1.2, handlelength=1.4, **more)  # fmt: skip
+                           columnspacing=1.2, handlelength=1.4)  # fmt: skip
 
 
 def _signed(y: float) -> str:

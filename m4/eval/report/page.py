@@ -10,13 +10,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from m4 import html
+from m4.data import families
+from m4.data.cldr import tags
 from m4.data.languages import describe
 from m4.data.preprocess import language_of, split_direction
 from m4.eval.metrics import bootstrap
-from m4.eval.report import curve
+from m4.eval.report import chart, curve
 from m4.eval.report.theme import DARK, LIGHT
 from m4.eval.scoring import rates
-from m4.eval.scoring.delta import METRIC_NAMES, Average, Delta, small_tests, small_tests_line
+from m4.eval.scoring.delta import (
+    METRIC_NAMES,
+    Average,
+    Delta,
+    hollow_means,
+    small_tests,
+    small_tests_line,
+)
 from m4.eval.scoring.groups import DIRECTION_GROUPS, LEVELS, ResourceLevels
 from m4.eval.scoring.score import (
     COPY,
@@ -26,9 +35,11 @@ from m4.eval.scoring.score import (
     untagged,
     with_complements,
 )
+from m4.eval.scoring.trend import window_size
 from m4.settings import InputError
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
+SCRIPT = Path(__file__).with_name("report.js")
 # Whose versions the page names, where they are installed.
 PACKAGES = ("m4", "jax", "flax", "optax", "numpy", "sacrebleu", "sentencepiece", "seqio", "babel")
 
@@ -65,7 +76,6 @@ def page(
     means: Sequence[Average],
     scores: Sequence[Mapping[str, Any]],
     train_pairs: Mapping[str, int],
-    images: Mapping[str, bytes],
     background: Background,
     subsets: Subsets,
     levels: ResourceLevels,
@@ -74,18 +84,22 @@ def page(
     experts: Sequence[Mapping[str, Any]] = (),
     by_step: Sequence[Mapping[str, Any]] = (),
     cosines: Sequence[Mapping[str, Any]] = (),
+    window: int = 10,
 ) -> str:
     """The text of report.html, self-contained (`m4.html.render`).
 
     metric: of the differences from the baseline, and of subsets. rows: none without a baseline.
-    images: the plot as PNG, 'light' and 'dark'. experts: {title, images, alarms} of each atlas.
+    experts: {title, images, alarms} of each atlas, images: PNG, 'light' and 'dark'.
     by_step: {split, images, best} of each curve, best: its row.
-    cosines: {system, step, images, names} of each heat map of gradients.
+    cosines: {system, step, images, names} of each heat map of gradients. window: of the plot.
     """
+    data = _data_table(train_pairs, background, levels)
+    small = small_tests(rows, levels)
     names = [system.name for system in measured.systems]
     return html.render(
         TEMPLATE,
         _FILTERS,
+        SCRIPT,
         background=background,
         paragraphs=[text for text in background.corpus.split("\n\n") if text.strip()],
         metric=METRIC_NAMES.get(metric, metric),
@@ -95,12 +109,20 @@ def page(
         sides=[side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)],
         **_levels(rows, levels),
         headline=_headline(means),
-        images=data_uris(images),
+        charts=_charts(rows, data, levels, window),
+        hollow=hollow_means(rows, small, levels),
+        window=window_size(
+            len({row.language for row in rows if row.direction not in small}), window
+        ),
+        metric_key=metric,
+        markers=[chart.marker(number, 4) for number in range(4)],
         experts=[{**one, "images": data_uris(one["images"])} for one in experts],
         by_step=[{**one, "images": data_uris(one["images"])} for one in by_step],
         cosines=[{**one, "images": data_uris(one["images"])} for one in cosines],
         theme={"light": LIGHT, "dark": DARK},
-        tables=_delta_tables(rows, means),
+        table=_delta_table(rows, means),
+        counts={name: max(mean.languages for mean in means if mean.level == name)
+                for name in {mean.level for mean in means}},
         subsets=_subset_table(scores, metric, baseline),
         scores=_score_table(scores),
         **_rates(rate_rows, scores, levels),
@@ -108,7 +130,10 @@ def page(
         metrics=[METRIC_NAMES.get(name, name) for name in _in_order(scores, "metric")],
         translations=_translations(measured, subsets, train_pairs, samples),
         curves=_curves(background),
-        data=_data_table(train_pairs, background, levels),
+        data=data,
+        facts={row["code"]: row for row in data},
+        chips=_chips(data),
+        families=sorted({row["family"] for row in data}),
         signatures=_in_order(scores, "signature"),
         resamples=bootstrap.RESAMPLES,
         seed=bootstrap.SEED,
@@ -127,6 +152,7 @@ def language_tag(code: str) -> str:
 _FILTERS = {
     "signed": lambda value: f"{value:+.1f}".replace("-", "−"),
     "tag": language_tag,
+    "language": language_of,
     "rate": lambda row, name: rates.shown(name, row[name]),
 }
 
@@ -139,35 +165,48 @@ def _headline(means: Sequence[Average]) -> list[dict]:
     return [{"system": key[0], "side": key[1], "levels": at} for key, at in found.items()]
 
 
-def _delta_tables(rows: Sequence[Delta], means: Sequence[Average]) -> list[dict]:
-    """A table a system: its languages with a Delta a side, then its averages."""
-    tables = []
-    for system in dict.fromkeys(row.system for row in rows):
-        mine = [row for row in rows if row.system == system]
-        languages = {row.language: row for row in mine}
-        tables.append(
-            {
-                "system": system,
-                "languages": [
-                    {
-                        "row": row,
-                        "sides": {r.side: r for r in mine if r.language == language},
-                    }
-                    for language, row in languages.items()
-                ],
-                "means": [
-                    {
-                        "level": name,
-                        "sides": {
-                            m.side: m for m in means if (m.system, m.level) == (system, name)
-                        },
-                    }
-                    for name in (*LEVELS, "all")
-                    if any((m.system, m.level) == (system, name) for m in means)
-                ],
-            }
-        )
-    return tables
+def _delta_table(rows: Sequence[Delta], means: Sequence[Average]) -> dict[str, Any] | None:
+    """One table of all systems: a line a language with the Deltas at [side][system], by falling
+    training size, then a line a resource level with its Averages. None without differences."""
+    if not rows:
+        return None
+    languages: dict[str, dict] = {}
+    for row in rows:
+        line = languages.setdefault(row.language, {"row": row, "at": {}})
+        line["at"].setdefault(row.side, {})[row.system] = row
+    found: dict[str, dict] = {name: {} for name in (*LEVELS, "all")}
+    for mean in means:
+        found[mean.level].setdefault(mean.side, {})[mean.system] = mean
+    return {
+        "systems": list(dict.fromkeys(row.system for row in rows)),
+        "languages": list(languages.values()),
+        "means": [{"level": name, "at": at} for name, at in found.items() if at],
+    }
+
+
+def _chips(data: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Family -> the number of its colour: 0 of the largest one; 'other' has the last colour."""
+    last = len(LIGHT.families) - 1
+    names = dict.fromkeys(families.shown([row["code"] for row in data], last).values())
+    return {name: last if name == families.OTHER else rank for rank, name in enumerate(names)}
+
+
+def _charts(
+    rows: Sequence[Delta], data: Sequence[Mapping[str, Any]], levels: ResourceLevels, window: int
+) -> list[str]:
+    """The plot in both widths; none without differences."""
+    if not rows:
+        return []
+    chips = _chips(data)
+    colours = {row["code"]: chips[row["shown_family"]] for row in data}
+    texts = {}
+    for row in data:
+        names = " · ".join(dict.fromkeys(filter(None, (row["language"].name, row["own_name"]))))
+        about = [f"{names} ({row['code']})",
+                 f"{row['family']}, {row['level']}: {row['pairs']:,} pairs"]  # fmt: skip
+        mine = [delta for delta in rows if delta.language == row["code"]]
+        texts[row["code"]] = chart.text_of(mine, about)
+    return [chart.svg(rows, kind, levels, colours, texts, window) for kind in chart.WIDTHS]
 
 
 def _subset_table(
@@ -300,20 +339,30 @@ def _curves(background: Background) -> list[dict]:
 def _data_table(
     train_pairs: Mapping[str, int], background: Background, levels: ResourceLevels
 ) -> list[dict]:
-    """A row a language, by falling size: pairs, their share, share of the stream, epochs."""
+    """A row a language, by falling size: who it is, pairs, their share, share of the stream,
+    epochs. search: what the filter looks in; shown_family: its family where that has a colour."""
     total = sum(train_pairs.values())
-    return [
-        {
-            "code": code,
-            "language": describe(code),
-            "pairs": pairs,
-            "share": pairs / total if total else 0.0,
-            "level": levels.of(pairs),
-            "sampling": background.sampling.get(code),
-            "epochs": background.epochs.get(code),
-        }
-        for code, pairs in sorted(train_pairs.items(), key=lambda item: (-item[1], item[0]))
-    ]
+    coloured = families.shown(train_pairs, len(LIGHT.families) - 1)
+    rows = []
+    for code, pairs in sorted(train_pairs.items(), key=lambda item: (-item[1], item[0])):
+        language, tag = describe(code), tags.parse(describe(code).code)
+        own_name = tags.own_name(tag) if tag else ""
+        rows.append(
+            {
+                "code": code,
+                "language": language,
+                "own_name": own_name,
+                "family": families.family_of(code),
+                "shown_family": coloured[code],
+                "search": f"{code} {language.name} {own_name}".lower(),
+                "pairs": pairs,
+                "share": pairs / total if total else 0.0,
+                "level": levels.of(pairs),
+                "sampling": background.sampling.get(code),
+                "epochs": background.epochs.get(code),
+            }
+        )
+    return rows
 
 
 def _in_order(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
+from m4.data.families import OTHER, shown
 from m4.eval.report.figures import FEW, Sheet, save
 from m4.eval.report.theme import LIGHT, Theme
-from m4.eval.scoring.delta import METRIC_NAMES, Delta, small_tests
+from m4.eval.scoring.delta import METRIC_NAMES, Delta, hollow_means, small_tests
 from m4.eval.scoring.groups import DEFAULT_LEVELS, DIRECTION_GROUPS, LEVELS, ResourceLevels
+from m4.eval.scoring.trend import trend, window_size
 from m4.settings import InputError
 
 _MARKERS = ("o", "s", "^", "D")
-
-
-def window_size(languages: int, window: int = 10) -> int:
-    """The sliding window for so many languages: `window`, but at most a quarter of them (12
-    languages: 3, 24: 6, from 40 on: 10), so that the trend keeps both ends of the range apart.
-    Fewer than 8 languages have no trend (a window of 1)."""
-    return max(1, min(window, languages // 4))
-
-
-def trend(values: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of every `window` consecutive values and the middle of each window: only windows
-    that lie wholly inside, so no end is a mean of fewer. NaN marks what is missing."""
-    if window < 2 or len(values) < window:
-        return np.zeros(0), np.zeros(0)
-    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(values, float), window)
-    there = ~np.isnan(windows)
-    kept = there.any(axis=1)
-    means = np.where(there, windows, 0).sum(axis=1)[kept] / there.sum(axis=1)[kept]
-    return (np.arange(len(windows)) + (window - 1) / 2)[kept], means
 
 
 def plot(
@@ -46,13 +30,14 @@ def plot(
     names: bool = False,
     theme: Theme = LIGHT,
 ) -> None:
-    """Draws to every path (.png, .pdf); the same rows give the same bytes.
+    """Draws to every path (.png, .pdf, .svg); the same rows give the same bytes.
 
     x: languages by falling training size; y: Δ with its 95% interval, the bilingual baseline at 0;
     one panel into English, one out of it, and below them the training pairs on a log scale. A
-    series a system, each with a trend line, the mean of a sliding window (`window_size`). Pale
-    points have a closely related language in the run. Hollow ones have test sets of fewer than
-    `levels.min_test_sentences`: they decide neither axis nor trend, and one that lies beyond the
+    series a system, each with a trend line, the mean of a sliding window (`window_size`). Of many
+    languages the bars of training pairs have the colours of families. Pale points have a closely
+    related language in the run. Hollow ones are undertrained, or have test sets of fewer than
+    `levels.min_test_sentences`: these decide neither axis nor trend, and one that lies beyond the
     axis is at its edge.
 
     names: label with the English names in place of the codes. Both are drawn in DejaVu Sans, which
@@ -97,9 +82,25 @@ def figure(
     _levels(sheet, sizes, levels)
     counted = {row.language for row in rows if row.direction not in small}
     taken = window_size(len(counted), window)
-    sheet.size_bars(sizes, f"; line: mean of {taken}" if taken > 1 else "")
+    note = f"; line: mean of {taken}" if taken > 1 else ""
+    sheet.size_bars(sizes, note, _families(sheet, languages))
     _legend(sheet, rows, small, levels)
     return sheet.figure
+
+
+def _families(sheet: Sheet, languages: Sequence[str]) -> list[str] | None:
+    """The colour of each language's family, and the legend of them; None of a few languages, which
+    readers know by name."""
+    if len(languages) <= FEW:
+        return None
+    colours = sheet.theme.families
+    families = shown(languages, len(colours) - 1)
+    names = list(dict.fromkeys(families.values()))
+    colour_of = {name: colours[-1] if name == OTHER else colours[rank]
+                 for rank, name in enumerate(names)}  # fmt: skip
+    chips = [Patch(color=colour_of[name], label=name) for name in names]
+    sheet.legend(5, chips, below=True)
+    return [colour_of[families[language]] for language in languages]
 
 
 def _panel(
@@ -126,7 +127,8 @@ def _panel(
         # Not errorbar(): a percentile interval of a few sentences need not hold the point.
         lows, highs = [row.low for _, row in here], [row.high for _, row in here]
         thin = min(1.4, 0.16 * slot)
-        faint = [0.2 if row.direction in small else 0.55 for _, row in here]
+        hollow = [row.direction in small or row.undertrained for _, row in here]
+        faint = [0.2 if empty else 0.55 for empty in hollow]
         panel.vlines(x, lows, highs, color=[to_rgba(colour, alpha) for alpha in faint],
                      linewidth=thin, zorder=3)  # fmt: skip
         panel.scatter(
@@ -135,8 +137,8 @@ def _panel(
             s=dot**2,
             marker=_MARKERS[number % len(_MARKERS)],
             facecolors=[
-                theme.paper if row.direction in small else pale if row.closely_related else colour
-                for _, row in here
+                theme.paper if empty else pale if row.closely_related else colour
+                for empty, (_, row) in zip(hollow, here, strict=True)
             ],
             edgecolors=colour,
             linewidths=1.1,
@@ -181,7 +183,7 @@ def _levels(sheet: Sheet, sizes: Sequence[int], levels: ResourceLevels) -> None:
 
 
 def _legend(
-    sheet: Sheet, rows: Sequence[Delta], small: Collection[str], levels: ResourceLevels
+    sheet: Sheet, rows: Sequence[Delta], small: Mapping[str, str], levels: ResourceLevels
 ) -> None:
     """Above the panels: what the colours are, the baseline at 0, and what pale and hollow points
     are if there are any."""
@@ -195,8 +197,7 @@ def _legend(
     if any(row.closely_related for row in rows):
         entries += panel.plot([], [], "o", label="closely related", color=theme.ink,
                               markerfacecolor=_between(theme.ink, theme.paper))  # fmt: skip
-    if small:
-        label = f"under {levels.min_test_sentences} test sentences"
+    if label := hollow_means(rows, small, levels):
         entries += panel.plot([], [], "o", label=label, color=theme.ink,
                               markerfacecolor=theme.paper)  # fmt: skip
     entries += panel.plot([], [], color=theme.ink, linewidth=1.2, label=f"{rows[0].baseline} = 0")

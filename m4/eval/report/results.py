@@ -1,8 +1,8 @@
-"""The report of a run: scores, differences, rates, the ΔBLEU plot, and a page with all of it."""
+"""The report of one run or several: scores, differences, rates, the ΔBLEU plot, a page with all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from m4.data.cleaning.language_id import for_reports
 from m4.eval.metrics import Metric
 from m4.eval.report.page import Background, page
 from m4.eval.report.theme import DARK
+from m4.eval.scoring import export
 from m4.eval.scoring.by_step import read_rows
 from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, plain
 from m4.eval.scoring.groups import DEFAULT_LEVELS, ResourceLevels
@@ -17,23 +18,56 @@ from m4.eval.scoring.rates import rates, read_rates
 from m4.eval.scoring.score import Subsets, System, measure, score_rows, write_scores
 from m4.settings import Count, Size
 from m4.storage.checkpoints import SCORES_BY_STEP
-from m4.storage.files import whole, write_jsonl
+from m4.storage.files import write_jsonl, write_text
 from m4.storage.steps import complete_steps
+
+
+class Drawn(NamedTuple):
+    """The files of the differences: picture and tables."""
+
+    png: Path
+    pdf: Path
+    svg: Path
+    csv: Path
+    tex: Path
 
 
 class Results(NamedTuple):
     """What was written, and the numbers in it for the terminal's table (delta.tables). Without a
-    baseline png, pdf and deltas are None."""
+    baseline drawn and deltas are None."""
 
     html: Path
     scores: Path
-    png: Path | None
-    pdf: Path | None
+    drawn: Drawn | None
     deltas: Path | None
     rows: list[Delta]
     averages: list[Average]
     rates: Path
     rate_rows: list[dict[str, Any]]
+
+
+def draw(
+    rows: Sequence[Delta],
+    means: Sequence[Average],
+    folder: Path,
+    levels: ResourceLevels = DEFAULT_LEVELS,
+    window: Size = 10,
+) -> Drawn:
+    """The plot (delta_<metric>.png, .pdf, .svg) and the table of the languages (.csv, and .tex with
+    the means by resource level) of `delta.deltas` and their `delta.averages`, in `folder`.
+
+    The same rows give the same bytes. No run is needed: `write_results` makes rows and files from
+    folders of hypotheses, `delta.from_plain` reads the rows of a deltas.jsonl.
+    """
+    # Not before there is something to draw: every job imports this file, and matplotlib takes long.
+    from m4.eval.report.plot import plot
+
+    stem = Path(folder) / f"delta_{rows[0].metric}"
+    drawn = Drawn(*(stem.with_suffix(f".{kind}") for kind in Drawn._fields))
+    plot(rows, [drawn.png, drawn.pdf, drawn.svg], window, levels)
+    write_text(drawn.csv, export.csv_text(rows, levels))
+    write_text(drawn.tex, export.latex_text(rows, means, levels))
+    return drawn
 
 
 def write_results(
@@ -48,47 +82,45 @@ def write_results(
     levels: ResourceLevels = DEFAULT_LEVELS,
     window: Size = 10,
     samples: Count = 3,
+    directions: Collection[str] | None = None,
 ) -> Results:
     """Scores all systems from their files of hypotheses and writes the report's files to `folder`.
+
+    No run folder is needed: a `System` is a name and a folder of hypotheses, plain or gzipped;
+    `score.train_pairs_of` takes the training sizes from rows of a scores.jsonl; folder is any.
 
     Args:
         metrics: the first one is the one of the differences and the plot.
         baseline: the system to compare with; None: there are no differences, and no plot.
         window: languages of the trend line. samples: sentences shown a direction.
+        directions: that are scored; None: all.
 
     Raises:
         ValueError: hypotheses are missing or damaged, or none are of the baseline.
     """
-    # Not before there is something to draw: every job imports this file, and matplotlib takes long.
-    from m4.eval.report.figures import png
-    from m4.eval.report.plot import figure, plot
-
     folder = Path(folder)
-    measured = measure(systems, metrics, split)
+    measured = measure(systems, metrics, split, directions=directions)
     metric = next(iter(measured.statistics))[2]
     scores = score_rows(measured, train_pairs, subsets)
     rows = deltas(measured, train_pairs, metric, baseline) if baseline else []
     means = averages(rows, levels)
-    files = ("report.html", "scores.jsonl", "deltas.jsonl", "rates.jsonl", f"delta_{metric}.png")
-    html, scored, different, counted, plotted = (folder / name for name in files)
+    files = ("report.html", "scores.jsonl", "deltas.jsonl", "rates.jsonl")
+    html, scored, different, counted = (folder / name for name in files)
     write_scores(scored, scores)
     rate_rows = rates(measured, for_reports(), read_rates(counted))
     write_jsonl(counted, rate_rows)
-    images, pdf = {}, plotted.with_suffix(".pdf")
+    drawn = None
     if rows:
         write_jsonl(different, plain(rows))
-        plot(rows, [plotted, pdf], window, levels)
-        dark = png(figure(rows, window, levels, theme=DARK))
-        images = {"light": plotted.read_bytes(), "dark": dark}
+        drawn = draw(rows, means, folder, levels, window)
     background, experts = background or Background(), _experts(folder, split)
     text = page(
-        measured, metric, baseline, rows, means, scores, train_pairs, images, background,
-        subsets or {}, levels, samples, rate_rows, experts, _by_step(folder), _cosines(background),
+        measured, metric, baseline, rows, means, scores, train_pairs, background, subsets or {},
+        levels, samples, rate_rows, experts, _by_step(folder), _cosines(background), window,
     )  # fmt: skip
-    with whole(html) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
-    drawn = (plotted, pdf, different) if rows else (None, None, None)
-    return Results(html, scored, *drawn, rows, means, counted, rate_rows)
+    write_text(html, text)
+    found = different if rows else None
+    return Results(html, scored, drawn, found, rows, means, counted, rate_rows)
 
 
 def _by_step(folder: Path) -> list[dict[str, Any]]:

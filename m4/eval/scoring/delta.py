@@ -29,6 +29,7 @@ from m4.settings import InputError
 BILINGUAL = "bilingual"
 # In the place of a difference.
 UNDERTRAINED = "undertrained"
+MOST_LINES = 40  # of a table in a terminal
 UNDERTRAINED_MEANS = "below the score of the source itself as the translation"
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF"}
 
@@ -191,6 +192,13 @@ def small_tests_line(small: Mapping[str, str], levels: ResourceLevels) -> str:
     )
 
 
+def hollow_means(rows: Sequence[Delta], small: Mapping[str, str], levels: ResourceLevels) -> str:
+    """What hollow points are, for a legend; '' where there are none."""
+    why = [f"under {levels.min_test_sentences} test sentences"] * bool(small)
+    why += [UNDERTRAINED] * any(row.undertrained for row in rows)
+    return " or ".join(why)
+
+
 def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> list[Average]:
     """Mean Δ by side, system and resource level, of test sets of `levels.min_test_sentences` or
     more; levels without languages are left out.
@@ -240,7 +248,8 @@ def tables(
     levels: ResourceLevels = DEFAULT_LEVELS,
 ) -> list[Table]:
     """One table a system for a terminal of `width` characters: languages by falling training size,
-    then the averages. Where it does not fit: first without names, then one table a side."""
+    then the averages. Where it does not fit: first without names, then one table a side. Of more
+    than `MOST_LINES` languages there are the averages alone: the others are in files."""
     sides = [side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)]
     layouts = [
         ([sides], True),
@@ -296,7 +305,8 @@ def _table(
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
     at = {(row.language, row.side): row for row in rows}
-    for language, row in {row.language: row for row in rows}.items():
+    many = len({row.language for row in rows}) > MOST_LINES
+    for language, row in {} if many else {row.language: row for row in rows}.items():
         label = f"{language} {row.name}" if names and row.name != language else language
         marks = " ≈" * bool(row.closely_related) + " ○" * (language in small.values())
         cells = [label + marks, f"{row.train_pairs:,}"]

@@ -1,13 +1,13 @@
 """From hypotheses to rows of scores.jsonl: every system, direction, metric and subset.
 
-decodes/<split>.<direction>.jsonl  ->  Measured  ->  rows of scores.jsonl
+decodes/<split>.<direction>.jsonl[.gz]  ->  Measured  ->  rows of scores.jsonl
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,10 +80,20 @@ def read_decodes(path: Path) -> list[Decode]:
 
 def find_decodes(folder: Path, split: str) -> dict[str, Path]:
     """direction -> its file of hypotheses, sorted by direction."""
-    paths = sorted(folder.glob(f"{split}.*.jsonl"))
-    if not paths:
-        raise InputError(f"no hypotheses in {folder}: they are {split}.<direction>.jsonl")
-    return {path.name[len(split) + 1 : -len(".jsonl")]: path for path in paths}
+    found = [*folder.glob(f"{split}.*.jsonl"), *folder.glob(f"{split}.*.jsonl.gz")]
+    if not found:
+        raise InputError(
+            f"no hypotheses in {folder}: they are {split}.<direction>.jsonl or .jsonl.gz"
+        )
+    # Of a direction that is there twice, the plain file.
+    found.sort(key=lambda path: (path.name.split(".")[1], path.suffix != ".gz"))
+    return {path.name.split(".")[1]: path for path in found}
+
+
+def train_pairs_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Language -> its training pairs, as rows of scores.jsonl say."""
+    return {language_of(row["direction"]): row["train_pairs"]
+            for row in rows if row.get("train_pairs") is not None}  # fmt: skip
 
 
 def untagged(source: str, direction: str) -> str:
@@ -101,8 +111,11 @@ def measure(
     metrics: Sequence[Metric],
     split: str = "test",
     copy: bool = True,
+    directions: Collection[str] | None = None,
 ) -> Measured:
     """Reads every system's hypotheses and counts what its scores need.
+
+    directions: of these alone; None: all that there are.
 
     Raises:
         ValueError: systems disagree on the test set (a difference of scores on different sentences
@@ -116,6 +129,8 @@ def measure(
         if system.name == COPY or sum(other.name == system.name for other in systems) > 1:
             raise InputError(f"system {system.name!r}: names are unique and not {COPY!r}")
         for direction, path in find_decodes(system.decodes, split).items():
+            if directions is not None and direction not in directions:
+                continue
             rows = read_decodes(path)
             other, expected = first.setdefault(direction, (system, rows))
             if [row.reference for row in rows] != [row.reference for row in expected]:

@@ -55,7 +55,7 @@ def test_trend_by_hand():
 def test_same_rows_same_bytes(tmp_path, names):
     files = {}
     for run in ("a", "b"):
-        paths = [tmp_path / run / "delta_bleu.png", tmp_path / run / "delta_bleu.pdf"]
+        paths = [tmp_path / run / f"delta_bleu.{kind}" for kind in ("png", "pdf", "svg")]
         plot.plot(rows(5), paths, names=names)
         files[run] = [path.read_bytes() for path in paths]
     assert files["a"] == files["b"]
@@ -126,6 +126,27 @@ def test_small_test_sets_are_hollow_and_decide_neither_axis_nor_trend():
     assert LIGHT.paper not in faces(plot.figure(mixed, levels=below))
 
 
+def test_undertrained_points_are_hollow():
+    made = [replace(row, copy_score=99.0) if row.language == "fr" else row
+            for row in rows(3, systems=("moe",))]  # fmt: skip
+    figure = plot.figure(made)
+    assert [face == LIGHT.paper for face in faces(figure)] == [False, True, False]
+    assert legend(figure)[-2:] == ["undertrained", "bilingual = 0"]
+
+
+def test_bars_of_many_languages_have_the_colours_of_families():
+    assert len(plot.figure(rows(40)).legends) == 1
+    figure = plot.figure(rows(50))
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[0] == "Slavic"
+    assert names[-1] == "other"
+    colours = [to_hex(bar.get_facecolor()) for bar in figure.axes[-1].patches]
+    at = dict(zip(list(LANGUAGES)[:50], colours, strict=True))
+    assert at["ru"] == at["cs"] == LIGHT.families[0].lower()
+    assert at["eu"] == at["ka"] == LIGHT.families[-1].lower()
+    assert at["es"] == at["ca"] != at["de"]
+
+
 def test_where_all_test_sets_are_small_the_axis_is_theirs():
     figure = plot.figure([replace(row, sentences=7) for row in rows(3)])
     assert set(faces(figure)) == {LIGHT.paper}
@@ -135,8 +156,8 @@ def test_where_all_test_sets_are_small_the_axis_is_theirs():
 def test_users_mistakes(tmp_path):
     with pytest.raises(ValueError, match="nothing to plot"):
         plot.figure([])
-    with pytest.raises(ValueError, match=r"x.svg: a plot is .png or .pdf"):
-        plot.plot(rows(2), [tmp_path / "x.svg"])
+    with pytest.raises(ValueError, match=r"x.jpg: a plot is .png, .pdf or .svg"):
+        plot.plot(rows(2), [tmp_path / "x.jpg"])
 
 
 def test_pyplot_is_not_used():

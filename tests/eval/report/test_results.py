@@ -1,3 +1,6 @@
+import base64
+import gzip
+import hashlib
 import html.parser
 import json
 import re
@@ -7,11 +10,12 @@ import pytest
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.report import results
 from m4.eval.report.atlas import path_of
-from m4.eval.report.page import Background, language_tag
-from m4.eval.report.results import write_results
+from m4.eval.report.page import SCRIPT, Background, language_tag
+from m4.eval.report.results import draw, write_results
 from m4.eval.scoring.by_step import read_rows, replace_rows, rows_by_step, said
+from m4.eval.scoring.delta import from_plain
 from m4.eval.scoring.groups import ResourceLevels
-from m4.eval.scoring.score import System
+from m4.eval.scoring.score import System, measure, score_rows, train_pairs_of
 from m4.storage.files import read_jsonl, write_jsonl
 from m4.train.measuring import routing_counts
 
@@ -22,7 +26,7 @@ TRAIN = {"pt": 4000, "gl": 250, "he": 150}
 class Outline(html.parser.HTMLParser):
     """Elements that are open, tags and attributes that were seen; fails on bad nesting."""
 
-    VOID = frozenset({"meta", "br", "img", "source"})
+    VOID = frozenset({"meta", "br", "img", "input", "source"})
 
     def __init__(self):
         super().__init__()
@@ -89,8 +93,8 @@ def test_files(made):
     written, _ = made
     names = sorted(path.name for path in written.html.parent.iterdir())
     assert names == [
-        "delta_bleu.pdf", "delta_bleu.png", "deltas.jsonl", "rates.jsonl", "report.html",
-        "scores.jsonl",
+        "delta_bleu.csv", "delta_bleu.pdf", "delta_bleu.png", "delta_bleu.svg", "delta_bleu.tex",
+        "deltas.jsonl", "rates.jsonl", "report.html", "scores.jsonl",
     ]  # fmt: skip
     # 3 systems with copy, 6 directions, 2 metrics, 3 subsets.
     scores = read_jsonl(written.scores)
@@ -104,13 +108,15 @@ def test_files(made):
 
 def test_everything_is_escaped_and_nothing_is_fetched(made):
     _, text = made
-    assert "<script" not in text
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert script == SCRIPT.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'\">" in text
     assert "&lt;script&gt;" in text
     outline = Outline()
     outline.feed(text)
     outline.close()
     assert outline.open == []
-    assert "script" not in outline.tags
     assert "link" not in outline.tags
     for tag, name, value in outline.attributes:
         assert not name.startswith("on"), (tag, name)
@@ -183,8 +189,34 @@ def test_same_files_same_bytes(made, tmp_path):
     folder = written.html.parent.parent
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
     one, two = (write_results(tmp_path / name, systems, DEFAULTS.metrics, TRAIN) for name in "ab")
-    for name in ("html", "png", "pdf", "scores", "deltas", "rates"):
+    for name in ("html", "scores", "deltas", "rates"):
         assert getattr(one, name).read_bytes() == getattr(two, name).read_bytes()
+    assert one.drawn
+    assert two.drawn
+    assert one.deltas
+    for first, second in zip(one.drawn, two.drawn, strict=True):
+        assert first.read_bytes() == second.read_bytes()
+    # From the rows alone, without hypotheses.
+    rows = from_plain(read_jsonl(one.deltas))
+    again = draw(rows, one.averages, tmp_path / "again")
+    assert [p.read_bytes() for p in again] == [p.read_bytes() for p in one.drawn]
+
+
+def test_hypotheses_may_be_gzipped(made, tmp_path):
+    written, _ = made
+    folder = written.html.parent.parent
+    for name in ("moe", "bilingual"):
+        for path in (folder / name).iterdir():
+            kept = tmp_path / name / f"{path.name}.gz"
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_bytes(gzip.compress(path.read_bytes()))
+    systems = [System(name, tmp_path / name, f"{name}.gin", 7) for name in ("moe", "bilingual")]
+    measured = measure(systems, DEFAULTS.metrics)
+    rows = [row for row in read_jsonl(written.scores) if row["subset"] == "all"]
+    assert score_rows(measured, train_pairs_of(rows)) == rows
+    (tmp_path / "moe" / "test.gl-en.jsonl.gz").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"test.gl-en.jsonl.gz: damaged \(Not a gzipped file"):
+        measure(systems, DEFAULTS.metrics)
 
 
 def test_the_atlas_is_shown_where_there_are_counts(made, tmp_path):
@@ -204,8 +236,7 @@ def test_the_atlas_is_shown_where_there_are_counts(made, tmp_path):
         encoding="utf-8"
     )
     assert text.count("ALARM encoder_1: 1 of 3 experts is dead") == 2
-    # Light and dark, in addition to those of the plot.
-    assert text.count('"data:image/png;base64,') == 2 + 2 * 2
+    assert text.count('"data:image/png;base64,') == 2 * 2  # light and dark
     outline = Outline()
     outline.feed(text)
     outline.close()
@@ -232,7 +263,7 @@ def test_without_a_baseline_there_are_scores_and_curves_and_no_differences(made,
     written = write_results(
         tmp_path, systems, DEFAULTS.metrics, TRAIN, background=about, baseline=None
     )
-    assert (written.png, written.pdf, written.deltas, written.rows) == (None, None, None, [])
+    assert (written.drawn, written.deltas, written.rows) == (None, None, [])
     assert {path.name for path in tmp_path.iterdir()} == {
         "rates.jsonl", "report.html", "scores.jsonl", "scores_by_step.jsonl",
     }  # fmt: skip
@@ -273,8 +304,8 @@ def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path, monkeypatch)
         text = written.html.read_text(encoding="utf-8")
         assert (best in text) == (2000 in kept)
         assert ("The best checkpoint is" in text) == (2000 in kept)
-    assert text.count('"data:image/png;base64,') == 2 + 2 * 2
-    assert "<script" not in text
+    assert text.count('"data:image/png;base64,') == 2 * 2
+    assert text.count("<script") == 1
     outline = Outline()
     outline.feed(text)
     outline.close()

@@ -1,0 +1,180 @@
+"""`m4 report RUN_A RUN_B --baseline=RUN_C`: one report of several runs, from their translations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from m4.data.cache.cache import Cache
+from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
+from m4.eval.decoding.settings import DEFAULTS
+from m4.eval.decoding.testsets import train_pairs
+from m4.eval.report.page import Background
+from m4.eval.report.results import Results, write_results
+from m4.eval.scoring.delta import BILINGUAL
+from m4.eval.scoring.groups import DEFAULT_LEVELS, ResourceLevels
+from m4.eval.scoring.rates import REFERENCE
+from m4.eval.scoring.score import COPY, System, find_decodes, train_pairs_of
+from m4.jobs.report import show
+from m4.settings import InputError
+from m4.storage import chapters, run_folder
+from m4.storage.files import read_jsonl
+from m4.storage.metrics_log import read_metrics
+
+_SPLIT = "test"
+_LEVELS = "experiment.ResourceLevels."
+
+
+class Source(NamedTuple):
+    """A system of the report: its name, the folder that was given, and the one in it that has the
+    translations: itself, its decodes/, or of a baseline decodes/bilingual/."""
+
+    name: str
+    folder: Path
+    decodes: Path
+
+    def above(self, name: str) -> Path | None:
+        """A file of the run that the translations are of: in their folder or the two above it."""
+        at = self.decodes.resolve()
+        found = [one / name for one in (at, *at.parents[:2]) if (one / name).is_file()]
+        return found[0] if found else None
+
+
+def compare(
+    runs: Sequence[str], baseline: str, output: Path, levels: ResourceLevels | None = None
+) -> Results:
+    """Scores the translations of all runs, compares them with the baseline's, and writes the files
+    of a report to `output`; no config is read and nothing is translated.
+
+    Args:
+        runs: each a run folder, or a folder of translations (<split>.<direction>.jsonl, plain or
+            .gz), named by its last part, or NAME=FOLDER.
+        baseline: the same. A run folder with bilingual baselines stands for these.
+        levels: None: those of the first run that has a config, else the defaults.
+
+    Raises:
+        InputError: a folder has no translations, or damaged ones; they are of different test sets,
+            or were scored with different signatures; names that are not unique.
+    """
+    if (output / "run.json").is_file():
+        raise InputError(f"--output={output}: a run's folder, whose own report is there")
+    sources = [_source(text) for text in runs]
+    against = _source(baseline, as_baseline=True)
+    sources.append(against)
+    for one in sources:
+        if [other.name for other in sources].count(one.name) > 1 or one.name in (COPY, REFERENCE):
+            raise InputError(f"{one.folder}: the name {one.name!r} is taken; give NAME=FOLDER")
+        _check(one)
+    directions = _common(sources)
+    _check_signatures(sources)
+    sizes: dict[str, int] = {}
+    for one in sources:  # the baseline's come last, and count
+        sizes |= _sizes(one)
+    shown = {one.name: one.folder for one in sources}
+    background = Background(
+        title=f"{', '.join(one.name for one in sources[:-1])} against {against.name}",
+        facts={f"{name}": str(folder) for name, folder in shown.items()},
+        configs={one.name: path for one in sources if (path := one.above("operative_config.gin"))},
+        curves={one.name: read_metrics(path.parent) for one in sources
+                if one is not against and (path := one.above("metrics.jsonl"))},
+    )  # fmt: skip
+    found = levels or next(filter(None, map(_levels, sources)), DEFAULT_LEVELS)
+    written = write_results(
+        output,
+        [_system(one) for one in sources],
+        DEFAULTS.metrics,
+        sizes,
+        background=background,
+        baseline=against.name,
+        split=_SPLIT,
+        levels=found,
+        directions=directions,
+    )
+    show(written, found)
+    return written
+
+
+def _source(text: str, as_baseline: bool = False) -> Source:
+    name, equals, given = text.partition("=")
+    if not equals or Path(text).exists():
+        name, given = "", text
+    folder = Path(given)
+    if "://" in given:
+        raise InputError(f"{given}: a report of several runs reads folders on this machine")
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder")
+    gathered = folder / "decodes" / "bilingual"
+    places = [folder, *([gathered] if as_baseline else []), folder / "decodes"]
+    for place in places:
+        if [*place.glob(f"{_SPLIT}.*.jsonl"), *place.glob(f"{_SPLIT}.*.jsonl.gz")]:
+            default = BILINGUAL if place == gathered else folder.resolve().name
+            return Source(name or default, folder, place)
+    raise InputError(f"{folder}: no translations; make them with m4 decode --model_dir={folder}")
+
+
+def _check(source: Source) -> None:
+    """Compares translations with their notes, where they have them: kept results have none."""
+    if any(source.decodes.glob(f"{_SPLIT}.*.json")):
+        remedy = f"m4 decode --model_dir={source.folder}"
+        if source.decodes.name == BILINGUAL:
+            remedy = f"m4 report --model_dir={source.folder}"
+        check_hypotheses(source.decodes, _SPLIT, find_decodes(source.decodes, _SPLIT), remedy)
+
+
+def _common(sources: Sequence[Source]) -> list[str]:
+    """The directions that all have translated: a mean over others would not compare."""
+    found = [set(find_decodes(one.decodes, _SPLIT)) for one in sources]
+    common = set.intersection(*found)
+    if not common:
+        names = ", ".join(one.name for one in sources)
+        raise InputError(f"no direction is translated by all of {names}")
+    if left := sorted(set.union(*found) - common):
+        more = f" and {len(left) - 12} more" if len(left) > 12 else ""
+        print(f"left out, not translated by all: {', '.join(left[:12])}{more}", file=sys.stderr)
+    return sorted(common)
+
+
+def _check_signatures(sources: Sequence[Source]) -> None:
+    """InputError: two runs scored a direction by the same metric in two ways."""
+    first: dict[tuple[str, str], tuple[Path, str]] = {}
+    for path in dict.fromkeys(filter(None, (one.above("scores.jsonl") for one in sources))):
+        for row in read_jsonl(path):
+            fields = [field for field in row["signature"].split("|") if "version:" not in field]
+            at = (row["metric"], row["direction"])
+            other, expected = first.setdefault(at, (path, "|".join(fields)))
+            if "|".join(fields) != expected:
+                raise InputError(
+                    f"{path}: {at[0]} of {at[1]} is {'|'.join(fields)}, and {expected} in {other}; "
+                    "score both with one version of m4 (m4 eval)"
+                )
+
+
+def _sizes(source: Source) -> dict[str, int]:
+    """Language -> training pairs: by the run's scores, or its corpus."""
+    if (scores := source.above("scores.jsonl")) is not None:
+        return train_pairs_of(read_jsonl(scores))
+    if (manifest := source.above("vocabulary/manifest.json")) is not None:
+        return train_pairs(Cache(manifest.parent))
+    return {}
+
+
+def _levels(source: Source) -> ResourceLevels | None:
+    """Those of the run's config; None: it is not kept with the translations."""
+    if (path := source.above("run.json")) is None:
+        return None
+    config: dict[str, Any] = run_folder.read(path.parent)["config"]
+    names = (name for name in config if name.startswith(_LEVELS))
+    return ResourceLevels(**{name.removeprefix(_LEVELS): int(config[name]) for name in names})
+
+
+def _system(source: Source) -> System:
+    """With the step and the chapter of its translations, where their notes name them."""
+    steps = steps_of(source.decodes, _SPLIT)
+    run, config = source.above("run.json"), source.above("operative_config.gin")
+    number: dict[str, int] = {}
+    if run is not None and source.decodes.name != BILINGUAL:
+        number = {at: chapters.at(run.parent, step) for at, step in steps.items()}
+    named = None if config is None else str(config)
+    return System(source.name, source.decodes, named, steps or None, number or None)

@@ -1,0 +1,68 @@
+import csv
+import io
+
+import numpy as np
+
+from m4.eval.scoring.delta import Delta, averages
+from m4.eval.scoring.export import csv_text, latex_text
+from m4.eval.scoring.groups import ResourceLevels
+
+LEVELS = ResourceLevels(min_test_sentences=30)
+
+
+def rows():
+    made = []
+    for system, better in (("moe_64", 3.0), ("a & b", -1.0)):
+        for code, name, pairs, copy, sentences in (
+            ("pt", "Portuguese", 12563, 2.0, 200),
+            ("kea", "Kabuverdianu", 900, 40.0, 200),
+            ("gl", "Galician", 250, 2.0, 20),
+        ):
+            made.append(
+                Delta(
+                    direction=f"{code}-en", language=code, name=name, side="xx->en", system=system,
+                    baseline="bilingual", metric="bleu", train_pairs=pairs, sentences=sentences,
+                    baseline_score=20.0, system_score=20.0 + better, copy_score=copy, delta=better,
+                    low=better - 2, high=better + 2, p_value=0.01,
+                    closely_related=("pt",) if code == "gl" else (),
+                    replicates=np.full(1000, better),
+                )
+            )  # fmt: skip
+    return made
+
+
+def test_a_line_of_csv_has_every_system_of_a_direction():
+    lines = list(csv.DictReader(io.StringIO(csv_text(rows(), LEVELS))))
+    assert [line["language"] for line in lines] == ["pt", "kea", "gl"]
+    portuguese, creole, galician = lines
+    assert (portuguese["family"], portuguese["level"]) == ("Romance", "high")
+    assert (portuguese["moe_64_delta"], portuguese["a & b_delta"]) == ("3", "-1")
+    assert (portuguese["moe_64_low"], portuguese["moe_64_high"]) == ("1", "5")
+    assert [line["moe_64_undertrained"] for line in lines] == ["false", "true", "false"]
+    assert (creole["family"], galician["sentences"]) == ("creole", "20")
+
+
+def test_a_system_without_a_direction_leaves_its_cells_empty():
+    some = [row for row in rows() if (row.system, row.language) != ("a & b", "pt")]
+    first = next(csv.DictReader(io.StringIO(csv_text(some, LEVELS))))
+    assert (first["moe_64_score"], first["a & b_score"]) == ("23", "")
+    assert " &  &  \\\\" in latex_text(some, averages(some, LEVELS), LEVELS)
+
+
+def test_latex_is_escaped_and_its_lines_have_the_columns_that_it_declares():
+    made = rows()
+    text = latex_text(made, averages(made, LEVELS), LEVELS)
+    assert "moe\\_64" in text
+    assert "a \\& b" in text
+    assert "Galician $\\approx$ $\\circ$ & Romance & 250" in text
+    assert "12{,}563 & 20.0 & 23.0 & $+3.0$$^{\\ast}$ & 19.0 & $-1.0$ \\\\" in text
+    assert "Kabuverdianu & creole & 900 & 20.0 & 23.0 & undertrained" in text
+    assert "$+3.0$ {\\scriptsize [$+3.0$, $+3.0$]}" in text
+    assert text.count("\\toprule") == text.count("\\bottomrule") == 2
+    for part in text.split("\\begin{")[1:]:
+        columns = len(part.partition("{")[2].partition("}")[0])
+        lines = [line for line in part.splitlines() if line.endswith("\\\\")]
+        assert lines
+        assert {line.replace("\\&", "").count("&") + 1 for line in lines} == {columns}
+    beyond = [line for line in text.splitlines() if not line.startswith("%")]
+    assert set("".join(beyond)) <= set(map(chr, range(32, 127)))

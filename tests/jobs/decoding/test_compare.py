@@ -1,0 +1,144 @@
+"""`m4 report RUN_A RUN_B --baseline=RUN_C`, on folders of hypotheses that no model made."""
+
+import csv
+import gzip
+import json
+
+import pytest
+
+from m4.storage.files import read_jsonl, write_jsonl
+from tests.command_line import contents, m4
+
+PAIRS = {"pt": 4000, "gl": 250, "he": 150}
+TEXTS = [f"{n} Swiss francs per hour on May {n}" for n in range(1, 13)]
+
+
+def write_run(folder, cut, languages=PAIRS, decodes="decodes", texts=TEXTS, signature="tok:13a"):
+    """A run whose translations lack the last words; its scores say how large the languages are."""
+    for code in languages:
+        rows = [{"source": f"x {t}", "reference": t, "hypothesis": " ".join(t.split()[:cut])}
+                for t in texts]  # fmt: skip
+        write_jsonl(folder / decodes / f"test.{code}-en.jsonl", rows)
+    about = {"metric": "bleu", "signature": f"nrefs:1|{signature}|version:2.{cut}"}
+    scores = [{"direction": f"{c}-en", "train_pairs": PAIRS[c], **about} for c in languages]
+    write_jsonl(folder / "scores.jsonl", scores)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "moe_8", 7)
+    write_run(folder / "dense", 6)
+    write_run(folder / "c", 8)
+    write_run(folder / "c", 5, decodes="decodes/bilingual")
+    return folder
+
+
+def refused(runs, *words):
+    said = m4("report", *(str(word) for word in words), f"--output={runs}/out")
+    assert not (runs / "out").exists()
+    return said.mistake.replace(str(runs), "")
+
+
+def test_one_page_of_several_runs_against_the_baselines_of_another(runs, tmp_path):
+    before = contents(runs)
+    words = [runs / "moe_8", f"plain={runs}/dense", f"--baseline={runs}/c"]
+    said = m4("report", *words, f"--output={tmp_path}/out", "--levels=3000,200,5")
+    assert said.status == 0, said.err
+    assert contents(runs) == before
+    made = {path.name for path in (tmp_path / "out").iterdir()}
+    assert made == {
+        "delta_bleu.csv", "delta_bleu.pdf", "delta_bleu.png", "delta_bleu.svg", "delta_bleu.tex",
+        "deltas.jsonl", "rates.jsonl", "report.html", "scores.jsonl",
+    }  # fmt: skip
+    rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
+    assert {(row["system"], row["baseline"]) for row in rows} == {
+        ("moe_8", "bilingual"), ("plain", "bilingual")}  # fmt: skip
+    assert {row["language"]: row["train_pairs"] for row in rows} == PAIRS
+    with (tmp_path / "out" / "delta_bleu.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["level"] for line in lines] == ["high", "medium", "low"]
+    assert all(float(x["moe_8_delta"]) > float(x["plain_delta"]) > 0 for x in lines)
+    rates = read_jsonl(tmp_path / "out" / "rates.jsonl")
+    assert [row["system"] for row in rates[:4]] == ["reference", "moe_8", "plain", "bilingual"]
+    assert "moe_8 against bilingual" in said.out
+
+
+def test_a_folder_of_translations_is_itself_and_may_be_gzipped(runs, tmp_path):
+    kept = tmp_path / "results"
+    for name in ("moe_8", "dense"):
+        for path in (runs / name / "decodes").iterdir():
+            packed = kept / name / f"{path.name}.gz"
+            packed.parent.mkdir(parents=True, exist_ok=True)
+            packed.write_bytes(gzip.compress(path.read_bytes()))
+    # One file of scores for all has the training sizes; of c the model itself is the baseline.
+    (kept / "scores.jsonl").write_bytes((runs / "dense" / "scores.jsonl").read_bytes())
+    words = [kept / "moe_8", kept / "dense", f"--baseline=best={runs}/c/decodes"]
+    said = m4("report", *words, f"--output={tmp_path}/out")
+    assert said.status == 0, said.err
+    rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
+    assert {(row["system"], row["baseline"]) for row in rows} == {
+        ("moe_8", "best"), ("dense", "best")}  # fmt: skip
+    assert all(row["delta"] < 0 for row in rows)
+
+
+def test_only_what_all_have_translated_is_compared(runs, tmp_path):
+    some = write_run(tmp_path / "some", 6, ["pt", "gl"])
+    words = [runs / "moe_8", some, f"--baseline={runs}/c"]
+    said = m4("report", *words, f"--output={tmp_path}/out")
+    assert said.status == 0
+    assert said.err == "left out, not translated by all: he-en\n"
+    rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
+    assert {row["language"] for row in rows} == {"pt", "gl"}
+
+
+def test_what_cannot_be_compared_is_one_line(runs, tmp_path):
+    a, c = runs / "moe_8", f"--baseline={runs}/c"
+    other = write_run(tmp_path / "other", 7, texts=[*TEXTS[:-1], "another"])
+    assert "other test sentences than those of" in refused(runs, a, other, c)
+    tokens = write_run(tmp_path / "tokens", 7, signature="tok:char")
+    assert "bleu of pt-en is nrefs:1|tok:char, and nrefs:1|tok:13a in" in refused(
+        runs, a, tokens, c
+    )
+    apart = write_run(tmp_path / "apart", 7, ["pt"])
+    (apart / "decodes" / "test.pt-en.jsonl").rename(apart / "decodes" / "test.en-pt.jsonl")
+    assert refused(runs, a, apart, c) == (
+        "m4 report: no direction is translated by all of moe_8, apart, bilingual"
+    )
+    (runs / "empty").mkdir(exist_ok=True)
+    wanted = "m4 report: /empty: no translations; make them with m4 decode --model_dir=/empty"
+    assert refused(runs, a, runs / "empty", c) == wanted
+    assert refused(runs, a, runs / "nowhere", c) == "m4 report: /nowhere: no such folder"
+    taken = "m4 report: /moe_8: the name 'moe_8' is taken; give NAME=FOLDER"
+    assert refused(runs, a, a, c) == taken
+    assert "the name 'copy' is taken" in refused(runs, f"copy={a}", c)
+    assert "reads folders on this machine" in refused(runs, a, "gs://b/run", c)
+
+
+def test_damaged_translations_are_one_line(runs, tmp_path):
+    run = write_run(tmp_path / "run", 7, ["pt"])
+    note = run / "decodes" / "test.pt-en.json"
+    note.write_text(json.dumps({"step": 7, "hypotheses_sha256": "0"}), encoding="utf-8")
+    said = refused(runs, runs / "moe_8", run, f"--baseline={runs}/c")
+    assert "its content is not what was written" in said or "checksum" in said
+
+
+def test_arguments_that_do_not_go_together(runs):
+    a, c = runs / "moe_8", f"--baseline={runs}/c"
+    assert "RUN_A RUN_B --baseline=RUN_C" in m4("report", str(a), str(a)).mistake
+    assert "RUN_A RUN_B --baseline=RUN_C" in m4("report", c).mistake
+    for more in ("--gin.A=1", "--gin_file=x", "--model_dir=x", "--compare=dense"):
+        assert "not with several runs" in m4("report", str(a), c, more).mistake
+    for more in ("--levels=3", "--levels=1,2,x"):
+        assert "three numbers" in m4("report", str(a), c, more).mistake
+    assert "--output: of a report of several runs" in m4("report", str(a), "--output=x").mistake
+    assert "give one of them" in m4("report", str(a), f"--model_dir={a}").mistake
+    (runs / "c" / "run.json").write_text("{}", encoding="utf-8")
+    said = m4("report", str(a), c, f"--output={runs}/c").mistake
+    (runs / "c" / "run.json").unlink()
+    assert "whose own report is there" in said
+
+
+def test_a_single_run_is_its_run_folder(runs):
+    assert "no config.gin there; train first" in m4("report", str(runs / "dense")).mistake

@@ -92,13 +92,12 @@ def make_train_step(
     divided by the number of tokens all the same, and the metrics' nll are not weighted.
 
     groups: of directions, whose gradients are altered or that have separate rates. A group has
-    the share of the MoE layers' losses that it has of the target tokens.
+    the share of the MoE layers' losses that it has of the batch's target tokens.
 
-    Metrics: loss, nll (nats a token, neither smoothed nor with anything added),
-    gradient_norm, target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the
-    MoE layers sow: means over layers (load_E), in `layers` the same by layer, in `expert_loads`
-    choices by direction and expert where the model counts directions, and in `data_counts` pairs
-    and tokens by direction.
+    Metrics: loss, nll (nats a token, neither smoothed nor with anything added), gradient_norm,
+    target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the MoE layers sow:
+    means over layers (load_E), in `layers` the same by layer, in `expert_loads` choices by
+    direction and expert where the model counts directions, and in `data_counts` pairs and tokens.
     """
     smoothed = functools.partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
     factors = {"auxiliary_loss": aux_loss_factor, "router_z_loss": router_z_loss_factor}
@@ -107,7 +106,8 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
-        gradients, metrics = _gradients(gradients_of(loss_fn, groups), parts, state, batch, key)
+        part = functools.partial(loss_fn, share_G=_shares(groups, batch))
+        gradients, metrics = _gradients(gradients_of(part, groups), parts, state, batch, key)
         updates, gradients, new_optimizer, more = _updates(
             optimizer, groups, gradients, state, seed
         )
@@ -116,6 +116,13 @@ def make_train_step(
         return TrainState(state.step + 1, params, new_optimizer), metrics
 
     return train_step
+
+
+def _shares(groups: DirectionGroups | None, batch: Batch) -> Array | None:
+    """[G]: the groups' shares of all parts' tokens: which rows a part has depends on the mesh."""
+    if groups is None:
+        return None
+    return groups.shares(batch["decoder_loss_weights"], batch["direction_ids"])
 
 
 def _updates(
@@ -143,10 +150,11 @@ def _make_loss(
     loss_weights: np.ndarray | None,
     groups: DirectionGroups | None,
 ) -> Callable[..., tuple[Array, dict[str, Any]]]:
-    """(params, rows, dropout key, step, real target tokens of all parts) -> (the part of the loss
-    that these rows make, or of each group's, [G]; metrics). factors: of the MoE layers' losses."""
+    """(params, rows, dropout key, step, real target tokens of all parts, the groups' shares of
+    them) -> (the part of the loss that these rows make, or of each group's, [G]; metrics).
+    factors: of the MoE layers' losses."""
 
-    def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array):
+    def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array, *, share_G: Any):
         logits_BTV, sown = apply_model(model, params, batch, key, step)
         targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
         loss = smoothed(logits_BTV, targets_BT)
@@ -163,7 +171,7 @@ def _make_loss(
         lost = total
         if groups is not None:
             more = sum(factor * moe[name] for name, factor in factors.items()) if moe else 0.0
-            lost = groups.losses(training_BT / tokens, weights_BT, batch["direction_ids"], more)
+            lost = groups.sums(training_BT / tokens, batch["direction_ids"]) + more * share_G
         return lost, {
             "loss": total,
             "nll": jnp.sum(nll_BT) / tokens,

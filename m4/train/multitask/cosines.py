@@ -102,7 +102,7 @@ def _losses(model: Transformer, groups: DirectionGroups, params: Any, batch: Any
     weights_BT = batch["decoder_loss_weights"]
     # `training_BT` has a gradient; without smoothing and z-loss it is the nll.
     loss_BT = cross_entropy(logits_BTV, batch["decoder_target_tokens"]).training_BT * weights_BT
-    return groups.losses(loss_BT, weights_BT, batch["direction_ids"], 0.0), None
+    return groups.sums(loss_BT, batch["direction_ids"]), None
 
 
 def named(gram_GG: np.ndarray, names: list[str], groups: dict[str, list[str]]) -> dict[str, float]:

@@ -58,17 +58,16 @@ class DirectionGroups:
         members_GD = np.array([[d in one for d in directions.names] for one in groups], np.float32)
         return cls(None, [], members_GD, np.eye(len(groups), dtype=np.float32), None)
 
-    def losses(self, loss_BT: Array, weights_BT: Array, ids_BT: Array, shared: Any) -> Array:
-        """[G]: the groups' losses. shared: what all tokens make together, of which each group has
-        its tokens' share; weights_BT: 1 where a token counts."""
+    def sums(self, x_BT: Array, ids_BT: Array) -> Array:
+        """[G]: what x_BT has in each group's directions."""
+        flat, ids, count = x_BT.ravel(), ids_BT.ravel(), self.members_GD.shape[1]
+        sum_D = jax.ops.segment_sum(flat, ids, num_segments=count)
+        return jnp.sum(self.members_GD * sum_D[None], axis=1)
 
-        def sums(x_BT: Array) -> Array:
-            flat, ids, count = x_BT.ravel(), ids_BT.ravel(), self.members_GD.shape[1]
-            sum_D = jax.ops.segment_sum(flat, ids, num_segments=count)
-            return jnp.sum(self.members_GD * sum_D[None], axis=1)
-
-        tokens_G = sums(weights_BT)
-        return sums(loss_BT) + shared * tokens_G / jnp.maximum(jnp.sum(tokens_G), 1.0)
+    def shares(self, weights_BT: Array, ids_BT: Array) -> Array:
+        """[G]: of the tokens of a batch. weights_BT: 1 where a token counts."""
+        tokens_G = self.sums(weights_BT, ids_BT)
+        return tokens_G / jnp.maximum(jnp.sum(tokens_G), 1.0)
 
     def begin(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         """`optimizer` with the groups' state; `update` below takes the place of its update."""

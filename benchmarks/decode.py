@@ -4,7 +4,8 @@
     python benchmarks/decode.py --mlp_width 1536
 
 All translations have as many tokens as are asked for: no search ends early. Routing is balanced:
-logits of an untrained router, of whose digits the later ones decide (`scattered`). `experts_a_step`
+logits of an untrained router, of whose digits the later ones decide (`scattered`). With --at_once 2
+the rows are two batches, searched at the same time, as `m4 decode` does. `experts_a_step`
 says how many experts of a layer the tokens of one step have, on average; tokens that choose at
 random would have `experts_a_step_at_random`. `limit_seconds` is what the matrix products alone
 would take at the machine's fastest. peer_decode.py does the same work with Hugging Face's NLLB-MoE
@@ -17,6 +18,7 @@ import functools
 import json
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
         "experts": 0,  # in every other layer; 0: a dense model
         "vocab": 8192,
         "rows": 16,
+        "at_once": 1,
         "source": 64,
         "target": 64,
         "beams": 1,
@@ -113,13 +116,19 @@ def main() -> None:
     init = functools.partial(model.init, enable_dropout=False)
     params = jax.jit(init)(jax.random.key(0), short, short, short)["params"]
 
-    def run() -> tuple[float, float, np.ndarray]:
-        start, cpu = time.perf_counter(), time.process_time()
+    def translated(rows_BL: np.ndarray) -> np.ndarray:
         found = search(
-            model, params, source_BL, args.target, args.beams, 0.6, Method(flat=args.flat),
+            model, params, rows_BL, args.target, args.beams, 0.6, Method(flat=args.flat),
             grows=not args.whole_cache,
         )  # fmt: skip
-        best_BT = np.asarray(jax.block_until_ready(found)[0])[:, 0]
+        return np.asarray(jax.block_until_ready(found)[0])[:, 0]
+
+    pool = ThreadPoolExecutor(args.at_once)
+    parts = np.split(source_BL, args.at_once)
+
+    def run() -> tuple[float, float, np.ndarray]:
+        start, cpu = time.perf_counter(), time.process_time()
+        best_BT = np.concatenate(list(pool.map(translated, parts)))
         return time.perf_counter() - start, time.process_time() - cpu, best_BT
 
     first, _, best_BT = run()

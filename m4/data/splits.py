@@ -19,6 +19,11 @@ def text_hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
+def normal(text: str) -> str:
+    """A sentence without what does not distinguish sentences: case, width and spacing."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
 class HashSplit:
     """One English sentence in `dev_every` is dev, one in `test_every` test; 0: none.
 
@@ -47,8 +52,7 @@ class HashSplit:
 
     def __call__(self, english: str) -> str:
         """'train', 'dev' or 'test'."""
-        normal = " ".join(unicodedata.normalize("NFKC", english).casefold().split())
-        value = text_hash(normal)
+        value = text_hash(normal(english))
         if value < self._test_below:
             return "test"
         return "dev" if value < self._dev_below else "train"

@@ -19,6 +19,7 @@ from m4.data.sources.gettext import Gettext
 from m4.data.sources.huggingface import HuggingFace
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
+from m4.data.sources.packages import Packages
 from m4.data.sources.tfds import Tfds
 from m4.data.sources.tsv import Tsv
 
@@ -99,13 +100,23 @@ def translation_table(code: str, pairs: list[Pair]) -> pa.Table:
 
 
 def gettext(folder: Path, texts: Texts) -> Source:
+    write_po(folder, texts, "{lang}.po")
+    return Gettext(folder, dev_every=6, test_every=4)
+
+
+def packages(folder: Path, texts: Texts) -> Source:
+    write_po(folder, texts, "made/locale/{lang}/LC_MESSAGES/made.po")
+    write(folder / "made-1.0.dist-info" / "METADATA", "Name: made\nVersion: 1.0\nLicense: MIT\n")
+    return Packages(folder, codes={}, dev_every=6, test_every=4)
+
+
+def write_po(folder: Path, texts: Texts, files: str) -> None:
     for code, splits in texts.items():
         entries = [
             f"msgid {quoted(e)}\nmsgstr {quoted(f)}\n" for s in splits.values() for e, f in s
         ]
         head = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
-        write(folder / f"{code}.po", "\n".join([head, *entries]))
-    return Gettext(folder, dev_every=6, test_every=4)
+        write(folder / files.format(lang=code), "\n".join([head, *entries]))
 
 
 def quoted(text: str) -> str:
@@ -180,6 +191,7 @@ WRITERS: dict[str, Callable[[Path, Texts], Source]] = {
     "jsonl": jsonl,
     "huggingface": huggingface,
     "gettext": gettext,
+    "packages": packages,
     "tfds": tfds,
 }
 
@@ -195,6 +207,7 @@ def arguments_of(name: str, folder: epath.Path | Path) -> dict[str, Any]:
             "language_field": "lang",
         },
         "gettext": {"folder": folder, "dev_every": 6, "test_every": 4},
+        "packages": {"folder": folder, "codes": {}, "dev_every": 6, "test_every": 4},
         "tfds": {
             "datasets": ["made_dataset/en-gl", "made_dataset/en-pt"],
             "data_dir": folder,

@@ -16,14 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.permutation import GOLDEN, mix
+from m4.data.splits import normal
 
 U64 = npt.NDArray[np.uint64]
 _LINE_END, _SPACE = 0x0A, 0x20
-
-
-def normal(text: str) -> str:
-    """A sentence without what does not distinguish sentences: case, width and spacing."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def normal_digests(texts: Sequence[str]) -> U64:

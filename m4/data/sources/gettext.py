@@ -37,7 +37,8 @@ class Gettext(Folder):
     Left out and counted, whatever on_bad_line says: the header; entries that are fuzzy, obsolete
     or not translated; plural forms (which form fits which number depends on the sentence). Two
     messages with one msgid and different msgctxt are two pairs. English variants (en_GB, en@shaw)
-    are no languages here. A catalogue that msgfmt would refuse is one bad line.
+    are no languages here, and an MO file next to the PO file of its name is not read. A catalogue
+    that msgfmt would refuse is one bad line.
 
     placeholders: 'same' leaves out entries whose sides do not have the same %s, %1, {name};
     'drop' those that have any; 'keep' takes all. mnemonics: 'strip' takes the & or _ of '_Open' off
@@ -59,10 +60,13 @@ class Gettext(Folder):
         return {"placeholders": self.placeholders, "mnemonics": self.mnemonics}
 
     def _choose(self, files: list[File]) -> list[File]:
+        names = {file.name for file in files}
         return [
             file
             for file in files
-            if re.search(r"\.(po|mo)$", file.name) and not re.match("en[_@]", file.code or "")
+            if re.search(r"\.(po|mo)$", file.name)
+            and not re.match("en[_@]", file.code or "")
+            and not (file.name.endswith(".mo") and f"{file.name[:-3]}.po" in names)
         ]
 
     def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:

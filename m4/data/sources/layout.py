@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from etils import epath
@@ -14,7 +15,7 @@ from m4.settings import InputError, SettingError
 
 # Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn.
 _CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
-_FIELD = re.compile(r"\{(\w*)\}|(\*)")
+_FIELD = re.compile(r"\{(\w*)\}|(\*\*/|\*)")
 _FIELDS = ("lang", "pair", "side", "split")
 # Codes are part of files' names.
 _LONGEST_CODE = 64
@@ -25,7 +26,7 @@ class File:
     """A file and what its name says. Fields that the pattern does not have are None.
 
     name: the path below the folder, without .gz or .zst. language: m4's code; code: the one in the
-    name. english: whether it is the English side. stars: what `*` stood for.
+    name. english: whether it is the English side. stars: what `*` and `**/` stood for.
     """
 
     path: epath.Path
@@ -76,7 +77,8 @@ class FileLayout:
 
     {lang}: the code of the language that is not English. {pair}: 'en-gl' or 'gl-en'. {side}: the
     code of the side that the file holds. {split}: train, dev, test, or as `splits` says. '*': any
-    part of a name. Every file may have .gz or .zst after its name.
+    part of a name; '**' for a folder's name: any number of folders, links excepted. Every file may
+    have .gz or .zst after its name.
 
     owner: the source's class. english: the code of English in names. splits: split -> its word
     in names; a split that it leaves out is not there. codes: m4's code -> the code in names, where
@@ -96,7 +98,7 @@ class FileLayout:
         self.splits = dict(splits or {split: split for split in SPLITS})
         self.codes = dict(codes or {})
         self._by_word = {word: split for split, word in self.splits.items()}
-        self.language = Codes(owner, self.codes, folder)
+        self.language: Callable[..., str] = Codes(owner, self.codes, folder)
         for name, given, inverse in (
             ("splits", self.splits, self._by_word),
             ("codes", self.codes, set(self.codes.values())),
@@ -119,7 +121,13 @@ class FileLayout:
         parts = pattern.split("/")
         if pattern.startswith("/") or any(part in ("", ".", "..") for part in parts):
             raise SettingError(f"{owner}.files", pattern, f"a path below {owner}.folder")
-        self._parts = [re.compile(self._expression(part, named=False)) for part in parts]
+        if pattern.count("**") > ("**" in parts[:-1]):
+            raise SettingError(f"{owner}.files", pattern, "a pattern with ** once, for folders")
+        # None: any number of folders.
+        self._parts = [
+            None if part == "**" else re.compile(self._expression(part, named=False))
+            for part in parts
+        ]
         self._whole = re.compile(self._expression(pattern, named=True))
         # As it would fit with any text for a code: a name that only this one fits is a slip.
         self._nearly = re.compile(self._expression(pattern, named=True, code=r"[^/]*"))
@@ -136,7 +144,8 @@ class FileLayout:
             position = match.end()
             field = match[1]
             if match[2]:
-                expression += "([^/]*)" if named else "[^/]*"
+                stars = "[^/]*" if match[2] == "*" else "(?:[^/]+/)*"
+                expression += f"({stars})" if named else stars
             elif not named:
                 expression += "[^/]+"
             elif field in seen:
@@ -174,16 +183,18 @@ class FileLayout:
     def _candidates(
         self, folder: epath.Path, name: str, level: int
     ) -> Iterator[tuple[str, epath.Path]]:
-        last = level == len(self._parts) - 1
+        last, part = level == len(self._parts) - 1, self._parts[level]
+        if part is None:  # no folder; below: one more
+            yield from self._candidates(folder, name, level + 1)
         for path in folder.iterdir():
-            if path.name.startswith("."):
+            if path.name.startswith(".") or (part is None and os.path.islink(path)):
                 continue
-            if not self._parts[level].fullmatch(unpacked_name(path) if last else path.name):
+            if part and not part.fullmatch(unpacked_name(path) if last else path.name):
                 continue
             if last:
                 yield name + path.name, path
             elif path.is_dir():
-                yield from self._candidates(path, f"{name}{path.name}/", level + 1)
+                yield from self._candidates(path, f"{name}{path.name}/", level + bool(part))
 
     def _file(self, path: epath.Path, name: str, match: re.Match[str]) -> File | None:
         field = match.groupdict()

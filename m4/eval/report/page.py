@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -247,8 +248,13 @@ def _levels(rows: Sequence[Delta], levels: ResourceLevels) -> dict[str, Any]:
     """What the template needs of resource levels, and which languages are marked: those with close
     relatives and with small test sets."""
     small = small_tests(rows, levels)
+    name = {row.language: row.name for row in rows}
+    named = Counter(name.values())  # two codes may be one language's
+    name = {code: f"{one} ({code})" if named[one] > 1 else one for code, one in name.items()}
     related = {
-        (r.name, *(describe(c).name for c in r.closely_related)) for r in rows if r.closely_related
+        (name[r.language], *(name[code] for code in r.closely_related if code in name))
+        for r in rows
+        if r.closely_related
     }
     return {
         "levels": LEVELS,

@@ -36,7 +36,8 @@ class Packages(Gettext):
     Packages are only read, never imported. A language has the first translation of a sentence, in
     the order of the files' names; sentences that differ in case, width and spacing only are one.
     Left out and counted in addition to what `Gettext` leaves out: markup, what is the same
-    on both sides, and what was there before. A language's pairs stay in memory.
+    on both sides, what was there before, and catalogues that cannot be read: packages are as they
+    are. A language's pairs stay in memory.
 
     folder: where the packages are; their names, versions and licences are in `identity`, and so in
     the corpus' manifest.
@@ -44,6 +45,7 @@ class Packages(Gettext):
 
     folder: str | os.PathLike[str] = FOLDER
     files: str = "**/{lang}/LC_MESSAGES/*"
+    on_bad_line: Annotated[str, OneOf(("fail", "skip"))] = "skip"
     codes: Mapping[str, str] | None = field(default_factory=lambda: {"pt_PT": "pt"})
     placeholders: Annotated[str, OneOf(("same", "drop", "keep"))] = "drop"
 

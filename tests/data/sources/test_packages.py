@@ -136,11 +136,11 @@ def test_the_manifest_names_packages_and_licences(folder: Path, tmp_path: Path) 
 def test_without_the_packages_the_command_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     said = m4(
-        "train",
+        "data",
+        "prepare",
         f"--gin_file={CONFIG}",
         f"--model_dir={tmp_path / 'run'}",
         f"--gin.packages.Packages.folder='{missing}'",
-        "--gin.BATCH_SIZE=24",  # for the tests' eight devices
     )
     assert re.search(r"packages\.Packages\.folder = .*missing'.*`make catalogues`", said.mistake)
     assert not [*tmp_path.rglob("manifest.json")]
@@ -171,6 +171,7 @@ def test_packages_are_catalogues_alone(installed: Packages) -> None:
     assert next(code(), None) is None
 
 
+@pytest.mark.thorough
 def test_no_test_sentence_is_in_any_languages_training_set(installed: Packages) -> None:
     held_out, trained = set(), set()
     for language in experiment_of(CONFIG).data.corpus.languages or ():

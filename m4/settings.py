@@ -201,18 +201,22 @@ def kinds_of(configurable: Callable[..., Any]) -> dict[str, Kind]:
     }
 
 
-def annotations_of(configurable: Callable[..., Any]) -> dict[str, Any]:
+def annotations_of(configurable: Callable[..., Any]) -> Mapping[str, Any]:
     """Parameter -> annotation, Annotated kept; {} where annotations cannot be read."""
     plain = inspect.unwrap(configurable)
     if isinstance(plain, functools.partial):
         return annotations_of(plain.func)
-    target = plain
     if isinstance(plain, type) and not dataclasses.is_dataclass(plain):
-        target = plain.__init__
+        plain = plain.__init__
     try:
-        found = typing.get_type_hints(target, include_extras=True)
+        return _annotations(plain)
     except (NameError, TypeError):  # a name that is imported for type checkers only
         return {}
+
+
+@functools.cache  # a config asks for each thousands of times
+def _annotations(target: Callable[..., Any]) -> Mapping[str, Any]:
+    found = typing.get_type_hints(target, include_extras=True)
     return {name: value for name, value in found.items() if name != "return"}
 
 

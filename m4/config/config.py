@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ class Config(Bindings):
         if target is Experiment and inner:  # a bilingual baseline, which has no baselines
             arguments["baselines"] = None
             bound.pop("baselines", None)
-        annotations, kinds = annotations_of(target), kinds_of(target)
+        kinds = kinds_of(target)
         for name, binding in bound.items():
             self._reached.add((binding.scopes, id(target), name))
             below = max(kind, kinds.get(name, Kind.NEVER))
@@ -138,7 +138,7 @@ class Config(Bindings):
             self._check(binding, value)
             arguments[name] = value
             self._record(target, inner, name, binding.value, below)
-        for name, part in self._parts(target, annotations, {*arguments}, inner).items():
+        for name, part in self._parts(target, {*arguments}, inner):
             of = Reference((), canonical_name(part), True)
             self._made_parts.add((key, name))
             below = max(kind, kinds.get(name, Kind.NEVER))
@@ -156,19 +156,13 @@ class Config(Bindings):
             raise ConfigError(self.explain(error, inner)) from error
 
     def _parts(
-        self, target: Any, annotations: Mapping[str, Any], given: set[str], scopes: tuple[str, ...]
-    ) -> dict[str, Any]:
-        """Parts of an experiment that need no line in the config: parameter -> class. Those that
+        self, target: Any, given: set[str], scopes: tuple[str, ...]
+    ) -> Iterator[tuple[str, Any]]:
+        """Parts of an experiment that need no line in the config: parameter, class. Those that
         must be there, or that have bindings."""
-        found = {}
-        for name, parameter in parameters_of(target).items():
-            part = next((one for one in PARTS if _names(annotations.get(name), one)), None)
-            if part is None or name in given:
-                continue
-            needed = parameter.default is parameter.empty
-            if needed or self._bound(part, scopes):
-                found[name] = part
-        return found
+        for name, (part, needed) in _parts_of(target).items():
+            if name not in given and (needed or self._bound(part, scopes)):
+                yield name, part
 
     def _bound(self, target: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
         """parameter -> binding: of the outermost scope first, an inner one replaces it."""
@@ -350,6 +344,17 @@ def load(
         config.set_model_dir(str(model_dir))
     config.begin_from_macro()
     return config
+
+
+@functools.cache
+def _parts_of(target: Any) -> Mapping[str, tuple[type, bool]]:
+    """Parameter -> the part of an experiment that it is, and whether it has no default."""
+    annotations, found = annotations_of(target), {}
+    for name, parameter in parameters_of(target).items():
+        part = next((one for one in PARTS if _names(annotations.get(name), one)), None)
+        if part is not None:
+            found[name] = part, parameter.default is parameter.empty
+    return found
 
 
 def _names(annotation: Any, part: type) -> bool:

@@ -384,8 +384,10 @@ def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:
     return query_BQ[:, :, None] == key_BR[:, None, :]
 
 
+@functools.lru_cache(maxsize=8)
 def abstract_variables(model: Transformer) -> Mapping[str, Any]:
-    """Shapes of `params` and the logical axes `params_axes`, without computing anything."""
+    """Shapes of `params` and the logical axes `params_axes`, without computing anything; kept, as
+    a job asks several times. Not to be changed."""
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     # The key is made inside: outside it would be an array, on devices that need not be there.
     with shapes_only():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from m4.data.cache.cache import Cache
+from m4.data.preprocess import language_of
 from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.decoding.testsets import train_pairs
@@ -35,8 +36,13 @@ class Source(NamedTuple):
     folder: Path
     decodes: Path
 
+    @property
+    def bilingual(self) -> bool:
+        """Whether it is a run's gathered baselines: the run's config is not theirs."""
+        return self.decodes.name == BILINGUAL and self.decodes.parent.name == "decodes"
+
     def above(self, name: str) -> Path | None:
-        """A file of the run that the translations are of: in their folder or the two above it."""
+        """A file of the run that the translations are in: in their folder or the two above it."""
         at = self.decodes.resolve()
         found = [one / name for one in (at, *at.parents[:2]) if (one / name).is_file()]
         return found[0] if found else None
@@ -72,11 +78,11 @@ def compare(
     sizes: dict[str, int] = {}
     for one in sources:  # the baseline's come last, and count
         sizes |= _sizes(one)
-    shown = {one.name: one.folder for one in sources}
+    languages = set(map(language_of, directions))
     background = Background(
         title=f"{', '.join(one.name for one in sources[:-1])} against {against.name}",
-        facts={f"{name}": str(folder) for name, folder in shown.items()},
-        configs={one.name: path for one in sources if (path := one.above("operative_config.gin"))},
+        facts={one.name: str(one.folder) for one in sources},
+        configs={one.name: path for one in sources if (path := _config(one)) is not None},
         curves={one.name: read_metrics(path.parent) for one in sources
                 if one is not against and (path := one.above("metrics.jsonl"))},
     )  # fmt: skip
@@ -85,7 +91,7 @@ def compare(
         output,
         [_system(one) for one in sources],
         DEFAULTS.metrics,
-        sizes,
+        {code: pairs for code, pairs in sizes.items() if code in languages},
         background=background,
         baseline=against.name,
         split=_SPLIT,
@@ -118,7 +124,7 @@ def _check(source: Source) -> None:
     """Compares translations with their notes, where they have them: kept results have none."""
     if any(source.decodes.glob(f"{_SPLIT}.*.json")):
         remedy = f"m4 decode --model_dir={source.folder}"
-        if source.decodes.name == BILINGUAL:
+        if source.bilingual:
             remedy = f"m4 report --model_dir={source.folder}"
         check_hypotheses(source.decodes, _SPLIT, find_decodes(source.decodes, _SPLIT), remedy)
 
@@ -169,12 +175,16 @@ def _levels(source: Source) -> ResourceLevels | None:
     return ResourceLevels(**{name.removeprefix(_LEVELS): int(config[name]) for name in names})
 
 
+def _config(source: Source) -> Path | None:
+    return None if source.bilingual else source.above("operative_config.gin")
+
+
 def _system(source: Source) -> System:
     """With the step and the chapter of its translations, where their notes name them."""
     steps = steps_of(source.decodes, _SPLIT)
-    run, config = source.above("run.json"), source.above("operative_config.gin")
+    run, config = source.above("run.json"), _config(source)
     number: dict[str, int] = {}
-    if run is not None and source.decodes.name != BILINGUAL:
+    if run is not None and not source.bilingual:
         number = {at: chapters.at(run.parent, step) for at, step in steps.items()}
     named = None if config is None else str(config)
     return System(source.name, source.decodes, named, steps or None, number or None)

@@ -301,7 +301,9 @@ def _table(
     table.add_column("\n\nlanguage", no_wrap=True)
     table.add_column("\ntraining\npairs", justify="right", no_wrap=True)
     for side in sides:
-        headings = (f"{side}\n\ncopy", "\nbilin-\ngual", "\nmulti-\nlingual", f"\n\nΔ{metric}")
+        two = ("\nbilin-\ngual", "\nmulti-\nlingual")
+        two = two if rows[0].baseline == BILINGUAL else ("\nbase-\nline", f"\n\n{system}")
+        headings = (f"{side}\n\ncopy", *two, f"\n\nΔ{metric}")
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
     at = {(row.language, row.side): row for row in rows}

@@ -80,8 +80,8 @@ def latex_text(rows: Sequence[Delta], means: Sequence[Average], levels: Resource
     small = small_tests(rows, levels)
     parts = [
         "% By `m4 report`. In the document's head: \\usepackage{booktabs,longtable}",
-        _means(rows, means),
     ]
+    parts += [_means(rows, means)] if means else []
     parts += [_languages([row for row in rows if row.side == side], small, levels)
               for side in sides]  # fmt: skip
     return "\n\n".join(parts) + "\n"

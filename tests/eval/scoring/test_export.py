@@ -59,6 +59,7 @@ def test_latex_is_escaped_and_its_lines_have_the_columns_that_it_declares():
     assert "Kabuverdianu & creole & 900 & 20.0 & 23.0 & undertrained" in text
     assert "$+3.0$ {\\scriptsize [$+3.0$, $+3.0$]}" in text
     assert text.count("\\toprule") == text.count("\\bottomrule") == 2
+    assert "{tabular}" not in latex_text(made, [], LEVELS)
     for part in text.split("\\begin{")[1:]:
         columns = len(part.partition("{")[2].partition("}")[0])
         lines = [line for line in part.splitlines() if line.endswith("\\\\")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU, MAX_NGRAM_ORDER
@@ -49,16 +50,22 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
     """
     name = tokenizer(language)
     try:
-        metric = BLEU(tokenize=name)
+        metric = _with_references(name, tuple(references))
     except RuntimeError as error:
         extra = name.partition("-")[0]
         raise InputError(
             f"BLEU into {language!r} needs sacreBLEU's tokenizer {name!r}: "
             f"pip install 'sacrebleu[{extra}]'"
         ) from error
-    rows = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
+    rows = metric._extract_corpus_statistics(list(hypotheses), None)
     counts = np.array(rows, np.int64).reshape(len(rows), 2 + 2 * MAX_NGRAM_ORDER)
     return Statistics("bleu", counts, _formula, str(metric.get_signature()))
+
+
+# Systems are scored one after the other on the same references.
+@lru_cache(maxsize=1)
+def _with_references(name: str, references: tuple[str, ...]) -> BLEU:
+    return BLEU(tokenize=name, references=[references])
 
 
 def _formula(sums: np.ndarray) -> np.ndarray:

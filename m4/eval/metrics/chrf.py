@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from sacrebleu.metrics.chrf import CHRF
@@ -15,10 +16,16 @@ from m4.settings import configurable
 def chrf(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Statistics:
     """Corpus chrF2, one reference a sentence; `language` plays no part. Its counts of a sentence:
     n-grams of the hypothesis, of the reference and of both, for n = 1..6 characters."""
-    metric = CHRF()
-    rows = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
+    metric = _with_references(tuple(references))
+    rows = metric._extract_corpus_statistics(list(hypotheses), None)
     counts = np.array(rows, np.int64).reshape(len(rows), 3 * CHRF.CHAR_ORDER)
     return Statistics("chrf", counts, _formula, str(metric.get_signature()))
+
+
+# Systems are scored one after the other on the same references.
+@lru_cache(maxsize=1)
+def _with_references(references: tuple[str, ...]) -> CHRF:
+    return CHRF(references=[references])
 
 
 def _formula(sums: np.ndarray) -> np.ndarray:

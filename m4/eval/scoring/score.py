@@ -141,24 +141,35 @@ def measure(
     if copy:
         for direction, (_, rows) in first.items():
             decodes[COPY, direction] = copied(rows, direction)
-    statistics = {}
-    for (name, direction), rows in decodes.items():
-        target = split_direction(direction)[1]
-        hypotheses = [row.hypothesis for row in rows]
-        references = [row.reference for row in rows]
-        for metric in metrics:
-            counted = metric(hypotheses, references, target)
-            if not re.fullmatch(r"[\w.-]+", counted.metric):
-                raise InputError(f"a metric called {counted.metric!r}: letters, digits, _, - and .")
-            if counted.sentences != len(rows):
-                raise InputError(
-                    f"metric {counted.metric}: counts of {counted.sentences} sentences of "
-                    f"{direction}, which has {len(rows)}"
-                )
-            if (name, direction, counted.metric) in statistics:
-                raise InputError(f"two metrics are called {counted.metric!r}")
-            statistics[name, direction, counted.metric] = counted
+    found: dict[tuple[str, str], dict[str, Statistics]] = {}
+    # All systems of a direction together: metrics keep what they have counted of its references.
+    for name, direction in sorted(decodes, key=lambda key: key[1]):
+        found[name, direction] = _counted(decodes[name, direction], direction, metrics)
+    statistics = {(*at, metric): one for at in decodes for metric, one in found[at].items()}
     return Measured(split, systems, decodes, statistics)
+
+
+def _counted(
+    rows: Sequence[Decode], direction: str, metrics: Sequence[Metric]
+) -> dict[str, Statistics]:
+    """What each metric counts of one system's hypotheses, by its name."""
+    target = split_direction(direction)[1]
+    hypotheses = [row.hypothesis for row in rows]
+    references = [row.reference for row in rows]
+    found: dict[str, Statistics] = {}
+    for metric in metrics:
+        counted = metric(hypotheses, references, target)
+        if not re.fullmatch(r"[\w.-]+", counted.metric):
+            raise InputError(f"a metric called {counted.metric!r}: letters, digits, _, - and .")
+        if counted.sentences != len(rows):
+            raise InputError(
+                f"metric {counted.metric}: counts of {counted.sentences} sentences of "
+                f"{direction}, which has {len(rows)}"
+            )
+        if counted.metric in found:
+            raise InputError(f"two metrics are called {counted.metric!r}")
+        found[counted.metric] = counted
+    return found
 
 
 def metric_names(metrics: Sequence[Metric]) -> list[str]:

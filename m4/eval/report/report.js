@@ -113,6 +113,8 @@
     };
     chart.addEventListener("pointermove", show);
     chart.addEventListener("pointerdown", show);
-    chart.addEventListener("pointerleave", leave);
+    // A finger that is lifted leaves the text there, until the next touch.
+    chart.addEventListener("pointerleave", (event) => event.pointerType === "touch" || leave());
   }
+  document.addEventListener("pointerdown", (event) => event.target.closest("svg.chart") || leave());
 })();

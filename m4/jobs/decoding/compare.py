@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,9 +44,9 @@ class Source(NamedTuple):
 
     def above(self, name: str) -> Path | None:
         """A file of the run that the translations are in: in their folder or the two above it."""
-        at = self.decodes.resolve()
-        found = [one / name for one in (at, *at.parents[:2]) if (one / name).is_file()]
-        return found[0] if found else None
+        # As the folder was given: rows of scores name the path, on any machine.
+        places = (Path(os.path.normpath(self.decodes / up / name)) for up in ("", "..", "../.."))
+        return next((path for path in places if path.is_file()), None)
 
 
 def compare(

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import select
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -80,6 +81,8 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._back], [], [], 300)
+            assert ready, "the browser does not answer"
             more = os.read(self._back.fileno(), 1 << 20)
             assert more, "the browser has ended"
             self._rest += more

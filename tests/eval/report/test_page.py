@@ -184,4 +184,6 @@ def test_in_a_browser_it_sorts_filters_and_fits(made, tmp_path):
         )
         assert page.run("document.querySelector('#here').textContent").startswith("French")
         assert page.run("document.querySelector('#here').hidden") is False
+        page.run("document.body.dispatchEvent(new PointerEvent('pointerdown', {bubbles: true}))")
+        assert page.run("document.querySelector('#here').hidden") is True
         assert page.said == []

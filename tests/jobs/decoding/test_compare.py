@@ -65,7 +65,7 @@ def test_one_page_of_several_runs_against_the_baselines_of_another(runs, tmp_pat
     assert "moe_8 against bilingual" in said.out
 
 
-def test_a_folder_of_translations_is_itself_and_may_be_gzipped(runs, tmp_path):
+def test_a_folder_of_translations_is_itself_and_may_be_gzipped(runs, tmp_path, monkeypatch):
     kept = tmp_path / "results"
     for name in ("moe_8", "dense"):
         for path in (runs / name / "decodes").iterdir():
@@ -75,13 +75,17 @@ def test_a_folder_of_translations_is_itself_and_may_be_gzipped(runs, tmp_path):
     (kept / "dense" / "test.he-en.jsonl.gz").unlink()
     # One file of scores for all has the training sizes; of c the model itself is the baseline.
     (kept / "scores.jsonl").write_bytes((runs / "dense" / "scores.jsonl").read_bytes())
-    words = [kept / "moe_8", kept / "dense", f"--baseline=best={runs}/c/decodes"]
+    (kept / "dense" / "operative_config.gin").write_text("A = 1\n", encoding="utf-8")
+    monkeypatch.chdir(kept)
+    words = ["moe_8", "dense", f"--baseline=best={runs}/c/decodes"]
     said = m4("report", *words, f"--output={tmp_path}/out")
     assert said.status == 0, said.err
     rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
     assert {(row["system"], row["baseline"]) for row in rows} == {
         ("moe_8", "best"), ("dense", "best")}  # fmt: skip
     assert all(row["delta"] < 0 for row in rows)
+    scores = read_jsonl(tmp_path / "out" / "scores.jsonl")
+    assert {row["config"] for row in scores} == {None, "dense/operative_config.gin"}
     # Only what all have translated is compared.
     assert said.err == "left out, not translated by all: he-en\n"
     assert {row["language"] for row in rows} == {"pt", "gl"}

@@ -7,7 +7,7 @@ train, decode and score it (docs/model.md).
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import flax.linen as nn
 import jax
@@ -384,10 +384,9 @@ def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:
     return query_BQ[:, :, None] == key_BR[:, None, :]
 
 
-@functools.lru_cache(maxsize=8)
+@cast(Any, functools.lru_cache(maxsize=8))  # checkers do not see that a module is hashable
 def abstract_variables(model: Transformer) -> Mapping[str, Any]:
-    """Shapes of `params` and the logical axes `params_axes`, without computing anything; kept, as
-    a job asks several times. Not to be changed."""
+    """Shapes of `params`, logical axes `params_axes`; computes nothing. Kept: do not change it."""
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     # The key is made inside: outside it would be an array, on devices that need not be there.
     with shapes_only():

@@ -182,9 +182,9 @@ def test_the_mixture_is_part_of_a_cache_with_two_vocabularies(tmp_path: Path) ->
         separate(tmp_path / "c", "to_english", target_vocabulary_size=340)
     with pytest.raises(AssertionError, match="to_english has no source that is english"):
         made.tokens("train", "english", "source")
-    # A bilingual baseline takes the text alone, in both directions.
+    # A bilingual baseline has one vocabulary, and its parent's directions.
     small = bilingual(Cache(tmp_path / "c"), "gl", vocabulary_size=350).build(tmp_path / "gl")
-    assert small.directions == ["en-gl", "gl-en"]
+    assert small.directions == ["gl-en"]
     assert not small.separate
     assert small.source_vocabulary is small.target_vocabulary is small.vocabulary
 

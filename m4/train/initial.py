@@ -82,8 +82,8 @@ def rows_of(old: Vocabulary, new: Vocabulary, new_pieces: str) -> Rows:
     Raises:
         ValueError: an old piece is missing in the new one: it is another vocabulary.
     """
-    ids = {piece: i for i, piece in enumerate(old.pieces)}
-    missing = [piece for piece in old.pieces if piece not in set(new.pieces)]
+    ids, there = {piece: i for i, piece in enumerate(old.pieces)}, set(new.pieces)
+    missing = [piece for piece in old.pieces if piece not in there]
     if missing:
         raise InputError(
             f"{new.path}: another vocabulary than {old.path}, {len(missing):,} of whose "

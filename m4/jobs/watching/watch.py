@@ -177,12 +177,12 @@ def watch(
             console.print(" | ".join(f"{n}: {text}" for n, text in said), soft_wrap=True)
         return
     with Live(console=console, auto_refresh=False) as live:
-        for status in _looks(model_dir, seconds, once):
+        for status in _looks(model_dir, seconds, once, every=True):  # how long ago things were
             live.update(_table(model_dir, lines(status, time.time())), refresh=True)
 
 
-def _looks(model_dir: str, seconds: float, once: bool) -> Iterator[Status]:
-    """The status whenever the files have changed, and on every look that finds a silent job."""
+def _looks(model_dir: str, seconds: float, once: bool, *, every: bool = False) -> Iterator[Status]:
+    """The status on every look, or whenever something but the heartbeat's time has changed."""
     folder, before = remote.local(model_dir), None
     while True:
         remote.fetch(folder, _FILES.__contains__)
@@ -192,7 +192,7 @@ def _looks(model_dir: str, seconds: float, once: bool) -> Iterator[Status]:
         finished = status.total_steps is not None and status.step >= status.total_steps
         ended = beat.phase == "end" if beat is not None else finished
         key = (status._replace(heartbeat=None), silent, ended)
-        if key != before:
+        if every or key != before:
             before = key
             yield status
         if once or ended:

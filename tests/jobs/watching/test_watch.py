@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,28 @@ def test_a_line_whenever_something_changed_until_the_end(
     watch.watch(str(run), stream=out)
     steps = [line.split(" of ")[0] for line in out.getvalue().splitlines()]
     assert steps == ["step: 12", "step: 22", "step: 32"]
+
+
+def test_a_terminal_shows_on_every_look_how_long_a_job_is_silent(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(run, 10, age=600.0)
+    later = iter([
+        lambda: write(run, 10, age=660.0),
+        lambda: write(run, 10, age=720.0),
+        lambda: write(run, 10, phase="end"),
+    ])  # fmt: skip
+    monkeypatch.setattr(watch, "_sleep", lambda _: next(later)())
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    watch.watch(str(run), stream=(out := Terminal()))
+    said = re.findall(r"LIFE for (\d+) min|(ended)", out.getvalue())
+    # What stays on the screen is written once more.
+    assert [*dict.fromkeys(said)] == [("10", ""), ("11", ""), ("12", ""), ("", "ended")]
 
 
 def test_mistakes_are_one_line(run: Path) -> None:

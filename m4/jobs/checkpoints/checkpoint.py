@@ -5,6 +5,7 @@ They read, and hold no lock; only `convert` writes, and elsewhere.
 
 import contextlib
 import datetime
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,9 @@ from m4.storage import chapters, manifest, remote, run_folder, safetensors
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
 from m4.storage.steps import complete_steps, damaged_steps, used_item, whole_step
+
+# Characters of an entry of a note: counts by direction, layer and expert may be megabytes.
+_LONG = 200
 
 
 def checkpoint(
@@ -122,16 +126,17 @@ def _noted(folder: Path, step: int, note: Mapping[str, Any]) -> str:
 
 
 def _inspect(folder: Path, step: int, console: Console) -> bool:
-    """Every array: shape, dtype, sharding as it was saved, norm, and values that are not finite."""
+    """Every array: shape, dtype, sharding as it was saved, norm, and values that are not finite;
+    and what the note says, a line an entry."""
     finite = True
     with _opened(folder) as store:
         there = store.folder / str(step)
         for item in sorted(manifest.items_of(there) - {manifest.ITEM, "note", "metrics"}):
             table = Table(box=SIMPLE_HEAD, title=f"{there}/{item}", title_justify="left")
             for name in ("array", "shape", "dtype", "saved over", "norm", "not finite"):
-                table.add_column(
-                    name, justify="right" if name in ("norm", "not finite") else "left"
-                )
+                right = name in ("norm", "not finite")
+                # A name whose end is cut off would be that of several arrays.
+                table.add_column(name, justify="right" if right else "left", overflow="fold")
             known = store.arrays(step, item)
             for path, array in store.read(step, item).items():
                 values = np.asarray(array, np.float64)
@@ -146,7 +151,11 @@ def _inspect(folder: Path, step: int, console: Console) -> bool:
                     f"[bold]{wrong}[/bold]" if wrong else "0",
                 )
             console.print(table)
-        console.print_json(data=store.note(step), default=str)
+        for name, value in store.note(step).items():
+            said = json.dumps(value, ensure_ascii=False, default=str)
+            if len(said) > _LONG:
+                said = f"{said[:_LONG]}... ({len(said):,} characters)"
+            console.print(f"{name}: {said}", markup=False, highlight=False, soft_wrap=True)
     return finite
 
 

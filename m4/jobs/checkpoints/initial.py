@@ -12,6 +12,7 @@ from m4.data.cache.cache import Cache
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.checkpoints.chapters import read_note
 from m4.jobs.corpus import open_vocabulary
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
@@ -123,10 +124,17 @@ class Beginning:
             found.append(f"  {path}: {pieces:,} new pieces ({self._rules.new_pieces})")
         if left := self.about["left"]:
             found.append(f"  left: {len(left)} ({left[0]}{', ...' if len(left) > 1 else ''})")
-        if rows := [row for row in read_metrics(self._old.folder) if "dev/nll" in row]:
-            last = rows[-1]
+        if (last := self._measured()) is not None:
             found.append(f"  its dev/nll at step {last['step']} was {last['dev/nll']:.4f}")
         return found
+
+    def _measured(self) -> Mapping[str, Any] | None:
+        """The last row of the old run's evaluations up to the step whose parameters are used."""
+        old = self._old
+        note = {} if self._rules.optimizer else read_note(old.folder, old.step)
+        used = note.get("best_step") or old.step
+        rows = [row for row in read_metrics(old.folder) if row["step"] <= used]
+        return next((row for row in reversed(rows) if "dev/nll" in row), None)
 
     def state(self, program: TrainProgram) -> TrainState:
         """The state before the first step, over the program's mesh."""
@@ -159,9 +167,18 @@ class Beginning:
 
 
 def check_beginning(experiment: Experiment) -> None:
-    """SettingError: no run is there to begin from; known before the corpus is built."""
+    """What is known before the corpus is built.
+
+    Raises:
+        SettingError: no run is there to begin from.
+        InputError: no rule takes over a parameter, or the layers.
+    """
     if (rules := experiment.training.initial) is not None:
-        _opened(rules, prepare.run_folder(experiment))
+        old = _opened(rules, prepare.run_folder(experiment))
+        # The old vocabulary stands in for one that may have to be built.
+        models = (old.model, prepare.model_for(experiment, old.cache))
+        before, after = (initial.shapes_of(abstract_variables(one)["params"]) for one in models)
+        initial.plan(before, after, rules.layers)
 
 
 def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Beginning | None:

@@ -34,6 +34,7 @@ def test_nothing_is_lost_where_nothing_changed(first: Path, tmp_path: Path) -> N
     said = train(tmp_path / "run", f"--init_from={first}", "--gin.TRAIN_STEPS=2")
     assert said.status == 0, said.err
     assert "at step 4: " in said.out
+    assert "  its dev/nll at step 4 was " in said.out
     assert "before the first step: " in said.out
     before = next(row for row in read_metrics(first)[::-1] if "dev/nll" in row)
     now = read_metrics(tmp_path / "run")[0]
@@ -55,6 +56,7 @@ def test_weights_and_optimizer_continue_as_if_never_interrupted(
         "--gin.initial.InitialModel.optimizer=True", "--gin.TRAIN_STEPS=0",
     )  # fmt: skip
     assert said.status == 0, said.err
+    assert "its dev/nll" not in said.out  # which was measured at step 4, later
     for item in ("params", "optimizer"):
         before, now = saved(first, 2, item), saved(tmp_path / "run", item=item)
         assert jax.tree.all(jax.tree.map(np.array_equal, before, now)), item
@@ -118,6 +120,7 @@ def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> No
         tmp_path / "w", f"--init_from={first}", "--gin.transformer.Transformer.mlp_width=48"
     )
     assert "[4, 16, 48] here and [4, 16, 32]" in wider.mistake
+    assert not (tmp_path / "w" / "data").exists()  # known before the corpus is built
     other = train(
         tmp_path / "o", f"--init_from={first}", "--gin.cldr.Cldr.sizes={'es': 150, 'el': 80}"
     )

@@ -24,6 +24,7 @@ from m4.storage.files import whole
 # The version of an object that is not there.
 ABSENT = ""
 _PIECE_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 24  # of one request to a bucket
 _INSTALL = "pip install 'm4[gcs]'"
 
@@ -67,8 +68,12 @@ class Store(Protocol):
 
     def read(self, name: str) -> bytes | None: ...
 
-    def pieces(self, name: str) -> Iterator[bytes]:
-        """The object's bytes. FileNotFoundError: it is not there."""
+    def pieces(self, name: str) -> Iterator[bytes | memoryview]:
+        """The object's bytes; a piece is what it is until the next one is asked for.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
         ...
 
     def download(self, name: str, target: Path) -> None:
@@ -169,10 +174,13 @@ class Disk:
             return (self._folder / name).read_bytes()
         return None
 
-    def pieces(self, name: str) -> Iterator[bytes]:
-        with (self._folder / name).open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                yield piece
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        # One buffer that stays in the processor's cache: reading adds a twentieth to the time of
+        # SHA-256. A new megabyte for each piece adds a quarter.
+        buffer = memoryview(bytearray(_BUFFER_BYTES))
+        with (self._folder / name).open("rb", buffering=0) as file:
+            while size := file.readinto(buffer):
+                yield buffer[:size]
 
     def download(self, name: str, target: Path) -> None:
         with whole(target) as part:

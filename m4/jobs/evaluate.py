@@ -17,6 +17,7 @@ from m4.jobs.decode import decode, decodes_folder, trained_step
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.storage import chapters
+from m4.storage.remote import remote_path
 
 
 def evaluate(
@@ -55,7 +56,7 @@ def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: in
     write_scores(path, rows)
     terminal = prepare.console()
     terminal.print(score_table(rows))
-    terminal.print(str(path), highlight=False, soft_wrap=True)
+    prepare.print_files(terminal, [path])
 
 
 def scored(
@@ -97,7 +98,10 @@ def system(experiment: Experiment, name: str, decodes: Path, steps: Mapping[str,
     """A trained model's translations as a system. steps: direction -> the checkpoint's."""
     run = prepare.run_folder(experiment)
     number = {direction: chapters.at(run, step) for direction, step in steps.items()}
-    configs = {name: str(chapters.operative_config(run, one)) for name, one in number.items()}
+    # On another machine the working copy of a bucket's folder is elsewhere.
+    configs = {
+        name: str(remote_path(chapters.operative_config(run, one))) for name, one in number.items()
+    }
     return System(name, decodes, config=configs, checkpoint_step=steps, chapter=number)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +254,9 @@ def note_of(cache: Cache, **more: Any) -> Mapping[str, Any]:
 def console() -> Console:
     """80 columns are rich's guess where there is no terminal: too few for the tables."""
     return Console(width=None if sys.stdout.isatty() else 120)
+
+
+def print_files(terminal: Console, paths: Iterable[Path]) -> None:
+    """A line for each file that a job has written."""
+    for path in paths:
+        terminal.print(remote.shown_file(path), highlight=False, soft_wrap=True)

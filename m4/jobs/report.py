@@ -87,8 +87,7 @@ def show(written: Results, levels: ResourceLevels) -> None:
     terminal.print(rates.table(written.rate_rows, levels))
     config = written.html.with_name("operative_config.gin")
     paths = [written.html, *(written.drawn or ()), written.scores]
-    for path in [*paths, *([config] if config.is_file() else [])]:
-        terminal.print(str(path), highlight=False, soft_wrap=True)
+    prepare.print_files(terminal, [*paths, *([config] if config.is_file() else [])])
 
 
 def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:

@@ -101,6 +101,12 @@ def shown(folder: Path) -> str:
     return mark_of(folder)[0] if is_working_copy(folder) else str(folder)
 
 
+def shown_file(path: Path) -> str:
+    """A file in messages: of a working copy its address and the copy, which programs can open."""
+    there = str(remote_path(path))
+    return there if there == str(path) else f"{there}, here {path}"
+
+
 def fetch(folder: Path, wanted: Callable[[str], bool] = not_compiled) -> None:
     """Brings a working copy up to date, for reading; does nothing with another folder.
 

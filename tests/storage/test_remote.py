@@ -53,6 +53,15 @@ def test_address_has_one_working_copy(store: Path, here: Path, tmp_path: Path) -
     assert str(remote.remote_path(tmp_path / "runs" / "demo")) == str(tmp_path / "runs" / "demo")
 
 
+def test_files_are_shown_by_their_address_and_where_they_can_be_opened(
+    store: Path, here: Path, tmp_path: Path
+) -> None:
+    path = here / "decodes" / "a.jsonl"
+    assert remote.shown_file(path) == f"{store}/decodes/a.jsonl, here {path}"
+    for local in (tmp_path / "runs" / "a.jsonl", Path("runs/a.jsonl")):
+        assert remote.shown_file(local) == str(local)
+
+
 def test_store_equals_the_copy_and_another_copy_gets_it(
     store: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

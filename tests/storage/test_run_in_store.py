@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from m4.jobs.evaluate import system
 from m4.storage import remote
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
-from tests.command_line import TINY, m4
+from tests.command_line import TINY, experiment_of, m4
 from tests.storage.disk_store import another_machine, files, marks, take_over
 
 
@@ -26,6 +27,14 @@ def taken_over_in_training(store: Path) -> None:
     time.sleep(1)  # what was being saved is
     left = sorted(path.name for path in (store / "checkpoints").iterdir())
     (store.parent / "left.json").write_text(json.dumps(left), encoding="utf-8")
+
+
+def test_scores_name_the_config_in_the_store(store: Path) -> None:
+    """Not the working copy's, which is on one machine."""
+    experiment = experiment_of(TINY, f"MODEL_DIR = 'file://{store}'")
+    decodes = remote.local(f"file://{store}") / "decodes"
+    scored = system(experiment, "moe", decodes, {"en-gl": 4})
+    assert scored.config == {"en-gl": f"{store}/operative_config.gin"}
 
 
 @pytest.mark.slow

@@ -44,5 +44,4 @@ def audit(experiment: Experiment, stages: str, list: str | None) -> None:
         if not any(stage.startswith(list) or list.startswith(f"{stage}:") for stage in known):
             raise InputError(f"{text}; stages and reasons: {'; '.join(known)}")
         screen.print(text, markup=False)
-    for file in (*written, *([] if list is None else [path])):
-        screen.print(str(file), highlight=False, soft_wrap=True)
+    prepare.print_files(screen, [*written, *([] if list is None else [path])])

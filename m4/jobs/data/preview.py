@@ -60,8 +60,7 @@ def preview(experiment: Experiment, temperatures: str, most_epochs: float) -> No
     screen.print(previews.table(seen, most_epochs))
     for line in previews.warnings(seen, most_epochs):
         screen.print(line, style="yellow", markup=False)
-    for written in files:
-        screen.print(str(written), highlight=False, soft_wrap=True)
+    prepare.print_files(screen, files)
 
 
 def _temperatures(text: str) -> dict[str, float]:

@@ -21,9 +21,10 @@ def vocabulary(experiment: Experiment, sentences: int = 2000, warn_above: float 
         )
     cache = open_corpus(experiment)
     rows = vocabulary_report.measure(cache, sentences)
-    prepare.console().print(vocabulary_report.table(rows))
-    for path in vocabulary_report.write(prepare.run_folder(experiment), cache, rows, warn_above):
-        prepare.console().print(str(path), highlight=False, soft_wrap=True)
+    screen = prepare.console()
+    screen.print(vocabulary_report.table(rows))
+    folder = prepare.run_folder(experiment)
+    prepare.print_files(screen, vocabulary_report.write(folder, cache, rows, warn_above))
     if worst := vocabulary_report.spelled_out(rows, warn_above):
         named = ", ".join(f"{row.language} {row.rates()['byte_share']:.1%}" for row in worst[:10])
         more = f" and {len(worst) - 10} more" if len(worst) > 10 else ""

@@ -332,15 +332,15 @@ def _show(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
 
         new(parsed.folder, parsed.out, parsed.yes)
         return 0
+    folder = getattr(parsed, "run", None) or parsed.model_dir
+    if not folder:
+        raise InputError("give a run folder: --model_dir=...")
     if parsed.job == "checkpoint":
         from m4.jobs.checkpoints.checkpoint import checkpoint
         from m4.jobs.prepare import console
 
         more = {name: getattr(parsed, name) for name in ("dtype", "weights", "output")}
-        return 0 if checkpoint(parsed.what, parsed.run, parsed.step, console(), **more) else 1
-    folder = getattr(parsed, "run", None) or parsed.model_dir
-    if not folder:
-        raise InputError("give a run folder: --model_dir=...")
+        return 0 if checkpoint(parsed.what, folder, parsed.step, console(), **more) else 1
     if parsed.job == "watch":
         from m4.jobs.watching.watch import watch
 

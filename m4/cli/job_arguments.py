@@ -71,7 +71,8 @@ def add_checkpoint(job: argparse.ArgumentParser) -> None:
         help="list: steps; verify: their SHA-256; inspect: arrays, norms, values that are not "
         "finite; convert: the parameters as a file or a separate run",
     )
-    job.add_argument("run", help="the folder of the run")
+    job.add_argument("run", nargs="?", help="the folder of the run, as --model_dir")
+    job.add_argument("--model_dir", help="the folder of the run")
     job.add_argument("--step", type=int, help="(all; to inspect and convert the last whole one)")
     job.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="of convert")
     job.add_argument(

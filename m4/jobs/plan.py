@@ -39,14 +39,18 @@ def plan(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
         _check_sweep(parsed)
         Sweep(Path(parsed.configs), parsed.output, shared, given, parsed.reuse).run(console)
         return 0
-    if len(parsed.gin_file) != 1:
-        raise InputError("give one config: --gin_file=gin_configs/moe_128e_12l.gin; or --sweep")
+    saved = parsed.model_dir if not parsed.gin_file else None
+    if len(parsed.gin_file) != 1 and not saved:
+        raise InputError(
+            "give one config: --gin_file=gin_configs/moe_128e_12l.gin, or a run folder's: "
+            "--model_dir=...; or --sweep"
+        )
     if parsed.price_per_chip_hour is not None and not parsed.price_per_chip_hour >= 0:
         raise InputError(f"--price_per_chip_hour={parsed.price_per_chip_hour}: less than 0")
-    config = Path(parsed.gin_file[0])
-    arguments = [f"--gin_file={config}", *shared, *given, *(["--debug"] if parsed.debug else [])]
+    arguments = [*_config_arguments(parsed), *shared, *given]
+    name = Path(saved.rstrip("/")).name if saved else Path(parsed.gin_file[0]).stem
     machine = parsed.topology or TOPOLOGY
-    facts = launch.compiled(config.stem, arguments, machine, parsed.program, console)
+    facts = launch.compiled(name, arguments, machine, parsed.program, console)
     facts["price_per_chip_hour"] = parsed.price_per_chip_hour
     tables.show(facts, console)
     for path in tables.write(facts, parsed.output / tables.file_name(facts)):
@@ -63,6 +67,14 @@ def write_facts(experiment: "Experiment", parsed: argparse.Namespace) -> None:
         experiment, topology(parsed.topology or TOPOLOGY), parsed.program, parsed.languages
     )
     write_text(parsed.facts, json.dumps(found, ensure_ascii=False))
+
+
+def _config_arguments(parsed: argparse.Namespace) -> list[str]:
+    """What the compiling process needs to read this config: of a file, or a run's saved one."""
+    given = [f"--gin_file={name}" for name in parsed.gin_file]
+    given += [f"--model_dir={parsed.model_dir}"] if parsed.model_dir else []
+    given += [f"--allow_module={name}" for name in parsed.allow_module]
+    return given + (["--debug"] if parsed.debug else [])
 
 
 def _shared_arguments(parsed: argparse.Namespace) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from m4.plan import launch
+from m4.settings import InputError
 from tests.command_line import m4
 
 CONFIG = Path(__file__).parents[2] / "gin_configs" / "moe_128e_12l.gin"
@@ -84,6 +85,7 @@ def test_environment_is_the_subprocess_alone_and_its_stderr_is_passed_on(
 WAITS = """
 import time
 from m4.plan import launch
+from m4.settings import InputError
 launch.end_with_parent()
 print("there", flush=True)
 time.sleep(120)
@@ -160,3 +162,31 @@ def test_unknown_topology_is_refused_first(tmp_path: Path) -> None:
     assert said.mistake.startswith("m4 plan: --topology=v3:8: ")
     said = m4("plan", "--topology=v3:8x8")
     assert said.mistake.startswith("m4 plan: give one config: --gin_file=gin_configs/")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "read"),
+    [
+        (["--model_dir=gs://b/mine/"], "mine", ["--model_dir=gs://b/mine/"]),
+        (
+            [f"--gin_file={CONFIG}", "--model_dir=runs/a", "--allow_module=x"],
+            Path(CONFIG).stem,
+            [f"--gin_file={CONFIG}", "--model_dir=runs/a", "--allow_module=x"],
+        ),
+    ],
+)
+def test_the_compiling_process_reads_the_same_config(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, read: list[str]
+) -> None:
+    """The saved one of a run's folder, too."""
+    given: list[list[str]] = []
+
+    def compiled(config: str, arguments: list[str], *_: object) -> dict[str, object]:
+        given.append([config, *arguments])
+        raise InputError("seen")
+
+    monkeypatch.setattr(launch, "compiled", compiled)
+    assert m4("plan", *words, "--gin.BATCH_SIZE=8").mistake == "m4 plan: seen"
+    (seen,) = given
+    assert seen[: len(read) + 1] == [name, *read]
+    assert seen[-1] == "--gin_bindings=BATCH_SIZE = 8"

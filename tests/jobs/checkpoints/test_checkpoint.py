@@ -46,6 +46,8 @@ def test_list_and_verify_show_every_step(run: Path) -> None:
     rows = [line.split() for line in said.out.splitlines() if line.strip()[:1].isdigit()]
     assert [row[0] for row in rows] == ["2", "4"]
     assert all("optimizer, params" in " ".join(row) for row in rows)
+    assert m4("checkpoint", "list", f"--model_dir={run}").out == said.out
+    assert m4("checkpoint", "list").mistake.endswith("give a run folder: --model_dir=...")
     damaged = damage(run, 4)
     assert m4("checkpoint", "verify", run, "--step=2").status == 0
     said = m4("checkpoint", "verify", run)

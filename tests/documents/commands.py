@@ -24,7 +24,9 @@ from tests.documents.blocks import ROOT
 # Commands that no test can run, and their flags by their own documentation.
 UNRUN = {
     "cd": (),
+    "gcloud auth application-default login": (),
     "gcloud container clusters get-credentials": ("--location",),
+    "gcloud projects describe": ("--format",),
     "gcloud services enable": (),
     "gcloud storage buckets add-iam-policy-binding": ("--member", "--role"),
     "gcloud storage buckets create": ("--location", "--uniform-bucket-level-access"),

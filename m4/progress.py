@@ -21,7 +21,8 @@ _BAR_WIDTH = 24
 class ProgressBar:
     """What is done of a total, the rate and the time left.
 
-    The rate counts this process's work only: work resumed at step 40 did not do the first 40.
+    The rate counts this process's work only: work resumed at step 40 did not do the first 40. It
+    begins with the first `update`: compiling the first step, before that, happens once.
     The first `update` or the `with` statement shows it; `close` ends it, early too, and may be
     called twice. Updates after that are ignored.
 
@@ -35,6 +36,7 @@ class ProgressBar:
         self._notebook = stream is None and _in_notebook()
         self._start = time.monotonic()
         self._first: int | None = None
+        self._first_time = self._start
         self._last_shown = 0.0
         self._done = 0
         self._text = ""
@@ -64,7 +66,7 @@ class ProgressBar:
             return
         self._open()
         if self._first is None:
-            self._first = done
+            self._first, self._first_time = done, time.monotonic()
         self.total = self.total if total is None else total
         self._done, self._text, self._seconds_left = done, text, left
         if self._progress is not None:
@@ -125,11 +127,11 @@ class ProgressBar:
             return duration(self._seconds_left) if known else "?"
         if self._worked() <= 0:
             return "?"
-        seconds = (time.monotonic() - self._start) / self._worked() * (self.total - self._done)
-        return duration(seconds)
+        seconds = (time.monotonic() - self._first_time) / self._worked()
+        return duration(seconds * (self.total - self._done))
 
     def _rate(self) -> list[str]:
-        seconds = time.monotonic() - self._start
+        seconds = time.monotonic() - self._first_time
         if self._worked() <= 0 or seconds <= 0 or self.unit == "%":  # of unlike work
             return []
         rate = self._worked() / seconds

@@ -42,17 +42,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_without_a_terminal_it_is_a_line_every_ten_seconds(clock: Clock) -> None:
     stream = io.StringIO()
     with ProgressBar("train", 100, stream=stream) as bar:
+        clock.now += 60.0
         for done in range(41, 71):
-            clock.now += 1.0
             bar.update(done, f"loss {done}")
-    # Resumed at 41 after a second. After 12 s, 11 steps are done and 48 are left: 48 * 12 / 11 =
-    # 52 s, 11 / 12 = 0.92 a second; after 23 s, 22 and 37: 37 * 23 / 22 = 39 s; at the end, 29 and
-    # 30: 30 * 30 / 29 = 31 s.
+            clock.now += 2.0
+    # Resumed: step 41, the first here, has taken a minute, to compile. Six steps in 12 s are 0.50 a
+    # second, and 53 are left for 106 s; at the end 29 steps have taken 60 s, 0.48 a second, and 30
+    # are left: 30 * 60 / 29 = 62 s.
     assert stream.getvalue().splitlines() == [
-        "train: 41/100 steps  loss 41  [0:01, left ?]",
-        "train: 52/100 steps  loss 52  [0:12, left 0:52, 0.92 steps/s]",
-        "train: 63/100 steps  loss 63  [0:23, left 0:39, 0.96 steps/s]",
-        "train: 70/100 steps  loss 70  [0:30, left 0:31, 0.97 steps/s]",
+        "train: 41/100 steps  loss 41  [1:00, left ?]",
+        "train: 47/100 steps  loss 47  [1:12, left 1:46, 0.50 steps/s]",
+        "train: 53/100 steps  loss 53  [1:24, left 1:34, 0.50 steps/s]",
+        "train: 59/100 steps  loss 59  [1:36, left 1:22, 0.50 steps/s]",
+        "train: 65/100 steps  loss 65  [1:48, left 1:10, 0.50 steps/s]",
+        "train: 70/100 steps  loss 70  [2:00, left 1:02, 0.48 steps/s]",
     ]
 
 

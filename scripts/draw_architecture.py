@@ -12,6 +12,7 @@ import dataclasses
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -95,6 +96,19 @@ def committed(picture: Path = PICTURE) -> dict[str, Any]:
     found = re.search(r"<dc:description>(.*?)</dc:description>", picture.read_text("utf-8"), re.S)
     assert found is not None, f"{picture} was not drawn by {__file__}"
     return json.loads(found[1].replace("&quot;", '"').replace("&gt;", ">"))
+
+
+def differences(drawn: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What the picture shows and the code does not have, or the reverse. A number may be a third
+    off, so that not every import needs another picture."""
+    found = [name for name in ("layers", "folders") if drawn[name] != now[name]]
+    before, after = drawn["imports"], now["imports"]
+    found += [f"gone: {arrow}" for arrow in sorted(before.keys() - after)]
+    found += [f"new: {arrow}" for arrow in sorted(after.keys() - before)]
+    for arrow in sorted(before.keys() & after):
+        if abs(before[arrow] - after[arrow]) > max(3, after[arrow] / 3):
+            found.append(f"{arrow}: {before[arrow]} imports, now {after[arrow]}")
+    return found
 
 
 # ------------------------------------------------------------------------------------ the drawing
@@ -198,4 +212,9 @@ def _box(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("picture", type=Path, nargs="?", default=PICTURE, help="(%(default)s)")
-    draw(read_graph(), parser.parse_args().picture)
+    parser.add_argument(
+        "--if_stale", action="store_true", help="only where it does not show the code as it is"
+    )
+    given, graph = parser.parse_args(), read_graph()
+    if not given.if_stale or differences(committed(given.picture), json.loads(graph.to_json())):
+        draw(graph, given.picture)

@@ -50,6 +50,7 @@ def checkpoint(
     for name, value in (("dtype", dtype), ("weights", weights), ("output", output)):
         if what != "convert" and value is not None:
             raise InputError(f"--{name}={value}: only with convert, not {what}")
+    jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
     folder = remote.local(run)
     remote.fetch(folder)
     run_folder.read(folder)

@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,14 @@ def run(tmp_path: Path) -> Path:
                 step, {"params": params, "optimizer": {"count": jnp.ones(())}}, {"step": step}
             )
     return folder
+
+
+def test_it_needs_no_accelerator(run: Path) -> None:
+    """Training may have it; here none is there, and libtpu would print why."""
+    command = [sys.executable, "-m", "m4", "checkpoint", "verify", str(run)]
+    environment = {**os.environ, "JAX_PLATFORMS": "tpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def damage(run: Path, step: int) -> Path:

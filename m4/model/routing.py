@@ -183,8 +183,8 @@ def balance_loss(
 
     Args:
         probs_GSE: the softmax. expert_GSK: the choices that count, before capacity.
-        real_token_means: over a group's real tokens; False divides by S, padding
-            included (paper and Lingvo's legacy behaviour).
+        real_token_means: over a group's real tokens, then over the groups that have any; False
+            divides by S and by all groups, padding included (paper and Lingvo's legacy behaviour).
         by_group: False: as if all tokens were one group.
     """
     G, S, E = probs_GSE.shape
@@ -197,8 +197,9 @@ def balance_loss(
     share_GE = jnp.sum(chosen_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
     mean_GE = jnp.sum(probs_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
     loss_G = E * jnp.sum(share_GE * mean_GE, axis=-1)
-    # A group of padding alone counts as 0, as in Lingvo.
-    loss = jnp.mean(loss_G)
+    loss = jnp.mean(loss_G)  # of a group of padding alone it is 0
+    if real_token_means:
+        loss = masked_mean(loss_G, real_G1[:, 0] > 0)
     return loss / E**2 if paper_scale else loss
 
 
@@ -223,6 +224,8 @@ def plan_choices(
     logits_GSE: Array | None = None,
     aux_loss: Array | float = 0.0,
     metrics: Mapping[str, Array] | None = None,
+    wants_GSK: Array | None = None,
+    unwanted_use_slots: bool = False,
     priority_GS: Array | None = None,
     by_token: bool = False,
     ranked: bool = True,
@@ -230,20 +233,24 @@ def plan_choices(
     """The plan in which real tokens ask for a slot at each of their experts.
 
     Args:
+        wants_GSK: the choices that are meant; None: all.
+        unwanted_use_slots: the others get no slot, but those behind them count them.
         priority_GS, by_token: see `assign_positions`; the others: see `make_routing`.
         ranked: choices are in the order of preference, so that there is a first and a second one.
     """
-    wants_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)
+    real_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)
+    wants_GSK = real_GSK if wants_GSK is None else real_GSK & wants_GSK
+    position_GSK = assign_positions(
+        expert_GSK,
+        real_GSK if unwanted_use_slots else wants_GSK,
+        num_experts,
+        capacity,
+        priority_GS=priority_GS,
+        by_token=by_token,
+    )
     return make_routing(
         expert_GSK,
-        assign_positions(
-            expert_GSK,
-            wants_GSK,
-            num_experts,
-            capacity,
-            priority_GS=priority_GS,
-            by_token=by_token,
-        ),
+        jnp.where(wants_GSK, position_GSK, -1) if unwanted_use_slots else position_GSK,
         weight_GSK,
         mask_GS,
         num_experts,

@@ -208,6 +208,22 @@ def test_law_padding_is_invisible(gate, seed):
     np.testing.assert_allclose(a.z_loss, b.z_loss, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_law_a_group_of_padding_alone_changes_no_loss(name):
+    tokens = tokens_of(4, train=False, key=False)
+    assert not tokens.mask_GS[0].any()
+    assert tokens.ids_GS is not None
+    without = replace(
+        tokens,
+        score=lambda name, **_: tokens.score(name)[1:],
+        mask_GS=tokens.mask_GS[1:],
+        ids_GS=tokens.ids_GS[1:],
+    )
+    a, b = (EVERY[name](given, E, slots(3)) for given in (tokens, without))
+    np.testing.assert_allclose(a.aux_loss, b.aux_loss, rtol=1e-6)
+    np.testing.assert_allclose(a.z_loss, b.z_loss, rtol=1e-6)
+
+
 @functools.cache
 def program(name: str, grad: bool):
     """One compiled program a gate: scores and tokens -> plan; with `grad` also d total / d scores.

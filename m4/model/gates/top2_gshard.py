@@ -4,6 +4,7 @@ Source: GShard (arXiv 2006.16668), Algorithm 1; its lines are cited below. Where
 Lingvo (gshard_layers.py, Top2GatingOnLogits, what the M4 team ran) differ, an argument decides.
 """
 
+from dataclasses import replace
 from typing import Annotated
 
 import jax
@@ -14,9 +15,9 @@ from m4.model.routing import (
     Capacity,
     Routing,
     Tokens,
-    assign_positions,
+    at_experts,
     balance_loss,
-    make_routing,
+    plan_choices,
     top_k,
 )
 from m4.settings import OneOf, SettingError, checked
@@ -50,8 +51,8 @@ def top2_gshard(
         normalize: "before": the gates are divided by g1 + g2 and the survivor of a dropped pair
             keeps its share (paper line 6, Lingvo legacy). "after": the coin sees the raw g2 and
             the survivors are renormalised (Lingvo non-legacy).
-        real_token_means: the auxiliary loss averages over real tokens; False divides by S, padding
-            included (paper and Lingvo legacy).
+        real_token_means: the auxiliary loss averages over real tokens and the groups that have any;
+            False divides by S and by all groups, padding included (paper and Lingvo legacy).
         paper_scale: the auxiliary loss as the paper's line 13; False: times E^2, 1 when balanced.
 
     Raises:
@@ -102,38 +103,33 @@ def route(
     # By logits: where probabilities underflow to 0 the first expert could be chosen twice.
     drawn_GSE = _drawn(logits_GSE, uniform) if policy == "sampling" else logits_GSE
     _, expert_GSK = top_k(drawn_GSE, 2)
-    p1_GS, p2_GS = (_probability(probs_GSE, expert_GSK[..., k]) for k in (0, 1))
-    both_GS = p1_GS + p2_GS + 1e-9
-    g1_GS, g2_GS = p1_GS / both_GS, p2_GS / both_GS  # line 6
-    coin_GS = jnp.full(mask_GS.shape, policy != "none")
+    p_GSK = at_experts(probs_GSE, expert_GSK)
+    g_GSK = p_GSK / (jnp.sum(p_GSK, axis=-1, keepdims=True) + 1e-9)  # line 6
+    second_GS = jnp.full(mask_GS.shape, policy != "none")
     if policy == "random":  # line 20
-        assert uniform is not None
-        coin_GS = 2.0 * (g2_GS if normalize == "before" else p2_GS) > uniform
-    accepted_GSK = jnp.stack([mask_GS, mask_GS & coin_GS], axis=-1)
-    both_GSK = jnp.stack([mask_GS, mask_GS], axis=-1)
+        second_GS = 2.0 * (g_GSK if normalize == "before" else p_GSK)[..., 1] > uniform
     # Lines 7-23: all first choices in token order, then all second ones. Full experts continue to
     # count, and by line 22 so does a second choice that the coin refuses.
-    asks_GSK = both_GSK if paper_slot else accepted_GSK
-    position_GSK = assign_positions(expert_GSK, asks_GSK, num_experts, capacity)
-    position_GSK = jnp.where(accepted_GSK, position_GSK, -1)
-    if normalize == "after":
-        p1_GS, p2_GS = p1_GS * (position_GSK[..., 0] >= 0), p2_GS * (position_GSK[..., 1] >= 0)
-        total_GS = p1_GS + p2_GS
-        safe_GS = jnp.where(total_GS > 0, total_GS, 1.0)
-        g1_GS, g2_GS = p1_GS / safe_GS, p2_GS / safe_GS
-    # Line 13: first choices before capacity.
-    means = {"real_token_means": real_token_means, "paper_scale": paper_scale}
-    aux_loss = balance_loss(probs_GSE, expert_GSK[..., :1], mask_GS, **means)
-    return make_routing(
-        *(expert_GSK, position_GSK, jnp.stack([g1_GS, g2_GS], -1), mask_GS, num_experts, capacity),
-        ranked_GSK=accepted_GSK,
+    plan = plan_choices(
+        *(expert_GSK, g_GSK, mask_GS, num_experts, capacity),
+        wants_GSK=jnp.stack([mask_GS, second_GS], axis=-1),
+        unwanted_use_slots=paper_slot,
         logits_GSE=logits_GSE,
-        aux_loss=aux_loss,
+        # Line 13: first choices before capacity.
+        aux_loss=balance_loss(
+            *(probs_GSE, expert_GSK[..., :1], mask_GS),
+            real_token_means=real_token_means,
+            paper_scale=paper_scale,
+        ),
     )
+    return plan if normalize == "before" else _renormalized(plan, p_GSK)
 
 
-def _probability(probs_GSE: Array, expert_GS: Array) -> Array:
-    return jnp.sum(probs_GSE * jax.nn.one_hot(expert_GS, probs_GSE.shape[-1], dtype=bool), axis=-1)
+def _renormalized(plan: Routing, p_GSK: Array) -> Routing:
+    """`plan` with the choices that have a slot sharing a weight of 1 by p."""
+    p_GSK = p_GSK * (plan.position_GSK >= 0)
+    total_GS1 = jnp.sum(p_GSK, axis=-1, keepdims=True)
+    return replace(plan, weight_GSK=p_GSK / jnp.where(total_GS1 > 0, total_GS1, 1.0))
 
 
 def _drawn(logits_GSE: Array, uniform_GSE: Array | None) -> Array:

@@ -91,6 +91,12 @@ def golden_tokens(inputs: dict[str, np.ndarray], case: str) -> tuple[Tokens, int
     return tokens, logits_GSE.shape[-1], int(inputs[f"{case}/capacity"])
 
 
+def groups_over_real_groups(case: str) -> float:
+    """A group of padding alone has no loss; the golden outputs count its 0 in their means."""
+    real_G = (read("inputs")[f"{case}/paddings"] == 0).any(axis=1)
+    return len(real_G) / real_G.sum()
+
+
 def masks(routing: Routing) -> tuple[np.ndarray, np.ndarray]:
     """(combine_GSEC, dispatch_GSEC) of a plan, choice by choice."""
     expert_GSK, position_GSK, weight_GSK = (
@@ -156,12 +162,10 @@ def slots_by_loops(
 
 
 def balance_by_loops(probs_GSE: np.ndarray, expert_GSK: Any, mask_GS: np.ndarray) -> float:
-    """E * sum_e f_e P_e over the real tokens of a group, mean over groups; 0 without any."""
+    """E * sum_e f_e P_e over the real tokens of a group, mean over groups that have any."""
     E, losses = probs_GSE.shape[-1], []
     for probs, expert, mask in zip(probs_GSE, np.asarray(expert_GSK), mask_GS, strict=True):
         if mask.any():
             f = np.bincount(expert[mask].ravel(), minlength=E) / expert[mask].size
             losses.append(E * f @ probs[mask].mean(axis=0))
-        else:
-            losses.append(0.0)
     return float(np.mean(losses))

@@ -19,6 +19,7 @@ from tests.model.gates.golden import (
     balance_by_loops,
     best,
     golden_tokens,
+    groups_over_real_groups,
     random_case,
     read,
     slots,
@@ -40,6 +41,7 @@ def test_equals_a_transcription_of_the_paper(case):
     # real tokens.
     variant = "all_nonpad" if case == "pad" else "none"
     expected = alg1[f"{case}/alg1/{variant}/l_aux_paper"] * E**2
+    expected *= groups_over_real_groups(case)
     np.testing.assert_allclose(routing.aux_loss, expected, rtol=2e-6)
 
 
@@ -69,11 +71,11 @@ def test_by_hand_the_most_probable_get_slots_first():
 def test_by_hand_padding():
     # t0 is padding: t1 and t2 have expert 0. Over three tokens f = (2/3, 1/3, 0) and
     # P = (1.4, .8, .8) / 3: 3 * (2/3 * 1.4/3 + 1/3 * .8/3) = 1.2. The second group, all padding,
-    # counts as 0: the mean is 0.6.
+    # does not count.
     mask = [[False, True, True, True], [False] * 4]
     routing = at_once(switch, tokens_of_probs(PROBS * 2, mask), 3, slots(2))
     assert routing.position_GSK[:, :, 0].tolist() == [[-1, 0, 1, 0], [-1] * 4]
-    np.testing.assert_allclose(routing.aux_loss, 0.6, rtol=1e-6)
+    np.testing.assert_allclose(routing.aux_loss, 1.2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("priority", ["order", "probability"])

@@ -12,18 +12,16 @@ other (only a `min_log_prob` looks at all rows together).
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
+from m4.eval.decoding.largest import top_k
 from m4.eval.decoding.methods.constraints import NEG_INF, Constrain
-from m4.parallel.mesh import split_axes
 
 # Cache leaves without a beam axis. `cache_index` has one only after a prefill, where each row has a
 # separate position.
@@ -135,24 +133,9 @@ def _pick(index_BK: Array, *arrays: Array) -> tuple[Array, ...]:
     )
 
 
-def _top_k(x_BN: Array, k: int) -> tuple[Array, Array]:
-    """`lax.top_k`; over a mesh each device takes its local rows.
-
-    Where the partitioner decides, it may bring all rows, B * K * V numbers, to every device at
-    every step (it does on CPU, jax 0.10.2).
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    over = split_axes(mesh, "batch")
-    if not over or x_BN.shape[0] % math.prod(mesh.shape[axis] for axis in over):
-        return lax.top_k(x_BN, k)
-    rows = PartitionSpec(over)
-    local = functools.partial(lax.top_k, k=k)
-    return jax.shard_map(local, in_specs=rows, out_specs=rows, axis_names={*over})(x_BN)
-
-
 def _best(score_BN: Array, beams: int) -> Array:
     """Indices of the `beams` highest scores, ascending by score; ties: the lower index is best."""
-    return jnp.flip(_top_k(score_BN, beams)[1], axis=1)
+    return jnp.flip(top_k(score_BN, beams)[1], axis=1)
 
 
 def _continuations(
@@ -168,7 +151,7 @@ def _continuations(
     if constrain is not None:
         logp_BKV = constrain(logp_BKV, search.live_BKT, search.step)
     logp_BKV = logp_BKV + search.live_logp_BK[:, :, None]
-    logp_B2K, flat_B2K = _top_k(logp_BKV.reshape(batch, -1), 2 * beams)
+    logp_B2K, flat_B2K = top_k(logp_BKV.reshape(batch, -1), 2 * beams)
     parent_B2K, token_B2K = flat_B2K // vocab, flat_B2K % vocab
     # Inside a forced prefix one candidate of a row is alive: equal beams would stay equal.
     only_first_B2K = jnp.where(jnp.arange(2 * beams) == 0, 0.0, NEG_INF)[None]

@@ -4,12 +4,12 @@
     python benchmarks/decode.py --mlp_width 1536
 
 All translations have as many tokens as are asked for: no search ends early. Routing is balanced:
-logits of an untrained router, of whose digits the later ones decide (`scattered`). With --at_once 2
-the rows are two batches, searched at the same time, as `m4 decode` does. `experts_a_step`
-says how many experts of a layer the tokens of one step have, on average; tokens that choose at
-random would have `experts_a_step_at_random`. `limit_seconds` is what the matrix products alone
-would take at the machine's fastest. peer_decode.py does the same work with Hugging Face's NLLB-MoE
-and with CTranslate2.
+logits of an untrained router, of whose digits the later ones decide (`scattered`). As `m4 decode`
+does, the rows are a batch for each of up to two cores (--at_once), searched at the same time.
+`experts_a_step` says how many experts of a layer the tokens of one step have, on average; tokens
+that choose at random would have `experts_a_step_at_random`. `limit_seconds` is what the matrix
+products alone would take at the machine's fastest. peer_decode.py does the same work with Hugging
+Face's NLLB-MoE and with CTranslate2.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import functools
 import json
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +26,7 @@ from interleaved import interleaved_steps
 from process import device
 
 from m4.data.preprocess import EOS_ID
+from m4.eval.decoding.decode import batches_at_once, searched
 from m4.eval.decoding.search import search
 from m4.eval.decoding.settings import Method
 from m4.model.gates.top2_gshard import top2_gshard
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         "experts": 0,  # in every other layer; 0: a dense model
         "vocab": 8192,
         "rows": 16,
-        "at_once": 1,
+        "at_once": 0,  # as many as in `m4 decode`
         "source": 64,
         "target": 64,
         "beams": 1,
@@ -98,6 +98,7 @@ def experts_a_step(model: Transformer, params, source_BL, best_BT: np.ndarray) -
 
 def main() -> None:
     args = parser().parse_args()
+    args.at_once = args.at_once or batches_at_once()
     model = NeverEnding(
         vocab_size=args.vocab,
         width=args.width,
@@ -123,12 +124,12 @@ def main() -> None:
         )  # fmt: skip
         return np.asarray(jax.block_until_ready(found)[0])[:, 0]
 
-    pool = ThreadPoolExecutor(args.at_once)
     parts = np.split(source_BL, args.at_once)
 
     def run() -> tuple[float, float, np.ndarray]:
         start, cpu = time.perf_counter(), time.process_time()
-        best_BT = np.concatenate(list(pool.map(translated, parts)))
+        found = [best_BT for _, best_BT in searched(translated, parts, args.at_once)]
+        best_BT = np.concatenate(found)
         return time.perf_counter() - start, time.process_time() - cpu, best_BT
 
     first, _, best_BT = run()

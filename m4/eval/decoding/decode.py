@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO, TypeVar
 
 import flax.linen as nn
 import jax
@@ -35,6 +35,8 @@ SHORTEST_BUCKET = 16
 # On a CPU as many batches are searched at once as there are cores, up to this many
 # (docs/performance.md, "Decoding on a CPU").
 MOST_AT_ONCE = 2
+# Of a call that is one batch each core has a part, of no fewer rows than these.
+FEWEST_ROWS = 16
 
 # (sentences done, sentences in all, target tokens so far)
 Progress = Callable[[int, int, int], None]
@@ -42,6 +44,8 @@ Progress = Callable[[int, int, int], None]
 OnCut = Callable[[int, int, int], None]
 # As `m4.eval.decoding.search.search` returns it.
 _Found = tuple[jax.Array, jax.Array]
+_Part = TypeVar("_Part")
+_Result = TypeVar("_Result")
 
 
 class Pieces(Protocol):
@@ -114,7 +118,7 @@ def batches(
             yield Batch(chosen, tokens_BL)
 
 
-def _at_once(layout: Layout | None) -> int:
+def batches_at_once(layout: Layout | None = None) -> int:
     """How many batches are searched at once: several where one device is a CPU of many cores.
 
     No threads over a mesh, the caller's too: programs of the processes must come in one order, and
@@ -125,9 +129,9 @@ def _at_once(layout: Layout | None) -> int:
     return min(len(available_cpus()), MOST_AT_ONCE) if whole and on_cpu else 1
 
 
-def _searched(
-    found_for: Callable[[Batch], _Found], coming: Iterable[Batch], at_once: int
-) -> Generator[tuple[Batch, _Found], None, None]:
+def searched(
+    found_for: Callable[[_Part], _Result], coming: Iterable[_Part], at_once: int
+) -> Generator[tuple[_Part, _Result], None, None]:
     """Each batch and what was found for it, in order; `at_once` threads search, 1: the caller's.
 
     A batch's operations are too small for several cores, and JAX runs one thread's programs one
@@ -138,7 +142,7 @@ def _searched(
         for batch in coming:
             yield batch, found_for(batch)
         return
-    waiting: deque[tuple[Batch, Future[_Found]]] = deque()
+    waiting: deque[tuple[_Part, Future[_Result]]] = deque()
     pool = ThreadPoolExecutor(at_once)
     try:
         for batch in coming:
@@ -286,7 +290,8 @@ def translations(
       model, params: a module with T5X's contract (`m4.model.transformer`) and its parameters.
       vocabulary: text <-> ids, without EOS.
       sources: the texts.
-      settings: a batch, also the last one, has `settings.batch_rows` sentences.
+      settings: a batch, also the last one, has `settings.batch_rows` sentences. Where they are
+        more than all sources, a batch has as many as each core's part of them.
       prefixes: what each translation begins with; default `settings.prefix`.
       buckets: the padded lengths, ascending; default 16, 32, 64, ... max_source_length.
       progress: called after every batch.
@@ -304,6 +309,9 @@ def translations(
         raise SettingError("decode.buckets", list(lengths), "a list of positive lengths")
     longest = min(settings.max_source_length, lengths[-1])
     batch_rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
+    at_once = batches_at_once(layout)
+    if len(sources) <= batch_rows and batch_rows >= at_once * FEWEST_ROWS:
+        batch_rows = -(-batch_rows // at_once)
 
     ids = _encoded_sources(vocabulary, sources, longest, on_cut)
     job = _Job(
@@ -314,8 +322,8 @@ def translations(
     done = tokens = 0
     coming = batches(ids, lengths, batch_rows)
     found_for = functools.partial(_search_batch, job)
-    with contextlib.closing(_searched(found_for, coming, _at_once(layout))) as searched:
-        for batch, found in searched:
+    with contextlib.closing(searched(found_for, coming, at_once)) as done_batches:
+        for batch, found in done_batches:
             texts = [sources[row] for row in batch.rows]
             ranked, best_BT = _ranked(vocabulary, texts, settings, found)
             for row, each in zip(batch.rows, ranked, strict=True):

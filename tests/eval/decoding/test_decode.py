@@ -122,13 +122,28 @@ def test_the_number_of_batches_at_once_has_no_effect(model_and_params, monkeypat
     assert max(seen) == most
 
 
+@pytest.mark.parametrize(("cores", "rows"), [(1, 32), (2, 16)])
+def test_a_call_of_one_batch_is_divided_over_the_cores(model_and_params, monkeypatch, cores, rows):
+    model, params = model_and_params
+    monkeypatch.setattr(decoding, "available_cpus", lambda: list(range(cores)))
+    texts, shapes = sentences(30, seed=1), []
+    settings = replace(SETTINGS, batch_rows=32)
+
+    def keep(batch, best_BT):
+        shapes.append(len(batch.tokens_BL))
+
+    found = decode(model, params, Words(), texts, settings, on_batch=keep)
+    assert set(shapes) == {rows}
+    assert found == decode(model, params, Words(), texts, SETTINGS)
+
+
 def test_over_a_mesh_one_batch_is_searched_at_a_time(monkeypatch):
     monkeypatch.setattr(decoding, "available_cpus", lambda: [0, 1, 2, 3])
-    assert decoding._at_once(None) == 2
+    assert decoding.batches_at_once(None) == 2
     mesh = make_mesh()
-    assert decoding._at_once(Layout(mesh)) == 1
+    assert decoding.batches_at_once(Layout(mesh)) == 1
     with axis_rules_context(mesh):
-        assert decoding._at_once(None) == 1
+        assert decoding.batches_at_once(None) == 1
 
 
 @pytest.mark.parametrize("cores", [1, 2])

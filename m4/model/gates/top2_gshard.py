@@ -107,6 +107,7 @@ def route(
     g_GSK = p_GSK / (jnp.sum(p_GSK, axis=-1, keepdims=True) + 1e-9)  # line 6
     second_GS = jnp.full(mask_GS.shape, policy != "none")
     if policy == "random":  # line 20
+        assert uniform is not None
         second_GS = 2.0 * (g_GSK if normalize == "before" else p_GSK)[..., 1] > uniform
     # Lines 7-23: all first choices in token order, then all second ones. Full experts continue to
     # count, and by line 22 so does a second choice that the coin refuses.

@@ -47,7 +47,8 @@ class CorpusSpec:
             separate ones, each trained on the text that is source or target in the mixture.
         vocabulary_from: a corpus, or the run that has it, whose vocabularies this one's grow from:
             their pieces keep their ids, new tags and pieces come behind them
-            (`m4.data.vocabulary.grow`). None: trained on this text alone.
+            (`m4.data.vocabulary.grow`). Or a SentencePiece model, as T5's or mT5's (FILE.model).
+            None: trained on this text alone.
         segmentations: ways to tokenize each training sentence that are kept: the best one, and
             others by BPE-dropout with probability sampling_alpha.
         workers: processes, which change nothing; None: as many as are of use.
@@ -168,9 +169,11 @@ class CorpusSpec:
         return cache
 
     def _grown_from(self) -> Path | None:
-        """The folder of `vocabulary_from`'s vocabularies."""
+        """The folder of `vocabulary_from`'s vocabularies; or the file of the one."""
         if self.vocabulary_from is None:
             return None
+        if self.vocabulary_from.endswith(".model"):
+            return self._grown_from_file(Path(self.vocabulary_from))
         run = remote.local(self.vocabulary_from)
         remote.fetch(run, lambda name: name.endswith(".model"))
         role = None if self.target_vocabulary_size is None else "source"
@@ -182,6 +185,20 @@ class CorpusSpec:
             self.vocabulary_from,
             f"the folder of a corpus or a run that has {vocabulary_file(run, role).name}",
         )
+
+    def _grown_from_file(self, path: Path) -> Path:
+        """Another program's vocabulary. SettingError: m4 cannot go on from it."""
+        if self.target_vocabulary_size is not None:
+            allowed = "None: a SentencePiece model is one vocabulary for sources and targets"
+            raise SettingError(
+                "CorpusSpec.target_vocabulary_size", self.target_vocabulary_size, allowed
+            )
+        given = Vocabulary(path)
+        given.check_special()
+        if self.segmentations > 1 and not given.has_merges:
+            allowed = f"1: {path} is no BPE model, which has merges to leave out"
+            raise SettingError("CorpusSpec.segmentations", self.segmentations, allowed)
+        return path
 
     def _grown_from_identity(self) -> dict[str, Any]:
         """What `settings` says of it; nothing where there is none."""

@@ -89,7 +89,7 @@ def check_sizes(experiment: Experiment) -> Mesh:
     general = dataclasses.replace(
         experiment, training=dataclasses.replace(training, **dict.fromkeys(BY_DIRECTION))
     )
-    program = trainer_of(general, _expected_model(experiment), _DIRECTIONS, mesh, shapes).program
+    program = trainer_of(general, expected_model(experiment), _DIRECTIONS, mesh, shapes).program
     _ = program.shardings
     return mesh
 
@@ -119,12 +119,12 @@ def _check_directions(experiment: Experiment) -> None:
     training, corpus = experiment.training, experiment.data.corpus
     if any(getattr(training, name) is not None for name in BY_DIRECTION):
         names = corpus.directions(corpus.settings()["languages"])
-        Trainer(training, _expected_model(experiment), names, training.mesh()).check_directions()
+        Trainer(training, expected_model(experiment), names, training.mesh()).check_directions()
 
 
 def check_decoding_sizes(experiment: Experiment) -> None:
     """SettingError: a mesh that these devices cannot make, a model that cannot lie over it."""
-    model = _expected_model(experiment)
+    model = expected_model(experiment)
     variables = abstract_variables(model)
     if layout := decoding_layout(experiment, model, _DIRECTIONS):
         layout.shardings(variables["params_axes"], variables["params"])
@@ -133,14 +133,14 @@ def check_decoding_sizes(experiment: Experiment) -> None:
 def check_baselines(levels: Baselines) -> None:
     """SettingError: a bilingual model or its optimizer that cannot be made."""
     for one in map(levels.of, LEVELS):
-        abstract_variables(_expected_model(one))
+        abstract_variables(expected_model(one))
         one.training.optimizer(one.training.total_steps)
 
 
 _DIRECTIONS = ["en-xx", "xx-en"]
 
 
-def _expected_model(experiment: Experiment) -> Transformer:
+def expected_model(experiment: Experiment) -> Transformer:
     """The model before the corpus is there, which decides the number of directions, and may make a
     vocabulary a little smaller."""
     corpus = experiment.data.corpus

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.model.blocks import unstack
-from m4.settings import InputError, OneOf, checked
+from m4.settings import InputError, OneOf, SettingError, checked
 
 Array = jax.Array
 Shapes = Mapping[str, tuple[int, ...]]
@@ -39,7 +39,8 @@ class InitialModel:
     """Which trained model a new one begins from, and by which rules it grows.
 
     Attributes:
-        run: its folder or address; RUN@STEP: a step that is kept, else the latest.
+        run: its folder or address; RUN@STEP: a step that is kept, else the latest. Of T5X its
+            MODEL_DIR, or a checkpoint_<step> in it.
         optimizer: the optimizer's state too; the two models must then be of equal shapes.
         new_pieces: what an embedding of a new piece starts as: the mean of its bytes' (or, of the
             pieces that spelled it, "pieces"), or "random".
@@ -48,6 +49,8 @@ class InitialModel:
             of m, for fewer layers too.
         allow_modules: what that run's config may import in addition to m4 (and run), each as NAME
             or NAME=FOLDER.
+        vocabulary: the SentencePiece model, or the folder with it, that a checkpoint of T5X was
+            trained with; None: what `m4 export` left next to the checkpoint.
     """
 
     run: str
@@ -55,6 +58,7 @@ class InitialModel:
     new_pieces: Annotated[str, OneOf(("bytes", "pieces", "random"))] = "bytes"
     layers: Annotated[str | None, OneOf(("stack", "zeros", "spaced"))] = None
     allow_modules: Sequence[str] = ()
+    vocabulary: str | None = None
 
 
 class Rows(NamedTuple):
@@ -92,6 +96,9 @@ def rows_of(old: Vocabulary, new: Vocabulary, new_pieces: str) -> Rows:
         )
     old_V = np.array([ids.get(piece, -1) for piece in new.pieces], np.int32)
     first, spelled = old.byte_ids.start, {}
+    if new_pieces == "bytes" and not old.byte_ids and (old_V < 0).any():
+        allowed = f"'pieces' or 'random': {old.path} has no pieces for bytes"
+        raise SettingError("InitialModel.new_pieces", new_pieces, allowed)
     for i in np.flatnonzero(old_V < 0):
         text = new.pieces[i].replace("▁", " ").strip() or " "
         if new_pieces == "bytes":
@@ -195,7 +202,7 @@ def take_over(
     """
     there, start = flat(unstack(old)), flat(unstack(fresh))
     made = {leaf.path: _made(leaf, there, start, rows, use) for leaf in leaves}
-    return _restacked(made, fresh)
+    return restacked(made, fresh)
 
 
 def _made(
@@ -287,8 +294,8 @@ def shapes_of(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {path: leaf.shape for path, leaf in flat(jax.eval_shape(unstack, params)).items()}
 
 
-def _restacked(made: Mapping[str, Array], like: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters by path -> the tree `like`, scanned stacks put together."""
+def restacked(made: Mapping[str, Array], like: Any) -> Any:
+    """Arrays by path among unscanned layers -> the tree `like`, scanned stacks put together."""
 
     def leaf(path: Any, _: Any) -> Array:
         name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -35,7 +35,10 @@ _BLOCK = 1 << 22
 
 
 def vocabulary_file(folder: Path, role: str | None) -> Path:
-    """role: source or target, or None for the one that they share."""
+    """role: source or target, or None for the one that they share. A `folder` that is itself a
+    SentencePiece model (FILE.model) is that."""
+    if folder.suffix == ".model":
+        return folder
     return folder / (f"vocabulary.{role}.model" if role else "vocabulary.model")
 
 

@@ -29,6 +29,7 @@ _BYTES = 256
 SPACE = "▁"
 # protobuf makes its classes while it is imported.
 Model: Any = vars(sentencepiece_model_pb2)["ModelProto"]
+_BPE = 2  # TrainerSpec.ModelType
 _TAG = re.compile(SPACE + r"<2(\w+)>")
 # Below this many pieces for merges and characters a vocabulary spells everything out.
 _LEAST_PIECES = 16
@@ -102,9 +103,25 @@ class Vocabulary:
 
     @property
     def byte_ids(self) -> range:
-        """The ids of the bytes 0 ... 255, which spell what has no piece."""
+        """The ids of the bytes 0 ... 255, which spell what has no piece; empty: a vocabulary of
+        others (T5's) may have none."""
         first = self._processor.piece_to_id("<0x00>")
-        return range(first, first + _BYTES)
+        return range(0) if first == UNK_ID else range(first, first + _BYTES)
+
+    def check_special(self) -> None:
+        """InputError: pad, eos or unk have other ids than in T5 and here."""
+        of = self._processor
+        found = of.pad_id(), of.eos_id(), of.unk_id()
+        if found != (PAD_ID, EOS_ID, UNK_ID):
+            raise InputError(
+                f"{self.path}: pad, eos and unk have the ids {found}: must be "
+                f"{(PAD_ID, EOS_ID, UNK_ID)}, as in T5's vocabularies"
+            )
+
+    @property
+    def has_merges(self) -> bool:
+        """Whether its pieces are merges of pieces (BPE); T5's are a unigram model's."""
+        return Model.FromString(self._proto).trainer_spec.model_type == _BPE
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Ids -> texts. Each list ends at its first eos; padding is left out; an id that the

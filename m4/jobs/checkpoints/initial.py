@@ -3,41 +3,42 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import jax
 
-from m4 import config as configs
 from m4.data.cache.cache import Cache
-from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.experiment import Experiment
 from m4.jobs import prepare
-from m4.jobs.checkpoints.chapters import read_note
-from m4.jobs.corpus import open_vocabulary
+from m4.jobs.checkpoints.old_run import OldRun
+from m4.jobs.checkpoints.old_t5x import OldT5x, is_t5x
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
-from m4.settings import InputError, SettingError
+from m4.settings import SettingError
 from m4.storage import remote, run_folder
-from m4.storage.checkpoints import Checkpoints
-from m4.storage.metrics_log import read_metrics
-from m4.storage.steps import whole_step
 from m4.train import initial
-from m4.train.early_stopping import EarlyStopper
-from m4.train.initial import InitialModel, Leaf, Rows, Use
+from m4.train.adafactor_state import check_adafactor
+from m4.train.initial import InitialModel, Leaf, Rows, Shapes, Use
 from m4.train.loop.program import TrainProgram
-from m4.train.loop.resume import restore
-from m4.train.measuring.routing_counts import Counts
 from m4.train.state import TrainState
 
 
-class _Old(NamedTuple):
-    """The run that is begun from: its folder, the step, its vocabularies and its model."""
+class Old(Protocol):
+    """What is begun from: a run (`OldRun`) or a checkpoint of T5X (`OldT5x`)."""
 
-    folder: Path
-    step: int
-    cache: Cache
-    model: Transformer
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def shapes(self) -> Shapes: ...
+    def vocabulary(self, role: str) -> Vocabulary: ...
+    def check(self, model: Transformer, left: list[str]) -> None: ...
+    def params(self, layout: Layout) -> tuple[Any, Use]: ...
+    def with_optimizer(self, program: TrainProgram, fresh: TrainState) -> TrainState: ...
+    def last_loss(self) -> str | None: ...
 
 
 class Beginning:
@@ -58,7 +59,7 @@ class Beginning:
         assert rules is not None
         self._run, self._cache = prepare.run_folder(experiment), cache
         self._rules, self._old = rules, _opened(rules, self._run)
-        before = initial.shapes_of(abstract_variables(self._old.model)["params"])
+        before = self._old.shapes
         after = initial.shapes_of(abstract_variables(model)["params"])
         self._leaves = initial.plan(before, after, rules.layers)
         self._rows: dict[str, Rows] = {}
@@ -70,14 +71,14 @@ class Beginning:
             raise SettingError(
                 "InitialModel.optimizer", True, "False where the model or its vocabulary has grown"
             )
-        self.about = self._about(initial.unused(self._leaves, before))
+        left = initial.unused(self._leaves, before)
+        self._old.check(model, left)
+        self.about = self._about(left)
 
     def _rows_of(self, leaf: Leaf) -> Rows:
         role = "source" if "source_token_embedder" in leaf.path else "target"
-        old, new = (
-            getattr(cache, f"{role}_vocabulary") for cache in (self._old.cache, self._cache)
-        )
-        return initial.rows_of(old, new, self._rules.new_pieces)
+        new = getattr(self._cache, f"{role}_vocabulary")
+        return initial.rows_of(self._old.vocabulary(role), new, self._rules.new_pieces)
 
     def _about(self, left: list[str]) -> dict[str, Any]:
         grown = {path: len(rows.spelled) for path, rows in self._rows.items() if rows.spelled}
@@ -124,28 +125,17 @@ class Beginning:
             found.append(f"  {path}: {pieces:,} new pieces ({self._rules.new_pieces})")
         if left := self.about["left"]:
             found.append(f"  left: {len(left)} ({left[0]}{', ...' if len(left) > 1 else ''})")
-        if (last := self._measured()) is not None:
-            found.append(f"  its dev/nll at step {last['step']} was {last['dev/nll']:.4f}")
+        if (loss := self._old.last_loss()) is not None:
+            found.append(f"  {loss}")
         return found
-
-    def _measured(self) -> Mapping[str, Any] | None:
-        """The last row of the old run's evaluations up to the step whose parameters are used."""
-        old = self._old
-        note = {} if self._rules.optimizer else read_note(old.folder, old.step)
-        used = note.get("best_step") or old.step
-        rows = [row for row in read_metrics(old.folder) if row["step"] <= used]
-        return next((row for row in reversed(rows) if "dev/nll" in row), None)
 
     def state(self, program: TrainProgram) -> TrainState:
         """The state before the first step, over the program's mesh."""
-        fresh, old = program.new_state(), self._old
+        fresh = program.new_state()
         if self._rules.optimizer:
-            return self._with_optimizer(fresh)
+            return self._old.with_optimizer(program, fresh)
         layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
-        there, _, note = restore_params(
-            old.model, old.folder / "checkpoints", old.step, old.cache.vocabulary, layout
-        )
-        use = _use(note)
+        there, use = self._old.params(layout)
 
         def make(there: Mapping[str, Any], start: Mapping[str, Any]) -> tuple[Any, Any]:
             params = initial.take_over(self._leaves, there, start, self._rows.__getitem__, use)
@@ -156,29 +146,22 @@ class Beginning:
             params, optimizer = jax.jit(make, out_shardings=placed)(there, fresh.params)
         return TrainState(fresh.step, params, optimizer)
 
-    def _with_optimizer(self, fresh: TrainState) -> TrainState:
-        store = Checkpoints(self._old.folder / "checkpoints", read_only=True)
-        try:
-            note = store.note(self._old.step)
-            state = restore(store, self._old.step, note, fresh, EarlyStopper(None), {})
-        finally:
-            store.close()
-        return TrainState(fresh.step, state.params, state.optimizer)
-
 
 def check_beginning(experiment: Experiment) -> None:
     """What is known before the corpus is built.
 
     Raises:
-        SettingError: no run is there to begin from.
+        SettingError: no run or checkpoint is there to begin from.
         InputError: no rule takes over a parameter, or the layers.
     """
     if (rules := experiment.training.initial) is not None:
         old = _opened(rules, prepare.run_folder(experiment))
-        # The old vocabulary stands in for one that may have to be built.
-        models = (old.model, prepare.model_for(experiment, old.cache))
-        before, after = (initial.shapes_of(abstract_variables(one)["params"]) for one in models)
-        initial.plan(before, after, rules.layers)
+        model = prepare.expected_model(experiment)
+        after = initial.shapes_of(abstract_variables(model)["params"])
+        leaves = initial.plan(old.shapes, after, rules.layers)
+        old.check(model, initial.unused(leaves, old.shapes))
+        if rules.optimizer and isinstance(old, OldT5x):
+            check_adafactor(experiment.training.optimizer(experiment.training.total_steps))
 
 
 def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Beginning | None:
@@ -187,35 +170,15 @@ def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Begin
     return None if experiment.training.initial is None else Beginning(experiment, model, cache)
 
 
-def _opened(rules: InitialModel, run: Path) -> _Old:
+def _opened(rules: InitialModel, run: Path) -> Old:
     """run: the folder of the run that begins."""
     name, step = _name_and_step(rules.run)
     folder = remote.local(name)
     remote.fetch(folder)
-    saved = folder / "config.gin"
-    if not saved.is_file():
-        allowed = "the folder of a trained run (no config.gin)"
-        raise SettingError("InitialModel.run", rules.run, allowed)
-    trained = configs.load([saved], model_dir=name, allowed_modules=rules.allow_modules)
-    experiment = trained.experiment()
-
-    def chosen() -> int | None:
-        known = _known_step(rules, run) if step is None else None
-        try:
-            used = not rules.optimizer
-            return whole_step(folder / "checkpoints", known if step is None else step, used=used)
-        except InputError as error:
-            if known is None:
-                raise
-            raise InputError(
-                f"{error}; this run began from it (run.json): start over with --fresh"
-            ) from error
-
-    found = distributed.on_primary_then_broadcast("checkpoints", chosen)
-    if found is None:
-        raise SettingError("InitialModel.run", rules.run, "a run that has a checkpoint")
-    cache = open_vocabulary(experiment, found)
-    return _Old(folder, found, cache, prepare.model_for(experiment, cache))
+    known = _known_step(rules, run) if step is None else None
+    if is_t5x(folder):
+        return OldT5x(folder, rules, step, known)
+    return OldRun(folder, name, rules, step, known)
 
 
 def _name_and_step(run: str) -> tuple[str, int | None]:
@@ -226,15 +189,9 @@ def _name_and_step(run: str) -> tuple[str, int | None]:
 
 def _known_step(rules: InitialModel, run: Path) -> int | None:
     """The step that a run began from, as run.json has it; None: it has not begun."""
+    if not (run / "run.json").is_file():  # of --dry_run
+        return None
     match run_folder.read(run).get("initial"):
         case {"run": rules.run, "step": int() as step}:
             return step
     return None
-
-
-def _use(note: Mapping[str, Any]) -> Use:
-    """How often each expert was chosen in training, by layer."""
-    if "assigned" not in note:
-        return {}
-    counts = Counts.from_json(note["assigned"])
-    return {layer: assigned_DE.sum(axis=0) for layer, assigned_DE in counts.layers.items()}

@@ -164,7 +164,7 @@ def test_another_number_of_experts_or_layers_by_a_named_rule(
 
 def test_run_that_is_not_there_is_known_before_the_corpus_is_built(tmp_path: Path) -> None:
     said = train(tmp_path / "run", f"--init_from={tmp_path}/missing")
-    assert said.mistake.endswith("must be the folder of a trained run (no config.gin)")
+    assert said.mistake.endswith("(no config.gin), or a checkpoint of T5X")
     assert not (tmp_path / "run" / "data").exists()
 
 

@@ -1,0 +1,84 @@
+"""`m4 export`: a run's model as a checkpoint of T5X, which trains m4's module on from it."""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from m4.settings import InputError
+from m4.storage import chapters, manifest, remote, run_folder, t5x
+from m4.storage.checkpoints import Checkpoints
+from m4.storage.files import whole_folder
+from m4.storage.steps import used_item, whole_step
+from m4.train import t5x_layout
+
+_MOMENTS = re.compile(r"((?:.+/)?)moments/(.+?)(?:/(rows|columns))?")
+
+
+def export(run: str, step: int | None, output: Path) -> str:
+    """Writes OUTPUT/checkpoint_<steps> and the vocabulary; returns what is to be said of it.
+
+    The parameters are those that the step is used with. Where they are the plain ones and the
+    optimizer is Adafactor, its moments go with them.
+
+    Args:
+        run: its folder. step: None: the last whole one. output: a folder that is not there yet.
+
+    Raises:
+        InputError: no such run or step; there is such a folder.
+    """
+    folder = remote.local(run)
+    remote.fetch(folder)
+    run_folder.read(folder)
+    if output.exists():
+        raise InputError(f"--output={output}: is there already")
+    found = whole_step(folder / "checkpoints", step, used=True)
+    if found is None:
+        raise InputError(f"{run}: no checkpoints; train first, or give another run")
+    with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:
+        items = manifest.items_of(store.folder / str(found))
+        item = used_item(items)
+        params = store.read(found, item)
+        whole = item == "params" and "optimizer" in items
+        state = store.read(found, "optimizer") if whole else {}
+    count, moments = _adafactor(state)
+    steps = found if count is None else count
+    arrays = {t5x_layout.TARGET + path: array for path, array in params.items()}
+    if count is not None:
+        arrays |= dict(_states(params, moments))
+    kept = chapters.vocabulary(folder, found) or folder / chapters.VOCABULARY
+    with whole_folder(output) as unfinished:
+        for path in kept.glob("vocabulary.*model"):
+            shutil.copyfile(path, unfinished / path.name)
+        t5x.write(unfinished, steps, arrays)
+    said = "with Adafactor's state"
+    if count is None:
+        why = "its optimizer is no Adafactor" if whole else f"the {item} parameters have none"
+        said = f"without an optimizer's state ({why}): in T5X set fallback_to_scratch = True"
+    return f"{remote.shown(folder)}, step {found} -> {output / f'checkpoint_{steps}'}, {said}"
+
+
+def _adafactor(
+    state: Mapping[str, np.ndarray],
+) -> tuple[int | None, dict[str, dict[str, np.ndarray]]]:
+    """(steps, moments of each parameter) of an optimizer's state; None: it is no Adafactor."""
+    moments: dict[str, dict[str, np.ndarray]] = {}
+    count = None
+    for path, array in state.items():
+        if (match := _MOMENTS.fullmatch(path)) is not None:
+            moments.setdefault(match[2], {})[match[3] or ""] = array
+            count = int(state[f"{match[1]}count"])
+    return count, moments
+
+
+def _states(
+    params: Mapping[str, np.ndarray], moments: Mapping[str, dict[str, np.ndarray]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    for path, array in params.items():
+        stacked = re.match(r"\w+_blocks/", path) is not None
+        made = t5x_layout.t5x_moments(path, array.shape, moments[path], stacked)
+        for name, value in made.items():
+            yield f"{t5x_layout.STATES}{path}/{name}", value

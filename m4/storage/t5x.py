@@ -1,0 +1,182 @@
+"""Checkpoints in T5X's format, `checkpoint_<step>/`, read and written (tensorstore's only importer).
+
+Two forms, both of which stock T5X reads:
+
+| in the folder | what it is |
+| --- | --- |
+| `checkpoint` | an index in msgpack, with small arrays in it, and zarr arrays in folders next to it: the public checkpoints, and what `write` makes |
+| `state/` | all arrays in one OCDBT store, by orbax: what T5X itself writes since it uses orbax |
+
+Arrays have names such as `target/encoder/layers_0/mlp/wo/kernel`, `state/step` and
+`state/param_states/encoder/.../v_row`.
+"""  # noqa: E501
+
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+from flax import serialization
+
+from m4.settings import InputError
+from m4.storage.files import whole_folder
+
+_VERSION = 3  # of the index: since 2021
+_IN_INDEX = 1024  # numbers: smaller arrays are in the index itself
+_CHUNK_BYTES = 64 << 20
+_STEP = re.compile(r"checkpoint_(\d+)")
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    """The checkpoints in T5X's MODEL_DIR: step -> folder. Of other folders none."""
+    if not folder.is_dir():
+        return {}
+    named = {path: _STEP.fullmatch(path.name) for path in folder.iterdir()}
+    return {int(match[1]): path for path, match in named.items() if match and is_checkpoint(path)}
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether it is one of T5X's checkpoints, in either form."""
+    return (folder / "checkpoint").is_file() or (folder / "state" / "manifest.ocdbt").is_file()
+
+
+class T5xCheckpoint:
+    """One checkpoint; an array is read when it is asked for.
+
+    Attributes:
+        shapes: name -> shape, of every array.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """InputError: no such checkpoint, or one that cannot be read."""
+        if not is_checkpoint(folder):
+            raise InputError(f"{folder}: no checkpoint of T5X (neither checkpoint nor state/)")
+        self.folder = folder.absolute()
+        index = self.folder / "checkpoint"
+        self._leaves = self._indexed(index) if index.is_file() else self._stored()
+        self.shapes: dict[str, tuple[int, ...]] = {
+            name: tuple(leaf.shape) for name, leaf in self._leaves.items()
+        }
+
+    @functools.cached_property
+    def step(self) -> int:
+        """The steps that it was trained for."""
+        if "state/step" not in self.shapes:
+            raise InputError(f"{self.folder}: has no state/step")
+        return int(self.read("state/step").reshape(()))
+
+    def read(self, name: str) -> np.ndarray:
+        """An array, bfloat16 as float32. InputError: it cannot be read."""
+        leaf = self._leaves[name]
+        try:
+            found = leaf.read().result() if isinstance(leaf, ts.TensorStore) else leaf
+        except ValueError as error:
+            raise self._unreadable(error, name) from error
+        array = np.asarray(found)
+        if array.dtype.name in ("bfloat16", "float16"):
+            return array.astype(np.float32)
+        if array.dtype.kind not in "fiub":
+            raise InputError(f"{self.folder}: {name} has numbers of type {array.dtype}")
+        return array
+
+    def _indexed(self, index: Path) -> dict[str, Any]:
+        content = index.read_bytes()
+        if content.startswith(b"model_checkpoint_path"):
+            raise InputError(f"{index}: a checkpoint of TensorFlow; t5x converts it to its own")
+        try:
+            tree: Any = serialization.msgpack_restore(content)
+            leaves = dict(_leaves(tree.get("optimizer", tree)))
+        except (ValueError, TypeError, AttributeError) as error:  # what flax and msgpack raise
+            raise self._unreadable(error) from error
+        return {name: self._opened(name, leaf) for name, leaf in leaves.items()}
+
+    def _opened(self, name: str, leaf: Any) -> Any:
+        """A number or array of the index; or the zarr array that it names."""
+        if not isinstance(leaf, Mapping):
+            return np.asarray(leaf)
+        # tensorstore before 0.1.14 had the path outside of the store.
+        path = leaf["kvstore"].get("path", leaf.get("path", ""))
+        if not re.fullmatch(r"[\w.\-]+/?", path) or path.startswith(".."):
+            raise InputError(f"{self.folder}: {name} names no folder in the checkpoint ({path!r})")
+        place = {"driver": "file", "path": f"{self.folder / path}/"}
+        return self._zarr(name, place)
+
+    def _stored(self) -> dict[str, Any]:
+        base = {"driver": "file", "path": f"{self.folder / 'state'}/"}
+        try:
+            keys = ts.KvStore.open({"driver": "ocdbt", "base": base}).result().list().result()
+        except ValueError as error:
+            raise self._unreadable(error) from error
+        names = [key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray")]
+        return {
+            name.replace(".", "/"): self._zarr(
+                name, {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+            )
+            for name in names
+        }
+
+    def _zarr(self, name: str, place: Mapping[str, Any]) -> Any:
+        try:
+            # A file that is missing would be zeros.
+            spec = {"driver": "zarr", "kvstore": place, "fill_missing_data_reads": False}
+            return ts.open(spec, open=True).result()
+        except ValueError as error:
+            raise self._unreadable(error, name) from error
+
+    def _unreadable(self, error: Exception, name: str = "the index") -> InputError:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        said = said.partition(" [tensorstore_spec=")[0]
+        return InputError(f"{self.folder}: {name} cannot be read: {said}")
+
+
+def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
+    """Writes `checkpoint_<step>` into a folder that exists, whole or not at all; returns its path.
+
+    arrays: by T5X's names, all but state/step.
+    """
+    place = folder / f"checkpoint_{step}"
+    tree: dict[str, Any] = {}
+    with whole_folder(place) as unfinished:
+        for name, array in {**arrays, "state/step": np.asarray(step, np.int32)}.items():
+            *above, last = name.split("/")
+            inner = tree
+            for part in above:
+                inner = inner.setdefault(part, {})
+            inner[last] = _written(unfinished, name, np.asarray(array, order="C"))
+        index = serialization.msgpack_serialize({"version": _VERSION, "optimizer": tree})
+        (unfinished / "checkpoint").write_bytes(index)
+    return place
+
+
+def _written(folder: Path, name: str, array: np.ndarray) -> Any:
+    """What the index says of an array: itself, or the zarr array that is written now."""
+    if array.size < _IN_INDEX:
+        return array
+    rows = max(1, _CHUNK_BYTES // max(1, array.itemsize * math.prod(array.shape[1:])))
+    spec = {
+        "driver": "zarr",
+        "dtype": array.dtype.name,
+        "kvstore": {"driver": "file", "path": name.replace("/", ".")},
+        "metadata": {
+            "chunks": [min(rows, array.shape[0]), *array.shape[1:]],
+            "compressor": {"id": "gzip", "level": 1},
+            "shape": [*array.shape],
+        },
+    }
+    place = {"driver": "file", "path": f"{folder.absolute() / name.replace('/', '.')}/"}
+    ts.open({**spec, "kvstore": place}, create=True).result().write(array).result()
+    return spec
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays, and specs of arrays, of an index: of nothing (None) there is none."""
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and not {"driver", "kvstore"} <= value.keys():
+            yield from _leaves(value, f"{name}/")
+        elif value is not None:
+            yield name, value

@@ -1,0 +1,73 @@
+"""The state of T5X's Adafactor as the state of m4's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from m4.model.blocks import unstack
+from m4.settings import SettingError
+from m4.train.initial import flat, restacked
+from m4.train.optimizer import FactoredState, Moments
+
+Array = jax.Array
+# "rows" and "columns" of a parameter's matrices; or "", the full moments.
+Given = Mapping[str, Mapping[str, Any]]
+
+
+def check_adafactor(optimizer: optax.GradientTransformation) -> None:
+    """SettingError: an optimizer whose state has no moments of Adafactor."""
+    one = {"kernel": jax.ShapeDtypeStruct((1,), jnp.float32)}
+    state = jax.eval_shape(optimizer.init, one)
+    if not any(isinstance(leaf, FactoredState) for leaf in jax.tree.leaves(state, is_leaf=_known)):
+        allowed = "False: a checkpoint of T5X has Adafactor's state, and the optimizer is another"
+        raise SettingError("InitialModel.optimizer", True, allowed)
+
+
+def with_moments(state: Any, step: int, given: Given) -> Any:
+    """An optimizer's state after `step` steps with these moments; to be traced.
+
+    given: the moments of each parameter by its path among unscanned layers
+    (`m4.train.t5x_layout.moments`). A matrix that only one of the two optimizers factors gets what
+    factors stand for, or the means of the full moments.
+    """
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, FactoredState):
+            return FactoredState(jnp.full_like(leaf.count, step), _tree(leaf.moments, given))
+        if isinstance(leaf, optax.ScaleByScheduleState):
+            return leaf._replace(count=jnp.full_like(leaf.count, step))
+        return leaf
+
+    return jax.tree.map(one, state, is_leaf=_known)
+
+
+def _known(leaf: Any) -> bool:
+    return isinstance(leaf, FactoredState | optax.ScaleByScheduleState)
+
+
+def _tree(like: Any, given: Given) -> Any:
+    made = {}
+    for path in flat(jax.eval_shape(unstack, like)):
+        name, _, part = path.rpartition("/")
+        if part in Moments._fields:
+            made[path] = _factor(given[name], part)
+        elif "" in (of := given[path]):
+            made[path] = of[""]
+        else:
+            made[path] = _full(of["rows"], of["columns"])
+    return restacked(made, like)
+
+
+def _factor(given: Mapping[str, Array], part: str) -> Array:
+    if part in given:
+        return given[part]
+    return jnp.mean(given[""], axis=-1 if part == "rows" else -2)
+
+
+def _full(rows: Array, columns: Array) -> Array:
+    """What `scale_by_matrix` divides by: [..., R] and [..., C] -> [..., R, C]."""
+    factors = rows / jnp.mean(rows, -1, keepdims=True)
+    return factors[..., :, None] * columns[..., None, :]

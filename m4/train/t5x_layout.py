@@ -1,0 +1,226 @@
+"""Names and numbers of T5X's checkpoints as m4's, and back.
+
+| a checkpoint of | its parameters |
+| --- | --- |
+| m4's module, trained by T5X | m4's own names and numbers |
+| T5X's T5 (T5 1.1, mT5; also its scanned stacks) | `encoder/layers_0/...`: other names. T5 stores embeddings √M times larger, and queries' kernels √D times smaller, than m4, which multiplies by these numbers when it computes (docs/model.md) |
+
+T5X's Adafactor keeps, for a parameter whose matrices it factors, `v_row` and `v_col` (which of them
+is which axis: `_row_is_last`), for others `v`; the rest are placeholders of one number.
+"""  # noqa: E501
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.settings import InputError
+
+Floats = npt.NDArray[np.floating]
+Read = Callable[[str], np.ndarray]
+Shapes = Mapping[str, tuple[int, ...]]
+TARGET, STATES = "target/", "state/param_states/"
+_LEAST_FACTORED = 128  # T5X: a matrix with a smaller side is not factored
+# T5 -> m4, of what is not in a layer.
+_OUTSIDE = {
+    "token_embedder/embedding": "token_embedder/embedding",
+    "encoder/relpos_bias/rel_embedding": "encoder_bias/rel_embedding",
+    "decoder/relpos_bias/rel_embedding": "decoder_bias/rel_embedding",
+    "encoder/encoder_norm/scale": "encoder_norm/scale",
+    "decoder/decoder_norm/scale": "decoder_norm/scale",
+    "decoder/logits_dense/kernel": "logits_dense/kernel",
+}
+_IN_LAYER = re.compile(
+    r"(?:(?:self_|encoder_decoder_)?attention/(?:query|key|value|out)|mlp/(?:wi|wi_0|wi_1|wo))"
+    r"/kernel|pre_\w+_layer_norm/scale"
+)
+_RELPOS = "relpos_bias/rel_embedding"
+
+
+class Source(NamedTuple):
+    """Where a parameter of m4 is in a checkpoint.
+
+    Attributes:
+        name: the checkpoint's, without "target/". layer, axis: its place in a scanned stack, and
+            the axis that counts layers; None: it is the whole array.
+        factor: m4's value over the checkpoint's.
+    """
+
+    name: str
+    layer: int | None = None
+    axis: int = 0
+    factor: float = 1.0
+
+    def part(self, array: np.ndarray, axis: int | None = None) -> np.ndarray:
+        """This layer of a scanned stack's array; axis: of layers, where it is another one."""
+        if self.layer is None:
+            return array
+        return np.take(array, self.layer, self.axis if axis is None else axis)
+
+
+def sources(shapes: Shapes) -> dict[str, Source]:
+    """m4's path of each parameter, among unscanned layers -> where it is in the checkpoint.
+
+    shapes: of the checkpoint, by its names.
+
+    Raises:
+        InputError: neither m4's nor T5's names; a parameter that m4's model does not have.
+    """
+    names = {n.removeprefix(TARGET): shape for n, shape in shapes.items() if n.startswith(TARGET)}
+    if "encoder_norm/scale" in names:
+        return dict(_own(names))
+    if "encoder/encoder_norm/scale" in names:
+        return dict(_of_t5(names))
+    raise InputError(
+        "its parameters are neither of m4's module nor of T5X's T5 (no encoder_norm/scale, no "
+        "encoder/encoder_norm/scale)"
+    )
+
+
+def _own(names: Shapes) -> Iterator[tuple[str, Source]]:
+    sizes: dict[str, set[str]] = {}  # layers of a block
+    for name in names:
+        if match := re.match(r"(\w+)_blocks/(layer_\d+)/", name):
+            sizes.setdefault(match[1], set()).add(match[2])
+    for name, shape in names.items():
+        match = re.fullmatch(r"(\w+)_blocks/layer_(\d+)/(.*)", name)
+        if match is None:
+            yield name, Source(name)
+            continue
+        size = len(sizes[match[1]])
+        for block in range(shape[0]):
+            yield f"{match[1]}_{block * size + int(match[2])}/{match[3]}", Source(name, block)
+
+
+def _of_t5(names: Shapes) -> Iterator[tuple[str, Source]]:
+    width = names["encoder/encoder_norm/scale"][0]
+    heads = _heads(names)
+    for name, shape in names.items():
+        if name in _OUTSIDE:
+            factor = width**-0.5 if name.startswith("token_embedder/") else 1.0
+            yield _OUTSIDE[name], Source(name, factor=factor)
+            continue
+        # layers_3/..., or of a scanned stack encoder/encoder/..., with layers as axis 1
+        match = re.fullmatch(r"(encoder|decoder)/(?:layers_(\d+)|\1)/(.*)", name)
+        if match is not None and match[2] is None and match[3] == _RELPOS:
+            yield f"{match[1]}_bias/rel_embedding", Source(name, 0, 1)
+            continue
+        if match is None or not _IN_LAYER.fullmatch(match[3]):
+            raise InputError(f"its parameter {name} {list(shape)} is none that m4's model has")
+        stack, number, inner = match.groups()
+        factor = math.sqrt(shape[-1] // heads) if inner.endswith("query/kernel") else 1.0
+        if number is not None:
+            yield f"{stack}_{number}/{inner}", Source(name, factor=factor)
+            continue
+        for layer in range(shape[1]):
+            yield f"{stack}_{layer}/{inner}", Source(name, layer, 1, factor)
+
+
+def _heads(names: Shapes) -> int:
+    found = next((shape[0] for name, shape in names.items() if name.endswith(_RELPOS)), None)
+    if found is None:
+        raise InputError(f"it has no relative position bias ({_RELPOS}), as m4's model has")
+    return found
+
+
+def check_shared_bias(names: Shapes, read: Read) -> None:
+    """InputError: a scanned stack's layers have different position biases; m4's share one."""
+    for stack in ("encoder", "decoder"):
+        name = f"{TARGET}{stack}/{stack}/{_RELPOS}"
+        if name in names:
+            bias = read(name)
+            if not np.array_equal(bias, np.broadcast_to(bias[:, :1], bias.shape)):
+                raise InputError(
+                    f"{name.removeprefix(TARGET)} differs between its {bias.shape[1]} layers, "
+                    "which share one relative position bias in m4"
+                )
+
+
+def part_shape(source: Source, shapes: Shapes) -> tuple[int, ...]:
+    """The shape of m4's parameter."""
+    shape = list(shapes[TARGET + source.name])
+    if source.layer is not None:
+        del shape[source.axis]
+    return tuple(shape)
+
+
+def parameter(source: Source, read: Read) -> np.ndarray:
+    """m4's parameter out of the checkpoint."""
+    found = source.part(read(TARGET + source.name))
+    return found if source.factor == 1.0 else (found * np.float32(source.factor))
+
+
+# ------------------------------------------------------------------------------ Adafactor's state
+
+
+def moments(source: Source, shapes: Shapes, read: Read) -> dict[str, Floats]:
+    """m4's second moments of a parameter: {"rows": [R], "columns": [C]} of its matrices, or
+    {"": full} where T5X does not factor them.
+
+    Gradients go with 1 / factor, moments with its square.
+    """
+    state, shape = f"{STATES}{source.name}/", shapes[TARGET + source.name]
+    if f"{state}v" not in shapes:
+        raise InputError(f"its {state}v is missing: not the state of T5X's Adafactor")
+    if shapes.get(f"{state}m", (1,)) != (1,):
+        raise InputError(f"its Adafactor has a momentum ({state}m), which m4's has not")
+    scale = np.float32(source.factor**-2)
+    if shapes[f"{state}v"] == shape:
+        return {"": source.part(read(f"{state}v")) * scale}
+    parts = {"rows": "v_row", "columns": "v_col"}
+    if _row_is_last(source.name, shape, source.layer is not None):
+        parts = {"rows": "v_col", "columns": "v_row"}
+    counts = source.axis if source.layer is not None else None
+    last = [i for i in range(len(shape)) if i != counts][-2:]  # the matrix
+    found = {}
+    for part, without in (("rows", last[1]), ("columns", last[0])):
+        array = read(state + parts[part])
+        if counts is not None:
+            array = source.part(array, counts - (without < counts))
+        found[part] = array * scale
+    return found
+
+
+def t5x_moments(
+    name: str, shape: tuple[int, ...], given: Mapping[str, Floats], stacked: bool
+) -> dict[str, Floats]:
+    """v_row, v_col, v and m of T5X's Adafactor for a parameter of m4's module.
+
+    given: as `moments` returns. stacked: the first axis counts a scanned stack's layers.
+    """
+    none = {key: np.zeros(1, np.float32) for key in ("m", "v", "v_col", "v_row")}
+    if not _is_factored(name, shape, stacked):
+        full = given[""] if "" in given else together(given["rows"], given["columns"])
+        return {**none, "v": full}
+    rows, columns = given.get("rows"), given.get("columns")
+    if rows is None or columns is None:
+        rows, columns = given[""].mean(-1), given[""].mean(-2)
+    if _row_is_last(name, shape, stacked):
+        rows, columns = columns, rows
+    return {**none, "v_row": rows, "v_col": columns}
+
+
+def together(rows: Floats, columns: Floats) -> Floats:
+    """The moment that rows [..., R] and columns [..., C] stand for, [..., R, C]."""
+    mean = rows.mean(-1, keepdims=True)[..., None]
+    return rows[..., :, None] * columns[..., None, :] / mean
+
+
+def _is_factored(name: str, shape: tuple[int, ...], stacked: bool) -> bool:
+    """Whether T5X's Adafactor factors a parameter of m4's module: two axes by their sizes, more of
+    them by its rules for logical axes."""
+    if len(shape) == 2 and not stacked:
+        return min(shape) >= _LEAST_FACTORED
+    # A router's and a norm's axes are not one row axis and one column axis.
+    return len(shape) - stacked >= 2 and name.endswith("/kernel") and "/router/" not in name
+
+
+def _row_is_last(name: str, shape: tuple[int, ...], stacked: bool) -> bool:
+    """Whether `v_row` is of a parameter's last axis: the shorter one of two, and among more the
+    model's width."""
+    if len(shape) == 2 and not stacked:
+        return shape[1] < shape[0]
+    return name.endswith(("/out/kernel", "/wo/kernel"))

@@ -21,6 +21,7 @@ from m4.cli.job_arguments import (
     add_common,
     add_debug,
     add_explain,
+    add_export,
     add_new,
     add_plan,
     add_run,
@@ -45,6 +46,7 @@ JOBS = {
     "data": "build or inspect the corpus: " + ", ".join(DATA_JOBS),
     "watch": "show a training run from its files: loss, speed, experts, time left, scores",
     "checkpoint": "list, verify, inspect or convert the checkpoints of a run",
+    "export": "a run's model as a checkpoint that T5X trains on from",
     "atlas": "which language goes to which expert: tables, atlas.png",
     "explain": "which pairs made a training step's numbers bad: file, line, layer, expert",
     "plan": "ahead-of-time compile for a TPU pod (no TPU needed): memory, traffic, time, cost",
@@ -65,6 +67,7 @@ _EXAMPLES = {
     "average": "m4 average runs/demo --last=5",
     "watch": "m4 watch --model_dir=gs://bucket/run",
     "checkpoint": "m4 checkpoint verify runs/demo",
+    "export": "m4 export runs/demo --format=t5x --output=exported",
     "atlas": "m4 atlas --model_dir=runs/demo --split=test",
     "explain": "m4 explain runs/demo --step=100",
     "plan": "m4 plan --gin_file=gin_configs/moe_128e_12l.gin --topology=v3:8x8",
@@ -97,7 +100,7 @@ _RENAMED = {
 
 # Jobs that read no config, with their arguments.
 _WITHOUT_CONFIG = {"atlas": add_atlas, "checkpoint": add_checkpoint, "watch": add_watch,
-                   "new": add_new}  # fmt: skip
+                   "new": add_new, "export": add_export}  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:

@@ -30,7 +30,7 @@ def run(
     """Runs the job, after joining other processes where there are any; returns the exit status."""
     if parsed.job in PRINTED and "stdout" in environment.closed:
         raise InputError("standard output is closed: what the job prints would be lost")
-    if parsed.job in ("atlas", "checkpoint", "new", "watch"):
+    if parsed.job in ("atlas", "checkpoint", "export", "new", "watch"):
         return _show(parsed, bindings)
     if parsed.job == "collectives":
         return _collectives(parsed, bindings)
@@ -52,7 +52,7 @@ def run(
     checksums.choose(getattr(parsed, "verify", None))
     try:
         experiment = config.experiment()
-        if options is not None:
+        if options is not None and not getattr(parsed, "dry_run", False):
             from m4.parallel import distributed
             from m4.parallel.consistency_check import check_agreement
 
@@ -62,6 +62,11 @@ def run(
                      "json", "audit")  # fmt: skip
             said = {name: str(getattr(parsed, name, None)) for name in asked}
             check_agreement({**config.settings, **said})
+        if getattr(parsed, "dry_run", False):
+            from m4.jobs.dry_run import dry_run
+
+            dense = getattr(parsed, "compare", None) == "dense"
+            return dry_run(experiment, parsed.job, dense=dense, alone=options is None)
         if parsed.job == "data":
             return _data(experiment, config, parsed)
         if parsed.job == "plan":
@@ -152,7 +157,9 @@ def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace)
     do = {
         "train": lambda: train.train(experiment, dense=dense),
         "baselines": lambda: baselines.baselines(experiment),
-        "decode": lambda: decode.decode(experiment, dense=dense, split=split, step=step),
+        "decode": lambda: decode.decode(
+            experiment, dense=dense, split=split, step=step, t5x=parsed.format == "t5x"
+        ),
         "eval": lambda: evaluate.evaluate(experiment, dense=dense, split=split, step=step),
         "score": lambda: score.score(experiment, dense=dense, split=split, step=step),
         "report": lambda: report.report(experiment, dense=dense),
@@ -324,7 +331,7 @@ def _explain(
 
 
 def _show(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
-    """`m4 atlas`, `m4 checkpoint`, `m4 new` and `m4 watch`: without a config."""
+    """`m4 atlas`, `checkpoint`, `export`, `new` and `watch`: without a config."""
     if bindings:
         raise InputError(f"'{bindings[0]}': {parsed.job} reads no config, only a folder")
     if parsed.job == "new":
@@ -341,6 +348,11 @@ def _show(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
 
         more = {name: getattr(parsed, name) for name in ("dtype", "weights", "output")}
         return 0 if checkpoint(parsed.what, folder, parsed.step, console(), **more) else 1
+    if parsed.job == "export":
+        from m4.jobs.checkpoints.export import export
+
+        print(export(folder, parsed.step, parsed.output))
+        return 0
     if parsed.job == "watch":
         from m4.jobs.watching.watch import watch
 

@@ -33,7 +33,16 @@ def add_text(job: argparse.ArgumentParser) -> None:
         action="store_true",
         help="lines of JSON, with the scores and all Decoding.n_best translations",
     )
+    add_format(group)
     group.add_argument("--overwrite", action="store_true", help="replace translations")
+
+
+def add_format(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--format",
+        choices=["t5x"],
+        help="lines of T5X's inference; of the test sets in addition, as files of its tasks",
+    )
 
 
 def add_audit(job: argparse.ArgumentParser) -> None:
@@ -56,7 +65,7 @@ def audit_portion(parsed: argparse.Namespace) -> "Portion | None":
             if getattr(parsed, name) is not None:
                 raise InputError(f"--{name}: give --audit, too")
         return None
-    for name in ("input", "to", "output", "source", "compare"):
+    for name in ("input", "to", "output", "source", "compare", "format"):
         if getattr(parsed, name) is not None:
             raise InputError(f"--{'from' if name == 'source' else name}: not with --audit")
     if parsed.sentences is not None and parsed.sentences < 1:
@@ -77,6 +86,8 @@ def text_request(parsed: argparse.Namespace) -> "Request | None":
             if value:
                 raise InputError(f"{name}: give --input, --to and --output, too")
         return None
+    if parsed.json and parsed.format:
+        raise InputError(f"--format={parsed.format}: not with --json, another format")
     if lacking:
         raise InputError(f"{', '.join(lacking)}: missing; --input, --to and --output go together")
     for name, value in {"--split": parsed.split, "--compare": parsed.compare}.items():
@@ -94,5 +105,5 @@ def text_request(parsed: argparse.Namespace) -> "Request | None":
         standard("--output", parsed.output),
         parsed.source,
         overwrite=parsed.overwrite,
-        json=parsed.json,
+        format="json" if parsed.json else parsed.format or "text",
     )

@@ -29,7 +29,8 @@ def add_run(name: str, job: argparse.ArgumentParser) -> None:
         job.add_argument(
             "--init_from",
             metavar="RUN[@STEP]",
-            help="begin from the model of another run's folder (INITIAL_CHECKPOINT_PATH)",
+            help="begin from the model of another run's folder, or a checkpoint of T5X "
+            "(INITIAL_CHECKPOINT_PATH)",
         )
     if name == "train":
         job.add_argument(
@@ -54,6 +55,16 @@ def add_run(name: str, job: argparse.ArgumentParser) -> None:
     if name == "report":
         add_comparison(job)
     job.add_argument("--compare", choices=["dense"], help="also train a dense model for comparison")
+    if name != "report":
+        add_dry_run(job)
+
+
+def add_dry_run(job: argparse.ArgumentParser) -> None:
+    job.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="check every setting and all shapes, print parameters and memory, write nothing",
+    )
 
 
 def add_given(job: argparse.ArgumentParser) -> None:
@@ -86,6 +97,14 @@ def add_checkpoint(job: argparse.ArgumentParser) -> None:
         metavar="FILE.safetensors",
         help="of convert: take these arrays instead of the run's",
     )
+
+
+def add_export(job: argparse.ArgumentParser) -> None:
+    job.add_argument("run", nargs="?", help="the folder of the run, as --model_dir")
+    job.add_argument("--model_dir", help="the folder of the run")
+    job.add_argument("--format", choices=["t5x"], required=True, help="whose checkpoint it becomes")
+    job.add_argument("--output", type=Path, required=True, help="a new folder, a MODEL_DIR of T5X")
+    job.add_argument("--step", type=int, help="a checkpoint that is kept (the last whole one)")
 
 
 def add_verify(job: argparse.ArgumentParser) -> None:
@@ -171,6 +190,7 @@ def add_translate(job: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a line of JSON for each: source, all translations (Decoding.n_best), scores",
     )
+    add_dry_run(job)
 
 
 def add_atlas(job: argparse.ArgumentParser) -> None:

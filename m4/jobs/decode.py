@@ -8,6 +8,7 @@ from m4.eval.decoding.hypotheses import decode_to_files, missing
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.routing_counter import routing_counter
 from m4.eval.decoding.testsets import Portion, ProgressDecoder
+from m4.eval.text.t5x import write_tasks
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_corpus, test_sets, trained_with
@@ -120,7 +121,12 @@ class PortionDecoder:
 
 
 def decode(
-    experiment: Experiment, *, dense: bool = False, split: str = "test", step: int | None = None
+    experiment: Experiment,
+    *,
+    dense: bool = False,
+    split: str = "test",
+    step: int | None = None,
+    t5x: bool = False,
 ) -> Path:
     """Translates a split of all directions; returns the folder of the hypotheses.
 
@@ -128,7 +134,8 @@ def decode(
     together; the primary writes.
 
     Args:
-        split: "test" or "dev". step: of a checkpoint that is kept; None: the latest.
+        split: "test" or "dev". step: of a checkpoint that is kept; None: the latest. t5x: writes
+            them as T5X's inference does, too (`m4.eval.text.t5x`).
 
     Raises:
         ValueError: there is no such checkpoint.
@@ -138,5 +145,9 @@ def decode(
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
     decodes = decodes_folder(folder, step)
     portion = Portion(split, test_sentences=experiment.decoding.test_sentences)
-    PortionDecoder(experiment, portion, dense=dense).decode(found, decodes)
+    decoder = PortionDecoder(experiment, portion, dense=dense)
+    decoder.decode(found, decodes)
+    if t5x and distributed.is_primary():
+        written = write_tasks(decodes, portion.name, decoder.pairs(found))
+        print(f"{decodes / 't5x'}: {len(written)} files of T5X's tasks")
     return decodes

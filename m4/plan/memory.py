@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from flax.core import unfreeze
@@ -25,7 +25,18 @@ KINDS = (
 _SUMMED = ("expert_loads", "data_counts")
 
 
-def counts(program: PlannedProgram) -> dict[str, int]:
+class State(Protocol):
+    """Shapes of parameters and of an optimizer's state (None: there is none), with shardings."""
+
+    @property
+    def params(self) -> Any: ...
+    @property
+    def params_axes(self) -> Any: ...
+    @property
+    def optimizer(self) -> Any: ...
+
+
+def counts(program: State) -> dict[str, int]:
     """Parameters over all devices by kind: experts, embeddings, routers, attention, the rest."""
     found: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(program.params)[0]:
@@ -47,7 +58,7 @@ def _kind(names: list[str]) -> str:
     return "routers, norms, biases"
 
 
-def given(program: PlannedProgram) -> dict[str, int]:
+def given(program: State) -> dict[str, int]:
     """Bytes a device of the program's weights and optimizer state, by their shardings, unpadded.
 
     "replicated weights" are all but the experts', also where `Training.fsdp_axes` or the mesh axis

@@ -17,6 +17,7 @@ from m4.eval.decoding.batch_counts import BatchCounts
 from m4.eval.decoding.decode import Translations, translations, warn
 from m4.eval.decoding.translate import Translator, json_line
 from m4.eval.text.inputs import Text
+from m4.eval.text.t5x import t5x_line
 from m4.parallel import distributed
 
 # Characters that a window of lines may have in all: a text of long lines has fewer of them.
@@ -70,20 +71,31 @@ def windows(
         yield window
 
 
+# (line, its translations, their language) -> what is written of it.
+LineOf = Callable[[str, Translations, str], str]
+
+
+def _first(line: str, found: Translations, to: str) -> str:
+    return found.texts[0]
+
+
+# Of the best translation its text; of all `n_best` ones JSON, or T5X's JSON.
+LINES: Mapping[str, LineOf] = {"text": _first, "json": json_line, "t5x": t5x_line}
+
+
 class TextTranslator:
     """Translates windows of lines; on stderr it names the first few lines that are too long.
 
-    json: an output has a line of JSON for each line, with all `n_best` translations, instead of
-        the first one's text.
+    line: what an output has for each line, of `LINES`.
 
     counts: lines, blank, split (lines in chunks), chunks, cut (sentences that were cut to fit),
         shortened (sources that no cut makes fit), unended (translations at their limit). batches:
         of what the model translated.
     """
 
-    def __init__(self, translator: Translator, *, json: bool = False) -> None:
+    def __init__(self, translator: Translator, line: LineOf = _first) -> None:
         self.counts, self.batches = Counter[str](), BatchCounts()
-        self._translator, self._json, self._named = translator, json, 0
+        self._translator, self._line, self._named = translator, line, 0
 
     def __call__(self, window: Sequence[Line], shown: Callable[[int, str], None]) -> None:
         """Translates a window and appends it to its outputs.
@@ -120,7 +132,7 @@ class TextTranslator:
             for line, found in zip(window, each, strict=True)
         ]
         lines = [
-            json_line(line.given, found, line.to) if self._json else found.texts[0]
+            self._line(line.given, found, line.to)
             for line, found in zip(window, whole, strict=True)
         ]
         for output in {id(line.output): line.output for line in window}.values():

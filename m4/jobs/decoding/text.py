@@ -19,7 +19,7 @@ from m4.data.preprocess import split_direction
 from m4.eval.decoding.decode import warn
 from m4.eval.decoding.translate import check_language
 from m4.eval.text.inputs import STANDARD, Text, Wanted, texts_of, wanted
-from m4.eval.text.translated import Output, TextTranslator, windows
+from m4.eval.text.translated import LINES, Output, TextTranslator, windows
 from m4.eval.text.work_file import WorkFile
 from m4.experiment import Experiment
 from m4.jobs import prepare
@@ -41,7 +41,7 @@ class Request:
     Attributes:
         inputs: files, folders, or "-". targets: languages; ("all",): all that the model knows.
         output: a file, a folder, or "-". source: the language of the input, None: English, or the
-            only one that the model knows. json: lines of JSON in the place of texts.
+            only one that the model knows. format: of the lines, a name of `LINES`.
     """
 
     inputs: Sequence[str]
@@ -49,7 +49,7 @@ class Request:
     output: str
     source: str | None = None
     overwrite: bool = False
-    json: bool = False
+    format: str = "text"
 
 
 @dataclasses.dataclass
@@ -122,15 +122,15 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
         targets = _targets(request, open_vocabulary(experiment, step).directions)
         folder = prepare.run_folder(experiment)
         distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
-        suffix = "jsonl" if request.json else "txt"
+        suffix = "txt" if request.format == "text" else "jsonl"
         made = wanted(inputs, texts, targets, request.output, suffix)
         checked = {text: text.checked() for text in texts}
         model = trained(experiment, step)
-        if request.json:
-            model.made_by["json"] = True
+        if request.format != "text":
+            model.made_by[request.format] = True
         outputs = _outputs(made, checked, model, request.overwrite, stack)
         where = sys.stderr if request.output == STANDARD else sys.stdout
-        translate = TextTranslator(model.translator, json=request.json)
+        translate = TextTranslator(model.translator, LINES[request.format])
         counts = {text: lines for text, (lines, _) in checked.items()}
         _translate(model, translate, outputs, counts, where)
 

@@ -1,0 +1,152 @@
+"""`m4 JOB --dry_run`: the config is checked, all shapes are made, and nothing is written.
+
+No corpus is built and no program is compiled; a vocabulary has the size that the config asks for.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from m4.eval.decoding.decode import target_limit
+from m4.experiment import Experiment
+from m4.jobs import prepare
+from m4.jobs.checkpoints.initial import check_beginning
+from m4.model.moe import shapes_only
+from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel import distributed
+from m4.plan import memory
+from m4.plan.program import planned_model, train_program
+from m4.settings import InputError
+from m4.storage.steps import latest_step
+
+_TRAINS = ("train", "baselines", "demo")
+_MIB = 2**20
+
+
+class _Parameters(NamedTuple):
+    """As `m4.plan.memory.State`."""
+
+    params: Any
+    params_axes: Any
+    optimizer: Any = None
+
+
+def dry_run(experiment: Experiment, job: str, *, dense: bool = False, alone: bool = True) -> int:
+    """Prints the sizes of what a job trains or decodes with; returns the exit status, 0.
+
+    Args:
+        job: of the command line. dense: without experts. alone: it is one process.
+
+    Raises:
+        ValueError: as the job itself, of all that is known before there is a corpus.
+    """
+    if not alone:
+        raise InputError("--dry_run: one process checks a config; m4 plan compiles it for many")
+    distributed.check_joined()
+    if dense:
+        experiment = experiment.dense()
+    languages = len(experiment.data.corpus.settings()["languages"])
+    console = prepare.console()
+    if job in _TRAINS and job != "baselines":
+        console.print(_training(experiment, languages))
+    if job not in _TRAINS or job == "demo":
+        console.print(_decoding(experiment, languages))
+    if job in ("baselines", "demo"):
+        _check_baselines(experiment, console)
+    console.print(f"{job}: the config is right; nothing was computed or written")
+    return 0
+
+
+def _training(experiment: Experiment, languages: int) -> Table:
+    prepare.check_sizes(experiment)
+    if latest_step(prepare.model_folder(experiment) / "checkpoints") is None:
+        check_beginning(experiment)
+    program = train_program(experiment, jax.devices(), languages)
+    held = memory.given(program)
+    gradients = sum(map(memory.shard_bytes, jax.tree.leaves(program.params)))
+    training = experiment.training
+    table = _table("training", program, held, {"gradients": gradients})
+    rows = f"{program.rows:,} rows of {program.source_length} + {program.target_length} pieces"
+    table.add_row("a batch", rows)
+    table.add_row("steps", f"{training.total_steps:,}")
+    table.add_row("directions", f"{program.directions:,}")
+    table.add_row("mesh", _mesh(training.mesh()))
+    table.caption = "without activations: m4 plan, or m4 collectives, compiles for them"
+    return table
+
+
+def _decoding(experiment: Experiment, languages: int) -> Table:
+    prepare.check_decoding_sizes(experiment)
+    model, directions = planned_model(experiment, languages)
+    variables = abstract_variables(model)
+    layout = prepare.decoding_layout(experiment, model, directions)
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    params = variables["params"]
+    placed = (
+        jax.tree.map(lambda _: one, params)
+        if layout is None
+        else layout.shardings(variables["params_axes"], params)
+    )
+    params = jax.tree.map(
+        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), params, placed
+    )
+    settings = experiment.decoding
+    rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
+    longest = target_limit(settings.max_source_length, settings.max_target_length)
+    of = _Parameters(params, variables["params_axes"])
+    cache = _cache_bytes(model, rows * settings.beams, settings.max_source_length, longest)
+    held = {name: size for name, size in memory.given(of).items() if "optimizer" not in name}
+    table = _table("decoding", of, held, {"cache, over all devices": cache})
+    table.add_row("a batch", f"{rows:,} sentences, {settings.beams} beams")
+    table.add_row("lengths", f"{settings.max_source_length} and {longest} pieces")
+    return table
+
+
+def _cache_bytes(model: Transformer, rows: int, source: int, target: int) -> int:
+    """Of keys and values of `rows` hypotheses, by the call that allocates T5X's cache."""
+
+    def run(params: Any, encoder: Any, decoder: Any) -> Any:
+        _, made = model.apply(
+            {"params": params}, encoder, decoder, decoder, decode=True, enable_dropout=False,
+            mutable=["cache"],
+        )  # fmt: skip
+        return made["cache"]
+
+    tokens = [jax.ShapeDtypeStruct((rows, length), "int32") for length in (source, target)]
+    with shapes_only():
+        cache = jax.eval_shape(run, abstract_variables(model)["params"], *tokens)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+
+
+def _check_baselines(experiment: Experiment, console: Any) -> None:
+    levels = experiment.baselines
+    if levels is None:
+        raise InputError("experiment.Baselines: the config has none")
+    prepare.check_baselines(levels)
+    for name in ("high", "medium", "low"):
+        one = levels.of(name)
+        model, _ = planned_model(one, 1)
+        total = sum(x.size for x in jax.tree.leaves(abstract_variables(model)["params"]))
+        steps = one.training.total_steps
+        console.print(f"bilingual, {name}: {total:,} parameters, {steps:,} steps at most")
+
+
+def _table(title: str, of: memory.State, held: dict[str, int], more: dict[str, int]) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    counts = memory.counts(of)
+    for kind, count in counts.items():
+        table.add_row(f"parameters: {kind}", f"{count:,}")
+    table.add_row("parameters", f"{sum(counts.values()):,}")
+    for kind, size in {**held, **more}.items():
+        table.add_row(f"memory of a device: {kind}", f"{size / _MIB:,.2f} MiB")
+    table.add_row("memory of a device", f"{sum([*held.values(), *more.values()]) / _MIB:,.2f} MiB")
+    return table
+
+
+def _mesh(mesh: jax.sharding.Mesh) -> str:
+    axes = [f"{name} {size}" for name, size in mesh.shape.items() if size > 1]
+    return ", ".join(axes) or "one device"

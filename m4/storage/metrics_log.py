@@ -7,15 +7,24 @@ TensorFlow's 400 MB.
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from m4.storage.files import read_jsonl, write_text
 
+# Names of T5X's tags, where the meaning is the same -> m4's name, and the value out of m4's.
+T5X_TAGS: Mapping[str, tuple[str, Callable[[float], float]]] = {
+    "experts/fraction_tokens_left_behind": ("fraction_tokens_left_behind", float),
+    "experts/expert_usage": ("expert_usage", float),
+    "experts/router_confidence": ("router_confidence", float),
+    "timing/steps_per_second": ("step_seconds", lambda seconds: 1 / max(seconds, 1e-9)),
+}
+
 
 class Metrics:
-    """Rows {"step": ..., name: number} to `metrics.jsonl` and to `tensorboard/`.
+    """Rows {"step": ..., name: number} to `metrics.jsonl` and to `tensorboard/`, there under
+    `T5X_TAGS` too.
 
     Opened again at `resume_step`, rows of later steps (of work that was lost) are removed first,
     so that a resumed run leaves the file that an uninterrupted one would have left. A folder None:
@@ -60,6 +69,10 @@ class Metrics:
             row[name] = number if abs(number) < float("inf") else None
             if self._board is not None:
                 self._board.add_scalar(name, number, step)
+        if self._board is not None:
+            for tag, (name, of) in T5X_TAGS.items():
+                if row.get(name) is not None:
+                    self._board.add_scalar(tag, of(row[name]), step)
         line = json.dumps(row) + "\n"
         self._written.update(line.encode())
         self._file.write(line)

@@ -38,6 +38,19 @@ def test_tensorboard_gets_the_same_values(tmp_path: Path) -> None:
     assert b"nll/en-gl" in events.read_bytes()
 
 
+def test_tensorboard_has_t5xs_tags_where_they_mean_the_same(tmp_path: Path) -> None:
+    row = {"router_confidence": 0.5, "expert_usage": float("nan"), "step_seconds": 0.25}
+    with Metrics(tmp_path) as metrics:
+        metrics.write(1, row)
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    written = events.read_bytes()
+    for tag in (b"experts/router_confidence", b"timing/steps_per_second", b"step_seconds"):
+        assert tag in written
+    # What is no number has no tag of T5X's; metrics.jsonl has m4's names alone.
+    assert b"experts/expert_usage" not in written
+    assert read_metrics(tmp_path)[0].keys() == {"step", *row}
+
+
 def test_without_a_folder_metrics_write_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

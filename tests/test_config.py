@@ -132,6 +132,29 @@ def test_a_file_that_includes_itself_is_refused(tmp_path: Path) -> None:
         experiment_of(path, HERE)
 
 
+def test_run_files_of_a_user_are_found_and_the_saved_config_is_complete(tmp_path: Path) -> None:
+    """As T5X's run files: found in --gin_search_paths, one including the other."""
+    runs, models = tmp_path / "runs", tmp_path / "models"
+    for folder in (runs, models):
+        folder.mkdir()
+    (models / "model.gin").write_text(TINY.read_text())
+    (runs / "base.gin").write_text("include 'model.gin'\nTRAIN_STEPS = 7\n")
+    (runs / "mine.gin").write_text("include 'base.gin'\nBATCH_SIZE = 16\n")
+    made = config.load(
+        ["mine.gin"], ["MODEL_DIR = 'run'"], folders=[str(tmp_path), str(runs), str(models)]
+    )
+    training = made.experiment().training
+    assert (training.total_steps, training.batch_size) == (7, 16)
+    saved = tmp_path / "config.gin"
+    saved.write_text(made.text())
+    assert "include" not in saved.read_text()
+    again = config.load([saved], allowed_modules=())
+    assert again.experiment().training.total_steps == 7
+    assert again.settings == made.settings
+    with pytest.raises(ConfigError, match=r"base.gin line 1.*: model.gin: no such file in"):
+        config.load(["mine.gin"], ["MODEL_DIR = 'run'"], folders=[str(runs)])
+
+
 def test_a_file_that_includes_another_needs_no_import_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "more.gin"
     lines = (f"include '{TINY}'", "schedules.rsqrt.peak = 0.5", "TRAIN_STEPS = 7")

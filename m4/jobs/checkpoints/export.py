@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from m4.settings import InputError
@@ -30,6 +31,7 @@ def export(run: str, step: int | None, output: Path) -> str:
     Raises:
         InputError: no such run or step; there is such a folder.
     """
+    jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
     folder = remote.local(run)
     remote.fetch(folder)
     run_folder.read(folder)

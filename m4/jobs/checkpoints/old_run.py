@@ -99,7 +99,9 @@ class OldRun:
         used = note.get("best_step") or self.step
         rows = [row for row in read_metrics(self.folder) if row["step"] <= used]
         last = next((row for row in reversed(rows) if "dev/nll" in row), None)
-        return last and f"its dev/nll at step {last['step']} was {last['dev/nll']:.4f}"
+        if last is None:
+            return None
+        return f"its dev/nll at step {last['step']} was {last['dev/nll']:.4f}"
 
 
 def _use(note: Mapping[str, Any]) -> Use:

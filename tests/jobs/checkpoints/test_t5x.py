@@ -176,7 +176,7 @@ def test_what_cannot_be_taken_over_is_one_line(tmp_path: Path, pieces: Path) -> 
         ((f"--init_from={tmp_path / 't5'}@8",), "no checkpoint of step 8; there are 7, 9"),
         ((f"--init_from={tmp_path / 't5'}",), "encoder/layers_0/x/kernel [3] is none that m4's"),
         (("--gin.corpus.CorpusSpec.segmentations=2",), "is no BPE model"),
-        (("--gin.corpus.CorpusSpec.target_vocabulary_size=400",), "is one vocabulary"),
+        (("--gin.corpus.CorpusSpec.target_vocabulary_size=400",), "source_token_embedder"),
     )):  # fmt: skip
         dense = "--gin.transformer.Transformer.moe=None"
         said = train(tmp_path / str(number), *begins(place, pieces, dense, *more))
@@ -189,3 +189,9 @@ def test_what_cannot_be_taken_over_is_one_line(tmp_path: Path, pieces: Path) -> 
         "--gin.transformer.Transformer.moe=None",
     )
     assert "has no pieces for bytes" in said.mistake
+    said = train(
+        tmp_path / "two",
+        f"--gin.corpus.CorpusSpec.vocabulary_from={str(pieces)!r}",
+        "--gin.corpus.CorpusSpec.target_vocabulary_size=400",
+    )
+    assert "a SentencePiece model is one vocabulary" in said.mistake

@@ -83,8 +83,10 @@ def test_a_signal_between_fork_and_handlers_reaches_the_work() -> None:
         "    return child\n"
         "os.fork = slow\n"
     )
+    # Short sleeps: one that begins right after a signal, before Python looks for it, is not cut short.
+    work = "for _ in range(600): time.sleep(0.05)"
     done = subprocess.run(
-        [sys.executable, "-c", fork + START + "time.sleep(60)"],
+        [sys.executable, "-c", fork + START + work],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (143, "")

@@ -83,7 +83,7 @@ def test_a_signal_between_fork_and_handlers_reaches_the_work() -> None:
         "    return child\n"
         "os.fork = slow\n"
     )
-    # Short sleeps: one that begins right after a signal, before Python looks for it, is not cut short.
+    # Short sleeps: a signal just before one, not yet seen by Python, does not cut it short.
     work = "for _ in range(600): time.sleep(0.05)"
     done = subprocess.run(
         [sys.executable, "-c", fork + START + work],

@@ -13,9 +13,12 @@ CONFIG := $(patsubst cldr,demo,$(CORPUS))
 MODEL_DIR ?= runs/$(CONFIG)
 FLAGS := $(if $(FRESH),--fresh) $(if $(COMPARE),--compare=$(COMPARE))
 
-.PHONY: demo test test-thorough chaos setup lint lock pod pod-gpu langid catalogues plan-paper
+.PHONY: demo results test test-thorough chaos setup lint lock pod pod-gpu langid catalogues plan-paper
 demo: setup $(filter catalogues,$(CORPUS))
 	.venv/bin/m4 demo --gin_file=gin_configs/$(CONFIG).gin --model_dir="$(MODEL_DIR)" $(FLAGS)
+# Figures and tables of results/ again, from what is kept there: no corpus, no training.
+results: setup
+	.venv/bin/python -m scripts.results draw
 PYTEST = .venv/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --durations=25 \
   --dist=loadfile --no-loadscope-reorder
 test: setup

@@ -133,8 +133,12 @@ class Parsed(Exception):
 
 
 def python(rest: list[str], *, peers: bool = False) -> None:
-    """Compiles the text of -c; of a benchmark reads the arguments, its commands' too."""
+    """Compiles the text of -c; of a benchmark, or a package of -m, reads the arguments, and those
+    of a benchmark's commands."""
     first, *arguments = rest
+    if first == "-m":
+        package, *arguments = arguments
+        first = f"{package.replace('.', '/')}/__main__.py"
     if first == "-c":
         compile(arguments[0], "-c", "exec")
         return

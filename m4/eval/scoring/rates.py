@@ -77,12 +77,16 @@ class _Known:
 
 
 def rates(
-    measured: Measured, identifier: Chooser | None, before: Iterable[Mapping[str, Any]] = ()
+    measured: Measured,
+    identifier: Chooser | None,
+    before: Iterable[Mapping[str, Any]] = (),
+    languages: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
     """The rows of rates.jsonl: the references of each direction, then each system's translations.
 
     identifier: None: `off_language` is null. before: rows of an earlier run, kept where texts and
-    identifier are the same.
+    identifier are the same. languages: of the run, where not all are measured: the identifier
+    chooses among these, too.
     """
     kept = {(row["system"], row["direction"], row["of"]): dict(row) for row in before}
     names = [system.name for system in measured.systems]
@@ -94,7 +98,7 @@ def rates(
     known = None
     if identifier is not None:
         sources = {split_direction(direction)[0] for direction in by_direction}
-        known = _Known(identifier, sorted(targets | sources))
+        known = _Known(identifier, sorted({*targets, *sources, *languages}))
     rows = []
     for direction, systems in by_direction.items():
         first = next(iter(systems.values()))

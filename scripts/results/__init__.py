@@ -1,0 +1,1 @@
+"""The results that the repository keeps: `python -m scripts.results keep|draw|restore`."""

@@ -1,0 +1,153 @@
+"""Draws figure, tables and page of kept results again: `make results`.
+
+No run and no corpus is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from m4.eval.report import results as report
+from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, from_plain, plain
+from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.score import COPY, score_rows
+from m4.settings import InputError
+from m4.storage.files import read_json, read_jsonl, write_jsonl, write_text
+from scripts.results import kept, page, summary
+from scripts.results.kept import Asked, Kept
+
+METRICS = ("bleu", "chrf")
+WINDOW = 10  # languages of the trend line, as in the paper
+
+
+class Compared(NamedTuple):
+    """Differences from one baseline by one metric, and their means."""
+
+    baseline: str
+    metric: str
+    rows: list[Delta]
+    means: list[Average]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """An experiment with all of its numbers. compared: from the bilingual models, then from the
+    dense one, each by BLEU and chrF; about: system -> about.json, of those that have begun."""
+
+    asked: Asked
+    levels: ResourceLevels
+    sizes: dict[str, int]
+    systems: list[Kept]
+    compared: list[Compared]
+    rates: list[dict[str, Any]]
+    about: dict[str, dict[str, Any]]
+    baselines: list[dict[str, Any]]
+
+    def of(self, name: str) -> Kept | None:
+        return next((one for one in self.systems if one.name == name), None)
+
+
+def read(folder: Path, again: bool = True) -> Found:
+    """All that is kept, with the numbers that follow from it: a minute for 102 languages. Not
+    again: with the numbers that stand in deltas.jsonl and means.jsonl.
+    """
+    asked = kept.asked(folder)
+    systems = [kept.read(folder, name) for name in (*asked.runs, BILINGUAL, COPY)]
+    systems = [one for one in systems if one.directions]
+    about = {name: read_json(path) for name in asked.runs
+             if (path := kept.of(folder, name) / "about.json").is_file()}  # fmt: skip
+    levels = ResourceLevels(**next((one["levels"] for one in about.values()), {}))
+    sizes = kept.languages(folder)
+    compared = computed(asked, systems, sizes, levels) if again else stored(folder)
+    rates = folder / "rates.jsonl"
+    counted = read_jsonl(rates) if rates.is_file() else []
+    return Found(asked, levels, sizes, systems, compared, counted, about, kept.baselines(folder))
+
+
+def computed(
+    asked: Asked, systems: Sequence[Kept], sizes: dict[str, int], levels: ResourceLevels
+) -> list[Compared]:
+    """Differences from the bilingual models and from the dense one, with intervals."""
+    names = [one.name for one in systems]
+    found = [
+        compare(asked, systems, sizes, levels, baseline, metric)
+        for baseline in (BILINGUAL, asked.dense)
+        for metric in METRICS
+        if baseline in names
+    ]
+    return [one for one in found if one is not None]
+
+
+def stored(folder: Path) -> list[Compared]:
+    """What `draw` wrote of them; rows without replicates."""
+    if not (folder / "means.jsonl").is_file():
+        return []
+    rows = from_plain(read_jsonl(folder / "deltas.jsonl"))
+    means: dict[tuple[str, str], list[Average]] = {}
+    for row in read_jsonl(folder / "means.jsonl"):
+        means.setdefault((row.pop("baseline"), row.pop("metric")), []).append(Average(**row))
+    return [
+        Compared(*at, [row for row in rows if (row.baseline, row.metric) == at], of)
+        for at, of in means.items()
+    ]
+
+
+def compare(
+    asked: Asked,
+    systems: Sequence[Kept],
+    sizes: dict[str, int],
+    levels: ResourceLevels,
+    baseline: str,
+    metric: str,
+) -> Compared | None:
+    """The trained runs against one of them or the bilingual models; None: there is none."""
+    chosen = [one for one in systems if one.name in (*asked.runs, baseline, COPY)]
+    if not any(one.name in asked.runs and one.name != baseline for one in chosen):
+        return None
+    rows = deltas(kept.measured(chosen), sizes, metric, baseline)
+    rows = [row for row in rows if row.system != COPY]
+    return Compared(baseline, metric, rows, averages(rows, levels))
+
+
+def draw(folder: Path) -> list[Path]:
+    """Writes all that is drawn of an experiment; returns the files."""
+    found = read(folder)
+    written = [folder / "README.md"]
+    if found.systems:
+        rows = score_rows(kept.measured(found.systems), found.sizes)
+        write_jsonl(folder / "scores.jsonl", rows)
+        written.append(folder / "scores.jsonl")
+    if found.compared:
+        all_rows = [row for one in found.compared for row in one.rows]
+        write_jsonl(folder / "deltas.jsonl", plain(all_rows))
+        write_jsonl(folder / "means.jsonl", mean_rows(found.compared))
+        written += [folder / "deltas.jsonl", folder / "means.jsonl"]
+    first = found.compared[0] if found.compared else None
+    if first is not None and first.baseline == BILINGUAL:
+        drawn = report.draw(first.rows, first.means, folder, found.levels, WINDOW)
+        drawn.pdf.unlink()  # GitHub shows it no better than the SVG
+        written += [path for path in drawn if path != drawn.pdf]
+    write_text(folder / "README.md", page.text(found))
+    return written
+
+
+def mean_rows(compared: Sequence[Compared]) -> list[dict[str, Any]]:
+    return [
+        {"metric": one.metric, "baseline": one.baseline, **dataclasses.asdict(mean)}
+        for one in compared
+        for mean in one.means
+    ]
+
+
+def draw_all(results: Path = kept.RESULTS) -> list[Path]:
+    """Every experiment, then the table of docs/results.md."""
+    folders = sorted(path.parent for path in results.glob("*/experiment.toml"))
+    if not folders:
+        raise InputError(f"{results}: no folder with an experiment.toml")
+    written = [path for folder in folders for path in draw(folder)]
+    table = results.parent / "docs" / "results.md"
+    write_text(table, summary.with_table(table.read_text("utf-8"), folders))
+    return [*written, table]

@@ -1,0 +1,243 @@
+"""Collects from run folders what is kept of an experiment; nothing in them is written.
+
+It may be run at any time: what is not trained or translated yet is left out, and a later call adds
+it. What an earlier call kept stays, where its run folder is gone.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from m4.data.cache.cache import Cache
+from m4.data.cleaning.language_id import for_reports
+from m4.data.preprocess import language_of
+from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
+from m4.eval.decoding.settings import DEFAULTS
+from m4.eval.decoding.testsets import train_pairs
+from m4.eval.scoring.delta import BILINGUAL
+from m4.eval.scoring.rates import rates, read_rates
+from m4.eval.scoring.score import COPY, Decode, Measured, System, find_decodes, measure
+from m4.jobs.evaluate import tested
+from m4.settings import InputError
+from m4.storage import run_folder
+from m4.storage.files import read_json, write_json, write_jsonl, write_text
+from m4.storage.metrics_log import read_metrics
+from scripts.results import kept
+from scripts.results.kept import Asked, Kept
+
+# Rows of a run's metrics.jsonl that are kept, at even distances; those with dev scores are in
+# addition.
+_ROWS = 60
+
+
+def keep(asked: Asked, base: Path) -> list[str]:
+    """Keeps what there is of each system; returns a line on each. base: what the paths of runs in
+    experiment.toml are relative to.
+
+    Raises:
+        InputError: translations are damaged, or of other test sentences than those kept; two
+            baselines of one language.
+    """
+    folder = asked.folder
+    sizes = kept.languages(folder)
+    for run in asked.runs.values():
+        if (manifest := base / run / "vocabulary" / "manifest.json").is_file():
+            sizes = train_pairs(Cache(manifest.parent))
+            break
+    if not sizes:
+        raise InputError(f"{base}: none of {', '.join(asked.runs.values())} has begun to train")
+    kept.write_languages(folder, sizes)
+    lines, found = [], []
+    for name, run in asked.runs.items():
+        one, line = _run(asked, name, base / run)
+        lines.append(line)
+        if one is not None:
+            found.append(one)
+    with tempfile.TemporaryDirectory() as temporary:
+        gathered = Path(temporary)
+        results = _gather(base / asked.baselines, gathered)
+        if results:
+            steps = steps_of(gathered, kept.SPLIT)
+            system = System(BILINGUAL, gathered, checkpoint_step=steps)
+            found.append(_score(system, sorted(results)))
+            _keep_baselines(folder, results)
+        _keep_scores(folder, found, sizes)
+    have = len(kept.read(folder, BILINGUAL).directions)
+    return [*lines, f"{BILINGUAL}: {have} of {len(sizes)} ({len(results)} found now)"]
+
+
+def _score(system: System, directions: Sequence[str]) -> tuple[System, Measured]:
+    return system, measure([system], DEFAULTS.metrics, kept.SPLIT, directions=directions)
+
+
+def _run(asked: Asked, name: str, run: Path) -> tuple[tuple[System, Measured] | None, str]:
+    """A trained run, scored, and a line on it. Config, curve and facts are kept as soon as it has
+    trained, translations when all directions have them."""
+    if not (run / "run.json").is_file():
+        there = kept.read(asked.folder, name).directions
+        return None, f"{name}: {run} is not there" + (", what was kept stays" if there else "")
+    place = kept.of(asked.folder, name)
+    rows = read_metrics(run)
+    config = run_folder.read(run)["config"]
+    mixture = ast.literal_eval(config.get("corpus.CorpusSpec.mixture", "None"))
+    directions = sorted(tested(Cache(run / "vocabulary", mixture)))
+    translated = find_decodes(run / "decodes", kept.SPLIT) if (run / "decodes").is_dir() else {}
+    write_text(place / "config.gin", without_paths((run / "config.gin").read_text("utf-8")))
+    write_jsonl(place / "metrics.jsonl", thinned(rows, directions))
+    write_json(place / "about.json", _about(run, rows, translated), indent=1)
+    step = rows[-1]["step"] if rows else 0
+    if lacking := [direction for direction in directions if direction not in translated]:
+        return None, f"{name}: step {step}; {len(lacking)} directions are not translated yet"
+    check_hypotheses(run / "decodes", kept.SPLIT, directions, f"m4 decode --model_dir={run}")
+    steps = steps_of(run / "decodes", kept.SPLIT)
+    if len({steps.get(direction) for direction in directions}) > 1:
+        raise InputError(
+            f"{run}/decodes: translations by several checkpoints; m4 decode them again"
+        )
+    return _score(System(name, run / "decodes", checkpoint_step=steps), directions), (
+        f"{name}: step {step}, {len(directions)} directions"
+    )
+
+
+def _about(run: Path, rows: Sequence[Mapping[str, Any]], translated: Mapping[str, Path]) -> dict:
+    record = run_folder.read(run)
+    levels = {key.rsplit(".", 1)[1]: int(value) for key, value in record["config"].items()
+              if key.startswith("experiment.ResourceLevels.")}  # fmt: skip
+    newest = max((path.stat().st_mtime for path in [*translated.values(), run / "metrics.jsonl"]
+                  if path.is_file()), default=None)  # fmt: skip
+    return {
+        "machine": record["machine"],
+        "versions": record["versions"],
+        "command": [without_paths(f"'{word}'")[1:-1] if word.startswith("/") else _cut(word)
+                    for word in record["command"]],
+        "levels": levels,
+        "step": rows[-1]["step"] if rows else 0,
+        "training_hours": round(hours(rows), 2),
+        "date": newest and datetime.datetime.fromtimestamp(newest, datetime.UTC).date().isoformat(),
+    }  # fmt: skip
+
+
+def hours(rows: Sequence[Mapping[str, Any]]) -> float:
+    """In training steps: a row has the mean of the steps since the row before it."""
+    total, before = 0.0, 0
+    for row in rows:
+        if "step_seconds" in row:
+            total += (row["step"] - before) * row["step_seconds"]
+            before = row["step"]
+    return total / 3600
+
+
+def without_paths(text: str) -> str:
+    """A config without the folders of this machine: of a quoted absolute path the last part."""
+    return re.sub(r"""(['"])/[^'"\n]*?([^/'"\n]+)/?\1""", r"\1\2\1", text)
+
+
+def _cut(word: str) -> str:
+    """The same of an argument: --gin.TEXT_DIR=/data/tatoeba -> --gin.TEXT_DIR=tatoeba."""
+    return re.sub(r"""(=['"]?)/\S*?([^/\s]+)$""", r"\1\2", word)
+
+
+def thinned(rows: Sequence[dict[str, Any]], directions: Sequence[str]) -> list[dict[str, Any]]:
+    """Every n-th row, the last one and those with dev scores, without what is of single directions,
+    experts or layers."""
+    every = max(1, len(rows) // _ROWS)
+    names = {*directions, *map(language_of, directions)}
+
+    def shown(key: str) -> bool:
+        head, _, tail = key.partition("/")
+        return tail not in names and head not in ("moe", "load", "share")
+
+    return [
+        {key: value for key, value in row.items() if shown(key)}
+        for number, row in enumerate(rows, 1)
+        if number % every == 0 or number == len(rows) or any(key.startswith("dev/") for key in row)
+    ]
+
+
+def _gather(baselines: Path, gathered: Path) -> dict[str, dict[str, Any]]:
+    """Copies the translations of all finished baselines into one folder; direction -> what is to
+    be kept of its model."""
+    results: dict[str, dict[str, Any]] = {}
+    for path in sorted(baselines.glob("*/result.json")):
+        result = read_json(path, remedy=f"delete {path.parent} to train it again")
+        decodes = path.parent / "decodes"
+        for direction, texts in find_decodes(decodes, kept.SPLIT).items():
+            if direction in results:
+                raise InputError(
+                    f"{path.parent}: a second baseline of {direction}, next to "
+                    f"{results[direction]['folder']}; move the one away that is not of these runs"
+                )
+            check_hypotheses(
+                decodes, kept.SPLIT, [direction], f"m4 baselines, after removing {path}"
+            )
+            shutil.copyfile(texts, gathered / texts.name)
+            note = read_json(decodes / f"{kept.SPLIT}.{direction}.json")
+            shutil.copyfile(decodes / f"{kept.SPLIT}.{direction}.json",
+                            gathered / f"{kept.SPLIT}.{direction}.json")  # fmt: skip
+            results[direction] = {"direction": direction, "folder": path.parent.name,
+                                  "result": result, "note": note}  # fmt: skip
+    return results
+
+
+def _keep_baselines(folder: Path, results: Mapping[str, dict[str, Any]]) -> None:
+    path = kept.of(folder, BILINGUAL) / "baselines.jsonl"
+    rows = {row["direction"]: row for row in kept.baselines(folder)} | dict(results)
+    write_jsonl(path, (rows[direction] for direction in sorted(rows)))
+
+
+def _keep_scores(
+    folder: Path, found: Sequence[tuple[System, Measured]], sizes: Mapping[str, int]
+) -> None:
+    """Counts, translations and rates of the systems, and the counts of the copy."""
+    counted = {(row["system"], row["direction"]): row for row in read_rates(folder / "rates.jsonl")}
+    copies = kept.read(folder, COPY)
+    for system, one in found:
+        new, copy = _kept(system, one), _kept(System(COPY, system.decodes), one)
+        copies.add(copy)
+        if system.name == BILINGUAL:  # of a part of the languages at a time
+            before = kept.read(folder, system.name)
+            before.add(new)
+            new = before
+        kept.measured([copies, new])  # the same sentences as before, or none of it is kept
+        kept.write(folder, new)
+        rows = rates(one, for_reports(), counted.values(), sizes)
+        counted |= {(row["system"], row["direction"]): row for row in rows}
+    if found:
+        copies.hypotheses = {}  # the corpus's own sentences
+        kept.write(folder, copies)
+        write_jsonl(folder / "rates.jsonl", (counted[at] for at in sorted(counted)))
+
+
+def _kept(system: System, one: Measured) -> Kept:
+    """What was measured of a system, as it is kept."""
+    new = Kept(system.name)
+    steps = system.checkpoint_step if isinstance(system.checkpoint_step, Mapping) else {}
+    for direction in one.directions(system.name):
+        decodes = one.decodes[system.name, direction]
+        new.hypotheses[direction] = [row.hypothesis for row in decodes]
+        new.directions[direction] = {
+            "sentences": len(decodes),
+            "test_sha256": _digest(decodes),
+            "step": steps.get(direction),
+            "signatures": {},
+        }
+    for (name, direction, metric), statistics in one.statistics.items():
+        if name == system.name:
+            new.statistics[direction, metric] = statistics.counts
+            new.directions[direction]["signatures"][metric] = statistics.signature
+    return new
+
+
+def _digest(decodes: Sequence[Decode]) -> str:
+    """Of the test sentences: as the notes of translations have it."""
+    text = json.dumps([[row.source, row.reference] for row in decodes])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,220 @@
+"""What is kept of an experiment in results/<experiment>/: scores without the corpus.
+
+experiment.toml says what was asked; `keep` fills systems/<system>/, `draw` makes the rest again:
+
+  languages.json          language -> its training pairs; all that the experiment has
+  rates.jsonl             how translations fail, as `m4 report` writes it
+  systems/<system>/
+    directions.jsonl      what each test set is and what translated it
+    statistics.npz        counts a sentence (`m4.eval.metrics.Statistics`), "<direction>/<metric>"
+    hypotheses.jsonl.gz   the translations, in the order of the test set
+    about.json            of a trained run: machine, command, hours, resource levels; config.gin and
+                          metrics.jsonl (every n-th row) stand next to it
+    baselines.jsonl       of bilingual models: result.json and the note of the translations of each
+
+No sentence of the corpus is here: counts have no words, and references are read while `keep` runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from m4.eval.decoding.settings import DEFAULTS
+from m4.eval.metrics import Statistics
+from m4.eval.scoring.delta import BILINGUAL
+from m4.eval.scoring.score import COPY, Measured, System
+from m4.settings import InputError
+from m4.storage.files import read_json, read_jsonl, whole, write_json, write_jsonl
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+SPLIT = "test"
+_ASKED = (
+    "number",
+    "title",
+    "claim",
+    "paper",
+    "paper_result",
+    "verdict",
+    "why",
+    "corpus",
+    "machine",
+)
+_ASKED += ("dense", "baselines", "runs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """experiment.toml: what a person writes. runs: system -> its run folder, in the order of the
+    tables; dense: the one that others are compared with, too; baselines: their folder; notes:
+    paragraphs for the end of the page."""
+
+    folder: Path
+    number: str
+    title: str
+    claim: str
+    paper: str
+    paper_result: str
+    verdict: str
+    why: str
+    corpus: str
+    machine: str
+    dense: str
+    baselines: str
+    runs: Mapping[str, str]
+    notes: str = ""
+
+
+@dataclasses.dataclass
+class Kept:
+    """One system's translations and counts.
+
+    directions: direction -> {sentences, test_sha256, step, signatures}; statistics: (direction,
+    metric) -> counts [sentences, counts]; hypotheses: direction -> translations.
+    """
+
+    name: str
+    directions: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    statistics: dict[tuple[str, str], np.ndarray] = dataclasses.field(default_factory=dict)
+    hypotheses: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    def add(self, other: Kept) -> None:
+        """Takes over the other's directions, in place of its own of these names."""
+        self.directions |= other.directions
+        self.statistics |= other.statistics
+        self.hypotheses |= other.hypotheses
+
+
+def asked(folder: Path) -> Asked:
+    """Reads experiment.toml. InputError: it is missing, or lacks a line."""
+    path = folder / "experiment.toml"
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: missing; it says what is asked ({', '.join(_ASKED)})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: {error}") from error
+    known = {field.name for field in dataclasses.fields(Asked)} - {"folder"}
+    if lacking := [name for name in _ASKED if name not in found]:
+        raise InputError(f"{path}: no {', '.join(lacking)}")
+    if more := sorted(found.keys() - known):
+        raise InputError(f"{path}: {', '.join(more)}: not one of {', '.join(sorted(known))}")
+    if wrong := {BILINGUAL, COPY} & found["runs"].keys():
+        raise InputError(f"{path}: a run called {', '.join(wrong)}: this name is taken")
+    return Asked(folder, **found)
+
+
+def of(folder: Path, system: str) -> Path:
+    """The folder of a system."""
+    return folder / "systems" / system
+
+
+def read(folder: Path, system: str) -> Kept:
+    """A system as it is kept; without directions where nothing is. InputError: damaged files."""
+    place = of(folder, system)
+    found = Kept(system)
+    if not (place / "directions.jsonl").is_file():
+        return found
+    rows = read_jsonl(place / "directions.jsonl")
+    found.directions = {row.pop("direction"): row for row in rows}
+    with np.load(place / "statistics.npz", allow_pickle=False) as arrays:
+        for name in arrays.files:
+            direction, metric = name.rsplit("/", 1)
+            found.statistics[direction, metric] = arrays[name]
+    if (texts := place / "hypotheses.jsonl.gz").is_file():
+        for row in read_jsonl(texts):
+            found.hypotheses.setdefault(row["direction"], []).append(row["hypothesis"])
+    for (direction, metric), counts in found.statistics.items():
+        if len(counts) != found.directions.get(direction, {}).get("sentences"):
+            raise InputError(
+                f"{place}/statistics.npz: {direction}/{metric}: not of directions.jsonl"
+            )
+    return found
+
+
+def write(folder: Path, kept: Kept) -> None:
+    """The same content gives the same bytes."""
+    place = of(folder, kept.name)
+    names = sorted(kept.directions)
+    write_jsonl(
+        place / "directions.jsonl", ({"direction": at, **kept.directions[at]} for at in names)
+    )
+    arrays = {"/".join(at): _narrow(kept.statistics[at]) for at in sorted(kept.statistics)}
+    with whole(place / "statistics.npz") as unfinished:
+        np.savez_compressed(unfinished, **arrays)  # type: ignore[arg-type]
+    if kept.hypotheses:
+        lines = [
+            json.dumps({"direction": at, "hypothesis": text}, ensure_ascii=False)
+            for at in sorted(kept.hypotheses)
+            for text in kept.hypotheses[at]
+        ]
+        with whole(place / "hypotheses.jsonl.gz") as unfinished:
+            unfinished.write_bytes(
+                gzip.compress("".join(f"{x}\n" for x in lines).encode(), 9, mtime=0)
+            )
+
+
+def _narrow(counts: np.ndarray) -> np.ndarray:
+    """In the smallest kind that holds them."""
+    most = int(counts.max(initial=0))
+    kind = next(k for k in (np.uint8, np.uint16, np.uint32, np.int64) if most <= np.iinfo(k).max)
+    return counts.astype(kind)
+
+
+def baselines(folder: Path) -> list[dict[str, Any]]:
+    """The kept bilingual models: direction, folder (<language>.<hash>), result, note."""
+    path = of(folder, BILINGUAL) / "baselines.jsonl"
+    return read_jsonl(path) if path.is_file() else []
+
+
+def languages(folder: Path) -> dict[str, int]:
+    """Language -> training pairs; none before anything is kept."""
+    path = folder / "languages.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def write_languages(folder: Path, found: Mapping[str, int]) -> None:
+    write_json(folder / "languages.json", {code: found[code] for code in sorted(found)}, indent=0)
+
+
+def measured(systems: Iterable[Kept]) -> Measured:
+    """The systems as `m4.eval.scoring` scores them, as if the translations were read now.
+
+    Raises:
+        InputError: two systems have translated other test sentences of one direction.
+    """
+    formulas = {
+        one.metric: one for one in (metric(["a"], ["a"], "en") for metric in DEFAULTS.metrics)
+    }
+    systems, first = list(systems), {}
+    statistics: dict[tuple[str, str, str], Statistics] = {}
+    for kept in systems:
+        for direction, about in kept.directions.items():
+            other, expected = first.setdefault(direction, (kept.name, about["test_sha256"]))
+            if about["test_sha256"] != expected:
+                raise InputError(
+                    f"{kept.name} and {other} have translated other test sentences of {direction}"
+                )
+            for metric, signature in about["signatures"].items():
+                counts = kept.statistics[direction, metric].astype(np.int64)
+                formula = formulas[metric].formula
+                one = Statistics(metric, counts, formula, signature)
+                statistics[kept.name, direction, metric] = one
+    shown = tuple(
+        System(
+            one.name,
+            Path(one.name),
+            checkpoint_step={at: row["step"] for at, row in one.directions.items()},
+        )
+        for one in systems
+        if one.name != COPY
+    )
+    decodes = {(one.name, direction): [] for one in systems for direction in one.directions}
+    return Measured(SPLIT, shown, decodes, statistics)

@@ -1,0 +1,197 @@
+"""An experiment's README.md: what was claimed, what came out, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from m4.eval.scoring.delta import (
+    BILINGUAL,
+    METRIC_NAMES,
+    UNDERTRAINED,
+    Average,
+    small_tests,
+    small_tests_line,
+)
+from m4.eval.scoring.groups import LEVELS
+from m4.eval.scoring.rates import RATES, notes, shown, summary
+from m4.eval.scoring.score import COPY
+
+if TYPE_CHECKING:
+    from scripts.results.draw import Compared, Found
+
+NOT_YET = "not yet measured"
+
+
+def text(found: Found) -> str:
+    """The page. The same numbers give the same text."""
+    asked = found.asked
+    parts = [
+        f"# {asked.number}: {asked.title}",
+        "<!-- Drawn by `make results` from the files of this folder; words: experiment.toml -->",
+        f"- **Claim.** {asked.claim}\n"
+        f"- **The paper** ({asked.paper}). {asked.paper_result}\n"
+        f"- **Here.** {here(found)}\n"
+        f"- **Verdict: {asked.verdict}.** {asked.why}\n"
+        f"- **State.** {state(found)}",
+    ]
+    bilingual = [one for one in found.compared if one.baseline == BILINGUAL]
+    if bilingual:
+        parts += [
+            "![Differences from the bilingual models by language, the largest first]"
+            "(delta_bleu.svg)",
+            "The line is the mean of a sliding window of languages. "
+            + _left_out(found, bilingual[0]),
+        ]
+    for one in found.compared:
+        parts += [f"## Δ{METRIC_NAMES[one.metric]} against {one.baseline}", _means(found, one)]
+    if found.rates:
+        parts += ["## How translations fail", _rates(found)]
+    parts += ["## How it was made", _made(found)]
+    parts += [asked.notes.strip()] * bool(asked.notes)
+    return "\n\n".join(parts) + "\n"
+
+
+def here(found: Found) -> str:
+    """The mean differences of all languages, in a sentence."""
+    said = [
+        f"{mean.system} {difference(mean)}" + (f" over {mean.languages} languages" if not n else "")
+        for one in found.compared[:1]
+        if one.baseline == BILINGUAL
+        for n, mean in enumerate(_all(one))
+    ]
+    against = [
+        f"{mean.system} {difference(mean)} against {one.baseline}"
+        for one in found.compared
+        if one.baseline != BILINGUAL and one.metric == "bleu"
+        for mean in _all(one)
+    ]
+    first = f"Mean ΔBLEU against bilingual models: {', '.join(said)}." if said else ""
+    second = f" BLEU: {', '.join(against)}." if against else ""
+    return (first + second).strip() or f"{NOT_YET.capitalize()}."
+
+
+def _all(one: Compared) -> list[Average]:
+    return [mean for mean in one.means if mean.level == "all"]
+
+
+def difference(mean: Average) -> str:
+    if mean.undertrained:
+        return UNDERTRAINED
+    return f"{_signed(mean.delta)} [{_signed(mean.low)}, {_signed(mean.high)}]"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def state(found: Found) -> str:
+    """What there is and what is missing."""
+    have = found.of(BILINGUAL)
+    count = len(have.directions) if have else 0
+    many = f"{count} of {len(found.sizes)} bilingual models"
+    parts = [many if count == len(found.sizes) else f"{many} so far"]
+    if not found.sizes:
+        return "Nothing is trained yet."
+    for name in found.asked.runs:
+        about, one = found.about.get(name), found.of(name)
+        if about is None:
+            parts.append(f"{name}: not begun")
+        elif one is None:
+            parts.append(f"{name}: in training, step {about['step']:,}")
+        else:
+            steps = {row["step"] for row in one.directions.values()}
+            parts.append(f"{name}: step {', '.join(f'{step:,}' for step in sorted(steps))}")
+    return "; ".join(parts) + "."
+
+
+def _left_out(found: Found, one: Compared) -> str:
+    small = small_tests(one.rows, found.levels)
+    missing = sorted(set(found.sizes) - {row.language for row in one.rows})
+    lines = [f"Left out, without a bilingual model yet: {', '.join(missing)}."] * bool(missing)
+    lines += [f"{small_tests_line(small, found.levels)}."] * bool(small)
+    return " ".join(lines)
+
+
+def _means(found: Found, one: Compared) -> str:
+    """A line a resource level, a column a system. Level names as the papers' head and tail."""
+    names = {"high": "head", "medium": "middle", "low": "tail", "all": "all"}
+    systems = list(dict.fromkeys(row.system for row in one.rows))
+    side = one.means[0].side if one.means else ""
+    lines = []
+    for level in (*LEVELS, "all"):
+        means = {m.system: m for m in one.means if m.level == level and m.side == side}
+        if not means:
+            continue
+        first = next(iter(means.values()))
+        cells = [f"{names[level]} ({first.languages})", f"{first.baseline_score:.1f}"]
+        for system in systems:
+            mean = means[system]
+            cells += [f"{mean.system_score:.1f}", difference(mean)]
+        lines.append(cells)
+    head = ["languages", one.baseline, *(cell for name in systems for cell in (name, "Δ"))]
+    pairs = (f"head: {found.levels.high_resource_from:,} training pairs or more; tail: fewer than "
+             f"{found.levels.low_resource_below:,}")  # fmt: skip
+    note = f"{METRIC_NAMES[one.metric]}, means over languages; in brackets the 95% interval of the"
+    return f"{note} difference (paired bootstrap); {pairs}.\n\n{table(head, lines)}"
+
+
+def _rates(found: Found) -> str:
+    rows = [row for row in found.rates if row["system"] != COPY]
+    head = ["system", "directions", *(f"{name}, %" if key != "length_ratio" else name
+                                      for key, name in RATES.items())]  # fmt: skip
+    order = ["reference", BILINGUAL, *found.asked.runs]
+    ranked = sorted(rows, key=lambda row: order.index(row["system"]))
+    lines = [
+        [str(row["system"]), str(row["directions"]), *(shown(name, row[name]) for name in RATES)]
+        for row in summary(ranked, found.levels)
+    ]
+    about = 'Means over directions; what they are: docs/evaluation.md, "How translations fail".'
+    return "\n\n".join([about, table(head, lines), ". ".join(map(_sentence, notes(rows))) + "."])
+
+
+def _sentence(line: str) -> str:
+    return line[0].upper() + line[1:]
+
+
+def _made(found: Found) -> str:
+    asked = found.asked
+    lines = [
+        [name, f"{about['step']:,}", f"{about['training_hours']:.1f}", about["date"] or "",
+         f"`{_command(about['command'])}`"]
+        for name, about in found.about.items()
+    ]  # fmt: skip
+    if found.baselines:
+        hours = sum(_seconds(row) for row in found.baselines) / 3600
+        steps = [row["result"]["note"]["step"] for row in found.baselines]
+        lines.append([f"bilingual ({len(steps)})", f"{min(steps):,} to {max(steps):,}",
+                      f"{hours:.1f} of one core", "", "`m4 baselines`"])  # fmt: skip
+    parts = [f"Machine: {asked.machine}. Corpus: {asked.corpus}."]
+    if lines:
+        head = ["system", "steps", "hours in training steps", "date", "command"]
+        parts.append(table(head, lines))
+    if found.baselines:
+        cut = [row for row in found.baselines if not row["result"]["stopped_early"]]
+        gain = np.mean([row["result"]["gain_last_quarter"] for row in found.baselines])
+        parts.append(
+            f"Bilingual models: {len(found.baselines) - len(cut)} ended by dev chrF, {len(cut)} by "
+            f"the most steps; in the last quarter of its steps a model gained {gain:.1f} chrF on "
+            "dev (mean)."
+        )
+    return "\n\n".join(parts)
+
+
+def _command(words: Sequence[str]) -> str:
+    return " ".join(["m4", *words[1:]])
+
+
+def _seconds(row: dict) -> float:
+    return row["result"]["note"].get("seconds_in_steps", 0.0)
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Markdown; the first column to the left, the others to the right."""
+    rules = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rules, *lines])

@@ -1,0 +1,50 @@
+"""The table of docs/results.md: a line an experiment, from its experiment.toml and its means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from m4.eval.scoring.delta import BILINGUAL, METRIC_NAMES, Average
+from m4.settings import InputError
+from m4.storage.files import read_jsonl
+from scripts.results import kept, page
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+
+
+def with_table(text: str, folders: Sequence[Path]) -> str:
+    """The page with the table as it is now. InputError: the marks of its place are missing."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise InputError(f"docs/results.md: no {BEGIN} and {END}")
+    head = ["", "claim", "paper", "here", "verdict"]
+    lines = [_line(folder) for folder in folders]
+    rules = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * 5, *lines])
+    return f"{before}{BEGIN}\n{rules}\n{END}{after}"
+
+
+def _line(folder: Path) -> list[str]:
+    asked = kept.asked(folder)
+    link = f"[{asked.number}](../results/{folder.name}/README.md)"
+    return [link, asked.claim, asked.paper_result, _here(folder), f"**{asked.verdict}**"]
+
+
+def _here(folder: Path) -> str:
+    """Each system's mean difference over all languages, by BLEU."""
+    path = folder / "means.jsonl"
+    rows = read_jsonl(path) if path.is_file() else []
+    rows = [row for row in rows if row["metric"] == "bleu" and row["level"] == "all"]
+    said = []
+    for row in rows:
+        baseline, metric = row.pop("baseline"), row.pop("metric")
+        mean = Average(**row)
+        if baseline == BILINGUAL:
+            against = f"{baseline} ({mean.languages})"
+        else:
+            against = baseline
+        said.append(
+            f"{mean.system}: Δ{METRIC_NAMES[metric]} {page.difference(mean)} against {against}"
+        )
+    return "; ".join(said) or page.NOT_YET

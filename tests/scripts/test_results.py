@@ -1,0 +1,345 @@
+"""`python -m scripts.results`: what is kept of runs, drawn again, and put back for baselines."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m4.data.corpus import CorpusSpec
+from m4.eval.decoding.hypotheses import decode_to_files
+from m4.eval.decoding.settings import DEFAULTS
+from m4.eval.decoding.testsets import split_pairs
+from m4.eval.metrics import bootstrap
+from m4.eval.metrics.bleu import bleu
+from m4.eval.scoring import export
+from m4.eval.scoring.delta import averages, deltas
+from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.score import System, measure
+from m4.experiment import Baselines, Data, Decoding, Experiment, Training
+from m4.jobs.baselines import find_baselines, plans_of
+from m4.jobs.corpus import open_corpus
+from m4.settings import InputError
+from m4.storage import run_folder
+from m4.storage.files import read_jsonl, write_json, write_jsonl
+from m4.train.optimizer import adamw
+from scripts.results import draw, kept, page, restore, summary
+from scripts.results.__main__ import main
+from tests.data.corpus import Made
+from tests.jobs.test_baselines import MODEL, TRAINING
+
+SIZES = {"de": 90, "gl": 60, "mt": 40}
+ASKED = """
+number = "E1"
+title = "one model of three"
+claim = "One model is better."
+paper = "a paper"
+paper_result = "+5.9"
+verdict = "open"
+why = "It is a test."
+corpus = "made up"
+machine = "two cores"
+dense = "dense"
+baselines = "runs/baselines"
+[runs]
+dense = "runs/dense"
+moe = "runs/moe"
+late = "runs/late"
+"""
+CONFIG = {
+    "corpus.CorpusSpec.mixture": "'to_english'",
+    "experiment.ResourceLevels.high_resource_from": "80",
+    "experiment.ResourceLevels.low_resource_below": "50",
+    "experiment.ResourceLevels.min_test_sentences": "5",
+}
+LEVELS = ResourceLevels(80, 50, 5)
+
+
+def experiment_in(base: Path) -> Experiment:
+    corpus = CorpusSpec(Made(SIZES, held_out=12), mixture="to_english", vocabulary_size=320)
+    data = Data(corpus, data_dir=str(base / "data"))
+    of_a_pair = dataclasses.replace(data, corpus=dataclasses.replace(corpus, vocabulary_size=300))
+    one = Experiment("unused", of_a_pair, TRAINING, MODEL, vocabulary_multiple=8)
+    baselines = Baselines(one, one, one, str(base / "baselines"))
+    moe = str(base / "moe")
+    return Experiment(
+        moe, data, Training(8, 8, adamw), decoding=Decoding(2, 0.6, 128, 8, 40), baselines=baselines
+    )
+
+
+def decode(folder: Path, words: int, experiment: Experiment, directions: Sequence[str]) -> None:
+    """Translations that are the first words of the references, as a job writes them."""
+    cache = open_corpus(experiment)
+    pairs = split_pairs(cache, directions, "test")
+    cut = iter([" ".join(y.split()[:words]) for each in pairs.values() for _, y in each])
+
+    def translate(sources: list[str]) -> list[dict[str, str]]:
+        return [{"hypothesis": next(cut)} for _ in sources]
+
+    decode_to_files(translate, folder, "test", pairs, {"step": 8})
+
+
+def train_baselines(experiment: Experiment, languages: Sequence[str]) -> None:
+    """As finished ones look."""
+    plans = plans_of(experiment, open_corpus(experiment))
+    for language in languages:
+        plan = plans[language]
+        decode(plan.folder / "decodes", 3, experiment, [f"{language}-en"])
+        note = {"best_step": 4, "step": 4, "seconds_in_steps": 1800.0}
+        result = {"identity": plan.identity, "test_sentences": None, "note": note}
+        more = {"stopped_early": True, "gain_last_quarter": 0.5}
+        write_json(plan.folder / "result.json", {**result, **more}, indent=1)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs/: dense and moe are translated, late is in training, and two of three
+    bilingual models are finished."""
+    base = tmp_path_factory.mktemp("base") / "runs"
+    experiment = experiment_in(base)
+    directions = [f"{language}-en" for language in SIZES]
+    open_corpus(experiment)
+    for name, words in {"dense": 4, "moe": 6, "late": None}.items():
+        text = "TEXT_DIR = '/home/me/texts/tatoeba'\n"
+        run_folder.claim(base / name, CONFIG, text)
+        (base / name / "vocabulary").mkdir()
+        shutil.copy(base / "data" / "manifest.json", base / name / "vocabulary")
+        rows = [{"step": 10 * n, "step_seconds": 3.6, "nll": 2.0, "nll/high": 2.0, "nll/de-en": 2.0,
+                 "load/0": 0.5, **({"dev/nll": 2.0} if n == 7 else {})}
+                for n in range(1, 151)]  # fmt: skip
+        write_jsonl(base / name / "metrics.jsonl", rows)
+        if words:
+            decode(base / name / "decodes", words, experiment, directions)
+    train_baselines(experiment, ["de", "gl"])
+    return base.parent
+
+
+@pytest.fixture(scope="module")
+def results(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is kept of them."""
+    folder = tmp_path_factory.mktemp("results")
+    (folder / "e1").mkdir()
+    (folder / "e1" / "experiment.toml").write_text(ASKED, encoding="utf-8")
+    assert main(["keep", "e1", f"--base={runs}", f"--results={folder}"]) == 0
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*") if path.is_file()}  # fmt: skip
+
+
+def test_kept_counts_give_the_numbers_of_the_translations(results: Path, runs: Path) -> None:
+    """As `m4 report` computes them where the references are."""
+    found = draw.read(results / "e1")
+    gathered = results / "gathered"
+    gathered.mkdir()
+    for path in (runs / "runs" / "baselines").glob("*/decodes/*.jsonl"):
+        shutil.copy(path, gathered)
+    systems = [System(name, runs / "runs" / name / "decodes") for name in ("dense", "moe")]
+    measured = measure([*systems, System("bilingual", gathered)], DEFAULTS.metrics)
+    for metric, one in zip(("bleu", "chrf"), found.compared[:2], strict=True):
+        assert (one.baseline, one.metric) == ("bilingual", metric)
+        expected = deltas(measured, SIZES, metric)
+        assert one.rows == [dataclasses.replace(row, chapter=None) for row in expected]
+        assert one.means == averages(expected, LEVELS)
+    assert {row.language for row in found.compared[0].rows} == {"de", "gl"}
+    # Against the dense model all languages count: no bilingual model is needed.
+    dense = found.compared[2]
+    assert dense.baseline == "dense"
+    assert [(m.system, m.languages) for m in dense.means if m.level == "all"] == [("moe", 3)]
+
+
+def test_no_sentence_and_no_path_is_kept(results: Path, runs: Path) -> None:
+    pairs = split_pairs(open_corpus(experiment_in(runs / "runs")), ["de-en", "mt-en"], "test")
+    texts = b"\n".join(contents(results / "e1").values()).decode("utf-8", "replace")
+    packed = [row["hypothesis"] for name in ("dense", "moe", "bilingual") for row in
+              read_jsonl(kept.of(results / "e1", name) / "hypotheses.jsonl.gz")]  # fmt: skip
+    for source, reference in [pair for each in pairs.values() for pair in each]:
+        assert source not in texts
+        assert reference not in texts
+        # The translations of this test are at most six words; longer references are not whole.
+        assert (reference in packed) == (len(reference.split()) <= 6)
+    assert not kept.read(results / "e1", "copy").hypotheses
+    assert "/home" not in texts
+    assert "TEXT_DIR = 'tatoeba'" in texts
+
+
+def test_curves_are_thinned(results: Path) -> None:
+    rows = read_jsonl(kept.of(results / "e1", "late") / "metrics.jsonl")
+    # 150 rows: every 150 // 60 = 2nd, and row 7, which has dev scores.
+    assert [row["step"] for row in rows] == sorted([70, *range(20, 1501, 20)])
+    assert {key for row in rows for key in row} == {
+        "step", "step_seconds", "nll", "nll/high", "dev/nll"}  # fmt: skip
+
+
+def test_the_page_says_what_there_is(results: Path) -> None:
+    text = (results / "e1" / "README.md").read_text(encoding="utf-8")
+    found = draw.read(results / "e1")
+    state = "2 of 3 bilingual models so far; dense: step 8; moe: step 8; late: in training, "
+    assert f"{state}step 1,500." in text
+    mean = next(m for m in found.compared[0].means if m.system == "moe" and m.level == "all")
+    assert f"moe {mean.delta:+.1f} [{mean.low:+.1f}, {mean.high:+.1f}]" in text
+    assert "Left out, without a bilingual model yet: mt." in text
+    # 1,500 steps of 3.6 s are 1.5 h, two models of 1,800 s one hour of a core.
+    assert "| late | 1,500 | 1.5 |" in text
+    assert "| bilingual (2) | 4 to 4 | 1.0 of one core |" in text
+    with (results / "e1" / "delta_bleu.csv").open(encoding="utf-8") as file:
+        lines = {line["language"]: line for line in csv.DictReader(file)}
+    assert {name: float(line["moe_delta"]) for name, line in lines.items()} == {
+        row.language: pytest.approx(row.delta, abs=1e-4)
+        for row in found.compared[0].rows if row.system == "moe"}  # fmt: skip
+    line = summary.with_table(f"a\n{summary.BEGIN}\n{summary.END}\nb", [results / "e1"])
+    assert f"moe: ΔBLEU {page.difference(mean)} against bilingual (2)" in line
+    with pytest.raises(InputError, match="results:begin"):
+        summary.with_table("no place", [])
+
+
+def test_a_second_call_changes_nothing_and_a_later_one_adds(
+    results: Path, runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(results / "e1", tmp_path / "e1")
+    words = ["keep", "e1", f"--base={runs}", f"--results={tmp_path}"]
+    assert main(words) == 0
+    assert contents(tmp_path / "e1") == contents(results / "e1")
+    # On another machine only the missing model is trained; the runs are gone.
+    later = tmp_path / "later" / "runs"
+    shutil.copytree(runs / "runs" / "data", later / "data")
+    train_baselines(experiment_in(later), ["mt"])
+    words[2] = f"--base={tmp_path / 'later'}"
+    assert main(words) == 0
+    text = (tmp_path / "e1" / "README.md").read_text(encoding="utf-8")
+    assert "3 of 3 bilingual models; dense: step 8; moe: step 8;" in text
+    before, after = (kept.read(at / "e1", "bilingual") for at in (results, tmp_path))
+    assert set(after.directions) == {"de-en", "gl-en", "mt-en"}
+    assert after.hypotheses["de-en"] == before.hypotheses["de-en"]
+    # Other test sentences: nothing is mixed.
+    row = json.loads(
+        (kept.of(tmp_path / "e1", "moe") / "directions.jsonl").read_text().split("\n")[0]
+    )
+    about = kept.read(tmp_path / "e1", "moe")
+    about.directions[row["direction"]]["test_sha256"] = "0"
+    kept.write(tmp_path / "e1", about)
+    with pytest.raises(InputError, match="other test sentences of de-en"):
+        draw.read(tmp_path / "e1")
+
+
+def test_restored_baselines_are_found_again(results: Path, runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "runs" / "data", tmp_path / "data")
+    experiment = experiment_in(tmp_path)
+    assert restore.restore(results / "e1", experiment) == ["2 baselines written, 0 were there"]
+    assert restore.restore(results / "e1", experiment) == ["0 baselines written, 2 were there"]
+    cache = open_corpus(experiment)
+    with pytest.raises(InputError, match="no bilingual baseline of mt"):
+        find_baselines(experiment, cache)
+    train_baselines(experiment, ["mt"])
+    found = find_baselines(experiment, cache)
+    for name in ("de", "gl"):
+        before = runs / "runs" / "baselines" / found[name].folder.name
+        for path in before.rglob("*.json*"):
+            again = found[name].folder / path.relative_to(before)
+            assert again.read_bytes() == path.read_bytes()
+
+
+def test_statistics_are_read_as_they_were_written(tmp_path: Path) -> None:
+    counts = bleu(["a b c d e"] * 300, ["a b c d x"] * 300, "en").counts
+    about = {"sentences": 300, "test_sha256": "", "step": 1, "signatures": {"bleu": "x"}}
+    one = kept.Kept("a", {"de-en": about}, {("de-en", "bleu"): counts}, {"de-en": ["é"] * 300})
+    kept.write(tmp_path, one)
+    again = kept.read(tmp_path, "a")
+    np.testing.assert_array_equal(again.statistics["de-en", "bleu"], counts)
+    assert (again.directions, again.hypotheses) == (one.directions, one.hypotheses)
+    first = contents(tmp_path)
+    kept.write(tmp_path, again)
+    assert contents(tmp_path) == first
+
+
+COMMITTED = sorted(path.parent for path in kept.RESULTS.glob("*/experiment.toml"))
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda path: path.name)
+def test_committed_results_are_as_they_would_be_drawn(folder: Path) -> None:
+    check_drawn(folder)
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 15e6
+
+
+def test_the_table_of_experiments_is_as_it_would_be_drawn() -> None:
+    text = (kept.RESULTS.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    assert summary.with_table(text, COMMITTED) == text, "run: make results"
+
+
+def check_drawn(folder: Path) -> None:
+    """Scores and differences are those of the counts, intervals too where a few are computed again
+    (all take a minute), and page and table show them."""
+    found = draw.read(folder, again=False)
+    assert (folder / "README.md").read_text(encoding="utf-8") == page.text(found), "make results"
+    counted = kept.measured(found.systems).statistics if found.systems else {}
+    values = {at: one.value() for at, one in counted.items()}
+    scores = read_jsonl(folder / "scores.jsonl") if found.systems else []
+    assert {(row["system"], row["direction"], row["metric"]): row["score"] for row in scores} == {
+        at: pytest.approx(value, abs=1e-6) for at, value in values.items()}  # fmt: skip
+    if found.systems and found.of("bilingual") and found.of(found.asked.dense):
+        assert found.compared
+    for one in found.compared:
+        for number, row in enumerate(one.rows):
+            ours = counted[row.system, row.direction, row.metric]
+            theirs = counted[row.baseline, row.direction, row.metric]
+            assert row.delta == pytest.approx(ours.value() - theirs.value(), abs=1e-9)
+            if number % 40 == 0:
+                again = bootstrap.paired_difference(ours, theirs)
+                assert (row.low, row.high) == pytest.approx((again.low, again.high), abs=1e-9)
+        for mean in one.means:
+            rows = [row.delta for row in one.rows if row.system == mean.system
+                    and mean.level in ("all", found.levels.of(row.train_pairs))
+                    and row.sentences >= found.levels.min_test_sentences]  # fmt: skip
+            assert (len(rows), np.mean(rows)) == (mean.languages, pytest.approx(mean.delta))
+    if found.compared and found.compared[0].baseline == "bilingual":
+        drawn = export.csv_text(found.compared[0].rows, found.levels)
+        assert (folder / "delta_bleu.csv").read_text(encoding="utf-8") == drawn
+
+
+def test_a_changed_number_is_noticed(results: Path, tmp_path: Path) -> None:
+    check_drawn(results / "e1")
+    changes = {
+        "README.md": ("1.5", "1.6"),
+        "scores.jsonl": ('"score": ', '"score": 1'),
+        "deltas.jsonl": ('"delta": ', '"delta": 1'),
+        "means.jsonl": ('"languages": 2', '"languages": 3'),
+        "delta_bleu.csv": ("bilingual", "other"),
+        "experiment.toml": ("+5.9", "+5.8"),
+    }
+    for number, (name, (before, after)) in enumerate(changes.items()):
+        shutil.copytree(results / "e1", folder := tmp_path / str(number))
+        text = (folder / name).read_text(encoding="utf-8")
+        assert before in text
+        (folder / name).write_text(text.replace(before, after, 1), encoding="utf-8")
+        with pytest.raises(AssertionError):
+            check_drawn(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ASKED.replace('verdict = "open"\n', ""), "no verdict"),
+        (ASKED + 'x = "y"\n[more]\n', "more: not one of"),
+        (ASKED + "copy = ''\n", "a run called copy"),
+        ("a b", "Expected"),
+        (None, "missing; it says what is asked"),
+    ],
+)
+def test_what_is_asked_is_checked(
+    tmp_path: Path, text: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e1").mkdir()
+    if text is not None:
+        (tmp_path / "e1" / "experiment.toml").write_text(text, encoding="utf-8")
+    assert main(["keep", "e1", f"--results={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

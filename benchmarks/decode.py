@@ -96,10 +96,9 @@ def experts_a_step(model: Transformer, params, source_BL, best_BT: np.ndarray) -
     return float(np.mean([len(np.unique(step)) for layer in layers for step in layer]))
 
 
-def main() -> None:
-    args = parser().parse_args()
-    args.at_once = args.at_once or batches_at_once()
-    model = NeverEnding(
+def model_of(args: argparse.Namespace) -> NeverEnding:
+    experts = functools.partial(MoeLayer, num_experts=args.experts, gate=scattered)
+    return NeverEnding(
         vocab_size=args.vocab,
         width=args.width,
         heads=args.heads,
@@ -107,10 +106,14 @@ def main() -> None:
         mlp_width=args.mlp_width,
         encoder_layers=args.layers,
         decoder_layers=args.layers,
-        moe=functools.partial(MoeLayer, num_experts=args.experts, gate=scattered)
-        if args.experts
-        else None,
+        moe=experts if args.experts else None,
     )
+
+
+def main() -> None:
+    args = parser().parse_args()
+    args.at_once = args.at_once or batches_at_once()
+    model = model_of(args)
     random = np.random.default_rng(0)
     source_BL = random.integers(3, args.vocab, (args.rows, args.source), dtype=np.int32)
     short = jnp.ones((1, 8), jnp.int32)

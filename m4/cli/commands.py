@@ -2,14 +2,12 @@
 
 import argparse
 import functools
-import gc
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m4.cli import environment
+from m4.cli import environment, reading
 from m4.cli.data_arguments import DATA_JOBS
 from m4.cli.decode_arguments import audit_portion, text_request
 from m4.cli.job_arguments import PRINTED, SHARED, follow_options, steps_of
@@ -19,9 +17,7 @@ from m4.settings import InputError
 
 if TYPE_CHECKING:
     from m4.config import Config
-    from m4.eval.decoding.testsets import Portion
     from m4.experiment import Experiment
-    from m4.jobs.decoding.text import Request
 
 
 def run(
@@ -53,42 +49,58 @@ def run(
     try:
         experiment = config.experiment()
         if options is not None and not getattr(parsed, "dry_run", False):
-            from m4.parallel import distributed
-            from m4.parallel.consistency_check import check_agreement
-
-            distributed.join(options)
-            asked = ("job", "compare", "fresh", "new_chapter", "split", "step", "watch", "steps",
-                     "sentences", "directions", "seconds", "input", "to", "output",
-                     "json", "audit")  # fmt: skip
-            said = {name: str(getattr(parsed, name, None)) for name in asked}
-            check_agreement({**config.settings, **said})
-        if getattr(parsed, "dry_run", False):
-            from m4.jobs.dry_run import dry_run
-
-            dense = getattr(parsed, "compare", None) == "dense"
-            return dry_run(experiment, parsed.job, dense=dense, alone=options is None)
-        if parsed.job == "data":
-            return _data(experiment, config, parsed)
-        if parsed.job == "plan":
-            from m4.jobs.plan import write_facts
-
-            write_facts(experiment, parsed)
-            return 0
-        if parsed.job == "average":
-            return _average(experiment, parsed, bindings)
-        if parsed.job == "score" and any((parsed.source, parsed.target, parsed.to)):
-            return _score_files(experiment, config, parsed)
-        if parsed.job == "translate":
-            return _translate(experiment, config, parsed)
-        if parsed.job == "explain":
-            return _explain(experiment, config, parsed, bindings)
-        if parsed.job == "decode" and (portion := audit_portion(parsed)) is not None:
-            return _audit(experiment, config, parsed.step, portion)
-        if parsed.job == "decode" and (request := text_request(parsed)) is not None:
-            return _decode_text(experiment, config, parsed.step, request)
-        return _job(experiment, config, parsed)
+            _join(config, parsed, options)
+        return _with_config(parsed, bindings, options, experiment, config)
     except SettingError as error:
         raise InputError(config.explain(error)) from error
+
+
+def _join(config: "Config", parsed: argparse.Namespace, options: DistributedOptions) -> None:
+    """Joins the other processes; InputError: one has another config, or other arguments."""
+    from m4.parallel import distributed
+    from m4.parallel.consistency_check import check_agreement
+
+    distributed.join(options)
+    asked = ("job", "compare", "fresh", "new_chapter", "split", "step", "watch", "steps",
+             "sentences", "directions", "seconds", "input", "to", "output",
+             "json", "audit")  # fmt: skip
+    said = {name: str(getattr(parsed, name, None)) for name in asked}
+    check_agreement({**config.settings, **said})
+
+
+def _with_config(
+    parsed: argparse.Namespace,
+    bindings: Sequence[str],
+    options: DistributedOptions | None,
+    experiment: "Experiment",
+    config: "Config",
+) -> int:
+    """The jobs that a config decides."""
+    if getattr(parsed, "dry_run", False):
+        from m4.jobs.dry_run import dry_run
+
+        dense = getattr(parsed, "compare", None) == "dense"
+        return dry_run(experiment, parsed.job, dense=dense, alone=options is None)
+    if parsed.job == "data":
+        return _data(experiment, config, parsed)
+    if parsed.job == "plan":
+        from m4.jobs.plan import write_facts
+
+        write_facts(experiment, parsed)
+        return 0
+    if parsed.job == "average":
+        return _average(experiment, parsed, bindings)
+    if parsed.job == "score" and any((parsed.source, parsed.target, parsed.to)):
+        return reading.score_files(experiment, config, parsed)
+    if parsed.job == "translate":
+        return reading.translate(experiment, config, parsed)
+    if parsed.job == "explain":
+        return reading.explain(experiment, config, parsed, bindings)
+    if parsed.job == "decode" and (portion := audit_portion(parsed)) is not None:
+        return reading.audit(experiment, config, parsed.step, portion)
+    if parsed.job == "decode" and (request := text_request(parsed)) is not None:
+        return reading.decode_text(experiment, config, parsed.step, request)
+    return _job(experiment, config, parsed)
 
 
 def read_config(
@@ -114,7 +126,7 @@ def read_config(
     if not files:
         if not parsed.model_dir:
             raise InputError("give a config: --gin_file=gin_configs/demo.gin, or --model_dir=...")
-        saved = local_folder(parsed.model_dir) / "config.gin"
+        saved = reading.local_folder(parsed.model_dir) / "config.gin"
         if not saved.is_file():
             raise InputError(f"--model_dir={parsed.model_dir}: no config.gin there; train first")
         files, allowed = [str(saved)], parsed.allow_module
@@ -125,15 +137,6 @@ def read_config(
             given.append(f"initial.InitialModel.allow_modules = {parsed.allow_module!r}")
     folder = model_dir or parsed.model_dir
     return config.load(files, given, model_dir=folder, folders=folders, allowed_modules=allowed)
-
-
-def local_folder(model_dir: str) -> Path:
-    """Where a model's files are to be read: of one in an object store the working copy."""
-    from m4.storage import remote
-
-    folder = remote.local(model_dir)
-    remote.fetch(folder)
-    return folder
 
 
 def _job(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
@@ -209,7 +212,7 @@ def _average(experiment: "Experiment", parsed: argparse.Namespace, bindings: Seq
     from m4.parallel.platform.accelerator import check_accelerator
     from m4.storage import run_folder
 
-    run_folder.read(local_folder(experiment.model_dir))
+    run_folder.read(reading.local_folder(experiment.model_dir))
     if parsed.last is not None and parsed.last < 2:
         raise InputError(f"--last={parsed.last}: must be 2 or more")
     asked = None if parsed.steps is None else steps_of(parsed.steps)
@@ -222,111 +225,6 @@ def _average(experiment: "Experiment", parsed: argparse.Namespace, bindings: Seq
         average.average(experiment, output, steps)
     print(f"{place}: the mean of steps {', '.join(map(str, steps))}; "
           f"next: m4 eval --model_dir={place}")  # fmt: skip
-    return 0
-
-
-def _translate(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
-    from m4.eval.decoding.translate import first_text, json_line
-    from m4.jobs import prepare
-    from m4.jobs.translate import translator
-    from m4.storage import run_folder
-
-    if not parsed.text and "stdin" in environment.closed:
-        raise InputError("standard input is closed, and there is no text among the arguments")
-    environment.open_standard_output()
-    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
-    prepare.prepare_process(experiment, None)
-    ready = translator(experiment)
-    written = functools.partial(json_line, to=parsed.to) if parsed.json else first_text
-    if not gc.isenabled():  # `main`
-        gc.freeze()  # all this stays
-        gc.enable()
-    if parsed.text:
-        found = ready.candidates(parsed.text, parsed.to)
-        for line, each in zip(parsed.text, found, strict=True):
-            print(written(line, each), flush=True)
-    else:
-        ready.stream(sys.stdin.fileno(), parsed.to, sys.stdout, written=written)
-    return 0
-
-
-def _score_files(experiment: "Experiment", config: "Config", parsed: argparse.Namespace) -> int:
-    """`m4 score` of a user's files: a line of JSON a pair; the run's folder is only read."""
-    import json
-
-    from m4.jobs import prepare
-    from m4.jobs.decoding.score import score_files
-    from m4.parallel import distributed
-    from m4.storage import run_folder
-
-    if distributed.is_distributed():
-        raise InputError("one process scores files; several can share `m4 score` of a test set")
-    if not all((parsed.source, parsed.target, parsed.to)):
-        raise InputError("give --source, --target and --to together")
-    for name in ("split", "step", "compare"):
-        if getattr(parsed, name) is not None:
-            raise InputError(f"--{name}: not with --source, which the latest model scores")
-    environment.open_standard_output()
-    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
-    prepare.prepare_process(experiment, None)
-    for row in score_files(experiment, parsed.source, parsed.target, parsed.to):
-        print(json.dumps(row, ensure_ascii=False), flush=True)
-    return 0
-
-
-def _decode_text(
-    experiment: "Experiment", config: "Config", step: int | None, request: "Request"
-) -> int:
-    """`m4 decode --input`: the run is read only, and may be trained meanwhile."""
-    from m4.jobs import prepare
-    from m4.jobs.decoding.text import decode_text
-    from m4.storage import run_folder
-
-    if "-" in request.inputs and "stdin" in environment.closed:
-        raise InputError("--input=-: standard input is closed")
-    if request.output == "-":
-        environment.open_standard_output()
-    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
-    prepare.prepare_process(experiment, None)
-    decode_text(experiment, request, step)
-    return 0
-
-
-def _audit(experiment: "Experiment", config: "Config", step: int | None, portion: "Portion") -> int:
-    """`m4 decode --audit`: the run is read only."""
-    from m4.jobs import prepare
-    from m4.jobs.decoding.audit import audit
-    from m4.storage import run_folder
-
-    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
-    prepare.prepare_process(experiment, None)
-    return 1 if audit(experiment, portion, step) else 0
-
-
-def _explain(
-    experiment: "Experiment",
-    config: "Config",
-    parsed: argparse.Namespace,
-    bindings: Sequence[str],
-) -> int:
-    from m4.config import load
-    from m4.jobs import prepare
-    from m4.jobs.watching.explain import chosen_step, explain
-    from m4.storage import chapters, run_folder
-
-    folder = local_folder(experiment.model_dir)
-    run_folder.check(folder, config.settings, config.kinds)
-    prepare.prepare_process(experiment, None)
-    step = chosen_step(experiment, parsed.step)
-    of = chapters.ended(folder, chapters.at(folder, step)) / "config.gin"
-    if of.is_file():
-        given = [*parsed.gin_bindings, *bindings]
-        trained = load(
-            [of], given, model_dir=experiment.model_dir, allowed_modules=parsed.allow_module
-        )
-        experiment = trained.experiment()
-    more = {"pairs": parsed.pairs, "exact": parsed.replay, "output": parsed.output}
-    explain(experiment, step, **more)
     return 0
 
 
@@ -361,7 +259,7 @@ def _show(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
     from m4.eval.report import atlas
     from m4.jobs.prepare import console
 
-    atlas.show(local_folder(folder), parsed.split, console(), parsed.output)
+    atlas.show(reading.local_folder(folder), parsed.split, console(), parsed.output)
     return 0
 
 

@@ -269,6 +269,19 @@ def decode(
     return [each.texts[0] for each in found]
 
 
+def _padded_lengths(settings: Decoding, buckets: Sequence[int] | None) -> list[int]:
+    lengths = sorted(default_buckets(settings.max_source_length) if buckets is None else buckets)
+    if not lengths or lengths[0] < 1:
+        raise SettingError("decode.buckets", list(lengths), "a list of positive lengths")
+    return lengths
+
+
+def _rows_of_a_batch(settings: Decoding, layout: Layout | None, sources: int, at_once: int) -> int:
+    rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
+    # One batch is divided over the cores.
+    return -(-rows // at_once) if sources <= rows and rows >= at_once * FEWEST_ROWS else rows
+
+
 def translations(
     model: nn.Module,
     params: Any,
@@ -304,34 +317,28 @@ def translations(
     Raises:
       SettingError: buckets that are no lengths; a prefix that is too long.
     """
-    lengths = sorted(default_buckets(settings.max_source_length) if buckets is None else buckets)
-    if not lengths or lengths[0] < 1:
-        raise SettingError("decode.buckets", list(lengths), "a list of positive lengths")
-    longest = min(settings.max_source_length, lengths[-1])
-    batch_rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
+    lengths = _padded_lengths(settings, buckets)
     at_once = batches_at_once(layout)
-    if len(sources) <= batch_rows and batch_rows >= at_once * FEWEST_ROWS:
-        batch_rows = -(-batch_rows // at_once)
-
+    batch_rows = _rows_of_a_batch(settings, layout, len(sources), at_once)
+    longest = min(settings.max_source_length, lengths[-1])
     ids = _encoded_sources(vocabulary, sources, longest, on_cut)
     job = _Job(
         model, params, settings, layout,
         _encoded_prefixes(vocabulary, prefixes, len(sources), settings), programs,
     )  # fmt: skip
-    results: list[Translations | None] = [None] * len(sources)
+    results: dict[int, Translations] = {}
     done = tokens = 0
     coming = batches(ids, lengths, batch_rows)
-    found_for = functools.partial(_search_batch, job)
-    with contextlib.closing(searched(found_for, coming, at_once)) as done_batches:
+    done_batches = searched(functools.partial(_search_batch, job), coming, at_once)
+    with contextlib.closing(done_batches):
         for batch, found in done_batches:
             texts = [sources[row] for row in batch.rows]
             ranked, best_BT = _ranked(vocabulary, texts, settings, found)
-            for row, each in zip(batch.rows, ranked, strict=True):
-                results[row] = each
+            results.update(zip(batch.rows, ranked, strict=True))
             if on_batch is not None:
                 on_batch(batch, best_BT)
             done += len(texts)
             tokens += int(np.count_nonzero(best_BT[: len(texts)]))
             if progress is not None:
                 progress(done, len(sources), tokens)
-    return [each for each in results if each is not None]
+    return [results[row] for row in range(len(sources))]

@@ -14,9 +14,9 @@ from m4 import html
 from m4.data import families
 from m4.data.cldr import tags
 from m4.data.languages import describe
-from m4.data.preprocess import language_of, split_direction
+from m4.data.preprocess import language_of
 from m4.eval.metrics import bootstrap
-from m4.eval.report import chart, curve
+from m4.eval.report import chart, curve, tables
 from m4.eval.report.theme import DARK, LIGHT
 from m4.eval.scoring import rates
 from m4.eval.scoring.delta import (
@@ -30,11 +30,8 @@ from m4.eval.scoring.delta import (
 from m4.eval.scoring.groups import DIRECTION_GROUPS, LEVELS, ResourceLevels
 from m4.eval.scoring.score import (
     COPY,
-    Decode,
     Measured,
     Subsets,
-    untagged,
-    with_complements,
 )
 from m4.eval.scoring.trend import window_size
 from m4.settings import InputError
@@ -109,38 +106,24 @@ def page(
         systems=names,
         sides=[side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)],
         **_levels(rows, levels),
-        headline=_headline(means),
-        charts=_charts(rows, data, levels, window),
-        hollow=hollow_means(rows, small, levels),
-        window=window_size(
-            len({row.language for row in rows if row.direction not in small}), window
-        ),
+        **_deltas(rows, means, small, data, levels, window),
         metric_key=metric,
         markers=[chart.marker(number, 4) for number in range(4)],
-        experts=[{**one, "images": data_uris(one["images"])} for one in experts],
-        by_step=[{**one, "images": data_uris(one["images"])} for one in by_step],
-        cosines=[{**one, "images": data_uris(one["images"])} for one in cosines],
+        **_pictures(experts=experts, by_step=by_step, cosines=cosines),
         theme={"light": LIGHT, "dark": DARK},
-        table=_delta_table(rows, means),
-        counts={name: max(mean.languages for mean in means if mean.level == name)
-                for name in {mean.level for mean in means}},
-        subsets=_subset_table(scores, metric, baseline),
-        scores=_score_table(scores),
+        subsets=tables.subset_table(scores, metric, baseline),
+        scores=tables.score_table(scores),
         **_rates(rate_rows, scores, levels),
         scored=[*names, COPY],
-        metrics=[METRIC_NAMES.get(name, name) for name in _in_order(scores, "metric")],
-        translations=_translations(measured, subsets, train_pairs, samples),
+        metrics=[METRIC_NAMES.get(name, name) for name in tables.in_order(scores, "metric")],
+        translations=tables.translations(measured, subsets, train_pairs, samples),
         curves=_curves(background),
-        data=data,
-        facts={row["code"]: row for row in data},
-        chips=_chips(data),
-        families=sorted({row["family"] for row in data}),
-        signatures=_in_order(scores, "signature"),
+        **_languages(data),
+        signatures=tables.in_order(scores, "signature"),
         resamples=bootstrap.RESAMPLES,
         seed=bootstrap.SEED,
         split=measured.split,
-        configs={name: Path(path).read_text("utf-8")
-                 for name, path in background.configs.items()},
+        configs={name: path.read_text("utf-8") for name, path in background.configs.items()},
         versions=_versions(),
     )  # fmt: skip
 
@@ -158,6 +141,27 @@ _FILTERS = {
 }
 
 
+def _deltas(
+    rows: Sequence[Delta],
+    means: Sequence[Average],
+    small: Mapping[str, str],
+    data: Sequence[Mapping[str, Any]],
+    levels: ResourceLevels,
+    window: int,
+) -> dict[str, Any]:
+    """What the template needs of the differences from the baseline: means, plot and table."""
+    plotted = {row.language for row in rows if row.direction not in small}
+    return {
+        "headline": _headline(means),
+        "charts": _charts(rows, data, levels, window),
+        "hollow": hollow_means(rows, small, levels),
+        "window": window_size(len(plotted), window),
+        "table": tables.delta_table(rows, means),
+        "counts": {name: max(mean.languages for mean in means if mean.level == name)
+                   for name in {mean.level for mean in means}},
+    }  # fmt: skip
+
+
 def _headline(means: Sequence[Average]) -> list[dict]:
     """[{system, side, levels: {level: Average}}]: the averages, a row a system and side."""
     found: dict[tuple[str, str], dict[str, Average]] = {}
@@ -166,22 +170,13 @@ def _headline(means: Sequence[Average]) -> list[dict]:
     return [{"system": key[0], "side": key[1], "levels": at} for key, at in found.items()]
 
 
-def _delta_table(rows: Sequence[Delta], means: Sequence[Average]) -> dict[str, Any] | None:
-    """One table of all systems: a line a language with the Deltas at [side][system], by falling
-    training size, then a line a resource level with its Averages. None without differences."""
-    if not rows:
-        return None
-    languages: dict[str, dict] = {}
-    for row in rows:
-        line = languages.setdefault(row.language, {"row": row, "at": {}})
-        line["at"].setdefault(row.side, {})[row.system] = row
-    found: dict[str, dict] = {name: {} for name in (*LEVELS, "all")}
-    for mean in means:
-        found[mean.level].setdefault(mean.side, {})[mean.system] = mean
+def _languages(data: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the template needs of the rows of the data table."""
     return {
-        "systems": list(dict.fromkeys(row.system for row in rows)),
-        "languages": list(languages.values()),
-        "means": [{"level": name, "at": at} for name, at in found.items() if at],
+        "data": data,
+        "facts": {row["code"]: row for row in data},
+        "chips": _chips(data),
+        "families": sorted({row["family"] for row in data}),
     }
 
 
@@ -208,40 +203,6 @@ def _charts(
         mine = [delta for delta in rows if delta.language == row["code"]]
         texts[row["code"]] = chart.text_of(mine, about)
     return [chart.svg(rows, kind, levels, colours, texts, window) for kind in chart.WIDTHS]
-
-
-def _subset_table(
-    scores: Sequence[Mapping[str, Any]], metric: str, baseline: str | None
-) -> dict[str, Any] | None:
-    """Scores by subset, a row a direction; None where there are no subsets."""
-    chosen = [row for row in scores if row["metric"] == metric and row["subset"] != "all"]
-    if not chosen:
-        return None
-    systems = [name for name in _in_order(chosen, "system") if name != COPY]
-    # The baseline first: the others are read against it.
-    systems.sort(key=lambda name: name != baseline)
-    lines: dict[str, dict] = {}
-    for row in chosen:
-        line = lines.setdefault(row["direction"], {})
-        line.setdefault(row["subset"], {})[row["system"]] = row
-    order = sorted(lines, key=lambda direction: _direction_order(direction, chosen))
-    return {
-        "subsets": _in_order(chosen, "subset"),
-        "systems": systems,
-        "lines": [{"direction": direction, "at": lines[direction]} for direction in order],
-    }
-
-
-def _score_table(scores: Sequence[Mapping[str, Any]]) -> list[dict]:
-    """Scores of whole test sets, a row a direction: {direction, at: {system: {metric: row}}}."""
-    lines: dict[str, dict] = {}
-    for row in scores:
-        if row["subset"] == "all":
-            line = lines.setdefault(row["direction"], {})
-            metric = METRIC_NAMES.get(row["metric"], row["metric"])
-            line.setdefault(row["system"], {})[metric] = row
-    order = sorted(lines, key=lambda direction: _direction_order(direction, scores))
-    return [{"direction": direction, "at": lines[direction]} for direction in order]
 
 
 def _levels(rows: Sequence[Delta], levels: ResourceLevels) -> dict[str, Any]:
@@ -273,57 +234,8 @@ def _rates(
         "rates": rates.RATES,
         "rate_means": rates.summary(rows, levels),
         "rate_notes": rates.notes(rows),
-        "rate_rows": sorted(rows, key=lambda row: _direction_order(row["direction"], scores)),
+        "rate_rows": sorted(rows, key=lambda row: tables.direction_order(row["direction"], scores)),
     }
-
-
-def _direction_order(direction: str, scores: Sequence[Mapping[str, Any]]) -> tuple:
-    """By falling training size, both directions of a language together, into English first."""
-    pairs = next(row["train_pairs"] for row in scores if row["direction"] == direction)
-    return -(pairs or 0), language_of(direction), direction.startswith("en-")
-
-
-def _translations(
-    measured: Measured, subsets: Subsets, train_pairs: Mapping[str, int], samples: int
-) -> list[dict]:
-    """Sentences spread evenly over every test set, with what each system made of them."""
-    names = [system.name for system in measured.systems]
-    by_direction: dict[str, dict[str, list[Decode]]] = {}
-    for (name, direction), decodes in measured.decodes.items():
-        if name in names:
-            by_direction.setdefault(direction, {})[name] = decodes
-    languages: dict[str, list[dict]] = {}
-    for direction, at in sorted(by_direction.items()):
-        language = language_of(direction)
-        source, target = split_direction(direction)
-        first = next(iter(at.values()))
-        marks = with_complements(subsets.get(language, {}))
-        count = min(samples, len(first))
-        chosen = [(2 * number + 1) * len(first) // (2 * count) for number in range(count)]
-        languages.setdefault(language, []).append(
-            {
-                "source": source,
-                "target": target,
-                "sentences": [
-                    {
-                        "source": untagged(first[i].source, direction),
-                        "reference": first[i].reference,
-                        "marks": [name for name, keep in marks.items() if keep[i]],
-                        "hypotheses": {name: decodes[i].hypothesis for name, decodes in at.items()},
-                    }
-                    for i in chosen
-                ],
-            }
-        )
-    order = sorted(languages, key=lambda code: (-train_pairs.get(code, 0), code))
-    return [
-        {
-            "language": describe(code).name,
-            "code": code,
-            "directions": sorted(languages[code], key=lambda part: part["source"] == "en"),
-        }
-        for code in order
-    ]
 
 
 def _curves(background: Background) -> list[dict]:
@@ -371,15 +283,17 @@ def _data_table(
     return rows
 
 
-def _in_order(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """The distinct values, in the order of their coming."""
-    return list(dict.fromkeys(row[key] for row in rows))
-
-
 def data_uris(images: Mapping[str, bytes]) -> dict[str, str]:
     return {
         name: "data:image/png;base64," + base64.b64encode(image).decode("ascii")
         for name, image in images.items()
+    }
+
+
+def _pictures(**by_kind: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        kind: [{**one, "images": data_uris(one["images"])} for one in pictures]
+        for kind, pictures in by_kind.items()
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from m4 import config
 from m4.data import samplers
-from m4.data.stream.mixture import takes_drawn
+from m4.data.stream.mixture import takes
 from m4.experiment import Experiment, identity
 from m4.model.transformer import abstract_variables, count_parameters
 from m4.plan.program import planned_model
@@ -132,7 +132,7 @@ def test_samplers_gin_has_a_line_for_every_sampler() -> None:
         source: Any = made.data.corpus.opened_source
         sizes = {f"en-{code}": source.sizes[code] for code in source.languages()}
         sampler, training = made.data.sampler, made.training
-        drawn = {"drawn": 7.5e4} if takes_drawn(sampler) else {}
+        drawn = {"drawn": 7.5e4} if takes(sampler, "drawn") else {}
         rates = sampler(sizes, **drawn)
         assert getattr(sampler, "__name__", type(sampler).__name__) == function
         assert sum(rates.values()) == pytest.approx(1), line

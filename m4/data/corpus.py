@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from m4.data.cache.identity import differences, identity_of
 from m4.data.cache.tokens import ROLES, vocabulary_file
 from m4.data.cleaning import clean
 from m4.data.directions import Mixture, directions_of
-from m4.data.sources import Source
+from m4.data.sources import Source, gives_ids
 from m4.data.sources.files import remembering
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.settings import FROM_NOW_ON, MUTABLE, Between, InputError, SettingError, checked
@@ -36,7 +37,8 @@ class CorpusSpec:
 
     Attributes:
         source: of the sentence pairs, or a function that makes it: a run can be read where its text
-            is not. languages: codes; None: all of the source's.
+            is not. Of one that gives ids no vocabulary is trained.
+        languages: codes; None: all of the source's.
         mixture: the directions: to_english, from_english or english_centric.
         lengths: {"inputs": ..., "targets": ...}: longer training pairs are dropped and counted (in
             pieces, with tag and eos).
@@ -91,6 +93,7 @@ class CorpusSpec:
         the spec names none."""
         languages = self.opened_source.languages() if self.languages is None else self.languages
         separate = self.target_vocabulary_size is not None
+        given = self._given_ids()
         return {
             "languages": _check_languages(languages),
             "vocabulary_size": self.vocabulary_size,
@@ -100,12 +103,40 @@ class CorpusSpec:
             "target_length": self.lengths["targets"],
             "target_vocabulary_size": self.target_vocabulary_size,
             # None where they decide nothing: a cache is opened whatever they are.
-            "mixture": self.mixture if separate else None,
+            "mixture": self.mixture if separate or given else None,
             "segmentations": self.segmentations,
             "sampling_alpha": float(self.sampling_alpha) if self.segmentations > 1 else None,
-            "cleaning": self.cleaning.identity(),
+            "cleaning": (clean.NOTHING if given else self.cleaning).identity(),
             **self._grown_from_identity(),
+            **given,
         }
+
+    def _given_ids(self) -> dict[str, Any]:
+        """What `settings` says of a source that gives ids; nothing where it gives text.
+
+        SettingError: a setting that decides ids, which are decided.
+        """
+        source = self.opened_source
+        if not gives_ids(source):
+            return {}
+        own = {role: hashlib.sha256(m).hexdigest() for role, m in source.vocabularies().items()}
+        separate = own["source"] != own["target"]
+        whose = "as the source gives ids in its own vocabulary"
+        for name, right, allowed in (
+            ("mixture", self.mixture == "from_english", "'from_english'"),
+            ("segmentations", self.segmentations == 1, "1"),
+            ("vocabulary_from", self.vocabulary_from is None, "None"),
+            ("cleaning", self.cleaning in (clean.DEFAULT, clean.NOTHING), "not set"),
+            (
+                "target_vocabulary_size",
+                (self.target_vocabulary_size is not None) == separate,
+                "set, since those of inputs and targets differ" if separate else "None",
+            ),
+        ):
+            if not right:
+                value = getattr(self, name)
+                raise SettingError(f"CorpusSpec.{name}", value, f"{allowed}, {whose}")
+        return {"own_vocabularies": own}
 
     def identity(self, folder: Path) -> dict[str, Any]:
         """Settings and text that decide a corpus, as JSON. folder: the corpus's, where the hashes
@@ -210,6 +241,8 @@ class CorpusSpec:
 
     def _check_vocabulary_sizes(self, languages: int) -> None:
         """SettingError: no room for characters and merges. Before any text is read."""
+        if gives_ids(self.opened_source):
+            return
         for name, tags in (("vocabulary_size", 1 + languages), ("target_vocabulary_size", 0)):
             size, least = getattr(self, name), least_size(tags)
             if size is not None and size < least:

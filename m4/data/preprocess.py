@@ -7,7 +7,9 @@ from typing import Protocol
 
 from m4.settings import InputError
 
-EOS_ID = 1
+PAD_ID, EOS_ID = 0, 1
+# What a source and a target have in addition to their text.
+TAG_IDS, EOS_IDS = 1, 1
 
 
 class Encoder(Protocol):

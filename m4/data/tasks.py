@@ -60,6 +60,8 @@ with _quiet_stderr():
     import seqio.vocabularies
     import tensorflow as tf
 
+    tf.config.set_visible_devices([], "GPU")  # they are JAX's
+
 # (SHA-256 of a model, what was made of it) -> tf-text's op
 _TOKENIZERS: dict[tuple[str, Callable[[bytes], bytes]], Any] = {}
 # prefix -> what it was registered for

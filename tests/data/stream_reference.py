@@ -130,12 +130,16 @@ def lay_out(
         english = bool(data.english_source[direction])
         source, target = flats[0][not english], flats[1][english]
         start, length = examples.source_starts[k], examples.source_lengths[k]
-        ids = [data.tags[direction], *source[start : start + length - 2], EOS_ID]
+        ids = [*source[start : start + length]]
+        if data.marked:
+            ids = [data.tags[direction], *ids[: length - 2], EOS_ID]
         for position, token in enumerate(ids):
             encoder[:, row, used[0, row]] = token, used[2, row], position, direction
             used[0, row] += 1
         start, length = examples.target_starts[k], examples.target_lengths[k]
-        ids = [*target[start : start + length - 1], EOS_ID]
+        ids = [*target[start : start + length]]
+        if data.marked:
+            ids = [*ids[: length - 1], EOS_ID]
         for position, token in enumerate(ids):
             before = ids[position - 1] if position else 0
             decoder[:, row, used[1, row]] = before, token, 1, used[2, row], position, direction

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data import permutation
+from m4.data.cache import given_ids
 from m4.data.cache.cache import FORMAT, manifest_digest
 from m4.data.cache.corpus_text import Progress, text_file, write_text
 from m4.data.cache.tokens import ROLES, tokenize, vocabulary_file
@@ -20,7 +21,7 @@ from m4.data.cleaning.clean import Cleaning
 from m4.data.cleaning.ledger import LEDGER_FILE
 from m4.data.directions import SIDES, SIDES_OF
 from m4.data.samplers.temperature import temperature
-from m4.data.sources import SPLITS, Source
+from m4.data.sources import SPLITS, Source, gives_ids
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.grow import grow
 from m4.data.vocabulary.vocabulary import Vocabulary
@@ -43,15 +44,19 @@ def build(
 ) -> None:
     """Write a cache into `folder`.
 
-    settings: those of `CorpusSpec.settings`. workers: processes; they change nothing.
-    head: identity and replaced, for the manifest. grown_from: the cache whose vocabularies grow.
+    source: a Source, or an IdSource. settings: those of `CorpusSpec.settings`.
+    workers: processes; they change nothing. head: identity and replaced, for the manifest.
+    grown_from: the cache whose vocabularies grow.
     """
     languages = settings["languages"]
     (folder / "text").mkdir(parents=True)
-    counts, ledger = write_text(folder, source, languages, cleaning, progress)
-    pairs = {code: counts[code]["train"]["pairs"] for code in languages}
-    made = _train_vocabularies(folder, pairs, settings, progress, grown_from)
-    tokenize(folder, languages, counts, settings, progress, workers)
+    if gives_ids(source):
+        counts, ledger, made = given_ids.write(folder, source, settings, progress)
+    else:
+        counts, ledger = write_text(folder, source, languages, cleaning, progress)
+        pairs = {code: counts[code]["train"]["pairs"] for code in languages}
+        made = _train_vocabularies(folder, pairs, settings, progress, grown_from)
+        tokenize(folder, languages, counts, settings, progress, workers)
     for code, splits in counts.items():
         for split, count in splits.items():
             ledger.count(code, split).leave_out("pieces: too long", count.pop("too_long"), split)
@@ -66,6 +71,7 @@ def build(
         **head,
         "languages": counts,
         "vocabularies": made,
+        **({"rates": rates()} if (rates := getattr(source, "rates", None)) else {}),
         "ledger": ledger.as_json(examples=False),
         "corpus": corpus,
         "fingerprint": fingerprint,

@@ -26,8 +26,8 @@ from m4.data.cache.corpus_text import read_pairs, text_file
 from m4.data.cache.origins import Origin, read_origins
 from m4.data.cache.tokens import ROLES, array_name, vocabulary_file
 from m4.data.cleaning.ledger import LEDGER_FILE, Ledger
-from m4.data.directions import SIDES, Mixture, directions_of, mixture_of
-from m4.data.preprocess import language_of, split_direction
+from m4.data.directions import SIDES, SIDES_OF, Mixture, directions_of, mixture_of
+from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, split_direction
 from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value
@@ -183,6 +183,22 @@ class Cache:
         return SourceAndTarget(self.source_vocabulary, self.target_vocabulary)
 
     @property
+    def marked(self) -> bool:
+        """Whether a source gets a tag and every sentence an eos when it is laid out; False: the ids
+        are a source's own (`m4.data.sources.IdSource`), eos included, and no tag asks for them."""
+        return "own_vocabularies" not in self.manifest["identity"]
+
+    @property
+    def extra_ids(self) -> tuple[int, int]:
+        """How many ids a source and a target have in addition to those in the arrays."""
+        return (TAG_IDS + EOS_IDS, EOS_IDS) if self.marked else (0, 0)
+
+    @property
+    def source_rates(self) -> dict[str, float] | None:
+        """Direction -> how often the source wants it drawn; None: it does not say."""
+        return self.manifest.get("rates")
+
+    @property
     def segmentations(self) -> int:
         """How many ways each training sentence is tokenized; 1: the best one alone."""
         return self.manifest["identity"]["segmentations"]
@@ -204,7 +220,8 @@ class Cache:
         """Ids of the longest training sentence of each side that has the role, without tag and
         eos."""
         longest = self._count(language, "train")["longest"]
-        names = {side: self._array_name(side, role) for side in SIDES}
+        sides = SIDES_OF[self.mixture][role]
+        names = {side: self._array_name(side, role) for side in SIDES if side in sides}
         return {side: longest[name] for side, name in names.items() if name in longest}
 
     def mean_pieces(self, direction: str, split: str) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from m4.data.directions import SIDES, SIDES_OF, STORED
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import (
-    TextRange,
     TokenArray,
     Tokenized,
     id_type,
@@ -90,16 +89,38 @@ def tokenize(
         min(len(available_cpus()), total * ways // _WORKER_PAIRS) if workers is None else workers,
     )
     done = 0
+
+    def of(split: str, code: str) -> Iterator[Tokenized]:
+        nonlocal done
+        for _ in spans[split, code]:
+            result = next(results)
+            done += result.pairs + (result.too_long if split == "train" else 0)
+            progress("tokens", done, total)
+            yield result
+
+    write_arrays(folder, languages, arrays, counts, of, ways)
+    pairs = {code: counts[code]["train"]["pairs"] for code in languages}
+    _write_token_counts(folder, arrays, pairs, ways)
+
+
+def write_arrays(
+    folder: Path,
+    languages: Sequence[str],
+    arrays: Sequence[TokenArray],
+    counts: dict[str, dict[str, dict[str, Any]]],
+    results: Callable[[str, str], Iterator[Tokenized]],
+    ways: int = 1,
+) -> None:
+    """(split, language) -> its pairs, into the arrays of every split and its text; `counts` gets
+    what the manifest says of them. InputError: a language without training pairs."""
     for split in SPLITS:
         kind = ways if split == "train" else 1
         files = {a.name: _ArrayFile(folder / f"{split}.{a.name}", a, kind) for a in arrays}
         row = 0
         for code in languages:
             language = _Language(files, text_file(folder, split, code))
-            for result in _as_many(results, spans[split, code]):
+            for result in results(split, code):
                 language.append(result)
-                done += result.pairs + (result.too_long if split == "train" else 0)
-                progress("tokens", done, total)
             counts[code][split] |= language.finish(row)
             row += language.pairs
             if split == "train" and not language.pairs:
@@ -110,13 +131,6 @@ def tokenize(
                 )
         for file in files.values():
             file.finish()
-    pairs = {code: counts[code]["train"]["pairs"] for code in languages}
-    _write_token_counts(folder, arrays, pairs, ways)
-
-
-def _as_many(results: Iterator[Tokenized], spans: Sequence[TextRange]) -> Iterator[Tokenized]:
-    for _ in spans:
-        yield next(results)
 
 
 class _Language:
@@ -202,7 +216,7 @@ class _ArrayFile:
         for path in self._parts("lengths"):
             # Nothing cannot be mapped.
             mapped = np.memmap(path, np.int32, "r") if path.stat().st_size else np.zeros(0)
-            for lengths in _blocks(mapped):
+            for lengths in blocks_of(mapped):
                 np.cumsum(lengths, out=offsets[row + 1 : row + 1 + len(lengths)])
                 offsets[row + 1 : row + 1 + len(lengths)] += last
                 row += len(lengths)
@@ -212,7 +226,7 @@ class _ArrayFile:
         offsets.flush()
 
 
-def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+def blocks_of(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     for start in range(0, len(array), _BLOCK):
         yield array[start : start + _BLOCK]
 
@@ -235,7 +249,9 @@ def _write_token_counts(
         role = None if path == vocabulary_file(folder, None) else path.suffixes[0][1:]
         totals = np.zeros(vocabulary.size, np.int64)
         for array in members:
-            for block in _blocks(np.load(folder / f"train.{array.name}.tokens.npy", mmap_mode="r")):
+            for block in blocks_of(
+                np.load(folder / f"train.{array.name}.tokens.npy", mmap_mode="r")
+            ):
                 totals += (1 if role else 2) * np.bincount(block, minlength=vocabulary.size)
         if role != "target":
             # Of a source in English, and of one in the other language.

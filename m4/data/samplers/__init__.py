@@ -15,7 +15,8 @@ class Sampler(Protocol):
     """Sizes of the directions' training data -> rates that sum to 1, in the same order.
 
     Sizes and rates are in one unit: pairs, or tokens (`m4.data.stream.mixture`). A sampler
-    with a parameter `drawn` is also given what the whole run draws, in that unit.
+    with a parameter `drawn` is also given what the whole run draws, in that unit; one with `rates`
+    those that the corpus's source gives, or None.
     """
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]: ...

@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import EOS_ID, split_direction
+from m4.data.preprocess import EOS_ID, PAD_ID, split_direction
 from m4.data.stream import kernels
 from m4.data.stream.packing import Ints, Shape, first_fit_decreasing
 from m4.settings import InputError
 
 Batch = dict[str, npt.NDArray[Any]]
-# What a source and a target have in addition to their text.
-TAG_IDS, EOS_IDS = 1, 1
 # A corpus that is smaller stays in memory.
 _KEPT_BYTES = 1 << 30
 # In the order in which kernels.lay_out takes them.
@@ -38,7 +36,8 @@ DECODER_KEYS = (
 
 
 class Examples(NamedTuple):
-    """K pairs to lay out. Lengths are in ids with tag and eos; start is in the flat arrays."""
+    """K pairs to lay out. Lengths are in ids with tag and eos (of a `marked` cache); start is in
+    the flat arrays."""
 
     directions: Ints
     source_starts: Ints
@@ -80,8 +79,11 @@ class SplitReader:
         self.first_rows = np.array([r.start for r in rows], np.int64)
         self.sizes = [len(r) for r in rows]
         self.english_source = np.array([source == "en" for source, _ in sides])
-        vocabulary = cache.source_vocabulary
-        self.tags = np.array([vocabulary.tag_id(target) for _, target in sides], np.int32)
+        vocabulary, self.marked = cache.source_vocabulary, cache.marked
+        targets = [target for _, target in sides]
+        tags = map(vocabulary.tag_id, targets) if self.marked else [PAD_ID] * len(targets)
+        self.tags = np.fromiter(tags, np.int32, len(targets))
+        self._extra = cache.extra_ids
         self.ways = cache.segmentations if split == "train" else 1
         self._entries = (len(self.offsets[0]) - 1) // self.ways
         self._check(max(r.stop for r in rows))
@@ -91,10 +93,9 @@ class SplitReader:
         entries = self.first_rows[directions] + indices
         if epochs is not None and self.ways > 1:
             entries += epochs % self.ways * self._entries
-        extra = TAG_IDS + EOS_IDS, EOS_IDS
         return Examples(
             directions,
-            *kernels.places(directions, entries, self.english_source, *extra, *self.offsets),
+            *kernels.places(directions, entries, self.english_source, *self._extra, *self.offsets),
         )
 
     def release(self) -> None:
@@ -155,6 +156,7 @@ def lay_out(
         shape.target_length,
         examples.directions,
         data.english_source,
+        data.marked,
         data.tags,
         EOS_ID,
         *examples[1:],

@@ -295,17 +295,18 @@ def copy(array, at, length, values, start):
 @compiled
 def lay_out(
     chosen, row_of, rows, first_row, source_width, target_width, directions, english_source,
-    tags, eos, source_starts, source_lengths, target_starts, target_lengths,
+    marked, tags, eos, source_starts, source_lengths, target_starts, target_lengths,
     source_english, source_translation, target_english, target_translation,
     inputs, input_segments, input_positions, input_directions,
     shifted, targets, weights, target_segments, target_positions, target_directions,
 ):  # fmt: skip
     """Writes the pairs `chosen` whose row is one of `rows` from first_row on into the last ten
-    arrays, flat and zero before. See batches.lay_out.
+    arrays, flat and zero before. See batches.lay_out. marked: a source gets a tag, and all an eos.
 
     Returns -1, or the first pair that does not fit or is not in the arrays: nothing outside of them
     is read or written.
     """
+    tag, both = np.int64(marked), 2 * np.int64(marked)
     segments = np.zeros(rows, np.int32)
     source_ends, target_ends = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     for k in chosen:
@@ -321,12 +322,13 @@ def lay_out(
         start, length, used = source_starts[k], source_lengths[k], source_ends[row]
         if length < 1 or used + length > source_width:
             return k
-        if start < 0 or start + length - 2 > len(source):
+        if start < 0 or start + length - both > len(source):
             return k
         at = row * source_width + used
-        inputs[at] = tags[direction]
-        copy(inputs, at + 1, max(length - 2, 0), source, start)
-        inputs[at + length - 1] = eos
+        if marked:
+            inputs[at] = tags[direction]
+            inputs[at + length - 1] = eos
+        copy(inputs, at + tag, max(length - both, 0), source, start)
         fill(input_segments, at, length, segment)
         count_up(input_positions, at, length)
         fill(input_directions, at, length, direction)
@@ -334,11 +336,12 @@ def lay_out(
         start, length, used = target_starts[k], target_lengths[k], target_ends[row]
         if length < 1 or used + length > target_width:
             return k
-        if start < 0 or start + length - 1 > len(target):
+        if start < 0 or start + length - tag > len(target):
             return k
         at = row * target_width + used
-        copy(targets, at, length - 1, target, start)
-        targets[at + length - 1] = eos
+        copy(targets, at, length - tag, target, start)
+        if marked:
+            targets[at + length - 1] = eos
         copy(shifted, at + 1, length - 1, target, start)
         fill(weights, at, length, np.float32(1))
         fill(target_segments, at, length, segment)

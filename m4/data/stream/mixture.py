@@ -8,6 +8,7 @@ with tag and eos: what a packed row holds.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -16,7 +17,6 @@ from m4.data.cache.cache import Cache
 from m4.data.directions import directions_of
 from m4.data.samplers import Phase, Sampler, normalized, plan
 from m4.data.samplers.proportional import proportional
-from m4.data.stream.batches import EOS_IDS, TAG_IDS
 from m4.data.stream.stream import Stream
 from m4.settings import InputError, OneOf, check_value
 
@@ -31,7 +31,7 @@ def check_unit(sample_by: str) -> None:
 
 def pair_tokens(cache: Cache, direction: str) -> float:
     """Mean ids of a training pair, source and target, with tag and eos."""
-    return sum(cache.mean_pieces(direction, "train")) + TAG_IDS + 2 * EOS_IDS
+    return sum(cache.mean_pieces(direction, "train")) + sum(cache.extra_ids)
 
 
 def units(cache: Cache, sample_by: str, mixture: str | None = None) -> dict[str, float]:
@@ -59,18 +59,18 @@ def phases(
     cache: Cache, sampler: Sampler, sample_by: str = "examples", drawn: float | None = None
 ) -> list[Phase]:
     """Shares of the pairs by phase. drawn: all that training draws, in the sampler's unit."""
-    if drawn is not None and takes_drawn(sampler):
-        informed: Any = sampler
-        made = [Phase(0, informed(sizes(cache, sample_by), drawn=drawn))]
-    else:
-        made = plan(sampler, sizes(cache, sample_by))
+    known = {"drawn": drawn, "rates": cache.source_rates}
+    wanted = {n: v for n, v in known.items() if takes(sampler, n) and (n, v) != ("drawn", None)}
+    informed: Any = functools.partial(sampler, **wanted) if wanted else sampler
+    made = plan(informed, sizes(cache, sample_by))
     unit = units(cache, sample_by)
     return [Phase(first_step, pair_rates(rates, unit)) for first_step, rates in made]
 
 
-def takes_drawn(sampler: Sampler) -> bool:
-    """Whether a sampler wants to know what the whole run draws."""
-    return "drawn" in inspect.signature(sampler).parameters
+def takes(sampler: Sampler, name: str) -> bool:
+    """Whether a sampler wants to know what the whole run draws ("drawn"), or the rates that the
+    corpus's source gives ("rates")."""
+    return name in inspect.signature(sampler).parameters
 
 
 def make_stream(
@@ -88,7 +88,7 @@ def make_stream(
     sampler gets at least what the stream then draws in `total_steps`, and little more (how many
     pairs a step holds is found to about 1%).
     """
-    if not takes_drawn(sampler):
+    if not takes(sampler, "drawn"):
         planned = phases(cache, sampler, sample_by)
         made = stream(cache, phases=planned, **options)
         _check_they_begin(planned, made, total_steps)

@@ -16,7 +16,7 @@ from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.samplers import Phase
 from m4.data.stream import buckets, packing
-from m4.data.stream.batches import EOS_IDS, TAG_IDS, Batch, Examples, SplitReader, lay_out
+from m4.data.stream.batches import Batch, Examples, SplitReader, lay_out
 from m4.data.stream.batches import evaluation_batches as evaluation_batches
 from m4.data.stream.packing import Ints, Plan, Shape
 from m4.data.stream.phases import Phases, listed, remaining
@@ -106,6 +106,7 @@ class Stream:
         self.group_steps = {"packed": packed, "bucketed": _BUCKETED_STEPS, "single": 1}[layout]
         self._split = SplitReader(cache, self.directions, "train")
         self._means = [cache.mean_pieces(d, "train") for d in self.directions]
+        self._extra = cache.extra_ids
         self._check_lengths(cache)
         self._places = _places(cache, self.directions, self._start)
         self._phases = Phases(
@@ -239,8 +240,8 @@ class Stream:
         """
         return {
             direction: (
-                round(pairs * (source + TAG_IDS + EOS_IDS)),
-                round(pairs * (target + EOS_IDS)),
+                round(pairs * (source + self._extra[0])),
+                round(pairs * (target + self._extra[1])),
             )
             for (direction, pairs), (source, target) in zip(
                 self.examples_seen(step).items(), self._means, strict=True
@@ -277,8 +278,8 @@ class Stream:
     def _check_lengths(self, cache: Cache) -> None:
         for code in dict.fromkeys(self._split.codes):
             for role, length, extra in (
-                ("source", self.source_length, TAG_IDS + EOS_IDS),
-                ("target", self.target_length, EOS_IDS),
+                ("source", self.source_length, self._extra[0]),
+                ("target", self.target_length, self._extra[1]),
             ):
                 name, needed = f"{role}_length", max(cache.longest(code, role).values()) + extra
                 if length < needed:
@@ -308,7 +309,7 @@ class Stream:
             return self.group_steps / (1 / rows[buckets.bucket_of(*lengths, self.shapes)]).mean()
         shares = np.diff(np.array(draws.bounds, np.float64))
         shares /= shares.sum()
-        source, target = shares @ np.array(self._means) + (TAG_IDS + EOS_IDS, EOS_IDS)
+        source, target = shares @ np.array(self._means) + self._extra
         rows = self.group_steps * self.batch_rows
         return rows * min(self.source_length / source, self.target_length / target)
 

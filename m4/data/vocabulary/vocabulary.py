@@ -81,8 +81,11 @@ class Vocabulary:
         return self.encode(texts)
 
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts behind a tag ("<2gl> three birds") -> ids: the tag's, then `encode`'s."""
+        """Texts behind a tag ("<2gl> three birds") -> ids: the tag's, then `encode`'s. A vocabulary
+        without tags (`m4.data.sources.IdSource`) leaves them out."""
         parts = [text.partition(" ") for text in texts]
+        if not self.languages:
+            return self.encode([text for _, _, text in parts])
         tags = [self._processor.piece_to_id(SPACE + first) for first, _, _ in parts]
         known = [i in self._tag_ids for i in tags]
         plain = self.encode(

@@ -13,7 +13,7 @@ from m4.config import Config
 from m4.data.cache.cache import Cache
 from m4.data.cache.identity import differences, shown
 from m4.data.preprocess import tag_symbol
-from m4.data.stream.mixture import takes_drawn
+from m4.data.stream.mixture import takes
 from m4.data.vocabulary.vocabulary import SPACE
 from m4.experiment import Experiment
 from m4.jobs import corpus, prepare
@@ -88,7 +88,7 @@ def begin(experiment: Experiment, config: Config, reason: str) -> list[dict[str,
 
 def _decisive(experiment: Experiment, changes: run_folder.Changes) -> dict[str, list[str]]:
     """The changes that a chapter is for. Some samplers' rates depend on how long training is."""
-    free = changes[Kind.FREE] if takes_drawn(experiment.data.sampler) else {}
+    free = changes[Kind.FREE] if takes(experiment.data.sampler, "drawn") else {}
     steps = {name: one for name, one in free.items() if name == f"{_TRAINING}.total_steps"}
     return {**changes[Kind.FROM_NOW_ON], **steps}
 

@@ -19,6 +19,7 @@ from m4.data import samplers
 from m4.data.samplers import Phase, Planned, Sampler
 from m4.data.samplers.direction_weights import DirectionWeights
 from m4.data.samplers.learned import Learned, improvement, loss
+from m4.data.samplers.mixing_rates import mixing_rates
 from m4.data.samplers.proportional import proportional
 from m4.data.samplers.schedule import Schedule
 from m4.data.samplers.temperature import temperature
@@ -41,6 +42,9 @@ BY_FILE: dict[str, list[Sampler]] = {
     ],
     "schedule": [Schedule([(0, temperature, None), (10, uniform, None)])],
     "learned": [Learned(), Learned(start=uniform)],
+    "mixing_rates": [
+        functools.partial(mixing_rates, rates={f"en-l{i}": 2.0 for i in range(30)}),
+    ],
     "direction_weights": [DirectionWeights(), DirectionWeights(uniform, from_english=0.9)],
 }
 ALL = [

@@ -1,0 +1,181 @@
+"""A cache of a source that gives ids in its own vocabulary: nothing is tokenized or cleaned.
+
+The arrays hold the ids as they are, eos included. The text is what decoding reads and metrics
+compare with: the source's own where its vocabulary makes the same ids of it, else the ids decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data.cache.corpus_text import Progress
+from m4.data.cache.tokens import ROLES, array_name, blocks_of, vocabulary_file, write_arrays
+from m4.data.cleaning.ledger import Ledger
+from m4.data.directions import SIDES
+from m4.data.preprocess import EOS_ID, PAD_ID
+from m4.data.sources import SPLITS, Block, IdSource, Pair
+from m4.data.sources.lines import plain
+from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary.tokenizing import TokenArray, Tokenized, id_type
+from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.settings import InputError
+
+MIXTURE = "from_english"  # what is read is called English, and what is written its translation
+
+
+def write(
+    folder: Path, source: IdSource, settings: dict[str, Any], progress: Progress
+) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger, dict[str, dict[str, Any]]]:
+    """Text, arrays and vocabularies of all languages; returns the manifest's counts, the ledger,
+    and what is to be said of each vocabulary."""
+    languages = settings["languages"]
+    made = _write_vocabularies(folder, source)
+    roles = [None, None] if "shared" in made else list(ROLES)
+    longest = settings["source_length"], settings["target_length"]
+    arrays = [
+        TokenArray(array_name(side, role), side, vocabulary_file(folder, role), most)
+        for side, role, most in zip(SIDES, roles, longest, strict=True)
+    ]
+    ledger = Ledger()
+    blocks = _Blocks(source, arrays, ledger, progress, len(languages))
+    counts: dict[str, dict[str, dict[str, Any]]] = {
+        code: {split: {} for split in SPLITS} for code in languages
+    }
+    write_arrays(folder, languages, arrays, counts, blocks.of)
+    _write_token_counts(folder, arrays)
+    return counts, ledger, made
+
+
+def _write_vocabularies(folder: Path, source: IdSource) -> dict[str, dict[str, Any]]:
+    models = source.vocabularies()
+    if models["source"] == models["target"]:
+        models = {None: models["source"]}
+    made = {}
+    for role, model in models.items():
+        path = vocabulary_file(folder, role)
+        path.write_bytes(model)
+        vocabulary = Vocabulary(path)
+        vocabulary.check_special()
+        size, fingerprint = vocabulary.size, vocabulary.fingerprint
+        made[role or "shared"] = {"size": size, "fingerprint": fingerprint}
+    return made
+
+
+class _Blocks:
+    """A source's blocks as what the cache is written from, and the counts of what is left out."""
+
+    def __init__(
+        self,
+        source: IdSource,
+        arrays: Sequence[TokenArray],
+        ledger: Ledger,
+        progress: Progress,
+        languages: int,
+    ) -> None:
+        self._source, self._arrays, self._ledger = source, arrays, ledger
+        self._progress, self._parts, self._done = progress, len(SPLITS) * languages, 0
+        self._vocabularies = [Vocabulary(array.vocabulary) for array in arrays]
+        self._types = [id_type(array.vocabulary) for array in arrays]
+
+    def of(self, split: str, language: str) -> Iterator[Tokenized]:
+        """The pairs of a language; those of training that are too long are left out."""
+        count = self._ledger.count(language, split)
+        read = 0
+        for block in self._source.blocks(language, split):
+            sides = block.inputs, block.targets
+            self._check(sides, language, split, read)
+            pairs = len(block.texts)
+            read += pairs
+            count.read, count.kept = read, read
+            texts = self._texts(block, count.flagged if split != "train" else None)
+            too_long = np.any(
+                [s.lengths > a.longest for s, a in zip(sides, self._arrays, strict=True)], axis=0
+            )
+            kept = None
+            if split == "train" and too_long.any():
+                kept = np.flatnonzero(~too_long)
+                sides = [side.take(kept) for side in sides]
+                texts = [texts[number] for number in kept.tolist()]
+            yield Tokenized(
+                "".join(f"{a}\t{b}\n" for a, b in texts).encode(),
+                len(texts),
+                int(too_long.sum()),
+                {
+                    array.name: [side._replace(ids=side.ids.astype(kind))]
+                    for array, side, kind in zip(self._arrays, sides, self._types, strict=True)
+                },
+                kept,
+            )
+        if split == "train" and not read:
+            raise InputError(f"language {language!r} has no training pairs: the source has none")
+        self._done += 1
+        self._progress("tokens", self._done, self._parts)
+
+    def _check(self, sides: Sequence[Ragged], language: str, split: str, before: int) -> None:
+        """InputError: an example without ids, or an id that the vocabulary does not have."""
+        for side, vocabulary, name in zip(
+            sides, self._vocabularies, ("inputs", "targets"), strict=True
+        ):
+            if (empty := np.flatnonzero(side.lengths == 0)).size:
+                raise InputError(
+                    f"{language}, {split}: example {before + int(empty[0])} has no {name}: the "
+                    "task's preprocessors must give at least an eos"
+                )
+            low, high = int(side.ids.min(initial=1)), int(side.ids.max(initial=1))
+            if low <= PAD_ID or high >= vocabulary.size:
+                raise InputError(
+                    f"{language}, {split}: {name} have ids from {low} to {high}, and the "
+                    f"vocabulary has 1 to {vocabulary.size - 1}"
+                )
+
+    def _texts(self, block: Block, flagged: Any) -> list[Pair]:
+        """The text of each side: one that gives the ids, if there is one."""
+        columns = []
+        for side, vocabulary, given in zip(
+            (block.inputs, block.targets),
+            self._vocabularies,
+            zip(*block.texts, strict=True),
+            strict=True,
+        ):
+            ends = np.cumsum(side.lengths)[:-1]
+            ids = [part.tolist() for part in np.split(side.ids, ends)]
+            bare = [row[:-1] if row[-1:] == [EOS_ID] else row for row in ids]
+            texts = [plain(text) for text in given]
+            again = vocabulary.encode(texts)
+            decoded = vocabulary.decode(bare)
+            columns.append(
+                [
+                    text if text and same == row else plain(other)
+                    for text, same, row, other in zip(texts, again, bare, decoded, strict=True)
+                ]
+            )
+            if flagged is not None:
+                other = vocabulary.encode(columns[-1])
+                if differ := sum(a != b for a, b in zip(other, bare, strict=True)):
+                    flagged["ids: their text gives others"] += differ
+        return [Pair(*pair) for pair in zip(*columns, strict=True)]
+
+
+def _write_token_counts(folder: Path, arrays: Sequence[TokenArray]) -> None:
+    """token_counts.npy, [V]: how often a model takes in each id when every training pair comes once
+    (see tokens.py): sources whole, targets without their last id and with a pad in front."""
+    totals: dict[Path, npt.NDArray[np.int64]] = {}
+    for array, role in zip(arrays, ROLES, strict=True):
+        size = Vocabulary(array.vocabulary).size
+        count = totals.setdefault(array.vocabulary, np.zeros(size, np.int64))
+        flat = np.load(folder / f"train.{array.name}.tokens.npy", mmap_mode="r")
+        offsets = np.load(folder / f"train.{array.name}.offsets.npy", mmap_mode="r")
+        for block in blocks_of(flat):
+            count += np.bincount(block, minlength=size)
+        if role == "target":
+            for ends in blocks_of(offsets[1:]):
+                count -= np.bincount(flat[ends - 1], minlength=size)
+            count[PAD_ID] += len(offsets) - 1
+    for path, count in totals.items():
+        role = "" if len(totals) == 1 else path.suffixes[0]
+        np.save(folder / f"token_counts{role}.npy", count)

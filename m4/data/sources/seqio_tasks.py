@@ -1,0 +1,325 @@
+"""Tasks and mixtures of seqio, as T5X trains on them: a user's own, those of TFDS, cached ones.
+
+A module that registers them is imported, as T5X's MIXTURE_OR_TASK_MODULE. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import numpy as np
+
+from m4.data.preprocess import split_direction
+from m4.data.sources import SPLITS, Block, Pair
+from m4.data.sources.lines import MAX_LINE_BYTES, Reading
+from m4.data.sources.seqio_identity import identity_of
+from m4.data.vocabulary.ragged import Ragged
+from m4.settings import Between, Count, InputError, OneOf, SettingError, checked
+
+_FEATURES = ("inputs", "targets")
+_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+_BLOCK = 1024
+
+
+@checked
+@dataclass(eq=False)
+class SeqioTasks:
+    """The pairs `inputs`, `targets` of a seqio Task, or of the tasks of a Mixture.
+
+    As "ids" a task's preprocessors are run to their end, and a model reads and writes exactly the
+    ids that T5X would give it, without a tag. Each task is a direction "en-<task>": what is read is
+    called English. As "text" they are run up to the text, which is cleaned, tagged and tokenized in
+    m4's own vocabulary; of a task that does not keep its text, ids are decoded.
+
+    Attributes:
+        mixture_or_task_name: as registered. mixture_or_task_module: what registers it when it is
+            imported; None: it is registered already.
+        use: "ids" or "text".
+        directions: task -> direction, 'en-de'; and of text 'de-en', whose targets are English.
+            Tasks of text with one language follow each other. None: 'en-<name of the task>'.
+        splits: split -> seqio's. None: train, validation, and test if there is one.
+        task_feature_lengths: what preprocessors get as their sequence_length; longer ids are cut,
+            as T5X does. None: nothing is cut, and training pairs beyond CorpusSpec.lengths are
+            dropped.
+        use_cached: read what seqio_cache_tasks wrote, below one of cache_dirs.
+        seed: of preprocessors that draw. on_bad_line, max_line_bytes: of text, as in
+            `m4.data.sources.folder.Folder`.
+    """
+
+    mixture_or_task_name: str
+    mixture_or_task_module: str | None = None
+    use: Annotated[str, OneOf(("ids", "text"))] = "ids"
+    directions: Mapping[str, str] | None = None
+    splits: Mapping[str, str] | None = None
+    task_feature_lengths: Mapping[str, Annotated[int, Between(1, 2**20)]] | None = None
+    use_cached: bool = False
+    cache_dirs: Sequence[str] = ()
+    seed: Count = 0
+    on_bad_line: Annotated[str, OneOf(("fail", "skip"))] = "fail"
+    max_line_bytes: Annotated[int, Between(1, 2**30)] = MAX_LINE_BYTES
+
+    def __post_init__(self) -> None:
+        self.reading = Reading("SeqioTasks", self.on_bad_line, self.max_line_bytes)
+        self.gives_ids = self.use == "ids"
+        if self.splits is not None and not {"train"} <= {*self.splits} <= {*SPLITS}:
+            raise SettingError("SeqioTasks.splits", self.splits, "of train (needed), dev and test")
+        for direction in (self.directions or {}).values():
+            try:
+                first, _ = split_direction(direction)
+            except InputError as error:
+                raise SettingError("SeqioTasks.directions", direction, "'en-xx' or 'xx-en'") from (
+                    error
+                )
+            if self.gives_ids and first != "en":
+                allowed = "'en-xx': of ids, what is read is called English (SeqioTasks.use)"
+                raise SettingError("SeqioTasks.directions", direction, allowed)
+
+    @property
+    def skipped(self) -> dict[tuple[str, str], int]:
+        """(task and split, reason) -> examples left out of the text that was read so far."""
+        return self.reading.skipped
+
+    @property
+    def normalised(self) -> dict[tuple[str, str], int]:
+        """(task and split, what) -> examples put right in the text that was read so far."""
+        return self.reading.normalised
+
+    @property
+    def origin(self) -> tuple[str, int]:
+        """Task and split, and example, of the last pair that `pairs` gave."""
+        return self.reading.origin
+
+    def languages(self) -> list[str]:
+        """The languages of the directions, in the order of the tasks. Imports seqio (seconds)."""
+        return list(dict.fromkeys(_language(direction) for direction in self._directions.values()))
+
+    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        """The text of a language's tasks, one after another.
+
+        ValueError: a bad example, unless on_bad_line is 'skip'.
+        """
+        assert split in SPLITS, split
+        for name in self._named(language):
+            first, _ = split_direction(self._directions[name])
+            with self.reading.of(f"{name} {split}", f"{name} {split}", "example") as tally:
+                number = 0
+                for block in self._blocks(name, split):
+                    for texts in self._decoded(block):
+                        number += 1
+                        english, translation = texts if first == "en" else texts[::-1]
+                        if pair := tally.pair(number, english, translation):
+                            yield pair
+
+    def blocks(self, language: str, split: str) -> Iterator[Block]:
+        """The ids of a task, in the order of its source."""
+        (name,) = self._named(language)
+        return self._blocks(name, split)
+
+    def vocabularies(self) -> dict[str, bytes]:
+        """Of inputs ("source") and targets ("target"), as SentencePiece models."""
+        features = next(iter(self._tasks.values())).output_features
+        models = {}
+        for role, name in zip(("source", "target"), _FEATURES, strict=True):
+            feature = features[name]
+            model = getattr(feature.vocabulary, "sp_model", None)
+            if model is None:
+                raise InputError(
+                    f"{self._of}: {name} have a {type(feature.vocabulary).__name__}; ids need a "
+                    "SentencePieceVocabulary (SeqioTasks.use = 'text' takes any)"
+                )
+            if not feature.add_eos:
+                raise InputError(
+                    f"{self._of}: {name} have add_eos = False; a model of ids needs to see the end "
+                    "(SeqioTasks.use = 'text')"
+                )
+            models[role] = model
+        return models
+
+    def rates(self) -> dict[str, float]:
+        """Direction -> seqio's mixing rate, of tasks with one direction their sum."""
+        found: dict[str, float] = {}
+        for name, direction in self._directions.items():
+            task, mixture = self._tasks[name], self._provider
+            rate = float(mixture.get_rate(task)) if hasattr(mixture, "get_rate") else 1.0
+            found[direction] = found.get(direction, 0.0) + rate
+        return found
+
+    def identity(self) -> dict:
+        """The settings, and of each task its features, preprocessors and source: see
+        `m4.data.sources.seqio_identity`. The code that they call is not part of it."""
+        return {
+            "source": "seqio",
+            "use": self.use,
+            "splits": self._splits,
+            "task_feature_lengths": dict(self.task_feature_lengths or {}),
+            "seed": self.seed,
+            **({} if self.gives_ids else self.reading.identity()),
+            "by_language": {
+                code: {
+                    name: {
+                        "direction": self._directions[name],
+                        **identity_of(self._tasks[name], self._splits, self.use_cached),
+                    }
+                    for name in self._named(code)
+                }
+                for code in self.languages()
+            },
+        }
+
+    def warnings(self) -> list[str]:
+        """One line for every task and reason of which examples were left out, for the log."""
+        return self.reading.warnings(self.mixture_or_task_name)
+
+    @property
+    def _of(self) -> str:
+        return f"SeqioTasks.mixture_or_task_name = {self.mixture_or_task_name!r}"
+
+    @cached_property
+    def _seqio(self) -> Any:
+        from m4.data import tasks  # seconds, and hundreds of megabytes
+
+        return tasks.seqio
+
+    @cached_property
+    def _provider(self) -> Any:
+        """The Task or Mixture. SettingError: no such module, no such name."""
+        seqio = self._seqio
+        if self.mixture_or_task_module is not None:
+            try:
+                importlib.import_module(self.mixture_or_task_module)
+            except ImportError as error:
+                allowed = f"a module that can be imported, as from PYTHONPATH ({error})"
+                raise SettingError(
+                    "SeqioTasks.mixture_or_task_module", self.mixture_or_task_module, allowed
+                ) from error
+        known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+        if self.mixture_or_task_name not in known:
+            near = difflib.get_close_matches(self.mixture_or_task_name, known, 3, 0.4) or known[:3]
+            told = f"{len(known)} are registered, as {', '.join(near)}" if known else "none is"
+            allowed = f"a Task or Mixture of SeqioTasks.mixture_or_task_module: {told}"
+            setting, name = "SeqioTasks.mixture_or_task_name", self.mixture_or_task_name
+            raise SettingError(setting, name, allowed)
+        if self.cache_dirs:
+            added = {*seqio.utils.get_global_cache_dirs()}
+            seqio.add_global_cache_dirs([os.fspath(d) for d in self.cache_dirs if d not in added])
+        return seqio.get_mixture_or_task(self.mixture_or_task_name)
+
+    @cached_property
+    def _tasks(self) -> dict[str, Any]:
+        """Name -> task. InputError: one that cannot be read here."""
+        tasks = {task.name: task for task in self._seqio.get_subtasks(self._provider)}
+        for name, task in tasks.items():
+            if lacking := [f for f in _FEATURES if f not in task.output_features]:
+                raise InputError(
+                    f"{self._of}: the task {name} has no feature {lacking[0]!r}, its features are "
+                    f"{', '.join(task.output_features)}; pairs are inputs and targets"
+                )
+            if self.use_cached and task.cache_dir is None:
+                raise InputError(
+                    f"{self._of}: the task {name} is not cached in "
+                    f"{', '.join(self.cache_dirs) or 'any folder'} (SeqioTasks.cache_dirs)"
+                )
+            if task.requires_caching and not self.use_cached:
+                raise InputError(f"{self._of}: the task {name} needs SeqioTasks.use_cached = True")
+        self._check_splits(tasks)
+        return tasks
+
+    def _check_splits(self, tasks: Mapping[str, Any]) -> None:
+        """InputError: training pairs of a task, or dev pairs of all, are missing."""
+        for split, theirs in self._splits.items():
+            having = [name for name, task in tasks.items() if theirs in task.splits]
+            lacking = next((name for name in tasks if name not in having), None)
+            optional = split == "test" and self.splits is None
+            if lacking is not None and (split == "train" or not (having or optional)):
+                raise InputError(
+                    f"{self._of}: the task {lacking} has no split {theirs!r}, it has "
+                    f"{', '.join(tasks[lacking].splits)} (SeqioTasks.splits names its train, dev "
+                    "and test)"
+                )
+
+    @property
+    def _splits(self) -> dict[str, str]:
+        return dict(_SPLITS if self.splits is None else self.splits)
+
+    @cached_property
+    def _directions(self) -> dict[str, str]:
+        """Task -> direction. SettingError: a task that is not there, two of ids with one name."""
+        given = dict(self.directions or {})
+        if unknown := [name for name in given if name not in self._tasks]:
+            allowed = f"of the tasks {', '.join(self._tasks)}"
+            raise SettingError("SeqioTasks.directions", unknown[0], allowed)
+        named = {name: f"en-{re.sub('[^A-Za-z0-9_]', '_', name)}" for name in self._tasks}
+        made = {**named, **given}
+        if self.gives_ids and len({*made.values()}) < len(made):
+            raise SettingError("SeqioTasks.directions", made, "another one for each task of ids")
+        return made
+
+    def _named(self, language: str) -> list[str]:
+        named = [name for name, d in self._directions.items() if _language(d) == language]
+        if not named:
+            raise InputError(f"{self._of}: no {language!r}; {', '.join(self.languages())}")
+        return named
+
+    def _blocks(self, name: str, split: str) -> Iterator[Block]:
+        task, theirs = self._tasks[name], self._splits.get(split)
+        if theirs is None or theirs not in task.splits:
+            return
+        dataset = task.get_dataset(
+            sequence_length=self.task_feature_lengths,
+            split=theirs,
+            use_cached=self.use_cached,
+            shuffle=False,
+            seed=self.seed,
+            num_epochs=1,
+            try_in_mem_cache=False,
+        )
+        kept = [*_FEATURES, *(f"{f}_pretokenized" for f in _FEATURES)]
+        dataset = dataset.map(lambda example: {k: example[k] for k in kept if k in example})
+        for rows in dataset.ragged_batch(_BLOCK):
+            sides = [_ragged(rows[feature]) for feature in _FEATURES]
+            columns = [
+                [
+                    text.decode("utf-8", "replace")
+                    for text in rows[f"{feature}_pretokenized"].numpy()
+                ]
+                if f"{feature}_pretokenized" in rows
+                else [""] * len(side.lengths)
+                for feature, side in zip(_FEATURES, sides, strict=True)
+            ]
+            yield Block(sides[0], sides[1], [Pair(*texts) for texts in zip(*columns, strict=True)])
+
+    def _decoded(self, block: Block) -> Iterator[tuple[str, str]]:
+        """The text of each pair: as it was before it was tokenized, else its ids decoded."""
+        features = next(iter(self._tasks.values())).output_features
+        columns = []
+        for name, side, texts in zip(
+            _FEATURES, (block.inputs, block.targets), zip(*block.texts, strict=True), strict=True
+        ):
+            if not all(texts):
+                rows = np.split(side.ids, np.cumsum(side.lengths)[:-1])
+                vocabulary = features[name].vocabulary
+                texts = [
+                    t or vocabulary.decode(r.tolist()) for t, r in zip(texts, rows, strict=True)
+                ]
+            columns.append(texts)
+        yield from zip(*columns, strict=True)
+
+
+def _language(direction: str) -> str:
+    first, second = split_direction(direction)
+    return second if first == "en" else first
+
+
+def _ragged(value: Any) -> Ragged:
+    """A ragged batch of TensorFlow's, as ours; of a dense one rows have one length."""
+    if hasattr(value, "row_splits"):
+        return Ragged(value.values.numpy().astype(np.int32), np.diff(value.row_splits.numpy()))
+    rows = value.numpy().astype(np.int32)
+    return Ragged(rows.reshape(-1), np.full(len(rows), rows.shape[1], np.int64))

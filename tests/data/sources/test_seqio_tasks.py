@@ -1,0 +1,308 @@
+"""A user's seqio tasks in m4: the same ids, rates and shares as stock seqio gives."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec
+from m4.data.samplers.mixing_rates import mixing_rates
+from m4.data.sources.seqio_tasks import SeqioTasks
+from m4.data.stream import mixture as mixing
+from m4.data.stream.batches import evaluation_batches
+from m4.data.stream.stream import Stream
+from m4.data.vocabulary.vocabulary import train
+from m4.settings import InputError
+from tests.data.corpus import Made
+
+pytestmark = [
+    pytest.mark.slow,  # seqio's import
+    pytest.mark.filterwarnings("default"),  # seqio's and TensorFlow's own
+]
+MODULE = "tests.data.sources.seqio_made"
+TASKS = {"made_en_gl": "en-gl", "made_gl_en": "en-from_gl", "made_en_pt": "en-pt"}
+SIZES = {"gl": 40, "pt": 20}
+_PREFIX = 8  # ids of a task's name, in front of its inputs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    made, lines = Made(SIZES, held_out=12), []
+    for code, split in ((c, s) for c in SIZES for s in ("train", "dev", "test")):
+        name = "validation" if split == "dev" else split
+        of = [f"{english}\t{other}\n" for english, other in made.pairs(code, split)]
+        (folder / f"{code}.{name}.tsv").write_text("".join(of))
+        lines += [side for line in of for side in line.strip().split("\t")]
+    lines += ["made_en_gl: made_gl_en: made_en_pt:"] * 5
+    train(folder / "sentencepiece.model", lines, 420, [])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seqio(folder: Path) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("M4_TEST_TASKS", str(folder))
+        importlib.import_module(MODULE)
+    return importlib.import_module("m4.data.tasks").seqio
+
+
+def spec(name: str = "made_all", **settings: Any) -> CorpusSpec:
+    lengths = {"inputs": 96, "targets": 80}
+    source = SeqioTasks(name, MODULE, **{"directions": TASKS, **settings})
+    return CorpusSpec(source, mixture="from_english", lengths=lengths)
+
+
+@pytest.fixture(scope="module")
+def cache(seqio: Any, tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return spec().build(tmp_path_factory.mktemp("cache") / "c")
+
+
+def of_seqio(seqio: Any, name: str, split: str, lengths: Any = None) -> list[Any]:
+    dataset = seqio.get_mixture_or_task(name).get_dataset(lengths, split, shuffle=False)
+    return [
+        (tuple(row["inputs"].tolist()), tuple(row["targets"].tolist()))
+        for row in dataset.as_numpy_iterator()
+    ]
+
+
+def of_batches(batches: Any) -> list[Any]:
+    """(inputs, targets, direction) of every segment."""
+    found = []
+    for batch in batches:
+        for row in range(len(batch["encoder_segment_ids"])):
+            for segment in range(1, batch["encoder_segment_ids"][row].max() + 1):
+                inputs = batch["encoder_segment_ids"][row] == segment
+                targets = batch["decoder_segment_ids"][row] == segment
+                ids = batch["decoder_target_tokens"][row][targets]
+                before = batch["decoder_input_tokens"][row][targets]
+                assert before.tolist() == [0, *ids[:-1].tolist()]
+                found.append(
+                    (
+                        tuple(batch["encoder_input_tokens"][row][inputs].tolist()),
+                        tuple(ids.tolist()),
+                        int(batch["direction_ids"][row][targets][0]),
+                    )
+                )
+    return found
+
+
+@pytest.mark.parametrize("task", ["made_en_gl", "made_gl_en"])
+def test_ids_are_those_of_seqio(seqio: Any, cache: Cache, task: str) -> None:
+    for split, theirs in (("dev", "validation"), ("test", "test")):
+        found = of_batches(evaluation_batches(cache, TASKS[task], split, 5))
+        assert [pair[:2] for pair in found] == of_seqio(seqio, task, theirs)
+    assert cache.size("pt", "dev") == 0, "the task has no such split, its mixture has"
+
+
+def test_decoding_reads_the_same_ids(seqio: Any, cache: Cache) -> None:
+    """The text of a source gives its ids, without a tag, whatever asks for them."""
+    pairs = list(cache.pairs("gl", "test"))
+    tagged = [f"<2gl> {pair.english}" for pair in pairs]
+    wanted = of_seqio(seqio, "made_en_gl", "test")
+    assert [(*ids, 1) for ids in cache.vocabulary.encode_tagged(tagged)] == [w[0] for w in wanted]
+    assert pairs[0].english.startswith("made_en_gl: ")
+    assert not cache.manifest["ledger"]["languages"]["gl"]["test"].get("flagged")
+
+
+@pytest.mark.parametrize("layout", ["packed", "single", "bucketed"])
+def test_shares_and_epochs_are_those_of_the_mixture(seqio: Any, cache: Cache, layout: str) -> None:
+    mixture = seqio.get_mixture_or_task("made_all")
+    rates = {TASKS[t.name]: mixture.get_rate(t) / mixture.total_rate for t in mixture.tasks}
+    assert mixing_rates(cache.sizes(), cache.source_rates) == pytest.approx(rates, rel=1e-9)
+    # 20 examples of pt, 3 and 1 as constants: 20 / 24, 3 / 24, 1 / 24
+    assert rates == pytest.approx({"en-pt": 20 / 24, "en-gl": 3 / 24, "en-from_gl": 1 / 24})
+    phases = mixing.phases(cache, mixing_rates)
+    stream = Stream(cache, phases=phases, batch_rows=16, layout=layout)
+    steps = stream.group_steps if layout == "bucketed" else 128
+    drawn = of_batches(stream.batch(step) for step in range(steps))
+    count = Counter(stream.directions[number] for *_, number in drawn)
+    for direction, rate in rates.items():
+        # 4 sigma of a binomial draw; m4's blocks are closer
+        assert abs(count[direction] - rate * len(drawn)) < 4 * (len(drawn) * rate) ** 0.5
+    for task, direction in TASKS.items():
+        own = Counter(of_seqio(seqio, task, "train"))
+        seen = [tuple(pair[:2]) for pair in drawn if stream.directions[pair[2]] == direction]
+        assert set(seen) <= set(own)
+        if layout != "bucketed":  # all come once before any comes twice, after every step
+            assert len(seen) > own.total()
+            times = [Counter(seen)[pair] / own[pair] for pair in own]
+            assert max(times) - min(times) <= 1, direction
+
+
+def test_seqio_draws_the_same_shares(seqio: Any, cache: Cache) -> None:
+    count, rates = 3000, mixing_rates(cache.sizes(), cache.source_rates)
+    dataset = seqio.get_mixture_or_task("made_all").get_dataset(
+        {"inputs": 96, "targets": 80}, "train", num_epochs=None, seed=3
+    )
+    first = {of_seqio(seqio, task, "train")[0][0][:_PREFIX]: TASKS[task] for task in TASKS}
+    assert len(first) == 3, "the task's name begins its inputs"
+    seen = Counter(
+        first[tuple(row["inputs"][:_PREFIX].tolist())]
+        for row in dataset.take(count).as_numpy_iterator()
+    )
+    for direction, rate in rates.items():
+        assert abs(seen[direction] - rate * count) < 4 * (count * rate * (1 - rate)) ** 0.5
+
+
+def test_lengths_cut_as_in_seqio(seqio: Any, tmp_path: Path) -> None:
+    lengths = {"inputs": 20, "targets": 12}  # shorter than nearly all
+    made = spec(task_feature_lengths=lengths).build(tmp_path / "c")
+    found = of_batches(evaluation_batches(made, "en-gl", "train", 8))
+    wanted = of_seqio(seqio, "made_en_gl", "train", lengths)
+    assert [pair[:2] for pair in found] == wanted
+    assert Counter(len(inputs) for inputs, _ in wanted)[20] > 30
+
+
+def test_what_is_not_cut_and_too_long_is_dropped_and_counted(seqio: Any, tmp_path: Path) -> None:
+    short = CorpusSpec(
+        SeqioTasks("made_en_gl", MODULE), mixture="from_english",
+        lengths={"inputs": 40, "targets": 48},
+    ).build(tmp_path / "c")  # fmt: skip
+    wanted = [
+        pair
+        for pair in of_seqio(seqio, "made_en_gl", "train")
+        if len(pair[0]) <= 40 and len(pair[1]) <= 48
+    ]
+    found = of_batches(evaluation_batches(short, "en-made_en_gl", "train", 8))
+    assert [pair[:2] for pair in found] == wanted
+    assert 0 < len(wanted) < 40
+    count = short.ledger().count("made_en_gl", "train")
+    assert count.dropped == {"pieces: too long": 40 - len(wanted)}
+
+
+def test_token_counts_are_those_of_one_epoch(cache: Cache) -> None:
+    counts = np.zeros_like(np.load(cache.folder / "token_counts.npy"))
+    for batch in evaluation_batches(cache, cache.directions, "train", 8):
+        for side in ("encoder", "decoder"):
+            inside = batch[f"{side}_segment_ids"] > 0
+            np.add.at(counts, batch[f"{side}_input_tokens"][inside], 1)
+    assert (counts == np.load(cache.folder / "token_counts.npy")).all()
+
+
+def test_cached_tasks_are_read(seqio: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "made_en_gl"
+    task = seqio.get_mixture_or_task("made_en_gl")
+    write_cached(seqio, task, folder)
+    monkeypatch.setattr(task, "_cache_dir", None)
+    source = SeqioTasks("made_en_gl", MODULE, use_cached=True, cache_dirs=[str(tmp_path)])
+    direct = SeqioTasks("made_en_gl", MODULE)
+    for split in ("train", "dev"):
+        rows = [list(s.blocks("made_en_gl", split)) for s in (source, direct)]
+        (of_cache,), (of_task,) = rows
+        assert of_cache.inputs.ids.tolist() == of_task.inputs.ids.tolist()
+        assert of_cache.targets.ids.tolist() == of_task.targets.ids.tolist()
+        assert of_cache.texts == of_task.texts
+    assert source.identity() != direct.identity()
+
+
+def write_cached(seqio: Any, task: Any, folder: Path) -> None:
+    """What seqio_cache_tasks writes, without Beam."""
+    tf = importlib.import_module("tensorflow")
+    folder.mkdir()
+    for split in ("train", "validation"):
+        dataset = task.preprocess_precache(task.source.get_dataset(split, shuffle=False))
+        name = folder / f"{split}.tfrecord-00000-of-00001"
+        with tf.io.TFRecordWriter(str(name)) as writer:
+            rows = list(dataset.as_numpy_iterator())
+            for row in rows:
+                writer.write(seqio.utils.dict_to_tfexample(row).SerializeToString())
+        info = {
+            "num_shards": 1,
+            "seqio_version": seqio.__version__,
+            "features": {
+                key: {"shape": [None] if value.ndim else [], "dtype": value.dtype.name}
+                if hasattr(value, "dtype")
+                else {"shape": [], "dtype": "string"}
+                for key, value in rows[0].items()
+            },
+        }
+        (folder / f"info.{split}.json").write_text(json.dumps(info))
+        (folder / f"stats.{split}.json").write_text(json.dumps({"examples": len(rows)}))
+    (folder / "COMPLETED").write_text("")
+
+
+def test_text_is_cleaned_tagged_and_tokenized_here(seqio: Any, tmp_path: Path) -> None:
+    directions = {"made_en_gl": "en-gl", "made_gl_en": "gl-en", "made_en_pt": "en-pt"}
+    source = SeqioTasks("made_all", MODULE, use="text", directions=directions)
+    assert source.languages() == ["gl", "pt"]
+    made = CorpusSpec(source, vocabulary_size=400).build(tmp_path / "c")
+    pairs = [*made.pairs("gl", "dev")]
+    assert len(pairs) == 24, "of both tasks"
+    assert pairs[0].english.startswith("made_en_gl: ")
+    assert pairs[-1].translation.startswith("made_gl_en: "), "its targets are the English"
+    assert made.marked
+    rates = mixing_rates(made.sizes(), made.source_rates)
+    assert rates == pytest.approx({"en-gl": 3 / 24, "gl-en": 1 / 24, "en-pt": 20 / 24, "pt-en": 0})
+    assert (made.origins("gl", "dev") or [])[0] == ("made_en_gl dev", 1)
+
+
+def test_text_of_a_vocabulary_that_is_no_sentencepiece_model(seqio: Any) -> None:
+    pairs = list(SeqioTasks("made_bytes", MODULE, use="text").pairs("made_bytes", "train"))
+    assert pairs == list(Made(SIZES, held_out=12).pairs("gl", "train"))
+
+
+def test_an_identity_changes_with_what_decides_the_ids(
+    seqio: Any, folder: Path, cache: Cache
+) -> None:
+    assert spec().build(cache.folder).fingerprint == cache.fingerprint
+    identity = SeqioTasks("made_en_gl", MODULE).identity()
+    assert SeqioTasks("made_gl_en", MODULE).identity() != identity
+    assert SeqioTasks("made_en_gl", MODULE, seed=1).identity() != identity
+    path = folder / "gl.train.tsv"
+    text = path.read_text()
+    path.write_text(text.replace("the", "tha"))
+    try:
+        with pytest.raises(InputError, match=r"gl\.train\.tsv"):
+            spec().build(cache.folder)
+    finally:
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"name": "made_al"}, r"mixture_or_task_name = 'made_al'.*registered, as made_all"),
+        ({"mixture_or_task_module": "no.such"}, r"mixture_or_task_module = 'no\.such'.*No module"),
+        ({"name": "made_language_model"}, r"made_language_model has no feature 'inputs'.*targets"),
+        ({"name": "made_en_pt"}, r"made_en_pt has no split 'validation', it has train"),
+        ({"name": "made_bytes"}, r"ByteVocabulary.*SentencePieceVocabulary.*use = 'text'"),
+        ({"use_cached": True}, r"is not cached.*cache_dirs"),
+        ({"directions": {"made_x": "en-x"}}, r"directions = 'made_x'.*made_en_gl"),
+        ({"directions": {"made_gl_en": "gl-en"}}, r"directions = 'gl-en'.*'en-xx'"),
+        ({"directions": dict.fromkeys(TASKS, "en-x")}, r"another one for each task"),
+        ({"splits": {"dev": "train"}}, r"SeqioTasks\.splits.*train \(needed\)"),
+        ({"splits": {"train": "all"}}, r"has no split 'all', it has train"),
+    ],
+)
+def test_mistakes_are_one_line(seqio: Any, settings: Any, said: str) -> None:
+    given = {"name": "made_all", "mixture_or_task_module": MODULE, **settings}
+    with pytest.raises(InputError, match=said) as raised:
+        CorpusSpec(SeqioTasks(given.pop("name"), **given), mixture="from_english").settings()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mixture": "english_centric"}, r"mixture = 'english_centric': must be 'from_english'"),
+        ({"segmentations": 2}, r"segmentations = 2: must be 1"),
+        ({"target_vocabulary_size": 400}, r"target_vocabulary_size = 400: must be None"),
+    ],
+)
+def test_settings_that_ids_do_not_have(seqio: Any, settings: Any, said: str) -> None:
+    source = SeqioTasks("made_all", MODULE)
+    with pytest.raises(InputError, match=said):
+        CorpusSpec(source, **{"mixture": "from_english", **settings}).settings()
+
+
+def test_a_sampler_without_rates() -> None:
+    with pytest.raises(InputError, match="gives no rates"):
+        mixing_rates({"en-gl": 3})

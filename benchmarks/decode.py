@@ -5,7 +5,7 @@
 
 All translations have as many tokens as are asked for: no search ends early. Routing is balanced:
 logits of an untrained router, of whose digits the later ones decide (`scattered`). As `m4 decode`
-does, the rows are a batch for each of up to two cores (--at_once), searched at the same time.
+does, rows are divided over up to two cores (--at_once), unless a core had fewer than 16 hypotheses.
 `experts_a_step` says how many experts of a layer the tokens of one step have, on average; tokens
 that choose at random would have `experts_a_step_at_random`. `limit_seconds` is what the matrix
 products alone would take at the machine's fastest. peer_decode.py does the same work with Hugging
@@ -26,7 +26,7 @@ from interleaved import interleaved_steps
 from process import device
 
 from m4.data.preprocess import EOS_ID
-from m4.eval.decoding.decode import batches_at_once, searched
+from m4.eval.decoding.decode import parts_of_a_batch, searched
 from m4.eval.decoding.search import search
 from m4.eval.decoding.settings import Method
 from m4.model.gates.top2_gshard import top2_gshard
@@ -112,7 +112,7 @@ def model_of(args: argparse.Namespace) -> NeverEnding:
 
 def main() -> None:
     args = parser().parse_args()
-    args.at_once = args.at_once or batches_at_once()
+    args.at_once = args.at_once or parts_of_a_batch(args.rows, args.beams)
     model = model_of(args)
     random = np.random.default_rng(0)
     source_BL = random.integers(3, args.vocab, (args.rows, args.source), dtype=np.int32)

@@ -35,8 +35,9 @@ SHORTEST_BUCKET = 16
 # On a CPU as many batches are searched at once as there are cores, up to this many
 # (docs/performance.md, "Decoding on a CPU").
 MOST_AT_ONCE = 2
-# Of a call that is one batch each core has a part, of no fewer rows than these.
-FEWEST_ROWS = 16
+# Of a call that is one batch each core has a part, of no fewer hypotheses than these
+# (docs/performance.md, "Next to peers").
+FEWEST_HYPOTHESES = 16
 
 # (sentences done, sentences in all, target tokens so far)
 Progress = Callable[[int, int, int], None]
@@ -276,10 +277,16 @@ def _padded_lengths(settings: Decoding, buckets: Sequence[int] | None) -> list[i
     return lengths
 
 
-def _rows_of_a_batch(settings: Decoding, layout: Layout | None, sources: int, at_once: int) -> int:
+def parts_of_a_batch(rows: int, beams: int, layout: Layout | None = None) -> int:
+    """How many parts of one batch are searched at once: one a core if they are large enough."""
+    at_once = batches_at_once(layout)
+    return at_once if rows * beams >= at_once * FEWEST_HYPOTHESES else 1
+
+
+def _rows_of_a_batch(settings: Decoding, layout: Layout | None, sources: int) -> int:
     rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
-    # One batch is divided over the cores.
-    return -(-rows // at_once) if sources <= rows and rows >= at_once * FEWEST_ROWS else rows
+    parts = parts_of_a_batch(rows, settings.beams, layout) if sources <= rows else 1
+    return -(-rows // parts)
 
 
 def translations(
@@ -319,7 +326,7 @@ def translations(
     """
     lengths = _padded_lengths(settings, buckets)
     at_once = batches_at_once(layout)
-    batch_rows = _rows_of_a_batch(settings, layout, len(sources), at_once)
+    batch_rows = _rows_of_a_batch(settings, layout, len(sources))
     longest = min(settings.max_source_length, lengths[-1])
     ids = _encoded_sources(vocabulary, sources, longest, on_cut)
     job = _Job(

@@ -122,19 +122,25 @@ def test_the_number_of_batches_at_once_has_no_effect(model_and_params, monkeypat
     assert max(seen) == most
 
 
-@pytest.mark.parametrize(("cores", "rows"), [(1, 32), (2, 16)])
-def test_a_call_of_one_batch_is_divided_over_the_cores(model_and_params, monkeypatch, cores, rows):
+@pytest.mark.parametrize(
+    ("cores", "batch_rows", "beams", "rows"),
+    [(1, 32, 1, 32), (2, 32, 1, 16), (2, 30, 1, 30), (2, 8, 4, 4), (2, 7, 4, 7)],
+)
+def test_a_call_of_one_batch_is_divided_over_the_cores(
+    model_and_params, monkeypatch, cores, batch_rows, beams, rows
+):
+    """Into parts of 16 hypotheses or more, rows times beams."""
     model, params = model_and_params
     monkeypatch.setattr(decoding, "available_cpus", lambda: list(range(cores)))
-    texts, shapes = sentences(30, seed=1), []
-    settings = replace(SETTINGS, batch_rows=32)
+    texts, shapes = sentences(batch_rows - 1, seed=1), []
+    settings = replace(SETTINGS, batch_rows=batch_rows, beams=beams)
 
     def keep(batch, best_BT):
         shapes.append(len(batch.tokens_BL))
 
     found = decode(model, params, Words(), texts, settings, on_batch=keep)
     assert set(shapes) == {rows}
-    assert found == decode(model, params, Words(), texts, SETTINGS)
+    assert found == decode(model, params, Words(), texts, replace(SETTINGS, beams=beams))
 
 
 def test_over_a_mesh_one_batch_is_searched_at_a_time(monkeypatch):

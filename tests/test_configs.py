@@ -41,7 +41,8 @@ def experiment(path: Path) -> Experiment:
 
 def test_it_is_short_complete_and_says_how_to_run_it(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 100
+    # An experiment of results/ lists its languages, and its baselines setting by setting.
+    assert len(lines) <= (100 if path.parent == FOLDER else 140)
     assert max(map(len, lines)) <= 100
     assert not [line for line in lines if line.startswith("include")]
     head = "\n".join(line for line in lines[: lines.index("")] if line.startswith("#"))

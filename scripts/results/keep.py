@@ -117,13 +117,11 @@ def _about(run: Path, rows: Sequence[Mapping[str, Any]], translated: Mapping[str
     return {
         "machine": record["machine"],
         "versions": record["versions"],
-        "command": [without_paths(f"'{word}'")[1:-1] if word.startswith("/") else _cut(word)
-                    for word in record["command"]],
         "levels": levels,
         "step": rows[-1]["step"] if rows else 0,
         "training_hours": round(hours(rows), 2),
         "date": newest and datetime.datetime.fromtimestamp(newest, datetime.UTC).date().isoformat(),
-    }  # fmt: skip
+    }
 
 
 def hours(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -139,11 +137,6 @@ def hours(rows: Sequence[Mapping[str, Any]]) -> float:
 def without_paths(text: str) -> str:
     """A config without the folders of this machine: of a quoted absolute path the last part."""
     return re.sub(r"""(['"])/[^'"\n]*?([^/'"\n]+)/?\1""", r"\1\2\1", text)
-
-
-def _cut(word: str) -> str:
-    """The same of an argument: --gin.TEXT_DIR=/data/tatoeba -> --gin.TEXT_DIR=tatoeba."""
-    return re.sub(r"""(=['"]?)/\S*?([^/\s]+)$""", r"\1\2", word)
 
 
 def thinned(rows: Sequence[dict[str, Any]], directions: Sequence[str]) -> list[dict[str, Any]]:

@@ -47,14 +47,14 @@ _ASKED = (
     "corpus",
     "machine",
 )
-_ASKED += ("dense", "baselines", "runs")
+_ASKED += ("command", "dense", "baselines", "runs")
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
     """experiment.toml: what a person writes. runs: system -> its run folder, in the order of the
-    tables; dense: the one that others are compared with, too; baselines: their folder; notes:
-    paragraphs for the end of the page."""
+    tables; command: made one, "{}" stands for its name; dense: the one that others are compared
+    with, too; baselines: their folder; notes: paragraphs for the end of the page."""
 
     folder: Path
     number: str
@@ -66,6 +66,7 @@ class Asked:
     why: str
     corpus: str
     machine: str
+    command: str
     dense: str
     baselines: str
     runs: Mapping[str, str]

@@ -160,14 +160,14 @@ def _made(found: Found) -> str:
     asked = found.asked
     lines = [
         [name, f"{about['step']:,}", f"{about['training_hours']:.1f}", about["date"] or "",
-         f"`{_command(about['command'])}`"]
+         f"`{asked.command.format(name)}`"]
         for name, about in found.about.items()
     ]  # fmt: skip
     if found.baselines:
         hours = sum(_seconds(row) for row in found.baselines) / 3600
         steps = [row["result"]["note"]["step"] for row in found.baselines]
         lines.append([f"bilingual ({len(steps)})", f"{min(steps):,} to {max(steps):,}",
-                      f"{hours:.1f} of one core", "", "`m4 baselines`"])  # fmt: skip
+                      f"{hours:.1f} of one core", "", "as one of the runs"])  # fmt: skip
     parts = [f"Machine: {asked.machine}. Corpus: {asked.corpus}."]
     if lines:
         head = ["system", "steps", "hours in training steps", "date", "command"]
@@ -181,10 +181,6 @@ def _made(found: Found) -> str:
             "dev (mean)."
         )
     return "\n\n".join(parts)
-
-
-def _command(words: Sequence[str]) -> str:
-    return " ".join(["m4", *words[1:]])
 
 
 def _seconds(row: dict) -> float:

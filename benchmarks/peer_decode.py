@@ -39,7 +39,7 @@ def main() -> None:
     args = parser.parse_args()
     random = np.random.default_rng(0)
     source_BL = random.integers(5, VOCAB, (args.rows, args.source))
-    # Either peer says what it is, and how to translate.
+    # Either peer gives its name, and how to translate.
     about, translate = (nllb_moe if args.experts else ctranslate2)(args, source_BL)
 
     def run() -> tuple[float, float]:

@@ -112,7 +112,7 @@ def balance(model, args: argparse.Namespace) -> None:
 
 
 def kept(model, args: argparse.Namespace, batch: dict) -> float | None:
-    """The share of choices that have a slot, in a pass of its own; None without experts."""
+    """The share of choices that have a slot, in a separate pass; None without experts."""
     found: list[int] = []
 
     def count(router, given, result) -> None:

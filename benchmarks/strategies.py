@@ -5,7 +5,7 @@
 
 Each config runs as `m4 train` on 8 fake CPU devices, then the models that differ on one device
 (same config; one device, nothing split). JSON: losses at every step that was logged, the largest
-difference to the one device, tokens a second, and what `m4 collectives` says of the step; a table
+difference to the one device, tokens a second, and what `m4 collectives` prints of the step; a table
 of the latter. A run that is there is kept. All runs share one corpus. Tokens a second of
 fake devices compare nothing: eight take turns on the machine's cores.
 """

@@ -218,7 +218,7 @@ class CorpusSpec:
         )
 
     def _grown_from_file(self, path: Path) -> Path:
-        """Another program's vocabulary. SettingError: m4 cannot go on from it."""
+        """Another program's vocabulary. SettingError: m4 cannot continue from it."""
         if self.target_vocabulary_size is not None:
             allowed = "None: a SentencePiece model is one vocabulary for sources and targets"
             raise SettingError(

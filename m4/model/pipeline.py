@@ -248,8 +248,8 @@ def schedule(work, rows, m: int):
         )
         return (waiting, lax.ppermute(done, STAGE, up)), None
 
-    # Idle stages work on their own rows: real ones, so that nothing there divides by zero, whose
-    # gradient would be 0 times infinity.
+    # Idle stages work on the host batch's rows: real ones, so that nothing there divides by zero,
+    # whose gradient would be 0 times infinity.
     held = jax.tree.map(lambda a: a[0], rows)
     (waiting, _), _ = lax.scan(tick, (rows, held), jnp.arange(m + G - 1))
     # Microbatch s k + i came out at tick s k + i + G - 1, into place (i + G - 1) mod k, which has

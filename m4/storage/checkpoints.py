@@ -250,7 +250,7 @@ class Checkpoints:
             if is_removed(self._here, step, seconds=1.0 if said else 0.0):
                 raise Removed(
                     f"{there}: was removed while it was read (Training.keep_checkpoints "
-                    "says how many are kept)"
+                    "sets how many are kept)"
                 ) from error
             if said:
                 raise InputError(f"{there}: damaged ({said})") from error

@@ -87,7 +87,7 @@ class Kept:
     hypotheses: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def add(self, other: Kept) -> None:
-        """Takes over the other's directions, in place of its own of these names."""
+        """Takes over the other's directions, in place of those it had of these names."""
         self.directions |= other.directions
         self.statistics |= other.statistics
         self.hypotheses |= other.hypotheses

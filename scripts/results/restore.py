@@ -53,7 +53,7 @@ def restore(folder: Path, experiment: Experiment) -> list[str]:
         write_json(path.with_suffix(".json"), row["note"], indent=1)
         write_json(plan.folder / "result.json", row["result"], indent=1)
         written += 1
-    told = [f"{written} baselines written, {there} were there"]
+    notes = [f"{written} baselines written, {there} were there"]
     if others:
-        told.append(f"{len(others)} of another recipe or corpus left out: {', '.join(others[:6])}")
-    return told
+        notes.append(f"{len(others)} of another recipe or corpus left out: {', '.join(others[:6])}")
+    return notes

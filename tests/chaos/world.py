@@ -29,7 +29,7 @@ BINDINGS = (
     "experiment.Decoding.max_target_length=8",
     "bilingual/experiment.Training.total_steps=2",
 )
-# Jobs that are a command with arguments of their own. base: the world's folder.
+# Jobs that are a command with other arguments. base: the world's folder.
 COMMANDS = {
     "begin": ("train", "--init_from={base}/states/finished"),
     "score": ("score",),

@@ -21,7 +21,7 @@ def test_models_are_expected_to_end_where_those_of_their_level_did(seconds: list
     shown = Progress(
         dict.fromkeys(LEVELS, 1000), {"high": 3, "low": 1}, LEVELS | EARLIER, {"gd": 0.2}
     )
-    # Nothing of these has ended, but a model of an earlier run did: after a fifth of its steps.
+    # None of these has ended, but a model of an earlier run did: after a fifth of its steps.
     assert [shown.expected(name) for name in LEVELS] == [200] * 4
     shown.heard("de", 300, "")
     assert shown.expected("de") == 300  # longer than that

@@ -70,7 +70,7 @@ def one_step(mesh, optimizer, fsdp_axes=("fsdp",)):
     return jax.device_get(state.params), jax.device_get(metrics), state
 
 
-# data, expert, model, fsdp; and over which of them weights are split further. The strategies'
+# data, expert, model, fsdp; and over which of them weights are sharded further. The strategies'
 # (tests/test_strategies.py) are not here again.
 LAYOUTS = [
     ((1, 2, 2, 2), ("fsdp",)),

@@ -92,7 +92,7 @@ class Packages(Gettext):
         return dict(sorted(packages.items()))
 
     def _choose(self, files: list[File]) -> list[File]:
-        self.layout.not_taken.clear()  # a catalogue of no language is nobody's mistake here
+        self.layout.not_taken.clear()  # a catalogue of no language is no mistake here
         return super()._choose(files)
 
     def _settings(self) -> dict:

@@ -129,7 +129,7 @@ def lay_out(
     shape: Shape,
     part: tuple[int, int] = (0, 1),
 ) -> Batch:
-    """The pairs `chosen`, each in its row -> a batch, or part i of n equal ones (its own rows).
+    """The pairs `chosen`, each in its row -> a batch, or part i of n equal ones (a host batch).
 
     Returns encoder_input_tokens, encoder_segment_ids, encoder_positions, encoder_direction_ids
     [B, L]; decoder_input_tokens (targets moved right inside each segment, 0 first),
@@ -166,7 +166,7 @@ def lay_out(
     if wrong >= 0:
         raise InputError(
             f"{data.folder}: damaged, a pair of {data.codes[examples.directions[wrong]]!r} is "
-            "longer than the manifest says (delete the folder, it is rebuilt)"
+            "longer than in the manifest (delete the folder, it is rebuilt)"
         )
     return batch
 

@@ -129,7 +129,7 @@ class Stream:
         self._fingerprint = self._hash()
 
     def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
-        """The batch of a step, see batches.lay_out; of host i of n its own rows: part=(i, n).
+        """The batch of a step, see batches.lay_out; of host i of n the host batch: part=(i, n).
 
         ValueError where the rows do not divide over the hosts.
         """

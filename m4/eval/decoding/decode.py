@@ -80,7 +80,7 @@ class Translations(NamedTuple):
 
 
 def as_json(found: Translations) -> dict[str, Any]:
-    """What a line of JSON says of a source's translations."""
+    """A source's translations as an object of a line of JSON."""
     said: dict[str, Any] = {"translations": found.texts, "scores": found.scores}
     return said if found.utilities is None else {**said, "utilities": found.utilities}
 
@@ -159,7 +159,7 @@ def searched(
 
 class _Job(NamedTuple):
     """What a batch is searched with. prefixes: of each source; None: no source has one.
-    programs: where searches are kept that were traced; None: nowhere."""
+    programs: where searches are kept that were traced; None: they are not kept."""
 
     model: nn.Module
     params: Any

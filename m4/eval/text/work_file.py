@@ -95,7 +95,7 @@ class WorkFile:
                 "again"
             )
         if self._partial.stat().st_size < note["bytes"]:
-            print(f"{self._partial}: shorter than its note says; it begins again", file=sys.stderr)
+            print(f"{self._partial}: shorter than in its note; starting over", file=sys.stderr)
             self._note.unlink()
             return 0
         self.lines, self.counts = note["lines"], Counter(note["counts"])

@@ -44,7 +44,7 @@ def chosen_steps(
             there = ", ".join(map(str, steps))
             raise InputError(
                 f"--last={last}: {remote.shown(folder)} has {len(steps)} checkpoints ({there}); "
-                "Training.keep_checkpoints says how many stay"
+                "Training.keep_checkpoints sets how many stay"
             )
         steps = steps[-last:]
     assert steps is not None

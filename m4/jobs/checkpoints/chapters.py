@@ -186,7 +186,7 @@ def _position(note: Mapping[str, Any]) -> Mapping[str, Any]:
     if "position" not in note:
         raise InputError(
             f"--new_chapter: the checkpoint of step {note['step']} is an earlier version's, which "
-            "does not say where its stream stood; train to another checkpoint first"
+            "has no record of where its stream stood; train to another checkpoint first"
         )
     return note["position"]
 

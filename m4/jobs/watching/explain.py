@@ -152,8 +152,8 @@ def _start(
         return within[0]["chapter_start"]
     if begun not in notes:
         raise InputError(
-            f"--step={step}: no checkpoint of chapter {number} is left that says where its stream "
-            "began (Training.keep_checkpoints)"
+            f"--step={step}: no checkpoint of chapter {number} is left that records where its "
+            "stream began (Training.keep_checkpoints)"
         )
     return notes[begun]["position"]
 

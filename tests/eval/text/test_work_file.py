@@ -53,7 +53,7 @@ def test_lines_without_their_note_or_a_file_shorter_than_it_begin_again(
     killed.close()
     (tmp_path / "a.txt.partial").write_bytes(b"u")
     finished(output, ["uno", "dous"])
-    assert "shorter than its note says" in capsys.readouterr().err
+    assert "shorter than in its note" in capsys.readouterr().err
     assert output.read_text() == "uno\ndous\n"
 
 

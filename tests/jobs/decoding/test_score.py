@@ -84,7 +84,7 @@ def test_the_search_has_one_set_of_settings_for_all_its_callers(run: Path) -> No
     assert all(text.startswith("o") for text in found[0].texts + found[2].texts)
     each = front.translate(lines, to, prefix=["o", "", "a"], beams=3)
     assert (each[0][0], each[2][0]) == ("o", "a")
-    # Drawn: a part of its own, which one binding asks for.
+    # Drawn: a separate part, which one binding asks for.
     drawn = ["--gin.experiment.Sampling.top_p=0.9", *bound(n_best=3)]
     said = m4("translate", f"--model_dir={run}", f"--to={to}", "--json", *drawn, lines[0])
     sampling = library.Sampling(top_p=0.9)

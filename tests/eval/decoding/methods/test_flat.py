@@ -42,7 +42,7 @@ def test_flat_beams_are_the_ordinary_ones(changes: dict, method: dict) -> None:
 
 @pytest.mark.parametrize("flat", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_enough_beams_find_what_an_enumeration_finds(flat: bool) -> None:
-    # Six tokens, five of which go on: 25 beams hold all of two tokens, so nothing is lost.
+    # Six tokens, five of which continue: 25 beams hold all of two tokens, so nothing is lost.
     model, params = tiny(vocab_size=6)
     source_1L = np.array([[3, 5, 4, 1, 0, 0, 0, 0]])
     kept = [v for v in range(6) if v != 1]

@@ -10,7 +10,8 @@ several corpora apart in one process. So a stock seqio or T5X user has m4's data
         {"inputs": 128, "targets": 128}, split="train", num_epochs=None)
 
 Features are `inputs` ('<2gl> ' and the source) and `targets`, both with eos; splits are train, dev
-and test. m4's own training reads the same ids from the cache (stream.py), with the mixture's rates.
+and test, and T5X's name for dev, validation. m4's own training reads the same ids from the cache
+(stream.py), with the mixture's rates.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import MIXTURES, directions_of
-from m4.data.preprocess import split_direction, tag_symbol
+from m4.data.preprocess import language_of, split_direction, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Pair, Source
@@ -62,6 +63,10 @@ with _quiet_stderr():
 
     tf.config.set_visible_devices([], "GPU")  # they are JAX's
 
+# What T5X's run files call it.
+_ALIASES = {"validation": "dev"}
+# direction -> what seqio's Evaluator calls, (targets, predictions) -> {name: score}
+MetricFns = Callable[[str], Sequence[Callable[..., Mapping[str, float]]]]
 # (SHA-256 of a model, what was made of it) -> tf-text's op
 _TOKENIZERS: dict[tuple[str, Callable[[bytes], bytes]], Any] = {}
 # prefix -> what it was registered for
@@ -99,13 +104,13 @@ class PairSource(seqio.DataSource):
     """One language of an m4 source as a seqio.DataSource: examples {english, translation}."""
 
     def __init__(self, source: Source, language: str) -> None:
-        super().__init__(splits=SPLITS)
+        super().__init__(splits=(*SPLITS, *_ALIASES))
         self.source, self.language = source, language
         self._sizes: dict[str, int] = {}
 
     def pairs(self, split: str) -> Iterator[Pair]:
         """The pairs as plain Python, without TensorFlow."""
-        return self.source.pairs(self.language, split)
+        return self.source.pairs(self.language, _ALIASES.get(split, split))
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -115,6 +120,7 @@ class PairSource(seqio.DataSource):
         return [split]
 
     def num_input_examples(self, split: str) -> int:
+        split = _ALIASES.get(split, split)
         if split not in self._sizes:
             if isinstance(self.source, Cache):
                 self._sizes[split] = self.source.size(self.language, split)
@@ -135,7 +141,7 @@ class PairSource(seqio.DataSource):
             raise InputError(f"{self.language}: one shard only, use tf.data.Dataset.shard")
         if isinstance(self.source, Cache):
             # In the graph: an iterator over a cache can be checkpointed, a generator's cannot.
-            path = str(self.source.text_file(self.language, split))
+            path = str(self.source.text_file(self.language, _ALIASES.get(split, split)))
             lines = tf.data.TextLineDataset(path)
             return lines.map(_split_line, num_parallel_calls=tf.data.AUTOTUNE)
         return tf.data.Dataset.from_generator(
@@ -156,6 +162,7 @@ def register(
     target_vocabulary_path: str | os.PathLike[str] | None = None,
     mixtures: Sequence[str] = MIXTURES,
     unit: Mapping[str, float] | None = None,
+    metric_fns: MetricFns = lambda direction: (),
 ) -> None:
     """Register the tasks and mixtures of a corpus under `prefix`.
 
@@ -163,9 +170,10 @@ def register(
     a schedule they are those of its first phase, of a learned sampler those at the beginning.
     unit: how much a pair of each direction is where the sampler counts something else
     (`m4.data.stream.mixture`); UniMax must be given its budget. target_vocabulary_path: of
-    `targets`, where that is not the vocabulary of `inputs`. mixtures: which of them, with their
-    tasks. Again for the same corpus it does nothing; ValueError when the prefix is another
-    corpus's, or when a vocabulary's file has changed since seqio read it in this process.
+    `targets`, where that is another vocabulary. mixtures: which of them, with their tasks.
+    metric_fns: of each direction's task; T5X evaluates none without (`m4.t5x_tasks.metric_fns`).
+    Again for the same corpus it does nothing; ValueError when the prefix is another corpus's, or
+    when a vocabulary's file has changed since seqio read it in this process.
     """
     paths = [Path(p or vocabulary_path).resolve() for p in (None, target_vocabulary_path)]
     meaning = {
@@ -189,18 +197,17 @@ def register(
     _REGISTERED[prefix] = meaning
     sources = {code: PairSource(source, code) for code in languages}
     for direction in dict.fromkeys(itertools.chain.from_iterable(directions.values())):
-        first, second = split_direction(direction)
         _DIRECTIONS[task_name(direction, prefix)] = direction
         seqio.TaskRegistry.add(
             task_name(direction, prefix),
-            source=sources[second if first == "en" else first],
+            source=sources[language_of(direction)],
             preprocessors=[
                 functools.partial(_tokenize, direction=direction),
                 seqio.CacheDatasetPlaceholder(),
                 seqio.preprocessors.append_eos_after_trim,
             ],
             output_features=features,
-            metric_fns=[],
+            metric_fns=metric_fns(direction),
         )
     for name, of_mixture in directions.items():
         names = [task_name(direction, prefix) for direction in of_mixture]
@@ -222,12 +229,17 @@ def register_cache(
     prefix: str = "m4",
     sampler: Sampler = temperature,
     sample_by: str = "examples",
+    metric_fns: MetricFns = lambda direction: (),
 ) -> None:
     """Register the tasks and mixtures of a ready cache: the same pairs, ids and rates.
 
-    sample_by: what the sampler counts, "examples" or "tokens". A cache
-    whose two vocabularies are made for one mixture has that one only.
+    sample_by: what the sampler counts, "examples" or "tokens". A cache whose two vocabularies are
+    made for one mixture has that one only. InputError: the cache has ids of seqio tasks.
     """
+    if not cache.marked:
+        raise InputError(
+            f"{cache.folder}: its ids are those of seqio tasks: use these tasks themselves"
+        )
     mixtures = MIXTURES if cache.has_all_directions else (cache.mixture,)
     register(
         cache,
@@ -238,6 +250,7 @@ def register_cache(
         cache.target_vocabulary.path,
         mixtures,
         {d: unit for name in mixtures for d, unit in mixing.units(cache, sample_by, name).items()},
+        metric_fns,
     )
 
 

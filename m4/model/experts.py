@@ -77,10 +77,10 @@ class ExpertParameters(nn.Module):
         inward = (self.num_experts, M, self.width)
         outward = (self.num_experts, self.width, M)
         kernels = [
-            ExpertKernel(inward, ("expert", "embed", "expert_mlp"), name=name)()
+            ExpertKernel(inward, ("expert", "mlp_embed", "expert_mlp"), name=name)()
             for name in part_names(self.activations)
         ]
-        wo_EFM = ExpertKernel(outward, ("expert", "expert_mlp", "embed"), name="wo")()
+        wo_EFM = ExpertKernel(outward, ("expert", "expert_mlp", "mlp_embed"), name="wo")()
         keep_EG1F = None
         if self.dropout_rate and not deterministic:
             ones = jnp.ones((self.num_experts, groups, 1, self.width), self.dtype)

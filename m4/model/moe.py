@@ -224,7 +224,7 @@ class MoeLayer(nn.Module):
             "auxiliary_loss": routing.aux_loss,
             "router_z_loss": routing.z_loss,
             "expert_usage": assigned / slots,
-            "router_confidence": jnp.sum(routing.weight_GSK) / jnp.maximum(assigned, 1),
+            "router_confidence": routing.confidence(),
             **routing.metrics,
         }
         for name, value in values.items():

@@ -44,6 +44,13 @@ class Routing:
     capacity: int = struct.field(pytree_node=False)
     shortcut: "tuple[Array, Routing] | None" = None
 
+    def confidence(self) -> Array:
+        """Mean over tokens with a slot of their largest weight. The mean over choices, flaxformer's,
+        is 1/K whatever the router wants, where K weights of a token sum to 1."""
+        placed_GS = jnp.any(self.position_GSK >= 0, axis=-1)
+        largest_GS = jnp.max(self.weight_GSK, axis=-1)
+        return jnp.sum(largest_GS * placed_GS) / jnp.maximum(jnp.sum(placed_GS), 1)
+
 
 class Score(Protocol):
     """score(name) -> logits_GSE float32: tokens times a matrix [M, E] that is made on demand.

@@ -25,6 +25,8 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     # Stacked layers (scanned stacks) are at their stage of the pipeline.
     ("layers", "stage"),
     ("embed", None),
+    # M of experts. T5X's rules for experts shard "embed" over "model", which would leave F whole.
+    ("mlp_embed", None),
     ("kv", None),
     ("length", None),
     ("relpos_buckets", None),

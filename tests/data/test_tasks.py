@@ -272,3 +272,48 @@ def test_one_tf_op_a_model(tasks: ModuleType, seqio: Any, registered: Cache) -> 
     two = seqio.TaskRegistry.get("m4.en_pt").output_features["targets"].vocabulary
     assert one == two
     assert one.tf_tokenizer is two.tf_tokenizer
+
+
+def test_validation_is_dev(tasks: ModuleType, seqio: Any, registered: Cache) -> None:
+    """As T5X's run files call it."""
+    task = seqio.get_mixture_or_task("m4.gl_en")
+    assert {"train", "dev", "test", "validation"} == {*task.splits}
+    assert ids_of(task.get_dataset(LENGTHS, "validation", shuffle=False)) == wanted(
+        registered, "gl-en", "dev"
+    )
+    assert task.num_input_examples("validation") == registered.size("gl", "dev")
+
+
+def test_seqio_evaluates_the_tasks_of_a_cache(seqio: Any, made_cache: Cache) -> None:
+    """What T5X's eval does: predictions are scored with BLEU and chrF, as m4's own."""
+    from m4 import t5x_tasks
+    from m4.data import tasks
+    from m4.eval.metrics.bleu import bleu
+    from m4.eval.metrics.chrf import chrf
+
+    t5x_tasks.register(str(made_cache.folder), "scored")
+    task = seqio.get_mixture_or_task("scored.en_gl")
+    references = [pair.translation for pair in made_cache.pairs("gl", "dev")]
+    guesses = [text.replace("1", "2") for text in references]
+    for function, metric in zip(task.predict_metric_fns, (bleu, chrf), strict=True):
+        counted = metric(guesses, references, "gl")
+        assert function(references, guesses) == {counted.metric: counted.value()}
+        assert 0 < counted.value() < 100
+    assert not seqio.get_mixture_or_task("scored.gl_en").score_metric_fns
+    tasks.unregister("scored")
+
+
+def test_a_model_of_t5x_gets_the_vocabulary_of_its_tasks(seqio: Any, made_cache: Cache) -> None:
+    from m4 import t5x_tasks
+    from m4.data import tasks
+
+    folder = str(made_cache.folder)
+    feature = t5x_tasks.inputs_vocabulary(folder)
+    assert feature == seqio.get_mixture_or_task("m4.en_gl").output_features["inputs"].vocabulary
+    size = made_cache.vocabulary.size
+    assert t5x_tasks.vocab_size(folder, multiple=1) == size
+    assert size <= t5x_tasks.vocab_size(folder) < size + 128
+    assert t5x_tasks.vocab_size(folder) % 128 == 0
+    assert t5x_tasks.source_vocab_size(folder) is None
+    t5x_tasks.register.cache_clear()
+    tasks.unregister()

@@ -19,7 +19,7 @@ V, L, T = 19, 7, 6
 # What stock T5X knows: names that its sharding rules map, and those that its Adafactor factors.
 FACTORED_AXES = {
     *("vocab", "mlp", "heads", "kv", "joined_kv", "embed", "layers", "relpos_buckets"),
-    *("layer_norm_scale", "expert", "expert_mlp", "unmodeled"),
+    *("layer_norm_scale", "mlp_embed", "expert", "expert_mlp", "unmodeled"),
 }
 T5X_METRICS = {
     "auxiliary_loss",
@@ -144,8 +144,8 @@ def test_experts_and_nothing_else_have_expert_in_their_path():
             assert x.shape[0] == 4
     names = partitioning.get_axis_names(variables["params_axes"])
     moe = names["encoder_1"]["moe"]["experts"]
-    assert tuple(moe["wi"]["kernel"]) == ("expert", "embed", "expert_mlp")
-    assert tuple(moe["wo"]["kernel"]) == ("expert", "expert_mlp", "embed")
+    assert tuple(moe["wi"]["kernel"]) == ("expert", "mlp_embed", "expert_mlp")
+    assert tuple(moe["wo"]["kernel"]) == ("expert", "expert_mlp", "mlp_embed")
 
 
 @variants

@@ -118,7 +118,7 @@ def test_fsdp_axes_are_axes_of_the_mesh(axes: Any) -> None:
         # Those of the table as well: experts [E, M, F] over model, where F is 32.
         (
             ("kv", "data"),
-            {"kernel": ((4, 16, 33), ("expert", "embed", "expert_mlp"))},
+            {"kernel": ((4, 16, 33), ("expert", "mlp_embed", "expert_mlp"))},
             "its axis expert_mlp = 33 must be divisible by 2, the mesh axes model; "
             "nearest valid sizes: 32 and 34; ",
         ),
@@ -213,7 +213,9 @@ def test_every_rule_names_axes_of_the_mesh() -> None:
 
 def test_logical_axes_become_mesh_axes() -> None:
     apart = ("node", "expert")
-    assert logical_spec(("expert", "embed", "expert_mlp")) == PartitionSpec(apart, None, "model")
+    assert logical_spec(("expert", "mlp_embed", "expert_mlp")) == PartitionSpec(
+        apart, None, "model"
+    )
     assert logical_spec(("expert", "expert_group")) == PartitionSpec(apart, ("data", "fsdp"))
     assert logical_spec(("batch", "length")) == PartitionSpec(("data", "fsdp", *apart), None)
 

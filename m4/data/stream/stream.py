@@ -99,14 +99,13 @@ class Stream:
         self.seed, self.batch_rows, self.layout = seed, batch_rows, layout
         self.source_length = source_length or cache.source_length
         self.target_length = target_length or cache.target_length
-        self._window = window
+        self._window, self._extra = window, cache.extra_ids
         whole = Shape(batch_rows, self.source_length, self.target_length)
         self.shapes = buckets.batch_shapes(*whole, layout, widths, rows_multiple)
         packed = max(_GROUP_STEPS, -(-_GROUP_ROWS // batch_rows))
         self.group_steps = {"packed": packed, "bucketed": _BUCKETED_STEPS, "single": 1}[layout]
         self._split = SplitReader(cache, self.directions, "train")
         self._means = [cache.mean_pieces(d, "train") for d in self.directions]
-        self._extra = cache.extra_ids
         self._check_lengths(cache)
         self._places = _places(cache, self.directions, self._start)
         self._phases = Phases(

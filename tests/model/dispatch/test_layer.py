@@ -63,7 +63,7 @@ def compiled(model, mesh, *, backward: bool):
     """(program, its arguments): rows over all devices, experts over theirs."""
     put = lambda spec: lambda x: jax.device_put(x, NamedSharding(mesh, spec))  # noqa: E731
     params, x_BLM, mask_BL = inputs()
-    kernel = put(logical_spec(("expert", "embed", "expert_mlp")))
+    kernel = put(logical_spec(("expert", "mlp_embed", "expert_mlp")))
     params = {
         "router": jax.tree.map(put(PartitionSpec()), params["router"]),
         "experts": jax.tree.map(kernel, params["experts"]),

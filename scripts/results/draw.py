@@ -34,8 +34,8 @@ class Compared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """An experiment with all of its numbers. compared: from the bilingual models, then from the
-    dense one, each by BLEU and chrF; about: system -> about.json, of those that have begun."""
+    """An experiment with all of its numbers. compared: with the bilingual models, then with each
+    run, by BLEU and chrF; about: system -> about.json, of those that have begun."""
 
     asked: Asked
     levels: ResourceLevels
@@ -70,11 +70,11 @@ def read(folder: Path, again: bool = True) -> Found:
 def computed(
     asked: Asked, systems: Sequence[Kept], sizes: dict[str, int], levels: ResourceLevels
 ) -> list[Compared]:
-    """Differences from the bilingual models and from the dense one, with intervals."""
+    """Differences from the bilingual models, and from each run of those after it."""
     names = [one.name for one in systems]
     found = [
         compare(asked, systems, sizes, levels, baseline, metric)
-        for baseline in (BILINGUAL, asked.dense)
+        for baseline in (BILINGUAL, *asked.runs)
         for metric in METRICS
         if baseline in names
     ]
@@ -103,9 +103,12 @@ def compare(
     baseline: str,
     metric: str,
 ) -> Compared | None:
-    """The trained runs against one of them or the bilingual models; None: there is none."""
-    chosen = [one for one in systems if one.name in (*asked.runs, baseline, COPY)]
-    if not any(one.name in asked.runs and one.name != baseline for one in chosen):
+    """The runs against the bilingual models, or those after a run against it; None: there is
+    none."""
+    runs = [*asked.runs]
+    later = runs[runs.index(baseline) + 1 :] if baseline in runs else runs
+    chosen = [one for one in systems if one.name in (*later, baseline, COPY)]
+    if not any(one.name in later for one in chosen):
         return None
     rows = deltas(kept.measured(chosen), sizes, metric, baseline)
     rows = [row for row in rows if row.system != COPY]

@@ -47,14 +47,14 @@ _ASKED = (
     "corpus",
     "machine",
 )
-_ASKED += ("command", "dense", "baselines", "runs")
+_ASKED += ("command", "baselines", "runs")
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
     """experiment.toml: what a person writes. runs: system -> its run folder, in the order of the
-    tables; command: made one, "{}" stands for its name; dense: the one that others are compared
-    with, too; baselines: their folder; notes: paragraphs for the end of the page."""
+    tables: each is also compared with those before it; command: made one, "{}" stands for its name;
+    baselines: the folder of bilingual models; notes: paragraphs for the end of the page."""
 
     folder: Path
     number: str
@@ -67,7 +67,6 @@ class Asked:
     corpus: str
     machine: str
     command: str
-    dense: str
     baselines: str
     runs: Mapping[str, str]
     notes: str = ""

@@ -42,8 +42,7 @@ def text(found: Found) -> str:
         parts += [
             "![Differences from the bilingual models by language, the largest first]"
             "(delta_bleu.svg)",
-            "The line is the mean of a sliding window of languages. "
-            + _left_out(found, bilingual[0]),
+            "A line is the mean of a sliding window of languages." + _left_out(found, bilingual[0]),
         ]
     for one in found.compared:
         parts += [f"## Δ{METRIC_NAMES[one.metric]} against {one.baseline}", _means(found, one)]
@@ -112,7 +111,7 @@ def _left_out(found: Found, one: Compared) -> str:
     missing = sorted(set(found.sizes) - {row.language for row in one.rows})
     lines = [f"Left out, without a bilingual model yet: {', '.join(missing)}."] * bool(missing)
     lines += [f"{small_tests_line(small, found.levels)}."] * bool(small)
-    return " ".join(lines)
+    return "".join(f" {line}" for line in lines)
 
 
 def _means(found: Found, one: Compared) -> str:

@@ -69,13 +69,15 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Counted:
-    """A corpus as it was read and cleaned. sizes: language -> split -> pairs that are left."""
+    """A corpus as it was read and cleaned. sizes: language -> split -> pairs that are left.
+    english: codes of the folder that are English too, which are not read."""
 
     sizes: Mapping[str, Mapping[str, int]]
     sampled: Mapping[str, Sampled]
     ledger: Ledger
     bad: Sequence[BadLines]
     columns: Columns
+    english: Sequence[str] = ()
 
     def overlap(self, language: str) -> float:
         """The share of the training pairs that are left out for a side in a dev or test set."""

@@ -120,11 +120,12 @@ def _read(layout: Layout, folder: str) -> Counted:
         seen = f"{layout.files} with {', '.join(known) or 'no language with training pairs'}"
         raise InputError(f"{folder}: {EXPECTED}; saw {seen}")
     with ProgressBar("read", 100, "%") as bar:
-        return counting.count(
+        counted = counting.count(
             source,
             languages,
             lambda done, total, what: bar.update(round(100 * done / total), what),
         )
+    return dataclasses.replace(counted, english=[code for code in known if is_english(code)])
 
 
 def _languages(layout: Layout, folder: str, counted: Counted) -> list[str]:
@@ -246,6 +247,8 @@ def _facts(made: _Made, left_out: Sequence[str]) -> str:
     if layout.not_read:
         more = f" and {len(layout.not_read) - 5} more" if len(layout.not_read) > 5 else ""
         lines.insert(1, f"not read: {', '.join(layout.not_read[:5])}{more}")
+    if english := made.counted.english:
+        lines.insert(-4, f"left out, English on both sides: {', '.join(english)}")
     if left_out:
         lines.insert(-4, f"left out, without training, dev or test pairs: {', '.join(left_out)}")
     return "\n".join(lines)

@@ -183,6 +183,15 @@ def test_english_in_the_second_column_of_every_file_is_found(here: Path) -> None
     assert next(iter(source.pairs("gl", "test"))) == folders.pairs("gl")[0]
 
 
+def test_variants_of_english_are_left_out_and_named(here: Path) -> None:
+    folders.tsv(here / "corpus")
+    for split in ("train", "dev", "test"):
+        write(here / "corpus" / f"en_GB.{split}.tsv", "A colour.\tA color.\n")
+    said = new("corpus", "--yes")
+    assert "left out, English on both sides: en_GB\n" in said.out, said.err
+    assert config.load(["corpus.gin"]).experiment().data.corpus.languages == ["fy", "gl", "pt"]
+
+
 def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.plain_tsv(here / "corpus")
     asked: list[str] = []

@@ -19,7 +19,7 @@ from m4.data.cache.tokens import ROLES, vocabulary_file
 from m4.data.cleaning import clean
 from m4.data.directions import Mixture, directions_of
 from m4.data.sources import Source, gives_ids
-from m4.data.sources.files import remembering
+from m4.data.sources.reading.files import remembering
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.settings import FROM_NOW_ON, MUTABLE, Between, InputError, SettingError, checked
 from m4.storage import remote

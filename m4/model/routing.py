@@ -45,8 +45,8 @@ class Routing:
     shortcut: "tuple[Array, Routing] | None" = None
 
     def confidence(self) -> Array:
-        """Mean over tokens with a slot of their largest weight. The mean over choices, flaxformer's,
-        is 1/K whatever the router wants, where K weights of a token sum to 1."""
+        """Mean over tokens with a slot of their largest weight. Flaxformer's mean over choices is
+        1/K whatever the router wants, where K weights of a token sum to 1."""
         placed_GS = jnp.any(self.position_GSK >= 0, axis=-1)
         largest_GS = jnp.max(self.weight_GSK, axis=-1)
         return jnp.sum(largest_GS * placed_GS) / jnp.maximum(jnp.sum(placed_GS), 1)

@@ -49,6 +49,12 @@ def test_files_and_functions_are_short() -> None:
     assert not long
 
 
+def test_a_folder_of_m4_is_seen_at_a_glance() -> None:
+    folders = [path.parent for path in (ROOT / "m4").rglob("__init__.py")]
+    files = {str(folder): len([*folder.glob("[!_]*.py")]) for folder in folders}
+    assert not {folder: count for folder, count in files.items() if count > 15}
+
+
 def test_words_are_the_fields() -> None:
     code = [path for path in sources() if ROOT / "tests" not in path.parents]
     pages = [path for path in (*PAGES, *LAB) if path.name != "CHANGELOG.md"]

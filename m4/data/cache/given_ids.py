@@ -19,7 +19,7 @@ from m4.data.cleaning.ledger import Ledger
 from m4.data.directions import SIDES
 from m4.data.preprocess import EOS_ID, PAD_ID
 from m4.data.sources import SPLITS, Block, IdSource, Pair
-from m4.data.sources.lines import plain
+from m4.data.sources.reading.lines import plain
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import TokenArray, Tokenized, id_type
 from m4.data.vocabulary.vocabulary import Vocabulary

@@ -47,7 +47,7 @@ _LONG, _MOST_LINES = 60, 6
 
 
 def _is_digest(value: Any) -> bool:
-    """Of a file: [bytes, SHA-256] (`m4.data.sources.files.digest`)."""
+    """Of a file: [bytes, SHA-256] (`m4.data.sources.reading.files.digest`)."""
     return (
         isinstance(value, list)
         and len(value) == 2

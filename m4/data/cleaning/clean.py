@@ -28,7 +28,7 @@ from m4.data.cleaning.overlap import Overlap
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.skipped import SkippedLines
 from m4.data.sources import Pair, Source
-from m4.data.sources.lines import plain
+from m4.data.sources.reading.lines import plain
 from m4.settings import InputError, SettingError, checked, configurable
 
 # (reason, language, split, number of the pair, pair), for every training pair that is dropped.

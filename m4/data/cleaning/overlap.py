@@ -14,8 +14,8 @@ from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
 from m4.data.cleaning.keys import Digests, normal_digests
 from m4.data.directions import SIDES, STORED
 from m4.data.sources import Source
-from m4.data.sources.files import digest, lines
-from m4.data.sources.lines import BOM, MAX_LINE_BYTES
+from m4.data.sources.reading.files import digest, lines
+from m4.data.sources.reading.lines import BOM, MAX_LINE_BYTES
 from m4.settings import InputError, OneOf, SettingError, checked
 
 HELD_OUT = ("test", "dev")

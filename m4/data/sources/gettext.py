@@ -13,9 +13,9 @@ from typing import Annotated
 
 from m4.data.sources import Pair
 from m4.data.sources.catalogues import CatalogueError, Entry, read_mo, read_po
-from m4.data.sources.files import chunks
-from m4.data.sources.folder import Every, Folder
-from m4.data.sources.layout import File
+from m4.data.sources.reading.files import chunks
+from m4.data.sources.reading.folder import Every, Folder
+from m4.data.sources.reading.layout import File
 from m4.settings import OneOf, SettingError, checked
 
 # printf's %s, %1$s, %(name)s; Qt's %1, %L1, %n; {name} and {0}. Not printf's flag ' ', because of

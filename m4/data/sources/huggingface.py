@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from m4.data.sources import Pair
-from m4.data.sources.files import seekable
-from m4.data.sources.folder import Folder
-from m4.data.sources.layout import File
-from m4.data.sources.lines import Reason
-from m4.data.sources.records import Fields
+from m4.data.sources.reading.files import seekable
+from m4.data.sources.reading.folder import Folder
+from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.lines import Reason
+from m4.data.sources.reading.records import Fields
 from m4.settings import InputError, checked
 
 _BATCH_ROWS = 1000

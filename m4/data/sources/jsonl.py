@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from m4.data.sources import Pair
-from m4.data.sources.files import lines
-from m4.data.sources.folder import Folder
-from m4.data.sources.layout import File
-from m4.data.sources.lines import Reason
-from m4.data.sources.records import Fields
+from m4.data.sources.reading.files import lines
+from m4.data.sources.reading.folder import Folder
+from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.lines import Reason
+from m4.data.sources.reading.records import Fields
 from m4.settings import checked
 
 

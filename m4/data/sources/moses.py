@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from m4.data.sources import Pair
-from m4.data.sources.files import lines
-from m4.data.sources.folder import Folder
-from m4.data.sources.layout import File
-from m4.data.sources.lines import Tally
+from m4.data.sources.reading.files import lines
+from m4.data.sources.reading.folder import Folder
+from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.lines import Tally
 from m4.settings import InputError, SettingError, checked
 
 

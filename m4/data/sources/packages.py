@@ -20,7 +20,7 @@ from m4.data.cldr import tags
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.catalogues import Entry
 from m4.data.sources.gettext import Gettext
-from m4.data.sources.layout import File
+from m4.data.sources.reading.layout import File
 from m4.data.splits import normal
 from m4.settings import OneOf, SettingError, checked
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from etils import epath
 
-from m4.data.sources.files import digest
+from m4.data.sources.reading.files import digest
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 

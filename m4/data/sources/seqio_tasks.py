@@ -18,7 +18,7 @@ import numpy as np
 
 from m4.data.preprocess import split_direction
 from m4.data.sources import SPLITS, Block, Pair
-from m4.data.sources.lines import MAX_LINE_BYTES, Reading
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
 from m4.data.sources.seqio_identity import identity_of
 from m4.data.vocabulary.ragged import Ragged
 from m4.settings import Between, Count, InputError, OneOf, SettingError, checked
@@ -50,7 +50,7 @@ class SeqioTasks:
             dropped.
         use_cached: read what seqio_cache_tasks wrote, below one of cache_dirs.
         seed: of preprocessors that draw. on_bad_line, max_line_bytes: of text, as in
-            `m4.data.sources.folder.Folder`.
+            `m4.data.sources.reading.folder.Folder`.
     """
 
     mixture_or_task_name: str
@@ -202,8 +202,8 @@ class SeqioTasks:
         known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
         if self.mixture_or_task_name not in known:
             near = difflib.get_close_matches(self.mixture_or_task_name, known, 3, 0.4) or known[:3]
-            told = f"{len(known)} are registered, as {', '.join(near)}" if known else "none is"
-            allowed = f"a Task or Mixture of SeqioTasks.mixture_or_task_module: {told}"
+            there = f"{len(known)} are registered, as {', '.join(near)}" if known else "none is"
+            allowed = f"a Task or Mixture of SeqioTasks.mixture_or_task_module: {there}"
             setting, name = "SeqioTasks.mixture_or_task_name", self.mixture_or_task_name
             raise SettingError(setting, name, allowed)
         if self.cache_dirs:

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 from etils import epath
 
 from m4.data.sources import SPLITS, Pair
-from m4.data.sources.files import digest, folder_at
-from m4.data.sources.folder import Every
-from m4.data.sources.layout import Codes
-from m4.data.sources.lines import MAX_LINE_BYTES, Reading, Reason
-from m4.data.sources.spool import Spool
+from m4.data.sources.reading.files import digest, folder_at
+from m4.data.sources.reading.folder import Every
+from m4.data.sources.reading.layout import Codes
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Reason
+from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, InputError, OneOf, SettingError, checked
 
@@ -37,7 +37,7 @@ class Tfds:
             `tfds build`. data_dir: None: TFDS_DATA_DIR, else ~/tensorflow_datasets.
         splits: split -> TFDS's, which may be a part ('train[:90%]'). None: train, validation and
             test; with dev_every and test_every train alone, split by a hash of the English side.
-        The others: as in `m4.data.sources.folder.Folder`.
+        The others: as in `m4.data.sources.reading.folder.Folder`.
     """
 
     datasets: str | Sequence[str]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from m4.data.sources import Pair
-from m4.data.sources.files import lines
-from m4.data.sources.folder import Folder
-from m4.data.sources.layout import File
-from m4.data.sources.lines import Reason
+from m4.data.sources.reading.files import lines
+from m4.data.sources.reading.folder import Folder
+from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.lines import Reason
 from m4.settings import Between, InputError, SettingError, checked
 
 
@@ -19,7 +19,7 @@ from m4.settings import Between, InputError, SettingError, checked
 class Tsv(Folder):
     """Sentence pairs, one a line: english<TAB>translation, UTF-8. Files may be .gz or .zst.
 
-    Bad lines (no tab, several tabs, and sources/lines.py) are errors, or with on_bad_line='skip'
+    Bad lines (no tab, several tabs, and reading/lines.py) are errors, or with on_bad_line='skip'
     left out and counted. english_column: 2 where lines are translation<TAB>english.
     """
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from etils import epath
 
-from m4.data.sources import files
-from m4.data.sources.lines import BOM
+from m4.data.sources.reading import files
+from m4.data.sources.reading.lines import BOM
 from m4.settings import InputError
 
 STANDARD = "-"

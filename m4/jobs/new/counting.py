@@ -20,7 +20,7 @@ from m4.data.cleaning.clean import DEFAULT, Cleaner
 from m4.data.cleaning.ledger import Ledger
 from m4.data.inspection.columns import Columns
 from m4.data.sources import SPLITS, Pair
-from m4.data.sources.folder import Folder
+from m4.data.sources.reading.folder import Folder
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 

@@ -10,13 +10,13 @@ from typing import Any
 from etils import epath
 
 from m4.data.languages import describe
-from m4.data.sources.files import folder_at, lines, unpacked_name
-from m4.data.sources.folder import Folder
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.jsonl import Jsonl
-from m4.data.sources.layout import File, FileLayout
-from m4.data.sources.lines import MAX_LINE_BYTES
 from m4.data.sources.moses import Moses
+from m4.data.sources.reading.files import folder_at, lines, unpacked_name
+from m4.data.sources.reading.folder import Folder
+from m4.data.sources.reading.layout import File, FileLayout
+from m4.data.sources.reading.lines import MAX_LINE_BYTES
 from m4.data.sources.tsv import Tsv
 from m4.settings import InputError
 

@@ -14,7 +14,7 @@ from m4.data.cleaning.duplicates import Duplicates
 from m4.data.cleaning.normalise import Normalise
 from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS
-from m4.data.sources.folder import Folder
+from m4.data.sources.reading.folder import Folder
 from m4.data.sources.tsv import Tsv
 from tests.data.corpora import WRITERS, texts_of
 from tests.data.corpus import Made

@@ -79,8 +79,7 @@ def source_classes() -> dict[str, type]:
 
 
 def test_every_source_is_here() -> None:
-    # folder.py's Folder is what some have in common.
-    assert source_classes().keys() - {"folder"} == FACTORIES.keys()
+    assert source_classes().keys() == FACTORIES.keys()
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from m4.data.corpus import CorpusSpec
 from m4.data.sources import Source
 from m4.data.sources.jsonl import Jsonl
-from m4.data.sources.lines import Reading, Reason
 from m4.data.sources.moses import Moses
+from m4.data.sources.reading.lines import Reading, Reason
 from m4.data.sources.tsv import Tsv
 
 LINES = 10_000

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from etils import epath
 
 from m4.data.sources import SPLITS
-from m4.data.sources.files import unpacked_name
+from m4.data.sources.reading.files import unpacked_name
 from m4.settings import InputError, SettingError
 
 # Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn.

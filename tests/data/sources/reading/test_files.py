@@ -14,7 +14,7 @@ from etils.epath import backend, gpath
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from m4.data.sources import files
+from m4.data.sources.reading import files
 from tests.data.corpora import WRITERS, arguments_of, texts_of
 from tests.data.corpus import Made
 

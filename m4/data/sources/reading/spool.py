@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from m4.data.sources import Pair
-from m4.data.sources.lines import Reading
+from m4.data.sources.reading.lines import Reading
 
 _KEPT_CHARACTERS = 1 << 24
 

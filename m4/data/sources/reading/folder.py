@@ -13,10 +13,10 @@ from typing import Annotated
 from etils import epath
 
 from m4.data.sources import SPLITS, Pair
-from m4.data.sources.files import digest, folder_at
-from m4.data.sources.layout import File, FileLayout
-from m4.data.sources.lines import MAX_LINE_BYTES, Reading
-from m4.data.sources.spool import Spool
+from m4.data.sources.reading.files import digest, folder_at
+from m4.data.sources.reading.layout import File, FileLayout
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
+from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, OneOf, SettingError
 

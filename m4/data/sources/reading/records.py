@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from m4.data.directions import STORED
-from m4.data.sources.layout import FileLayout
-from m4.data.sources.lines import Reason
+from m4.data.sources.reading.layout import FileLayout
+from m4.data.sources.reading.lines import Reason
 from m4.settings import SettingError
 
 _LANG = "{lang}"

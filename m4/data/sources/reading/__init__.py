@@ -1,0 +1,1 @@
+"""What sources share: files of a folder by pattern, lines and records read as pairs."""

@@ -20,7 +20,7 @@ def mixing_rates(
     if rates is None:
         raise InputError(
             "mixing_rates: the corpus's source gives no rates, as seqio_tasks.SeqioTasks does "
-            "(experiment.Data.sampler); inside of another sampler it never gets them"
+            "(Data.sampler); inside of another sampler it never gets them"
         )
     if not any(rates.get(name, 0) > 0 for name in sizes):
         raise InputError(f"mixing_rates: no direction of {', '.join(sizes)} has a rate")

@@ -71,6 +71,7 @@ def test_export_and_back_is_bit_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # names and axes are those of tests/train/test_t5x_layout.py
 def test_scanned_layers_come_back_one_by_one(tmp_path: Path) -> None:
     """A scanned stack's parameters and moments, as T5X writes them, in a model without scan."""
     run, exported, there = tmp_path / "run", tmp_path / "exported", tmp_path / "there"

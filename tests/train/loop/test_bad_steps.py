@@ -58,7 +58,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         Made({"gl": 60}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}
     ).build(tmp_path_factory.mktemp("corpus") / "data")
     model = SHALLOW.clone(
-        vocab_size=-(-corpus.source_vocabulary.size // 8) * 8, directions=2, dropout_rate=0.1
+        vocab_size=-(-corpus.source_vocabulary.size // 8) * 8,
+        directions=2,
+        dropout_rate=0.1,
+        moe=None,
     )
 
     def run(

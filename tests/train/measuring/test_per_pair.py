@@ -23,7 +23,7 @@ from tests.train.trainers import training_of
 EXPERTS = {False: ("encoder_1", "moe"), True: ("encoder_blocks", "layer_1", "moe")}
 
 
-@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("scanned", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_broken_expert_is_named_with_its_layer(tmp_path: Path, scanned: bool) -> None:
     corpus = CorpusSpec(
         Made({"gl": 60}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}

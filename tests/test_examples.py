@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +27,8 @@ def example(name: str) -> ModuleType:
 
 
 def test_every_example_is_tested() -> None:
-    assert [path.name for path in sorted(FOLDER.glob("*.py"))] == ["spatial_partitioning.py"]
+    names = [path.name for path in sorted(FOLDER.glob("*.py"))]
+    assert names == ["spatial_partitioning.py", "wmt_tasks.py"]
 
 
 def test_split_by_annotated_arguments_equals_one_device() -> None:
@@ -80,3 +82,17 @@ def test_example_prints_collectives_and_differences(capsys: pytest.CaptureFixtur
 
 def replicate_all(kernels: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {name: replicate(kernel) for name, kernel in kernels.items()}
+
+
+@pytest.mark.slow  # seqio's import
+@pytest.mark.filterwarnings("default")
+def test_tasks_of_tfds_are_registered_by_name() -> None:
+    tf, seqio = importlib.import_module("tensorflow"), importlib.import_module("seqio")
+    wmt = example("wmt_tasks")
+    assert [task.name for task in seqio.get_mixture_or_task("wmt16").tasks] == [
+        "wmt16_de_en",
+        "wmt16_en_ro",
+    ]
+    given = tf.data.Dataset.from_tensors({"de": "Guten Tag", "en": "Good day"})
+    (pair,) = wmt.translate(given, "de", "en").as_numpy_iterator()
+    assert pair == {"inputs": b"translate de to en: Guten Tag", "targets": b"Good day"}

@@ -9,7 +9,15 @@ from m4.data.preprocess import language_of
 from m4.eval.decoding import inference_checkpoint
 from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
 from m4.eval.decoding.testsets import Portion, train_pairs
-from m4.eval.scoring.score import System, measure, score_rows, score_table, write_scores
+from m4.eval.scoring.score import (
+    System,
+    find_decodes,
+    measure,
+    read_decodes,
+    score_rows,
+    score_table,
+    write_scores,
+)
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_corpus, test_sets, trained_with
@@ -17,6 +25,7 @@ from m4.jobs.decode import decode, decodes_folder, trained_step
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.storage import chapters
+from m4.storage.files import write_jsonl
 from m4.storage.remote import remote_path
 
 
@@ -54,9 +63,31 @@ def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: in
     portion = Portion(split, test_sentences=experiment.decoding.test_sentences)
     rows = scored(experiment, cache, systems, portion)
     write_scores(path, rows)
+    made = _task_metrics(experiment, cache, systems[0], split, path)
     terminal = prepare.console()
     terminal.print(score_table(rows))
-    prepare.print_files(terminal, [path])
+    prepare.print_files(terminal, [path, *made])
+
+
+def _task_metrics(
+    experiment: Experiment, cache: Cache, system: System, split: str, scores: Path
+) -> list[Path]:
+    """What the source's own metrics say, a row a direction: task_metrics.jsonl next to the scores.
+    [] for a source that has none."""
+    source: Any = experiment.data.corpus.opened_source
+    if not hasattr(source, "task_metrics"):
+        return []
+    rows = []
+    for direction, path in find_decodes(system.decodes, split).items():
+        predictions = [row.hypothesis for row in read_decodes(path)]
+        if direction in cache.directions and (
+            found := source.task_metrics(direction, split, predictions)
+        ):
+            of = {"direction": direction, "split": split, "checkpoint_step": system.checkpoint_step}
+            rows.append({**of, **found})
+    path = scores.with_name(scores.name.replace("scores", "task_metrics"))
+    write_jsonl(path, rows)
+    return [path]
 
 
 def scored(

@@ -173,6 +173,40 @@ class SeqioTasks:
             },
         }
 
+    def task_metrics(
+        self, direction: str, split: str, predictions: Sequence[str]
+    ) -> dict[str, Any] | None:
+        """What seqio's Evaluator says of a task's predictions, in the order of its examples: its
+        name ("task"), and the numbers that metric_fns of (targets, predictions) return.
+
+        None: the direction is not that of one task alone, or examples were left out of the text.
+        """
+        language = _language(direction)
+        if direction not in self._directions.values() or len(named := self._named(language)) > 1:
+            return None
+        task = self._tasks[named[0]]
+        examples = list(self._dataset(named[0], split).as_numpy_iterator())
+        if len(examples) != len(predictions):
+            return None
+        decode = task.output_features["targets"].vocabulary.decode
+        both = [
+            [
+                task.postprocess_fn(text, example=example, is_target=is_target)
+                for example, text in zip(examples, texts, strict=True)
+            ]
+            for is_target, texts in (
+                (True, [decode(example["targets"].tolist()) for example in examples]),
+                (False, predictions),
+            )
+        ]
+        found: dict[str, Any] = {"task": task.name}
+        for function in task.predict_metric_fns:
+            for name, value in function(*both).items():
+                number = getattr(value, "value", value)  # or seqio.metrics.Scalar
+                if isinstance(number, int | float | np.number):
+                    found[name] = float(number)
+        return found
+
     def warnings(self) -> list[str]:
         """One line for every task and reason of which examples were left out, for the log."""
         return self.reading.warnings(self.mixture_or_task_name)
@@ -267,19 +301,22 @@ class SeqioTasks:
             raise InputError(f"{self._of}: no {language!r}; {', '.join(self.languages())}")
         return named
 
-    def _blocks(self, name: str, split: str) -> Iterator[Block]:
-        task, theirs = self._tasks[name], self._splits.get(split)
-        if theirs is None or theirs not in task.splits:
-            return
-        dataset = task.get_dataset(
+    def _dataset(self, name: str, split: str) -> Any:
+        """A task's examples in their order, as a tf.data.Dataset."""
+        return self._tasks[name].get_dataset(
             sequence_length=self.task_feature_lengths,
-            split=theirs,
+            split=self._splits[split],
             use_cached=self.use_cached,
             shuffle=False,
             seed=self.seed,
             num_epochs=1,
             try_in_mem_cache=False,
         )
+
+    def _blocks(self, name: str, split: str) -> Iterator[Block]:
+        if self._splits.get(split) not in self._tasks[name].splits:
+            return
+        dataset = self._dataset(name, split)
         kept = [*_FEATURES, *(f"{f}_pretokenized" for f in _FEATURES)]
         dataset = dataset.map(lambda example: {k: example[k] for k in kept if k in example})
         for rows in dataset.ragged_batch(_BLOCK):

@@ -303,6 +303,15 @@ def test_settings_that_ids_do_not_have(seqio: Any, settings: Any, said: str) -> 
         CorpusSpec(source, **{"mixture": "from_english", **settings}).settings()
 
 
+def test_metrics_of_a_task_are_called(seqio: Any) -> None:
+    source = SeqioTasks("made_en_gl", MODULE)
+    targets = [pair.translation for pair in Made(SIZES, held_out=12).pairs("gl", "test")]
+    found = source.task_metrics("en-made_en_gl", "test", [*targets[:9], "no", "no", "no"])
+    # 9 of 12; the metric of scores is not called.
+    assert found == {"task": "made_en_gl", "same_words": 0.75}
+    assert source.task_metrics("en-made_en_gl", "test", targets[:3]) is None
+
+
 def test_a_sampler_without_rates() -> None:
     with pytest.raises(InputError, match="gives no rates"):
         mixing_rates({"en-gl": 3})

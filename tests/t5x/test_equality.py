@@ -27,7 +27,7 @@ from m4.train.step import make_train_step
 pytest.importorskip("t5x")
 pytestmark = pytest.mark.filterwarnings("default")  # T5X's own
 
-LOSSES = {"label_smoothing": 0.1, "z_loss": 1e-3, "aux_loss_factor": 0.02}
+LOSSES: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3, "aux_loss_factor": 0.02}
 # A gate without random choices: the two have different random numbers.
 MOE = functools.partial(MoeLayer, num_experts=4, gate=mixtral, group_tokens=0)
 MODELS = {"dense": {}, "moe": {"moe": MOE}, "scanned": {"moe": MOE, "scan_layers": True}}

@@ -50,7 +50,7 @@ _OPERATIONAL += ("on_bad_step", "bad_steps")
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class BaselinePlan:
     """One baseline to train. experiment: its own, with model_dir; text: SHA-256 and pairs by split;
     identity: everything that decides it, as JSON."""
 
@@ -105,7 +105,7 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
                 "folder to write to; give it on the command line "
                 "(--gin.experiment.Baselines.folder=...)",
             )
-        _tell_of_other_versions(missing)
+        _report_other_versions(missing)
         cores = len(available_cpus())
         workers = workers_for(jax.default_backend(), cores, distributed.is_distributed())
         _run(missing, progress_of(plans, missing), workers)
@@ -144,7 +144,7 @@ def baselines_of(experiment: Experiment) -> Baselines:
     return experiment.baselines
 
 
-def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Plan]:
+def plans_of(experiment: Experiment, cache: Cache) -> dict[str, BaselinePlan]:
     """What is to be trained for each language."""
     levels = baselines_of(experiment)
     folder = levels.folder or prepare.run_folder(experiment) / "baselines"
@@ -171,7 +171,7 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Plan]:
         about = _identity(one, cache, language)
         name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
         one = dataclasses.replace(one, model_dir=str(Path(folder) / f"{language}.{name}"))
-        plans[language] = Plan(language, level, one, about)
+        plans[language] = BaselinePlan(language, level, one, about)
     return plans
 
 
@@ -198,7 +198,7 @@ def _identity(one: Experiment, cache: Cache, language: str) -> dict[str, Any]:
     }
 
 
-def _finished(plan: Plan) -> Finished | None:
+def _finished(plan: BaselinePlan) -> Finished | None:
     path = plan.folder / "result.json"
     if not path.is_file():
         return None
@@ -212,7 +212,7 @@ def _finished(plan: Plan) -> Finished | None:
     return read_json(path, parse, f"delete {plan.folder} to train it again")
 
 
-def _tell_of_other_versions(missing: Mapping[str, Plan]) -> None:
+def _report_other_versions(missing: Mapping[str, BaselinePlan]) -> None:
     """One line on stdout where an older m4 kept baselines, which are not found again."""
     old = []
     for plan in missing.values():
@@ -237,7 +237,7 @@ def workers_for(platform: str, cores: int, is_distributed: bool) -> int:
     return cores if platform == "cpu" or is_distributed else 0
 
 
-def progress_of(plans: Mapping[str, Plan], missing: Mapping[str, Plan]) -> Progress:
+def progress_of(plans: Mapping[str, BaselinePlan], missing: Mapping[str, BaselinePlan]) -> Progress:
     """Of the missing models; by those that are there it knows how many steps they will take."""
     finished = {name: _finished(plan) for name, plan in plans.items()}
     return Progress(
@@ -266,7 +266,7 @@ def _announce(shown: Progress, workers: int) -> None:
     )
 
 
-def _run(plans: Mapping[str, Plan], shown: Progress, workers: int) -> None:
+def _run(plans: Mapping[str, BaselinePlan], shown: Progress, workers: int) -> None:
     """Trains what is planned, the longest first, in so many processes; 0: in this one.
 
     Raises:
@@ -292,7 +292,7 @@ def _run(plans: Mapping[str, Plan], shown: Progress, workers: int) -> None:
 
 
 def _run_in_workers(
-    ordered: Sequence[Plan], shown: Progress, bar: ProgressBar, workers: int
+    ordered: Sequence[BaselinePlan], shown: Progress, bar: ProgressBar, workers: int
 ) -> None:
     # spawn: a forked child would share the parent's JAX threads and hang.
     context = multiprocessing.get_context("spawn")

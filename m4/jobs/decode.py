@@ -37,7 +37,7 @@ def decodes_folder(folder: Path, step: int | None = None) -> Path:
     return folder / "decodes" if step is None else folder / "decodes" / str(step)
 
 
-class Trained(NamedTuple):
+class ModelOfStep(NamedTuple):
     """What checkpoints were trained as: the corpus, or the languages and vocabularies of a chapter;
     the model, without parameters; and how it is sharded, None: on one device."""
 
@@ -64,16 +64,16 @@ class PortionDecoder:
         self.portion = portion
         self.cache = open_corpus(experiment, test_sets)
         self._pairs = portion.pairs(self.cache)
-        self._trained: dict[str, Trained] = {}  # by the fingerprint of its vocabulary
+        self._trained: dict[str, ModelOfStep] = {}  # by the fingerprint of its vocabulary
 
-    def at(self, step: int) -> Trained:
+    def at(self, step: int) -> ModelOfStep:
         """What the checkpoint of a step was trained as."""
         cache = trained_with(self.experiment, self.cache, step)
         known = cache.vocabulary.fingerprint
         if known not in self._trained:
             model = prepare.model_for(self.experiment, cache)
             layout = prepare.decoding_layout(self.experiment, model, cache.directions)
-            self._trained[known] = Trained(cache, model, layout)
+            self._trained[known] = ModelOfStep(cache, model, layout)
         return self._trained[known]
 
     def pairs(self, step: int) -> dict[str, list[tuple[str, str]]]:

@@ -14,7 +14,7 @@ from m4.parallel.platform.jax_setup import private_programs
 from m4.storage import manifest, remote
 
 
-class Trained(NamedTuple):
+class ReadyModel(NamedTuple):
     """A trained model, ready to translate.
 
     made_by: JSON, what decides a translation.
@@ -24,7 +24,7 @@ class Trained(NamedTuple):
     made_by: dict[str, Any]
 
 
-def trained(experiment: Experiment, step: int | None = None, job: str = "m4 decode") -> Trained:
+def trained(experiment: Experiment, step: int | None = None, job: str = "m4 decode") -> ReadyModel:
     """The model of a step, None: the latest; reads the vocabulary and parameters only.
 
     It is sharded over the experiment's mesh. Where these devices cannot make that mesh, it is on
@@ -55,7 +55,7 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
         "vocabulary": cache.vocabulary.fingerprint,
     }
     made_by |= experiment.decoding.search()
-    return Trained(translator, made_by)
+    return ReadyModel(translator, made_by)
 
 
 def translator(experiment: Experiment) -> Translator:

@@ -199,7 +199,7 @@ class MoeLayer(nn.Module):
         jitter: float = 0.0,
         key: Array | None = None,
     ) -> Array:
-        """See `m4.model.routing.Score`."""
+        """See `m4.model.routing.RouterScore`."""
         x_GSM = x_GSM.astype(jnp.float32)
         kernel_ME = RouterKernel((x_GSM.shape[-1], self.num_experts), init, name=name)()
         if jitter:

@@ -52,7 +52,7 @@ class Routing:
         return jnp.sum(largest_GS * placed_GS) / jnp.maximum(jnp.sum(placed_GS), 1)
 
 
-class Score(Protocol):
+class RouterScore(Protocol):
     """score(name) -> logits_GSE float32: tokens times a matrix [M, E] that is made on demand.
 
     Args:
@@ -72,7 +72,7 @@ class Tokens:
     """What a gate may look at.
 
     Attributes:
-        score: see `Score`.
+        score: see `RouterScore`.
         mask_GS: True for real tokens; padding is given, never guessed.
         ids_GS: token ids (hash routing); the input ids of the layer's stack.
         language_GS: the direction that each token belongs to, int32; None where unknown.
@@ -83,7 +83,7 @@ class Tokens:
         causal: in a decoder: a gate that looks at later tokens must refuse.
     """
 
-    score: Score = struct.field(pytree_node=False)
+    score: RouterScore = struct.field(pytree_node=False)
     mask_GS: Array
     ids_GS: Array | None = None
     language_GS: Array | None = None

@@ -17,7 +17,7 @@ from m4.experiment import Experiment
 from m4.model.dispatch.einsum import einsum
 from m4.plan import flops, launch, memory
 from m4.plan.clusters import Cluster
-from m4.plan.hlo.collectives import Measured, measure, measure_by_loop, summary
+from m4.plan.hlo.collectives import Traffic, measure, measure_by_loop, summary
 from m4.plan.machines import Machine
 from m4.plan.oom import decoding_advice, out_of_memory, too_much, training_advice
 from m4.plan.program import PlannedProgram, decode_program, train_program
@@ -135,7 +135,7 @@ def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0][:300]
 
 
-def _counted(measured: Measured, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
+def _counted(measured: Traffic, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
     """Products read from a program's text, and those in the kernels of grouped products, which
     multiply the rows that there are: by arithmetic."""
     unread = dict(measured.unread)
@@ -166,7 +166,7 @@ def _search(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, 
     return {**parts, "search_seconds": seconds}
 
 
-def _traffic(*measured: Measured) -> dict[str, Any]:
+def _traffic(*measured: Traffic) -> dict[str, Any]:
     """Totals by kind, and what a device sends by the network: inside its slice (or to other GPUs),
     and to other slices."""
     together = [each for one in measured for each in one.collectives]
@@ -183,7 +183,7 @@ def _traffic(*measured: Measured) -> dict[str, Any]:
 
 
 def _seconds(
-    measured: Measured,
+    measured: Traffic,
     executed: float,
     kernels: float,
     machine: Machine,

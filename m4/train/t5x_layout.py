@@ -40,7 +40,7 @@ _IN_LAYER = re.compile(
 _RELPOS = "relpos_bias/rel_embedding"
 
 
-class Source(NamedTuple):
+class T5xParameter(NamedTuple):
     """Where a parameter of m4 is in a checkpoint.
 
     Attributes:
@@ -61,7 +61,7 @@ class Source(NamedTuple):
         return np.take(array, self.layer, self.axis if axis is None else axis)
 
 
-def sources(shapes: Shapes) -> dict[str, Source]:
+def sources(shapes: Shapes) -> dict[str, T5xParameter]:
     """m4's path of each parameter, among unscanned layers -> where it is in the checkpoint.
 
     shapes: of the checkpoint, by its names.
@@ -80,7 +80,7 @@ def sources(shapes: Shapes) -> dict[str, Source]:
     )
 
 
-def _own(names: Shapes) -> Iterator[tuple[str, Source]]:
+def _own(names: Shapes) -> Iterator[tuple[str, T5xParameter]]:
     sizes: dict[str, set[str]] = {}  # layers of a block
     for name in names:
         if match := re.match(r"(\w+)_blocks/(layer_\d+)/", name):
@@ -88,35 +88,35 @@ def _own(names: Shapes) -> Iterator[tuple[str, Source]]:
     for name, shape in names.items():
         match = re.fullmatch(r"(\w+)_blocks/layer_(\d+)/(.*)", name)
         if match is None:
-            yield name, Source(name)
+            yield name, T5xParameter(name)
             continue
         size = len(sizes[match[1]])
         for block in range(shape[0]):
-            yield f"{match[1]}_{block * size + int(match[2])}/{match[3]}", Source(name, block)
+            yield f"{match[1]}_{block * size + int(match[2])}/{match[3]}", T5xParameter(name, block)
 
 
-def _of_t5(names: Shapes) -> Iterator[tuple[str, Source]]:
+def _of_t5(names: Shapes) -> Iterator[tuple[str, T5xParameter]]:
     width = names["encoder/encoder_norm/scale"][0]
     heads = _heads(names)
     for name, shape in names.items():
         if name in _OUTSIDE:
             factor = width**-0.5 if name.startswith("token_embedder/") else 1.0
-            yield _OUTSIDE[name], Source(name, factor=factor)
+            yield _OUTSIDE[name], T5xParameter(name, factor=factor)
             continue
         # layers_3/..., or of a scanned stack encoder/encoder/..., with layers as axis 1
         match = re.fullmatch(r"(encoder|decoder)/(?:layers_(\d+)|\1)/(.*)", name)
         if match is not None and match[2] is None and match[3] == _RELPOS:
-            yield f"{match[1]}_bias/rel_embedding", Source(name, 0, 1)
+            yield f"{match[1]}_bias/rel_embedding", T5xParameter(name, 0, 1)
             continue
         if match is None or not _IN_LAYER.fullmatch(match[3]):
             raise InputError(f"its parameter {name} {list(shape)} is none that m4's model has")
         stack, number, inner = match.groups()
         factor = math.sqrt(shape[-1] // heads) if inner.endswith("query/kernel") else 1.0
         if number is not None:
-            yield f"{stack}_{number}/{inner}", Source(name, factor=factor)
+            yield f"{stack}_{number}/{inner}", T5xParameter(name, factor=factor)
             continue
         for layer in range(shape[1]):
-            yield f"{stack}_{layer}/{inner}", Source(name, layer, 1, factor)
+            yield f"{stack}_{layer}/{inner}", T5xParameter(name, layer, 1, factor)
 
 
 def _heads(names: Shapes) -> int:
@@ -139,7 +139,7 @@ def check_shared_bias(names: Shapes, read: Read) -> None:
                 )
 
 
-def part_shape(source: Source, shapes: Shapes) -> tuple[int, ...]:
+def part_shape(source: T5xParameter, shapes: Shapes) -> tuple[int, ...]:
     """The shape of m4's parameter."""
     shape = list(shapes[TARGET + source.name])
     if source.layer is not None:
@@ -147,7 +147,7 @@ def part_shape(source: Source, shapes: Shapes) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def parameter(source: Source, read: Read) -> np.ndarray:
+def parameter(source: T5xParameter, read: Read) -> np.ndarray:
     """m4's parameter out of the checkpoint."""
     found = source.part(read(TARGET + source.name))
     return found if source.factor == 1.0 else (found * np.float32(source.factor))
@@ -156,7 +156,7 @@ def parameter(source: Source, read: Read) -> np.ndarray:
 # ------------------------------------------------------------------------------ Adafactor's state
 
 
-def moments(source: Source, shapes: Shapes, read: Read) -> dict[str, Floats]:
+def moments(source: T5xParameter, shapes: Shapes, read: Read) -> dict[str, Floats]:
     """m4's second moments of a parameter: {"rows": [R], "columns": [C]} of its matrices, or
     {"": full} where T5X does not factor them.
 

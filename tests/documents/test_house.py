@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import re
 from pathlib import Path
 
@@ -53,6 +54,16 @@ def test_a_folder_of_m4_is_seen_at_a_glance() -> None:
     folders = [path.parent for path in (ROOT / "m4").rglob("__init__.py")]
     files = {str(folder): len([*folder.glob("[!_]*.py")]) for folder in folders}
     assert not {folder: count for folder, count in files.items() if count > 15}
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    found = collections.Counter(
+        node.name
+        for path in (ROOT / "m4").rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in found.items() if count > 1]
 
 
 def test_words_are_the_fields() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from etils import epath
 
-from m4.jobs.baselines import Plan, _finished
+from m4.jobs.baselines import BaselinePlan, _finished
 from m4.settings import InputError
 from m4.storage import manifest, run_folder, working_copy
 from m4.storage.files import read_json, write_json, write_text
@@ -36,7 +36,7 @@ def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     (folder / "sha256").mkdir()
     write_text(folder / working_copy.MARK, f"file://{folder}/store\ncopy\n")
     copy = working_copy.WorkingCopy(folder)
-    plan = Plan("gl", "low", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
+    plan = BaselinePlan("gl", "low", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
     return {
         "run.json": (
             (folder / "run.json").read_text(),

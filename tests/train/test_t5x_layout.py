@@ -215,7 +215,7 @@ def test_moments_have_the_axes_of_t5xs_rules_and_come_back(scan_layers: bool) ->
         shapes = {name: value.shape for name, value in there.items()}
         blocks = shape[0] if stacked else 1
         for block in range(blocks):
-            source = t5x_layout.Source(path, block if stacked else None)
+            source = t5x_layout.T5xParameter(path, block if stacked else None)
             back = t5x_layout.moments(source, shapes, there.__getitem__)
             assert back.keys() == given.keys()
             for part, value in given.items():
@@ -238,4 +238,6 @@ def test_momentum_is_refused() -> None:
     shapes = {"target/a/kernel": (2, 2)}
     shapes |= {f"state/param_states/a/kernel/{name}": (2, 2) for name in ("v", "m")}
     with pytest.raises(InputError, match="has a momentum"):
-        t5x_layout.moments(t5x_layout.Source("a/kernel"), shapes, lambda name: np.ones((2, 2)))
+        t5x_layout.moments(
+            t5x_layout.T5xParameter("a/kernel"), shapes, lambda name: np.ones((2, 2))
+        )

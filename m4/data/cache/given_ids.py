@@ -18,7 +18,7 @@ from m4.data.cache.tokens import ROLES, array_name, blocks_of, vocabulary_file, 
 from m4.data.cleaning.ledger import Ledger
 from m4.data.directions import SIDES
 from m4.data.preprocess import EOS_ID, PAD_ID
-from m4.data.sources import SPLITS, Block, IdSource, Pair
+from m4.data.sources import SPLITS, IdBlock, IdSource, Pair
 from m4.data.sources.reading.lines import plain
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import TokenArray, Tokenized, id_type
@@ -133,7 +133,7 @@ class _Blocks:
                     f"vocabulary has 1 to {vocabulary.size - 1}"
                 )
 
-    def _texts(self, block: Block, flagged: Any) -> list[Pair]:
+    def _texts(self, block: IdBlock, flagged: Any) -> list[Pair]:
         """The text of each side: one that gives the ids, if there is one."""
         columns = []
         for side, vocabulary, given in zip(

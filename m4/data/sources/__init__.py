@@ -39,7 +39,7 @@ class Source(Protocol):
         ...
 
 
-class Block(NamedTuple):
+class IdBlock(NamedTuple):
     """Some pairs as ids, eos included, with their texts before they were tokenized ('': none)."""
 
     inputs: Ragged
@@ -55,7 +55,7 @@ class IdSource(Source, Protocol):
 
     gives_ids: bool
 
-    def blocks(self, language: str, split: str) -> Iterator[Block]:
+    def blocks(self, language: str, split: str) -> Iterator[IdBlock]:
         """The pairs of a language in one of SPLITS, in the same order every time."""
         ...
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from m4.data.preprocess import split_direction
-from m4.data.sources import SPLITS, Block, Pair
+from m4.data.sources import SPLITS, IdBlock, Pair
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
 from m4.data.sources.seqio_identity import identity_of
 from m4.data.vocabulary.ragged import Ragged
@@ -117,7 +117,7 @@ class SeqioTasks:
                         if pair := tally.pair(number, english, translation):
                             yield pair
 
-    def blocks(self, language: str, split: str) -> Iterator[Block]:
+    def blocks(self, language: str, split: str) -> Iterator[IdBlock]:
         """The ids of a task, in the order of its source."""
         (name,) = self._named(language)
         return self._blocks(name, split)
@@ -313,7 +313,7 @@ class SeqioTasks:
             try_in_mem_cache=False,
         )
 
-    def _blocks(self, name: str, split: str) -> Iterator[Block]:
+    def _blocks(self, name: str, split: str) -> Iterator[IdBlock]:
         if self._splits.get(split) not in self._tasks[name].splits:
             return
         dataset = self._dataset(name, split)
@@ -330,9 +330,9 @@ class SeqioTasks:
                 else [""] * len(side.lengths)
                 for feature, side in zip(_FEATURES, sides, strict=True)
             ]
-            yield Block(sides[0], sides[1], [Pair(*texts) for texts in zip(*columns, strict=True)])
+            yield IdBlock(sides[0], sides[1], [Pair(*texts) for texts in zip(*columns, strict=True)])
 
-    def _decoded(self, block: Block) -> Iterator[tuple[str, str]]:
+    def _decoded(self, block: IdBlock) -> Iterator[tuple[str, str]]:
         """The text of each pair: as it was before it was tokenized, else its ids decoded."""
         features = next(iter(self._tasks.values())).output_features
         columns = []

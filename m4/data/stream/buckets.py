@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from m4.data import permutation
-from m4.data.stream.packing import Ints, Plan, Shape
+from m4.data.stream.packing import BatchPlan, Ints, Shape
 from m4.settings import SettingError
 
 
@@ -63,7 +63,7 @@ def bucket_of(source_lengths: Ints, target_lengths: Ints, buckets: Sequence[Shap
     return np.maximum(source, target)
 
 
-def plan(bucket: Ints, steps: int, buckets: Sequence[Shape], key: int) -> Plan:
+def plan(bucket: Ints, steps: int, buckets: Sequence[Shape], key: int) -> BatchPlan:
     """Buckets of pairs [K], K >= steps, in the order of their draws -> steps, none without a pair.
 
     A bucket's pairs make whole batches, and one with empty rows of what is left over where there
@@ -91,7 +91,7 @@ def plan(bucket: Ints, steps: int, buckets: Sequence[Shape], key: int) -> Plan:
     made: list[Shape] = [shape_of[0]] * steps
     for batch, shape in enumerate(shape_of):
         made[place[batch]] = shape
-    return Plan(place[step_of], row_of, made)
+    return BatchPlan(place[step_of], row_of, made)
 
 
 def _batches(bucket: Ints, steps: int, buckets: Sequence[Shape]) -> list[int]:

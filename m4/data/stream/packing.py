@@ -25,7 +25,7 @@ class Shape(NamedTuple):
     target_length: int
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """Consecutive steps over K pairs: the step and the row of each pair, and each step's shape.
 
     A pair that fits in no row has row -1.
@@ -49,7 +49,7 @@ def plan(
     steps: int,
     shape: Shape,
     tries: int = TRIES,
-) -> Plan:
+) -> BatchPlan:
     """Pairs [K], K >= steps * rows, in the order of their draws -> steps of about the same load.
 
     Each step takes the next pairs, its part of the load that is left, less where that does not
@@ -85,7 +85,7 @@ def plan(
             break
     _, part_of, row_of = min(made, key=lambda one: one[0])
     row_of = np.where(row_of < 0, -1, row_of + part_of % parts * rows)
-    return Plan(part_of // parts, row_of, [shape] * steps)
+    return BatchPlan(part_of // parts, row_of, [shape] * steps)
 
 
 def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:

@@ -18,7 +18,7 @@ from m4.data.samplers import Phase
 from m4.data.stream import buckets, packing
 from m4.data.stream.batches import Batch, Examples, SplitReader, lay_out
 from m4.data.stream.batches import evaluation_batches as evaluation_batches
-from m4.data.stream.packing import Ints, Plan, Shape
+from m4.data.stream.packing import BatchPlan, Ints, Shape
 from m4.data.stream.phases import Phases, listed, remaining
 from m4.data.stream.position import Left, Place, Position
 from m4.data.stream.sampling_order import WINDOW, Draws
@@ -339,7 +339,7 @@ class Stream:
             key = permutation.key("batches", self.seed, draws.phase, number)
             made = buckets.plan(bucket, self.group_steps, self.shapes, key)
         else:
-            made = Plan(np.zeros(pairs, np.int64), np.arange(pairs), self.shapes)
+            made = BatchPlan(np.zeros(pairs, np.int64), np.arange(pairs), self.shapes)
         placed = np.flatnonzero(made.row_of >= 0)
         step_of = made.step_of[placed].astype(np.uint16)  # numpy sorts these in linear time
         by_step = np.argsort(step_of, kind="stable")
@@ -362,7 +362,7 @@ class _Group(NamedTuple):
     """
 
     examples: Examples
-    plan: Plan
+    plan: BatchPlan
     by_step: Ints
     edges: Ints
 

@@ -22,7 +22,7 @@ from m4.storage.files import write_jsonl, write_text
 from m4.storage.steps import complete_steps
 
 
-class Drawn(NamedTuple):
+class PlotFiles(NamedTuple):
     """The files of the differences: picture and tables."""
 
     png: Path
@@ -38,7 +38,7 @@ class Results(NamedTuple):
 
     html: Path
     scores: Path
-    drawn: Drawn | None
+    drawn: PlotFiles | None
     deltas: Path | None
     rows: list[Delta]
     averages: list[Average]
@@ -52,7 +52,7 @@ def draw(
     folder: Path,
     levels: ResourceLevels = DEFAULT_LEVELS,
     window: Size = 10,
-) -> Drawn:
+) -> PlotFiles:
     """The plot (delta_<metric>.png, .pdf, .svg) and the table of the languages (.csv, and .tex with
     the means by resource level) of `delta.deltas` and their `delta.averages`, in `folder`.
 
@@ -63,7 +63,7 @@ def draw(
     from m4.eval.report.plot import plot
 
     stem = Path(folder) / f"delta_{rows[0].metric}"
-    drawn = Drawn(*(stem.with_suffix(f".{kind}") for kind in Drawn._fields))
+    drawn = PlotFiles(*(stem.with_suffix(f".{kind}") for kind in PlotFiles._fields))
     plot(rows, [drawn.png, drawn.pdf, drawn.svg], window, levels)
     write_text(drawn.csv, export.csv_text(rows, levels))
     write_text(drawn.tex, export.latex_text(rows, means, levels))

@@ -29,7 +29,7 @@ _SPLIT = "test"
 _LEVELS = "experiment.ResourceLevels."
 
 
-class Source(NamedTuple):
+class ComparedRun(NamedTuple):
     """A system of the report: its name, the folder that was given, and the one in it that has the
     translations: itself, its decodes/, or of a baseline decodes/bilingual/."""
 
@@ -103,7 +103,7 @@ def compare(
     return written
 
 
-def _source(text: str, as_baseline: bool = False) -> Source:
+def _source(text: str, as_baseline: bool = False) -> ComparedRun:
     name, equals, given = text.partition("=")
     if not equals or Path(text).exists():
         name, given = "", text
@@ -117,11 +117,11 @@ def _source(text: str, as_baseline: bool = False) -> Source:
     for place in places:
         if [*place.glob(f"{_SPLIT}.*.jsonl"), *place.glob(f"{_SPLIT}.*.jsonl.gz")]:
             default = BILINGUAL if place == gathered else folder.resolve().name
-            return Source(name or default, folder, place)
+            return ComparedRun(name or default, folder, place)
     raise InputError(f"{folder}: no translations; make them with m4 decode --model_dir={folder}")
 
 
-def _check(source: Source) -> None:
+def _check(source: ComparedRun) -> None:
     """Compares translations with their notes, where they have them: kept results have none."""
     if any(source.decodes.glob(f"{_SPLIT}.*.json")):
         remedy = f"m4 decode --model_dir={source.folder}"
@@ -130,7 +130,7 @@ def _check(source: Source) -> None:
         check_hypotheses(source.decodes, _SPLIT, find_decodes(source.decodes, _SPLIT), remedy)
 
 
-def _common(sources: Sequence[Source]) -> list[str]:
+def _common(sources: Sequence[ComparedRun]) -> list[str]:
     """The directions that all have translated: a mean over others would not compare."""
     found = [set(find_decodes(one.decodes, _SPLIT)) for one in sources]
     common = set.intersection(*found)
@@ -143,7 +143,7 @@ def _common(sources: Sequence[Source]) -> list[str]:
     return sorted(common)
 
 
-def _check_signatures(sources: Sequence[Source]) -> None:
+def _check_signatures(sources: Sequence[ComparedRun]) -> None:
     """InputError: two runs scored a direction by the same metric in two ways."""
     first: dict[tuple[str, str], tuple[Path, str]] = {}
     for path in dict.fromkeys(filter(None, (one.above("scores.jsonl") for one in sources))):
@@ -158,7 +158,7 @@ def _check_signatures(sources: Sequence[Source]) -> None:
                 )
 
 
-def _sizes(source: Source) -> dict[str, int]:
+def _sizes(source: ComparedRun) -> dict[str, int]:
     """Language -> training pairs: by the run's scores, or its corpus."""
     if (scores := source.above("scores.jsonl")) is not None:
         return train_pairs_of(read_jsonl(scores))
@@ -167,7 +167,7 @@ def _sizes(source: Source) -> dict[str, int]:
     return {}
 
 
-def _levels(source: Source) -> ResourceLevels | None:
+def _levels(source: ComparedRun) -> ResourceLevels | None:
     """Those of the run's config; None: it is not kept with the translations."""
     if (path := source.above("run.json")) is None:
         return None
@@ -176,11 +176,11 @@ def _levels(source: Source) -> ResourceLevels | None:
     return ResourceLevels(**{name.removeprefix(_LEVELS): int(config[name]) for name in names})
 
 
-def _config(source: Source) -> Path | None:
+def _config(source: ComparedRun) -> Path | None:
     return None if source.bilingual else source.above("operative_config.gin")
 
 
-def _system(source: Source) -> System:
+def _system(source: ComparedRun) -> System:
     """With the step and the chapter of its translations, where their notes name them."""
     steps = steps_of(source.decodes, _SPLIT)
     run, config = source.above("run.json"), _config(source)

@@ -25,7 +25,7 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
 from m4.jobs.decode import trained_step
-from m4.jobs.translate import Trained, trained
+from m4.jobs.translate import ReadyModel, trained
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError
@@ -186,7 +186,7 @@ def _targets(request: Request, directions: Sequence[str]) -> list[str]:
 def _outputs(
     made: Sequence[Wanted],
     checked: Mapping[Text, tuple[int, str]],
-    model: Trained,
+    model: ReadyModel,
     overwrite: bool,
     stack: ExitStack,
 ) -> dict[Text, dict[str, Output]]:
@@ -219,7 +219,7 @@ def _outputs(
 
 
 def _translate(
-    model: Trained,
+    model: ReadyModel,
     translate: TextTranslator,
     outputs: Mapping[Text, Mapping[str, Output]],
     lines: Mapping[Text, int],
@@ -251,7 +251,7 @@ def _show(bar: ProgressBar, before: int, lines: int, rate: str) -> None:
     bar.update(before + lines, rate)
 
 
-def _said(counts: Counter[str], model: Trained) -> Iterator[str]:
+def _said(counts: Counter[str], model: ReadyModel) -> Iterator[str]:
     """What the end says of the lines, also of those that an earlier job translated."""
     settings = model.translator.decoding
     yield (

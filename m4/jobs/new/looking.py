@@ -64,7 +64,7 @@ _NO_SIDES = ("tsv", "jsonl", "json", "po", "mo", "txt", "md", "csv", "html", "zi
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class FoundCorpus:
     """How a folder is read. settings: arguments of the source but the folder, those that are not
     its defaults; not_read: files that are not part of it; hashed: the splits, dev and test or one
     of them, that names do not say."""
@@ -94,7 +94,7 @@ class Layout:
         """The pattern of names."""
         return self.settings.get("files", self.source.files)
 
-    def but(self, **settings: Any) -> Layout:
+    def but(self, **settings: Any) -> FoundCorpus:
         """The same with other settings."""
         return dataclasses.replace(self, settings={**self.settings, **settings})
 
@@ -107,7 +107,7 @@ class Layout:
             return "msgid"
         return self.settings.get("english_field") or self.settings.get("english", "en")
 
-    def swapped(self) -> Layout | None:
+    def swapped(self) -> FoundCorpus | None:
         """The same with English on the other side; None: the names of files or fields say it."""
         if self.source is Tsv:
             return self.but(english_column=3 - self.settings.get("english_column", 1))
@@ -121,7 +121,7 @@ class Layout:
         return self.source(folder, **{"on_bad_line": "skip", **self.settings})
 
 
-def look(folder: str) -> Layout:
+def look(folder: str) -> FoundCorpus:
     """The layout that most of the files fit. InputError: none does; what was seen."""
     root = folder_at(folder, "FOLDER")
     names = sorted(_names(root, "", _DEPTH))
@@ -164,7 +164,7 @@ def look(folder: str) -> Layout:
     # "gl.train.tsv.gz" is not left out where "gl.train.tsv" fits.
     taken = {file.name for file in fitting}
     left = tuple(name for name in names if _plain(name) not in taken)
-    return Layout(source, settings, left, hashed)
+    return FoundCorpus(source, settings, left, hashed)
 
 
 def _names(folder: epath.Path, before: str, depth: int) -> Iterator[str]:

@@ -21,7 +21,7 @@ from m4.jobs.new import choosing, counting, writing
 from m4.jobs.new.asking import Asking
 from m4.jobs.new.choosing import Choice, Estimate, Machine
 from m4.jobs.new.counting import Counted, Lengths
-from m4.jobs.new.looking import EXPECTED, Layout, look
+from m4.jobs.new.looking import EXPECTED, FoundCorpus, look
 from m4.progress import ProgressBar
 from m4.settings import InputError
 
@@ -79,7 +79,7 @@ def _check_out(path: Path, folder: str) -> None:
         raise InputError(f"--out={path}: no folder {path.parent}")
 
 
-def _with_splits(layout: Layout, folder: str, ask: Asking) -> Layout:
+def _with_splits(layout: FoundCorpus, folder: str, ask: Asking) -> FoundCorpus:
     """Where names do not say all splits: whether a hash of the English side may."""
     question = (
         f"{folder}: no {' or '.join(layout.hashed)} sentences in {layout.files}: take English "
@@ -92,7 +92,7 @@ def _with_splits(layout: Layout, folder: str, ask: Asking) -> Layout:
     return layout
 
 
-def _counted(layout: Layout, folder: str, ask: Asking) -> tuple[Layout, Counted]:
+def _counted(layout: FoundCorpus, folder: str, ask: Asking) -> tuple[FoundCorpus, Counted]:
     """The corpus, with English in the right column."""
     counted = _read(layout, folder)
     wrong = dict.fromkeys(code for code, _ in counted.columns.reversed())
@@ -112,7 +112,7 @@ def _counted(layout: Layout, folder: str, ask: Asking) -> tuple[Layout, Counted]
     return swapped, _read(swapped, folder)
 
 
-def _read(layout: Layout, folder: str) -> Counted:
+def _read(layout: FoundCorpus, folder: str) -> Counted:
     source = layout.opened(folder)
     known = source.languages()
     languages = [code for code in known if not is_english(code)]
@@ -128,7 +128,7 @@ def _read(layout: Layout, folder: str) -> Counted:
     return dataclasses.replace(counted, english=[code for code in known if is_english(code)])
 
 
-def _languages(layout: Layout, folder: str, counted: Counted) -> list[str]:
+def _languages(layout: FoundCorpus, folder: str, counted: Counted) -> list[str]:
     """Those with training, dev and test pairs, by falling size: baselines need all three."""
     whole = [code for code, sizes in counted.sizes.items() if all(sizes[s] for s in SPLITS)]
     if len(whole) < 2:
@@ -155,7 +155,7 @@ class _Made:
         path: Path,
         model_dir: str,
         folder: str,
-        layout: Layout,
+        layout: FoundCorpus,
         counted: Counted,
         lengths: dict[str, Lengths],
         machine: Machine,

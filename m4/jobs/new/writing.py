@@ -9,7 +9,7 @@ from string import Template
 from typing import Any
 
 from m4.jobs.new.choosing import BASELINE_STEPS, Choice
-from m4.jobs.new.looking import Layout
+from m4.jobs.new.looking import FoundCorpus
 
 _MODULES = {
     "m4": ["experiment"],
@@ -138,7 +138,12 @@ _RATE, _RATE_WIDTH = 7e-3, 128
 
 
 def gin_text(
-    choice: Choice, layout: Layout, folder: str, model_dir: str, pairs: float, head: Sequence[str]
+    choice: Choice,
+    layout: FoundCorpus,
+    folder: str,
+    model_dir: str,
+    pairs: float,
+    head: Sequence[str],
 ) -> str:
     """The gin file. pairs: of a step. head: lines of its comment."""
     size = choice.size
@@ -173,7 +178,7 @@ def gin_text(
     )
 
 
-def _imports(layout: Layout) -> str:
+def _imports(layout: FoundCorpus) -> str:
     modules = {**_MODULES, "m4.data.sources": [layout.module]}
     return "\n".join(
         f"from {package} import {name}" for package in sorted(modules) for name in modules[package]

@@ -121,7 +121,7 @@ def collectives(hlo: str | Iterable[str]) -> list[Collective]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Traffic:
     """What a compiled program does in one run, on one device.
 
     Attributes:
@@ -143,7 +143,7 @@ class Measured:
     loops_unknown: bool
 
 
-def measure(hlo: str | Iterable[str]) -> Measured:
+def measure(hlo: str | Iterable[str]) -> Traffic:
     """`collectives`, and cycles and products of all operations; the same arguments and errors."""
     module = _read(_lines(hlo) if isinstance(hlo, str) else hlo)
     times = _times(module)
@@ -158,8 +158,8 @@ class ByLoop(NamedTuple):
         loops: how many there are, nested ones included.
     """
 
-    once: Measured
-    iteration: Measured
+    once: Traffic
+    iteration: Traffic
     loops: int
 
 
@@ -227,7 +227,7 @@ def _times(module: _Module) -> _Times:
     return _Times(once, iteration, loops // 2)  # a loop calls its body and its condition
 
 
-def _measured(module: _Module, *counted: tuple[Mapping[str, int], bool]) -> Measured:
+def _measured(module: _Module, *counted: tuple[Mapping[str, int], bool]) -> Traffic:
     """Sums of (computation -> how often it runs, whether in loops of unknown length)."""
     collectives: list[Collective] = []
     unread = Counter[str]()
@@ -246,7 +246,7 @@ def _measured(module: _Module, *counted: tuple[Mapping[str, int], bool]) -> Meas
             cycles += times * computation.cycles
             uncosted += times * computation.uncosted
             flops += times * computation.flops
-    return Measured(collectives, cycles, uncosted, flops, dict(unread), unknown)
+    return Traffic(collectives, cycles, uncosted, flops, dict(unread), unknown)
 
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from m4.data.stream.packing import Plan, Shape, first_fit_decreasing, plan
+from m4.data.stream.packing import BatchPlan, Shape, first_fit_decreasing, plan
 from tests.data import stream_reference
 
 SHAPE = Shape(rows=8, source_length=64, target_length=64)
@@ -23,7 +23,7 @@ def drawn(pairs: int, seed: int = 0, names: int = 5, epoch: int = 30) -> Pairs:
     return source, target, directions, occurrence // epoch
 
 
-def assert_fits(made: Plan, source: np.ndarray, target: np.ndarray) -> None:
+def assert_fits(made: BatchPlan, source: np.ndarray, target: np.ndarray) -> None:
     """Every row of every step holds its pairs, and there are as many pairs as rows."""
     for step, shape in enumerate(made.shapes):
         inside = (made.step_of == step) & (made.row_of >= 0)

@@ -310,7 +310,7 @@ def test_a_model_of_t5x_gets_the_vocabulary_of_its_tasks(seqio: Any, made_cache:
     folder = str(made_cache.folder)
     feature = t5x_tasks.inputs_vocabulary(folder)
     assert feature == seqio.get_mixture_or_task("m4.en_gl").output_features["inputs"].vocabulary
-    size = made_cache.vocabulary.size
+    size = made_cache.source_vocabulary.size
     assert t5x_tasks.vocab_size(folder, multiple=1) == size
     assert size <= t5x_tasks.vocab_size(folder) < size + 128
     assert t5x_tasks.vocab_size(folder) % 128 == 0

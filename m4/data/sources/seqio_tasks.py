@@ -330,7 +330,9 @@ class SeqioTasks:
                 else [""] * len(side.lengths)
                 for feature, side in zip(_FEATURES, sides, strict=True)
             ]
-            yield IdBlock(sides[0], sides[1], [Pair(*texts) for texts in zip(*columns, strict=True)])
+            yield IdBlock(
+                sides[0], sides[1], [Pair(*texts) for texts in zip(*columns, strict=True)]
+            )
 
     def _decoded(self, block: IdBlock) -> Iterator[tuple[str, str]]:
         """The text of each pair: as it was before it was tokenized, else its ids decoded."""

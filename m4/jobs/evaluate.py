@@ -83,7 +83,9 @@ def _task_metrics(
         if direction in cache.directions and (
             found := source.task_metrics(direction, split, predictions)
         ):
-            of = {"direction": direction, "split": split, "checkpoint_step": system.checkpoint_step}
+            step = system.checkpoint_step
+            step = step[direction] if isinstance(step, Mapping) else step
+            of = {"direction": direction, "split": split, "checkpoint_step": step}
             rows.append({**of, **found})
     path = scores.with_name(scores.name.replace("scores", "task_metrics"))
     write_jsonl(path, rows)

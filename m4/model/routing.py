@@ -205,7 +205,7 @@ def balance_loss(
     mean_GE = jnp.sum(probs_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
     loss_G = E * jnp.sum(share_GE * mean_GE, axis=-1)
     loss = jnp.mean(loss_G)  # of a group of padding alone it is 0
-    if real_token_means:
+    if real_token_means and len(loss_G) > 1:
         loss = masked_mean(loss_G, real_G1[:, 0] > 0)
     return loss / E**2 if paper_scale else loss
 

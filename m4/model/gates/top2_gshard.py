@@ -103,8 +103,11 @@ def route(
     # By logits: where probabilities underflow to 0 the first expert could be chosen twice.
     drawn_GSE = _drawn(logits_GSE, uniform) if policy == "sampling" else logits_GSE
     _, expert_GSK = top_k(drawn_GSE, 2)
-    p_GSK = at_experts(probs_GSE, expert_GSK)
-    g_GSK = p_GSK / (jnp.sum(p_GSK, axis=-1, keepdims=True) + 1e-9)  # line 6
+    # One after the other, as in the paper: a sum over K has a gradient that is rounded otherwise.
+    p1_GS, p2_GS = (at_experts(probs_GSE, expert_GSK[..., k, None])[..., 0] for k in (0, 1))
+    both_GS = p1_GS + p2_GS + 1e-9
+    g_GSK = jnp.stack([p1_GS / both_GS, p2_GS / both_GS], axis=-1)  # line 6
+    p_GSK = jnp.stack([p1_GS, p2_GS], axis=-1)
     second_GS = jnp.full(mask_GS.shape, policy != "none")
     if policy == "random":  # line 20
         assert uniform is not None

@@ -86,7 +86,7 @@ class ExpertParameters(nn.Module):
             ones = jnp.ones((self.num_experts, groups, 1, self.width), self.dtype)
             keep_EG1F = nn.Dropout(self.dropout_rate)(ones, deterministic=False)
             # Sharded: whole, E * G * F numbers, it can be larger than all else.
-            keep_EG1F = constrain(keep_EG1F, ("expert", "expert_group", None, "expert_mlp"))
+            keep_EG1F = constrain(keep_EG1F, ("expert", "expert_replicas", None, "expert_mlp"))
         return Experts(
             tuple(kernel.astype(self.dtype) for kernel in kernels),
             wo_EFM.astype(self.dtype),

@@ -15,8 +15,9 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     # Tokens are split over every device, also over those that share an expert.
     ("batch", ("data", "fsdp", "node", "expert")),
     ("expert", ("node", "expert")),
-    # Groups of dispatched tokens: the part of "batch" that the experts' axes do not take.
-    ("expert_group", ("data", "fsdp")),
+    # Groups of dispatched tokens: the part of "batch" that the experts' axes do not take. The name
+    # is flaxformer's, which T5X's rules know.
+    ("expert_replicas", ("data", "fsdp")),
     ("vocab", "model"),
     ("mlp", "model"),
     ("expert_mlp", "model"),

@@ -127,9 +127,10 @@ def _check_sizes(sizes: Mapping[str, int], count: int) -> str | None:
 def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
     """The mesh axes that a logical axis is split over: those with more than one part.
 
-    By its first rule; a second one is for arrays in which the first one's axes are taken.
+    By its first rule; a second one is for arrays in which the first one's axes are taken. Without a
+    rule, as T5X's dense ones have none for experts, it is whole.
     """
-    rule = next(rule for name, rule in _rules() if name == logical_axis)
+    rule = next((rule for name, rule in _rules() if name == logical_axis), None)
     return tuple(name for name in _names(rule) if mesh.shape.get(name, 1) > 1)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax.linen.partitioning import AxisMetadata
 from jax.sharding import PartitionSpec
 
@@ -200,7 +201,10 @@ def test_axes_that_split() -> None:
     # An axis of one part splits nothing, and so is not what a message should name.
     mesh = make_mesh(data=1, node=2, expert=4)
     assert split_axes(mesh, "batch") == split_axes(mesh, "expert") == ("node", "expert")
-    assert split_axes(mesh, "expert_group") == split_axes(mesh, "embed") == ()
+    assert split_axes(mesh, "expert_replicas") == split_axes(mesh, "embed") == ()
+    with nn.logical_axis_rules([("batch", ("expert", "data"))]):  # as T5X's dense ones
+        assert split_axes(mesh, "batch") == ("expert",)
+        assert split_axes(mesh, "expert") == split_axes(mesh, "expert_replicas") == ()
     with pytest.raises(ValueError, match="by 8, the mesh axes node x expert"):
         check_divides(mesh, "experts", 12, "expert", "num_experts")
 
@@ -216,7 +220,7 @@ def test_logical_axes_become_mesh_axes() -> None:
     assert logical_spec(("expert", "mlp_embed", "expert_mlp")) == PartitionSpec(
         apart, None, "model"
     )
-    assert logical_spec(("expert", "expert_group")) == PartitionSpec(apart, ("data", "fsdp"))
+    assert logical_spec(("expert", "expert_replicas")) == PartitionSpec(apart, ("data", "fsdp"))
     assert logical_spec(("batch", "length")) == PartitionSpec(("data", "fsdp", *apart), None)
 
 

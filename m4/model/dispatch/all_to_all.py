@@ -97,7 +97,7 @@ def by_expert_shards(
     and its experts."""
     mesh = jax.sharding.get_abstract_mesh()
     tokens_over, sharded_over, groups_over = (
-        split_axes(mesh, axis) for axis in ("batch", "expert", "expert_group")
+        split_axes(mesh, axis) for axis in ("batch", "expert", "expert_replicas")
     )
 
     by_groups = PartitionSpec(tokens_over)

@@ -28,9 +28,9 @@ def gather(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     )
     sent_EGCM = by_expert(send(x_GSM, slots), routing.num_experts)
     sent_EGCM = constrain(sent_EGCM, (None, "batch", None, "embed"))
-    sent_EGCM = constrain(sent_EGCM, ("expert", "expert_group", None, "embed"))
+    sent_EGCM = constrain(sent_EGCM, ("expert", "expert_replicas", None, "embed"))
     done_EGCM = experts(sent_EGCM)
-    done_EGCM = constrain(done_EGCM, ("expert", "expert_group", None, "embed"))
+    done_EGCM = constrain(done_EGCM, ("expert", "expert_replicas", None, "embed"))
     done_EGCM = constrain(done_EGCM, (None, "batch", None, "embed"))
     return combine(by_group(done_EGCM), routing.weight_GSK, slots)
 

@@ -24,6 +24,11 @@ from m4 import references
 _Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 
 
+class SavedModule(str):
+    """A module outside m4 that a run's saved config names and the user has not allowed: it is not
+    imported, because the run may be a stranger's."""
+
+
 class InputError(ValueError):
     """A user's mistake: what, where, what is allowed, in one line; exit status 2."""
 

@@ -25,7 +25,16 @@ from m4.config.names import PARTS, canonical_name, is_literal, module_of
 from m4.experiment import Baselines, Data, Experiment, SavedFolder
 from m4.references import given_twice
 from m4.renamed import renamed
-from m4.settings import Kind, SettingError, annotations_of, check_value, fits, is_checked, kinds_of
+from m4.settings import (
+    Kind,
+    SavedModule,
+    SettingError,
+    annotations_of,
+    check_value,
+    fits,
+    is_checked,
+    kinds_of,
+)
 
 _NESTED = 8  # times that a binding may be met within its own value, under ever longer scopes
 
@@ -108,7 +117,21 @@ class Config(Bindings):
                 if levels is not None and levels.folder is not None:
                     levels = dataclasses.replace(levels, folder=SavedFolder(levels.folder))
                     made = dataclasses.replace(made, baselines=levels)
+            elif binding.parameter == "mixture_or_task_module":
+                made = self._with_saved_module(made)
         return made
+
+    def _with_saved_module(self, made: Experiment) -> Experiment:
+        """The module of a source's seqio tasks is imported only where it is allowed by name."""
+        source, name = made.data.corpus.source, "mixture_or_task_module"
+        if not isinstance(source, functools.partial):
+            return made
+        module = source.keywords.get(name)
+        if not isinstance(module, str) or module.split(".")[0] in {"m4", *(self._allowed or ())}:
+            return made
+        source = _partial(source.func, {**source.keywords, name: SavedModule(module)})
+        corpus = dataclasses.replace(made.data.corpus, source=source)
+        return dataclasses.replace(made, data=dataclasses.replace(made.data, corpus=corpus))
 
     def _refers_to(self, binding: Binding) -> bool:
         """Whether a reference reaches it or did before another binding replaced that reference: a

@@ -21,7 +21,7 @@ from m4.data.sources import SPLITS, IdBlock, Pair
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
 from m4.data.sources.seqio_identity import identity_of
 from m4.data.vocabulary.ragged import Ragged
-from m4.settings import Between, Count, InputError, OneOf, SettingError, checked
+from m4.settings import Between, Count, InputError, OneOf, SavedModule, SettingError, checked
 
 _FEATURES = ("inputs", "targets")
 _SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -225,6 +225,15 @@ class SeqioTasks:
     def _provider(self) -> Any:
         """The Task or Mixture. SettingError: no such module, no such name."""
         seqio = self._seqio
+        if isinstance(self.mixture_or_task_module, SavedModule):
+            top = self.mixture_or_task_module.split(".")[0]
+            allowed = (
+                f"allowed (--allow_module={top}; in Python m4.load(..., allow_modules=[{top!r}])): "
+                "a run folder is data, and its code runs only where you allow it"
+            )
+            raise SettingError(
+                "SeqioTasks.mixture_or_task_module", self.mixture_or_task_module, allowed
+            )
         if self.mixture_or_task_module is not None:
             try:
                 importlib.import_module(self.mixture_or_task_module)

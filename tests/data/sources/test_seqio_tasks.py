@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from m4 import config
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.data.samplers.mixing_rates import mixing_rates
@@ -19,7 +20,7 @@ from m4.data.stream import mixture as mixing
 from m4.data.stream.batches import evaluation_batches
 from m4.data.stream.stream import Stream
 from m4.data.vocabulary.vocabulary import train
-from m4.settings import InputError
+from m4.settings import InputError, SettingError
 from tests.data.corpus import Made
 
 pytestmark = [
@@ -315,3 +316,21 @@ def test_metrics_of_a_task_are_called(seqio: Any) -> None:
 def test_a_sampler_without_rates() -> None:
     with pytest.raises(InputError, match="gives no rates"):
         mixing_rates({"en-gl": 3})
+
+
+def test_a_saved_config_imports_no_module_of_tasks_that_is_not_allowed(tmp_path: Path) -> None:
+    """A run folder is data; allowed, the module is looked for, and is not there."""
+    text = Path(__file__).parents[3].joinpath("gin_configs/seqio_tasks.gin").read_text()
+    saved = tmp_path / "config.gin"
+    saved.write_text(text.replace("'examples.wmt_tasks'", "'strangers_tasks'"), encoding="utf-8")
+
+    def source_where(*allowed: str) -> Any:
+        made: Any = config.load([saved], allowed_modules=allowed).experiment().data.corpus.source
+        return made()
+
+    source = source_where()
+    with pytest.raises(SettingError, match="--allow_module=strangers_tasks"):
+        source.languages()
+    source = source_where("strangers_tasks")
+    with pytest.raises(SettingError, match="a module that can be imported"):
+        source.languages()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from m4.data.cache.cache import Cache
-from tests.t5x.conftest import Run
+from tests.with_t5x.conftest import Run
 
 pytest.importorskip("t5x")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from m4.data.cache.cache import Cache
-from tests.with_t5x.conftest import Run
+from tests.t5x.conftest import Run
 
-pytest.importorskip("t5x")
+pytest.importorskip("t5x.train")  # a folder gin_configs/t5x on the path is a t5x, too
 
 STEPS = 20
 QUIET = ("utils.SaveCheckpointConfig.period=20", "train.eval_period=10")

@@ -24,7 +24,7 @@ from m4.model.transformer import Transformer
 from m4.train.state import TrainState
 from m4.train.step import make_train_step
 
-pytest.importorskip("t5x")
+pytest.importorskip("t5x.train")  # a folder gin_configs/t5x on the path is a t5x, too
 pytestmark = pytest.mark.filterwarnings("default")  # T5X's own
 
 LOSSES: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3, "aux_loss_factor": 0.02}

@@ -18,7 +18,7 @@ import numpy as np
 
 from m4.data.preprocess import split_direction
 from m4.data.sources import SPLITS, IdBlock, Pair
-from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, CountsLines, Reading
 from m4.data.sources.seqio_identity import identity_of
 from m4.data.vocabulary.ragged import Ragged
 from m4.settings import Between, Count, InputError, OneOf, SavedModule, SettingError, checked
@@ -30,7 +30,7 @@ _BLOCK = 1024
 
 @checked
 @dataclass(eq=False)
-class SeqioTasks:
+class SeqioTasks(CountsLines):
     """The pairs `inputs`, `targets` of a seqio Task, or of the tasks of a Mixture.
 
     As "ids" a task's preprocessors are run to their end, and a model reads and writes exactly the
@@ -80,21 +80,6 @@ class SeqioTasks:
             if self.gives_ids and first != "en":
                 allowed = "'en-xx': of ids, what is read is called English (SeqioTasks.use)"
                 raise SettingError("SeqioTasks.directions", direction, allowed)
-
-    @property
-    def skipped(self) -> dict[tuple[str, str], int]:
-        """(task and split, reason) -> examples left out of the text that was read so far."""
-        return self.reading.skipped
-
-    @property
-    def normalised(self) -> dict[tuple[str, str], int]:
-        """(task and split, what) -> examples put right in the text that was read so far."""
-        return self.reading.normalised
-
-    @property
-    def origin(self) -> tuple[str, int]:
-        """Task and split, and example, of the last pair that `pairs` gave."""
-        return self.reading.origin
 
     def languages(self) -> list[str]:
         """The languages of the directions, in the order of the tasks. Imports seqio (seconds)."""

@@ -15,7 +15,7 @@ from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
 from m4.data.sources.reading.folder import Every
 from m4.data.sources.reading.layout import Codes
-from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Reason
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, CountsLines, Reading, Reason
 from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, InputError, OneOf, SettingError, checked
@@ -25,7 +25,7 @@ _BATCH = 1024
 
 @checked
 @dataclass(eq=False)
-class Tfds:
+class Tfds(CountsLines):
     """Sentence pairs of prepared datasets: opus, wmt*, flores, ted_hrlr, ted_multi ...
 
     A dataset has a feature `Translation` (a language pair, or several languages of which one is
@@ -69,16 +69,6 @@ class Tfds:
         self._splits = dict(splits)
         self._codes = dict(self.codes or {})
 
-    @property
-    def skipped(self) -> dict[tuple[str, str], int]:
-        """(dataset and split, reason) -> examples left out, of all that was read so far."""
-        return self.reading.skipped
-
-    @property
-    def normalised(self) -> dict[tuple[str, str], int]:
-        """(dataset and split, what) -> examples put right, of all that was read so far."""
-        return self.reading.normalised
-
     def languages(self) -> list[str]:
         """The codes of all datasets, sorted. Imports TensorFlow Datasets (seconds)."""
         found = {
@@ -87,11 +77,6 @@ class Tfds:
             for code in dataset.codes or ()
         }
         return sorted(found.union(self._spool.languages()))
-
-    @property
-    def origin(self) -> tuple[str, int]:
-        """Dataset and example of the last pair that `pairs` gave."""
-        return self.reading.origin
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         """The pairs of a language, dataset by dataset, in the order of their files.

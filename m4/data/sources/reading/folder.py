@@ -15,7 +15,7 @@ from etils import epath
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
 from m4.data.sources.reading.layout import File, FileLayout
-from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, CountsLines, Reading
 from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, OneOf, SettingError
@@ -25,7 +25,7 @@ Every = Annotated[int, Between(0, 10**9)]
 
 
 @dataclass(eq=False)
-class Folder(abc.ABC):
+class Folder(CountsLines, abc.ABC):
     """A Source over a folder; its child reads files. Nothing is read before it is asked for pairs,
     languages or its identity.
 
@@ -69,21 +69,6 @@ class Folder(abc.ABC):
                 else "a pattern with {split}, or dev_every and test_every must be set"
             )
             raise SettingError(f"{owner}.files", self.files, allowed)
-
-    @property
-    def origin(self) -> tuple[str, int]:
-        """File and line of the last pair that `pairs` gave."""
-        return self.reading.origin
-
-    @property
-    def skipped(self) -> dict[tuple[str, str], int]:
-        """(file, reason) -> lines left out, of all that was read so far."""
-        return self.reading.skipped
-
-    @property
-    def normalised(self) -> dict[tuple[str, str], int]:
-        """(file, what) -> lines put right, of all that was read so far."""
-        return self.reading.normalised
 
     def languages(self) -> list[str]:
         """The codes that have training data, sorted."""

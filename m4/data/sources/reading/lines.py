@@ -62,6 +62,27 @@ class Reason(str):
     """Why something is no sentence or no pair."""
 
 
+class CountsLines:
+    """What a source with a `reading` says of the text that it has read so far."""
+
+    reading: Reading
+
+    @property
+    def origin(self) -> tuple[str, int]:
+        """File and line of the last pair that `pairs` gave; of a dataset, its split and example."""
+        return self.reading.origin
+
+    @property
+    def skipped(self) -> dict[tuple[str, str], int]:
+        """(file or dataset, reason) -> lines or examples left out."""
+        return self.reading.skipped
+
+    @property
+    def normalised(self) -> dict[tuple[str, str], int]:
+        """(file or dataset, what) -> lines or examples put right."""
+        return self.reading.normalised
+
+
 class Reading:
     """How a source treats what it cannot read, and what it has counted, by file and reason.
 

@@ -138,6 +138,26 @@ def test_shares_and_epochs_are_those_of_the_mixture(seqio: Any, cache: Cache, la
             assert max(times) - min(times) <= 1, direction
 
 
+@pytest.mark.parametrize("layout", ["packed", "single", "bucketed"])
+def test_a_later_step_and_other_hosts_have_the_same_batches(cache: Cache, layout: str) -> None:
+    """batch(step) is a function: a stream that begins at step 7 continues the first one, and the
+    parts of 1, 2 and 4 hosts are the same rows."""
+
+    def stream() -> Stream:
+        phases = mixing.phases(cache, mixing_rates)
+        return Stream(cache, phases=phases, batch_rows=16, layout=layout)
+
+    first, later = stream(), stream()
+    whole = [first.batch(step) for step in range(10)]
+    for step in range(7, 10):
+        for hosts in (1, 2, 4):
+            parts = [later.batch(step, (host, hosts)) for host in range(hosts)]
+            for name, rows in whole[step].items():
+                found = np.concatenate([part[name] for part in parts])
+                np.testing.assert_array_equal(found, rows)
+    assert len({batch["encoder_input_tokens"].tobytes() for batch in whole}) == len(whole)
+
+
 def test_seqio_draws_the_same_shares(seqio: Any, cache: Cache) -> None:
     count, rates = 3000, mixing_rates(cache.sizes(), cache.source_rates)
     dataset = seqio.get_mixture_or_task("made_all").get_dataset(

@@ -91,12 +91,15 @@ def test_infer_with_four_beams(
         assert scores == sorted(scores), "the best one is last"
 
 
-def test_finetuning_goes_on(run_t5x: Run, trained: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_finetuning_continues(
+    run_t5x: Run, trained: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
     """And evaluates by decoding meanwhile."""
     run_t5x(
         "train",
-        "finetune_moe",
-        f"INITIAL_CHECKPOINT_PATH='{trained['moe']}/checkpoint_{STEPS}'",
+        f"finetune_{kind}",
+        f"INITIAL_CHECKPOINT_PATH='{trained[kind]}/checkpoint_{STEPS}'",
         f"MODEL_DIR='{tmp_path}'",
         f"TRAIN_STEPS={STEPS + 4}",
         "MIXTURE_OR_TASK_NAME='m4.gl_en'",

@@ -19,7 +19,7 @@ ENGLISH = "eng"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sentences", type=Path, help="sentences.csv: number, language, text")
     parser.add_argument("links", type=Path, help="links.csv: number, number of a translation")
     parser.add_argument("output", type=Path, help="a new folder")

@@ -153,8 +153,8 @@ def test_a_later_step_and_other_hosts_have_the_same_batches(cache: Cache, layout
         for hosts in (1, 2, 4):
             parts = [later.batch(step, (host, hosts)) for host in range(hosts)]
             for name, rows in whole[step].items():
-                found = np.concatenate([part[name] for part in parts])
-                np.testing.assert_array_equal(found, rows)
+                joined = np.concatenate([part[name] for part in parts])
+                np.testing.assert_array_equal(joined, rows)
     assert len({batch["encoder_input_tokens"].tobytes() for batch in whole}) == len(whole)
 
 

@@ -41,12 +41,14 @@ def _do(parsed: argparse.Namespace) -> list[object]:
     if parsed.job == "draw":
         if not parsed.experiments:
             return [*draw.draw_all(parsed.results)]
-        return [path for name in parsed.experiments for path in draw.draw(parsed.results / name)]
+        drawn = [path for name in parsed.experiments for path in draw.draw(parsed.results / name)]
+        return [*drawn, draw.table(parsed.results)]
     folder = parsed.results / parsed.experiment
     if parsed.job == "keep":
         from scripts.results.keep import keep
 
-        return [*keep(kept.asked(folder), parsed.base), *draw.draw(folder)]
+        lines = keep(kept.asked(folder), parsed.base)
+        return [*lines, *draw.draw(folder), draw.table(parsed.results)]
     from m4.config import load
     from scripts.results.restore import restore
 

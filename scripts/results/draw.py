@@ -146,11 +146,20 @@ def mean_rows(compared: Sequence[Compared]) -> list[dict[str, Any]]:
 
 
 def draw_all(results: Path = kept.RESULTS) -> list[Path]:
-    """Every experiment, then the table of docs/results.md."""
-    folders = sorted(path.parent for path in results.glob("*/experiment.toml"))
-    if not folders:
+    """Every experiment, then `table`."""
+    written = [path for folder in experiments(results) for path in draw(folder)]
+    return [*written, table(results)]
+
+
+def table(results: Path) -> Path:
+    """Writes the table of docs/results.md, of what is drawn."""
+    path = results.parent / "docs" / "results.md"
+    write_text(path, summary.with_table(path.read_text("utf-8"), experiments(results)))
+    return path
+
+
+def experiments(results: Path) -> list[Path]:
+    found = sorted(path.parent for path in results.glob("*/experiment.toml"))
+    if not found:
         raise InputError(f"{results}: no folder with an experiment.toml")
-    written = [path for folder in folders for path in draw(folder)]
-    table = results.parent / "docs" / "results.md"
-    write_text(table, summary.with_table(table.read_text("utf-8"), folders))
-    return [*written, table]
+    return found

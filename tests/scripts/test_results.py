@@ -120,10 +120,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent
 
 
+def with_a_table(base: Path) -> Path:
+    """An empty results/ in base, and docs/results.md."""
+    (base / "results").mkdir()
+    (base / "docs").mkdir()
+    table = f"# Results\n{summary.BEGIN}\n{summary.END}\n"
+    (base / "docs" / "results.md").write_text(table, encoding="utf-8")
+    return base / "results"
+
+
 @pytest.fixture(scope="module")
 def results(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is kept of them."""
-    folder = tmp_path_factory.mktemp("results")
+    folder = with_a_table(tmp_path_factory.mktemp("kept"))
     (folder / "e1").mkdir()
     (folder / "e1" / "experiment.toml").write_text(ASKED, encoding="utf-8")
     assert main(["keep", "e1", f"--base={runs}", f"--results={folder}"]) == 0
@@ -196,8 +205,8 @@ def test_the_page_says_what_there_is(results: Path) -> None:
     assert {name: float(line["moe_delta"]) for name, line in lines.items()} == {
         row.language: pytest.approx(row.delta, abs=1e-4)
         for row in found.compared[0].rows if row.system == "moe"}  # fmt: skip
-    line = summary.with_table(f"a\n{summary.BEGIN}\n{summary.END}\nb", [results / "e1"])
-    assert f"moe: ΔBLEU {page.difference(mean)} against bilingual (2)" in line
+    table = (results.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    assert f"moe: ΔBLEU {page.difference(mean)} against bilingual (2)" in table
     with pytest.raises(InputError, match="results:begin"):
         summary.with_table("no place", [])
 
@@ -205,30 +214,29 @@ def test_the_page_says_what_there_is(results: Path) -> None:
 def test_a_second_call_changes_nothing_and_a_later_one_adds(
     results: Path, runs: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(results / "e1", tmp_path / "e1")
-    words = ["keep", "e1", f"--base={runs}", f"--results={tmp_path}"]
+    again = with_a_table(tmp_path)
+    shutil.copytree(results / "e1", again / "e1")
+    words = ["keep", "e1", f"--base={runs}", f"--results={again}"]
     assert main(words) == 0
-    assert contents(tmp_path / "e1") == contents(results / "e1")
+    assert contents(again / "e1") == contents(results / "e1")
     # On another machine only the missing model is trained; the runs are gone.
     later = tmp_path / "later" / "runs"
     shutil.copytree(runs / "runs" / "data", later / "data")
     train_baselines(experiment_in(later), ["mt"])
     words[2] = f"--base={tmp_path / 'later'}"
     assert main(words) == 0
-    text = (tmp_path / "e1" / "README.md").read_text(encoding="utf-8")
+    text = (again / "e1" / "README.md").read_text(encoding="utf-8")
     assert "3 of 3 bilingual models; dense: step 8; moe: step 8;" in text
-    before, after = (kept.read(at / "e1", "bilingual") for at in (results, tmp_path))
+    before, after = (kept.read(at / "e1", "bilingual") for at in (results, again))
     assert set(after.directions) == {"de-en", "gl-en", "mt-en"}
     assert after.hypotheses["de-en"] == before.hypotheses["de-en"]
     # Other test sentences: nothing is mixed.
-    row = json.loads(
-        (kept.of(tmp_path / "e1", "moe") / "directions.jsonl").read_text().split("\n")[0]
-    )
-    about = kept.read(tmp_path / "e1", "moe")
+    row = json.loads((kept.of(again / "e1", "moe") / "directions.jsonl").read_text().split("\n")[0])
+    about = kept.read(again / "e1", "moe")
     about.directions[row["direction"]]["test_sha256"] = "0"
-    kept.write(tmp_path / "e1", about)
+    kept.write(again / "e1", about)
     with pytest.raises(InputError, match="other test sentences of de-en"):
-        draw.read(tmp_path / "e1")
+        draw.read(again / "e1")
 
 
 def test_restored_baselines_are_found_again(results: Path, runs: Path, tmp_path: Path) -> None:

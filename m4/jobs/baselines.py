@@ -41,7 +41,7 @@ from m4.train.bad_steps import BadStep
 from m4.train.training import BY_DIRECTION
 
 # Raise when a change of code changes what a baseline becomes.
-FORMAT = 6
+FORMAT = 7
 
 # What does not change the model: not part of its hash.
 _OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard")
@@ -194,22 +194,28 @@ def _identity(one: Experiment, cache: Cache, language: str) -> dict[str, Any]:
         "model": identity(one.model),
         "vocabulary_multiple": one.vocabulary_multiple,
         "training": {k: v for k, v in training.items() if k not in _OPERATIONAL},
-        "decoding": one.decoding.search(),
+        # Greedy translations of dev end training; how test sets are searched decides no model.
+        "longest": [one.decoding.max_source_length, one.decoding.max_target_length],
     }
 
 
-def _finished(plan: BaselinePlan) -> Finished | None:
+def _trained(plan: BaselinePlan) -> Finished | None:
+    """Of which the translations may be of another search than is asked for."""
     path = plan.folder / "result.json"
     if not path.is_file():
         return None
 
-    def parse(result: dict[str, Any]) -> Finished | None:
+    def parse(result: dict[str, Any]) -> Finished:
         _ = result["note"]["best_step"], result["stopped_early"], float(result["gain_last_quarter"])
-        # Trained it is; of another part of its test set it has the translations to make.
-        as_asked = result.get("test_sentences") == plan.experiment.decoding.test_sentences
-        return Finished(plan.language, plan.folder, result) if as_asked else None
+        return Finished(plan.language, plan.folder, result)
 
     return read_json(path, parse, f"delete {plan.folder} to train it again")
+
+
+def _finished(plan: BaselinePlan) -> Finished | None:
+    one = _trained(plan)
+    asked = plan.experiment.decoding.translated()
+    return one if one is not None and one.result.get("translated") == asked else None
 
 
 def _report_other_versions(missing: Mapping[str, BaselinePlan]) -> None:
@@ -239,14 +245,14 @@ def workers_for(platform: str, cores: int, is_distributed: bool) -> int:
 
 def progress_of(plans: Mapping[str, BaselinePlan], missing: Mapping[str, BaselinePlan]) -> Progress:
     """Of the missing models; by those that are there it knows how many steps they will take."""
-    finished = {name: _finished(plan) for name, plan in plans.items()}
+    trained = {name: _trained(plan) for name, plan in plans.items()}
     return Progress(
         {name: plan.steps for name, plan in missing.items()},
         {plan.level: step_flops(plan.experiment) for plan in missing.values()},
         {name: plan.level for name, plan in plans.items()},
         {
             name: one.result["note"]["step"] / plans[name].steps
-            for name, one in finished.items()
+            for name, one in trained.items()
             if one is not None
         },
     )
@@ -254,15 +260,18 @@ def progress_of(plans: Mapping[str, BaselinePlan], missing: Mapping[str, Baselin
 
 def _announce(shown: Progress, workers: int) -> None:
     """One line on stdout before anything is trained: what, and how long it will take."""
+    models, steps, most = shown.to_train()
+    if there := len(shown.steps) - models:
+        print(f"baselines: {there} trained models to translate their test sets")
+    if not models:
+        return
     device = jax.devices()[0]
     platform = "cpu" if workers else device.platform
     where = f"{workers} CPU cores" if workers else f"{jax.device_count()} {device.device_kind}"
     seconds = shown.flops_left() / rate(platform)
-    _, _, steps, _ = shown.line()
     print(
-        f"baselines: {len(shown.steps)} models to train, about {steps:,} steps, at most "
-        f"{sum(shown.steps.values()):,}; about {duration(seconds)} on {where}, then their "
-        "test sets to translate"
+        f"baselines: {models} models to train, about {steps:,} steps, at most {most:,}; about "
+        f"{duration(seconds)} on {where}, then their test sets to translate"
     )
 
 

@@ -44,7 +44,7 @@ class Progress:
     Args:
         steps: at most, of the models to train, by language. flops: of a step, by level. levels:
             every language's. ended: the share of its steps that a model took which has ended
-            before, by language.
+            before, by language; one of `steps` among them has only its test set to translate.
     """
 
     def __init__(
@@ -62,6 +62,16 @@ class Progress:
         self._texts: dict[str, str] = {}
         self._complete: set[str] = set()
         self._start = time.monotonic()
+        for name in steps.keys() & ended.keys():
+            step = round(ended[name] * steps[name])
+            self.heard(name, step, "")
+            self.finished(name, step)
+
+    def to_train(self) -> tuple[int, int, int]:
+        """(models, steps that are expected, steps at most) of those that have not ended."""
+        left = [name for name in self.steps if name not in self._complete]
+        expected = sum(map(self.expected, left))
+        return len(left), round(expected), sum(self.steps[name] for name in left)
 
     def heard(self, name: str, step: int, text: str) -> None:
         """A model is at a step."""

@@ -140,7 +140,7 @@ def train_one(
     step = trained.note["step"]
     result = {
         "identity": dict(identity),
-        "test_sentences": decoding.test_sentences,
+        "translated": decoding.translated(),
         **_outcome(experiment, trained, stream.epochs(step)),
     }
     write_json(folder / "result.json", result, indent=1)

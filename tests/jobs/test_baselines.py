@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from m4.model.transformer import Transformer
 from m4.parallel.platform.cpus import available_cpus
 from m4.settings import SettingError
 from m4.storage.checkpoints import Checkpoints, shapes
-from m4.storage.files import read_jsonl
+from m4.storage.files import read_json, read_jsonl
 from m4.train.average import averaged
 from m4.train.early_stopping import EarlyStopping
 from m4.train.optimizer import adamw, muon
 from m4.train.schedules import rsqrt
+from tests.command_line import contents
 from tests.data.corpus import Made
 
 SIZES = {"gl": 60, "de": 90}
@@ -59,7 +61,7 @@ MODEL = functools.partial(
 )
 # baselines.FORMAT; what the four steps had on average: loss, norm of the gradients; and the norm of
 # the last average.
-PINNED = (6, (5.683630, 0.826062), 26.32182)
+PINNED = (7, (5.683630, 0.826062), 26.32182)
 
 
 class Made8(Made):
@@ -251,12 +253,33 @@ def test_what_decides_a_baseline_gives_another_folder(trained, asked) -> None:
     seeded = dataclasses.replace(TRAINING, seed=1)
     baselines.baselines(experiment_in(run, kept, model=model))
     baselines.baselines(experiment_in(run, kept, training=seeded))
-    baselines.baselines(experiment_in(run, kept, decoding=Decoding(4, 0.6, 128, 8, 40)))
+    baselines.baselines(experiment_in(run, kept, decoding=Decoding(2, 0.6, 128, 9, 40)))
     assert asked == [*SIZES] * 3
     # How often something is written, and traced, decides nothing.
     often = dataclasses.replace(TRAINING, log_period=1, checkpoint_period=2, profile=(1, 2))
     baselines.baselines(experiment_in(run, kept, training=often))
     assert asked == [*SIZES] * 3
+
+
+@pytest.mark.slow
+def test_another_search_translates_again_and_trains_nothing(
+    trained, tmp_path, monkeypatch, capsys
+) -> None:
+    run, kept, _ = trained
+    one_process(monkeypatch, kept)
+    shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+    decoding = Decoding(1, 0.6, 128, 8, 20, test_sentences=5)
+    found = baselines.baselines(experiment_in(run, tmp_path, decoding=decoding))
+    said = capsys.readouterr().out
+    assert "baselines: 2 trained models to translate their test sets" in said
+    assert "to train" not in said
+    for language, one in found.items():
+        before, after = (at / one.folder.name for at in (kept, tmp_path))
+        assert contents(after / "checkpoints") == contents(before / "checkpoints")
+        assert len(read_jsonl(after / "decodes" / f"test.{language}-en.jsonl")) == 5
+        assert one.result["translated"]["beams"] == 1
+        trained_before = read_json(before / "result.json")
+        assert one.result == trained_before | {"translated": decoding.translated()}
 
 
 @pytest.mark.slow

@@ -40,6 +40,17 @@ def test_time_left_counts_work_not_steps(seconds: list[float]) -> None:
     assert shown.line()[2:] == (1600, pytest.approx((1200 + 800) / 100))
 
 
+def test_a_trained_model_has_nothing_to_train(seconds: list[float]) -> None:
+    shown = Progress({"de": 1000, "es": 800}, {"high": 1}, LEVELS, {"es": 0.5})
+    assert shown.to_train() == (1, 500, 1000)  # de as long as es
+    assert shown.line() == (400, "1/2 models", 900, None)
+    shown.heard("de", 0, "")
+    shown.heard("de", 100, "")
+    shown.finished("es", 400)
+    seconds[0] = 10.0
+    assert shown.seconds_left() == pytest.approx(400 / 10)
+
+
 def test_a_resumed_model_has_not_worked_before(seconds: list[float]) -> None:
     shown = Progress({"de": 1000}, {"high": 1}, LEVELS, {"es": 1.0})
     shown.heard("de", 500, "")  # of its checkpoint

@@ -92,7 +92,8 @@ def train_baselines(experiment: Experiment, languages: Sequence[str]) -> None:
         plan = plans[language]
         decode(plan.folder / "decodes", 3, experiment, [f"{language}-en"])
         note = {"best_step": 4, "step": 4, "seconds_in_steps": 1800.0}
-        result = {"identity": plan.identity, "test_sentences": None, "note": note}
+        translated = experiment.decoding.translated()
+        result = {"identity": plan.identity, "translated": translated, "note": note}
         more = {"stopped_early": True, "gain_last_quarter": 0.5}
         write_json(plan.folder / "result.json", {**result, **more}, indent=1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, NamedTuple
@@ -111,6 +112,11 @@ class Decoding:
             "max_target_length": self.max_target_length,
             "batch_rows": self.batch_rows,
         }
+
+    def translated(self) -> dict[str, Any]:
+        """What decides the translations of a test set, as JSON: `search`, and how much of it."""
+        made = self.search() | {"test_sentences": self.test_sentences}
+        return json.loads(json.dumps(made))  # as it will be read: tuples become lists
 
 
 def _name_of(metric: Metric) -> Any:

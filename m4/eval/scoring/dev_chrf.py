@@ -1,6 +1,5 @@
 """chrF of greedy translations of dev sentences, to stop a small model's training by."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +26,13 @@ def dev_chrf(
         for direction, sentences in pairs.items()
         for source, _ in sentences
     ]
-    plain: dict[str, Any] = {"n_best": 1, "sampling": None, "flat": False, "mbr": False}
-    greedy = dataclasses.replace(decoding, beams=1, **plain)
+    # Of its settings only the lengths count, which are part of a baseline's identity.
+    greedy = Decoding(
+        beams=1,
+        max_source_length=decoding.max_source_length,
+        max_target_length=decoding.max_target_length,
+        batch_rows=decoding.batch_rows,
+    )
 
     def run(params: Any) -> dict[str, float]:
         hypotheses = iter(translate(params=params, sources=sources, settings=greedy))

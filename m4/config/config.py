@@ -274,10 +274,9 @@ class Config(Bindings):
         value, plain, here = error.value, self._plain(binding.value), ""
         if not item and any(isinstance(one, Reference) for one in references_in(plain)):
             value, here = plain, self._fitting(binding)
-        return ConfigError(
-            f"config: {place}: {binding.name}{item} = {value!r}{macro}: "
-            f"must be {error.allowed}{here}"
-        )
+        said = f"{binding.name}{item} = {value!r}{macro}"
+        where = "" if place == f"'{said}'" else f"{place}: "  # of the command line: it says itself
+        return ConfigError(f"config: {where}{said}: must be {error.allowed}{here}")
 
     def _fitting(self, binding: Binding) -> str:
         """References that the setting may have, of the modules that the config imports."""

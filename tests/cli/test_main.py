@@ -269,7 +269,10 @@ def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
             "others to one of 1, 2, 4, 8",
         ),
         (["--gin.mesh.make_mesh.data=4"], "data 4 x fsdp 1 x node 1 x expert 1 x model 1 fit 8"),
-        (["--gin.mesh.make_mesh.data=0"], "make_mesh.data = 0: must be at least 1, or -1"),
+        (
+            ["--gin.mesh.make_mesh.data=0"],  # the binding is said once
+            "m4 train: config: mesh.make_mesh.data = 0: must be at least 1, or -1",
+        ),
         (
             ["--gin.mesh.make_mesh.data=-1", "--gin.mesh.make_mesh.model=-1"],
             "make_mesh.model = -1: must be at least 1: make_mesh",

@@ -2,22 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax.linen import partitioning
 
 from m4.model.dispatch import Transport
 from m4.model.dispatch.blocks import blocks
 from m4.model.dispatch.gather import gather
 from m4.model.experts import ExpertParameters
 from m4.model.ffn import Activation, check_activations
+from m4.model.gate_parameters import RouterKernel, Table
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.layers import Array, DType, constrain
 from m4.model.product import full_product
@@ -30,13 +27,6 @@ from m4.model.routing import (
     expert_capacity,
 )
 from m4.settings import FROM_NOW_ON, Between, Count, OneOf, Rate, SettingError, Size, checked
-
-# What a router matrix starts as, by name; which gate wants which is in docs/gates.md.
-ROUTER_INITS = {
-    "normal": nn.initializers.normal(0.02),  # flaxformer
-    "zeros": nn.initializers.zeros,  # Shazeer et al. 2017: balanced at first, noise decides
-    "orthogonal": nn.initializers.orthogonal(0.1),  # BASE's centroids (fairseq)
-}
 
 
 @checked
@@ -63,6 +53,8 @@ class MoeLayer(nn.Module):
         gate: the router (`m4.model.gates`).
         dispatch: how tokens reach their experts and come back (`m4.model.dispatch`).
         dropless_dispatch: the same where nothing is dropped, because the capacity factor is None.
+        output_masking: p; in training each choice's expert output is 0 with probability p, else
+            divided by 1 - p: the expert output masking of NLLB (arXiv 2207.04672).
         causal: in a decoder; gates that look at later tokens refuse.
         vocab_size: V, for gates that route by token id.
         directions: number of translation directions whose tokens are counted by expert; 0: none.
@@ -81,6 +73,7 @@ class MoeLayer(nn.Module):
     dropless_dispatch: Annotated[Transport, FROM_NOW_ON] = blocks
     activations: Sequence[Activation] | None = None
     dropout_rate: Annotated[Rate | None, FROM_NOW_ON] = None
+    output_masking: Annotated[Rate, FROM_NOW_ON] = 0.0
     causal: bool = False
     vocab_size: Count = 0
     directions: Count = 0
@@ -143,7 +136,8 @@ class MoeLayer(nn.Module):
 
         routing = self.gate(tokens, self.num_experts, capacity)
         dispatch = self.dropless_dispatch if factor is None else self.dispatch
-        y_GSM = self._carry(x_GSM.astype(self.dtype), routing, dispatch, deterministic)
+        carried = self._mask_outputs(routing) if tokens.rng is not None else routing
+        y_GSM = self._carry(x_GSM.astype(self.dtype), carried, dispatch, deterministic)
         if not self.is_initializing():  # which expert has each token, where it is asked for
             self.sow("explained", "expert_GSK", _assigned(routing))
         self._sow(routing, tokens)
@@ -162,6 +156,18 @@ class MoeLayer(nn.Module):
             allowed = f"a number of which a divisor of the {B * L} tokens is at least a quarter"
             raise SettingError("MoeLayer.group_tokens", self.group_tokens, allowed)
         return S
+
+    def _mask_outputs(self, routing: Routing) -> Routing:
+        """With weights of 0 where an expert's output does not count; slots stay taken."""
+        if not self.output_masking:
+            return routing
+        keep = 1 - self.output_masking
+        keeps_GSK = jax.random.bernoulli(self.make_rng("dropout"), keep, routing.weight_GSK.shape)
+        weight_GSK = jnp.where(keeps_GSK, routing.weight_GSK / keep, 0.0)
+        shortcut = routing.shortcut
+        if shortcut is not None:
+            shortcut = shortcut[0], self._mask_outputs(shortcut[1])
+        return dataclasses.replace(routing, weight_GSK=weight_GSK, shortcut=shortcut)
 
     def _carry(
         self, x_GSM: Array, routing: Routing, dispatch: Transport, deterministic: bool
@@ -280,67 +286,6 @@ class MoeFactory:
 
 
 _PLACE = ("parent", "name")  # flax's own fields
-
-
-class Table(nn.Module):
-    """A table [V] of integers from make(V): `<name>/table`.
-
-    Kept as a float32 parameter without a gradient, exact to 2^24: so it goes wherever parameters
-    go. Optimizers leave parameters of this name alone (`m4.train.optimizer.keep_tables`).
-    """
-
-    size: int
-    make: Callable[[int], Any]
-
-    @nn.compact
-    def __call__(self) -> Array:
-        if self.has_variable("params", "table"):
-            # Not asked for again: flax would run `make` to compare shapes.
-            table = self.get_variable("params", "table")
-        else:
-            table = partitioning.param_with_axes(
-                "table", lambda key: self._made(), axes=("unmodeled",), module=self
-            )
-        return jax.lax.stop_gradient(table).astype(jnp.int32)
-
-    def _made(self) -> Array:
-        if _SHAPES_ONLY.get():
-            return jnp.zeros(self.size, jnp.float32)
-        # Arrays of numpy: making it is no part of the compiled program.
-        return jnp.asarray(np.asarray(self.make(self.size)), jnp.float32)
-
-
-# A table is made while a program is traced, which does not know what it is traced for.
-_SHAPES_ONLY = ContextVar("shapes_only", default=False)
-
-
-@contextmanager
-def shapes_only() -> Iterator[None]:
-    """Within, `init` is traced for its shapes: no `Table` is made, so that a trained model needs
-    none of the files that its tables were made from."""
-    before = _SHAPES_ONLY.set(True)
-    try:
-        yield
-    finally:
-        _SHAPES_ONLY.reset(before)
-
-
-class RouterKernel(nn.Module):
-    """The gate's matrix W_g [M, E], float32, without bias: `<name>/kernel`."""
-
-    shape: tuple[int, int]
-    init: str = "normal"
-
-    @nn.compact
-    def __call__(self) -> Array:
-        return partitioning.param_with_axes(
-            "kernel",
-            ROUTER_INITS[self.init],
-            self.shape,
-            jnp.float32,
-            axes=("embed", "unmodeled"),
-            module=self,
-        )
 
 
 def _grouped(x_BL: Array, group_tokens: int) -> Array:

@@ -57,7 +57,7 @@ class RouterScore(Protocol):
 
     Args:
         name: the matrix's parameter, `<name>/kernel`.
-        init: how it starts, a name in `m4.model.moe.ROUTER_INITS`.
+        init: how it starts, a name in `m4.model.gate_parameters.ROUTER_INITS`.
         jitter: the float32 copy of the tokens that is scored is multiplied by U(1 - jitter,
             1 + jitter) first; needs `key`.
     """

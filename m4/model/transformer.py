@@ -17,6 +17,7 @@ from m4.model import pipeline
 from m4.model.attention import Attention, RelativeBias
 from m4.model.blocks import REMAT, DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
 from m4.model.ffn import Activation, FeedForward, check_activations
+from m4.model.gate_parameters import shapes_only
 from m4.model.layers import (
     Array,
     Dense,
@@ -27,7 +28,7 @@ from m4.model.layers import (
     constrain,
     dropout,
 )
-from m4.model.moe import MoeFactory, MoeLayer, shapes_only
+from m4.model.moe import MoeFactory, MoeLayer
 from m4.model.product import FULL
 from m4.settings import FROM_NOW_ON, Between, Count, OneOf, Rate, SettingError, Size, checked
 

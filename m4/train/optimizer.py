@@ -147,7 +147,7 @@ def _is_factored(path, leaf, smallest: int) -> bool:
 
 
 def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner`, but parameters called `table` (`m4.model.moe.Table`) stay bit-equal.
+    """`inner`, but parameters called `table` (`m4.model.gate_parameters.Table`) stay bit-equal.
 
     They have no gradient, which stops neither weight decay nor noise. The state is `inner`'s.
     """

@@ -70,6 +70,7 @@ MEANT = {
     "MoeLayer.decode_capacity_factor": ["None"],
     "MoeLayer.activations": ["None"],
     "MoeLayer.dropout_rate": ["0", "None"],
+    "MoeLayer.output_masking": ["0"],
     "MoeLayer.vocab_size": ["0"],
     "MoeLayer.directions": ["0"],
     "Schedule.hold_steps": ["0"],

@@ -188,6 +188,44 @@ def test_where_nothing_is_dropped_another_dispatch_is_used(options, train, decod
     assert called == [used]
 
 
+def test_output_masking_leaves_out_choices_at_its_rate():
+    p, B, L = 0.25, 64, 64
+    x_BLM, mask_BL = jnp.ones((B, L, M)), jnp.ones((B, L), bool)
+    plain = layer(gate=mixtral, train_capacity_factor=None, group_tokens=0)
+    masked = plain.clone(output_masking=p)
+    params = init(plain, x_BLM, mask_BL)
+    whole_BLM, sown = apply(plain, params, x_BLM, mask_BL, train=True)
+    y_BLM, sown_masked = apply(masked, params, x_BLM, mask_BL, train=True)
+    # All tokens are alike: nothing, one of two experts, or both, over 1 - p.
+    found, counts = np.unique(np.round(y_BLM.reshape(-1, M), 4), axis=0, return_counts=True)
+    assert len(found) == 4
+    nothing, both = (
+        int(np.argmin(np.abs(found - wanted).sum(1)))
+        for wanted in (np.zeros(M), np.asarray(whole_BLM[0, 0]) / (1 - p))
+    )
+    np.testing.assert_allclose(found[nothing], 0)
+    np.testing.assert_allclose(found[both], whole_BLM[0, 0] / (1 - p), atol=1e-4)
+    one, other = {*range(4)} - {nothing, both}
+    np.testing.assert_allclose(found[one] + found[other], found[both], atol=2e-4)
+    # Binomial, 4,096 tokens: four standard deviations of each share.
+    for at, share in ((nothing, p * p), (both, (1 - p) ** 2), (one, p * (1 - p))):
+        assert abs(counts[at] / (B * L) - share) < 4 * np.sqrt(share * (1 - share) / (B * L))
+    # What the gate says of itself is as before; outside training nothing is masked.
+    jax.tree.map(np.testing.assert_array_equal, sown["intermediates"], sown_masked["intermediates"])
+    for model in (plain, masked):
+        np.testing.assert_array_equal(
+            apply(model, params, x_BLM, mask_BL)[0], apply(plain, params, x_BLM, mask_BL)[0]
+        )
+    # A token whose experts are left out moves no parameter and not itself.
+    assert np.any(np.all(np.asarray(y_BLM) == 0, axis=-1))
+
+    def used(x_BLM):
+        y, _ = apply(masked, params, x_BLM, mask_BL, train=True)
+        return jnp.sum(jnp.where(jnp.all(y_BLM == 0, -1, keepdims=True), y, 0.0))
+
+    np.testing.assert_array_equal(jax.grad(used)(x_BLM), 0)
+
+
 def test_training_without_a_capacity_drops_nothing():
     x_BLM, mask_BL = inputs()
     params = init(layer(), x_BLM, mask_BL)

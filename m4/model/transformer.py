@@ -13,11 +13,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from m4.model import pipeline
+from m4.model import gate_parameters, pipeline
 from m4.model.attention import Attention, RelativeBias
 from m4.model.blocks import REMAT, DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
 from m4.model.ffn import Activation, FeedForward, check_activations
-from m4.model.gate_parameters import shapes_only
 from m4.model.layers import (
     Array,
     Dense,
@@ -390,7 +389,7 @@ def abstract_variables(model: Transformer) -> Mapping[str, Any]:
     """Shapes of `params`, logical axes `params_axes`; computes nothing. Kept: do not change it."""
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     # The key is made inside: outside it would be an array, on devices that need not be there.
-    with shapes_only():
+    with gate_parameters.shapes_only():
         return jax.eval_shape(
             lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens
         )

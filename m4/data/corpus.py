@@ -255,12 +255,14 @@ def bilingual(
     language: str,
     vocabulary_size: int,
     lengths: Mapping[str, int] | None = None,
+    **vocabularies: Any,
 ) -> CorpusSpec:
     """A bilingual corpus out of a multilingual one, with its own small vocabulary.
 
     It has the same pairs (the parent's text, which is clean) and the parent's directions, en-xx and
     xx-en at equal rates or one of them, and depends on that language's text only: other languages
-    of the parent may change. Lengths default to the parent's.
+    of the parent may change. Lengths default to the parent's. vocabularies:
+    target_vocabulary_size, segmentations, sampling_alpha.
     """
     return CorpusSpec(
         source=parent,
@@ -272,6 +274,7 @@ def bilingual(
         vocabulary_sentences=parent.manifest["identity"]["vocabulary_sentences"],
         workers=1,
         cleaning=clean.NOTHING,
+        **vocabularies,
     )
 
 

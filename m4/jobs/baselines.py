@@ -43,6 +43,9 @@ from m4.train.training import BY_DIRECTION
 # Raise when a change of code changes what a baseline becomes.
 FORMAT = 7
 
+# What a recipe says of its corpus; all else is the parent's.
+_VOCABULARIES = ("vocabulary_size", "target_vocabulary_size", "segmentations", "sampling_alpha")
+
 # What does not change the model: not part of its hash.
 _OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard")
 _OPERATIONAL += ("keep_period", "keep_best", "profile", "initial", "mesh", *BY_DIRECTION)
@@ -157,7 +160,11 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, BaselinePlan]:
             data=dataclasses.replace(
                 base.data,
                 data_dir=None,
-                corpus=bilingual(cache, language, base.data.corpus.vocabulary_size),
+                corpus=bilingual(
+                    cache,
+                    language,
+                    **{name: getattr(base.data.corpus, name) for name in _VOCABULARIES},
+                ),
                 sampler=proportional,
                 sample_by="examples",
                 stream=Stream,
@@ -178,8 +185,6 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, BaselinePlan]:
 def _identity(one: Experiment, cache: Cache, language: str) -> dict[str, Any]:
     training = identity(one.training)
     corpus = one.data.corpus
-    # Of both directions none is named: their models were kept before there were others.
-    directions = {} if corpus.mixture == "english_centric" else {"mixture": corpus.mixture}
     return {
         "format": FORMAT,
         "language": language,
@@ -188,9 +193,9 @@ def _identity(one: Experiment, cache: Cache, language: str) -> dict[str, Any]:
             split: {name: about[name] for name in ("pairs", "sha256")}
             for split, about in cache.manifest["languages"][language].items()
         },
-        **directions,
+        "mixture": corpus.mixture,
         "lengths": [cache.source_length, cache.target_length],
-        "vocabulary_size": corpus.vocabulary_size,
+        **{name: corpus.settings()[name] for name in _VOCABULARIES},
         "model": identity(one.model),
         "vocabulary_multiple": one.vocabulary_multiple,
         "training": {k: v for k, v in training.items() if k not in _OPERATIONAL},

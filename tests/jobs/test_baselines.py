@@ -255,10 +255,18 @@ def test_what_decides_a_baseline_gives_another_folder(trained, asked) -> None:
     baselines.baselines(experiment_in(run, kept, training=seeded))
     baselines.baselines(experiment_in(run, kept, decoding=Decoding(2, 0.6, 128, 9, 40)))
     assert asked == [*SIZES] * 3
+    two = experiment_in(run, kept)
+    assert two.baselines is not None
+    low = two.baselines.low
+    spec = dataclasses.replace(low.data.corpus, target_vocabulary_size=290)
+    low = dataclasses.replace(low, data=dataclasses.replace(low.data, corpus=spec))
+    levels = dataclasses.replace(two.baselines, high=low, medium=low, low=low)
+    baselines.baselines(dataclasses.replace(two, baselines=levels))
+    assert asked == [*SIZES] * 4
     # How often something is written, and traced, decides nothing.
     often = dataclasses.replace(TRAINING, log_period=1, checkpoint_period=2, profile=(1, 2))
     baselines.baselines(experiment_in(run, kept, training=often))
-    assert asked == [*SIZES] * 3
+    assert asked == [*SIZES] * 4
 
 
 @pytest.mark.slow

@@ -284,6 +284,16 @@ def test_bilingual_is_a_small_cache_of_the_same_pairs(tmp_path: Path, made_cache
     assert small.subsets("pt", "dev") == made_cache.subsets("pt", "dev")
 
 
+def test_bilingual_may_have_two_vocabularies(tmp_path: Path, made_cache: Cache) -> None:
+    spec = bilingual(made_cache, "pt", 350, target_vocabulary_size=320, segmentations=2)
+    small = spec.build(tmp_path / "pt")
+    assert small.separate
+    assert small.segmentations == 2
+    assert small.source_vocabulary.size <= 350
+    assert small.target_vocabulary.size <= 320
+    assert list(small.pairs("pt", "train")) == list(made_cache.pairs("pt", "train"))
+
+
 def test_bilingual_depends_on_its_own_language_only(tmp_path: Path) -> None:
     parents = [
         CorpusSpec(Made({"gl": 60, "pt": size}), ["gl", "pt"], **SMALL).build(tmp_path / str(size))

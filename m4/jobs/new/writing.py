@@ -33,6 +33,7 @@ LANGUAGES = [
 $languages
 ]
 MIXTURE_OR_TASK_NAME = 'english_centric'  # or 'to_english', 'from_english'
+# Into English alone: corpus.CorpusSpec.target_vocabulary_size = 8000 (docs/data.md, "Vocabulary")
 TASK_FEATURE_LENGTHS = {'inputs': $length, 'targets': $length}  # pieces; longer pairs are left out
 VOCABULARY_SIZE = $vocabulary_size
 TEMPERATURE = 3.0  # 1: languages in proportion to their pairs; 100: all alike
@@ -106,6 +107,7 @@ experiment.Baselines.high = @bilingual/high/experiment.Experiment()
 experiment.Baselines.medium = @bilingual/medium/experiment.Experiment()
 experiment.Baselines.low = @bilingual/low/experiment.Experiment()
 bilingual/corpus.CorpusSpec.vocabulary_size = $bilingual_vocabulary_size
+bilingual/corpus.CorpusSpec.target_vocabulary_size = None  # one for both sides
 bilingual/experiment.Experiment.vocabulary_multiple = 8
 bilingual/transformer.Transformer.moe = None
 bilingual/transformer.Transformer.width = 64

@@ -285,10 +285,14 @@ def orthogonalize() -> optax.GradientTransformation:
     sqrt(max(1, columns / rows)): optax's Muon without momentum.
 
     Small matrices of one shape are one batched product: the 32 of a bilingual model one by one take
-    twice as long on a CPU core (480 products of some microseconds each).
+    twice as long on a CPU core (480 products of some microseconds each). The matrices of experts,
+    or of scanned layers, are a stack already: on CPUs by `newton_schulz`.
     """
     # Of momentum 0: what comes in is orthogonalized as it is.
     inner = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=_all_matrices)
+
+    def alike(stack):
+        return inner.update([stack], inner.init([stack]))[0][0]
 
     def update(updates, state, params=None):
         del params
@@ -298,11 +302,14 @@ def orthogonalize() -> optax.GradientTransformation:
             # Larger ones, and experts, may be sharded over devices.
             small = leaf.ndim == 2 and leaf.size <= _LARGEST_TOGETHER
             groups[leaf.shape if small else i].append(i)
-        stacks = [jnp.stack([leaves[i] for i in group]) for group in groups.values()]
-        turned: Any = inner.update(stacks, inner.init(stacks))[0]
-        for group, stack in zip(groups.values(), turned, strict=True):
+        for group in groups.values():
+            stack = jnp.stack([leaves[i] for i in group])
             *_, rows, columns = stack.shape
-            for i, leaf in zip(group, stack, strict=True):
+            if stack.ndim > 3:
+                turned = jax.lax.platform_dependent(stack, cpu=newton_schulz, default=alike)
+            else:
+                turned = alike(stack)
+            for i, leaf in zip(group, turned, strict=True):
                 leaves[i] = max(1.0, columns / rows) ** 0.5 * leaf
         return jax.tree.unflatten(treedef, leaves), state
 
@@ -310,6 +317,39 @@ def orthogonalize() -> optax.GradientTransformation:
 
 
 _LARGEST_TOGETHER = 2**16
+
+
+def newton_schulz(x: Array) -> Array:
+    """Matrices [..., R, C], float32 -> nearly orthogonal ones: optax's five Newton-Schulz steps,
+    with the products in another order.
+
+    A step is x <- q x, where q = a + b g + c g^2 and g = x x^T is the Gram matrix, so that the next
+    g is q g q: only the first and the last product have the long side C. Five steps of 128 x 512
+    take half the time, and were half of a training step with 64 experts
+    (docs/lab/2026-11-25-tatoeba.md). Not for TPUs: products in bfloat16 do for the usual order, but
+    here they would turn small eigenvalues of g negative.
+    """
+    transposed = x.shape[-2] > x.shape[-1]
+    if transposed:
+        x = x.mT
+    x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + 1e-8)
+    a, b, c = _NEWTON_SCHULZ
+
+    def polynomial(gram):
+        identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=x.dtype), gram.shape)
+        return a * identity + b * gram + c * (gram @ gram)
+
+    gram = x @ x.mT
+    product = q = polynomial(gram)
+    for _ in range(4):
+        gram = q @ gram @ q
+        q = polynomial(gram)
+        product = q @ product
+    x = product @ x
+    return x.mT if transposed else x
+
+
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
 
 
 def _all_matrices(params):

@@ -14,7 +14,7 @@ from optax import contrib
 from m4.model.gates.hash import hash
 from m4.model.moe import MoeLayer
 from m4.settings import SettingError
-from m4.train.optimizer import Moments, adafactor, adamw, muon
+from m4.train.optimizer import Moments, adafactor, adamw, muon, newton_schulz
 from m4.train.schedules import rsqrt
 
 
@@ -216,6 +216,23 @@ def test_adafactors_weights_are_replaced_where_they_are():
     written = re.findall(r" = f32\[3,16,48\]\S* (\w+)\(", entry)
     assert written.count("parameter") == 2
     assert "copy" not in written
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 32), (2, 3, 32, 8), (2, 8, 8)])
+def test_newton_schulz_steps_in_gram_form_are_optaxs(shape):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape)
+    x[0] *= np.logspace(0, -4, shape[-1])  # columns of very different lengths
+    for dtype, tolerance in ((np.float64, 1e-9), (np.float32, 1e-3)):
+        with jax.enable_x64(dtype == np.float64):
+            x_of_type = jnp.asarray(x, dtype)
+            optaxs = contrib.scale_by_muon(
+                beta=0.0,
+                nesterov=False,
+                weight_dimension_numbers=contrib.MuonDimensionNumbers(-2, -1),
+            )
+            expected, _ = optaxs.update(x_of_type, optaxs.init(x_of_type))
+            np.testing.assert_allclose(newton_schulz(x_of_type), expected, atol=tolerance)
 
 
 @pytest.mark.parametrize("experts", [True, False])

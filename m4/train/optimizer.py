@@ -291,8 +291,9 @@ def orthogonalize() -> optax.GradientTransformation:
     # Of momentum 0: what comes in is orthogonalized as it is.
     inner = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=_all_matrices)
 
-    def alike(stack):
-        return inner.update([stack], inner.init([stack]))[0][0]
+    def by_optax(stack) -> Any:
+        updates: Any = inner.update([stack], inner.init([stack]))[0]
+        return updates[0]
 
     def update(updates, state, params=None):
         del params
@@ -306,9 +307,9 @@ def orthogonalize() -> optax.GradientTransformation:
             stack = jnp.stack([leaves[i] for i in group])
             *_, rows, columns = stack.shape
             if stack.ndim > 3:
-                turned = jax.lax.platform_dependent(stack, cpu=newton_schulz, default=alike)
+                turned = jax.lax.platform_dependent(stack, cpu=newton_schulz, default=by_optax)
             else:
-                turned = alike(stack)
+                turned = by_optax(stack)
             for i, leaf in zip(group, turned, strict=True):
                 leaves[i] = max(1.0, columns / rows) ** 0.5 * leaf
         return jax.tree.unflatten(treedef, leaves), state

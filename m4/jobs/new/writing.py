@@ -95,7 +95,7 @@ optimizer.muon.matrix_rate = 4.0
 optimizer.muon.experts = True  # docs/lab/2026-11-25-tatoeba.md
 schedules.rsqrt.peak = %LEARNING_RATE
 schedules.rsqrt.warmup_steps = $warmup
-schedules.rsqrt.hold_steps = %TRAIN_STEPS  # one rate after the warm-up
+schedules.rsqrt.hold_steps = 1000000  # one rate after the warm-up, however long
 # -------------------------------------------------------------------------------- the decoding
 experiment.Decoding.beams = 4
 experiment.Decoding.max_source_length = $length

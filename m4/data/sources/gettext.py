@@ -25,6 +25,8 @@ _PLACEHOLDER = re.compile(
     r"|%L?\d+|\{\w*\}"
 )
 _MNEMONIC = re.compile(r"[_&](?=\w)")
+# Translations of English into English: en_GB, en-AU, en@shaw.
+_ENGLISH = re.compile("en[-_@]")
 # Chinese, Japanese and Korean put the English letter behind the word: 文件(_F).
 _MNEMONIC_BEHIND = re.compile(r"\s*[(（][_&]\w[)）]")
 
@@ -61,11 +63,14 @@ class Gettext(Folder):
 
     def _choose(self, files: list[File]) -> list[File]:
         names = {file.name for file in files}
+        for file in files:
+            if _ENGLISH.match(file.code or ""):
+                self.reading.skipped[file.name, "a catalogue of English"] = 1
         return [
             file
             for file in files
             if re.search(r"\.(po|mo)$", file.name)
-            and not re.match("en[_@]", file.code or "")
+            and not _ENGLISH.match(file.code or "")
             and not (file.name.endswith(".mo") and f"{file.name[:-3]}.po" in names)
         ]
 

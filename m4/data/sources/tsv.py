@@ -50,7 +50,7 @@ class Tsv(Folder):
                         found += 1
                         yield file.language or "", pair
             if file.split == "train" and not found:
-                raise InputError(f"{file.path}: no pairs in it")
+                raise InputError(f"{file.path}: {self.reading.nothing_in(file.name)}")
 
 
 def _sides(text: str, english_column: int) -> tuple[str, str] | Reason:

@@ -64,6 +64,11 @@ _SIZES = {
 }
 
 
+# Bilingual models and their rows of a batch. With twice the width they were no better on up to
+# 18,000 pairs a language (docs/lab/2026-11-25-tatoeba.md); accelerators are for larger corpora.
+_BILINGUAL = {"cpu": (Size(64, 2, 0), 8), "accelerator": (Size(256, 3, 0), 32)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Machine:
     """What there is to compute with. flops: operations a second, of all devices together."""
@@ -102,6 +107,8 @@ class Choice:
     dropout_rate: float
     levels: ResourceLevels
     test_sentences: int | None
+    bilingual: Size
+    bilingual_rows: int
 
 
 def length_of(lengths: Iterable[Lengths]) -> int:
@@ -142,6 +149,7 @@ def candidates(
     devices = 1 if machine.kind == "cpu" else machine.devices
     rows = max(1, round(_BATCH[machine.kind] / (2 * length * 8))) * 8 * devices
     most = max(counted.sizes[code]["test"] for code in languages)
+    bilingual, bilingual_rows = _BILINGUAL[machine.kind]
     made = Choice(
         languages=languages,
         size=_SIZES[machine.kind][0],
@@ -152,6 +160,8 @@ def candidates(
         dropout_rate=0.1,
         levels=levels_of(sizes.values()),
         test_sentences=_TEST_SENTENCES if most > _TEST_SENTENCES else None,
+        bilingual=bilingual,
+        bilingual_rows=bilingual_rows,
     )
     pairs = pairs_a_step(made, sizes, lengths)
     steps = max(_FEWEST_STEPS, math.ceil(2 * EPOCHS * sum(sizes.values()) / pairs))

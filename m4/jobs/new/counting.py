@@ -19,6 +19,7 @@ from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.clean import DEFAULT, Cleaner
 from m4.data.cleaning.ledger import Ledger
 from m4.data.inspection.columns import Columns
+from m4.data.scripts import COMMON, NUMBERS, script_numbers, scripts_of
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.folder import Folder
 from m4.data.vocabulary import vocabulary
@@ -122,6 +123,18 @@ def _bad_lines(source: Folder) -> list[BadLines]:
             others.setdefault(reason, []).append(lines)
     found += [BadLines(f"{len(by)} files", sum(by), why, "") for why, by in others.items()]
     return found
+
+
+def share_of_scripts(language: str, sampled: Sampled) -> float | None:
+    """The share of the sample's letters that the language is written in; None: nothing is known of
+    the code, or there are no letters."""
+    scripts = scripts_of(language)
+    text = "".join(pair.translation for pair in sampled.pairs)
+    numbers = script_numbers(np.frombuffer(text.encode("utf-32-le"), np.uint32))
+    letters = numbers[~np.isin(numbers, [NUMBERS[script] for script in COMMON])]
+    if not scripts or not len(letters):
+        return None
+    return float(np.isin(letters, [NUMBERS[script] for script in scripts]).mean())
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from m4.settings import InputError
 _BAD_FILES = 20  # that are printed
 # Beyond it repeating gives next to nothing (Muennighoff et al. 2023).
 _OFTEN = 16
+_LEAST_IN_SCRIPT = 0.5
 
 
 def new(folder: str, out: str | None, yes: bool) -> Path:
@@ -74,7 +75,8 @@ def _check_out(path: Path, folder: str) -> None:
     if path.exists():
         raise InputError(f"{path}: is there, and is never written over; --out=another.gin")
     if "://" not in folder and path.resolve().is_relative_to(Path(folder).resolve()):
-        raise InputError(f"--out={path}: nothing is written into {folder}; --out=mine.gin")
+        beside = os.path.relpath(Path(folder).resolve().parent / path.name)
+        raise InputError(f"--out={path}: nothing is written into {folder}; --out={beside}")
     if not path.parent.is_dir():
         raise InputError(f"--out={path}: no folder {path.parent}")
 
@@ -86,9 +88,9 @@ def _with_splits(layout: FoundCorpus, folder: str, ask: Asking) -> FoundCorpus:
         f"sentences by their hash ({layout.hashes})"
     )
     if layout.hashed and not ask.whether(question):
-        raise InputError(
-            f"{folder}: expected dev and test sentences, as in gl.dev.tsv and gl.test.tsv; saw none"
-        )
+        missing = " and ".join(layout.hashed)
+        named = " and ".join(f"gl.{split}.tsv" for split in layout.hashed)
+        raise InputError(f"{folder}: expected {missing} sentences, as in {named}; saw none")
     return layout
 
 
@@ -107,9 +109,16 @@ def _counted(layout: FoundCorpus, folder: str, ask: Asking) -> tuple[FoundCorpus
         )
     if swapped is None or right:
         return layout, counted
-    if not wrong and ask.number("which column is English", 1, most=2) == 1:
+    if not wrong and ask.number(_which_is_english(layout), 1, most=2) == 1:
         return layout, counted
     return swapped, _read(swapped, folder)
+
+
+def _which_is_english(layout: FoundCorpus) -> str:
+    if "english_field" not in layout.settings:
+        return "which column is English"
+    fields = (layout.settings[f"{side}_field"] for side in ("english", "translation"))
+    return "which field is English ({}: 1, {}: 2)".format(*fields)
 
 
 def _read(layout: FoundCorpus, folder: str) -> Counted:
@@ -139,6 +148,8 @@ def _languages(layout: FoundCorpus, folder: str, counted: Counted) -> list[str]:
         raise InputError(
             f"{folder}: expected training, dev and test pairs of two languages or more in "
             f"{layout.files}; saw {seen}{', ...' if len(counted.sizes) > 3 else ''}"
+            f"{f' (by hash, {layout.hashes})' if layout.hashes else ''}"
+            f"{''.join(f'; {one}' for one in counted.bad[:3])}"
         )
     return sorted(whole, key=lambda code: (-counted.sizes[code]["train"], code))
 
@@ -289,12 +300,21 @@ def _warnings(made: _Made) -> list[str]:
     lines = [str(line) for line in made.counted.bad[:_BAD_FILES]]
     if (more := len(made.counted.bad) - _BAD_FILES) > 0:
         lines.append(f"and {more} more: m4 data audit --gin_file={made.path} has all")
+    for code in made.sizes:
+        share = counting.share_of_scripts(code, made.counted.sampled[code])
+        if share is not None and share < _LEAST_IN_SCRIPT:
+            lines.append(
+                f"{code}: {share:.0%} of the letters are of the scripts of {describe(code).name}: "
+                "is it another language?"
+            )
     if few := sum(one < 1 for one in made.epochs.values()):
         lines.append(f"in {made.choice.steps:,} steps not every pair of {few} languages is seen")
     if often := [code for code, times in made.epochs.items() if times > _OFTEN]:
         more = f" and {len(often) - 5} more" if len(often) > 5 else ""
+        # Languages that are all repeated are not repeated for others' sake.
+        remedy = "a lower TEMPERATURE repeats" if len(often) < len(made.epochs) else ""
         lines.append(
-            f"seen more than {_OFTEN} times: {', '.join(often[-5:])}{more}; a lower TEMPERATURE "
-            "repeats less"
+            f"seen more than {_OFTEN} times: {', '.join(often[-5:])}{more}; "
+            f"{remedy or 'fewer TRAIN_STEPS repeat'} less"
         )
     return lines

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from m4.jobs.new.choosing import BASELINE_STEPS, Choice
+from m4.jobs.new.choosing import BASELINE_STEPS, Choice, Size
 from m4.jobs.new.looking import FoundCorpus
 
 _MODULES = {
@@ -86,10 +87,11 @@ experiment.Experiment.model_dir = %MODEL_DIR
 experiment.Training.total_steps = %TRAIN_STEPS
 experiment.Training.batch_size = %BATCH_SIZE
 experiment.Training.mesh = @mesh.make_mesh
+experiment.Training.router_z_loss_factor = 1.0e-3  # else the router saturates (docs/decisions.md)
 experiment.Training.dev_period = $dev_period
 experiment.Training.checkpoint_period = $dev_period  # what a killed run loses at most
 experiment.Training.optimizer = @average.averaged  # in place of a rate that falls at the end
-average.averaged.optimizer = @optimizer.muon  # docs/evaluation.md: fewer steps than AdamW
+average.averaged.optimizer = @optimizer.muon  # docs/decisions.md: fewer steps than AdamW
 optimizer.muon.schedule = @schedules.rsqrt
 optimizer.muon.matrix_rate = 4.0
 optimizer.muon.experts = True  # docs/lab/2026-11-25-tatoeba.md
@@ -110,15 +112,16 @@ bilingual/corpus.CorpusSpec.vocabulary_size = $bilingual_vocabulary_size
 bilingual/corpus.CorpusSpec.target_vocabulary_size = None  # one for both sides
 bilingual/experiment.Experiment.vocabulary_multiple = 8
 bilingual/transformer.Transformer.moe = None
-bilingual/transformer.Transformer.width = 64
-bilingual/transformer.Transformer.heads = 2
-bilingual/transformer.Transformer.mlp_width = 256
-bilingual/transformer.Transformer.encoder_layers = 2
-bilingual/transformer.Transformer.decoder_layers = 2
+bilingual/transformer.Transformer.width = $bilingual_width
+bilingual/transformer.Transformer.heads = $bilingual_heads
+bilingual/transformer.Transformer.mlp_width = $bilingual_mlp_width
+bilingual/transformer.Transformer.encoder_layers = $bilingual_layers
+bilingual/transformer.Transformer.decoder_layers = $bilingual_layers
 bilingual/transformer.Transformer.dropout_rate = 0.0
 bilingual/transformer.Transformer.dtype = 'float32'
 bilingual/experiment.Training.total_steps = %BASELINE_STEPS
-bilingual/experiment.Training.batch_size = 8
+bilingual/experiment.Training.batch_size = $bilingual_rows
+bilingual/experiment.Training.router_z_loss_factor = 0.0  # they have none
 bilingual/experiment.Training.dev_period = 750
 bilingual/experiment.Training.checkpoint_period = 1000
 bilingual/experiment.Training.keep_checkpoints = 1
@@ -127,7 +130,7 @@ bilingual/experiment.Training.tensorboard = False
 bilingual/experiment.Training.early_stopping = @early_stopping.EarlyStopping()
 bilingual/early_stopping.EarlyStopping.min_delta = 0.75  # 1 chrF in 1,000 steps
 bilingual/optimizer.muon.matrix_rate = 1.6666666666666667
-bilingual/schedules.rsqrt.peak = 1.2e-2
+bilingual/schedules.rsqrt.peak = $bilingual_rate
 bilingual/schedules.rsqrt.warmup_steps = 200
 bilingual/schedules.rsqrt.hold_steps = 400
 bilingual/low/transformer.Transformer.dropout_rate = 0.1
@@ -135,8 +138,9 @@ bilingual/low/experiment.Training.dev_period = 250
 bilingual/low/early_stopping.EarlyStopping.patience = 2
 bilingual/low/early_stopping.EarlyStopping.min_delta = 0.5
 """)
-# Of the demo's model and batch, by pilots; a wider model has a lower one.
+# Of the demo's models and batches, by pilots; a wider model has a lower one.
 _RATE, _RATE_WIDTH = 7e-3, 128
+_BILINGUAL_RATE, _BILINGUAL_RATE_WIDTH = 1.2e-2, 64
 
 
 def gin_text(
@@ -148,7 +152,7 @@ def gin_text(
     head: Sequence[str],
 ) -> str:
     """The gin file. pairs: of a step. head: lines of its comment."""
-    size = choice.size
+    size, bilingual = choice.size, choice.bilingual
     return _TEXT.substitute(
         head="\n".join(f"# {line}".rstrip() for line in head),
         imports=_imports(layout),
@@ -159,10 +163,16 @@ def gin_text(
         vocabulary_size=choice.vocabulary_size,
         # docs/lab/2026-11-25-tatoeba.md: 1,000 pieces cost 9 chrF where there is much text.
         bilingual_vocabulary_size=choice.vocabulary_size // 2,
+        bilingual_width=bilingual.width,
+        bilingual_heads=bilingual.width // 32,
+        bilingual_mlp_width=4 * bilingual.width,
+        bilingual_layers=bilingual.layers,
+        bilingual_rows=choice.bilingual_rows,
+        bilingual_rate=f"{_rate(_BILINGUAL_RATE, _BILINGUAL_RATE_WIDTH, bilingual):.1e}",
         steps=choice.steps,
         batch_size=choice.batch_size,
         pairs=round(pairs),
-        rate=f"{_RATE * math.sqrt(_RATE_WIDTH / size.width):.1e}",
+        rate=f"{_rate(_RATE, _RATE_WIDTH, size):.1e}",
         dropout=choice.dropout_rate,
         width=size.width,
         mlp_width=4 * size.width,
@@ -180,6 +190,10 @@ def gin_text(
         dev_period=max(20, min(500, choice.steps // 4)),
         warmup=max(10, min(200, choice.steps // 5)),
     )
+
+
+def _rate(rate: float, width: int, size: Size) -> float:
+    return rate * math.sqrt(width / size.width)
 
 
 def _imports(layout: FoundCorpus) -> str:
@@ -201,13 +215,13 @@ def _wrapped(languages: Sequence[str]) -> str:
 
 def commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, str]:
     """What each is for -> the three commands to paste. languages: of the trial."""
-    listed = "[" + ", ".join(f'"{code}"' for code in languages) + "]"
+    listed = shlex.quote("[" + ", ".join(f'"{code}"' for code in languages) + "]")
+    out, trial = shlex.quote(out), shlex.quote(f"{model_dir}_trial")
     short = "--gin.TRAIN_STEPS=40 --gin.BASELINE_STEPS=40 --gin.TEST_SENTENCES=50"
     return {
         "what would be trained on": f"m4 data preview --gin_file={out}",
         f"all of it in small, 40 steps on {len(languages)} languages": (
-            f"m4 demo --gin_file={out} --model_dir={model_dir}_trial {short} "
-            f"--gin.LANGUAGES='{listed}'"
+            f"m4 demo --gin_file={out} --model_dir={trial} {short} --gin.LANGUAGES={listed}"
         ),
         "the full run; the same command resumes it": f"m4 demo --gin_file={out}",
     }

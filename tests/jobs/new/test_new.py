@@ -52,7 +52,7 @@ def test_a_folder_becomes_a_gin_file_and_stays_as_it_is(here: Path) -> None:
         "English: column 1",
         "languages: 3",
         "gl.train.tsv: 1 skipped: no tab (line 83)",
-        "seen more than 16 times: fy, gl, pt; a lower TEMPERATURE repeats less",
+        "seen more than 16 times: fy, gl, pt; fewer TRAIN_STEPS repeat less",
         "not asked: minutes that the training may take: 60",
         "wrote mine.gin",
     ):
@@ -140,6 +140,17 @@ def too_small(here: Path) -> None:
         path.write_text("no tab\n")
 
 
+def third_column(here: Path) -> None:
+    path = folders.tsv(here / "corpus") / "gl.train.tsv"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    write(path, "".join(f"{n}\t{line}\n" for n, line in enumerate(lines)))
+
+
+def other_encoding(here: Path) -> None:
+    path = folders.tsv(here / "corpus") / "gl.train.tsv"
+    path.write_bytes("ni\xf1o\tniño\n".encode("latin-1"))
+
+
 BAD: dict[Callable[[Path], None], str] = {
     empty: "corpus: expected sentence pairs .*; saw no files",
     pictures: "corpus: expected sentence pairs .*; saw one.png",
@@ -152,7 +163,9 @@ BAD: dict[Callable[[Path], None], str] = {
     "the other side of gl: swap the columns there",
     other_fields: "gl.train.jsonl line 1: expected an object such as .*; saw the fields id, text",
     too_small: "expected training, dev and test pairs of two languages .*"
-    "; saw fy 82 train 8 dev 0 test;",
+    "; saw fy 82 train 8 dev 0 test;.*; fy.test.tsv: 1 skipped: no tab .line 1.",
+    third_column: r"gl.train.tsv: no pairs in it; 8\d lines skipped: more than one tab .line 1, 2",
+    other_encoding: r"gl.train.tsv: no pairs in it; 1 lines skipped: not UTF-8 .line 1.",
 }
 
 
@@ -168,7 +181,8 @@ def test_a_mistake_is_one_line_that_says_what_was_expected_and_seen(
 
 def test_the_gin_file_goes_beside_the_folder_never_into_it(here: Path) -> None:
     folders.tsv(here / "corpus")
-    assert "nothing is written into corpus" in new("corpus", "--out=corpus/mine.gin").mistake
+    said = new("corpus", "--out=corpus/mine.gin").mistake
+    assert said.endswith("nothing is written into corpus; --out=mine.gin"), said
     assert "no folder" in new("corpus", "--out=nowhere/mine.gin").mistake
     assert "FOLDER = 'nowhere': must be a folder that exists" in new("nowhere").mistake
     assert "reads no config" in new("corpus", "--gin.TRAIN_STEPS=3").mistake
@@ -190,6 +204,22 @@ def test_variants_of_english_are_left_out_and_named(here: Path) -> None:
     said = new("corpus", "--yes")
     assert "left out, English on both sides: en_GB\n" in said.out, said.err
     assert config.load(["corpus.gin"]).experiment().data.corpus.languages == ["fy", "gl", "pt"]
+
+
+def test_commands_to_paste_survive_names_that_a_shell_would_cut(here: Path) -> None:
+    folders.tsv(here / "it's here")
+    said = new("it's here", "--yes")
+    assert said.status == 0, said.err
+    for command in commands_of(said):
+        assert "--gin_file=it's here.gin" in command
+
+
+def test_text_of_another_script_is_warned_of(here: Path) -> None:
+    folders.tsv(here / "corpus")
+    for split in ("train", "dev", "test"):
+        (here / "corpus" / f"fy.{split}.tsv").rename(here / "corpus" / f"ru.{split}.tsv")
+    said = new("corpus", "--yes")
+    assert "ru: 0% of the letters are of the scripts of Russian" in " ".join(said.out.split())
 
 
 def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,9 +252,13 @@ def test_columns_of_no_known_language_are_asked_for(
         write(here / "corpus" / f"{language}.{split}.tsv", text.replace("fy", "zz fy"))
         if language == "gl":
             write(here / "corpus" / f"{language}.{split}.tsv", text.replace(split, f"x{split}"))
-    answers = iter(["3"])
+    answers = iter(["3", "2", "soon", "5"])
     monkeypatch.setattr("builtins.input", lambda _: next(answers))
-    assert "which column is English: '3': must be a whole number from 1 to" in new("corpus").mistake
+    said = new("corpus", "--out=second.gin")
+    assert said.status == 0, said.err
+    assert "'3': must be a whole number from 1 to 2\n" in said.err
+    assert "'soon': must be a whole number from 1 to" in said.err
+    assert "English: column 2" in said.out
     said = new("corpus", "--yes")
     assert "not asked: which column is English: 1" in said.out
 

@@ -140,6 +140,14 @@ class Reading:
             for (name, reason), count in sorted(self.skipped.items())
         ]
 
+    def nothing_in(self, name: str) -> str:
+        """That a file has no pairs, and the reason of most of its lines."""
+        found = [(count, *key) for key, count in self.skipped.items() if key[0].startswith(name)]
+        if not found:
+            return "no pairs in it"
+        count, named, reason = max(found)
+        return f"no pairs in it; {count} lines skipped: {reason}{self.where(named, reason)}"
+
     def where(self, name: str, reason: str) -> str:
         """' (line 3, 17)': the first lines of a file left out for a reason; '' of what is no
         mistake."""

@@ -201,7 +201,9 @@ def _fitting(
         return []
     if english != "en" and not ("{pair}" in pattern or "{side}" in pattern):
         return []  # nothing in such names is English
-    layout = FileLayout(source.__name__, root, pattern, english, splits if "train" in splits else None)
+    layout = FileLayout(
+        source.__name__, root, pattern, english, splits if "train" in splits else None
+    )
     files = [file for file in layout.find() if file.code not in _NO_SIDES]
     if source is Moses and not any(file.english for file in files):
         return []

@@ -75,8 +75,8 @@ def _check_out(path: Path, folder: str) -> None:
     if path.exists():
         raise InputError(f"{path}: is there, and is never written over; --out=another.gin")
     if "://" not in folder and path.resolve().is_relative_to(Path(folder).resolve()):
-        beside = os.path.relpath(Path(folder).resolve().parent / path.name)
-        raise InputError(f"--out={path}: nothing is written into {folder}; --out={beside}")
+        elsewhere = os.path.relpath(Path(folder).resolve().parent / path.name)
+        raise InputError(f"--out={path}: nothing is written into {folder}; --out={elsewhere}")
     if not path.parent.is_dir():
         raise InputError(f"--out={path}: no folder {path.parent}")
 

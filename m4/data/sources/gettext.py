@@ -27,6 +27,7 @@ _PLACEHOLDER = re.compile(
 _MNEMONIC = re.compile(r"[_&](?=\w)")
 # Translations of English into English: en_GB, en-AU, en@shaw.
 _ENGLISH = re.compile("en[-_@]")
+ENGLISH_CATALOGUE = "a catalogue of English"
 # Chinese, Japanese and Korean put the English letter behind the word: 文件(_F).
 _MNEMONIC_BEHIND = re.compile(r"\s*[(（][_&]\w[)）]")
 
@@ -65,7 +66,7 @@ class Gettext(Folder):
         names = {file.name for file in files}
         for file in files:
             if _ENGLISH.match(file.code or ""):
-                self.reading.skipped[file.name, "a catalogue of English"] = 1
+                self.reading.skipped[file.name, ENGLISH_CATALOGUE] = 1
         return [
             file
             for file in files

@@ -15,6 +15,7 @@ from rich.table import Table
 from m4 import config
 from m4.data.languages import describe, is_english
 from m4.data.sources import SPLITS
+from m4.data.sources.gettext import ENGLISH_CATALOGUE
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.new import choosing, counting, writing
@@ -125,6 +126,8 @@ def _read(layout: FoundCorpus, folder: str) -> Counted:
     source = layout.opened(folder)
     known = source.languages()
     languages = [code for code in known if not is_english(code)]
+    english = [code for code in known if is_english(code)]
+    english += sorted(file for file, reason in source.skipped if reason == ENGLISH_CATALOGUE)
     if len(languages) < 2:
         seen = f"{layout.files} with {', '.join(known) or 'no language with training pairs'}"
         raise InputError(f"{folder}: {EXPECTED}; saw {seen}")
@@ -134,7 +137,7 @@ def _read(layout: FoundCorpus, folder: str) -> Counted:
             languages,
             lambda done, total, what: bar.update(round(100 * done / total), what),
         )
-    return dataclasses.replace(counted, english=[code for code in known if is_english(code)])
+    return dataclasses.replace(counted, english=english)
 
 
 def _languages(layout: FoundCorpus, folder: str, counted: Counted) -> list[str]:

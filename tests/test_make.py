@@ -58,31 +58,3 @@ def test_a_changed_lock_is_installed_again(folder: Path) -> None:
     assert installed(folder) == [CPU, GPU]
     assert installed(folder, "CUDA=0") == [CPU]
     assert installed(folder) is None  # the other lock does not matter now
-
-
-def commands(*arguments: str) -> str:
-    """What `make ARGUMENTS` would run after the set-up."""
-    return subprocess.run(
-        ["make", "--dry-run", "--no-print-directory", "--old-file=setup", *arguments],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-
-
-def test_a_corpus_has_its_config_and_folder() -> None:
-    fetched, demo = "requirements-catalogues.lock", "--gin_file=gin_configs/demo.gin"
-    assert f'{demo} --model_dir="runs/demo"' in commands("demo")
-    assert demo in commands("demo", "CORPUS=cldr")
-    assert fetched not in commands("demo")
-    made = commands("demo", "CORPUS=catalogues")
-    assert made.index(fetched) < made.index("--gin_file=gin_configs/catalogues.gin")
-    assert '--model_dir="runs/catalogues"' in made
-    assert '--model_dir="runs/mine"' in commands("demo", "CORPUS=catalogues", "MODEL_DIR=runs/mine")
-
-
-def test_packages_that_are_data_are_never_built_or_run() -> None:
-    made = commands("catalogues")
-    assert "--only-binary :all: --require-hashes" in made
-    assert "-delete" in made

@@ -19,7 +19,6 @@ from m4.data.sources.gettext import Gettext
 from m4.data.sources.huggingface import HuggingFace
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
-from m4.data.sources.packages import Packages
 from m4.data.sources.tfds import Tfds
 from m4.data.sources.tsv import Tsv
 
@@ -104,12 +103,6 @@ def gettext(folder: Path, texts: Texts) -> Source:
     return Gettext(folder, dev_every=6, test_every=4)
 
 
-def packages(folder: Path, texts: Texts) -> Source:
-    write_po(folder, texts, "made/locale/{lang}/LC_MESSAGES/made.po")
-    write(folder / "made-1.0.dist-info" / "METADATA", "Name: made\nVersion: 1.0\nLicense: MIT\n")
-    return Packages(folder, codes={}, dev_every=6, test_every=4)
-
-
 def write_po(folder: Path, texts: Texts, files: str) -> None:
     for code, splits in texts.items():
         entries = [
@@ -191,7 +184,6 @@ WRITERS: dict[str, Callable[[Path, Texts], Source]] = {
     "jsonl": jsonl,
     "huggingface": huggingface,
     "gettext": gettext,
-    "packages": packages,
     "tfds": tfds,
 }
 
@@ -207,7 +199,6 @@ def arguments_of(name: str, folder: epath.Path | Path) -> dict[str, Any]:
             "language_field": "lang",
         },
         "gettext": {"folder": folder, "dev_every": 6, "test_every": 4},
-        "packages": {"folder": folder, "codes": {}, "dev_every": 6, "test_every": 4},
         "tfds": {
             "datasets": ["made_dataset/en-gl", "made_dataset/en-pt"],
             "data_dir": folder,

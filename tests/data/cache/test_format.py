@@ -32,7 +32,6 @@ READ: dict[str, str] = dict.fromkeys(
 ) | {
     # Its own splits; the order of TFDS's files.
     "gettext": "c3ecf338ca721ab82e1afdf6f5d1740cd59c4cd6a681e9f5fd80e3f166fd348a",
-    "packages": "c3ecf338ca721ab82e1afdf6f5d1740cd59c4cd6a681e9f5fd80e3f166fd348a",
     "tfds": "ace3d3e8706b3e5daba8e3caeb5e68433f7e30442a330ed863f496c0f3518512",
 }
 # stream.FORMAT, and SHA-256 of batches by layout.

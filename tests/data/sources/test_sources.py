@@ -41,7 +41,7 @@ ALL, WRITTEN = named(FACTORIES), named(WRITERS)
 # Whose files' order is not the one of the pairs.
 SHUFFLED = {"tfds"}
 # Whose splits are not the ones of the files.
-HASHED = {"gettext", "packages", "cldr"}
+HASHED = {"gettext", "cldr"}
 
 
 @pytest.fixture(scope="module")

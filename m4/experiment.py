@@ -16,8 +16,8 @@ from m4.data.samplers.temperature import temperature
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.methods.sampling import Sampling as Sampling
 from m4.eval.decoding.settings import Decoding as Decoding
-from m4.eval.scoring.groups import DEFAULT_LEVELS
-from m4.eval.scoring.groups import ResourceLevels as ResourceLevels
+from m4.eval.scoring.levels import DEFAULT_LEVELS
+from m4.eval.scoring.levels import ResourceLevels as ResourceLevels
 from m4.model.transformer import Transformer
 from m4.settings import (
     FROM_NOW_ON,

@@ -248,7 +248,7 @@ def test_what_a_saved_config_may_name_does_nothing_but_compute() -> None:
         "m4.train.schedules", "m4.train.average", "m4.train.early_stopping", "m4.train.training",
         "m4.train.initial", "m4.train.bad_steps", "m4.train.multitask.",
         "m4.eval.decoding.settings", "m4.eval.decoding.methods.", "m4.eval.metrics.",
-        "m4.eval.scoring.groups", "m4.parallel.mesh",
+        "m4.eval.scoring.levels", "m4.parallel.mesh",
     )  # fmt: skip
     found = set()
     for module in pkgutil.walk_packages(m4.__path__, "m4."):

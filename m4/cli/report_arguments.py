@@ -61,7 +61,7 @@ def comparison(
     output = parsed.output or Path("report")
     asked = {"runs": parsed.runs, "baseline": parsed.baseline, "output": output, "levels": None}
     if parsed.levels is not None:
-        from m4.eval.scoring.groups import ResourceLevels
+        from m4.eval.scoring.levels import ResourceLevels
 
         if not re.fullmatch(r"\d+,\d+,\d+", parsed.levels):
             raise InputError(f"--levels={parsed.levels}: must be three numbers, as 3000,1000,50")

@@ -16,7 +16,7 @@ from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
 from m4.data.stream.buckets import batch_shapes
 from m4.data.stream.stream import Stream
-from m4.eval.scoring.groups import LEVELS
+from m4.eval.scoring.levels import LEVELS
 from m4.experiment import Baselines, Experiment, partial_arguments
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed

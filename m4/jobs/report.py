@@ -16,7 +16,7 @@ from m4.eval.report.page import DELTA_TITLE, Background
 from m4.eval.report.results import Results, write_results
 from m4.eval.scoring import rates
 from m4.eval.scoring.delta import BILINGUAL, tables
-from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import System, score_table
 from m4.experiment import Experiment
 from m4.jobs import prepare

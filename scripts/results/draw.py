@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from m4.eval.report import results as report
 from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, from_plain, plain
-from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import COPY, score_rows
 from m4.settings import InputError
 from m4.storage.files import read_json, read_jsonl, write_jsonl, write_text

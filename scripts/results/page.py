@@ -15,7 +15,7 @@ from m4.eval.scoring.delta import (
     small_tests,
     small_tests_line,
 )
-from m4.eval.scoring.groups import LEVELS
+from m4.eval.scoring.levels import LEVELS
 from m4.eval.scoring.rates import RATES, notes, shown, summary
 from m4.eval.scoring.score import COPY
 

@@ -20,7 +20,7 @@ from m4.eval.metrics import bootstrap
 from m4.eval.metrics.bleu import bleu
 from m4.eval.scoring import export
 from m4.eval.scoring.delta import averages, deltas
-from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import System, measure
 from m4.experiment import Baselines, Data, Decoding, Experiment, Training
 from m4.jobs.baselines import find_baselines, plans_of

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from m4.eval.decoding.largest import top_k
 from m4.eval.decoding.methods.constraints import NEG_INF, Constrain
+from m4.eval.decoding.top_k import top_k
 
 # Cache leaves without a beam axis. `cache_index` has one only after a prefill, where each row has a
 # separate position.

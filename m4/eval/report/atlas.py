@@ -26,7 +26,7 @@ from rich.table import Table
 from m4.data.preprocess import language_of
 from m4.eval.report.figures import FEW, page_size, png
 from m4.eval.report.theme import DARK, LIGHT, Theme
-from m4.eval.scoring.groups import DIRECTION_GROUPS, direction_group
+from m4.eval.scoring.levels import SIDES, side_of
 from m4.settings import InputError
 from m4.storage.files import keep_result
 from m4.train.measuring import routing_counts
@@ -54,8 +54,8 @@ class Atlas:
     layers: dict[str, npt.NDArray[np.int64]]
 
     def groups(self) -> list[str]:
-        """The group of each direction, of `DIRECTION_GROUPS`."""
-        return [direction_group(direction) for direction in self.directions]
+        """The group of each direction, of `SIDES`."""
+        return [side_of(direction) for direction in self.directions]
 
 
 def path_of(folder: Path, split: str) -> Path:
@@ -82,7 +82,7 @@ def read(path: Path) -> Atlas:
     kept = sorted(
         (i for i in range(len(found.directions)) if any(x[i].any() for x in found.layers.values())),
         key=lambda i: (
-            DIRECTION_GROUPS.index(direction_group(found.directions[i])),
+            SIDES.index(side_of(found.directions[i])),
             -pairs.get(language_of(found.directions[i]), 0),
             language_of(found.directions[i]),
         ),
@@ -188,12 +188,12 @@ def tables(atlas: Atlas) -> dict[str, Table]:
         table = Table(box=SIMPLE_HEAD)
         table.add_column("expert", justify="right")
         table.add_column("load", justify="right")
-        for group in DIRECTION_GROUPS:
+        for group in SIDES:
             table.add_column(f"{_arrow(group)}, over {100 * SPECIAL / experts:.3g}%")
         shown = range(experts) if experts <= _MOST_LINES else list(special)[:_MOST_LINES]
         for expert in shown:
             cells = []
-            for group in DIRECTION_GROUPS:
+            for group in SIDES:
                 rows = [row for row in special.get(expert, []) if groups[row] == group]
                 cells.append(
                     _first(
@@ -235,7 +235,7 @@ def figure(atlas: Atlas, theme: Theme = LIGHT) -> Figure:
     columns = [[layer for layer in atlas.layers if _stack(layer) == stack] for stack in stacks]
     deep = max(map(len, columns))
     groups = atlas.groups()
-    blocks = [[i for i, here in enumerate(groups) if here == group] for group in DIRECTION_GROUPS]
+    blocks = [[i for i, here in enumerate(groups) if here == group] for group in SIDES]
     wide = max(map(len, blocks)) > FEW
     width, size = page_size(wide)
     line = 1.3 * size / 72  # inches of a line of text
@@ -295,7 +295,7 @@ def _rows(blocks: Sequence[Sequence[int]], gap: int) -> tuple[list[int | None], 
     """The picture's rows (a direction, or None in a gap), and where the names of groups are."""
     rows: list[int | None] = []
     names = {}
-    for group, block in zip(DIRECTION_GROUPS, blocks, strict=True):
+    for group, block in zip(SIDES, blocks, strict=True):
         if block:
             names[len(rows) + (gap - 1) / 2] = _arrow(group)
             rows += [None] * gap + list(block)

@@ -15,7 +15,7 @@ from m4.eval.report.figures import save
 from m4.eval.report.theme import LIGHT, Theme
 from m4.eval.scoring.by_step import ALL
 from m4.eval.scoring.delta import METRIC_NAMES
-from m4.eval.scoring.groups import LEVELS
+from m4.eval.scoring.levels import LEVELS
 
 _SERIES = (ALL, *LEVELS)
 _MARKERS = {ALL: "o", "high": "s", "medium": "^", "low": "D"}

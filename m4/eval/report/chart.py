@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from m4.eval.report.curve import ticks
 from m4.eval.scoring.delta import METRIC_NAMES, UNDERTRAINED, Delta, small_tests
-from m4.eval.scoring.groups import DIRECTION_GROUPS, LEVELS, ResourceLevels
+from m4.eval.scoring.levels import LEVELS, SIDES, ResourceLevels
 from m4.eval.scoring.trend import trend, window_size
 
 WIDTHS = {"wide": 1180, "narrow": 390}  # of a screen, and of a phone
@@ -96,7 +96,7 @@ def svg(
     """
     pairs = {row.language: row.train_pairs for row in rows}
     languages = sorted(pairs, key=lambda language: (-pairs[language], language))
-    sides = [side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)]
+    sides = [side for side in SIDES if any(row.side == side for row in rows)]
     small = small_tests(rows, levels)
     ruling = [row for row in rows if row.direction not in small] or list(rows)
     edges = [bound for row in ruling for bound in (row.low, row.high, row.delta, 0.0)]

@@ -27,7 +27,7 @@ from m4.eval.scoring.delta import (
     small_tests,
     small_tests_line,
 )
-from m4.eval.scoring.groups import DIRECTION_GROUPS, LEVELS, ResourceLevels
+from m4.eval.scoring.levels import LEVELS, SIDES, ResourceLevels
 from m4.eval.scoring.score import (
     COPY,
     Measured,
@@ -104,7 +104,7 @@ def page(
         names=METRIC_NAMES,
         baseline=baseline,
         systems=names,
-        sides=[side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)],
+        sides=[side for side in SIDES if any(row.side == side for row in rows)],
         **_levels(rows, levels),
         **_deltas(rows, means, small, data, levels, window),
         metric_key=metric,

@@ -15,7 +15,7 @@ from m4.data.families import OTHER, shown
 from m4.eval.report.figures import FEW, Sheet, save
 from m4.eval.report.theme import LIGHT, Theme
 from m4.eval.scoring.delta import METRIC_NAMES, Delta, hollow_means, small_tests
-from m4.eval.scoring.groups import DEFAULT_LEVELS, DIRECTION_GROUPS, LEVELS, ResourceLevels
+from m4.eval.scoring.levels import DEFAULT_LEVELS, LEVELS, SIDES, ResourceLevels
 from m4.eval.scoring.trend import trend, window_size
 from m4.settings import InputError
 
@@ -59,7 +59,7 @@ def figure(
         raise InputError("nothing to plot: no direction is decoded by a system and its baseline")
     pairs = {row.language: row.train_pairs for row in rows}
     languages = sorted(pairs, key=lambda language: (-pairs[language], language))
-    sides = [side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)]
+    sides = [side for side in SIDES if any(row.side == side for row in rows)]
     name_of = {row.language: row.name for row in rows}
     labels = [name_of[language] if names else language for language in languages]
     ratios = [1.0] * len(sides) + [0.27]

@@ -13,7 +13,7 @@ from m4.eval.report.theme import DARK
 from m4.eval.scoring import export
 from m4.eval.scoring.by_step import read_rows
 from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, plain
-from m4.eval.scoring.groups import DEFAULT_LEVELS, ResourceLevels
+from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import rates, read_rates
 from m4.eval.scoring.score import Subsets, System, measure, score_rows, write_scores
 from m4.settings import Count, Size

@@ -8,7 +8,7 @@ from typing import Any
 from m4.data.languages import describe
 from m4.data.preprocess import language_of, split_direction
 from m4.eval.scoring.delta import METRIC_NAMES, Average, Delta
-from m4.eval.scoring.groups import LEVELS
+from m4.eval.scoring.levels import LEVELS
 from m4.eval.scoring.score import COPY, Decode, Measured, Subsets, untagged, with_complements
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from m4.eval.scoring.delta import METRIC_NAMES
-from m4.eval.scoring.groups import LEVELS
+from m4.eval.scoring.levels import LEVELS
 from m4.settings import InputError
 from m4.storage.files import read_jsonl, write_jsonl
 

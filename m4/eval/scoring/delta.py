@@ -16,12 +16,12 @@ from rich.table import Table
 from m4.data.languages import closely_related, describe
 from m4.data.preprocess import language_of
 from m4.eval.metrics import bootstrap
-from m4.eval.scoring.groups import (
+from m4.eval.scoring.levels import (
     DEFAULT_LEVELS,
-    DIRECTION_GROUPS,
     LEVELS,
+    SIDES,
     ResourceLevels,
-    direction_group,
+    side_of,
 )
 from m4.eval.scoring.score import COPY, Measured
 from m4.settings import InputError
@@ -40,7 +40,7 @@ class Delta:
 
     Scores in percent; low, high: the 95% interval of the difference by paired bootstrap;
     replicates: the difference in every resample [resamples], empty where read from a file.
-    side: the group of the direction, one of `DIRECTION_GROUPS`.
+    side: the group of the direction, one of `SIDES`.
     closely_related: closely related languages of the same run, whose texts are nearly this one's.
     chapter: of the run, that the system was scored in.
     """
@@ -112,9 +112,7 @@ def deltas(
                 rows.append(_delta(measured, direction, system.name, baseline, metric, train_pairs))
     order = {system.name: rank for rank, system in enumerate(measured.systems)}
     # Languages of equal size keep one order in both groups and in all systems.
-    rows.sort(
-        key=lambda r: (order[r.system], -r.train_pairs, r.language, DIRECTION_GROUPS.index(r.side))
-    )
+    rows.sort(key=lambda r: (order[r.system], -r.train_pairs, r.language, SIDES.index(r.side)))
     related = {name: tuple(closely_related(name, sorted(languages))) for name in languages}
     return [replace(row, closely_related=related[row.language]) for row in rows]
 
@@ -141,7 +139,7 @@ def _delta(
         direction=direction,
         language=language,
         name=describe(language).name,
-        side=direction_group(direction),
+        side=side_of(direction),
         system=system,
         baseline=baseline,
         metric=metric,
@@ -211,7 +209,7 @@ def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> 
     result = []
     systems = list(dict.fromkeys(row.system for row in rows))
     small = small_tests(rows, levels)
-    for side in DIRECTION_GROUPS:
+    for side in SIDES:
         for system in systems:
             mine = [row for row in rows if row.side == side and row.system == system]
             mine = [row for row in mine if row.direction not in small]
@@ -250,7 +248,7 @@ def tables(
     """One table a system for a terminal of `width` characters: languages by falling training size,
     then the averages. Where it does not fit: first without names, then one table a side. Of more
     than `MOST_LINES` languages there are the averages alone: the others are in files."""
-    sides = [side for side in DIRECTION_GROUPS if any(row.side == side for row in rows)]
+    sides = [side for side in SIDES if any(row.side == side for row in rows)]
     layouts = [
         ([sides], True),
         ([sides], False),

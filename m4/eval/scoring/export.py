@@ -16,7 +16,7 @@ from m4.eval.scoring.delta import (
     small_tests,
     small_tests_line,
 )
-from m4.eval.scoring.groups import LEVELS, ResourceLevels
+from m4.eval.scoring.levels import LEVELS, ResourceLevels
 
 _OF_SYSTEM = ("score", "delta", "low", "high", "p_value", "undertrained")
 _ESCAPES = str.maketrans(

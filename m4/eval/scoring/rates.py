@@ -25,7 +25,7 @@ from m4.data.cleaning.language_id import identifiers_code
 from m4.data.cleaning.script import Script
 from m4.data.preprocess import split_direction
 from m4.data.scripts import WEIGHTS, likely_scripts_of, script_numbers, scripts_of
-from m4.eval.scoring.groups import DIRECTION_GROUPS, ResourceLevels, direction_group
+from m4.eval.scoring.levels import SIDES, ResourceLevels, side_of
 from m4.eval.scoring.score import Decode, Measured, untagged
 from m4.storage.files import read_jsonl
 
@@ -231,12 +231,11 @@ def summary(
     """Means over the directions of a group, a row a group and system, references first. Of small
     test sets there are none (`ResourceLevels.min_test_sentences`)."""
     found = []
-    for side in DIRECTION_GROUPS:
+    for side in SIDES:
         mine = [
             row
             for row in rows
-            if direction_group(row["direction"]) == side
-            and row["sentences"] >= levels.min_test_sentences
+            if side_of(row["direction"]) == side and row["sentences"] >= levels.min_test_sentences
         ]
         for system in dict.fromkeys(row["system"] for row in mine):
             group = [row for row in mine if row["system"] == system]

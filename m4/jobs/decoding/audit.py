@@ -12,8 +12,8 @@ from rich.table import Table
 
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import split_direction, tag
-from m4.eval.decoding import audit as audits
-from m4.eval.decoding.audit import Compared, Placed, Way
+from m4.eval.decoding import batch_invariance
+from m4.eval.decoding.batch_invariance import Compared, Placed, Way
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.testsets import Portion
 from m4.experiment import Experiment
@@ -61,9 +61,9 @@ def audit(experiment: Experiment, portion: Portion, step: int | None = None) -> 
         direction: [tag(source, split_direction(direction)[1]) for source, _ in pairs]
         for direction, pairs in portion.pairs(cache).items()
     }
-    chosen = audits.ways(placed)
+    chosen = batch_invariance.ways(placed)
     with ProgressBar("audit", len(chosen), "ways") as bar:
-        rows = audits.audit(
+        rows = batch_invariance.changed_tokens(
             model, cache.vocabulary, sources, experiment.decoding, chosen, bar.update
         )
     return _show(rows, chosen, found)

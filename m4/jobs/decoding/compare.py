@@ -16,7 +16,7 @@ from m4.eval.decoding.testsets import train_pairs
 from m4.eval.report.page import Background
 from m4.eval.report.results import Results, write_results
 from m4.eval.scoring.delta import BILINGUAL
-from m4.eval.scoring.groups import DEFAULT_LEVELS, ResourceLevels
+from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import REFERENCE
 from m4.eval.scoring.score import COPY, System, find_decodes, train_pairs_of
 from m4.jobs.report import show

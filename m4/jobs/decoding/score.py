@@ -7,9 +7,9 @@ from typing import Any
 from etils import epath
 
 from m4.data.preprocess import tag
-from m4.eval.decoding.given import score_given
 from m4.eval.decoding.hypotheses import decode_to_files
 from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.eval.decoding.score_references import score_references
 from m4.eval.decoding.testsets import Portion
 from m4.eval.decoding.translate import check_language
 from m4.eval.text.inputs import Text
@@ -51,7 +51,7 @@ def score(
     with ProgressBar(f"score {split}", sum(map(len, pairs.values())), "sentences") as bar:
 
         def scored(sources: list[str]) -> list[dict[str, Any]]:
-            given = score_given(
+            given = score_references(
                 model, params, cache.vocabulary, sources, targets, decoding,
                 progress=lambda done, *_: bar.update(done), layout=layout,
             )  # fmt: skip
@@ -80,7 +80,7 @@ def score_files(
         )
     ready = translator(experiment)
     check_language(to, ready.languages or ready.vocabulary.languages)
-    given = score_given(
+    given = score_references(
         ready.model, ready.params, ready.vocabulary,
         [tag(ready.normalise(line), to) for line in sources],
         [ready.normalise(line) for line in targets], ready.decoding, layout=ready.layout,

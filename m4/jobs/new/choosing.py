@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from m4.eval.scoring.groups import DEFAULT_LEVELS, LEVELS, ResourceLevels
+from m4.eval.scoring.levels import DEFAULT_LEVELS, LEVELS, ResourceLevels
 from m4.experiment import Experiment
 from m4.jobs.baselines import baselines_of
 from m4.jobs.baselines_progress import SHARES, TRAINED, step_flops

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from m4.eval.scoring import by_step
-from m4.eval.scoring.groups import LEVELS
+from m4.eval.scoring.levels import LEVELS
 from m4.settings import InputError
 from m4.storage import remote, run_folder
 from m4.storage.checkpoints import SCORES_BY_STEP

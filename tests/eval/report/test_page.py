@@ -12,7 +12,7 @@ from m4.data.languages import LANGUAGES
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.report.page import SCRIPT
 from m4.eval.report.results import write_results
-from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import System
 from m4.storage.files import write_jsonl
 from tests.eval.report.chromium import browser

@@ -11,7 +11,7 @@ from m4.data.languages import LANGUAGES
 from m4.eval.report import plot
 from m4.eval.report.theme import LIGHT
 from m4.eval.scoring.delta import Delta
-from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.levels import ResourceLevels
 
 
 def rows(languages, systems=("moe", "dense"), sides=("xx->en", "en->xx")):

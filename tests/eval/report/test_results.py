@@ -14,7 +14,7 @@ from m4.eval.report.page import SCRIPT, Background, language_tag
 from m4.eval.report.results import draw, write_results
 from m4.eval.scoring.by_step import read_rows, replace_rows, rows_by_step, said
 from m4.eval.scoring.delta import from_plain
-from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import System, measure, score_rows, train_pairs_of
 from m4.storage.files import read_jsonl, write_jsonl
 from m4.train.measuring import routing_counts

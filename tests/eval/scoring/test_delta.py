@@ -8,7 +8,7 @@ from rich.console import Console
 
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.scoring import delta, score
-from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.levels import ResourceLevels
 from m4.storage.files import write_jsonl
 
 TRAIN = {"de": 6000, "hr": 3000, "nl": 1500, "gl": 250, "bs": 200}

@@ -5,7 +5,7 @@ import numpy as np
 
 from m4.eval.scoring.delta import Delta, averages
 from m4.eval.scoring.export import csv_text, latex_text
-from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.levels import ResourceLevels
 
 LEVELS = ResourceLevels(min_test_sentences=30)
 

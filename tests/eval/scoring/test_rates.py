@@ -12,7 +12,7 @@ from rich.console import Console
 
 from m4.data.cleaning import language_id
 from m4.eval.scoring import rates
-from m4.eval.scoring.groups import ResourceLevels
+from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import Decode, Measured, System
 from m4.storage.files import write_jsonl
 

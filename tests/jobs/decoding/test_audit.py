@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from m4.eval.decoding.audit import Compared
+
 from m4.jobs.decoding import audit as job
 from tests.command_line import m4
 
@@ -33,7 +33,7 @@ def test_a_changed_token_is_exit_status_1(trained: Path, monkeypatch: pytest.Mon
         found.changed["1 device, 8 rows"] = 2
         return {"en-gl": found}
 
-    monkeypatch.setattr(job.audits, "audit", changed)
+    monkeypatch.setattr(job.batch_invariance, "changed_tokens", changed)
     said = audit(trained, "--sentences=1", "--directions=en-gl")
     assert said.status == 1
     assert said.out.rstrip().endswith("2 of 63 tokens changed")

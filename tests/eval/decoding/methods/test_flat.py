@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from m4.eval.decoding.given import log_probabilities, penalty
+from m4.eval.decoding.score_references import log_probabilities, penalty
 from m4.eval.decoding.search import search
 from m4.eval.decoding.settings import Method
 from tests.eval.small_model import tiny

@@ -2,7 +2,7 @@
 
 It should not: a sentence's padded length follows from its own length, a search keeps rows apart, no
 token is dropped. But programs of other shapes round otherwise, which decides where two candidates
-are equal to nearly the last bit. The audit translates sentences one by one, and again in other
+are equal to nearly the last bit. The check translates sentences one by one, and again in other
 ways, and compares tokens.
 """
 
@@ -69,7 +69,7 @@ def ways(placed: Sequence[Placed]) -> list[Way]:
     ]
 
 
-def audit(
+def changed_tokens(
     model: nn.Module,
     vocabulary: Pieces,
     sources: Mapping[str, Sequence[str]],

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from m4.eval.scoring.groups import DEFAULT_LEVELS, ResourceLevels, direction_group
+from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels, side_of
 from m4.settings import SettingError
 
 
@@ -18,7 +18,7 @@ def test_levels_that_overlap_are_refused():
 
 
 def test_groups_of_directions():
-    assert [direction_group(d) for d in ("gl-en", "en-gl")] == ["xx->en", "en->xx"]
+    assert [side_of(d) for d in ("gl-en", "en-gl")] == ["xx->en", "en->xx"]
     for bad in ("gl", "gl-", "en-b-c", "gl-pt"):
         with pytest.raises(ValueError, match="must be 'en-xx' or 'xx-en'"):
-            direction_group(bad)
+            side_of(bad)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from m4.eval.decoding.decode import translations
-from m4.eval.decoding.given import score_given
 from m4.eval.decoding.methods.sampling import Sampling
+from m4.eval.decoding.score_references import score_references
 from m4.settings import InputError, SettingError
 from tests.eval.small_model import SETTINGS, Words, sentences, tiny
 
@@ -52,14 +52,14 @@ def test_the_score_of_what_a_search_found_is_the_search_s(sampling: Sampling | N
     plain = [row for row, text in enumerate(targets) if text.endswith(" end") and "pad" not in text]
     assert len(plain) >= 6
     sources, targets = ([each[row] for row in plain] for each in (sources, targets))
-    given = score_given(model, params, Spelt(), sources, targets, settings)
+    given = score_references(model, params, Spelt(), sources, targets, settings)
     assert [one.tokens for one in given] == [len(text.split()) for text in targets]
     np.testing.assert_allclose(
         [one.score for one in given], [scores[row] for row in plain], rtol=1e-4
     )
     # Another size of the batches, another order: the same to rounding.
     alone = replace(settings, batch_rows=1)
-    back = score_given(model, params, Spelt(), sources[::-1], targets[::-1], alone)
+    back = score_references(model, params, Spelt(), sources[::-1], targets[::-1], alone)
     np.testing.assert_allclose(back[::-1], given, rtol=1e-5)
 
 

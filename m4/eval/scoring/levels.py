@@ -10,10 +10,10 @@ from m4.settings import MUTABLE, Count, SettingError, checked
 
 LEVELS = ("high", "medium", "low")
 TO_ENGLISH, FROM_ENGLISH = "xx->en", "en->xx"
-DIRECTION_GROUPS = (TO_ENGLISH, FROM_ENGLISH)
+SIDES = (TO_ENGLISH, FROM_ENGLISH)
 
 
-def direction_group(direction: str) -> str:
+def side_of(direction: str) -> str:
     """'xx->en' of 'gl-en', 'en->xx' of 'en-gl'. ValueError: no direction."""
     return TO_ENGLISH if split_direction(direction)[1] == "en" else FROM_ENGLISH
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m4.eval.decoding import audit as audits
-from m4.eval.decoding.audit import Placed, Way, audit, ways
+from m4.eval.decoding import batch_invariance
+from m4.eval.decoding.batch_invariance import Placed, Way, changed_tokens, ways
 from m4.eval.decoding.decode import Batch
 from m4.parallel.layout import Layout
 from m4.parallel.mesh import make_mesh
@@ -23,7 +23,7 @@ def test_a_model_that_drops_tokens_depends_on_its_batch() -> None:
     """The planted fault: experts with too few slots for the tokens of a batch of beams."""
     model, params = tiny(moe=partial(MOE, decode_capacity_factor=0.5))
     chosen = [way for way in ways([Placed(params)]) if way.rows < 64]
-    found = audit(model, Words(), SOURCES, SETTINGS, chosen)
+    found = changed_tokens(model, Words(), SOURCES, SETTINGS, chosen)
     assert sum(sum(one.changed.values()) for one in found.values()) > 0
 
 
@@ -31,7 +31,7 @@ def test_a_model_that_drops_tokens_depends_on_its_batch() -> None:
 def test_a_sound_model_does_not() -> None:
     model, params = tiny()
     chosen = [Way(Placed(params), 1), Way(Placed(params), 8), Way(Placed(params), 8, True)]
-    found = audit(model, Words(), SOURCES, SETTINGS, chosen)
+    found = changed_tokens(model, Words(), SOURCES, SETTINGS, chosen)
     assert {name: one.sentences for name, one in found.items()} == {"en-a": 6, "en-b": 5}
     assert all(one.tokens >= one.sentences for one in found.values())
     assert all(not +one.changed for one in found.values())
@@ -48,9 +48,9 @@ def test_changed_tokens_are_counted_by_direction(monkeypatch: pytest.MonkeyPatch
             padded = [*chosen[source], 0, 0, 0, 0][:4]
             more["on_batch"](Batch([row], np.zeros((1, 1))), np.array([padded] * 2))
 
-    monkeypatch.setattr(audits, "decode", search)
+    monkeypatch.setattr(batch_invariance, "decode", search)
     sources = {"en-a": ["w0", "w1"], "en-b": ["w1", "w2"], "en-c": ["w0"]}
-    found = audit(None, Words(), sources, SETTINGS, ways([Placed({})]))  # pyright: ignore
+    found = changed_tokens(None, Words(), sources, SETTINGS, ways([Placed({})]))  # pyright: ignore
     assert {name: one.tokens for name, one in found.items()} == {"en-a": 4, "en-b": 4, "en-c": 2}
     assert {name: dict(+one.changed) for name, one in found.items()} == {
         "en-a": {"1 device, 8 rows": 1},

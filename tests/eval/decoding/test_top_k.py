@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from m4.eval.decoding.largest import top_k
+from m4.eval.decoding.top_k import top_k
 
 SHAPES = [
     (3, 8192, 2),

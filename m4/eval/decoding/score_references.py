@@ -20,7 +20,7 @@ from m4.parallel import distributed
 from m4.parallel.layout import Layout
 
 
-class Given(NamedTuple):
+class Scored(NamedTuple):
     """How probable a translation is.
 
     logprob: of all its tokens, EOS too. tokens: how many. score: logprob over the length penalty:
@@ -68,7 +68,7 @@ def _program(layout: Layout, model: nn.Module) -> distributed.SynchronizedProgra
     return distributed.SynchronizedProgram(jitted, "the program that scores translations")
 
 
-def score_given(
+def score_references(
     model: nn.Module,
     params: Any,
     vocabulary: Pieces,
@@ -79,7 +79,7 @@ def score_given(
     progress: Progress | None = None,
     on_cut: OnCut = warn_of_cut,
     layout: Layout | None = None,
-) -> list[Given]:
+) -> list[Scored]:
     """Each target, given its tagged source ("<2en> ola mundo"); in their order.
 
     Sources are cut as for a translation; a target has any length. A text is scored as the
@@ -96,7 +96,7 @@ def score_given(
             on_cut(index, len(pieces) + 1, longest)
     source_ids = [trim(pieces, longest) for pieces in source_ids]
     target_ids = [[*pieces, EOS_ID] for pieces in vocabulary.encode_targets(targets)]
-    results: list[Given | None] = [None] * len(sources)
+    results: list[Scored | None] = [None] * len(sources)
     done = tokens = 0
     for chosen, arrays in _batches(source_ids, target_ids, longest, rows):
         if layout is None:
@@ -106,7 +106,7 @@ def score_given(
                 logp_B = _program(layout, model)(params, layout.batch(arrays))
         for row, logp in zip(chosen, np.asarray(logp_B).tolist(), strict=False):
             count = len(target_ids[row])
-            results[row] = Given(logp, count, logp / penalty(settings.alpha, count))
+            results[row] = Scored(logp, count, logp / penalty(settings.alpha, count))
             tokens += count
         done += len(chosen)
         if progress is not None:

@@ -20,7 +20,6 @@ from m4.cli.job_arguments import (
     add_collectives,
     add_common,
     add_debug,
-    add_explain,
     add_export,
     add_new,
     add_plan,
@@ -48,7 +47,6 @@ JOBS = {
     "checkpoint": "list, verify, inspect or convert the checkpoints of a run",
     "export": "a run's model as a checkpoint that T5X trains on from",
     "atlas": "which language goes to which expert: tables, atlas.png",
-    "explain": "which pairs made a training step's numbers bad: file, line, layer, expert",
     "plan": "ahead-of-time compile for a TPU pod (no TPU needed): memory, traffic, time, cost",
     "collectives": "what partitioned operators send: Table 4 of GShard, compiled here; or, with a "
     "config, what its training step sends and holds",
@@ -69,7 +67,6 @@ _EXAMPLES = {
     "checkpoint": "m4 checkpoint verify runs/demo",
     "export": "m4 export runs/demo --format=t5x --output=exported",
     "atlas": "m4 atlas --model_dir=runs/demo --split=test",
-    "explain": "m4 explain runs/demo --step=100",
     "plan": "m4 plan --gin_file=gin_configs/moe_128e_12l.gin --topology=v3:8x8",
     "collectives": "m4 collectives --gin_file=gin_configs/demo.gin --devices=8",
     "prepare": "m4 data prepare --gin_file=gin_configs/demo.gin",
@@ -131,7 +128,6 @@ def parser() -> argparse.ArgumentParser:
                 "collectives": add_collectives,
                 "translate": add_translate,
                 "average": add_average,
-                "explain": add_explain,
             }.get(name, functools.partial(add_run, name))(job)
             if name == "decode":
                 add_text(job)

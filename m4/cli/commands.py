@@ -39,7 +39,7 @@ def run(
 
         compare(**several)
         return 0
-    if parsed.job in ("average", "explain"):
+    if parsed.job == "average":
         parsed.model_dir = parsed.run or parsed.model_dir
     config = read_config(parsed, bindings)
     from m4.settings import SettingError
@@ -94,8 +94,6 @@ def _with_config(
         return reading.score_files(experiment, config, parsed)
     if parsed.job == "translate":
         return reading.translate(experiment, config, parsed)
-    if parsed.job == "explain":
-        return reading.explain(experiment, config, parsed, bindings)
     if parsed.job == "decode" and (portion := audit_portion(parsed)) is not None:
         return reading.audit(experiment, config, parsed.step, portion)
     if parsed.job == "decode" and (request := text_request(parsed)) is not None:

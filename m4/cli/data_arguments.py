@@ -43,6 +43,10 @@ DATA_JOBS = {
             "warn_above": {"type": float, "default": 0.01, "help": "share of bytes (0.01)"},
         },
     ),
+    "batch": DataJob(
+        "print the sentence pairs of a training step, with their direction, lengths and place",
+        {"step": {"type": int, "required": True, "help": "the step of training, from 1"}},
+    ),
     "audit": DataJob(
         "clean the corpus: what is dropped and why; data_report.html",
         {

@@ -13,7 +13,7 @@ from m4.settings import InputError
 TOGETHER = ("train", "baselines", "decode", "eval", "score", "report", "demo")
 SHARED = ("train", "decode", "eval", "score")
 # The jobs whose result is what they print; what others print is in files as well.
-PRINTED = ("atlas", "checkpoint", "collectives", "explain", "plan", "watch")
+PRINTED = ("atlas", "checkpoint", "collectives", "plan", "watch")
 
 
 def add_run(name: str, job: argparse.ArgumentParser) -> None:
@@ -217,23 +217,6 @@ def add_watch(job: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=10.0, help="between two looks (default: %(default)s)"
     )
     job.add_argument("--once", action="store_true", help="show it once")
-
-
-def add_explain(job: argparse.ArgumentParser) -> None:
-    job.add_argument("run", nargs="?", help="the folder of the run, as --model_dir")
-    job.add_argument("--step", type=int, help="a step of training (default: the last bad one)")
-    job.add_argument(
-        "--pairs",
-        type=int,
-        default=64,
-        help="gradients of so many pairs, of the highest loss (default: %(default)s)",
-    )
-    job.add_argument(
-        "--replay",
-        action="store_true",
-        help="take the steps since the checkpoint again, instead of its parameters as they are",
-    )
-    job.add_argument("--output", type=Path, metavar="FILE", help="(RUN/explain.STEP.json)")
 
 
 def add_collectives(job: argparse.ArgumentParser) -> None:

@@ -4,7 +4,6 @@ import argparse
 import functools
 import gc
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,30 +102,3 @@ def audit(experiment: "Experiment", config: "Config", step: int | None, portion:
     run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
     prepare.prepare_process(experiment, None)
     return 1 if job.audit(experiment, portion, step) else 0
-
-
-def explain(
-    experiment: "Experiment",
-    config: "Config",
-    parsed: argparse.Namespace,
-    bindings: Sequence[str],
-) -> int:
-    from m4.config import load
-    from m4.jobs import prepare
-    from m4.jobs.watching import explain as job
-    from m4.storage import chapters, run_folder
-
-    folder = local_folder(experiment.model_dir)
-    run_folder.check(folder, config.settings, config.kinds)
-    prepare.prepare_process(experiment, None)
-    step = job.chosen_step(experiment, parsed.step)
-    of = chapters.ended(folder, chapters.at(folder, step)) / "config.gin"
-    if of.is_file():
-        given = [*parsed.gin_bindings, *bindings]
-        trained = load(
-            [of], given, model_dir=experiment.model_dir, allowed_modules=parsed.allow_module
-        )
-        experiment = trained.experiment()
-    more = {"pairs": parsed.pairs, "exact": parsed.replay, "output": parsed.output}
-    job.explain(experiment, step, **more)
-    return 0

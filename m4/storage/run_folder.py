@@ -66,11 +66,11 @@ _BY_THE_WAY = {"compilation_cache", "heartbeat.json", "logs"}
 
 # Everything that jobs write at the top of the folder (docs/run_folder.md). A user's files stay.
 _WRITTEN = re.compile(
-    r"run\.json|(operative_)?config\.gin|heartbeat\.json|bad_steps\.json|metrics\.jsonl|report\.html"
+    r"run\.json|(operative_)?config\.gin|heartbeat\.json|metrics\.jsonl|report\.html"
     r"|dropped\.jsonl\.gz|(data_preview|data_report|vocabulary_report|delta_bleu)\.\w+"
     r"|(scores|deltas|rates|scores_by_step)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
     r"|chapters|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines|compare"
-    r"|compilation_cache|explain\S*|\.data\.(hashes\.json|[0-9a-f]{8}(\.old)?)"
+    r"|compilation_cache|\.data\.(hashes\.json|[0-9a-f]{8}(\.old)?)"
 )
 
 

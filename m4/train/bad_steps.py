@@ -13,7 +13,7 @@ from m4.train.state import TrainState
 Array = jax.Array
 # What a step is judged by, in the order of the axis W of arrays here.
 WATCHED = ("loss", "gradient_norm")
-ACTIONS = ("stop", "skip", "rewind")
+ACTIONS = ("stop", "skip")
 # Their names in a guarded step's batch and metrics.
 RECENT, BAD = "recent", "bad"
 # Of a normal distribution the median absolute deviation is sigma / 1.4826. Where values hardly
@@ -38,15 +38,12 @@ class BadSteps:
             many, no value is a spike.
         spikes_of: which values may be spikes.
         most_in_a_row: so many bad steps, without a good one between them, end training.
-        leave_out: where training goes back, so many batches up to the bad one are left out, as far
-            as they come after the checkpoint (PaLM, arXiv 2204.02311, section 5.1: 200 to 500).
     """
 
     spike_threshold: Annotated[float, Between(0, 1e6, above=True)] | None = None
     window: Annotated[int, Between(4, 10_000)] = 128
     spikes_of: Sequence[Annotated[str, OneOf(WATCHED)]] = WATCHED
     most_in_a_row: Size = 10
-    leave_out: Size = 1
 
 
 DEFAULT = BadSteps()

@@ -29,12 +29,12 @@ def apply_model(
     batch: Batch,
     dropout_key: Array | None,
     step: Array | None = None,
-    capture: Callable[..., bool] | bool = False,
 ):
-    """(logits_BTV, everything the layers sowed). dropout_key and step: in training only.
+    """Returns (logits_BTV, everything the layers sowed).
 
-    capture: flax's `capture_intermediates`: the outputs of these modules are sown too, and all of
-    it comes by collection, with what is sown into "explained".
+    Args:
+        dropout_key: Defaults to no dropout, as in evaluation.
+        step: Training step, for gates that anneal. Defaults to none, as in evaluation.
     """
     logits_BTV, sown = model.apply(
         {"params": params},
@@ -50,10 +50,9 @@ def apply_model(
         step=step,
         enable_dropout=dropout_key is not None,
         rngs=None if dropout_key is None else {"dropout": dropout_key},
-        mutable=["intermediates", "explained"] if capture else ["intermediates"],
-        capture_intermediates=capture,
+        mutable=["intermediates"],
     )
-    return logits_BTV, sown if capture else sown.get("intermediates", {})
+    return logits_BTV, sown.get("intermediates", {})
 
 
 def make_train_step(

@@ -19,7 +19,6 @@ from m4.progress import ProgressBar
 from m4.storage.checkpoints import Checkpoints
 from m4.train import average
 from m4.train.loop.batches import BatchShape, BatchStream
-from m4.train.loop.guard import Rewind
 from m4.train.loop.mesh_checks import check_batches, check_model
 from m4.train.loop.program import TrainProgram
 from m4.train.loop.run import At, Begin, Evaluator, TrainingRun
@@ -186,18 +185,10 @@ class Trainer:
         about = self._about(stream, note or {})
         program, groups = self.program, groups or {}
         given = (stream, about, groups, sampling, flops, begin, at)
-
-        def trained() -> Trained | None:
-            with contextlib.closing(_checkpoints(training, folder)) as checkpoints:
-                run = TrainingRun(training, program, folder, checkpoints, *given)
-                with contextlib.suppress(Rewind):
-                    written, best = run.train(evaluators, progress), run.stopper.best
-                    return Trained(average.used(run.state) if best is None else best, written)
-
-        # Training goes back as a killed run resumes: to a checkpoint that is as it was written.
-        while (result := trained()) is None:
-            pass
-        return result
+        with contextlib.closing(_checkpoints(training, folder)) as checkpoints:
+            run = TrainingRun(training, program, folder, checkpoints, *given)
+            written, best = run.train(evaluators, progress), run.stopper.best
+            return Trained(average.used(run.state) if best is None else best, written)
 
     def _about(self, stream: BatchStream, note: Mapping[str, Any]) -> dict[str, Any]:
         """What every checkpoint of the run says about it."""

@@ -71,8 +71,7 @@ class Training:
         early_stopping: ends training before total_steps, and keeps the best parameters.
         initial: the trained model that this one begins from; None: random numbers.
         on_bad_step: what is done about a step whose loss or gradient is not finite or a spike:
-            "stop" ends training; "skip" leaves parameters and optimizer as they are; "rewind"
-            resumes from the latest checkpoint and leaves batches out.
+            "stop" ends training; "skip" leaves parameters and optimizer as they are.
         bad_steps: which steps are bad, and how many are too many.
         profile: (first, last) step of a trace by JAX's profiler in MODEL_DIR/profile; None: none.
     """

@@ -33,7 +33,6 @@ _IMPORTED = (
     "m4.jobs.demo",
     "m4.jobs.report",
     "m4.jobs.train",
-    "m4.jobs.watching.explain",
 )
 # Of a child that is not killed: so long, and it counts as hanging.
 MOST_SECONDS = 180.0

@@ -28,7 +28,6 @@ FUNCTIONS = {
     "score": ("m4.jobs.decoding.score:decode_to_files",),
     "text": ("m4.jobs.decoding.text:_translate",),
     "average": ("m4.jobs.checkpoints.average:mean",),
-    "explain": ("m4.jobs.watching.explain:_ranked", "m4.jobs.watching.explain:keep_result"),
 }
 # A save continues in other threads after its call.
 _LEAST_SECONDS = {"save": 0.4}

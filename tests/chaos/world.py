@@ -35,12 +35,11 @@ COMMANDS = {
     "score": ("score",),
     "text": ("decode", "--input={base}/text.txt", "--to=gl", "--output={base}/run/translated.txt"),
     "average": ("average", "--last=2", "--output={base}/run/mean"),
-    "explain": ("explain", "--step=3", "--pairs=2"),
 }
 # What differs between two runs that are the same.
 _JSON = ("data/manifest.json", "result.json", "atlas.train.json")
 _JSON += ("metrics.jsonl", "scores.jsonl", "deltas.jsonl")
-_WHOLE = ("data/text/", "decodes/", "translated.", "explain.")
+_WHOLE = ("data/text/", "decodes/", "translated.")
 _TIMES = ("second", "goodput", "mfu", "time", "wall")
 
 
@@ -166,11 +165,10 @@ _MAKES = {
     "score": ("decodes/logprob-",),
     "text": ("translated.txt",),
     "average": ("mean/",),
-    "explain": ("explain.",),
 }
 _MAKES["begin"] = _MAKES["train"]
 # Jobs that are run on a trained model, and change nothing that another job makes.
-AFTER = ("score", "text", "average", "explain")
+AFTER = ("score", "text", "average")
 
 
 @dataclasses.dataclass(frozen=True)

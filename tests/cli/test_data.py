@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import TINY, contents, m4
+from m4.data.cache.cache import Cache
+from m4.data.preprocess import language_of
+from m4.jobs import prepare
+from tests.command_line import TINY, contents, experiment_of, m4
 
 FILES = {f"data_preview.{ending}" for ending in ("json", "html", "png", "pdf")}
 
@@ -106,6 +109,27 @@ def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: 
     assert {name: at for name, at in contents(previewed).items() if name.startswith("data/")} == (
         cache
     )
+
+
+def test_the_pairs_of_a_step_are_those_of_its_batch(previewed: Path) -> None:
+    folder = (f"--gin_file={TINY}", f"--model_dir={previewed}")
+    said = m4("data", "batch", *folder, "--step=3")
+    assert said.status == 0, said.err
+    header, *lines = (line.split("\t") for line in said.out.splitlines())
+    pairs = [dict(zip(header, line, strict=True)) for line in lines]
+    experiment = experiment_of(TINY, f"MODEL_DIR = {str(previewed)!r}")
+    cache = Cache(previewed / "data")
+    made = prepare.training_stream(experiment, cache).batch(2)
+    for side, name in (("source", "encoder_input_tokens"), ("target", "decoder_target_tokens")):
+        found = [sum(int(one[f"{side}_pieces"]) for one in pairs if int(one["row"]) == row)
+                 for row in range(experiment.training.batch_size)]  # fmt: skip
+        assert found == (made[name] > 0).sum(axis=1).tolist()
+    for one in pairs:
+        code = language_of(one["direction"])
+        pair = [*cache.pairs(code, "train")][int(one["line"]) - 1]
+        assert (pair.english, pair.translation) == (one["english"], one["translation"])
+    mistake = m4("data", "batch", *folder, "--step=0").mistake
+    assert "--step=0: must be from 1 to 4 (TRAIN_STEPS)" in mistake
 
 
 @pytest.mark.parametrize(

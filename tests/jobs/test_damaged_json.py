@@ -15,14 +15,12 @@ from m4.settings import InputError
 from m4.storage import manifest, run_folder, working_copy
 from m4.storage.files import read_json, write_json, write_text
 from m4.storage.metrics_log import read_metrics
-from m4.train.loop.guard import read_bad_steps
 from m4.train.measuring import routing_counts, watchdog
 from tests.command_line import TINY, experiment_of
 from tests.damage import damaged_json, refused
 
 METRICS = '{"step": 2, "loss": 3.5}'
 HEARTBEAT = '{"step": 3, "phase": "train", "time": 1.5, "started": 0.5}'
-BAD_STEP = '{"step": 3, "what": "loss is nan", "action": "rewind", "left_out": [3]}'
 MANIFEST = '{"files": {"params/_METADATA": [3, "abc"]}}'
 RESULT = '{"note": {"best_step": 4}, "stopped_early": true, "gain_last_quarter": 0.5}'
 
@@ -48,7 +46,6 @@ def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
         ),
         "metrics.jsonl": (METRICS, lambda: read_metrics(folder)),
         "heartbeat.json": (HEARTBEAT, lambda: watchdog.heartbeat(folder)),
-        "bad_steps.json": (f'{{"bad_steps": [{BAD_STEP}]}}', lambda: read_bad_steps(folder)),
         "sha256/manifest.json": (MANIFEST, lambda: manifest.files_of(epath.Path(folder))),
         ".remote.json": ('{"scores.jsonl": [9, 1, 1]}', lambda: copy.pull(lambda _: False)),
         "result.json": (RESULT, lambda: _finished(plan)),

@@ -4,7 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from m4.storage.metrics_log import Metrics
 from m4.train import average
 from m4.train.early_stopping import EarlyStopper
 from m4.train.loop.batches import BatchShape, BatchStream, device_batches, shape_of
-from m4.train.loop.guard import Rewind, StepGuard
+from m4.train.loop.guard import StepGuard
 from m4.train.loop.preemption import STOP, stop_flags, stop_signals, with_stop_flags
 from m4.train.loop.program import TrainProgram
-from m4.train.loop.replay import at_step
 from m4.train.loop.resume import check_same, restore
 from m4.train.measuring import watchdog
 from m4.train.measuring.counters import Counters
@@ -148,7 +147,7 @@ class TrainingRun:
         self._counters = Counters(
             stream.directions, groups, saved, self._start, tokens, same_chapter=same_chapter
         )
-        self._guard = StepGuard(training, folder, saved, self._start, self.state.step.sharding)
+        self._guard = StepGuard(training, saved, self.state.step.sharding)
         self._clock = StepClock(flops, self._first_start, saved)
         self._in_flight = StepsInFlight(most_in_flight(program.mesh), self._clock)
         self._together = distributed.is_distributed()
@@ -159,15 +158,10 @@ class TrainingRun:
     def train(
         self, evaluators: Sequence[Evaluator], progress: ProgressBar | None
     ) -> dict[str, Any]:
-        """Trains and saves; returns the last checkpoint's note.
-
-        Raises:
-            Rewind: the run is to resume from the latest checkpoint, which is on disk.
-        """
+        """Trains and saves; returns the last checkpoint's note."""
         with (
             watchdog.watched(self._clock, self._folder, self._first_start),
             stop_signals(lambda: self._together or self._stepped) as received,
-            self._going_back(received),
         ):
             self._steps(evaluators, progress, received)
             written = self._save(finished=True)
@@ -206,10 +200,7 @@ class TrainingRun:
                     break
                 if profile.begins(step):
                     self._pause("profile", profile.start)
-                if step in self._guard.left_out:
-                    self._leave_out(step, batches)
-                else:
-                    self._step(step, compiled, batches, received)
+                self._step(step, compiled, batches, received)
                 if profile.ends(step):
                     self._pause("profile", profile.stop)
                 last = step == training.total_steps
@@ -230,17 +221,6 @@ class TrainingRun:
                     raise Interrupted(step)
                 if step % training.checkpoint_period == 0 and not last:
                     self._save()
-
-    @contextlib.contextmanager
-    def _going_back(self, received: Sequence[int]) -> Iterator[None]:
-        """Where training goes back, the latest checkpoint is whole, and a signal is heeded."""
-        try:
-            yield
-        except Rewind:
-            self._checkpoints.wait()
-            if received or self._in_flight.stop:
-                raise Interrupted(self._checkpoints.latest or 0) from None
-            raise
 
     def _step(
         self,
@@ -275,13 +255,8 @@ class TrainingRun:
         self._counters.add(step, metrics)
         self._stepped = True
 
-    def _leave_out(self, step: int, batches: Generator[dict[str, jax.Array], None, None]) -> None:
-        """Counts a step whose batch is not trained on."""
-        next(batches)
-        self.state = at_step(self.state, step)
-
     def _catch_up(self) -> None:
-        """Waits for all steps. BadStep, Rewind: one of them is bad."""
+        """Waits for all steps. BadStep: one of them ends training."""
         self._in_flight.wait()
         for step in self._guard.check():
             self._counters.leave_out(step)
@@ -334,7 +309,7 @@ class TrainingRun:
     def _start_save(self, more: Mapping[str, Any]) -> dict[str, Any]:
         learned = {} if self._sampling is None else self._sampling.note()
         step = int(self.state.step)
-        counted = {**self._counters.note(), **self._clock.note(), **self._guard.note(step)}
+        counted = {**self._counters.note(), **self._clock.note(), **self._guard.note()}
         counted |= self._metrics.note()
         about = {**self._about, **self._at(step), **more}
         note = {**about, **counted, **learned, **self.stopper.note(), "step": step}

@@ -28,7 +28,6 @@ JOBS = {
     "score": ("score", r"decodes/logprob|checkpoints/6|data/(text/test|[mv])|config\.gin"),
     "text": ("text", r"checkpoints/6|vocabulary/|run\.json|config\.gin"),
     "average": ("average", r"mean/|checkpoints/[46]|vocabulary/|run\.json|config\.gin"),
-    "explain": ("explain", r"explain|checkpoints/[24]|data/|run\.json|config\.gin"),
 }
 
 

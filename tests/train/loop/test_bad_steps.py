@@ -1,4 +1,4 @@
-"""Bad steps: judged in the step, then training stops, skips them, or goes back."""
+"""Bad steps: judged in the step, then training skips them or ends."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import pytest
 from m4 import config
 from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
-from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
 from m4.train.bad_steps import BAD, RECENT, BadStep, BadSteps, guarded, z_scores
-from m4.train.loop.guard import StepGuard, read_bad_steps
+from m4.train.loop.guard import StepGuard
 from m4.train.state import TrainState
 from m4.train.trainer import Trained
 from tests.data.corpus import Made
@@ -97,10 +96,9 @@ def test_a_skipped_step_is_counted_and_noted(skipped: tuple[Path, Trained]) -> N
     assert [row["skipped_steps"] for row in rows] == [0, 0, 1, 1, 2]
     assert all(0 < row["loss"] < 10 for row in rows[2:])
     nan, spiked = trained.note["bad_steps"]
-    assert nan == {"step": 5, "what": "loss is nan", "action": "skip"}
+    assert nan == {"step": 5, "what": "loss is nan"}
     assert spiked["step"] == 9
     assert "robust standard deviations above the median of 4 steps" in spiked["what"]
-    assert read_bad_steps(folder) == [nan, spiked]
     assert len(trained.note["recent"]) == 4
     assert latest_step(folder / "checkpoints") == trained.note["step"] == 10
 
@@ -118,65 +116,18 @@ def test_a_killed_run_skips_the_same_steps(
     assert timeless_rows(tmp_path) == timeless_rows(folder)
 
 
-def test_to_go_back_and_leave_a_batch_out_is_to_skip_it(
-    skipped: tuple[Path, Trained], run: Run, tmp_path: Path
-) -> None:
-    trained = run(tmp_path, BAD_STEPS, on_bad_step="rewind", bad_steps=RULE)
-    assert_equal(trained, skipped[1])
-    assert [one["left_out"] for one in trained.note["bad_steps"]] == [[5], [9]]
-
-
-@pytest.mark.thorough
-def test_it_goes_back_to_no_damaged_checkpoint(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Step 8's is damaged once it is written; step 9 is bad."""
-    whole = run(tmp_path / "whole", {9: math.nan}, on_bad_step="rewind")
-    folder, wait = tmp_path / "damaged" / "checkpoints", Checkpoints.wait
-
-    def damaged(checkpoints: Checkpoints) -> None:
-        wait(checkpoints)
-        if latest_step(folder) == 8 and not list(folder.glob("8.damaged")):
-            array = next((folder / "8" / "params").rglob("ocdbt.process_0/d/*"))
-            array.write_bytes(array.read_bytes()[:-1] + b"x")
-
-    monkeypatch.setattr(Checkpoints, "wait", damaged)
-    assert_equal(run(tmp_path / "damaged", {9: math.nan}, on_bad_step="rewind"), whole)
-    assert "8: damaged (params/" in (said := capfd.readouterr().err)
-    assert "8.damaged; step 4 is used" in said
-    assert timeless_rows(tmp_path / "damaged") == timeless_rows(tmp_path / "whole")
-
-
-@pytest.mark.thorough
-def test_after_going_back_a_killed_run_leaves_out_the_same_batches(
-    run: Run, tmp_path: Path
-) -> None:
-    """Step 6 is bad, the checkpoint before it is of step 4: 5 and 6 of three are left out."""
-    settings = {"on_bad_step": "rewind", "bad_steps": BadSteps(leave_out=3)}
-    whole = run(tmp_path / "whole", {6: math.nan}, **settings)
-    assert whole.note["bad_steps"][0]["left_out"] == [5, 6]
-    with pytest.raises(OSError, match="killed"):
-        run(tmp_path / "killed", {6: math.nan}, ends_at=8, **settings)
-    # It does not look at the batch again, which would be sound now.
-    resumed = run(tmp_path / "killed", {}, **settings)
-    assert_equal(resumed, whole)
-    assert timeless_rows(tmp_path / "killed") == timeless_rows(tmp_path / "whole")
-
-
 def test_a_run_ends_at_a_bad_step_and_its_last_checkpoint_is_good(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
     with pytest.raises(BadStep, match=r"^step 5: loss is nan; ") as raised:
         run(tmp_path, {5: math.nan})
-    assert f"m4 explain {tmp_path} --step=5" in str(raised.value)
+    assert "m4 data batch --step=5" in str(raised.value)
     assert "rsqrt.peak" in str(raised.value)
     assert "\n" not in str(raised.value)
     assert latest_step(tmp_path / "checkpoints") == 4
-    assert read_bad_steps(tmp_path)[0]["action"] == "stop"
 
 
-def test_too_many_bad_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
+def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
     training = training_of(on_bad_step="skip", bad_steps=BadSteps(most_in_a_row=2))
-    guard = StepGuard(training, tmp_path, {}, 0, HERE)
+    guard = StepGuard(training, {}, HERE)
     for step in (2, 4, 5):
         bad = {"bad": step != 3, "z": np.zeros(2)}
         guard.add(step, {"loss": math.nan, "gradient_norm": 1.0, BAD: bad, RECENT: None})
@@ -186,11 +137,11 @@ def test_too_many_bad_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
         guard.check()
 
 
-def test_the_default_step_is_the_one_without_a_guard(tmp_path: Path) -> None:
-    guard = StepGuard(training_of(), tmp_path, {}, 0, HERE)
+def test_the_default_step_is_the_one_without_a_guard() -> None:
+    guard = StepGuard(training_of(), {}, HERE)
     step = object()
     assert guard.wrap(step) is step
-    assert (guard.inputs(), guard.note(3), guard.row(3)) == ({}, {}, {})
+    assert (guard.inputs(), guard.note(), guard.row(3)) == ({}, {}, {})
 
 
 def test_a_bad_step_changes_neither_parameters_nor_optimizer() -> None:
@@ -230,14 +181,8 @@ def test_z_scores_by_hand() -> None:
 
 def test_their_settings_are_a_part_that_needs_no_reference() -> None:
     name = "experiment.BadSteps.spike_threshold"
-    made = config.load([DEMO], [f"{name} = 12", "experiment.Training.on_bad_step = 'rewind'"])
+    made = config.load([DEMO], [f"{name} = 12", "experiment.Training.on_bad_step = 'skip'"])
     assert made.experiment().training.bad_steps == BadSteps(spike_threshold=12)
     for binding in (f"{name} = 0", "experiment.BadSteps.spikes_of = ('nll',)"):
         with pytest.raises(config.ConfigError, match=r"must be .*(above 0|one of loss)"):
             config.load([DEMO], [binding]).experiment()
-
-
-def test_a_damaged_record_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "bad_steps.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"bad_steps.json: damaged"):
-        read_bad_steps(tmp_path)

@@ -1,0 +1,83 @@
+"""`m4 data batch`: the sentence pairs of a training step."""
+
+from itertools import islice
+
+from m4.data.cache.cache import Cache
+from m4.data.preprocess import language_of
+from m4.data.samplers.learned import Learned
+from m4.data.stream.stream import Stream
+from m4.experiment import Experiment
+from m4.jobs import prepare
+from m4.jobs.checkpoints.chapters import read_note
+from m4.jobs.corpus import open_corpus
+from m4.jobs.train import learned_sampling
+from m4.settings import InputError
+from m4.storage.steps import latest_step
+
+_COLUMNS = ("row", "direction", "source_pieces", "target_pieces", "file", "line")
+_COLUMNS += ("english", "translation")
+
+
+def batch(experiment: Experiment, step: int) -> None:
+    """Prints the pairs that training draws in a step, a line each, columns separated by tabs.
+
+    A batch is a function of the step: neither a checkpoint nor a model is needed. Where the sampler
+    learns, its rates are those of the latest checkpoint.
+
+    Args:
+        experiment: The run's.
+        step: Step of training, from 1.
+
+    Raises:
+        InputError: Training has no such step; its rates are not learned yet.
+    """
+    if not 1 <= step <= experiment.training.total_steps:
+        allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
+        raise InputError(f"--step={step}: must be {allowed}")
+    cache = open_corpus(experiment)
+    stream = prepare.training_stream(experiment, cache)
+    _take_learned_rates(experiment, cache, stream, step)
+    pairs, rows = stream.pairs(step - 1)
+    lengths = [
+        (rows[name] > 0).sum(axis=1) for name in ("encoder_input_tokens", "decoder_target_tokens")
+    ]
+    wanted: dict[str, set[int]] = {}
+    for pair in pairs:
+        wanted.setdefault(language_of(pair.direction), set()).add(pair.index)
+    texts = {code: _texts(cache, code, indices) for code, indices in wanted.items()}
+    origins = {code: cache.origins(code, "train") for code in wanted}
+    print("\t".join(_COLUMNS))
+    for pair, source, target in sorted(
+        zip(pairs, *lengths, strict=True), key=lambda one: (one[0].row, one[0].direction)
+    ):
+        code = language_of(pair.direction)
+        place = (cache.text_file(code, "train").name, pair.index + 1)
+        if (known := origins[code]) is not None:
+            place = known[pair.index]
+        print(pair.row, pair.direction, source, target, *place, *texts[code][pair.index], sep="\t")
+
+
+def _texts(cache: Cache, code: str, indices: set[int]) -> dict[int, tuple[str, str]]:
+    """Returns the texts of a language's training pairs: index -> (English, translation)."""
+    pairs = enumerate(islice(cache.pairs(code, "train"), max(indices) + 1))
+    return {index: (pair.english, pair.translation) for index, pair in pairs if index in indices}
+
+
+def _take_learned_rates(experiment: Experiment, cache: Cache, stream: Stream, step: int) -> None:
+    """Gives the stream the rates that a learned sampler found up to the latest checkpoint.
+
+    Raises:
+        InputError: New rates were learned after that checkpoint, before the step.
+    """
+    if not isinstance(experiment.data.sampler, Learned):
+        return
+    folder, period = prepare.run_folder(experiment), experiment.training.dev_period
+    latest = latest_step(folder / "checkpoints") or 0
+    if (step - 1) // period > latest // period:
+        raise InputError(
+            f"--step={step}: its batch is not known, because the sampler learns its rates and the "
+            f"latest checkpoint is of step {latest}"
+        )
+    sampling = learned_sampling(experiment, cache, stream)
+    assert sampling is not None
+    sampling.resume(read_note(folder, latest).get("sampling") if latest else None)

@@ -1,12 +1,17 @@
 """A bucket of Google Cloud Storage over loopback: fake-gcs-server, behind a proxy that can fail.
 
 The proxy answers what the emulator leaves out (conditions of deletions, rights), and what a network
-does: 503s, cut connections. Clients are the real ones: google-cloud-storage, gcsfs, tensorstore.
+does: 503s, cut connections. Clients are the real ones: obstore, google-cloud-storage, gcsfs,
+tensorstore. obstore speaks Google's XML API, which the emulator answers in part only: the proxy
+translates it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import email.utils
+import html
 import http.client
 import json
 import re
@@ -36,6 +41,7 @@ class Emulator:
         self.failed: list[str] = []
         self._failures: dict[str, tuple[int, bool]] = {}
         self._alone = threading.Lock()
+        self._parts: dict[str, dict[int, bytes]] = {}
 
     def fail(self, pattern: str, times: int, *, cut: bool = False) -> None:
         """So many requests (method, path, body) get a 503, or an answer that breaks off (cut)."""
@@ -82,6 +88,73 @@ class Emulator:
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()
 
+    def ask_xml(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
+        """Google's XML API, which obstore speaks, in terms of the JSON one, which the emulator
+        speaks."""
+        where, _, query = path.partition("?")
+        bucket, _, name = where.removeprefix("/").partition("/")
+        bucket, asked = urllib.parse.unquote(bucket), dict(urllib.parse.parse_qsl(query, True))
+        there = f"/storage/v1/b/{bucket}/o/{name}"
+        upload = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}"
+        if "uploads" in asked:
+            self._parts[number := f"upload{len(self._parts)}"] = {}
+            return 200, [], f"<R><UploadId>{number}</UploadId></R>".encode()
+        if "partNumber" in asked:
+            self._parts[asked["uploadId"]][int(asked["partNumber"])] = body
+            return 200, [("ETag", f'"{asked["partNumber"]}"')], b""
+        if "uploadId" in asked:
+            body = b"".join(part for _, part in sorted(self._parts[asked["uploadId"]].items()))
+            method = "PUT"
+        lowered = {key.lower(): value for key, value in headers.items()}
+        if method == "PUT" and (version := lowered.pop("x-goog-if-generation-match", None)):
+            with self._alone:
+                known, _, item = self.ask("GET", there, {}, b"")
+                if version != (json.loads(item)["generation"] if known == 200 else "0"):
+                    return 412, [], b"<Error><Code>PreconditionFailed</Code></Error>"
+                return self.ask_xml(method, path, lowered, body)
+        if method == "PUT":
+            method, path = "POST", upload
+        elif not name:
+            prefix = urllib.parse.quote(asked.get("prefix", ""), safe="")
+            path = f"/storage/v1/b/{bucket}/o?prefix={prefix}"
+        else:
+            path = there
+        if (refused := self.refusal(method, path)) is not None:
+            status, said = refused
+            return status, [], f"<Error><Details>{said}</Details></Error>".encode()
+        status, _, answer = self.ask("GET" if method == "HEAD" else method, path, {}, body)
+        if status >= 300:
+            code = "NoSuchBucket" if not name else "Failed"
+            return status, [], f"<Error><Code>{code}</Code></Error>".encode()
+        if method == "DELETE":
+            return 204, [], b""
+        found = json.loads(answer)
+        if not name:
+            made = "".join(
+                f"<Contents><Key>{html.escape(item['name'])}</Key><Size>{item['size']}</Size>"
+                f"<LastModified>{item['updated']}</LastModified><ETag>{_etag(item)}</ETag>"
+                "</Contents>"
+                for item in found.get("items", [])
+            )
+            return 200, [], f"<ListBucketResult>{made}</ListBucketResult>".encode()
+        changed = datetime.datetime.fromisoformat(found["updated"])
+        given = [("ETag", _etag(found)), ("x-goog-generation", found["generation"])]
+        given.append(("Last-Modified", email.utils.format_datetime(changed, usegmt=True)))
+        if "uploadId" in asked:
+            return 200, given, f"<R><ETag>{_etag(found)}</ETag></R>".encode()
+        if method == "POST":
+            return 200, given, b""
+        if method == "HEAD":
+            return 200, [*given, ("Content-Length", found["size"])], b""
+        content = self.ask("GET", f"{there}?alt=media", {}, b"")[2]
+        if (wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", lowered.get("range", ""))) is None:
+            return 200, given, content
+        first, last = int(wanted[1]), min(int(wanted[2] or len(content)), len(content) - 1)
+        given.append(("Content-Range", f"bytes {first}-{last}/{len(content)}"))
+        return 206, given, content[first : last + 1]
+
     def refusal(self, method: str, path: str) -> tuple[int, str] | None:
         """(status, message) where Google's service would refuse what the emulator does not."""
         expected = re.search(r"[?&]ifGenerationMatch=(\d+)", path)
@@ -99,6 +172,10 @@ class Emulator:
             if status == 200 and json.loads(body)["generation"] != expected[1]:
                 return 412, "At least one of the pre-conditions you specified did not hold."
         return None
+
+
+def _etag(item: dict[str, Any]) -> str:
+    return f'"{item["md5Hash"]}"'
 
 
 def _right(method: str, path: str) -> str:
@@ -120,19 +197,22 @@ def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
 
         def _forward(self) -> None:
             body = self._body()
-            refused = emulator.refusal(self.command, self.path)
             where = urllib.parse.unquote(self.path)
+            xml = where.split("/")[1] not in _JSON
             cut = emulator.failure(f"{self.command} {where} {body[:300].decode('latin1')}")
+            headers = {name: value for name, value in self.headers.items() if name not in _HOP}
+            refused = None if xml else emulator.refusal(self.command, self.path)
             if cut is False:
                 refused = 503, "We encountered an internal error. Please try again."
             if refused is not None:
                 status, said = refused
                 error = {"code": status, "message": said, "errors": [{"message": said}]}
-                headers = [("Content-Type", "application/json")]
-                self._answer(status, headers, json.dumps({"error": error}).encode())
-                return
-            headers = {name: value for name, value in self.headers.items() if name not in _HOP}
-            status, given, answer = emulator.ask(self.command, self.path, headers, body)
+                given = [("Content-Type", "application/json")]
+                answer = json.dumps({"error": error}).encode()
+            elif xml:
+                status, given, answer = emulator.ask_xml(self.command, self.path, headers, body)
+            else:
+                status, given, answer = emulator.ask(self.command, self.path, headers, body)
             self._answer(status, given, answer, cut=cut is True)
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _forward
@@ -156,7 +236,8 @@ def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
             for name, value in headers:
                 if name not in _HOP:
                     self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
+            if not any(name == "Content-Length" for name, _ in headers):
+                self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body[: len(body) // 2] if cut else body)
@@ -165,6 +246,7 @@ def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+_JSON = {"storage", "upload", "download", "batch", "resumable"}
 _HOP = {"Connection", "Content-Length", "Transfer-Encoding", "Host", "Keep-Alive", "Expect"}
 
 

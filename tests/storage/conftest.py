@@ -1,12 +1,17 @@
-"""A bucket, and a disk in a bucket's place, for the tests of this folder."""
+"""A bucket, and machines that work in it."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from m4.storage import lease, remote
-from tests.bucket import Emulator, emulated
+from m4.storage import lease, locks, remote
+from tests.bucket import BUCKET, Emulator, emulated
+
+_number = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -19,10 +24,34 @@ def _emulator() -> Iterator[Emulator]:
 
 
 @pytest.fixture
-def emulator(_emulator: Emulator) -> Iterator[Emulator]:
+def emulator(_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    monkeypatch.setattr(locks, "PERIOD_SECONDS", 0.3)
     _emulator.reset()
     yield _emulator
     _emulator.reset()
+
+
+@pytest.fixture
+def address(emulator: Emulator, machine: Callable[[], Path]) -> str:
+    """A folder in the bucket that no other test uses; this machine has no copy of it."""
+    machine()
+    return f"gs://{BUCKET}/runs/{next(_number)}"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """Makes the test go on on another machine; returns where that keeps its copies."""
+
+    def another() -> Path:
+        home = tmp_path / f"machine{next(_number)}"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        return home
+
+    return another
+
+
+def folder_of(address: str) -> str:
+    return address.removeprefix(f"gs://{BUCKET}/")
 
 
 @pytest.fixture

@@ -1,0 +1,335 @@
+"""A folder in a bucket (gs://BUCKET/run), and the copy of it in which this machine works.
+
+Jobs append to files, lock them and map them into memory, which buckets do not do. So a job works in
+a local copy. Its primary process brings the copy up to date at the start, and uploads what has
+changed before each checkpoint, every half minute and at the end. Checkpoints, which are large and
+sharded over all processes, go straight to the bucket (`in_bucket`).
+
+Copies are in $XDG_CACHE_HOME/m4 (~/.cache/m4): one for each address and each set of kinds of files
+that a job writes, and one for reading. A job uploads and removes files of its own kinds only.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from etils import epath
+
+from m4.parallel.platform import signals
+from m4.storage import locks
+from m4.storage.files import confined, read_json, write_text
+from m4.storage.objects import ERRORS, Objects, Unreachable, check_place, is_address, one_line
+
+COMPILED = "compilation_cache"
+_RECORD = ".bucket.json"
+# For so many periods an upload that the job waits for is repeated.
+_RETRY_PERIODS = 10
+_THREADS = 8
+
+# Local copy -> address, of the copies that this process has opened.
+_addresses: dict[Path, str] = {}
+_open_copies: list["LocalCopy"] = []
+
+
+class UploadFailed(Unreachable):
+    """A job's last files could not be uploaded."""
+
+
+def cache_folder() -> Path:
+    """Returns where m4 keeps copies and compiled programs on this machine."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "m4"
+
+
+def copy_of(address: str, use: str = "read") -> Path:
+    """Returns the local copy of an address for a use: "read", or the kinds that a job writes."""
+    address = address.rstrip("/")
+    digest = hashlib.sha256(address.encode()).hexdigest()[:12]
+    folder = cache_folder() / f"{address.rsplit('/', 1)[-1]}.{digest}" / use
+    _addresses[folder] = address
+    return folder
+
+
+def in_bucket(folder: Path) -> epath.Path:
+    """Returns where a folder's checkpoints and traces are: in the bucket if it is a copy's.
+
+    Baselines are trained on one machine, in its copy.
+    """
+    for parent in (folder, *folder.parents):
+        if (address := _addresses.get(parent)) is not None:
+            name = folder.relative_to(parent).as_posix()
+            if not name.startswith("baselines/"):
+                return epath.Path(address) / name
+    return epath.Path(folder)
+
+
+def fetched(place: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> Path:
+    """Returns the local folder of a path or an address, to read what it has now.
+
+    Args:
+        place: A path stays as it is; of an address the copy for reading is brought up to date.
+        wanted: Which files are needed, by their names. Compiled programs are never downloaded:
+            they are run, and the folder may be a stranger's.
+    """
+    check_place(str(place))
+    if not is_address(str(place)):
+        return Path(place)
+    copy = LocalCopy(str(place))
+    with locks.local_lock(copy.here / ".lock", str(place), seconds=-1):
+        copy.pull(lambda name: wanted(name) and COMPILED not in name.split("/"))
+    return copy.here
+
+
+def fetch_programs(address: str, kind: str) -> Path:
+    """Returns the folder of the programs that jobs of a kind compiled, for a process of such a
+    job that is not the primary one."""
+    copy = LocalCopy(address)
+    with locks.local_lock(copy.here / ".lock", address, seconds=-1):
+        copy.pull(lambda name: name.startswith(f"{COMPILED}/{kind}/"))
+    return copy.here / COMPILED / kind
+
+
+def upload(folder: Path) -> None:
+    """Uploads what this process's job has changed in the copy around `folder`, if it is one."""
+    for copy in _open_copies:
+        if copy.here in (folder, *folder.parents):
+            copy.push_with_retries()
+
+
+class LocalCopy:
+    """A local copy and what it is a copy of."""
+
+    def __init__(
+        self,
+        address: str,
+        kinds: Sequence[str] = (),
+        kind_of: Callable[[str], str] = lambda name: "",
+        where: str = "",
+    ) -> None:
+        """Sends no request.
+
+        Args:
+            kinds: Which files the job writes; none for reading.
+            kind_of: The kind of a file, by its name in the folder.
+            where: The setting and its value, for messages.
+        """
+        self.here, self.objects = copy_of(address, "-".join(kinds) or "read"), Objects(address)
+        self._kinds, self._kind_of, self._where = kinds, kind_of, where or address
+        self._locks: list[locks.BucketLock] = []
+        self._alone = threading.Lock()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the locks of the job's kinds; inside, the bucket follows the copy.
+
+        Raises:
+            Busy: Another job writes files of these kinds.
+            UploadFailed: The last files could not be uploaded.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locks.local_lock(self.here / ".lock", self._where))
+            for kind in self._kinds:
+                self.lock(stack, kind)
+            self.pull(lambda name: self._is_own(name) or COMPILED not in name.split("/"))
+            stack.enter_context(self._followed())
+            yield
+
+    def lock(self, stack: contextlib.ExitStack, kind: str, *, wait: bool = True) -> None:
+        """Takes the lock of a kind until the stack is left."""
+        if not (name := self.here / ".name").is_file():
+            write_text(name, uuid.uuid4().hex)
+        copy = name.read_text(encoding="utf-8")
+        lock = locks.BucketLock(self.objects, kind, copy, self._where, self._lost)
+        stack.callback(lock.release)
+        lock.acquire(wait=wait)
+        if kind in self._kinds:
+            self._locks.append(lock)
+            stack.callback(self._locks.remove, lock)
+
+    def _lost(self, said: str) -> None:
+        """Ends the process. The next job here begins with what the bucket has."""
+        (self.here / _RECORD).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            print(f"m4: {said}", file=sys.stderr, flush=True)
+        os._exit(locks.LOST_STATUS)
+
+    @contextlib.contextmanager
+    def _followed(self) -> Iterator[None]:
+        """Uploads changes in every period, and at the end."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._push_periodically, args=(ended,), daemon=True)
+        _open_copies.append(self)
+        thread.start()
+        try:
+            yield
+        finally:
+            failed = sys.exception() is not None
+            ended.set()
+            thread.join()
+            _open_copies.remove(self)
+            try:
+                with signals.held():
+                    self.push_with_retries()
+            except ERRORS as error:
+                said = (
+                    f"{self._where}: the job's last files could not be uploaded "
+                    f"({one_line(error)}); they are in {self.here}, and the same command on this "
+                    "machine uploads them"
+                )
+                if not failed:
+                    raise UploadFailed(said) from error
+                print(said, file=sys.stderr)  # the job's own error is raised
+
+    def _push_periodically(self, ended: threading.Event) -> None:
+        while not ended.wait(locks.PERIOD_SECONDS):
+            try:
+                self.push()
+            except ERRORS as error:
+                self._warn(error)  # a later round, or the end, uploads everything
+
+    def push_with_retries(self) -> None:
+        """Uploads changes; repeats it for minutes while the bucket cannot be reached."""
+        until = time.monotonic() + _RETRY_PERIODS * locks.PERIOD_SECONDS
+        while True:
+            try:
+                return self.push()
+            except ERRORS as error:
+                if time.monotonic() >= until:
+                    raise
+                self._warn(error)
+            time.sleep(locks.PERIOD_SECONDS)
+
+    def _warn(self, error: Exception) -> None:
+        said = f"{self._where}: not up to date, will retry ({one_line(error)})"
+        print(said, file=sys.stderr)
+
+    def pull(self, wanted: Callable[[str], bool]) -> None:
+        """Makes the copy equal to the bucket; what both have alike stays.
+
+        A file that a killed job of this machine has changed and not uploaded stays, too, unless the
+        bucket's has changed since.
+        """
+        record = self._read_record()
+        there = {
+            name: found.version
+            for name, found in self.objects.list().items()
+            if _is_copied(name) and wanted(name)
+        }
+
+        def get(name: str) -> None:
+            target, known = confined(self.here, name), record.get(name)
+            if known is None or known[-1] != there[name] or not target.exists():
+                # JAX does not use a cache of programs that others could write to.
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                version = self.objects.download(name, target)
+                record[name] = [*_state(target), version]
+
+        try:
+            _in_threads(get, there)
+            for name in [name for name in record if wanted(name) and name not in there]:
+                confined(self.here, name).unlink(missing_ok=True)
+                del record[name]
+        finally:
+            self._write_record(record)
+
+    def push(self) -> None:
+        """Makes the bucket's files of this job's kinds equal to the copy's."""
+        with self._alone:
+            for lock in self._locks:
+                lock.check()
+            record, names = self._read_record(), self._names()
+
+            def put(name: str) -> None:
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    state = _state(self.here / name)
+                    if record.get(name, [])[:2] != state:
+                        for lock in self._locks:
+                            lock.check(locks.PERIOD_SECONDS)
+                        record[name] = [*state, self.objects.put(name, self.here / name)]
+
+            try:
+                _in_threads(put, names)
+                for name in [name for name in record if self._is_own(name) and name not in names]:
+                    self.objects.delete(name)
+                    del record[name]
+            finally:
+                self._write_record(record)
+
+    def clear(self, written: Callable[[str], bool]) -> None:
+        """Removes the bucket's objects that are `written`; all kinds must be locked."""
+        with self._alone:
+            for lock in self._locks:
+                lock.check()
+            names = [n for n in self.objects.list() if not n.startswith(locks.RUNNING)]
+            names = [name for name in names if written(name)]
+            # run.json last: if this is killed half way, it is still known whose folder it is.
+            _in_threads(self.objects.delete, [name for name in names if name != "run.json"])
+            self.objects.delete("run.json")
+            self._write_record({n: r for n, r in self._read_record().items() if not written(n)})
+
+    def _is_own(self, name: str) -> bool:
+        return self._kind_of(name) in self._kinds
+
+    def _names(self) -> set[str]:
+        """Returns the names of the copy's files of this job's kinds."""
+        found = set()
+        for folder, folders, files in os.walk(self.here):
+            at = Path(folder).relative_to(self.here)
+            folders[:] = [name for name in folders if _is_copied((at / name).as_posix())]
+            found |= {(at / name).as_posix() for name in files}
+        return {name for name in found if _is_copied(name) and self._is_own(name)}
+
+    def _read_record(self) -> dict[str, list[int | str]]:
+        """Returns name -> [bytes, time of change in ns, version in the bucket] of the copy's files
+        as they were when both were equal. A copy without a record is begun again."""
+        path = self.here / _RECORD
+        try:
+            record = read_json(path, _checked, "remove it")
+        except FileNotFoundError:
+            for path in self.here.iterdir() if self.here.is_dir() else ():
+                if not path.name.startswith("."):
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
+            record = {}
+        for name in record:
+            confined(self.here, name)
+        return record
+
+    def _write_record(self, record: dict[str, list[int | str]]) -> None:
+        write_text(self.here / _RECORD, json.dumps(record))
+
+
+def _checked(record: dict[str, list[int | str]]) -> dict[str, list[int | str]]:
+    if not all(isinstance(known, list) and known for known in record.values()):
+        raise TypeError("not what m4 wrote")
+    return record
+
+
+def _is_copied(name: str) -> bool:
+    """Returns whether a file or folder is copied: no checkpoints (`in_bucket`), no corpora
+    (`m4.data.corpus`), no logs, nothing hidden or unfinished."""
+    parts = name.split("/")
+    if parts[0] != "baselines" and "checkpoints" in parts:
+        return False
+    return not any(p in ("data", "logs") or p[0] == "." or "orbax-checkpoint-tmp" in p
+                   for p in parts if p)  # fmt: skip
+
+
+def _in_threads(work: Callable[[str], None], names: Collection[str]) -> None:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(work, sorted(names)))
+
+
+def _state(path: Path) -> list[int | str]:
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]

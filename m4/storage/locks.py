@@ -1,0 +1,179 @@
+"""Locks: one job at a time writes files of a kind in a folder, on a disk or in a bucket."""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from m4.settings import InputError
+from m4.storage.objects import ERRORS, Changed, Objects, Version, one_line
+
+RUNNING = ".running"
+PERIOD_SECONDS = 30.0
+# A lock in a bucket that was not renewed for so many periods has expired.
+EXPIRED_PERIODS = 3
+# The exit status of a job whose lock another job has taken over.
+LOST_STATUS = 3
+# A job that starts holds other jobs' locks for a moment.
+_WAIT_SECONDS = 0.5
+
+
+class Busy(InputError):
+    """Another job is at work there. That is no mistake to correct: it may be about to end."""
+
+    status = 1
+
+
+@contextlib.contextmanager
+def local_lock(path: Path, where: str, seconds: float = _WAIT_SECONDS) -> Iterator[None]:
+    """Holds a lock among this machine's processes. A link is refused and not followed, because a
+    stranger's folder may have one that leads elsewhere.
+
+    Args:
+        path: The lock's file; its folder is made.
+        where: The setting and its value, for messages.
+        seconds: How long to wait for the lock; -1 waits without limit.
+
+    Raises:
+        Busy: Another process holds the lock.
+        InputError: The file cannot be made.
+    """
+    lock = FileLock(path, timeout=seconds)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise Busy(f"{where}: another m4 job is at work there") from error
+    except OSError as error:
+        raise InputError(f"{where}: cannot be made or written ({error})") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class BucketLock:
+    """A job's lock in a bucket: one object, `.running/<kind>.json`, that the job renews.
+
+    It is written only while there is none. A lock that is not renewed for EXPIRED_PERIODS, in the
+    eyes of a job that waits for it, has expired: that job writes its own over it, if it still has
+    the version that was seen. So of two jobs that come at once one wins, and no clocks are
+    compared. A job that lost its lock finds another's before it writes anything again, and ends.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        kind: str,
+        copy: str,
+        where: str,
+        lost: Callable[[str], Any],
+    ) -> None:
+        """Sends no request.
+
+        Args:
+            kind: Which files the job writes.
+            copy: Name of the local copy, whose local lock this process holds: a lock in the
+                bucket that names the same copy is of a process that is dead.
+            where: The setting and its value, for messages.
+            lost: Called with a sentence when another job has taken the lock over; it ends the
+                process.
+        """
+        self._objects, self._where, self._lost = objects, where, lost
+        self._name = f"{RUNNING}/{kind}.json"
+        self._mark = {"job": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
+        self._mark["copy"] = copy
+        self._version: Version | None = None
+        self._renewed = -float("inf")
+        self._alone = threading.Lock()
+
+    def acquire(self, *, wait: bool = True) -> None:
+        """Takes the lock.
+
+        Args:
+            wait: Whether to wait until a dead job's lock expires.
+
+        Raises:
+            Busy: Another job holds it, and renews it.
+        """
+        seen, since = None, 0.0
+        while not self._write():
+            version, mark = self._found()
+            if version is None or mark.get("job") == self._mark["job"]:
+                self._version = version  # it is gone, or the answer to this job's write was lost
+            elif mark.get("copy") == self._mark["copy"]:
+                self._version = version
+            elif not wait or seen not in (None, version):
+                raise Busy(f"{self._where}: another m4 job is at work there ({_who(mark)})")
+            elif seen is None:
+                said = f"{_who(mark)} was at work there; waiting to see whether it still runs"
+                print(f"{self._where}: {said}", file=sys.stderr)
+                seen, since = version, time.monotonic()
+            elif time.monotonic() - since > EXPIRED_PERIODS * PERIOD_SECONDS:
+                self._version = version
+            else:
+                time.sleep(PERIOD_SECONDS / 5)
+        self.check()  # to write over an object is another right than to create it
+
+    def _write(self) -> bool:
+        """Writes the lock over the known version; returns whether that was still there."""
+        began = time.monotonic()
+        try:
+            content = json.dumps(self._mark).encode()
+            self._version = self._objects.put_if(self._name, content, self._version)
+        except Changed:
+            return False
+        self._renewed = began
+        return True
+
+    def check(self, older_than_seconds: float = 0.0) -> None:
+        """Renews the lock, before every write to the bucket and in every period; ends the job
+        where another one has taken the lock over.
+
+        Args:
+            older_than_seconds: A younger renewal is good enough.
+        """
+        with self._alone:
+            if time.monotonic() - self._renewed < older_than_seconds:
+                return
+            while not self._write():
+                version, mark = self._found()
+                if mark.get("job") != self._mark["job"]:
+                    self._lost(
+                        f"{self._where}: another job has taken it over "
+                        f"({_who(mark) if mark else f'its {self._name} is gone'}); this one ends"
+                    )
+                self._version = version
+
+    def release(self) -> None:
+        """Gives the lock back. If the bucket cannot be reached, a line says that it expires."""
+        if self._version is None:
+            return
+        try:
+            self.check()  # nobody takes over a lock that was renewed just now
+            self._objects.delete(self._name)
+        except ERRORS as error:
+            print(f"{self._where}: {self._name} stays ({one_line(error)})", file=sys.stderr)
+
+    def _found(self) -> tuple[Version | None, dict[str, Any]]:
+        """Returns the version of the lock in the bucket, and whose it is: {} if not m4's."""
+        found = self._objects.get_version(self._name)
+        if found is None:
+            return None, {}
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(mark := json.loads(found[0]), dict):
+                return found[1], mark
+        return found[1], {}
+
+
+def _who(mark: dict[str, Any]) -> str:
+    return f"{mark.get('host')}, process {mark.get('pid')}"

@@ -1,0 +1,226 @@
+"""Objects in a bucket, by obstore (its only importer).
+
+m4 needs five requests: list, get, put, put only if nobody else has (for locks), delete. Other
+addresses than gs:// are refused: orbax writes checkpoints to no other store, and what m4 does with
+a bucket is tested against an emulator of Google's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from m4.settings import InputError
+from m4.storage.files import whole
+
+# Which content an object has, for `put_if`. None stands for an object that is not there.
+Version = Mapping[str, Any]
+
+_CHUNK_BYTES = 16 << 20  # per request: larger files are sent in parts
+_RETRY_SECONDS = 60.0
+
+
+class Object(NamedTuple):
+    """Size in bytes, what changes with the content (ETag), and seconds since 1970 of the change."""
+
+    size: int
+    version: str
+    updated: float
+
+
+class Unreachable(Exception):
+    """The bucket does not answer. This is no mistake of the user: the job may be started again."""
+
+    status = 1
+
+
+class Changed(Exception):
+    """The object has another version than the expected one."""
+
+
+# Everything else that the requests raise.
+ERRORS = (OSError, InputError, Unreachable)
+
+
+def is_address(place: str) -> bool:
+    """Returns whether `place` is an address (gs://BUCKET/FOLDER) and no path."""
+    return "://" in place
+
+
+def check_place(place: str) -> None:
+    """Raises InputError unless `place` is a path or the address of a bucket."""
+    scheme, found, rest = place.partition("://")
+    if not found:
+        if wrong := re.match(r"(gs|s3|file):/*", place):  # pathlib, too, makes one slash of two
+            raise InputError(f"{place}: an address begins with {wrong[1]}://")
+    elif scheme != "gs":
+        raise InputError(f"{place}: {scheme}:// is not supported; give a folder, or gs://")
+    elif not rest.partition("/")[0]:
+        raise InputError(f"{place}: no bucket is named; gs://BUCKET/FOLDER")
+
+
+class Objects:
+    """The objects of a folder in a bucket, by their names relative to it, with "/"."""
+
+    def __init__(self, address: str, *, retry_seconds: float = _RETRY_SECONDS) -> None:
+        """Sends no request.
+
+        Args:
+            address: gs://BUCKET/FOLDER. STORAGE_EMULATOR_HOST names an emulator.
+            retry_seconds: How long a request that fails is repeated.
+
+        Raises:
+            InputError: `address` is none, or the credentials of this machine cannot be read.
+        """
+        import obstore.store
+
+        check_place(address)
+        self.address = address.rstrip("/")
+        self._bucket, _, folder = self.address.removeprefix("gs://").partition("/")
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+        with self._explained():
+            self._store = obstore.store.GCSStore(
+                self._bucket,
+                prefix=folder or None,
+                config={"base_url": emulator, "bearer_token": "none"} if emulator else None,
+                client_options={"allow_http": bool(emulator)},
+                retry_config={"retry_timeout": timedelta(seconds=retry_seconds)},
+            )
+
+    def list(self, folder: str = "") -> dict[str, Object]:
+        """Returns name -> what the bucket says of an object, for all or those in a folder."""
+        import obstore
+
+        with self._explained():
+            found = [one for page in obstore.list(self._store, folder or None) for one in page]
+        # The console leaves an empty object for a folder, which obstore names as the folder.
+        folders = {str(parent) for one in found for parent in PurePosixPath(one["path"]).parents}
+        return {
+            one["path"]: Object(one["size"], one["e_tag"] or "", one["last_modified"].timestamp())
+            for one in found
+            if one["path"] and one["path"] not in folders
+        }
+
+    def get(self, name: str) -> bytes | None:
+        """Returns an object's content, or None if it is not there."""
+        found = self.get_version(name)
+        return None if found is None else found[0]
+
+    def get_version(self, name: str) -> tuple[bytes, Version] | None:
+        """Returns an object's content and version, or None if it is not there."""
+        import obstore
+
+        with self._explained(name), contextlib.suppress(FileNotFoundError):
+            found = obstore.get(self._store, name)
+            version = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
+            return bytes(found.bytes()), version
+        return None
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Yields an object's content piece by piece. FileNotFoundError: it is not there."""
+        import obstore
+
+        with self._explained(name):
+            for piece in obstore.get(self._store, name).stream(1 << 20):
+                yield bytes(piece)
+
+    def download(self, name: str, target: Path) -> str:
+        """Writes an object to a file, whole or not at all; returns its ETag."""
+        import obstore
+
+        with self._explained(name), whole(target) as part, part.open("wb") as file:
+            found = obstore.get(self._store, name)
+            for piece in found.stream(_CHUNK_BYTES):
+                file.write(piece)
+            return found.meta["e_tag"] or ""
+
+    def put(self, name: str, source: Path | bytes) -> str:
+        """Writes an object, whole or not at all; returns its ETag."""
+        import obstore
+
+        with self._explained(name, creating=True):
+            return obstore.put(self._store, name, source, chunk_size=_CHUNK_BYTES)["e_tag"] or ""
+
+    def put_if(self, name: str, content: bytes, version: Version | None) -> Version:
+        """Writes an object if it still has `version`; returns its new version.
+
+        Raises:
+            Changed: It has another version, or is there although `version` is None.
+        """
+        import obstore
+
+        mode: Any = "create" if version is None else dict(version)
+        with self._explained(name, creating=True):
+            return obstore.put(self._store, name, content, mode=mode, use_multipart=False)
+
+    def delete(self, *names: str) -> None:
+        """Removes objects; those that are not there are skipped."""
+        import obstore
+
+        for name in names:
+            with self._explained(name), contextlib.suppress(FileNotFoundError):
+                obstore.delete(self._store, name)
+
+    @contextlib.contextmanager
+    def _explained(self, name: str = "", *, creating: bool = False) -> Iterator[None]:
+        """Turns obstore's errors into those of this module, each with one line.
+
+        creating: Whether what is missing can only be the bucket.
+        """
+        from obstore import exceptions
+
+        try:
+            yield
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            raise Changed(f"{self.address}/{name}") from error
+        except exceptions.PermissionDeniedError as error:
+            raise InputError(self._forbidden(one_line(error))) from error
+        except exceptions.UnauthenticatedError as error:
+            raise InputError(self._no_credentials(error)) from error
+        except (exceptions.BaseError, FileNotFoundError) as error:
+            said = one_line(error)
+            if isinstance(error, FileNotFoundError) and not creating:
+                raise
+            if "403 Forbidden" in said and "token request" not in said:
+                raise InputError(self._forbidden(said)) from error
+            if (creating and isinstance(error, FileNotFoundError)) or "NoSuchBucket" in said:
+                raise InputError(
+                    f"{self.address}: no bucket {self._bucket}: correct the name, or make it "
+                    f"(gcloud storage buckets create gs://{self._bucket} --location=REGION)"
+                ) from error
+            if "token request" in said or "credential" in said.lower():
+                raise InputError(self._no_credentials(error)) from error
+            raise Unreachable(f"{self.address}: cannot be reached ({said})") from error
+
+    def _no_credentials(self, error: Exception) -> str:
+        return (
+            f"{self.address}: no valid credentials: gcloud auth application-default login, or a "
+            f"machine with a service account ({one_line(error)})"
+        )
+
+    def _forbidden(self, said: str) -> str:
+        """Returns what to do about status 403."""
+        if "scope" in said:
+            return (
+                f"{self.address}: the machine's access scope is too small: create it with the "
+                f"scope cloud-platform ({said})"
+            )
+        who = re.search(r"([\w.+-]+@\S+) does not have", said)
+        right = re.search(r"storage\.\w+\.\w+", said)
+        return (
+            f"{self.address}: {who[1] if who else 'this account'} lacks "
+            f"{right[0] if right else 'a right'}: grant it roles/storage.objectAdmin and "
+            f"roles/storage.legacyBucketReader on gs://{self._bucket} "
+            "(gcloud storage buckets add-iam-policy-binding)"
+        )
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error's message in one line, without obstore's notes for its authors."""
+    said = str(error).partition("Debug source:")[0]
+    return " ".join(said.split()) or type(error).__name__

@@ -1,20 +1,17 @@
 #!/usr/bin/env bash
-# Runs on every host of a TPU slice, from the unpacked code: the environment, and a job in the
-# background that outlives the connection (scripts/cloud_tpu.sh calls it), or in the foreground of
-# a pod (scripts/gke.sh). WORDS are NAME=VALUE for m4's environment, then m4's arguments.
+# Runs on every host of a TPU slice, from the unpacked code: sets up the environment, and runs a job
+# in the background that outlives the connection (scripts/cloud_tpu.sh calls it), or in the foreground
+# of a pod (scripts/gke.sh). WORDS are NAME=VALUE for m4's environment, then m4's arguments.
 #
-#   tpu_host.sh setup               the environment in ~/m4-env, from requirements-tpu.lock
-#   tpu_host.sh start JOB WORDS     starts m4; files in ~/m4-jobs/JOB
+#   tpu_host.sh setup               makes the environment in ~/m4-env, from requirements-tpu.lock
+#   tpu_host.sh start JOB WORDS     starts m4; its files are in ~/m4-jobs/JOB
 #   tpu_host.sh status JOB          prints: m4-job HOST none|running N|finished|failed N|lost; a
 #                                   running one has written nothing to its run folder for N seconds
-#   tpu_host.sh status JOB WORDS    the same of the job that was started with these; "other" where
-#                                   one of that name was started with others, "refused" where m4
-#                                   refused that one
-#   tpu_host.sh stop JOB [SECONDS]  SIGTERM, so that m4 saves its step; after a while SIGABRT, at
-#                                   which Python writes the stacks of all threads to the log
-#   tpu_host.sh follow JOB          the log, as it grows
-#   tpu_host.sh run WORDS           m4 in the foreground; ends with its exit status
-#   tpu_host.sh alive MINUTES       of `run`: exit status 1 where it has made no progress for so long
+#   tpu_host.sh stop JOB [SECONDS]  sends SIGTERM, so that m4 saves its step; after a while SIGABRT,
+#                                   at which Python writes the stacks of all threads to the log
+#   tpu_host.sh follow JOB          prints the log, as it grows
+#   tpu_host.sh run WORDS           runs m4 in the foreground; ends with its exit status
+#   tpu_host.sh alive MINUTES       ends with status 1 where `run` has made no progress for so long
 set -euo pipefail
 
 code=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -24,7 +21,6 @@ environment=${M4_ENVIRONMENT:-$HOME/m4-env}
 jobs=${M4_JOBS:-$HOME/m4-jobs}
 
 setup() {
-  rm -f "$environment/.ready"
   python3 -m pip install --quiet --user uv
   local uv=$HOME/.local/bin/uv
   # The image's own Python is older than m4 needs, so uv may fetch one.
@@ -33,14 +29,13 @@ setup() {
   "$uv" pip install --quiet --python "$environment" --no-deps --no-build-isolation \
     --editable "$code"
   "$environment/bin/m4" --help >/dev/null
-  touch "$environment/.ready"
 }
 
-# "none", "running", "finished", "failed N" or "lost": it ended without a word (the machine started
-# again, or it was killed).
+# Prints the state: none, running, finished, failed N, or lost (ended without an exit status: the
+# machine started again, or the job was killed).
 state() {
   local folder=$jobs/$1 status pid
-  # Read at once, not looked for first: a start removes both files.
+  # A start removes both files, so they are read without a test first.
   if status=$(cat "$folder/status" 2>/dev/null); then
     if ((status == 0)); then echo finished; else echo "failed $status"; fi
   elif ! pid=$(cat "$folder/pid" 2>/dev/null); then
@@ -52,8 +47,8 @@ state() {
   fi
 }
 
-# Seconds since the job was started, or since its run folder or its working copy last changed: jobs
-# write metrics, translations, arrays of the corpus there, and process 0 writes for all hosts.
+# Prints the seconds since the job was started, or since its run folder or its working copy last
+# changed. Jobs write metrics, translations and arrays of the corpus there, process 0 for all hosts.
 quiet_seconds() {
   local folder=$jobs/$1 newest
   newest=$(find "$folder/pid" "$(<"$folder/cache")" "$(<"$folder/model_dir")" \
@@ -61,17 +56,11 @@ quiet_seconds() {
   echo $(($(date +%s) - ${newest:-0}))
 }
 
-# The state of a job that was started with these words; "other" is one that was not, "refused" one
-# that m4 refused: it is not running.
-state_of() {
-  local said kept="" file=$jobs/$1/arguments
+status() {
+  local said
   said=$(state "$1")
-  if [[ -f $file ]]; then kept=$(<"$file"); fi
-  if (($# > 1)) && [[ $said != none && $kept != "$(quoted "${@:2}")" ]]; then
-    if [[ $said == "failed 2" ]]; then said=refused; else said=other; fi
-  fi
   if [[ $said == running ]]; then said+=" $(quiet_seconds "$1")"; fi
-  echo "$said"
+  echo "m4-job $(hostname) $said"
 }
 
 # MODEL_DIR, where the words name it.
@@ -84,7 +73,7 @@ model_dir() {
   done | tail -n 1
 }
 
-# The job's folder with no file of an earlier start but its log, under another name.
+# Empties the job's folder, but keeps an earlier start's log under another name.
 prepare() {
   local folder=$jobs/$1
   shift
@@ -93,7 +82,6 @@ prepare() {
   if [[ -f $folder/log ]]; then
     mv "$folder/log" "$folder/log.$(date -u -r "$folder/log" +%Y%m%dT%H%M%SZ)"
   fi
-  quoted "$@" >"$folder/arguments"
   model_dir "$@" >"$folder/model_dir"
 }
 
@@ -108,7 +96,7 @@ launch() {
   done
   echo "${XDG_CACHE_HOME:-$HOME/.cache}/m4" >"$folder/cache"
   cd "$code"
-  # Listed platforms must be there: a host whose TPU cannot be used is an error, not a slow CPU.
+  # JAX fails where a listed platform is missing, rather than computing on a slow CPU.
   export JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu}
   # Stacks of all threads at a crash in C, and at `stop`'s last signal.
   export PYTHONFAULTHANDLER=1
@@ -129,11 +117,11 @@ start() {
   [[ $(state "$job") != running ]] || mistake "$job is running already; stop it first"
   prepare "$@"
   setsid nohup bash "$code/scripts/tpu_host.sh" work "$@" >>"$folder/log" 2>&1 </dev/null &
-  # The next `status` must find it.
+  # The next `status` finds it.
   until [[ -f $folder/pid || -f $folder/status ]]; do sleep 0.1; done
 }
 
-# The job itself, in the background: its process, and in the end its exit status.
+# Runs the job in the background, and keeps its exit status.
 work() {
   local folder=$jobs/$1 status=0
   launch "$@"
@@ -160,7 +148,7 @@ run_here() {
 }
 
 alive() {
-  # The others write nothing; a job that ends one pod ends all.
+  # Only process 0 writes; ending its pod ends all of them.
   if [[ ${TPU_WORKER_ID:-0} != 0 || ${MEGASCALE_SLICE_ID:-0} != 0 ]]; then return; fi
   [[ $(state pod) == running ]] || return 0
   (($(quiet_seconds pod) < $1 * 60)) || mistake "no progress for $1 minutes"
@@ -194,7 +182,7 @@ case $command in
   setup) setup ;;
   start) start "$@" ;;
   work) work "$@" ;;
-  status) echo "m4-job $(hostname) $(state_of "$@")" ;;
+  status) status "$1" ;;
   stop) stop "$@" ;;
   follow) exec tail -n 200 -F "$jobs/$1/log" ;;
   run) run_here "$@" ;;

@@ -198,7 +198,7 @@ def test_a_users_module_next_to_the_gin_file_is_found_and_remembered(tmp_path: P
     [
         ["import os", "experiment.Data.about = @os.system()"],
         ["from os import path as corpus"],
-        ["from m4.parallel import supervise", "supervise.os.system.command = 'touch here'"],
+        ["from m4.parallel import distributed", "distributed.os.system.command = 'touch here'"],
         ["from m4.storage import files", "experiment.Data.about = @files.write_text()"],
         ["include '/etc/passwd'"],
     ],

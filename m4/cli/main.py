@@ -15,7 +15,6 @@ from m4.cli.job_arguments import TOGETHER
 from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.platform import signals
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
-from m4.parallel.supervise import PEER_LOST_STATUS, supervise
 from m4.settings import InputError
 from m4.storage.lease import LeaseLost
 from m4.storage.store import Unreachable
@@ -51,10 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # line; `commands` turns it on when the model is there.
             gc.disable()
         restart_with_huge_pages()
-        if options is not None:
-            status = supervise(f"m4 {job_name(parsed)}")
-            if status is not None:
-                return status
         signals.watch()
         if options is not None:
             return run_together(parsed, bindings, options)
@@ -77,13 +72,13 @@ def run_together(
     """Runs one job as one of several processes; ends the process where it fails."""
     from m4.parallel import distributed
 
-    status = PEER_LOST_STATUS
+    status = distributed.PEER_LOST_STATUS
     try:
         status = run_alone(parsed, bindings, options)
         if status == 0:
             distributed.shutdown()
     except distributed.PEER_LOST_ERRORS as error:
-        status = PEER_LOST_STATUS
+        status = distributed.PEER_LOST_STATUS
         said = distributed.peer_lost(error)
         if said is None:
             raise

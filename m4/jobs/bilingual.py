@@ -17,7 +17,7 @@ from m4.experiment import Experiment
 from m4.parallel.mesh import make_mesh
 from m4.parallel.platform import signals
 from m4.parallel.platform.jax_setup import set_up
-from m4.parallel.supervise import end_with
+from m4.parallel.platform.signals import end_with
 from m4.progress import ProgressBar
 from m4.storage.files import write_json
 from m4.storage.metrics_log import read_metrics

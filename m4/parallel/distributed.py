@@ -23,7 +23,6 @@ from jax._src import distributed
 
 from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.platform.accelerator import check_accelerator
-from m4.parallel.supervise import PEER_LOST, abort_message
 from m4.settings import InputError
 
 # How long the primary stays at most after an error.
@@ -32,6 +31,12 @@ _ENDED = "m4/ended/"
 # A barrier must have a limit; no job waits a week.
 _LONGEST_SECONDS = 7 * 24 * 3600
 _POLL_SECONDS = 10.0
+# The exit status of a process that has lost another one. Not 2, which is a user's mistake.
+PEER_LOST_STATUS = 1
+PEER_LOST = (
+    "another process of the job has ended or cannot be reached, so this one ends too; start all of "
+    "them again: training resumes from the latest checkpoint"
+)
 _PEER_LOST_WORDS = re.compile(
     r"Gloo|coordination|heartbeat|Connection (closed|reset)|preempted", re.I
 )
@@ -90,24 +95,21 @@ def join(options: DistributedOptions) -> None:
     notice = threading.Timer(_POLL_SECONDS, print, (waiting,), {"file": sys.stderr, "flush": True})
     notice.daemon = True
     notice.start()
-    not_found = (
-        f"the processes did not find each other at {where} within {options.join_timeout_s} s "
-        "(join_timeout_s)"
-    )
-    missing = f"{who} is alone; was each started, with a different process_index?"
     if options.coordinator_address is not None and options.process_index == 0:
         _check_port(options.coordinator_address)
     try:
-        # Nearly always JAX ends the process itself.
-        with abort_message(f"{not_found}: {missing}"):
-            jax.distributed.initialize(
-                **given,
-                initialization_timeout=options.join_timeout_s,
-                heartbeat_timeout_seconds=options.heartbeat_seconds,
-            )
+        # Where the others do not come, JAX nearly always aborts the process itself.
+        jax.distributed.initialize(
+            **given,
+            initialization_timeout=options.join_timeout_s,
+            heartbeat_timeout_seconds=options.heartbeat_seconds,
+        )
     except jax.errors.JaxRuntimeError as error:
         # Not a mistake: machines may come late, and the job be started again.
-        raise PeerLost(f"{not_found}: {first_line(error)}") from error
+        raise PeerLost(
+            f"the processes did not find each other at {where} within {options.join_timeout_s} s "
+            f"(join_timeout_s): {first_line(error)}"
+        ) from error
     except (ValueError, OSError, RuntimeError) as error:
         raise InputError(_unknown_processes(options, first_line(error))) from error
     finally:

@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from m4.parallel.supervise import end_with
+from m4.parallel.platform.signals import end_with
 from m4.plan.machines import topology
 from m4.settings import InputError
 

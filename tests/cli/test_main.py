@@ -313,7 +313,7 @@ def test_another_config_or_vocabulary_or_job_and_nothing_is_lost(
         assert said.status == 0, said.err  # it writes other files than training
         before = contents(folder)
         said = train(folder, *arguments)
-    # Not 2: `supervise` and the JobSet start it again, and the other job may be about to end.
+    # Not 2: a JobSet starts it again, and the other job may be about to end.
     assert said.status == 1
     assert said.err == f"m4 train: MODEL_DIR = {folder}: another m4 job is at work there\n"
 

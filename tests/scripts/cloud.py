@@ -11,27 +11,6 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 CLOUD = ("gcloud", "docker", "kubectl", "xpk")
 TRAIN = ("--", "train", "--gin_file=gin_configs/v4_128.gin", "--model_dir=gs://bucket/big")
-# A gcloud whose answers are the next lines of files.
-CLOUD_OF_FILES = """
-echo "$@" >>"$fake/calls"
-next() { head -n 1 "$fake/$1"; sed -i 1d "$fake/$1"; }
-case "$*" in
-  *" describe "*)
-    state=$(next states)
-    if [[ $state == NOT_FOUND ]]; then echo "ERROR: NOT_FOUND: no such resource" >&2; exit 1; fi
-    if [[ $state == down ]]; then echo "ERROR: could not reach it" >&2; exit 1; fi
-    echo "$state"
-    ;;
-  *" scp "*) [[ ! -e $fake/refuse ]] ;;
-  *"tpu_host.sh stop "*) [[ ! -e $fake/silent ]] ;;
-  *" status "*)
-    said=$(next jobs)
-    if [[ $said == unreachable ]]; then exit 255; fi
-    host=0
-    for state in $said; do echo "m4-job host-$((host++)) ${state//_/ }"; done
-    ;;
-esac
-"""
 
 
 def make_program(path: Path, text: str) -> None:
@@ -116,8 +95,8 @@ EVERY_DRY_RUN = [
     ("cloud_tpu.sh", "logs", *slice_options(), "--worker=3"),
     ("cloud_tpu.sh", "status", *slice_options(), "--job=train"),
     ("cloud_tpu.sh", "stop", *slice_options()),
-    ("cloud_tpu.sh", "supervise", *slice_options(), *TRAIN),
-    ("cloud_tpu.sh", "supervise", *slice_options(), "--slices=2", "--internal_ip", *TRAIN),
+    ("cloud_tpu.sh", "launch", *slice_options(), *TRAIN),
+    ("cloud_tpu.sh", "launch", *slice_options(), "--slices=2", "--internal_ip", *TRAIN),
     ("cloud_tpu.sh", "delete", *slice_options()),
     ("gke.sh", "image", "--image=here/m4:1"),
     ("gke.sh", "pool", *slice_options(), "--cluster=c"),

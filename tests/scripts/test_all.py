@@ -94,7 +94,7 @@ MISTAKES = {
     ("cloud_tpu.sh", "create", *slice_options(), "--", "--reserved"): "takes nothing behind --",
     ("cloud_tpu.sh", "start", *slice_options(), "--env=A", *TRAIN): "--env=A: must be NAME=VALUE",
     ("cloud_tpu.sh", "stop", *slice_options(), "--internal_ip", "--tunnel_through_iap"): "only one",
-    ("cloud_tpu.sh", "supervise", *slice_options()[:2], *TRAIN): "--slice=... is missing",
+    ("cloud_tpu.sh", "launch", *slice_options()[:2], *TRAIN): "--slice=... is missing",
     ("cloud_tpu.sh", "create", *slice_options(), "--sport"): "option --sport is not known",
     ("cloud_tpu.sh", "create", *slice_options(), "--spot=yes"): "option --spot=yes is not known",
     ("cloud_tpu.sh", "wait", *slice_options(), "--poll_seconds=1m"): "must be a whole number",

@@ -1,14 +1,14 @@
-"""cloud_tpu.sh: the commands for slices; `supervise` and `wait` with a made-up cloud."""
+"""cloud_tpu.sh: its commands for slices, and `wait` and `launch` with a made-up gcloud."""
 
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.scripts.cloud import (
-    CLOUD_OF_FILES,
     EVERY_DRY_RUN,
     SLICES,
     TRAIN,
@@ -72,7 +72,7 @@ def test_numbers_of_every_slice_agree(slice_name: str) -> None:
 
 @pytest.mark.parametrize("option", ["--internal_ip", "--tunnel_through_iap"])
 def test_hosts_without_external_addresses_are_reached(option: str) -> None:
-    commands = dry("cloud_tpu.sh", "supervise", *slice_options(), option, *TRAIN)
+    commands = dry("cloud_tpu.sh", "launch", *slice_options(), option, *TRAIN)
     commands += dry("cloud_tpu.sh", "logs", *slice_options(), option)
     reached = [words for words in commands if {"ssh", "scp"} & set(words)]
     assert len(reached) > 3
@@ -101,10 +101,130 @@ def test_setup_refuses_uncommitted_changes(tmp_path: Path, fakes: Path) -> None:
     assert not (fakes / "calls").exists()
 
 
-def test_wait_ends_with_the_state(tmp_path: Path, fakes: Path) -> None:
-    make_program(fakes / "gcloud", f'fake="{fakes}"\n{CLOUD_OF_FILES}')
-    for states, status in (("PROVISIONING\nACTIVE\n", 0), ("PROVISIONING\nFAILED\n", 1)):
-        (fakes / "states").write_text(states)
-        said = call("cloud_tpu.sh", "wait", *slice_options(), "--poll_seconds=0")
-        assert said.returncode == status
-        assert (fakes / "states").read_text() == ""
+# A gcloud that answers `describe` with the next line of a file.
+DESCRIBES = """
+echo "$@" >>"$fake/calls"
+if [[ $* != *" describe "* ]]; then exit; fi
+state=$(head -n 1 "$fake/states"); sed -i 1d "$fake/states"
+if [[ $state == down ]]; then echo "ERROR: could not reach it" >&2; exit 1; fi
+echo "$state"
+"""
+
+
+def wait(fakes: Path, states: list[str], command: str = "wait", *arguments: str):
+    """Runs `wait` or `launch` while the queued resource goes through these states."""
+    make_program(fakes / "gcloud", f'fake="{fakes}"\n{DESCRIBES}')
+    (fakes / "states").write_text("".join(f"{state}\n" for state in states))
+    said = call("cloud_tpu.sh", command, *slice_options(), "--poll_seconds=0", *arguments)
+    assert (fakes / "states").read_text() == ""
+    return said
+
+
+def test_wait_ends_with_the_state(fakes: Path) -> None:
+    assert wait(fakes, ["PROVISIONING", "ACTIVE"]).returncode == 0
+    assert wait(fakes, ["PROVISIONING", "FAILED"]).returncode == 1
+    # A success of gcloud's begins a new count of its failures.
+    said = wait(fakes, ["down"] * 29 + ["PROVISIONING"] + ["down"] * 30)
+    assert said.returncode == 1
+    assert said.stderr.splitlines()[-1].endswith("failure 30 of at most 30")
+
+
+def test_launch_starts_the_job_when_the_slice_is_there(fakes: Path) -> None:
+    make_program(fakes / "git", "true")
+    said = wait(fakes, ["WAITING_FOR_RESOURCES", "ACTIVE"], "launch", *TRAIN)
+    assert said.returncode == 0, said.stderr
+    calls = (fakes / "calls").read_text()
+    steps = ["queued-resources create", "queued-resources describe", "queued-resources scp",
+             "tpu_host.sh setup", f"tpu_host.sh start train {' '.join(TRAIN[1:])}"]  # fmt: skip
+    places = [calls.index(step) for step in steps]
+    assert places == sorted(places)
+
+
+# gcloud 528's own words; "" where its first line is the one that is shown.
+MISTAKES = {
+    "ERROR: (gcloud.compute.tpus.queued-resources.describe) Error parsing [queued_resource].\n"
+    "The [queued_resource] resource is not properly specified.\n"
+    "Failed to find attribute [project]. The attribute can be set in the following ways:": (
+        "gcloud has no project: --project=..., or gcloud config set project"
+    ),
+    "ERROR: (gcloud.compute) The required property [project] is not currently set.": (
+        "gcloud has no project: --project=..., or gcloud config set project"
+    ),
+    "ERROR: (gcloud.compute) You do not currently have an active account selected.": (
+        "ERROR: (gcloud.compute) You do not currently have an active account selected. "
+        "(gcloud auth login)"
+    ),
+    "ERROR: (gcloud.compute) PERMISSION_DENIED: Permission 'tpu.nodes.get' denied": "",
+    "ERROR: (gcloud.compute) INVALID_ARGUMENT: zone": "",
+}
+
+
+@pytest.mark.parametrize("command", ["wait", "create"])
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_mistake_of_the_users_with_gcloud_ends_it_in_one_line(
+    fakes: Path, command: str, text: str
+) -> None:
+    make_program(fakes / "gcloud", f'echo "{text}" >&2; echo "More follows." >&2; exit 1')
+    said = call("cloud_tpu.sh", command, *slice_options(), "--poll_seconds=0")
+    assert (said.returncode, said.stderr) == (2, f"cloud_tpu.sh: {MISTAKES[text] or text}\n")
+
+
+NO_SLICES = (
+    "ERROR: (gcloud.compute.tpus.queued-resources.create) INVALID_ARGUMENT: Cloud TPU received "
+    "a bad request. the accelerator v4-128 was not found in zone us-central2-b [EID: 0x9]"
+)
+
+
+def test_a_zone_without_such_slices_is_one_line_that_says_what_lists_them(fakes: Path) -> None:
+    make_program(fakes / "gcloud", f'echo "{NO_SLICES}" >&2; exit 1')
+    said = call("cloud_tpu.sh", "create", *slice_options())
+    assert said.returncode == 2
+    assert said.stderr == (
+        f"cloud_tpu.sh: {NO_SLICES}; what this zone has: "
+        "gcloud compute tpus accelerator-types list --zone=us-central2-b\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ("echo gs://bucket/data/manifest.json", 0),
+        # This machine may lack a right that the hosts have.
+        ('echo "ERROR: (gcloud.storage.ls) no permission" >&2; exit 1', 0),
+        ('echo "ERROR: (gcloud.storage.ls) One or more URLs matched no objects." >&2; exit 1', 2),
+    ],
+)
+def test_no_slice_is_requested_before_the_corpus_is_there(
+    fakes: Path, answer: str, status: int
+) -> None:
+    make_program(fakes / "git", "true")
+    make_program(
+        fakes / "gcloud",
+        f'echo "$@" >>"{fakes}/calls"\n'
+        'case "$*" in\n'
+        f'  "storage ls gs://bucket/data/manifest.json") {answer} ;;\n'
+        '  *" describe "*) echo ACTIVE ;;\n'
+        "esac",
+    )
+    corpus = "--gin.experiment.Data.data_dir='gs://bucket/data/'"
+    said = call("cloud_tpu.sh", "launch", *slice_options(), *TRAIN, corpus)
+    assert said.returncode == status, said.stderr
+    calls = (fakes / "calls").read_text()
+    assert (" create " in calls) == (status == 0)
+    if status:
+        line = "cloud_tpu.sh: no corpus at gs://bucket/data: m4 data prepare makes it, on a machine"
+        assert said.stderr.splitlines()[-1].startswith(line)
+    assert calls.count("storage ls") == 1
+
+
+def test_gcloud_that_is_missing_is_one_line(
+    fakes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bash", "dirname", "basename", "timeout"):
+        (tmp_path / "few" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "few" / name).symlink_to(shutil.which(name) or name)
+    monkeypatch.setenv("PATH", str(tmp_path / "few"))
+    said = call("cloud_tpu.sh", "wait", *slice_options())
+    assert said.returncode == 2
+    assert said.stderr.startswith("cloud_tpu.sh: gcloud is not on the PATH")
+    assert len(said.stderr.splitlines()) == 1

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from m4.data.directions import SIDES
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import Vocabulary
-from m4.parallel.supervise import end_with
+from m4.parallel.platform.signals import end_with
 
 _RANGE_BYTES = 1 << 20
 

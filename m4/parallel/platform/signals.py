@@ -29,6 +29,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STUCK_SECONDS = 3.0
 _CLOSING_SECONDS = 15.0
 _PERIOD_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1
 
 
 class Stopped(KeyboardInterrupt):
@@ -75,7 +76,7 @@ def notice(number: int) -> None:
 
 
 def watch() -> None:
-    """Starts the thread that ends the process; in the process that does the work, after a fork."""
+    """Starts the thread that ends a process which does not end by itself."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -102,6 +103,29 @@ def held(condition: Callable[[], bool] = lambda: True) -> Iterator[None]:
         yield
     finally:
         _state.holds.remove(condition)
+
+
+def end_with(parent: int) -> None:
+    """Has this process killed when its parent ends, however that ends.
+
+    On Linux the kernel does it, elsewhere a thread that looks every second. It ends at once where
+    the parent has ended already.
+
+    Args:
+        parent: Process id of the parent.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # the parent had ended before this call
+        os._exit(1)
+
+
+def _end_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def check() -> None:

@@ -144,3 +144,25 @@ def test_no_signal_is_lost_while_the_program_replaces_itself() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (143, "", ENDED)
+
+
+def test_a_worker_does_not_outlive_its_parent() -> None:
+    worker = (
+        "import os, time\n"
+        "from m4.parallel.platform.signals import end_with\n"
+        "end_with(os.getppid())\n"
+        "print(os.getpid(), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {worker!r}])\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # the worker is there
+        process.kill()
+        assert process.stdout.read() == "", "the worker closes its end"

@@ -94,7 +94,7 @@ class Job:
 
 @contextmanager
 def started(job: Job) -> Iterator[Job]:
-    """None of its processes is left behind; a waiting one takes the one at work with it."""
+    """Ends the processes of the job after the block, whatever happens in it."""
     try:
         yield job
     finally:

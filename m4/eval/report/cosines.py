@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from m4.eval.report.theme import LIGHT, Theme
+from m4.eval.report.figures import blank
+from m4.eval.report.theme import LIGHT
 
 _NAME = "gradients/cosine/"
 _LONGEST = 14  # letters of a label
-_FIGURES = 14  # up to so many groups the cells have room for their numbers
+_FIGURES = 14  # up to so many sets the cells have room for their numbers
 
 
 class Cosines(NamedTuple):
-    """A symmetric matrix [groups, groups], 1 on its diagonal, and the step of its measurement."""
+    """A symmetric matrix [sets, sets], 1 on its diagonal, and the step of its measurement."""
 
     step: int
     names: list[str]
@@ -29,7 +29,7 @@ class Cosines(NamedTuple):
 
 
 def last(rows: Iterable[Mapping[str, Any]]) -> Cosines | None:
-    """The last that were measured, of rows of a metrics.jsonl; None: none were."""
+    """Returns the last measurement in the rows of a metrics.jsonl, or None if there is none."""
     found: dict[tuple[str, str], float] = {}
     step = 0
     for row in rows:
@@ -49,8 +49,11 @@ def last(rows: Iterable[Mapping[str, Any]]) -> Cosines | None:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """What the picture writes for each group: its name or, where the font lacks a letter or the
-    script runs from right to left, its number; the page lists numbers and names."""
+    """Returns the text of the picture for each set of directions.
+
+    It is the name, or its number where the font lacks a letter or the script runs from right to
+    left: the page lists numbers and names.
+    """
     font = get_font(findfont(FontProperties()))
 
     def drawn(name: str) -> bool:
@@ -63,41 +66,40 @@ def labels(names: Sequence[str]) -> list[str]:
     ]
 
 
-def figure(cosines: Cosines, theme: Theme = LIGHT) -> Figure:
-    """One square a pair of groups: blue where their gradients agree, orange where they conflict,
-    the paper's colour at right angles. The scale is that of the largest, without the diagonal."""
+def figure(cosines: Cosines) -> Figure:
+    """Returns one square a pair: blue where gradients agree, orange where they conflict.
+
+    The scale is that of the largest cosine outside the diagonal.
+    """
     names, count = labels(cosines.names), len(cosines.names)
     many, every = count > _FIGURES, -(-count // 20)
     # Inches of a cell, points of a letter: on a phone the page is shrunk to half and less. Of many
-    # groups every second one has a label, which is larger.
+    # sets every second one has a label, which is larger.
     cell, size = (0.26, 8 + 5.0 * every) if many else (min(0.62, 5.2 / count), 13.0)
     margin = 0.62 * size / 72 * max(map(len, names)) + 0.25
-    width, side = margin + cell * count + 1.1, cell * count
-    left = margin + max(0.0, (4.6 - width) / 2)
-    page = Figure((max(width, 4.6), side + margin + 0.3))
-    FigureCanvasAgg(page)
-    page.set_facecolor(theme.paper)
-    wide, tall = page.get_size_inches()
-    panel = page.add_axes((left / wide, margin / tall, side / wide, side / tall))
+    page = blank(max(margin + cell * count + 1.1, 4.6), cell * count + margin + 0.3,
+                 layout="constrained")  # fmt: skip
+    panel = page.add_subplot()
     others = np.where(np.eye(count, dtype=bool), np.nan, cosines.matrix)
     most = max(float(np.nanmax(np.abs(others))), 0.01)
-    ends = (theme.series[1], theme.paper, theme.series[0])
+    ends = (LIGHT.series[1], LIGHT.paper, LIGHT.series[0])
     colours = LinearSegmentedColormap.from_list("cosine", list(ends))
-    shown = panel.imshow(others, cmap=colours, vmin=-most, vmax=most)
-    panel.set_xticks(range(0, count, every), names[::every], rotation=90)
+    image = panel.imshow(others, cmap=colours, vmin=-most, vmax=most)
+    panel.set_xticks(range(0, count, every), names[::every], rotation=90, rotation_mode="anchor",
+                     ha="right", va="center")  # fmt: skip
     panel.set_yticks(range(0, count, every), names[::every])
-    panel.tick_params(length=0, labelsize=size, colors=theme.ink)
+    panel.tick_params(length=0, labelsize=size, colors=LIGHT.ink)
     panel.spines[:].set_visible(False)
-    panel.set_facecolor(theme.faint)  # of the diagonal
+    panel.set_facecolor(LIGHT.faint)  # of the diagonal
     if not many:
         for i, j in np.argwhere(~np.eye(count, dtype=bool)):
             strong = abs(others[i, j]) > 0.6 * most
             text = f"{others[i, j]:.2f}".replace("-", "−").replace("0.", ".", 1)
             panel.annotate(text, (j, i), ha="center", va="center", fontsize=0.62 * size,
-                           color=theme.paper if strong else theme.ink)  # fmt: skip
-    bar = page.colorbar(shown, page.add_axes(((left + side + 0.2) / wide, margin / tall,
-                                              0.16 / wide, side / tall)))  # fmt: skip
+                           color=LIGHT.paper if strong else LIGHT.ink)  # fmt: skip
+    bar = page.colorbar(image, ax=panel, shrink=0.9, aspect=25)
+    bar.solids.set_rasterized(True)
     bar.set_ticks([-most, 0.0, most], labels=[f"−{most:.2f}", "0", f"{most:.2f}"])
-    bar.ax.tick_params(labelsize=0.9 * size, colors=theme.ink, length=0)
+    bar.ax.tick_params(labelsize=0.9 * size, colors=LIGHT.ink, length=0)
     bar.outline.set_visible(False)
     return page

@@ -1,24 +1,31 @@
-"""What the figures of reports share: a sheet of panels over languages, and how they are saved."""
+"""Parts that the figures of reports share: a sheet of panels over languages, and their files."""
 
 from __future__ import annotations
 
 import io
+import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from m4.eval.report.theme import Theme
+from m4.eval.report.theme import LIGHT
 from m4.settings import InputError
 from m4.storage.files import whole
 
 FEW = 40  # up to so many languages fit a page's width with labels of full size
+SIZE = 11.0  # points of a letter on a page 7 inches wide
 # Without dates and versions: the same figure gives the same bytes.
 METADATA: Mapping[str, dict[str, None]] = {
     ".png": {"Software": None},
@@ -27,86 +34,184 @@ METADATA: Mapping[str, dict[str, None]] = {
 }
 _POINTS = 72  # an inch
 _DPI = 200
+_SMALLEST = 4.0  # points; smaller labels of languages are left out
 
 
-def png(drawn: Figure) -> bytes:
-    """The figure as the bytes of a PNG file."""
-    buffer = io.BytesIO()
-    drawn.savefig(buffer, format="png", dpi=_DPI, metadata=METADATA[".png"])
-    return buffer.getvalue()
+def halfway(colour: str) -> str:
+    """The colour halfway between `colour` and the paper."""
+    return to_hex(tuple((np.array(to_rgb(colour)) + np.array(to_rgb(LIGHT.paper))) / 2))
+
+
+# Colour of a figure -> the page's, which follows the reader's choice of light or dark.
+_OF_PAGE = {
+    LIGHT.paper: "var(--paper)",
+    LIGHT.ink: "var(--ink)",
+    LIGHT.faint: "var(--line)",
+    **{colour.lower(): f"var(--series-{i}, {colour})" for i, colour in enumerate(LIGHT.series)},
+    **{colour.lower(): f"var(--family-{i}, {colour})" for i, colour in enumerate(LIGHT.families)},
+    **{halfway(colour): f"color-mix(in srgb, var(--series-{i}, {colour}), var(--paper))"
+       for i, colour in enumerate(LIGHT.series)},
+}  # fmt: skip
+
+
+def blank(width: float, height: float, **options: Any) -> Figure:
+    """Returns an empty figure of so many inches, without pyplot and its global state."""
+    drawn = Figure((width, height), **options)
+    FigureCanvasAgg(drawn)
+    drawn.set_facecolor(LIGHT.paper)
+    return drawn
+
+
+def _save(drawn: Figure, to: Any, suffix: str, salt: str = "m4", **settings: Any) -> None:
+    """Writes the figure; the same figure gives the same bytes."""
+    for text in drawn.findobj(Text):  # "$" in a name is no formula
+        text.set_parse_math(False)
+    # Without a salt the names inside an SVG are random.
+    with rc_context({"svg.hashsalt": salt, "text.parse_math": False, **settings}):
+        drawn.savefig(to, format=suffix[1:], dpi=_DPI, metadata=METADATA[suffix])
 
 
 def save(drawn: Figure, paths: Iterable[Path]) -> None:
-    """Writes the figure to every path. ValueError: a path that is not .png, .pdf or .svg."""
+    """Writes the figure to every path.
+
+    Raises:
+        InputError: A path is not .png, .pdf or .svg.
+    """
     for path in paths:
         if path.suffix not in METADATA:
             raise InputError(f"{path}: a plot is .png, .pdf or .svg")
-        # Else the names inside an SVG are random.
-        with whole(path) as unfinished, rc_context({"svg.hashsalt": "m4"}):
-            drawn.savefig(unfinished, dpi=_DPI, metadata=METADATA[path.suffix])
+        with whole(path) as unfinished:
+            _save(drawn, unfinished, path.suffix)
+
+
+def png(drawn: Figure) -> bytes:
+    """Returns the figure as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    _save(drawn, buffer, ".png")
+    return buffer.getvalue()
+
+
+def inline(drawn: Figure, label: str, kind: str = "figure") -> Markup:
+    """Returns the figure as an SVG element of a page, in the page's font and colours.
+
+    Args:
+        label: Text for readers who do not see the figure.
+        kind: Its CSS class. An artist with the gid "language:gl" becomes a group with
+            data-language="gl", for the page's script.
+    """
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the reader's fonts draw the text
+        _save(drawn, buffer, ".svg", label, **{"svg.fonttype": "none"})
+    _, _, text = buffer.getvalue().partition("<svg ")
+    head, _, body = text.partition(">")
+    (box,) = re.findall(r'viewBox="[^"]*"', head)
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r' id="language:([^"]*)"', r' data-language="\1"', body)
+    # Numbered names would come again in the page's next figure; nothing refers to them.
+    body = re.sub(r' id="[\w.]+_\d+"', "", body)
+    body = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 system-ui, sans-serif", body)
+    body = re.sub(r"#[0-9a-f]{6}\b", lambda found: _OF_PAGE.get(found[0], found[0]), body)
+    # All text in a figure's body has been escaped by matplotlib.
+    opening = Markup('<svg class="{}" role="img" aria-label="{}" {}>').format(
+        kind, label, Markup(box)
+    )
+    return opening + Markup(body)
 
 
 def page_size(many: bool) -> tuple[float, float]:
-    """(width in inches, letters in points). Letters grow with the page: shrunk to a phone's width,
-    the axes stay legible either way."""
-    return (10.0, 15.0) if many else (7.0, 11.0)
+    """Returns the width in inches and the size of letters in points.
+
+    Letters grow with the page: shrunk to a phone's width, the axes stay legible either way.
+    """
+    return (10.0, 15.0) if many else (7.0, SIZE)
+
+
+def style(panel: Axes, size: float = SIZE) -> None:
+    """Gives a panel horizontal grid lines and no frame."""
+    panel.set_facecolor(LIGHT.paper)
+    panel.grid(axis="y", color=LIGHT.faint, linewidth=0.7)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color(LIGHT.faint)
+    panel.tick_params(labelsize=0.9 * size, colors=LIGHT.ink, length=0, bottom=False)
+
+
+def legend(drawn: Figure, handles: Sequence[Any], size: float, below: bool = False) -> None:
+    """Puts a legend above or below the panels, in as few lines as fit the figure's width."""
+    letters = [0.55 * len(handle.get_label()) + 3.6 for handle in handles]
+    across = drawn.get_figwidth() * _POINTS / (0.95 * size)
+    fits = (columns for columns in range(len(handles), 1, -1)
+            if sum(map(max, np.array_split(letters, columns))) < across)  # fmt: skip
+    place = "outside lower center" if below else "outside upper center"
+    drawn.legend(handles=handles, loc=place, ncols=next(fits, 1), frameon=False,
+                 fontsize=0.95 * size, labelcolor=LIGHT.ink, columnspacing=1.2,
+                 handlelength=1.4)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Sheet:
     """A figure of panels one above the other, with languages at x = 0, 1, 2, ...
 
-    size: of letters, points. slot: points of width that a language has.
+    Attributes:
+        size: Size of letters in points.
+        slot: Width of a language in points.
     """
 
     figure: Figure
     panels: list[Axes]
     labels: Sequence[str]
-    theme: Theme
     size: float
     slot: float
 
     @classmethod
     def make(
-        cls, labels: Sequence[str], ratios: Sequence[float], inches: float, theme: Theme
+        cls,
+        labels: Sequence[str],
+        ratios: Sequence[float],
+        inches: float,
+        width: float | None = None,
     ) -> Sheet:
-        """ratios: heights of the panels; inches: of all of them on a page 7 inches wide."""
-        width, size = page_size(len(labels) > FEW)
+        """Returns an empty sheet.
+
+        Args:
+            labels: One a language.
+            ratios: Heights of the panels, relative to each other.
+            inches: Height of all panels on a page 7 inches wide, or of the given width.
+            width: Width of the figure in inches. Defaults to the one of `page_size`.
+        """
+        size = SIZE
+        if width is None:
+            width, size = page_size(len(labels) > FEW)
+            inches *= width / 7.0
         slot = 0.87 * width * _POINTS / len(labels)
         letters, upright = _label_letters(labels, size, slot)
         below = 0.6 * letters * max(map(len, labels)) / _POINTS if upright else 0.0
-        drawn = Figure((width, inches * width / 7.0 + below), layout="constrained")
-        FigureCanvasAgg(drawn)
-        drawn.set_facecolor(theme.paper)
+        drawn = blank(width, inches + below, layout="constrained")
         grid = drawn.subplots(len(ratios), 1, sharex=True, height_ratios=ratios, squeeze=False)
-        return cls(drawn, list(grid[:, 0]), labels, theme, size, slot)
-
-    def style(self, panel: Axes) -> None:
-        theme = self.theme
-        panel.set_facecolor(theme.paper)
-        panel.grid(axis="y", color=theme.faint, linewidth=0.7)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.spines[["left", "bottom"]].set_color(theme.faint)
-        panel.tick_params(labelsize=0.9 * self.size, colors=theme.ink, length=0, bottom=False)
-        panel.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _signed(y)))
+        for panel in grid[:, 0]:
+            style(panel, size)
+            panel.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _signed(y)))
+        return cls(drawn, list(grid[:, 0]), labels, size, slot)
 
     def size_bars(
         self, sizes: Sequence[int], note: str = "", colours: Sequence[str] | None = None
     ) -> None:
-        """The last panel: training pairs of every language as bars on a log scale (their foot is
-        half of the smallest), with figures where they fit, and below the languages' labels.
+        """Draws the last panel: training pairs as bars on a log scale, and the languages' labels.
 
-        colours: of the bars, one a language; None: all alike."""
-        panel, theme, size = self.panels[-1], self.theme, self.size
-        self.style(panel)
+        Args:
+            sizes: Training pairs of each language. The bars' foot is half of the smallest.
+            note: More text for the label of the axis.
+            colours: One a language. Defaults to one colour for all.
+        """
+        panel, size = self.panels[-1], self.size
         floor = min(sizes) / 2
         panel.bar(range(len(sizes)), [n - floor for n in sizes], 0.72, floor,
-                  color=colours or theme.bar)  # fmt: skip
+                  color=colours or LIGHT.bar)  # fmt: skip
         panel.set_yscale("log")
         panel.set_ylim(floor, max(sizes) * 1.3)
-        panel.set_ylabel("training\npairs", fontsize=0.85 * size, color=theme.ink)
+        panel.set_ylabel("training\npairs", fontsize=0.85 * size, color=LIGHT.ink)
         panel.yaxis.set_minor_formatter(NullFormatter())
         panel.set_xlim(-0.7, len(sizes) - 0.3)
         texts = [_short(n) for n in sizes]
@@ -115,23 +220,21 @@ class Sheet:
             panel.spines[["left"]].set_visible(False)
             for i, text in enumerate(texts):
                 panel.annotate(text, (i, sizes[i]), va="bottom", ha="center", fontsize=0.8 * size,
-                               color=theme.ink)  # fmt: skip
+                               color=LIGHT.ink)  # fmt: skip
         else:
             ends = sorted({max(sizes), min(sizes)})
             panel.set_yticks(ends, [_short(n) for n in ends])
         panel.minorticks_off()
         letters, upright = _label_letters(self.labels, size, self.slot)
-        panel.set_xticks(range(len(self.labels)), self.labels, fontsize=letters, color=theme.ink,
-                         rotation=90 if upright else 0)  # fmt: skip
+        shown = self.labels if letters >= _SMALLEST else []
+        panel.set_xticks(range(len(shown)), shown, fontsize=letters, color=LIGHT.ink,
+                         rotation=90 if upright else 0, rotation_mode="anchor" if upright else None,
+                         ha="right" if upright else "center",
+                         va="center" if upright else "top")  # fmt: skip
         text = "languages, by falling number of training pairs" + note
-        panel.set_xlabel(text, fontsize=0.95 * size, color=theme.ink)
-
-    def legend(self, columns: int, handles: Sequence[Any], below: bool = False) -> None:
-        """Above the panels, or below them."""
-        place = "outside lower center" if below else "outside upper center"
-        self.figure.legend(handles=handles, loc=place, ncols=columns,
-                           frameon=False, fontsize=0.95 * self.size, labelcolor=self.theme.ink,
-                           columnspacing=1.2, handlelength=1.4)  # fmt: skip
+        if 0.5 * 0.95 * size * len(text) > self.figure.get_figwidth() * _POINTS:
+            text = text.replace(note, note.replace("; ", "\n"))
+        panel.set_xlabel(text, fontsize=0.95 * size, color=LIGHT.ink)
 
 
 def _signed(y: float) -> str:
@@ -147,7 +250,7 @@ def _short(pairs: int) -> str:
 
 
 def _label_letters(labels: Sequence[str], size: float, slot: float) -> tuple[float, bool]:
-    """The size of the letters in points, and whether the labels are upright."""
+    """Returns the size of the labels' letters in points, and whether the labels are upright."""
     letters = 0.95 * size
     if 0.62 * letters * max(map(len, labels)) < slot:
         return letters, False

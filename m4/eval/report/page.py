@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import base64
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from m4 import html
 from m4.data import families
 from m4.data.cldr import tags
 from m4.data.languages import describe
-from m4.data.preprocess import language_of
+from m4.data.preprocess import language_of, split_direction
 from m4.eval.metrics import bootstrap
-from m4.eval.report import chart, curve, tables
+from m4.eval.report import curves, plot
+from m4.eval.report.figures import inline
 from m4.eval.report.theme import DARK, LIGHT
 from m4.eval.scoring import rates
 from m4.eval.scoring.delta import (
     METRIC_NAMES,
+    UNDERTRAINED,
     Average,
     Delta,
-    hollow_means,
     small_tests,
     small_tests_line,
 )
 from m4.eval.scoring.levels import LEVELS, SIDES, ResourceLevels
-from m4.eval.scoring.score import (
-    COPY,
-    Measured,
-    Subsets,
-)
-from m4.eval.scoring.trend import window_size
+from m4.eval.scoring.score import COPY, Decode, Measured, Subsets, untagged, with_complements
 from m4.settings import InputError
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -43,17 +40,21 @@ PACKAGES = ("m4", "jax", "flax", "optax", "numpy", "sacrebleu", "sentencepiece",
 
 
 DELTA_TITLE = "ΔBLEU of one multilingual model against bilingual baselines"
-_LABELS = {"nll": "Training loss, nats a piece"}
+_LABELS = {"nll": "training loss, nats a piece"}
 
 
 class Background(NamedTuple):
-    """What the page shows in addition to the scores; what is empty is left out.
+    """Facts that the page shows in addition to the scores; empty ones are left out.
 
-    corpus: what the text is, paragraphs separated by empty lines.
-    facts: name -> value, how the run was made (date, machine, seeds, steps, minutes).
-    configs: name -> operative gin config, shown whole.
-    curves: system -> the rows of its metrics.jsonl; curve_keys: the values drawn, one plot each.
-    sampling: language -> its share of the training stream; epochs: how often it was seen.
+    Attributes:
+        title: Title of the page.
+        corpus: Description of the text, paragraphs separated by empty lines.
+        facts: Name -> value: date, machine, seeds, steps, minutes.
+        configs: Name -> operative gin config, shown whole.
+        curves: System -> the rows of its metrics.jsonl.
+        curve_keys: The values that are drawn, a panel each.
+        sampling: Language -> its share of the training stream.
+        epochs: Language -> how often it was seen.
     """
 
     title: str = DELTA_TITLE
@@ -79,21 +80,36 @@ def page(
     levels: ResourceLevels,
     samples: int,
     rate_rows: Sequence[Mapping[str, Any]],
+    window: int = 10,
     experts: Sequence[Mapping[str, Any]] = (),
     by_step: Sequence[Mapping[str, Any]] = (),
     cosines: Sequence[Mapping[str, Any]] = (),
-    window: int = 10,
 ) -> str:
-    """The text of report.html, self-contained (`m4.html.render`).
+    """Returns the text of report.html, one self-contained file (`m4.html.render`).
 
-    metric: of the differences from the baseline, and of subsets. rows: none without a baseline.
-    experts: {title, images, alarms} of each atlas, images: PNG, 'light' and 'dark'.
-    by_step: {split, images, best} of each curve, best: its row.
-    cosines: {system, step, images, names} of each heat map of gradients. window: of the plot.
+    Args:
+        measured: Hypotheses and statistics of all systems.
+        metric: Metric of the differences from the baseline, and of subsets.
+        baseline: Name of the baseline, if there is one.
+        rows: Differences from the baseline.
+        means: Averages of the differences.
+        scores: Rows of scores.jsonl.
+        train_pairs: Language -> its training pairs.
+        background: Other facts.
+        subsets: Marks of the test sentences.
+        levels: Resource levels.
+        samples: Sentences shown a direction.
+        rate_rows: Rows of rates.jsonl.
+        window: Languages of the trend line.
+        experts: {title, figure, alarms} of each atlas.
+        by_step: {split, figure, best} of each curve of checkpoints; best is a row.
+        cosines: {system, step, figure, names} of each heat map of gradients.
     """
-    data = _data_table(train_pairs, background, levels)
+    data = _data_table(train_pairs, background, levels, rows)
     small = small_tests(rows, levels)
     names = [system.name for system in measured.systems]
+    whole = [row for row in scores if row["subset"] == "all"]
+    order = sorted(_by(whole, "direction"), key=lambda direction: _order(direction, train_pairs))
     return html.render(
         TEMPLATE,
         _FILTERS,
@@ -104,22 +120,38 @@ def page(
         names=METRIC_NAMES,
         baseline=baseline,
         systems=names,
+        compared=list(dict.fromkeys(row.system for row in rows)),
         sides=[side for side in SIDES if any(row.side == side for row in rows)],
-        **_levels(rows, levels),
-        **_deltas(rows, means, small, data, levels, window),
+        levels=[*LEVELS, "all"],
+        thresholds=levels,
+        related=_related(rows),
+        small=set(small.values()),
+        small_line=small_tests_line(small, levels),
+        means=_by(means, "level", "side", "system"),
+        headline=_by(means, "system", "side", "level"),
+        differences=_by(rows, "language", "side", "system"),
+        charts=_charts(rows, levels, window),
         metric_key=metric,
-        markers=[chart.marker(number, 4) for number in range(4)],
-        **_pictures(experts=experts, by_step=by_step, cosines=cosines),
+        experts=experts,
+        by_step=by_step,
+        cosines=cosines,
         theme={"light": LIGHT, "dark": DARK},
-        subsets=tables.subset_table(scores, metric, baseline),
-        scores=tables.score_table(scores),
-        **_rates(rate_rows, scores, levels),
+        subsets=_subsets(scores, metric, baseline, order),
+        scores={direction: _by(whole, "direction", "system", "metric")[direction]
+                for direction in order},
+        rates=rates.RATES,
+        rate_means=rates.summary(rate_rows, levels),
+        rate_notes=rates.notes(rate_rows),
+        rate_rows=sorted(rate_rows, key=lambda row: _order(row["direction"], train_pairs)),
         scored=[*names, COPY],
-        metrics=[METRIC_NAMES.get(name, name) for name in tables.in_order(scores, "metric")],
-        translations=tables.translations(measured, subsets, train_pairs, samples),
+        metrics=_distinct(scores, "metric"),
+        translations=_translations(measured, subsets, train_pairs, samples),
         curves=_curves(background),
-        **_languages(data),
-        signatures=tables.in_order(scores, "signature"),
+        data=data,
+        facts={row["code"]: row for row in data},
+        chips=_chips(row["code"] for row in data),
+        families=sorted({row["family"] for row in data}),
+        signatures=_distinct(scores, "signature"),
         resamples=bootstrap.RESAMPLES,
         seed=bootstrap.SEED,
         split=measured.split,
@@ -129,172 +161,184 @@ def page(
 
 
 def language_tag(code: str) -> str:
-    """The BCP 47 tag of an m4 or ISO 639-3 code, for lang attributes: 'zh_Hant' -> 'zh-Hant'."""
+    """Returns the BCP 47 tag of a language's code, for lang attributes: 'zh_Hant' -> 'zh-Hant'."""
     return describe(code).code.replace("_", "-")
 
 
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
+
+
 _FILTERS = {
-    "signed": lambda value: f"{value:+.1f}".replace("-", "−"),
+    "signed": _signed,
     "tag": language_tag,
     "language": language_of,
+    "languages": lambda at: max(one.languages for side in at.values() for one in side.values()),
+    "arrow": lambda text: text.replace("->", "-").replace("-", "\u2009→\u2009"),
     "rate": lambda row, name: rates.shown(name, row[name]),
 }
 
 
-def _deltas(
-    rows: Sequence[Delta],
-    means: Sequence[Average],
-    small: Mapping[str, str],
-    data: Sequence[Mapping[str, Any]],
-    levels: ResourceLevels,
-    window: int,
-) -> dict[str, Any]:
-    """What the template needs of the differences from the baseline: means, plot and table."""
-    plotted = {row.language for row in rows if row.direction not in small}
-    return {
-        "headline": _headline(means),
-        "charts": _charts(rows, data, levels, window),
-        "hollow": hollow_means(rows, small, levels),
-        "window": window_size(len(plotted), window),
-        "table": tables.delta_table(rows, means),
-        "counts": {name: max(mean.languages for mean in means if mean.level == name)
-                   for name in {mean.level for mean in means}},
-    }  # fmt: skip
+def _by(rows: Iterable[Any], *names: str) -> dict[str, Any]:
+    """Nests rows by some of their fields: _by(rows, "side", "system")[side][system] is a row."""
+    found: dict[str, Any] = {}
+    for row in rows:
+        *outer, last = (row[n] if isinstance(row, Mapping) else getattr(row, n) for n in names)
+        at = found
+        for key in outer:
+            at = at.setdefault(key, {})
+        at[last] = row
+    return found
 
 
-def _headline(means: Sequence[Average]) -> list[dict]:
-    """[{system, side, levels: {level: Average}}]: the averages, a row a system and side."""
-    found: dict[tuple[str, str], dict[str, Average]] = {}
-    for mean in means:
-        found.setdefault((mean.system, mean.side), {})[mean.level] = mean
-    return [{"system": key[0], "side": key[1], "levels": at} for key, at in found.items()]
+def _distinct(rows: Iterable[Mapping[str, Any]], key: str) -> list[str]:
+    return list(dict.fromkeys(row[key] for row in rows))
 
 
-def _languages(data: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the template needs of the rows of the data table."""
-    return {
-        "data": data,
-        "facts": {row["code"]: row for row in data},
-        "chips": _chips(data),
-        "families": sorted({row["family"] for row in data}),
-    }
+def _order(direction: str, train_pairs: Mapping[str, int]) -> tuple[int, str, bool]:
+    """Sorts by falling training size, both directions of a language together."""
+    language = language_of(direction)
+    return -train_pairs.get(language, 0), language, direction.startswith("en-")
 
 
-def _chips(data: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Family -> the number of its colour: 0 of the largest one; 'other' has the last colour."""
+def _subsets(
+    scores: Sequence[Mapping[str, Any]], metric: str, baseline: str | None, order: Sequence[str]
+) -> dict[str, Any] | None:
+    """Returns scores by direction, subset and system, or None where there are no subsets."""
+    chosen = [row for row in scores if row["metric"] == metric and row["subset"] != "all"]
+    if not chosen:
+        return None
+    systems = [name for name in _distinct(chosen, "system") if name != COPY]
+    # The baseline first: the others are read against it.
+    systems.sort(key=lambda name: name != baseline)
+    at = _by(chosen, "direction", "subset", "system")
+    lines = {direction: at[direction] for direction in order if direction in at}
+    return {"names": _distinct(chosen, "subset"), "systems": systems, "lines": lines}
+
+
+def _translations(
+    measured: Measured, subsets: Subsets, train_pairs: Mapping[str, int], samples: int
+) -> list[dict[str, Any]]:
+    """Returns sentences spread evenly over every test set, with each system's translation."""
+    names = [system.name for system in measured.systems]
+    by_direction: dict[str, dict[str, list[Decode]]] = {}
+    for (name, direction), decodes in measured.decodes.items():
+        if name in names:
+            by_direction.setdefault(direction, {})[name] = decodes
+    languages: dict[str, dict[str, Any]] = {}
+    for direction in sorted(by_direction, key=lambda one: _order(one, train_pairs)):
+        at, code = by_direction[direction], language_of(direction)
+        first = next(iter(at.values()))
+        marks = with_complements(subsets.get(code, {}))
+        count = min(samples, len(first))
+        source, target = split_direction(direction)
+        sentences = [
+            {
+                "source": untagged(first[i].source, direction),
+                "reference": first[i].reference,
+                "marks": [name for name, keep in marks.items() if keep[i]],
+                "hypotheses": {name: decodes[i].hypothesis for name, decodes in at.items()},
+            }
+            for i in ((2 * number + 1) * len(first) // (2 * count) for number in range(count))
+        ]
+        one = languages.setdefault(code, {"name": describe(code).name, "parts": []})
+        one["parts"].append({"source": source, "target": target, "sentences": sentences})
+    return [{"code": code, **one} for code, one in languages.items()]
+
+
+def _chips(languages: Iterable[str]) -> dict[str, int]:
+    """Returns the number of each family's colour, 0 for the largest family."""
     last = len(LIGHT.families) - 1
-    names = dict.fromkeys(families.shown([row["code"] for row in data], last).values())
+    names = dict.fromkeys(families.shown([*languages], last).values())
     return {name: last if name == families.OTHER else rank for rank, name in enumerate(names)}
 
 
-def _charts(
-    rows: Sequence[Delta], data: Sequence[Mapping[str, Any]], levels: ResourceLevels, window: int
-) -> list[str]:
-    """The plot in both widths; none without differences."""
+def _charts(rows: Sequence[Delta], levels: ResourceLevels, window: int) -> list[Markup]:
+    """Returns the plot in both widths, or nothing without differences."""
     if not rows:
         return []
-    chips = _chips(data)
-    colours = {row["code"]: chips[row["shown_family"]] for row in data}
-    texts = {}
-    for row in data:
-        names = " · ".join(dict.fromkeys(filter(None, (row["language"].name, row["own_name"]))))
-        about = [f"{names} ({row['code']})",
-                 f"{row['family']}, {row['level']}: {row['pairs']:,} pairs"]  # fmt: skip
-        mine = [delta for delta in rows if delta.language == row["code"]]
-        texts[row["code"]] = chart.text_of(mine, about)
-    return [chart.svg(rows, kind, levels, colours, texts, window) for kind in chart.WIDTHS]
+    metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
+    label = f"Δ{metric} of {len({row.language for row in rows})} languages by training size"
+    return [inline(plot.figure(rows, window, levels, kind), f"{label}, {kind}", f"chart {kind}")
+            for kind in plot.WIDTHS]  # fmt: skip
 
 
-def _levels(rows: Sequence[Delta], levels: ResourceLevels) -> dict[str, Any]:
-    """What the template needs of resource levels, and which languages are marked: those with close
-    relatives and with small test sets."""
-    small = small_tests(rows, levels)
+def _about(row: Mapping[str, Any], deltas: Sequence[Delta]) -> str:
+    """Returns the text of a language for the plot's pointer: who it is, then its numbers."""
+    names = " · ".join(dict.fromkeys(filter(None, (row["name"], row["own_name"]))))
+    lines = [f"{names} ({row['code']})",
+             f"{row['family']}, {row['level']}: {row['pairs']:,} pairs"]  # fmt: skip
+    for side in dict.fromkeys(delta.side for delta in deltas):
+        mine = [delta for delta in deltas if delta.side == side]
+        lines.append(f"{side.replace('->', ' → ')}: {mine[0].baseline} "
+                     f"{mine[0].baseline_score:.1f}, {mine[0].sentences} sentences")  # fmt: skip
+        for one in mine:
+            said = f"{_signed(one.delta)} [{_signed(one.low)}, {_signed(one.high)}]"
+            said = UNDERTRAINED if one.undertrained else said
+            lines.append(f"{one.system} {one.system_score:.1f}  {said}")
+    return "\n".join(lines)
+
+
+def _related(rows: Sequence[Delta]) -> list[tuple[str, ...]]:
+    """Returns the languages with close relatives in the run, each with these, by name."""
     name = {row.language: row.name for row in rows}
     named = Counter(name.values())  # two codes may be one language's
     name = {code: f"{one} ({code})" if named[one] > 1 else one for code, one in name.items()}
-    related = {
-        (name[r.language], *(name[code] for code in r.closely_related if code in name))
-        for r in rows
-        if r.closely_related
-    }
-    return {
-        "levels": LEVELS,
-        "thresholds": levels,
-        "related": sorted(related),
-        "small": set(small.values()),
-        "small_line": small_tests_line(small, levels),
-    }
+    return sorted(
+        {
+            (name[row.language], *(name[code] for code in row.closely_related if code in name))
+            for row in rows
+            if row.closely_related
+        }
+    )
 
 
-def _rates(
-    rows: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]], levels: ResourceLevels
-) -> dict[str, Any]:
-    """What the template needs of rates.jsonl."""
-    return {
-        "rates": rates.RATES,
-        "rate_means": rates.summary(rows, levels),
-        "rate_notes": rates.notes(rows),
-        "rate_rows": sorted(rows, key=lambda row: tables.direction_order(row["direction"], scores)),
-    }
-
-
-def _curves(background: Background) -> list[dict]:
-    """One drawing a key of the metrics: {label, svg, names}."""
+def _curves(background: Background) -> Markup | None:
+    """Returns the training curves of all systems, or None where no line has two points."""
     rows = background.curves
     known = sorted({key for lines in rows.values() for line in lines for key in line})
-    drawn = []
+    drawn = {}
     for key in background.curve_keys:
         if known and key not in known:
             raise InputError(f"no {key!r} in the metrics to draw; they have {', '.join(known)}")
-        series = {name: curve.points(lines, key) for name, lines in rows.items()}
-        series = {name: line for name, line in series.items() if len(line) > 1}
-        if series:
-            label = _LABELS.get(key, key)
-            drawn.append({"label": label, "svg": curve.svg(series, label), "names": list(series)})
-    return drawn
+        series = {name: curves.points(lines, key) for name, lines in rows.items()}
+        if series := {name: line for name, line in series.items() if len(line) > 1}:
+            drawn[_LABELS.get(key, key)] = series
+    return inline(curves.training(drawn), "Training curves") if drawn else None
 
 
 def _data_table(
-    train_pairs: Mapping[str, int], background: Background, levels: ResourceLevels
-) -> list[dict]:
-    """A row a language, by falling size: who it is, pairs, their share, share of the stream,
-    epochs. search: what the filter looks in; shown_family: its family where that has a colour."""
+    train_pairs: Mapping[str, int],
+    background: Background,
+    levels: ResourceLevels,
+    deltas: Sequence[Delta],
+) -> list[dict[str, Any]]:
+    """Returns a row a language, by falling training size.
+
+    search is what the filter looks in; about is what the plot shows at the pointer.
+    """
     total = sum(train_pairs.values())
-    coloured = families.shown(train_pairs, len(LIGHT.families) - 1)
+    by_language: dict[str, list[Delta]] = {}
+    for delta in deltas:
+        by_language.setdefault(delta.language, []).append(delta)
     rows = []
     for code, pairs in sorted(train_pairs.items(), key=lambda item: (-item[1], item[0])):
-        language, tag = describe(code), tags.parse(describe(code).code)
+        name, tag = describe(code).name, tags.parse(describe(code).code)
         own_name = tags.own_name(tag) if tag else ""
-        rows.append(
-            {
-                "code": code,
-                "language": language,
-                "own_name": own_name,
-                "family": families.family_of(code),
-                "shown_family": coloured[code],
-                "search": f"{code} {language.name} {own_name}".lower(),
-                "pairs": pairs,
-                "share": pairs / total if total else 0.0,
-                "level": levels.of(pairs),
-                "sampling": background.sampling.get(code),
-                "epochs": background.epochs.get(code),
-            }
-        )
+        row = {
+            "code": code,
+            "name": name,
+            "own_name": own_name,
+            "family": families.family_of(code),
+            "search": f"{code} {name} {own_name}".lower(),
+            "pairs": pairs,
+            "share": pairs / total if total else 0.0,
+            "level": levels.of(pairs),
+            "sampling": background.sampling.get(code),
+            "epochs": background.epochs.get(code),
+        }
+        rows.append({**row, "about": _about(row, by_language.get(code, []))})
     return rows
-
-
-def data_uris(images: Mapping[str, bytes]) -> dict[str, str]:
-    return {
-        name: "data:image/png;base64," + base64.b64encode(image).decode("ascii")
-        for name, image in images.items()
-    }
-
-
-def _pictures(**by_kind: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    return {
-        kind: [{**one, "images": data_uris(one["images"])} for one in pictures]
-        for kind, pictures in by_kind.items()
-    }
 
 
 def _versions() -> dict[str, str]:

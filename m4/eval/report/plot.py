@@ -7,18 +7,19 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb, to_rgba
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from m4.data.families import OTHER, shown
-from m4.eval.report.figures import FEW, Sheet, save
-from m4.eval.report.theme import LIGHT, Theme
+from m4.eval.report.figures import FEW, Sheet, halfway, legend, save
+from m4.eval.report.theme import LIGHT
 from m4.eval.scoring.delta import METRIC_NAMES, Delta, hollow_means, small_tests
 from m4.eval.scoring.levels import DEFAULT_LEVELS, LEVELS, SIDES, ResourceLevels
-from m4.eval.scoring.trend import trend, window_size
 from m4.settings import InputError
 
+# Widths of the figure in a page, in inches of 72 pixels: on a screen, and on a phone.
+WIDTHS = {"wide": 1180 / 72, "narrow": 390 / 72}
 _MARKERS = ("o", "s", "^", "D")
 
 
@@ -27,43 +28,46 @@ def plot(
     paths: Sequence[Path],
     window: int = 10,
     levels: ResourceLevels = DEFAULT_LEVELS,
-    names: bool = False,
-    theme: Theme = LIGHT,
 ) -> None:
-    """Draws to every path (.png, .pdf, .svg); the same rows give the same bytes.
-
-    x: languages by falling training size; y: Δ with its 95% interval, the bilingual baseline at 0;
-    one panel into English, one out of it, and below them the training pairs on a log scale. A
-    series a system, each with a trend line, the mean of a sliding window (`window_size`). Of many
-    languages the bars of training pairs have the colours of families. Pale points have a closely
-    related language in the run. Hollow ones are undertrained, or have test sets of fewer than
-    `levels.min_test_sentences`: these decide neither axis nor trend, and one that lies beyond the
-    axis is at its edge.
-
-    names: label with the English names in place of the codes. Both are drawn in DejaVu Sans, which
-    comes with matplotlib and has every letter of them; languages' own names (Arabic, CJK) would
-    need fonts that a machine may lack, so they are never drawn.
-    """
-    save(figure(rows, window, levels, names, theme), paths)
+    """Draws `figure` to every path (.png, .pdf, .svg). The same rows give the same bytes."""
+    save(figure(rows, window, levels), paths)
 
 
 def figure(
     rows: Sequence[Delta],
     window: int = 10,
     levels: ResourceLevels = DEFAULT_LEVELS,
-    names: bool = False,
-    theme: Theme = LIGHT,
+    page: str | None = None,
 ) -> Figure:
-    """The plot as a figure, without pyplot and its global state."""
+    """Returns the plot of differences from a baseline over languages.
+
+    x: languages by falling training size; y: Δ with its 95% interval, the baseline at 0. One panel
+    is into English, one out of it, and below them are the training pairs on a log scale. Each
+    system has a trend line, the mean of a sliding window (`window_size`). Of many languages the
+    bars have the colours of families. Pale points have a closely related language in the run.
+    Hollow ones are undertrained, or have test sets of fewer than `levels.min_test_sentences`: these
+    decide neither axis nor trend, and one that lies beyond the axis is at its edge.
+
+    Languages are labelled with their codes, which every font has.
+
+    Args:
+        rows: Differences of one metric from one baseline.
+        window: Languages of the trend line.
+        levels: Resource levels, and the smallest test set that counts.
+        page: One of `WIDTHS`: for a page, where each language has an area that its script finds
+            (gid "language:gl"). Defaults to a figure of files.
+
+    Raises:
+        InputError: There are no rows.
+    """
     if not rows:
         raise InputError("nothing to plot: no direction is decoded by a system and its baseline")
     pairs = {row.language: row.train_pairs for row in rows}
     languages = sorted(pairs, key=lambda language: (-pairs[language], language))
     sides = [side for side in SIDES if any(row.side == side for row in rows)]
-    name_of = {row.language: row.name for row in rows}
-    labels = [name_of[language] if names else language for language in languages]
     ratios = [1.0] * len(sides) + [0.27]
-    sheet = Sheet.make(labels, ratios, 2.7 * len(sides) + 1.1, theme)
+    inches = 2.7 * len(sides) + (1.1 if page is None else 1.6)
+    sheet = Sheet.make(languages, ratios, inches, None if page is None else WIDTHS[page])
     systems = list(dict.fromkeys(row.system for row in rows))
     metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
     small = small_tests(rows, levels)
@@ -72,35 +76,64 @@ def figure(
     edges = [bound for row in ruling for bound in (row.low, row.high, row.delta, 0.0)]
     margin = 0.06 * max(max(edges) - min(edges), 1.0)
     for panel, side in zip(sheet.panels, sides, strict=False):
-        sheet.style(panel)
         panel.set_ylim(min(edges) - margin, max(edges) + 2 * margin)
         mine = [row for row in rows if row.side == side]
         _panel(sheet, panel, mine, languages, systems, window, small)
         arrow = side.replace("->", " → ")
-        panel.set_ylabel(f"Δ{metric}, {arrow}", fontsize=sheet.size, color=theme.ink)
+        panel.set_ylabel(f"Δ{metric}, {arrow}", fontsize=sheet.size, color=LIGHT.ink)
     sizes = [pairs[language] for language in languages]
     _levels(sheet, sizes, levels)
     counted = {row.language for row in rows if row.direction not in small}
     taken = window_size(len(counted), window)
     note = f"; line: mean of {taken}" if taken > 1 else ""
-    sheet.size_bars(sizes, note, _families(sheet, languages))
+    colours = family_colours(languages) if page or len(languages) > FEW else {}
+    sheet.size_bars(sizes, note, [colours[one][1] for one in languages] if colours else None)
+    if colours and page is None:
+        chips = [
+            Patch(color=colour, label=name) for name, colour in dict.fromkeys(colours.values())
+        ]
+        legend(sheet.figure, chips, sheet.size, below=True)
     _legend(sheet, rows, small, levels)
+    if page is not None:
+        for i, language in enumerate(languages):
+            for panel in sheet.panels:
+                area = panel.axvspan(i - 0.5, i + 0.5, facecolor="none", zorder=10)
+                area.set_gid(f"language:{language}")
     return sheet.figure
 
 
-def _families(sheet: Sheet, languages: Sequence[str]) -> list[str] | None:
-    """The colour of each language's family, and the legend of them; None of a few languages, which
-    readers know by name."""
-    if len(languages) <= FEW:
-        return None
-    colours = sheet.theme.families
+def family_colours(languages: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Returns the family of each language that is shown, 'other' for the rest, and its colour."""
+    colours = LIGHT.families
     families = shown(languages, len(colours) - 1)
     names = list(dict.fromkeys(families.values()))
-    colour_of = {name: colours[-1] if name == OTHER else colours[rank]
-                 for rank, name in enumerate(names)}  # fmt: skip
-    chips = [Patch(color=colour_of[name], label=name) for name in names]
-    sheet.legend(5, chips, below=True)
-    return [colour_of[families[language]] for language in languages]
+    of = {name: colours[-1] if name == OTHER else colours[rank] for rank, name in enumerate(names)}
+    return {language: (family, of[family]) for language, family in families.items()}
+
+
+def window_size(languages: int, window: int = 10) -> int:
+    """Returns the size of the sliding window for so many languages.
+
+    It is `window`, but at most a quarter of them (12 languages: 3, 24: 6, from 40 on: 10), so that
+    the trend keeps both ends of the range apart. Fewer than 8 languages have no trend, a window
+    of 1.
+    """
+    return max(1, min(window, languages // 4))
+
+
+def trend(values: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the middle of every `window` consecutive values, and their mean.
+
+    Only windows that lie wholly inside count, so no end is a mean of fewer. NaN marks a value that
+    is missing.
+    """
+    if window < 2 or len(values) < window:
+        return np.zeros(0), np.zeros(0)
+    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(values, float), window)
+    there = ~np.isnan(windows)
+    kept = there.any(axis=1)
+    means = np.where(there, windows, 0).sum(axis=1)[kept] / there.sum(axis=1)[kept]
+    return (np.arange(len(windows)) + (window - 1) / 2)[kept], means
 
 
 def _panel(
@@ -112,34 +145,29 @@ def _panel(
     window: int,
     small: Collection[str],
 ) -> None:
-    """Points, whiskers and trend of every system. small: directions that are drawn hollow."""
-    theme, size, slot = sheet.theme, sheet.size, sheet.slot
-    panel.axhline(0, color=theme.ink, linewidth=1.2, zorder=2)
-    dot = min(0.6 * size, 0.34 * slot + 1.2)
+    """Draws points, whiskers and trend of every system; directions in `small` are hollow."""
+    panel.axhline(0, color=LIGHT.ink, linewidth=1.2, zorder=2)
+    dot = min(0.6 * sheet.size, 0.34 * sheet.slot + 1.2)
     step = min(0.24, 0.8 / len(systems)) if len(systems) > 1 else 0.0
     counted = {row.language for row in rows if row.direction not in small}
     for number, system in enumerate(systems):
-        colour = theme.series[number % len(theme.series)]
-        pale = _between(colour, theme.paper)
+        colour = LIGHT.series[number % len(LIGHT.series)]
         at = {row.language: row for row in rows if row.system == system}
         here = [(i, at[language]) for i, language in enumerate(languages) if language in at]
         x = np.array([i for i, _ in here]) + (number - (len(systems) - 1) / 2) * step
-        # Not errorbar(): a percentile interval of a few sentences need not hold the point.
-        lows, highs = [row.low for _, row in here], [row.high for _, row in here]
-        thin = min(1.4, 0.16 * slot)
         hollow = [row.direction in small or row.undertrained for _, row in here]
-        faint = [0.2 if empty else 0.55 for empty in hollow]
-        panel.vlines(x, lows, highs, color=[to_rgba(colour, alpha) for alpha in faint],
-                     linewidth=thin, zorder=3)  # fmt: skip
+        # Not errorbar(): a percentile interval of a few sentences need not hold the point.
+        panel.vlines(x, [row.low for _, row in here], [row.high for _, row in here],
+                     color=[to_rgba(colour, 0.2 if empty else 0.55) for empty in hollow],
+                     linewidth=min(1.4, 0.16 * sheet.slot), zorder=3)  # fmt: skip
+        faces = [LIGHT.paper if empty else halfway(colour) if row.closely_related else colour
+                 for empty, (_, row) in zip(hollow, here, strict=True)]  # fmt: skip
         panel.scatter(
             x,
             np.clip([row.delta for _, row in here], *panel.get_ylim()),
             s=dot**2,
             marker=_MARKERS[number % len(_MARKERS)],
-            facecolors=[
-                theme.paper if empty else pale if row.closely_related else colour
-                for empty, (_, row) in zip(hollow, here, strict=True)
-            ],
+            facecolors=faces,
             edgecolors=colour,
             linewidths=1.1,
             zorder=5,
@@ -154,30 +182,25 @@ def _panel(
         # is read: it runs before them with a rim of paper.
         lines = [(colour, 2.2, 0.5, 4)]
         if len(languages) > FEW:
-            lines = [(theme.paper, 4.5, 0.9, 6), (colour, 2.8, 1.0, 7)]
+            lines = [(LIGHT.paper, 4.5, 0.9, 6), (colour, 2.8, 1.0, 7)]
         for line, thickness, alpha, order in lines:
             panel.plot(middles, means, color=line, linewidth=thickness, alpha=alpha, zorder=order,
                        solid_capstyle="round", solid_joinstyle="round")  # fmt: skip
 
 
-def _between(colour: str, paper: str) -> str:
-    """The colour half-way to the paper's."""
-    return to_hex(tuple((np.array(to_rgb(colour)) + np.array(to_rgb(paper))) / 2))
-
-
 def _levels(sheet: Sheet, sizes: Sequence[int], levels: ResourceLevels) -> None:
-    """Where a resource level ends, and its name where there is room for it."""
-    theme, size, slot = sheet.theme, sheet.size, sheet.slot
+    """Marks where a resource level ends, and writes its name where there is room for it."""
     start = 0
     for name in LEVELS:
         count = sum(levels.of(pairs) == name for pairs in sizes)
         for panel in sheet.panels[:-1]:
             if count and start:
-                panel.axvline(start - 0.5, color=theme.bar, linewidth=0.9, linestyle=(0, (2, 3)))
-            if count * slot > 0.6 * 0.85 * size * len(name):
+                panel.axvline(start - 0.5, color=LIGHT.bar, linewidth=0.9, linestyle=(0, (2, 3)))
+            if count * sheet.slot > 0.6 * 0.85 * sheet.size * len(name):
                 panel.annotate(
                     name, ((start + (count - 1) / 2), 1.0), xycoords=("data", "axes fraction"),
-                    va="bottom", ha="center", fontsize=0.85 * size, color=theme.ink, alpha=0.75,
+                    va="bottom", ha="center", fontsize=0.85 * sheet.size, color=LIGHT.ink,
+                    alpha=0.75,
                 )  # fmt: skip
         start += count
 
@@ -185,22 +208,16 @@ def _levels(sheet: Sheet, sizes: Sequence[int], levels: ResourceLevels) -> None:
 def _legend(
     sheet: Sheet, rows: Sequence[Delta], small: Mapping[str, str], levels: ResourceLevels
 ) -> None:
-    """Above the panels: what the colours are, the baseline at 0, and what pale and hollow points
-    are if there are any."""
-    panel, theme = sheet.panels[0], sheet.theme
-    systems = list(dict.fromkeys(row.system for row in rows))
-    entries = []
-    for number, system in enumerate(systems):
-        colour = theme.series[number % len(theme.series)]
-        marker = _MARKERS[number % len(_MARKERS)]
-        entries += panel.plot([], [], color=colour, marker=marker, linewidth=2.2, label=system)
+    """Says what the colours are, and what pale and hollow points are if there are any."""
+    panel, entries = sheet.panels[0], []
+    for number, system in enumerate(dict.fromkeys(row.system for row in rows)):
+        entries += panel.plot([], [], color=LIGHT.series[number % len(LIGHT.series)], linewidth=2.2,
+                              marker=_MARKERS[number % len(_MARKERS)], label=system)  # fmt: skip
     if any(row.closely_related for row in rows):
-        entries += panel.plot([], [], "o", label="closely related", color=theme.ink,
-                              markerfacecolor=_between(theme.ink, theme.paper))  # fmt: skip
+        entries += panel.plot([], [], "o", label="closely related", color=LIGHT.ink,
+                              markerfacecolor=halfway(LIGHT.ink))  # fmt: skip
     if label := hollow_means(rows, small, levels):
-        entries += panel.plot([], [], "o", label=label, color=theme.ink,
-                              markerfacecolor=theme.paper)  # fmt: skip
-    entries += panel.plot([], [], color=theme.ink, linewidth=1.2, label=f"{rows[0].baseline} = 0")
-    # More would be wider than the page.
-    columns = len(entries) if len(entries) < 6 else (len(entries) + 1) // 2
-    sheet.legend(columns, entries)
+        entries += panel.plot([], [], "o", label=label, color=LIGHT.ink,
+                              markerfacecolor=LIGHT.paper)  # fmt: skip
+    entries += panel.plot([], [], color=LIGHT.ink, linewidth=1.2, label=f"{rows[0].baseline} = 0")
+    legend(sheet.figure, entries, sheet.size)

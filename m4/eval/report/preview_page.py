@@ -15,72 +15,72 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from m4 import html as pages
 from m4.data.inspection.preview import Column, Preview, repeated_more_than, short, times
 from m4.data.languages import describe
-from m4.eval.report.figures import Sheet, png, save
-from m4.eval.report.page import data_uris
-from m4.eval.report.theme import DARK, LIGHT, Theme
+from m4.eval.report.figures import Sheet, inline, legend, save
+from m4.eval.report.theme import LIGHT
 from m4.storage.files import write_text
 
 TEMPLATE = Path(__file__).with_name("preview.html.j2")
+_MARKERS = ("o", "^", "D", "v", "P", "X")
+# From faint to strong through one hue, evenly in lightness, legible on light and dark paper.
+_SHADES = LinearSegmentedColormap.from_list("temperatures", ["#8fc4e8", "#3d8fcb", "#1a5c94"])
 
 
 def write(preview: Preview, most_epochs: float, folder: Path) -> list[Path]:
-    """data_preview.html, .png and .pdf in the folder; their paths."""
+    """Writes data_preview.html, .png and .pdf to the folder, and returns their paths."""
     page = folder / "data_preview.html"
-    light = figure(preview, most_epochs)
-    images = {"light": png(light), "dark": png(figure(preview, most_epochs, DARK))}
+    drawn = figure(preview, most_epochs)
     pictures = [folder / f"data_preview{suffix}" for suffix in (".png", ".pdf")]
-    save(light, pictures)
-    write_text(page, html(preview, most_epochs, images))
+    save(drawn, pictures)
+    write_text(page, html(preview, most_epochs, drawn))
     return [page, *pictures]
 
 
-def figure(preview: Preview, most_epochs: float, theme: Theme = LIGHT) -> Figure:
-    """Languages by falling training pairs; above, epochs of each sampler and the bound; then their
-    shares; below, the pairs. All on log scales.
+def figure(preview: Preview, most_epochs: float) -> Figure:
+    """Returns epochs and shares of each sampler over languages by falling training pairs.
 
+    Above are the epochs with the bound, then the shares, below the pairs, all on log scales.
     Languages are labelled with their codes, which every font has.
     """
     codes = list(preview.pairs)
-    sheet = Sheet.make(codes, [1, 1, 0.3], 7.2, theme)
+    sheet = Sheet.make(codes, [1, 1, 0.3], 7.2)
     panels, size = sheet.panels, sheet.size
     usable = [one for one in preview.columns if one.drawn]
     for panel in panels[:2]:
-        sheet.style(panel)
         panel.set_yscale("log")
     epochs = [[one.drawn[code].epochs for code in codes] for one in usable]
     shares = [[100 * preview.share(one.drawn[code]) for code in codes] for one in usable]
     for panel, values in zip(panels, (epochs, shares), strict=False):
         _lines(sheet, panel, usable, values)
     panels[0].set_ylabel(f"epochs in {short(preview.total_steps)} steps", fontsize=size,
-                         color=theme.ink)  # fmt: skip
+                         color=LIGHT.ink)  # fmt: skip
     unit = "pairs" if preview.sample_by == "examples" else "tokens"
-    panels[1].set_ylabel(f"share of {unit}, %", fontsize=size, color=theme.ink)
+    panels[1].set_ylabel(f"share of {unit}, %", fontsize=size, color=LIGHT.ink)
     for bound, text in ((1.0, ""), (most_epochs, f"{most_epochs:g} times")):
-        panels[0].axhline(bound, color=theme.ink, linewidth=1.0, zorder=2,
+        panels[0].axhline(bound, color=LIGHT.ink, linewidth=1.0, zorder=2,
                           linestyle=(0, (4, 3)) if text else "-")  # fmt: skip
         panels[0].annotate(text, (0.01, bound), xycoords=("axes fraction", "data"), va="bottom",
-                           ha="left", fontsize=0.85 * size, color=theme.ink)  # fmt: skip
+                           ha="left", fontsize=0.85 * size, color=LIGHT.ink)  # fmt: skip
     sheet.size_bars(list(preview.pairs.values()))
     handles, _ = panels[0].get_legend_handles_labels()
-    sheet.legend(min(len(usable), 6), handles)
+    legend(sheet.figure, handles, size)
     return sheet.figure
 
 
 def _lines(
     sheet: Sheet, panel: Axes, columns: Sequence[Column], values: Sequence[Sequence[float]]
 ) -> None:
-    """A line a sampler: the configured one in colour with points, the others from faint to strong
-    in their order. What is never drawn has no point."""
-    theme = sheet.theme
+    """Draws a line a sampler: the configured one in colour, the others from faint to strong.
+
+    A language that is never drawn has no point.
+    """
     dot = min(0.6 * sheet.size, 0.4 * sheet.slot + 1.2)
-    shades = _shades(theme)
     for number, (one, line) in enumerate(zip(columns, values, strict=True)):
         drawn = np.array([value or np.nan for value in line])
         if number == 0:
-            panel.plot(drawn, color=theme.series[1], linewidth=2.2, marker="s", markersize=dot,
+            panel.plot(drawn, color=LIGHT.series[1], linewidth=2.2, marker="s", markersize=dot,
                        label=one.name, zorder=5)  # fmt: skip
             continue
-        colour = shades((number - 1) / max(len(columns) - 2, 1))
+        colour = _SHADES((number - 1) / max(len(columns) - 2, 1))
         panel.plot(drawn, color=colour, linewidth=1.6, label=one.name, zorder=3,
                    marker=_MARKERS[number % len(_MARKERS)], markersize=0.6 * dot)  # fmt: skip
     panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
@@ -88,21 +88,8 @@ def _lines(
     panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
 
 
-def _shades(theme: Theme) -> LinearSegmentedColormap:
-    """From faint to strong through one hue, evenly in lightness."""
-    dark = theme.paper == DARK.paper
-    steps = ["#0b65a3", "#7cc0ec", "#ffffff"] if dark else ["#a5d0ee", "#1a73b4", "#06203f"]
-    return LinearSegmentedColormap.from_list("temperatures", steps)
-
-
-_MARKERS = ("o", "^", "D", "v", "P", "X")
-
-
-def html(preview: Preview, most_epochs: float, images: dict[str, bytes]) -> str:
-    """The text of the page, self-contained (`m4.html.render`).
-
-    images: the figure as PNG, 'light' and 'dark'.
-    """
+def html(preview: Preview, most_epochs: float, drawn: Figure) -> str:
+    """Returns the text of the page, self-contained (`m4.html.render`), with the figure in it."""
     return pages.render(
         TEMPLATE,
         {"times": times, "short": short},
@@ -110,7 +97,7 @@ def html(preview: Preview, most_epochs: float, images: dict[str, bytes]) -> str:
         most_epochs=most_epochs,
         over=repeated_more_than(preview, most_epochs),
         rows=[_row(preview, code) for code in preview.pairs],
-        images=data_uris(images),
+        figure=inline(drawn, "Epochs and share of every language under each sampler"),
     )
 
 

@@ -75,35 +75,31 @@
     apply();
   }
 
-  // The plot: a text that follows the pointer, in the place of the titles that browsers show late.
+  // The plot: a text that follows the pointer.
   const box = document.createElement("div");
   box.id = "here";
   box.hidden = true;
   box.dir = "auto";
   document.body.append(box);
   let last = null;
+  const about = new Map(facts.map((row) => [row.dataset.language, row.dataset.about]));
+  const areas = (chart, language) =>
+    all("g[data-language]", chart).filter((area) => area.dataset.language === language);
   const leave = () => {
-    last?.classList.remove("here");
+    for (const area of all("svg.chart .here")) area.classList.remove("here");
     last = null;
     box.hidden = true;
   };
-  const texts = new Map();
   for (const chart of all("svg.chart")) {
-    for (const slot of all("g[data-language]", chart)) {
-      const title = slot.querySelector("title");
-      texts.set(slot, title.textContent);
-      slot.setAttribute("aria-label", title.textContent);
-      title.remove();
-    }
     const show = (event) => {
-      const slot = event.target.closest("g[data-language]");
-      if (!slot) return leave();
-      if (slot !== last) {
+      const language = event.target.closest("g[data-language]")?.dataset.language;
+      if (!language) return leave();
+      if (language !== last) {
         leave();
-        slot.classList.add("here");
-        box.textContent = texts.get(slot);
+        for (const area of areas(chart, language)) area.classList.add("here");
+        box.textContent = about.get(language);
         box.hidden = false;
-        last = slot;
+        last = language;
       }
       const edge = document.documentElement.clientWidth;
       const left = event.clientX + 14 + box.offsetWidth > edge

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 
 from m4.data.cleaning.language_id import for_reports
 from m4.eval.metrics import Metric
+from m4.eval.report import atlas, cosines, curves
+from m4.eval.report.figures import inline
 from m4.eval.report.page import Background, page
-from m4.eval.report.theme import DARK
+from m4.eval.report.plot import plot
 from m4.eval.scoring import export
 from m4.eval.scoring.by_step import read_rows
 from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, plain
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import rates, read_rates
-from m4.eval.scoring.score import Subsets, System, measure, score_rows, write_scores
+from m4.eval.scoring.score import Subsets, System, measure, score_rows
 from m4.settings import Count, Size
 from m4.storage.checkpoints import SCORES_BY_STEP
 from m4.storage.files import write_jsonl, write_text
@@ -33,8 +35,13 @@ class PlotFiles(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What was written, and the numbers in it for the terminal's table (delta.tables). Without a
-    baseline drawn and deltas are None."""
+    """The files of a report, and the numbers in them. Without a baseline drawn and deltas are None.
+
+    Attributes:
+        rows: Differences, for the terminal's table (`delta.tables`).
+        averages: Their means.
+        rate_rows: Rows of rates.jsonl.
+    """
 
     html: Path
     scores: Path
@@ -53,15 +60,19 @@ def draw(
     levels: ResourceLevels = DEFAULT_LEVELS,
     window: Size = 10,
 ) -> PlotFiles:
-    """The plot (delta_<metric>.png, .pdf, .svg) and the table of the languages (.csv, and .tex with
-    the means by resource level) of `delta.deltas` and their `delta.averages`, in `folder`.
+    """Writes the plot and the tables of differences to a folder; the same rows give the same bytes.
 
-    The same rows give the same bytes. No run is needed: `write_results` makes rows and files from
-    folders of hypotheses, `delta.from_plain` reads the rows of a deltas.jsonl.
+    The plot is delta_<metric>.png, .pdf and .svg, the table of the languages .csv, and with the
+    means by resource level .tex. No run is needed: `delta.from_plain` reads the rows of a
+    deltas.jsonl.
+
+    Args:
+        rows: Differences of one metric from one baseline (`delta.deltas`).
+        means: Their means (`delta.averages`).
+        folder: Any folder.
+        levels: Resource levels.
+        window: Languages of the trend line.
     """
-    # Not before there is something to draw: every job imports this file, and matplotlib takes long.
-    from m4.eval.report.plot import plot
-
     stem = Path(folder) / f"delta_{rows[0].metric}"
     drawn = PlotFiles(*(stem.with_suffix(f".{kind}") for kind in PlotFiles._fields))
     plot(rows, [drawn.png, drawn.pdf, drawn.svg], window, levels)
@@ -84,19 +95,27 @@ def write_results(
     samples: Count = 3,
     directions: Collection[str] | None = None,
 ) -> Results:
-    """Scores all systems from their files of hypotheses and writes the report's files to `folder`.
+    """Scores all systems from their files of hypotheses, and writes the report's files.
 
     No run folder is needed: a `System` is a name and a folder of hypotheses, plain or gzipped;
-    `score.train_pairs_of` takes the training sizes from rows of a scores.jsonl; folder is any.
+    `score.train_pairs_of` takes the training sizes from rows of a scores.jsonl.
 
     Args:
-        metrics: the first one is the one of the differences and the plot.
-        baseline: the system to compare with; None: there are no differences, and no plot.
-        window: languages of the trend line. samples: sentences shown a direction.
-        directions: that are scored; None: all.
+        folder: Folder of the files.
+        systems: The systems.
+        metrics: Metrics of the scores. The first one is that of the differences and the plot.
+        train_pairs: Language -> its training pairs.
+        subsets: Marks of the test sentences.
+        background: Other facts for the page.
+        baseline: System to compare with; None makes no differences and no plot.
+        split: Split of the test sets.
+        levels: Resource levels.
+        window: Languages of the trend line.
+        samples: Sentences shown a direction.
+        directions: Directions that are scored. Defaults to all.
 
     Raises:
-        ValueError: hypotheses are missing or damaged, or none are of the baseline.
+        InputError: Hypotheses are missing or damaged, or none are of the baseline.
     """
     folder = Path(folder)
     measured = measure(systems, metrics, split, directions=directions)
@@ -106,17 +125,18 @@ def write_results(
     means = averages(rows, levels)
     files = ("report.html", "scores.jsonl", "deltas.jsonl", "rates.jsonl")
     html, scored, different, counted = (folder / name for name in files)
-    write_scores(scored, scores)
+    write_jsonl(scored, scores)
     rate_rows = rates(measured, for_reports(), read_rates(counted))
     write_jsonl(counted, rate_rows)
     drawn = None
     if rows:
         write_jsonl(different, plain(rows))
         drawn = draw(rows, means, folder, levels, window)
-    background, experts = background or Background(), _experts(folder, split)
+    background = background or Background()
     text = page(
         measured, metric, baseline, rows, means, scores, train_pairs, background, subsets or {},
-        levels, samples, rate_rows, experts, _by_step(folder), _cosines(background), window,
+        levels, samples, rate_rows, window, _experts(folder, split), _by_step(folder),
+        _cosines(background),
     )  # fmt: skip
     write_text(html, text)
     found = different if rows else None
@@ -124,48 +144,47 @@ def write_results(
 
 
 def _by_step(folder: Path) -> list[dict[str, Any]]:
-    """The curves of `m4 eval --watch`, one for each split that it scored, for the page. The best
-    step is marked while its checkpoint is there."""
-    from m4.eval.report import by_step
-    from m4.eval.report.figures import png
+    """Returns the curves of `m4 eval --watch` for the page, one for each split that it scored.
 
+    The best step is marked while its checkpoint is there.
+    """
     kept = complete_steps(folder / "checkpoints")
     rows = read_rows(folder / SCORES_BY_STEP)
     rows = [{**row, "best": row["best"] and row["step"] in kept} for row in rows]
     found = []
     for split in dict.fromkeys(row["split"] for row in rows):
         mine = [row for row in rows if row["split"] == split]
-        images = {"light": png(by_step.figure(mine)), "dark": png(by_step.figure(mine, DARK))}
+        label = f"Scores of each checkpoint on {split} by resource level"
         best = next((row for row in mine if row["best"]), None)
-        found.append({"split": split, "images": images, "best": best})
+        found.append({"split": split, "figure": inline(curves.by_step(mine), label), "best": best})
     return found
 
 
 def _cosines(background: Background) -> list[dict[str, Any]]:
-    """The last cosines of each system's training, for the page; of systems that measured them."""
-    from m4.eval.report import cosines
-    from m4.eval.report.figures import png
-
+    """Returns the last cosines of each system's training, of systems that measured them."""
     found = []
     for system, rows in background.curves.items():
         if (one := cosines.last(rows)) is not None:
-            images = {"light": png(cosines.figure(one)), "dark": png(cosines.figure(one, DARK))}
             shown = zip(cosines.labels(one.names), one.names, strict=True)
-            longer = [(label, name) for label, name in shown if label != name]
-            found.append({"system": system, "step": one.step, "images": images, "names": longer})
+            found.append(
+                {
+                    "system": system,
+                    "step": one.step,
+                    "figure": inline(cosines.figure(one), f"Cosines of gradients of {system}"),
+                    "names": [(label, name) for label, name in shown if label != name],
+                }
+            )
     return found
 
 
 def _experts(folder: Path, split: str) -> list[dict[str, Any]]:
-    """The atlas of training and that of the test sets, for the page; where there are counts."""
-    from m4.eval.report import atlas
-    from m4.eval.report.figures import png
-
+    """Returns the atlas of training and that of the test sets, where there are counts."""
     found = []
     for name, title in (("train", "In training"), (split, f"On the {split} sets")):
         path = atlas.path_of(folder, name)
         if path.is_file():
             one = atlas.read(path)
-            images = {"light": png(atlas.figure(one)), "dark": png(atlas.figure(one, DARK))}
-            found.append({"title": title, "images": images, "alarms": atlas.alarms(one)})
+            label = f"Shares of each expert in every language's choices, {title.lower()}"
+            drawn = inline(atlas.figure(one), label)
+            found.append({"title": title, "figure": drawn, "alarms": atlas.alarms(one)})
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from m4.eval.decoding.testsets import Portion
-from m4.eval.report.by_step import draw
+from m4.eval.report.curves import draw
 from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows_by_step, said
 from m4.eval.scoring.score import metric_names, write_scores
 from m4.experiment import Experiment

@@ -17,7 +17,6 @@ from rich.console import Console
 from m4.data.languages import LANGUAGES
 from m4.eval.report import atlas
 from m4.eval.report.figures import png
-from m4.eval.report.theme import DARK
 from m4.train.measuring import routing_counts
 from tests.command_line import m4
 
@@ -174,14 +173,14 @@ def test_many_experts_are_named_in_short() -> None:
 
 
 @pytest.mark.parametrize(("languages", "experts"), [(1, 4), (10, 8), (100, 64), (100, 2048)])
-@pytest.mark.parametrize("theme", [atlas.LIGHT, DARK])
-def test_a_panel_a_layer_for_few_and_many(languages: int, experts: int, theme: Any) -> None:
+def test_a_panel_a_layer_for_few_and_many(languages: int, experts: int) -> None:
     codes = list(LANGUAGES)[:languages]
-    drawn = atlas.figure(made(codes, experts, ["encoder_1", "encoder_3", "decoder_1"]), theme)
+    drawn = atlas.figure(made(codes, experts, ["encoder_1", "encoder_3", "decoder_1"]))
     *panels, bar = drawn.axes
     assert [panel.get_title(loc="left") for panel in panels] == [
-        "encoder_1", "encoder_3", "decoder_1",
+        "encoder_1", "decoder_1", "encoder_3",
     ]  # fmt: skip
+    drawn.canvas.draw()
     first = [label.get_text() for label in panels[0].get_yticklabels()]
     assert first[: len(first) // 2] == first[len(first) // 2 :]
     assert set(first) <= set(codes)

@@ -88,23 +88,20 @@ def test_languages_have_family_level_and_their_own_name(made):
         assert f">{name}</bdi>" in text
 
 
-def test_the_plot_has_a_group_a_language_and_a_point_a_system(made):
+def test_the_plot_has_an_area_a_language_in_each_panel(made):
     _, text = made
-    charts = re.findall(r'<svg class="chart (\w+)".*?</svg>', text, re.DOTALL)
-    assert charts == ["wide", "narrow"]
+    assert re.findall(r'<svg class="chart (\w+)"', text) == ["wide", "narrow"]
     for chart in re.findall(r'<svg class="chart.*?</svg>', text, re.DOTALL):
-        assert re.findall(r'data-language="(\w+)"', chart) == CODES
-        assert chart.count('class="dot"') == 48 * 3
-        assert chart.count("<polyline") == 2 * 3  # a rim and a line
-        groups = chart.split("<g data-language=")[1:]
-        # Three systems: too few sentences, and undertrained.
-        assert [group.count("hollow") for group in groups] == [0] * 46 + [3, 3]
+        assert re.findall(r'data-language="(\w+)"', chart) == CODES * 2
         assert "NaN" not in chart
-        assert "nan" not in re.sub(r"<title>.*?</title>", "", chart, flags=re.DOTALL)
-    title = re.findall(r'data-language="fr"><title>(.*?)</title>', text, re.DOTALL)[0]
-    assert title.splitlines()[0] == "French · français (fr)"
-    assert title.splitlines()[1] == "Romance, high: 4,500 pairs"
-    assert title.count("\n") == 5
+        assert not re.findall(r"\snan[\s\"]", chart)
+        # The page's colours, not the figure's.
+        assert "var(--series-2" in chart
+        assert "#222222" not in chart
+    about = re.findall(r'data-language="fr"[^>]* data-about="(.*?)"', text, re.DOTALL)[0]
+    assert about.splitlines()[0] == "French · français (fr)"
+    assert about.splitlines()[1] == "Romance, high: 4,500 pairs"
+    assert about.count("\n") == 5
 
 
 def test_undertrained_is_shown_of_each_system(made):
@@ -169,7 +166,7 @@ def test_in_a_browser_it_sorts_filters_and_fits(made, tmp_path):
                      f"{form}.dispatchEvent(new Event('input'))")  # fmt: skip
             assert sorted(page.run(shown)) == sorted(wanted)
             out = page.run("document.querySelectorAll('svg.chart.wide .out').length")
-            assert out == 48 - len(wanted)
+            assert out == 2 * (48 - len(wanted))
             said = page.run(f"{form}.querySelector('output').textContent")
             assert said == f"{len(wanted)} of 48 languages"
             page.run(f"{form}.reset()")
@@ -177,7 +174,7 @@ def test_in_a_browser_it_sorts_filters_and_fits(made, tmp_path):
         assert len(page.run(shown)) == 48
 
         page.run(
-            "(() => { const hit = document.querySelector('svg.wide [data-language=fr] .hit');"
+            "(() => { const hit = document.querySelector('svg.wide [data-language=fr] path');"
             "const at = hit.getBoundingClientRect();"
             "hit.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: at.x + 3,"
             "clientY: 300})); })()"

@@ -9,6 +9,7 @@ from matplotlib.colors import to_hex
 
 from m4.data.languages import LANGUAGES
 from m4.eval.report import plot
+from m4.eval.report.figures import inline
 from m4.eval.report.theme import LIGHT
 from m4.eval.scoring.delta import Delta
 from m4.eval.scoring.levels import ResourceLevels
@@ -51,12 +52,11 @@ def test_trend_by_hand():
         assert not plot.trend([1, 2, 6, 7], window)[0].size
 
 
-@pytest.mark.parametrize("names", [False, True])
-def test_same_rows_same_bytes(tmp_path, names):
+def test_same_rows_same_bytes(tmp_path):
     files = {}
     for run in ("a", "b"):
         paths = [tmp_path / run / f"delta_bleu.{kind}" for kind in ("png", "pdf", "svg")]
-        plot.plot(rows(5), paths, names=names)
+        plot.plot(rows(5), paths)
         files[run] = [path.read_bytes() for path in paths]
     assert files["a"] == files["b"]
     assert files["a"][0].startswith(b"\x89PNG")
@@ -151,6 +151,16 @@ def test_where_all_test_sets_are_small_the_axis_is_theirs():
     figure = plot.figure([replace(row, sentences=7) for row in rows(3)])
     assert set(faces(figure)) == {LIGHT.paper}
     assert figure.axes[0].get_ylim()[1] > 2
+
+
+def test_a_figure_in_a_page_is_escaped_and_has_no_names_of_its_own():
+    made = [replace(row, system="<b>$x$ & 中文 עברית") for row in rows(3, systems=("moe",))]
+    text = inline(plot.figure(made, page="narrow"), '"><b>')
+    assert text.startswith('<svg class="figure" role="img" aria-label="&#34;&gt;&lt;b&gt;" viewBox')
+    assert "<b>" not in text
+    assert "&lt;b&gt;$x$ &amp; 中文 עברית</text>" in text
+    assert "figure_1" not in text
+    assert text == inline(plot.figure(made, page="narrow"), '"><b>')
 
 
 def test_users_mistakes(tmp_path):

@@ -11,7 +11,6 @@ import pytest
 from m4.data.inspection.preview import Column, DrawnLanguage, Preview
 from m4.data.languages import LANGUAGES
 from m4.eval.report import preview_page as page
-from m4.eval.report.theme import DARK
 from tests.data.inspection.test_preview import example
 
 
@@ -39,12 +38,12 @@ def test_the_page_is_whole_and_escaped() -> None:
             seen.columns[2]._replace(name=hostile),
         ],
     )
-    text = page.html(seen, 16, {"light": b"1", "dark": b"2"})
+    text = page.html(seen, 16, page.figure(example(), 16))
     assert hostile not in text
     assert text.count("&lt;script&gt;") == 3
     assert "<script" not in text
-    # Nothing is fetched: images lie in the page.
-    assert set(re.findall(r'(?:src|srcset|href)="(\w+:)', text)) == {"data:"}
+    # Nothing is fetched: the figure lies in the page.
+    assert not re.findall(r'(?:src|srcset|href)="(\w+:)', text)
     assert "default-src 'none'" in text
     assert "1 language is</span>" not in text
     assert re.search(r"1 language is repeated more than 16 times:</span>\s*gl&nbsp;20.0", text)
@@ -59,7 +58,7 @@ def test_the_page_is_whole_and_escaped() -> None:
     ]  # fmt: skip
     assert text.count(">repeated</th>") == 3
     assert "No language is repeated more than 20 times" in page.html(
-        seen, 20, {"light": b"", "dark": b""}
+        seen, 20, page.figure(example(), 20)
     )
 
 
@@ -80,7 +79,7 @@ def test_what_is_never_drawn_has_no_point(tmp_path: Path) -> None:
     seen = example()
     drawn = dict(seen.columns[0].drawn) | {"gl": DrawnLanguage(0, 0.0, 0, 0.0, 0.0, 0, 0)}
     seen = seen._replace(columns=[Column("configured", drawn), *seen.columns[1:]])
-    figure = page.figure(seen, 16.0, DARK)
+    figure = page.figure(seen, 16.0)
     (line,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "configured")
     y = np.asarray(line.get_ydata())
     assert y[0] == 0.9

@@ -1,9 +1,10 @@
-"""The heat map of gradients' cosines: its numbers, and labels that no font can draw."""
+"""Curves over training steps, and the heat map of gradients' cosines."""
 
 import warnings
 
 import numpy as np
 
+from m4.eval.report import curves
 from m4.eval.report.cosines import Cosines, figure, labels, last
 from m4.eval.report.figures import png
 from m4.eval.report.page import Background
@@ -15,6 +16,28 @@ ROWS = [
      "gradients/cosine/high/中文": 0.125, "gradients/alignment/en-gl": 0.5},
     {"step": 25, "nll": 1.0},
 ]  # fmt: skip
+
+
+def test_points_are_by_step_and_the_later_row_counts():
+    rows = [
+        {"step": 20, "nll": 3.0},
+        {"step": 10, "nll": 4.0},
+        {"step": 10, "dev": 1.0},
+        {"step": 20, "nll": 2.5},  # resumed from a checkpoint before step 20
+        {"step": 30, "nll": float("nan")},
+        {"step": 40, "nll": None},
+    ]
+    assert curves.points(rows, "nll") == [(10, 4.0), (20, 2.5)]
+
+
+def test_a_panel_a_measure_and_a_line_a_system():
+    line = [(step, 1.0) for step in range(10_000)]
+    drawn = curves.training({"nll": {"a": line}, "other": {"a": line, "b": [(1, 0.0), (2, 0.0)]}})
+    first, second = drawn.axes
+    assert [len(np.asarray(one.get_xdata())) for one in first.lines] == [240]
+    assert [one.get_label() for one in second.lines] == ["a", "b"]
+    assert first.lines[0].get_color() == second.lines[0].get_color()
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["a", "b"]
 
 
 def test_the_last_measurement_is_drawn():
@@ -36,9 +59,3 @@ def test_what_no_font_draws_is_numbered_and_listed():
     assert [(one["system"], one["step"], one["names"]) for one in shown] == [
         ("multilingual", 20, [("#3", "中文")])
     ]
-
-
-def test_forty_groups_have_a_label_each_second():
-    names = [f"g{i}" for i in range(40)]
-    panel = figure(Cosines(1, names, np.full((40, 40), 0.5))).axes[0]
-    assert [label.get_text() for label in panel.get_yticklabels()] == names[::2]

@@ -1,0 +1,116 @@
+"""Curves over training steps: losses of runs, and scores of a run's checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from m4.eval.report.figures import SIZE, blank, legend, save, style
+from m4.eval.report.theme import LIGHT
+from m4.eval.scoring.by_step import ALL
+from m4.eval.scoring.delta import METRIC_NAMES
+from m4.eval.scoring.levels import LEVELS
+
+Points = Sequence[tuple[float, float]]
+Rows = Sequence[Mapping[str, Any]]
+
+_MARKERS = {ALL: "o", **dict(zip(LEVELS, "s^D", strict=True))}
+_MOST_POINTS = 240  # a line is averaged down to so many: more do not show
+_MOST_MARKERS = 30  # more than so many run into each other
+_FEW_STEPS = 6  # each has a tick
+
+
+def points(rows: Iterable[Mapping[str, Any]], key: str) -> Points:
+    """Returns (step, value) of the rows of a metrics.jsonl that have a finite `key`, by step.
+
+    Where a run was resumed and a step comes twice, the later row counts.
+    """
+    at = {}
+    for row in rows:
+        value = row.get(key)
+        if isinstance(value, int | float) and math.isfinite(value):
+            at[row["step"]] = float(value)
+    return sorted(at.items())
+
+
+def training(lines: Mapping[str, Mapping[str, Points]]) -> Figure:
+    """Returns a panel a measure with a line a system. lines: label -> system -> its points."""
+    drawn, panels = _panels(list(lines))
+    systems = list(dict.fromkeys(name for by_system in lines.values() for name in by_system))
+    for panel, by_system in zip(panels, lines.values(), strict=True):
+        for system, line in by_system.items():
+            values = np.asarray(line, float)
+            if len(values) > _MOST_POINTS:
+                parts = np.array_split(values, _MOST_POINTS)
+                values = np.stack([part.mean(axis=0) for part in parts])
+            colour = LIGHT.series[systems.index(system) % len(LIGHT.series)]
+            panel.plot(*values.T, color=colour, linewidth=1.8, label=system)
+    handles = {line.get_label(): line for panel in panels for line in panel.lines}
+    legend(drawn, [handles[system] for system in systems], SIZE)
+    return drawn
+
+
+def draw(path: Path, rows: Rows) -> None:
+    """Draws `by_step` to a .png or .pdf. The same rows give the same bytes."""
+    save(by_step(rows), [path])
+
+
+def by_step(rows: Rows) -> Figure:
+    """Returns a panel a metric: means over the directions of a level and over all, in percent.
+
+    Each panel rings its highest mean over all directions. The best step, by the first metric, has
+    a line through all panels.
+
+    Args:
+        rows: Rows of scores_by_step.jsonl of one split.
+    """
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    drawn, panels = _panels([f"{METRIC_NAMES.get(m, m)}, {rows[0]['split']}" for m in metrics])
+    for panel, metric in zip(panels, metrics, strict=True):
+        for step in (row["step"] for row in rows if row["best"]):
+            panel.axvline(step, color=LIGHT.bar, linewidth=0.9, linestyle=(0, (2, 3)))
+        _levels(panel, [row for row in rows if row["metric"] == metric])
+    if len(steps := sorted({row["step"] for row in rows})) <= _FEW_STEPS:
+        panels[-1].set_xticks(steps)
+    legend(drawn, panels[0].get_legend_handles_labels()[0], SIZE)
+    return drawn
+
+
+def _panels(labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    drawn = blank(7.0, 2.4 * len(labels) + 0.9, layout="constrained")
+    panels = list(drawn.subplots(len(labels), 1, sharex=True, squeeze=False)[:, 0])
+    for panel, label in zip(panels, labels, strict=True):
+        style(panel)
+        panel.set_ylabel(label, fontsize=SIZE, color=LIGHT.ink)
+        panel.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    panels[-1].set_xlabel("training step", fontsize=0.95 * SIZE, color=LIGHT.ink)
+    return drawn, panels
+
+
+def _levels(panel: Axes, rows: Rows) -> None:
+    for number, level in enumerate((ALL, *LEVELS)):
+        line = [(row["step"], row["score"]) for row in rows if row["level"] == level]
+        if not line:
+            continue
+        whole = level == ALL
+        panel.plot(
+            *zip(*line, strict=True), color=LIGHT.ink if whole else LIGHT.series[number - 1],
+            linewidth=2.6 if whole else 1.7, label=level, zorder=4 if whole else 3,
+            marker=_MARKERS[level] if len(line) <= _MOST_MARKERS else None, markersize=5,
+        )  # fmt: skip
+        if whole:
+            step, score = max(line, key=lambda point: (point[1], -point[0]))
+            panel.plot([step], [score], "o", color=LIGHT.ink, markerfacecolor="none",
+                       markersize=14, markeredgewidth=1.6, zorder=5)  # fmt: skip
+            # Above the panel: within it the text would cover lines.
+            panel.set_title(f"highest: {score:.1f} at step {step:,}", loc="right", pad=4,
+                            fontsize=0.95 * SIZE, color=LIGHT.ink)  # fmt: skip

@@ -22,8 +22,7 @@ from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
 from m4.train.multitask.groups import Directions, Listed
-from m4.train.multitask.pcgrad import PCGrad
-from m4.train.multitask.vaccine import GradientVaccine
+from m4.train.multitask.surgery import GradientVaccine, PCGrad
 from m4.train.optimizer import adamw
 from m4.train.trainer import Trainer
 from m4.train.training import Training

@@ -13,7 +13,7 @@ from m4.eval.decoding.decode import target_limit
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.checkpoints.initial import check_beginning
-from m4.model.gate_parameters import shapes_only
+from m4.model.layers import shapes_only
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.plan import memory

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen import partitioning
 
-from m4.model.layers import Array, constrain, kernel_init
+from m4.model.layers import Array, Kernel, constrain
 from m4.model.product import product
 
 # Large and finite: a row that may attend to nothing (padding) stays finite instead of becoming NaN.
@@ -16,9 +16,18 @@ NEGATIVE = -1e10
 
 
 def relative_buckets(offset: Array, *, bidirectional: bool, buckets: int, distance: int) -> Array:
-    """T5's bucket of each offset key - query: exact when near, logarithmic up to `distance`.
+    """Returns T5's bucket of each offset, exact when near and logarithmic up to `distance`.
 
-    Same shape as `offset`, int32 in [0, buckets). Source: Raffel et al. 2020, section 2.1.
+    Source: Raffel et al. 2020 (arXiv 1910.10683), section 2.1.
+
+    Args:
+        offset: Position of the key minus position of the query, int32.
+        bidirectional: Half of the buckets are for keys behind the query.
+        buckets: Number of buckets.
+        distance: Offset from which all keys share the last bucket.
+
+    Returns:
+        int32 in [0, buckets), in the shape of `offset`.
     """
     result = jnp.zeros_like(offset)
     behind = -offset
@@ -30,7 +39,7 @@ def relative_buckets(offset: Array, *, bidirectional: bool, buckets: int, distan
         behind = jnp.maximum(behind, 0)
     exact = buckets // 2
     scale = (buckets - exact) / np.log(distance / exact)
-    # float32 rounding at the powers decides buckets: epsilon as in T5, so that weights carry over.
+    # Rounding decides the bucket at exact powers: T5's epsilon, so that its weights carry over.
     far = exact + (
         jnp.log(behind.astype(jnp.float32) / exact + np.finfo(np.float32).eps) * scale
     ).astype(jnp.int32)
@@ -38,10 +47,10 @@ def relative_buckets(offset: Array, *, bidirectional: bool, buckets: int, distan
 
 
 class RelativeBias(nn.Module):
-    """One learned bias a head and bucket -> [1, N, Q, R]; shared by all layers of a stack.
+    """A learned bias for each head and bucket, [1, N, Q, R]; all layers of a stack share it.
 
-    In decoding, Q is the current position alone (its index is a leaf of the cache) and R is
-    `max_decode_length`: positions of as many interleaved sequences as tokens are decoded together.
+    In decoding, Q is the current position alone (its index is a leaf of the cache) and R covers
+    `max_decode_length` positions of as many interleaved sequences as tokens are decoded together.
     """
 
     heads: int
@@ -78,28 +87,15 @@ class RelativeBias(nn.Module):
         return jnp.take(table_NK, bucket_QR, axis=1)[None]
 
 
-class Kernel(nn.Module):
-    """A projection's matrix [in, out] as an array, for use inside `lax.cond`."""
-
-    shape: tuple[int, int]
-    axes: tuple[str, str]
-
-    @nn.compact
-    def __call__(self) -> Array:
-        return partitioning.param_with_axes(
-            "kernel", kernel_init, self.shape, jnp.float32, axes=self.axes, module=self
-        )
-
-
 class Attention(nn.Module):
     """Attention of queries x_BQM over memory y_BRM; four projections without biases.
 
-    With `decode=True` the module works on one position a call (Q tokens: of Q interleaved
-    sequences, whose past `mask_BQR` says) and keeps its past in the collection
-    `cache` (names and rules: T5X's, see docs/model.md): `cached_key`, `cached_value`
-    [B, N, R, D] and the scalar `cache_index` for self-attention; `cross_key`, `cross_value` for
+    With `decode=True` a call works on one position: its Q tokens are of Q interleaved sequences,
+    and `mask_BQR` says which positions are each one's past. The past is kept in the collection
+    `cache`, by T5X's names and rules (docs/model.md): `cached_key` and `cached_value` [B, N, R, D]
+    and the scalar `cache_index` in self-attention; `cross_key` and `cross_value` in
     cross-attention, projected once, at position 0, because the memory never changes. The first
-    call (without a cache) only allocates: its length R is that of the tokens it was given.
+    call, without a cache, only allocates it: R is the length of its tokens.
     """
 
     heads: int
@@ -119,7 +115,17 @@ class Attention(nn.Module):
         decode: bool = False,
         cross: bool = False,
     ) -> Array:
-        """Returns [B, Q, M]. `mask_BQR` is True where a query may look; softmax in float32."""
+        """Returns [B, Q, M]; the softmax is computed in float32.
+
+        Args:
+            x_BQM: Queries.
+            y_BRM: Memory; `x_BQM` in self-attention.
+            bias_1NQR: Added to the logits.
+            mask_BQR: True where a query may look. Defaults to everywhere.
+            deterministic: No dropout.
+            decode: One step of a search, with the cache.
+            cross: The memory is the encoder's output.
+        """
         M, ND = x_BQM.shape[-1], self.heads * self.head_width
         q_kernel = Kernel((M, ND), ("embed", "joined_kv"), name="query")()
         k_kernel = Kernel((M, ND), ("embed", "joined_kv"), name="key")()
@@ -158,7 +164,7 @@ class Attention(nn.Module):
         return product(mixed_BQH, out_kernel.astype(self.dtype))
 
     def _self_cache(self, k_BNQD: Array, v_BNQD: Array) -> tuple[Array, Array, Array]:
-        """Writes one position; returns all keys and values and which are there [1, 1, R]."""
+        """Writes one position; returns all keys, all values and a mask of those there [1, 1, R]."""
         allocated = self.has_variable("cache", "cached_key")
         keys = self.variable("cache", "cached_key", jnp.zeros, k_BNQD.shape, k_BNQD.dtype)
         values = self.variable("cache", "cached_value", jnp.zeros, v_BNQD.shape, v_BNQD.dtype)
@@ -176,7 +182,7 @@ class Attention(nn.Module):
     def _cross_cache(
         self, y_BRM: Array, project: Callable[[Array], tuple[Array, Array]]
     ) -> tuple[Array, Array]:
-        """Projects the memory at position 0 and reads it from the cache afterwards.
+        """Projects the memory at position 0 and reads keys and values from the cache afterwards.
 
         A cache without `cache_index` was filled before the first step (`m4.eval.decoding.search`):
         inside a loop, the choice would copy the whole memory at every step.
@@ -199,5 +205,5 @@ class Attention(nn.Module):
 
 
 def heads_first(x_BRND: Array) -> Array:
-    """[B, R, N, D] -> [B, N, R, D]."""
+    """Transposes [B, R, N, D] to [B, N, R, D]."""
     return jnp.swapaxes(x_BRND, 1, 2)

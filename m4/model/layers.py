@@ -1,15 +1,18 @@
-"""Layers without attention: RMS norm, bias-free projection, embedding, positions, dropout (T5).
+"""T5's small layers: RMS norm, bias-free projection, embedding, positions, dropout.
 
 Every parameter is made by `param_with_axes`, which records its logical axes in the collection
 `params_axes`: the table in `m4.parallel.axes` (or T5X's own) turns them into shardings.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.linen import partitioning
 from flax.linen.spmd import with_logical_constraint
 
@@ -17,7 +20,7 @@ from m4.model.product import Precision, product, tied_logits
 
 Array = jax.Array
 Initializer = Callable[..., Array]
-# A type of numbers, or its name: what `m4.settings` checks.
+# A number type or its name, in the form that `m4.settings` checks.
 if TYPE_CHECKING:
     DType = Any
 else:
@@ -49,8 +52,33 @@ class RmsNorm(nn.Module):
         return (x * scale.reshape(shape)).astype(self.dtype)
 
 
+class Kernel(nn.Module):
+    """A float32 matrix as an array, `<name>/kernel`, for layers that multiply it themselves.
+
+    Attributes:
+        shape: [in, out], or [E, in, out] for experts.
+        axes: Logical axes, one for each dimension.
+        init: Initializer.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    init: Initializer = kernel_init
+
+    @nn.compact
+    def __call__(self) -> Array:
+        return partitioning.param_with_axes(
+            "kernel", self.init, self.shape, jnp.float32, axes=self.axes, module=self
+        )
+
+
 class Dense(nn.Module):
-    """Projection, no bias: [..., in] -> [..., features]; `axes`: its kernel's logical axes."""
+    """Projection without bias: [..., in] -> [..., features].
+
+    Attributes:
+        features: Width of the result.
+        axes: Logical axes of its kernel [in, features].
+    """
 
     features: int
     axes: tuple[str, str]
@@ -72,7 +100,7 @@ class Dense(nn.Module):
 
 
 class Embed(nn.Module):
-    """Token embedding [V, M], looked up by gather; `attend` gives logits with the same matrix.
+    """Token embedding [V, M], looked up by gather; `attend` returns logits with the same matrix.
 
     Entries start as N(0, 1/M) and a looked-up row is multiplied by sqrt(M) (Vaswani et al. 2017,
     section 3.4; Lingvo): both the input and the tied logits start with unit variance. T5 stores
@@ -99,15 +127,15 @@ class Embed(nn.Module):
         return x_BLM.astype(self.dtype)
 
     def attend(self, x_BTM: Array) -> Array:
-        """Logits x E^T, float32 [B, T, V]."""
+        """Returns the logits x E^T, float32 [B, T, V]."""
         return tied_logits(x_BTM.astype(self.dtype), self.embedding.astype(self.dtype))
 
 
 class SinusoidalPositions(nn.Module):
     """Fixed position vectors (Vaswani et al. 2017, section 3.5): positions -> [..., T, M] float32.
 
-    In decoding the position is counted in the cache (leaf `position_embedder_index`, T5X's name
-    for a counter that beams share).
+    In decoding the position is counted in the cache, in the leaf `position_embedder_index`: T5X's
+    name for a counter that beams share.
     """
 
     features: int
@@ -132,10 +160,61 @@ class SinusoidalPositions(nn.Module):
 
 
 def dropout(rate: float, name: str | None = None) -> nn.Dropout:
-    """Dropout with one mask for all positions of a row, as T5 (the mask is [B, 1, M])."""
+    """Returns dropout with one mask [B, 1, M] for all positions of a row, as in T5."""
     return nn.Dropout(rate, broadcast_dims=(-2,), name=name)
 
 
 def constrain(x: Array, axes: Sequence[str | None]) -> Array:
     """Asks the partitioner for the sharding of these logical axes; does nothing without a mesh."""
     return with_logical_constraint(x, tuple(axes))
+
+
+class Table(nn.Module):
+    """A table [V] of integers that is kept in the checkpoint, `<name>/table`.
+
+    It is stored as a float32 parameter without a gradient, exact to 2^24, so that it goes wherever
+    parameters go. Optimizers leave parameters of this name alone
+    (`m4.train.optimizer.keep_tables`).
+
+    Attributes:
+        size: V.
+        make: V -> initial values.
+    """
+
+    size: int
+    make: Callable[[int], Any]
+
+    @nn.compact
+    def __call__(self) -> Array:
+        if self.has_variable("params", "table"):
+            # `self.param` would run `make` again to compare shapes.
+            table = self.get_variable("params", "table")
+        else:
+            table = partitioning.param_with_axes(
+                "table", lambda key: self._initial(), axes=("unmodeled",), module=self
+            )
+        return jax.lax.stop_gradient(table).astype(jnp.int32)
+
+    def _initial(self) -> Array:
+        if _SHAPES_ONLY.get():
+            return jnp.zeros(self.size, jnp.float32)
+        # NumPy makes the values, outside of the compiled program.
+        return jnp.asarray(np.asarray(self.make(self.size)), jnp.float32)
+
+
+# `Table.make` runs while a program is traced, and cannot see what the trace is for.
+_SHAPES_ONLY = ContextVar("shapes_only", default=False)
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Marks traces of `init` that need shapes alone.
+
+    Within it no `Table` is made, so that a trained model needs none of the files that its tables
+    were made from.
+    """
+    before = _SHAPES_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _SHAPES_ONLY.reset(before)

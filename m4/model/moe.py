@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer: groups -> gate -> dispatch -> experts (GShard, section 2.2)."""
+"""The mixture-of-experts layer: groups, gate, dispatch, experts (GShard, section 2.2)."""
 
 import dataclasses
 import functools
@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from m4.model.dispatch import Transport
-from m4.model.dispatch.blocks import blocks
+from m4.model.dispatch.dropless import dropless
 from m4.model.dispatch.gather import gather
-from m4.model.experts import ExpertParameters
-from m4.model.ffn import Activation, check_activations
-from m4.model.gate_parameters import RouterKernel, Table
+from m4.model.feed_forward import Activation, ExpertParameters, check_activations
 from m4.model.gates.top2_gshard import top2_gshard
-from m4.model.layers import Array, DType, constrain
+from m4.model.layers import Array, DType, Kernel, Table, constrain
 from m4.model.product import full_product
 from m4.model.routing import (
     CAPACITY_RULES,
@@ -28,37 +26,46 @@ from m4.model.routing import (
 )
 from m4.settings import FROM_NOW_ON, Between, Count, OneOf, Rate, SettingError, Size, checked
 
+# Initial router matrices by name; docs/gates.md says which gate uses which.
+ROUTER_INITS = {
+    "normal": nn.initializers.normal(0.02),  # flaxformer
+    "zeros": nn.initializers.zeros,  # Shazeer et al. 2017: balanced at first, noise decides
+    "orthogonal": nn.initializers.orthogonal(0.1),  # BASE's centroids (fairseq)
+}
+
 
 @checked
 class MoeLayer(nn.Module):
     """A mixture of experts in place of a feed-forward layer: x_BLM -> y_BLM.
 
-    Tokens without a slot get 0 (the residual connection carries them). Sown into `intermediates`
-    are T5X's five metrics, the gate's own and, with `directions`, who went where: `assigned_DE`,
-    assigned choices by translation direction and expert; where directions are unknown
-    (decoding), `chosen_BLK`, the expert of each choice, -1 without a slot, for the caller to count.
+    Tokens without a slot get 0 (the residual connection carries them). The layer sows into
+    `intermediates` T5X's five metrics, the gate's own metrics and, with `directions`, the counts
+    `assigned_DE`: assigned choices by translation direction and expert, for tokens whose direction
+    is given.
 
     Attributes:
         num_experts: E.
-        mlp_width: F of each expert. activations: see `m4.model.ffn.activate`, e.g. ("silu",
-            "linear"), Mixtral's SwiGLU. dropout_rate: within the experts. In a `Transformer` None
-            is the model's own; elsewhere these three must be given.
-        group_tokens: largest S; the largest divisor of B*L up to it is used. 0: one group.
-        train_capacity_factor: times K*S/E slots an expert (`routing.expert_capacity`); None never
-            drops a token.
-        eval_capacity_factor, decode_capacity_factor: the same outside training, for whole
-            sentences and in decoding one position after the other; with None a sentence's
-            translation does not depend on its batch.
-        capacity_rule: how a fraction of a slot is rounded (`routing.CAPACITY_RULES`).
-        gate: the router (`m4.model.gates`).
-        dispatch: how tokens reach their experts and come back (`m4.model.dispatch`).
-        dropless_dispatch: the same where nothing is dropped, because the capacity factor is None.
-        output_masking: p; in training each choice's expert output is 0 with probability p, else
+        mlp_width: F of each expert. Defaults to the model's own in a `Transformer`; elsewhere it
+            must be given, and so must `activations` and `dropout_rate`.
+        group_tokens: Largest S; the largest divisor of B*L up to it is used. 0 is one group.
+        train_capacity_factor: Number of slots of an expert, in units of K*S/E
+            (`routing.expert_capacity`). None never drops a token.
+        eval_capacity_factor: The factor outside training, for whole sentences. With None a
+            sentence's translation does not depend on its batch.
+        decode_capacity_factor: The factor in decoding, one position at a time.
+        capacity_rule: Rounding of a fraction of a slot (`routing.CAPACITY_RULES`).
+        gate: The router (`m4.model.gates`).
+        dispatch: Transport of tokens to their experts and back (`m4.model.dispatch`).
+        dropless_dispatch: Transport where the capacity factor is None, so that nothing is dropped.
+        activations: See `m4.model.feed_forward.activate`; ("silu", "linear") is Mixtral's SwiGLU.
+        dropout_rate: Dropout within the experts.
+        output_masking: p. In training each choice's expert output is 0 with probability p, else
             divided by 1 - p: the expert output masking of NLLB (arXiv 2207.04672).
-        causal: in a decoder; gates that look at later tokens refuse.
+        causal: The layer is in a decoder; gates that look at later tokens refuse.
         vocab_size: V, for gates that route by token id.
-        directions: number of translation directions whose tokens are counted by expert; 0: none.
-            It changes neither parameters nor results.
+        directions: Number of translation directions whose tokens are counted by expert; 0 for
+            none. It changes neither parameters nor results.
+        dtype: Type of the experts' products.
     """
 
     num_experts: Annotated[int, Between(1, 2**16)]
@@ -70,7 +77,7 @@ class MoeLayer(nn.Module):
     capacity_rule: Annotated[str, OneOf(tuple(CAPACITY_RULES)), FROM_NOW_ON] = "lingvo"
     gate: Gate = top2_gshard
     dispatch: Annotated[Transport, FROM_NOW_ON] = gather
-    dropless_dispatch: Annotated[Transport, FROM_NOW_ON] = blocks
+    dropless_dispatch: Annotated[Transport, FROM_NOW_ON] = dropless
     activations: Sequence[Activation] | None = None
     dropout_rate: Annotated[Rate | None, FROM_NOW_ON] = None
     output_masking: Annotated[Rate, FROM_NOW_ON] = 0.0
@@ -97,13 +104,16 @@ class MoeLayer(nn.Module):
         deterministic: bool,
         decode: bool = False,
     ) -> Array:
-        """[B, L, M] -> [B, L, M]; a token without a slot gets zeros.
+        """Returns y_BLM; a token without a slot gets zeros.
 
         Args:
+            x_BLM: Tokens.
             mask_BL: True for real tokens; padding gets no slot.
-            ids_BL, direction_BL: token ids and directions, for gates that read them.
-            step: of training, for gates that anneal. deterministic: no dropout, no random choices.
-            decode: one step of a search, with `decode_capacity_factor`.
+            ids_BL: Token ids, for gates that route by them.
+            direction_BL: Translation direction of each token, int32, for counts and gates.
+            step: Training step, for gates that anneal.
+            deterministic: No dropout and no random choices.
+            decode: One step of a search, with `decode_capacity_factor`.
         """
         B, L, _ = x_BLM.shape
         train = not deterministic
@@ -112,7 +122,7 @@ class MoeLayer(nn.Module):
             factor = self.decode_capacity_factor
         S = self._group_tokens(B, L, whole_rows=factor is None and not train)
         mask_GS, x_GSM = _grouped(mask_BL, S), _grouped(x_BLM, S)
-        # 0 * NaN is NaN: what padding holds would reach the sums of losses and the masks' products.
+        # 0 * NaN is NaN: NaN in padding would reach the losses' sums and the masks' products.
         x_GSM = jnp.where(mask_GS[..., None], x_GSM, 0)
         x_GSM = constrain(x_GSM, ("batch", "length", "embed"))
         tokens = Tokens(
@@ -121,7 +131,7 @@ class MoeLayer(nn.Module):
             ids_GS=None if ids_BL is None else _grouped(ids_BL, S),
             language_GS=None if direction_BL is None else _grouped(direction_BL, S),
             step=step,
-            # T5X knows one stream of random numbers.
+            # T5X passes one stream of random numbers, named "dropout".
             rng=self.make_rng("dropout") if train and self.has_rng("dropout") else None,
             table=self._table,
             # `init` may come without random numbers for dropout.
@@ -138,27 +148,32 @@ class MoeLayer(nn.Module):
         dispatch = self.dropless_dispatch if factor is None else self.dispatch
         carried = self._mask_outputs(routing) if tokens.rng is not None else routing
         y_GSM = self._carry(x_GSM.astype(self.dtype), carried, dispatch, deterministic)
-        if not self.is_initializing():  # which expert has each token, where it is asked for
-            self.sow("explained", "expert_GSK", _assigned(routing))
+        if not self.is_initializing():
+            # The expert of each choice, -1 without a slot: kept only where a caller asks for it.
+            expert_GSK = jnp.where(routing.position_GSK >= 0, routing.expert_GSK, -1)
+            self.sow("explained", "expert_GSK", expert_GSK)
         self._sow(routing, tokens)
         if self.directions and tokens.language_GS is not None:
             self._sow_choices(routing, tokens.language_GS)
         return y_GSM.reshape(x_BLM.shape)
 
     def _group_tokens(self, B: int, L: int, *, whole_rows: bool) -> int:
-        """S. Where nothing is dropped, groups decide nothing for a causal gate; a row a group makes
-        the choices of one that is not causal independent of the other rows."""
+        """Returns S.
+
+        Where nothing is dropped, groups change nothing for a causal gate; with a group for each row
+        the choices of any other gate do not depend on other rows.
+        """
         if whole_rows:
             return L
         S = group_size(B * L, self.group_tokens)
         if min(self.group_tokens, B * L) > 4 * S:
-            # With a token or two a group, every token has a slot at every expert.
+            # In groups of a token or two every token would have a slot at every expert.
             allowed = f"a number of which a divisor of the {B * L} tokens is at least a quarter"
             raise SettingError("MoeLayer.group_tokens", self.group_tokens, allowed)
         return S
 
     def _mask_outputs(self, routing: Routing) -> Routing:
-        """With weights of 0 where an expert's output does not count; slots stay taken."""
+        """Sets the weights of masked outputs to 0; their slots stay taken."""
         if not self.output_masking:
             return routing
         keep = 1 - self.output_masking
@@ -172,7 +187,7 @@ class MoeLayer(nn.Module):
     def _carry(
         self, x_GSM: Array, routing: Routing, dispatch: Transport, deterministic: bool
     ) -> Array:
-        """Tokens through their experts: y_GSM."""
+        """Returns y_GSM, the tokens after their experts."""
         experts = ExpertParameters(
             self.num_experts,
             _given(self, "mlp_width"),
@@ -181,8 +196,8 @@ class MoeLayer(nn.Module):
             dtype=self.dtype,
             name="experts",
         )(x_GSM.shape[-1], x_GSM.shape[0], deterministic=deterministic)
-        # Parameters do not depend on the dispatch, and the few tokens that they are made with need
-        # not divide over the devices.
+        # Parameters do not depend on the dispatch, and the few tokens that `init` is given need not
+        # divide over the devices.
         dispatch = gather if self.is_initializing() else dispatch
         if routing.shortcut is None:
             y_GSM = dispatch(x_GSM, routing, experts)
@@ -205,9 +220,10 @@ class MoeLayer(nn.Module):
         jitter: float = 0.0,
         key: Array | None = None,
     ) -> Array:
-        """See `m4.model.routing.RouterScore`."""
+        """Implements `m4.model.routing.RouterScore`."""
         x_GSM = x_GSM.astype(jnp.float32)
-        kernel_ME = RouterKernel((x_GSM.shape[-1], self.num_experts), init, name=name)()
+        shape = (x_GSM.shape[-1], self.num_experts)
+        kernel_ME = Kernel(shape, ("embed", "unmodeled"), ROUTER_INITS[init], name=name)()
         if jitter:
             assert key is not None, "jitter needs random numbers"
             x_GSM = x_GSM * jax.random.uniform(
@@ -217,7 +233,7 @@ class MoeLayer(nn.Module):
         return constrain(logits_GSE, ("batch", None, None))
 
     def _table(self, name: str, make: Callable[[int], Any]) -> Array:
-        """An int32 array that is made once, by make(V), and then comes from the checkpoint."""
+        """Returns a gate's table, made once by make(V) and later read from the checkpoint."""
         assert self.vocab_size > 0, "a table needs the vocabulary's size"
         return Table(self.vocab_size, make, name=name)()
 
@@ -225,8 +241,8 @@ class MoeLayer(nn.Module):
         assigned = jnp.sum(routing.position_GSK >= 0)
         slots = routing.num_experts * routing.capacity * routing.position_GSK.shape[0]
         values = {
-            # T5X averages these and `fraction_tokens_left_behind`, which every gate has: exactly
-            # five (its MoeEncoderDecoderModel refuses without them).
+            # T5X's MoeEncoderDecoderModel averages exactly these four and
+            # `fraction_tokens_left_behind`, which every gate has, and fails without them.
             "auxiliary_loss": routing.aux_loss,
             "router_z_loss": routing.z_loss,
             "expert_usage": assigned / slots,
@@ -238,17 +254,12 @@ class MoeLayer(nn.Module):
 
     def _sow_choices(self, routing: Routing, language_GS: Array) -> None:
         assigned_GSK = routing.position_GSK >= 0
-        # On CPUs quicker than the product of one-hots, which writes [tokens, D * E].
+        # Faster on CPUs than a product of one-hots, which writes [tokens, D * E].
         D, E = self.directions, self.num_experts
         cell_GSK = language_GS[..., None] * E + routing.expert_GSK
-        cell_J = jnp.where(assigned_GSK, cell_GSK, D * E).reshape(-1)  # D*E is outside: not counted
+        cell_J = jnp.where(assigned_GSK, cell_GSK, D * E).reshape(-1)  # cell D*E is not counted
         count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
         self.sow("intermediates", "assigned_DE", count_J.reshape(D, E))
-
-
-def _assigned(routing: Routing) -> Array:
-    """[G, S, K]: the expert of each choice, -1 without a slot."""
-    return jnp.where(routing.position_GSK >= 0, routing.expert_GSK, -1)
 
 
 def _given(layer: MoeLayer, name: str) -> Any:
@@ -259,9 +270,9 @@ def _given(layer: MoeLayer, name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class MoeFactory:
-    """Makes layers like `layer`, with other arguments where they are given.
+    """Makes layers like `layer`, with the arguments that are given in place of its own.
 
-    A model keeps this of the function that it is given: gin's bindings are those of the time when
+    A model keeps this instead of the function that it was given: so gin's bindings are read when
     the model is made, and equal models are equal keys of jit's cache.
     """
 
@@ -269,7 +280,11 @@ class MoeFactory:
 
     @classmethod
     def of(cls, make: Callable[..., MoeLayer], setting: str) -> "MoeFactory":
-        """SettingError, which names the `setting`: it is no function that makes layers."""
+        """Returns a factory from a function that makes layers.
+
+        Raises:
+            SettingError: `make` makes no layers; `setting` is its name.
+        """
         if isinstance(make, cls):
             return make
         wanted = "a function that makes a MoeLayer, such as MoeLayer itself"
@@ -289,23 +304,22 @@ _PLACE = ("parent", "name")  # flax's own fields
 
 
 def _grouped(x_BL: Array, group_tokens: int) -> Array:
-    """[B, L, ...] -> [G, S, ...]."""
+    """Reshapes [B, L, ...] to [G, S, ...]."""
     return x_BL.reshape(-1, group_tokens, *x_BL.shape[2:])
 
 
 def group_size(tokens: int, largest: int) -> int:
-    """The largest divisor of `tokens` that is at most `largest` (0: all tokens, one group)."""
+    """Returns the largest divisor of `tokens` up to `largest`; all tokens where that is 0."""
     if largest <= 0 or largest >= tokens:
         return tokens
     return next(size for size in range(largest, 0, -1) if tokens % size == 0)
 
 
-# Sown next to the metrics: counts, which have no mean.
-CHOICES = ("assigned_DE",)
+COUNTS = ("assigned_DE",)  # sown with the metrics, but without a mean over layers
 
 
 def mean_metrics(intermediates) -> dict[str, Array]:
-    """Mean over layers of every metric: {"auxiliary_loss": scalar, ..., "load_E": [E]}."""
+    """Averages every metric over layers: {"auxiliary_loss": scalar, ..., "load_E": [E]}."""
     found: dict[str, list[Array]] = {}
     for metrics in layer_metrics(intermediates).values():
         for name, value in metrics.items():
@@ -314,23 +328,23 @@ def mean_metrics(intermediates) -> dict[str, Array]:
 
 
 def layer_metrics(intermediates) -> dict[str, dict[str, Array]]:
-    """Layer ("encoder_1", "decoder_1", ...) -> the metrics that it sowed."""
+    """Returns the metrics of each layer ("encoder_1", "decoder_1", ...)."""
     found: dict[str, dict[str, Array]] = {}
     for layer, name, value in _sown(intermediates):
-        if name not in CHOICES:
+        if name not in COUNTS:
             found.setdefault(layer, {})[name] = value
     return found
 
 
-def sown_choices(intermediates, name: str) -> dict[str, Array]:
-    """Layer -> what it sowed under a name of `CHOICES`."""
-    return {layer: value for layer, sown, value in _sown(intermediates) if sown == name}
+def assigned_choices(intermediates) -> dict[str, Array]:
+    """Returns `assigned_DE` of each layer that counts its choices."""
+    return {layer: value for layer, name, value in _sown(intermediates) if name == "assigned_DE"}
 
 
 def _sown(intermediates) -> list[tuple[str, str, Array]]:
-    """(layer, name, value) of everything sown; a layer's name is its path without "moe".
+    """Returns (layer, name, value) of everything sown; a layer's name is its path without "moe".
 
-    What a scanned stack sowed, [blocks, ...], is taken apart: a block ends with its MoE layer.
+    Values of a scanned stack, [blocks, ...], are taken apart: a block ends with its MoE layer.
     """
     found = []
     for path, value in jax.tree_util.tree_flatten_with_path(intermediates)[0]:

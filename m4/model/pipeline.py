@@ -1,13 +1,12 @@
-"""A stack as a pipeline (GPipe, Huang et al. 2019, arXiv 1811.06965): its layers are in order split
-over the stages, and rows pass through as microbatches.
+"""Stacks as pipelines over stages of the mesh (GPipe, Huang et al. 2019, arXiv 1811.06965).
 
 A stage is the devices at one place of the mesh axis "stage", with layers / stages consecutive
-layers. The rows of each of its devices are cut in m microbatches. At tick t, stage s works on
+layers. The rows of each of its devices are cut into m microbatches. At tick t, stage s works on
 microbatch t - s and hands it on to stage s + 1 (a collective-permute): after m + stages - 1 ticks
-all are through. At stages - 1 ticks a stage has none: it computes on what it holds, which never
-arrives anywhere.
+all are through. At stages - 1 ticks a stage has no microbatch: it computes on the rows that it
+holds, and the result is used nowhere.
 
-Parameters are those of the scanned stack (`m4.model.blocks.scanned`): the axis "layers" is split
+Parameters are those of the scanned stack (`m4.model.stack.scanned`): the axis "layers" is split
 over "stage".
 """
 
@@ -20,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from m4.model.blocks import REMAT, Block, Inputs, Mode
 from m4.model.layers import Array, constrain
+from m4.model.stack import REMAT, Block, Inputs, Mode
 from m4.parallel.divisible import nearest_valid
 from m4.parallel.mesh import split_axes
 from m4.settings import SettingError
@@ -30,7 +29,7 @@ STAGE = "stage"
 
 
 class Stacks(Protocol):
-    """What a pipeline asks of a model (`m4.model.transformer.Transformer`)."""
+    """The fields of a model (`m4.model.transformer.Transformer`) that a pipeline reads."""
 
     encoder_layers: int
     decoder_layers: int
@@ -40,26 +39,29 @@ class Stacks(Protocol):
 
 
 def stages(mesh: Mesh | AbstractMesh) -> int:
-    """Parts of each stack over a mesh; 1: no pipeline."""
+    """Returns the number of stages of a mesh; 1 is no pipeline."""
     return mesh.shape.get(STAGE, 1)
 
 
 def bubble(stages: int, microbatches: int) -> float:
-    """The share of its ticks at which a stage has nothing to do, (G - 1) / (m + G - 1)."""
+    """Returns the share of a stage's ticks without work, (G - 1) / (m + G - 1)."""
     return (stages - 1) / (microbatches + stages - 1)
 
 
 def check(
     mesh: Mesh | AbstractMesh, model: Stacks, rows: int, of: str = "Training.batch_size"
 ) -> None:
-    """Refuses what cannot run as a pipeline over this mesh.
+    """Checks that a model can run as a pipeline over this mesh.
 
     Args:
-        rows: of a batch, on all devices. of: the setting that says how many.
+        mesh: The mesh; without stages everything fits.
+        model: The model.
+        rows: Rows of a batch, on all devices.
+        of: Setting that gives the number of rows.
 
     Raises:
-        SettingError: layers, microbatches or rows that do not divide; experts; stacks that are no
-            scans.
+        SettingError: Layers, microbatches or rows do not divide, the model has experts, or its
+            stacks are not scans.
     """
     G, m = stages(mesh), model.pipeline_microbatches
     if G == 1:
@@ -99,21 +101,21 @@ def check(
 
 
 def about(mesh: Mesh | AbstractMesh, model: Stacks) -> dict[str, float]:
-    """What a run notes of its pipeline; nothing without one. The bubble is each stack's own.
+    """Describes the pipeline for a run's notes; {} without one.
 
-    The decoder begins when the encoder is through, so both have one.
+    The bubble is that of each stack: the decoder begins when the encoder is through.
     """
     G, m = stages(mesh), model.pipeline_microbatches
     return {} if G == 1 else {"stages": G, "microbatches": m, "bubble": bubble(G, m)}
 
 
 def _rows_over(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """The axes that rows are sharded over, apart from the stages."""
+    """Returns the axes that rows are sharded over, apart from the stages."""
     return tuple(axis for axis in split_axes(mesh, "batch") if axis != STAGE)
 
 
 def spread(x: Array, axes: tuple[str | None, ...]) -> Array:
-    """`constrain`, with rows over the stages too: what is no part of a stack is shared by all.
+    """Constrains an array outside the stacks as `constrain` does, with rows over the stages too.
 
     Without it each stage would compute all embeddings and logits.
     """
@@ -123,18 +125,17 @@ def spread(x: Array, axes: tuple[str | None, ...]) -> Array:
         return constrain(x, axes)
 
 
-class Sides(NamedTuple):
-    """What the layers are given in addition to x, sorted by how it comes to the stages.
+class SideInputs(NamedTuple):
+    """Inputs of the layers other than x, by the way in which they reach the stages.
 
     Attributes:
-        shared: the same for all rows (relative biases).
+        shared: The same for all rows (relative biases).
         here: [rows, ...] without a gradient (masks). Every stage has them whole and takes those of
-            its microbatch: they are made of token ids, which every stage has, so nothing is
-            sent.
-        moving: [rows, ...] with a gradient (the encoder's output, for the decoder). They move along
-            with their microbatch, during work. To gather them at every stage would send half the
-            bytes, but all before the first tick, where nothing else can run, and sum their
-            gradients over the stages after the last one.
+            its microbatch: they are made of token ids, which every stage has, so nothing is sent.
+        moving: [rows, ...] with a gradient (the encoder's output, for the decoder). They move with
+            their microbatch, while the stages work. Gathering them at every stage would send half
+            the bytes, but all of them before the first tick, where nothing else can run, and their
+            gradients would be summed over the stages after the last tick.
     """
 
     shared: dict[str, Array]
@@ -142,10 +143,10 @@ class Sides(NamedTuple):
     moving: dict[str, Array]
 
 
-def _sides(inputs: Inputs) -> Sides:
-    sides = Sides({}, {}, {})
+def _side_inputs(inputs: Inputs) -> SideInputs:
+    sides = SideInputs({}, {}, {})
     for name, value in inputs.items():
-        if name == "about" or value is None:  # only experts ask what tokens are
+        if name == "about" or value is None:  # `about` is for experts
             continue
         if value.shape[0] == 1:
             sides.shared[name] = value
@@ -166,16 +167,21 @@ def pipelined(
     policy: str,
     dropout_key: Array | None,
 ) -> Array:
-    """The same as `stack(x_BLM, inputs, mode)`, over the stages of the mesh; rows stay in order.
-
-    Args:
-        stack: a bound scan of dense layers (`m4.model.blocks.scanned`). policy: of `REMAT`.
-        dropout_key: of this stack; every layer and microbatch, on every part of the mesh that has
-            other rows, draws with a separate key.
+    """Computes `stack(x_BLM, inputs, mode)` over the stages of the mesh; rows stay in order.
 
     All axes of the mesh but "model" are manual here, for weights too: a weight's gradient is summed
     over the copies of its stage once a step, where the partitioner would do it at every tick; and
-    sharded weights (`Training.fsdp_axes`) are gathered once a step, those of one stage at a time.
+    sharded weights (`Training.fsdp_axes`) are gathered once a step, by each stage its own.
+
+    Args:
+        stack: Bound scan of dense layers (`m4.model.stack.scanned`).
+        x_BLM: Rows.
+        inputs: See `m4.model.stack.Inputs`.
+        mode: Static options.
+        microbatches: m.
+        policy: A name of `REMAT`.
+        dropout_key: Key of this stack, from which every layer and microbatch, on every part of the
+            mesh that has other rows, gets a key of its own. None without dropout.
     """
     mesh = jax.sharding.get_abstract_mesh()
     copies, m = _rows_over(mesh), microbatches
@@ -183,7 +189,7 @@ def pipelined(
     run_stage = _stage(stack, mode, policy)
 
     def on_a_device(params, x_RLM: Array, shared, here, moving, key: Array | None) -> Array:
-        # Devices may differ in them from here on: so their gradient is summed here, once.
+        # From here on devices may differ in them, so that their gradients are summed here, once.
         params = lax.pcast(params, copies, to="varying")
         shared = lax.pcast(shared, manual, to="varying")
         if key is not None and copies:
@@ -213,23 +219,24 @@ def pipelined(
             in_specs=(PartitionSpec(STAGE), by_both, whole, by_rows, by_both, whole),
             out_specs=by_both,
             axis_names={*manual},
-        )(stack.variables["params"], x_BLM, *_sides(inputs), dropout_key)
+        )(stack.variables["params"], x_BLM, *_side_inputs(inputs), dropout_key)
 
 
 def schedule(work, rows, m: int):
-    """All ticks, as one of the stages sees them.
+    """Runs all ticks, as one of the stages sees them.
+
+    Microbatches that have not begun move towards stage 0, and those that are through move back from
+    the last stage, in the same places: at tick t place t mod m/stages of every stage moves by one.
+    So nothing but permutations between neighbours is sent.
 
     Args:
-        work: (microbatch, what moves) -> what moves on, this stage's layers.
-        rows: a tree of arrays [m / stages, ...]: the microbatches that start at this stage; stage s
-            has the numbers from s m / stages on. m: microbatches.
+        work: (number of the microbatch, moving arrays) -> moving arrays: this stage's layers.
+        rows: Tree of arrays [m / stages, ...]: the microbatches that are placed at this stage;
+            stage s has the numbers from s m / stages on.
+        m: Number of microbatches.
 
     Returns:
-        What came out of the last stage, placed as `rows` is.
-
-    Microbatches that have not begun move towards stage 0, those that are through from the last
-    stage back, in the same places: at tick t place t mod m/stages of every stage moves on by one.
-    So nothing but permutations between neighbours is sent.
+        The output of the last stage, placed as `rows` is.
     """
     G, stage = lax.axis_size(STAGE), lax.axis_index(STAGE)
     k = m // G
@@ -248,17 +255,17 @@ def schedule(work, rows, m: int):
         )
         return (waiting, lax.ppermute(done, STAGE, up)), None
 
-    # Idle stages work on the host batch's rows: real ones, so that nothing there divides by zero,
-    # whose gradient would be 0 times infinity.
+    # Idle stages work on real rows too, so that they never divide by zero: the gradient of that
+    # would be 0 times infinity.
     held = jax.tree.map(lambda a: a[0], rows)
     (waiting, _), _ = lax.scan(tick, (rows, held), jnp.arange(m + G - 1))
     # Microbatch s k + i came out at tick s k + i + G - 1, into place (i + G - 1) mod k, which has
-    # moved on G - 1 - s times since: it is at stage s.
+    # moved G - 1 - s times since, to stage s.
     return jax.tree.map(lambda a: jnp.roll(a, -(G - 1), axis=0), waiting)
 
 
 def _stage(stack: Any, mode: Mode, policy: str):
-    """(its layers' parameters, x, inputs, microbatch, key) -> x after the layers of a stage."""
+    """Returns (parameters, x, inputs, microbatch, key) -> x after the layers of one stage."""
     block = Block(stack.make, 1, parent=None)
 
     def layer(params, x_BLM: Array, inputs: Inputs, key: Array | None) -> Array:

@@ -1,11 +1,11 @@
-"""Matrix products: how precise they are, and their gradients, written so that CPUs are fast.
+"""Matrix products of full precision, and gradients that are fast on CPUs.
 
 Precision: the router's products and those that make the vocabulary's logits have full float32
-precision on every platform, and so have their gradients: they ask for `FULL`. Unasked, TPUs round
-float32 operands to bfloat16 and recent GPUs to TF32, as they do in all other products. Two bfloat16
-numbers have an exact product in float32: where the operands are bfloat16, as those of tied logits
-are in a bfloat16 model, a float32 result is all that it takes. For float32 operands a TPU
-multiplies six pairs of bfloat16 parts instead of one pair.
+precision on every platform, and so have their gradients: they ask for `FULL`. Otherwise TPUs round
+float32 operands to bfloat16 and recent GPUs to TF32, as they do in all other products. The product
+of two bfloat16 numbers is exact in float32: where the operands are bfloat16, as those of tied
+logits in a bfloat16 model, a float32 result is enough. For float32 operands a TPU multiplies six
+pairs of bfloat16 parts instead of one pair.
 
 Gradients: automatic differentiation writes x^T dy as (dy^T x)^T, which takes up to twice the time
 on a CPU (docs/performance.md, "Matrix products").
@@ -18,19 +18,19 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-Precision = jax.lax.Precision | None  # None: the platform's default
+Precision = jax.lax.Precision | None  # None is the platform's default
 
 FULL = jax.lax.Precision.HIGHEST
 _CACHE_LINE = 64  # bytes
 
 
 def full_product(spec: str, *operands: Array) -> Array:
-    """`jnp.einsum` in full float32 precision."""
+    """Computes `jnp.einsum` in full float32 precision."""
     return jnp.einsum(spec, *operands, precision=FULL, preferred_element_type=jnp.float32)
 
 
 def product(x: Array, w_MF: Array, precision: Precision = None) -> Array:
-    """x [..., M] times w [M, F] -> [..., F]."""
+    """Multiplies x [..., M] by w [M, F]."""
     result: Any = _product(x, w_MF, precision)  # custom_vjp hides the type of what it wraps
     return result
 
@@ -55,7 +55,7 @@ _product.defvjp(_product_forward, _product_backward)
 
 @jax.custom_vjp
 def expert_product(x_EGCM: Array, w_EMF: Array) -> Array:
-    """Each expert's rows times its own matrix: [E, G, C, M], [E, M, F] -> [E, G, C, F]."""
+    """Multiplies each expert's rows by its matrix: [E, G, C, M], [E, M, F] -> [E, G, C, F]."""
     return jnp.einsum("EGCM,EMF->EGCF", x_EGCM, w_EMF)
 
 
@@ -75,7 +75,7 @@ expert_product.defvjp(_expert_forward, _expert_backward)
 
 @jax.custom_vjp
 def tied_logits(x_BTM: Array, embedding_VM: Array) -> Array:
-    """x E^T: [B, T, M], [V, M] -> float32 [B, T, V]. Its gradient takes the operands' type."""
+    """Returns x E^T: [B, T, M], [V, M] -> float32 [B, T, V]; gradients have the operands' type."""
     return full_product("BTM,VM->BTV", x_BTM, embedding_VM)
 
 
@@ -96,29 +96,29 @@ tied_logits.defvjp(_tied_forward, _tied_backward)
 
 
 def input_gradient(d: Array, w: Array, precision: Precision = None) -> Array:
-    """d w^T: [(E,) ..., F], [(E,) M, F] -> [(E,) ..., M]."""
+    """Returns d w^T: [(E,) ..., F], [(E,) M, F] -> [(E,) ..., M]."""
     batch = tuple(range(w.ndim - 2))  # the experts' axis, if any
     axes = ((d.ndim - 1,), (w.ndim - 1,)), (batch, batch)
     return jax.lax.dot_general(d, w, axes, precision=precision)
 
 
 def weight_gradient(x: Array, d: Array, precision: Precision = None) -> Array:
-    """x^T d over the rows: [(E,) S, M], [(E,) S, F] -> [(E,) M, F]."""
+    """Returns x^T d, summed over the rows: [(E,) S, M], [(E,) S, F] -> [(E,) M, F]."""
 
-    def as_it_comes(x: Array, d: Array) -> Array:
+    def plain(x: Array, d: Array) -> Array:
         return jnp.einsum("...SM,...SF->...MF", x, d, precision=precision)
 
     # XLA's CPU library reads the columns of the wider side. Where its rows are an even number of
-    # cache lines, a column's numbers share few of the cache's sets and push each other out: a line
-    # more spreads them. (The barrier keeps XLA from taking the zeros out again.)
+    # cache lines long, the numbers of a column share few sets of the cache and evict each other; a
+    # line more spreads them. (The barrier keeps XLA from removing the zeros.)
     def padded(x: Array, d: Array) -> Array:
         widths = [(0, 0)] * (x.ndim - 1) + [(0, line)]
         x = jax.lax.optimization_barrier(jnp.pad(x, widths))
-        return as_it_comes(x, d)[..., :M, :]
+        return plain(x, d)[..., :M, :]
 
     S, M, F = x.shape[-2], x.shape[-1], d.shape[-1]
-    line = _CACHE_LINE // x.dtype.itemsize  # numbers in one
+    line = _CACHE_LINE // x.dtype.itemsize  # numbers in a cache line
     few_rows = S * (M + F) < M * F  # fewer numbers in x and d than in the gradient
     if M <= F or M % (2 * line) or few_rows:
-        return as_it_comes(x, d)
-    return jax.lax.platform_dependent(x, d, cpu=padded, default=as_it_comes)
+        return plain(x, d)
+    return jax.lax.platform_dependent(x, d, cpu=padded, default=plain)

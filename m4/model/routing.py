@@ -1,7 +1,7 @@
-"""What a gate decides: which expert, which slot, which weight; how many slots there are.
+"""The plan that a gate makes: experts, slots and weights of all choices, and the number of slots.
 
 A gate plans and does not carry: it returns a `Routing`, and a function of `m4.model.dispatch` moves
-the tokens. All of it is float32 and int32, whatever the model's type: a cumulative sum in bfloat16
+the tokens. Plans are float32 and int32, whatever the model's type: a cumulative sum in bfloat16
 stops counting at 256.
 """
 
@@ -23,15 +23,18 @@ class Routing:
     """The plan for one layer's tokens.
 
     Attributes:
-        expert_GSK: the expert of each choice, int32 in [0, E); a token's choices differ.
-        position_GSK: its place in that expert's buffer of its group, int32 in [0, C); -1: no slot.
-        weight_GSK: what the expert's output is multiplied by, float32 in [0, 1]; 0 without a slot.
-        num_experts: E. capacity: C, slots a (group, expert).
-        aux_loss: scalar, the gate's balance loss; its scale is in the gate's docstring.
-        z_loss: scalar, mean of logsumexp(logits)^2 over real tokens.
-        metrics: scalars (and `load_E`) to look at; averaged over layers by the trainer.
-        shortcut: (use, plan): where the scalar `use` is True, `plan` gives the same result with
-            fewer slots or choices. For gates with phases: one program has the shapes of all.
+        expert_GSK: The expert of each choice, int32 in [0, E); a token's choices differ.
+        position_GSK: The choice's slot among those of its group and expert, int32 in [0, C), or -1
+            without a slot.
+        weight_GSK: Factor of the expert's output, float32 in [0, 1]; 0 without a slot.
+        aux_loss: Scalar, the gate's balance loss; the gate's docstring says its scale.
+        z_loss: Scalar, mean of logsumexp(logits)^2 over real tokens.
+        metrics: Scalars (and `load_E`) to log; the trainer averages them over layers.
+        num_experts: E.
+        capacity: C, slots of a (group, expert).
+        shortcut: (use, plan) of a gate with phases, one of whose shapes would be too large for the
+            others: where the scalar `use` is True, `plan` gives the same result with fewer slots or
+            choices.
     """
 
     expert_GSK: Array
@@ -45,21 +48,23 @@ class Routing:
     shortcut: "tuple[Array, Routing] | None" = None
 
     def confidence(self) -> Array:
-        """Mean over tokens with a slot of their largest weight. Flaxformer's mean over choices is
-        1/K whatever the router wants, where K weights of a token sum to 1."""
+        """Returns the mean over tokens with a slot of their largest weight.
+
+        Flaxformer's mean over choices is 1/K whatever the router wants, where K weights sum to 1.
+        """
         placed_GS = jnp.any(self.position_GSK >= 0, axis=-1)
         largest_GS = jnp.max(self.weight_GSK, axis=-1)
         return jnp.sum(largest_GS * placed_GS) / jnp.maximum(jnp.sum(placed_GS), 1)
 
 
 class RouterScore(Protocol):
-    """score(name) -> logits_GSE float32: tokens times a matrix [M, E] that is made on demand.
+    """Returns logits_GSE, float32: tokens times a matrix [M, E] that is made on demand.
 
     Args:
-        name: the matrix's parameter, `<name>/kernel`.
-        init: how it starts, a name in `m4.model.gate_parameters.ROUTER_INITS`.
-        jitter: the float32 copy of the tokens that is scored is multiplied by U(1 - jitter,
-            1 + jitter) first; needs `key`.
+        name: Name of the matrix, `<name>/kernel`.
+        init: Its initial values, a name in `m4.model.moe.ROUTER_INITS`.
+        jitter: The float32 copy of the tokens is multiplied by U(1 - jitter, 1 + jitter) first.
+        key: Key of the jitter.
     """
 
     def __call__(
@@ -69,18 +74,18 @@ class RouterScore(Protocol):
 
 @struct.dataclass
 class Tokens:
-    """What a gate may look at.
+    """The tokens of a layer, as a gate may look at them.
 
     Attributes:
-        score: see `RouterScore`.
-        mask_GS: True for real tokens; padding is given, never guessed.
-        ids_GS: token ids (hash routing); the input ids of the layer's stack.
-        language_GS: the direction that each token belongs to, int32; None where unknown.
-        step: training steps done, int32 scalar; None outside training.
-        rng: a key, or None for deterministic routing.
-        table: name, initial values (int) -> table that is kept in the checkpoint, int32.
-        train: whether this is a training step.
-        causal: in a decoder: a gate that looks at later tokens must refuse.
+        score: See `RouterScore`.
+        mask_GS: True for real tokens; padding is never guessed from values.
+        ids_GS: Token ids, the input ids of the layer's stack.
+        language_GS: The direction that each token belongs to, int32; None where it is unknown.
+        step: Training steps done, int32 scalar; None outside training.
+        rng: A key; None for deterministic routing.
+        table: (name, V -> initial values) -> table that is kept in the checkpoint, int32.
+        train: This is a training step.
+        causal: The layer is in a decoder; a gate that looks at later tokens must refuse.
     """
 
     score: RouterScore = struct.field(pytree_node=False)
@@ -95,11 +100,11 @@ class Tokens:
 
 
 Capacity = Callable[[int], int]
-"""Choices a token makes -> slots a (group, expert): the layer's factor and rule, group and E."""
+"""Number of a token's choices -> slots of a (group, expert), by the layer's factor and rule."""
 
 
 class Gate(Protocol):
-    """gate(tokens, num_experts, capacity) -> Routing. One file a gate in `m4.model.gates`."""
+    """Plans where tokens go; `m4.model.gates` has one file for each gate."""
 
     def __call__(self, tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing: ...
 
@@ -112,7 +117,7 @@ CapacityFactor = Annotated[float, Between(0, 1e6, above=True)]
 
 # The exact share K*S*factor/E -> slots. No expert needs more than S.
 CAPACITY_RULES: Mapping[str, Callable[[float], int]] = {
-    # arXiv 2006.16668, section 2.2: C = 2S/E, here with whole slots.
+    # GShard, arXiv 2006.16668, section 2.2: C = 2S/E, here rounded up to whole slots.
     "paper": lambda slots: max(math.ceil(slots - 1e-6), 1),  # 55.00000000000001 is 55
     # Lingvo, gshard_layers.py 2062-2077: at least 4, a multiple of 4.
     "lingvo": _lingvo,
@@ -128,10 +133,17 @@ CAPACITY_RULES: Mapping[str, Callable[[float], int]] = {
 def expert_capacity(
     group_tokens: int, num_experts: int, factor: float, choices: int = 2, rule: str = "lingvo"
 ) -> int:
-    """Slots a (group, expert): factor * choices * S / E, rounded by `rule`, never more than S.
+    """Returns the slots of a (group, expert), factor * K * S / E rounded by a rule, at most S.
 
-    factor = 1 with two choices is the paper's 2S/E. (Lingvo's and T5X's own factors count both
-    choices: theirs of 2.0 is this one of 1.0.)
+    A factor of 1 with two choices is the paper's 2S/E. (Lingvo's and T5X's factors count both
+    choices: theirs of 2.0 is 1.0 here.)
+
+    Args:
+        group_tokens: S.
+        num_experts: E.
+        factor: The capacity factor.
+        choices: K.
+        rule: A name in `CAPACITY_RULES`.
     """
     exact = group_tokens * choices * factor / num_experts
     return min(group_tokens, CAPACITY_RULES[rule](exact))
@@ -146,11 +158,19 @@ def assign_positions(
     priority_GS: Array | None = None,
     by_token: bool = False,
 ) -> Array:
-    """position_GSK in the order of the papers: all first choices, then all second ones, ...
+    """Hands out slots in the papers' order: all first choices, then all second ones, ...
 
-    Within a choice tokens come in their order, or by falling priority_GS (ties: the earlier token).
-    by_token: all choices of a token, then those of the next one. Choices that are not wanted take
-    no slot; those that find their expert full get -1.
+    Args:
+        expert_GSK: The expert of each choice.
+        wants_GSK: False for choices that take no slot.
+        num_experts: E.
+        capacity: C.
+        priority_GS: Within a choice tokens come by falling priority, ties by the earlier token.
+            Defaults to the order of tokens.
+        by_token: All choices of a token come together, before those of the next token.
+
+    Returns:
+        position_GSK, -1 for choices that are not wanted or find their expert full.
     """
     G, S, K = expert_GSK.shape
     if priority_GS is not None:
@@ -181,18 +201,20 @@ def balance_loss(
     paper_scale: bool = False,
     by_group: bool = True,
 ) -> Array:
-    """The papers' auxiliary loss: E * sum_e (share of choices that are e) * (mean of p[:, e]).
+    """Returns the papers' auxiliary loss, E * sum_e (share of choices of e) * (mean of p[:, e]).
 
-    A product a group, then the mean over groups; 1 when balanced, as each of a token's K choices
-    counts as 1/K. (With plain counts, as in flaxformer, HF Mixtral and MaxText, it is K times as
-    large.) The paper's scale (arXiv 2006.16668, line 13: a mean over experts of the product) is
-    that / E^2.
+    It is computed for each group and averaged over groups; 1 when balanced, as each of a token's K
+    choices counts as 1/K. (With plain counts, as in flaxformer, HF Mixtral and MaxText, it is K
+    times as large.)
 
     Args:
-        probs_GSE: the softmax. expert_GSK: the choices that count, before capacity.
-        real_token_means: over a group's real tokens, then over the groups that have any; False
-            divides by S and by all groups, padding included (paper and Lingvo's legacy behaviour).
-        by_group: False: as if all tokens were one group.
+        probs_GSE: The softmax of the logits.
+        expert_GSK: The choices that count, before capacity.
+        mask_GS: True for real tokens.
+        real_token_means: Means are over a group's real tokens, then over the groups that have any;
+            False divides by S and by all groups, padding included (paper, Lingvo's legacy).
+        paper_scale: Divides by E^2: GShard's scale (arXiv 2006.16668, Algorithm 1, line 13).
+        by_group: False treats all tokens as one group.
     """
     G, S, E = probs_GSE.shape
     axes, tokens = ((1,), S) if by_group else ((0, 1), G * S)
@@ -204,20 +226,20 @@ def balance_loss(
     share_GE = jnp.sum(chosen_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
     mean_GE = jnp.sum(probs_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
     loss_G = E * jnp.sum(share_GE * mean_GE, axis=-1)
-    loss = jnp.mean(loss_G)  # of a group of padding alone it is 0
+    loss = jnp.mean(loss_G)  # a group of padding alone has 0
     if real_token_means and len(loss_G) > 1:
         loss = masked_mean(loss_G, real_G1[:, 0] > 0)
     return loss / E**2 if paper_scale else loss
 
 
 def at_experts(x_GSE: Array, expert_GSK: Array) -> Array:
-    """x_GSK = x[g, s, expert[g, s, k]], without a gather, whose gradient would be a scatter."""
+    """Returns x[g, s, expert[g, s, k]] without a gather, whose gradient would be a scatter."""
     is_GSKE = jax.nn.one_hot(expert_GSK, x_GSE.shape[-1], dtype=bool)
     return jnp.sum(jnp.where(is_GSKE, x_GSE[:, :, None, :], 0.0), axis=-1)
 
 
 def router_z_loss(logits_GSE: Array, mask_GS: Array) -> Array:
-    """Mean over real tokens of logsumexp(logits)^2 (ST-MoE, arXiv 2202.08906, equation 5)."""
+    """Averages logsumexp(logits)^2 over real tokens (ST-MoE, arXiv 2202.08906, equation 5)."""
     return masked_mean(jnp.square(jax.nn.logsumexp(logits_GSE, axis=-1)), mask_GS)
 
 
@@ -237,13 +259,22 @@ def plan_choices(
     by_token: bool = False,
     ranked: bool = True,
 ) -> Routing:
-    """The plan in which real tokens ask for a slot at each of their experts.
+    """Makes the plan in which real tokens ask for a slot at each of their experts.
 
     Args:
-        wants_GSK: the choices that are meant; None: all.
-        unwanted_use_slots: the others get no slot, but those behind them count them.
-        priority_GS, by_token: see `assign_positions`; the others: see `make_routing`.
-        ranked: choices are in the order of preference, so that there is a first and a second one.
+        expert_GSK: The expert of each choice.
+        weight_GSK: Weights; they count for choices with a slot only.
+        mask_GS: True for real tokens.
+        num_experts: E.
+        capacity: C.
+        logits_GSE: See `make_routing`.
+        aux_loss: The balance loss.
+        metrics: The gate's own metrics.
+        wants_GSK: False for choices that the token gives up. Defaults to all True.
+        unwanted_use_slots: Choices that are given up get no slot, but use one up.
+        priority_GS: See `assign_positions`.
+        by_token: See `assign_positions`.
+        ranked: Choices are in the order of preference, so that there is a first and a second one.
     """
     real_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)
     wants_GSK = real_GSK if wants_GSK is None else real_GSK & wants_GSK
@@ -282,14 +313,19 @@ def make_routing(
     aux_loss: Array | float = 0.0,
     metrics: Mapping[str, Array] | None = None,
 ) -> Routing:
-    """The plan with the metrics that every gate has.
+    """Makes a plan with the metrics that every gate has.
 
     Args:
-        expert_GSK: None: choice k is expert k, for K = E.
-        position_GSK: -1 where there is none. weight_GSK: counts for assigned choices only.
-        ranked_GSK: choices that asked for a slot, in the order of preference.
-        logits_GSE: for z-loss and entropy; None for a gate without a router.
-        metrics: the gate's own.
+        expert_GSK: The expert of each choice. None for K = E, where choice k is expert k.
+        position_GSK: Slots; -1 for a choice without one.
+        weight_GSK: Weights; they count for choices with a slot only.
+        mask_GS: True for real tokens.
+        num_experts: E.
+        capacity: C.
+        ranked_GSK: Choices that asked for a slot, in the order of preference; for metrics.
+        logits_GSE: Logits, for z-loss and entropy. None for a gate without a router.
+        aux_loss: The balance loss.
+        metrics: The gate's own metrics.
     """
     assigned_GSK = position_GSK >= 0
     # Shares of the real tokens.
@@ -326,16 +362,16 @@ def make_routing(
 
 
 def masked_mean(x: Array, mask: Array) -> Array:
-    """Mean of x where the mask is True; 0 where it is True for none."""
+    """Averages x where the mask is True; 0 where it is True nowhere."""
     mask = mask.astype(jnp.float32)
     return jnp.sum(x * mask) / jnp.maximum(jnp.sum(mask), 1.0)
 
 
 def top_k(logits_GSE: Array, choices: int) -> tuple[Array, Array]:
-    """(values_GSK, expert_GSK) of the largest; ties go to the lowest index.
+    """Returns the largest logits and their experts, GSK; ties go to the lowest index.
 
-    `lax.top_k` promises that order, but its gradient is a scatter and its CPU program a sort: the
-    few largest of a short row are faster one after the other.
+    `lax.top_k` promises that order too, but its gradient is a scatter and its CPU program a sort:
+    the few largest of a short row are found faster one after the other.
     """
     values, experts = [], []
     left_GSE = logits_GSE
@@ -349,15 +385,15 @@ def top_k(logits_GSE: Array, choices: int) -> tuple[Array, Array]:
 
 
 def check_choices(setting: str, choices: int, most: int) -> None:
-    """SettingError: a token cannot choose so many experts."""
+    """Raises SettingError unless a token can choose so many experts."""
     if not 1 <= choices <= most:
         raise SettingError(setting, choices, f"from 1 to {most}, the experts to choose from")
 
 
 def refuse_causal(tokens: Tokens, setting: str, value: Any) -> None:
-    """SettingError in a decoder: the gate looks at later tokens.
+    """Raises SettingError in a decoder, for a gate that looks at later tokens.
 
-    There a token's expert would depend on what comes after it, which decoding does not have yet.
+    In decoding a token's expert would depend on tokens that do not exist yet.
     """
     if tokens.causal:
         raise SettingError(

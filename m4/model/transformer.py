@@ -1,8 +1,8 @@
-"""The encoder-decoder: T5's (pre-norm, relative positions, no biases), with a mixture of experts in
-place of every other feed-forward layer (GShard, arXiv 2006.16668, section 2.1).
+"""T5's encoder-decoder with mixtures of experts in place of every other feed-forward layer.
 
-Methods, parameter names and logical axes follow T5X's contract for a module, so that stock T5X can
-train, decode and score it (docs/model.md).
+The model is T5's (pre-norm, relative positions, no biases); the experts' places are those of GShard
+(arXiv 2006.16668, section 2.1). Methods, parameter names and logical axes follow T5X's contract for
+a module, so that stock T5X can train, decode and score it (docs/model.md).
 """
 
 import functools
@@ -13,10 +13,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from m4.model import gate_parameters, pipeline
+from m4.model import pipeline
 from m4.model.attention import Attention, RelativeBias
-from m4.model.blocks import REMAT, DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
-from m4.model.ffn import Activation, FeedForward, check_activations
+from m4.model.feed_forward import Activation, FeedForward, check_activations
 from m4.model.layers import (
     Array,
     Dense,
@@ -26,9 +25,11 @@ from m4.model.layers import (
     SinusoidalPositions,
     constrain,
     dropout,
+    shapes_only,
 )
 from m4.model.moe import MoeFactory, MoeLayer
 from m4.model.product import FULL
+from m4.model.stack import REMAT, DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
 from m4.settings import FROM_NOW_ON, Between, Count, OneOf, Rate, SettingError, Size, checked
 
 Layers = Annotated[int, Between(1, 1024)]
@@ -36,28 +37,34 @@ Layers = Annotated[int, Between(1, 1024)]
 
 @checked
 class Transformer(nn.Module):
-    """The whole model: token ids to logits.
+    """The whole model, from token ids to logits.
 
     Attributes:
-        vocab_size: V, of the one shared vocabulary, or of the targets' own.
-        source_vocab_size: of the sources' own vocabulary and embedding; None: shared.
-        width: M. heads: N. head_width: D. mlp_width: F.
-        encoder_layers, decoder_layers: depth of each stack.
-        moe: makes the mixtures of experts: `MoeLayer`, or a function that takes its arguments. None
-            is the dense model, the same without experts.
-        decoder_moe: the decoder's; None: as the encoder's. Both have as many experts.
-        moe_every: every n-th feed-forward layer is a MoE (2: the second, the fourth, ...).
-        activations: ("relu",) or ("gelu", "linear") for gated GELU.
-        directions: see `MoeLayer`.
-        absolute_positions: adds sinusoidal positions to the embeddings, next to the relative bias.
+        vocab_size: V of the shared vocabulary, or of the targets' own.
+        width: M.
+        heads: N.
+        head_width: D.
+        mlp_width: F.
+        encoder_layers: Depth of the encoder.
+        decoder_layers: Depth of the decoder.
+        moe: Makes the mixtures of experts: `MoeLayer`, or a function that takes its arguments. None
+            is the dense model, the same model without experts.
+        decoder_moe: Makes those of the decoder, with as many experts. Defaults to `moe`.
+        moe_every: Every n-th feed-forward layer is a MoE (2: the second, the fourth, ...).
+        activations: ("relu",), or ("gelu", "linear") for gated GELU.
+        dropout_rate: Dropout after embeddings and layers, in attention and in feed-forward layers.
+        absolute_positions: Adds sinusoidal positions to the embeddings, next to the relative bias.
             T5 has none; short runs on little data need them (docs/model.md).
-        scan_layers: stacks scan over blocks of `moe_every` layers (m4.model.blocks), with stacked
-            parameters, and compile in the time of one block.
-        pipeline_microbatches: parts of a device's rows that pass through the mesh's stages as a
-            pipeline (m4.model.pipeline); without stages it has no effect.
-        remat: what the backward pass computes again, a name of `m4.model.blocks.REMAT`.
-        tied_logits: the output projection is the embedding; False gives it a separate matrix.
-        dtype: of the activations; parameters, routing, softmax and logits are float32.
+        tied_logits: The output projection is the embedding; False gives it a separate matrix.
+        directions: See `MoeLayer`.
+        source_vocab_size: Size of the sources' own vocabulary and embedding. Defaults to none: the
+            vocabulary is shared.
+        scan_layers: Each stack is one scan over blocks of `moe_every` layers (m4.model.stack), with
+            stacked parameters, and compiles in the time of one block.
+        pipeline_microbatches: Number of parts of a device's rows that pass through the mesh's
+            stages as a pipeline (m4.model.pipeline); without stages it has no effect.
+        remat: A name of `m4.model.stack.REMAT`: what the backward pass computes again.
+        dtype: Type of the activations; parameters, routing, softmax and logits are float32.
     """
 
     vocab_size: Size
@@ -124,12 +131,12 @@ class Transformer(nn.Module):
 
     @property
     def encoder_experts(self) -> MoeLayer | None:
-        """The encoder's mixture of experts, unbound; None: the model is dense."""
+        """The encoder's mixture of experts, unbound; None in a dense model."""
         return moe_layer(self, causal=False, parent=None)
 
     @property
     def decoder_experts(self) -> MoeLayer | None:
-        """The decoder's mixture of experts, unbound; None: the model is dense."""
+        """The decoder's mixture of experts, unbound; None in a dense model."""
         return moe_layer(self, causal=True, parent=None)
 
     def setup(self) -> None:
@@ -147,7 +154,7 @@ class Transformer(nn.Module):
             self.encoder_positions = SinusoidalPositions(self.width)
             self.decoder_positions = SinusoidalPositions(self.width)
         if not self.tied_logits:
-            # float32: the softmax over the vocabulary is where small types lose translations.
+            # In float32, because rounded logits over a whole vocabulary cost translations.
             self.logits_dense = Dense(self.vocab_size, axes=("embed", "vocab"), precision=FULL)
 
     def _stack(self, kind, layers: int, name: str) -> list[nn.Module]:
@@ -178,7 +185,7 @@ class Transformer(nn.Module):
         return x_BLM
 
     def _pipelined(self, decode: bool = False) -> bool:
-        """Whether the stacks run over the stages of the mesh; else one device has all layers."""
+        """Says if the stacks run over the stages of the mesh; else each device has all layers."""
         if (
             not self.scan_layers
             or not self.pipeline_microbatches
@@ -200,10 +207,18 @@ class Transformer(nn.Module):
         encoder_direction_ids: Array | None = None,
         step: Array | None = None,
     ) -> Array:
-        """Token ids [B, L] -> encoded [B, L, M]. Packed rows pass segment ids and positions.
+        """Encodes the sources.
 
-        encoder_direction_ids [B, L] and the training step (scalar) are for gates and counts of the
-        MoE layers; T5X passes neither.
+        Args:
+            encoder_input_tokens: Token ids [B, L]; 0 is padding.
+            encoder_segment_ids: Number of the pair that a token of a packed row belongs to.
+            enable_dropout: Training, with dropout and random choices.
+            encoder_positions: Positions within the pairs of packed rows.
+            encoder_direction_ids: Directions [B, L], for gates and counts; T5X passes none.
+            step: Training step, for gates; T5X passes none.
+
+        Returns:
+            [B, L, M].
         """
         tokens_BL = encoder_input_tokens.astype(jnp.int32)
         real_BL = tokens_BL > 0
@@ -244,17 +259,31 @@ class Transformer(nn.Module):
         step: Array | None = None,
         past_BTR: Array | None = None,
     ) -> Array:
-        """encoded [B, L, M] and decoder tokens [B, T] -> float32 logits [B, T, V].
+        """Returns logits of the next tokens, float32 [B, T, V].
 
         With `decode=True` T is 1 (all T in the call that allocates the cache) and the past is in
-        the collection `cache`. The relative bias needs no positions: it knows only differences.
-        With `past_BTR` T sequences are interleaved in the cache, one token of each is decoded, and
-        it is True where this sees the position (`m4.eval.decoding.methods.flat`).
+        the collection `cache`.
+
+        Args:
+            encoded: Output of `encode`, [B, L, M].
+            encoder_input_tokens: Source token ids [B, L], for the padding.
+            decoder_input_tokens: Target token ids [B, T], shifted right by one.
+            decoder_target_tokens: Target token ids [B, T]; 0 is padding. Not read in decoding.
+            encoder_segment_ids: See `encode`.
+            decoder_segment_ids: The same for the targets.
+            decoder_positions: Positions in packed targets; the relative bias does not need them.
+            enable_dropout: Training, with dropout and random choices.
+            decode: One step of a search.
+            max_decode_length: Length of the cache.
+            decoder_direction_ids: Directions [B, T], for gates and counts.
+            step: Training step, for gates.
+            past_BTR: For T sequences that are interleaved in the cache, one token of each decoded:
+                True where a token sees the position (`m4.eval.decoding.methods.flat`).
         """
         source_BL = encoder_input_tokens.astype(jnp.int32)
         input_BT = decoder_input_tokens.astype(jnp.int32)
-        # The input's first token is 0 (T5's start), so the target says what is padding. In decoding
-        # there is no target: every token is real.
+        # The input's first token is 0 (T5's start), so that the target tells what is padding. In
+        # decoding there is no target: every token is real.
         real_BT = jnp.ones_like(input_BT, bool) if decode else decoder_target_tokens > 0
         cross_mask_BTL = real_BT[:, :, None] & (source_BL > 0)[:, None, :]
         cross_mask_BTL &= same_segment(decoder_segment_ids, encoder_segment_ids)
@@ -263,7 +292,7 @@ class Transformer(nn.Module):
         causal_TT = jnp.tril(jnp.ones((length, length), bool))
         mask_BTT = causal_TT[None] & same_segment(decoder_segment_ids, decoder_segment_ids)
         if decode:
-            mask_BTT = past_BTR  # None: the cache knows what has been seen
+            mask_BTT = past_BTR  # without it, the cache masks the positions after this one
         deterministic = not enable_dropout
         x_BTM = self.token_embedder(input_BT)
         if self.absolute_positions:
@@ -303,7 +332,7 @@ class Transformer(nn.Module):
         decoder_direction_ids: Array | None = None,
         step: Array | None = None,
     ) -> Array:
-        """Token ids [B, L], [B, T], [B, T] -> float32 logits [B, T, V]."""
+        """Returns float32 logits [B, T, V]; see `encode` and `decode`."""
         encoded_BLM = self.encode(
             encoder_input_tokens, encoder_segment_ids, enable_dropout,
             encoder_positions, encoder_direction_ids, step,
@@ -324,7 +353,10 @@ class Transformer(nn.Module):
 
 
 def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Module:
-    """Layer `index` of a stack. A function: a method of a module would make it the module's own."""
+    """Makes layer `index` of a stack.
+
+    It is not a method, because a method would make the layer a child of the model.
+    """
 
     def attention(name: str) -> Attention:
         return Attention(
@@ -352,10 +384,12 @@ def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Mod
 
 
 def moe_layer(model: Transformer, *, causal: bool, **place: Any) -> MoeLayer | None:
-    """A MoE layer of the encoder or (`causal`) decoder; None: the model is dense. A function, as
-    `make_layer` is.
+    """Makes a MoE layer of the encoder, or of the decoder (`causal`); None in a dense model.
 
-    place: the name, or `parent=None` for an unbound layer.
+    Args:
+        model: The model whose sizes the layer has where it has none of its own.
+        causal: The layer is in the decoder.
+        place: Its name, or `parent=None` for an unbound layer.
     """
     if model.moe is None:
         return None
@@ -378,7 +412,7 @@ def moe_layer(model: Transformer, *, causal: bool, **place: Any) -> MoeLayer | N
 
 
 def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:
-    """[B, Q, R]: whether query and key belong to the same packed pair; all True without packing."""
+    """Returns a mask [B, Q, R], True where query and key belong to the same packed pair."""
     if query_BQ is None or key_BR is None:
         return jnp.ones((1, 1, 1), bool)
     return query_BQ[:, :, None] == key_BR[:, None, :]
@@ -386,15 +420,18 @@ def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:
 
 @cast(Any, functools.lru_cache(maxsize=8))  # checkers do not see that a module is hashable
 def abstract_variables(model: Transformer) -> Mapping[str, Any]:
-    """Shapes of `params`, logical axes `params_axes`; computes nothing. Kept: do not change it."""
+    """Returns shapes of `params` and logical axes `params_axes`, computing no number.
+
+    The result is cached and must not be changed.
+    """
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-    # The key is made inside: outside it would be an array, on devices that need not be there.
-    with gate_parameters.shapes_only():
+    # The key is made inside the trace: outside it would be an array on a real device.
+    with shapes_only():
         return jax.eval_shape(
             lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens
         )
 
 
 def count_parameters(params) -> int:
-    """Number of parameters in a tree of arrays or shapes."""
+    """Counts the parameters in a tree of arrays or shapes."""
     return sum(int(leaf.size) for leaf in jax.tree.leaves(params))

@@ -12,13 +12,13 @@ from typing import Any
 
 from jax.extend import core as jex
 
-from m4.model.dispatch.blocks import (
+from m4.model.dispatch.dropless import (
     FEWEST_OVER_DEVICES,
-    blocks,
+    dropless,
     most_blocks,
     rows_of_block,
 )
-from m4.model.ffn import part_names
+from m4.model.feed_forward import part_names
 from m4.model.moe import MoeLayer, group_size
 from m4.model.routing import expert_capacity
 from m4.model.transformer import Transformer
@@ -40,7 +40,7 @@ def forward_flops(
 
     attention: the projections. attention_logits: queries times keys, weights times values, masked
     positions included. experts: of every slot, empty ones included; where nothing is dropped, of as
-    many rows as the dispatch `blocks` may need for any routing. experts_used: of two choices a
+    many rows as the dispatch `dropless` may need for any routing. experts_used: of two choices a
     token, none dropped (for "model FLOPs"). dispatch: GShard's one-hot products of dispatch and
     combine (Algorithm 2, lines 3 and 8), which only the dispatch `einsum` has.
 
@@ -78,8 +78,8 @@ def search_flops(
 
     Encoding: the encoder, and the keys and values of its output for all layers of the decoder. A
     step: one piece of every hypothesis through the decoder, over all positions of the cache. A
-    layer that drops no token (a capacity factor of None) has as many rows as the dispatch `blocks`
-    may need, or E slots for every token with another.
+    layer that drops no token (a capacity factor of None) has as many rows as the dispatch
+    `dropless` may need, or E slots for every token with another.
     """
     source, pieces = rows * source_length, rows * beams
     M, ND = model.width, model.heads * model.head_width
@@ -132,7 +132,7 @@ def _feed_forward(
     group = row if factor is None and row else group_size(tokens, experts.group_tokens)
     C = group if factor is None else expert_capacity(group, E, factor, 2, experts.capacity_rule)
     slots = tokens // group * E * C
-    if factor is None and experts.dropless_dispatch is blocks:
+    if factor is None and experts.dropless_dispatch is dropless:
         rows = rows_of_block(2 * tokens, E, *([FEWEST_OVER_DEVICES] if apart else []))
         slots = rows * most_blocks(2 * tokens, E, rows)
     ffn = 2 * M * experts.mlp_width
@@ -186,7 +186,7 @@ def executed_flops(
     if model.remat == "products":
         again = kinds["attention_logits"] + kinds["experts"] + kinds["dispatch"] // 2
     experts = model.encoder_experts if experts_apart else None
-    if experts and experts.train_capacity_factor is None and experts.dropless_dispatch is blocks:
+    if experts and experts.train_capacity_factor is None and experts.dropless_dispatch is dropless:
         # Rows travel again in the backward pass, and all but the experts' last product is repeated.
         parts = len(part_names(experts.activations or ()))
         again += kinds["experts"] * parts // (parts + 1)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from m4.model.blocks import unstack
+from m4.model.stack import unstack
 from m4.settings import SettingError
 from m4.train.initial import flat, restacked
 from m4.train.optimizer import FactoredState, Moments

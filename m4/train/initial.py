@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.vocabulary.vocabulary import Vocabulary
-from m4.model.blocks import unstack
+from m4.model.stack import unstack
 from m4.settings import InputError, OneOf, SettingError, checked
 
 Array = jax.Array

@@ -20,7 +20,7 @@ _Positive = Annotated[float, Between(0, 1e6, above=True)]
 
 
 def is_stacked(path) -> bool:
-    """Whether a parameter of this tree path is a scanned stack's (`m4.model.blocks`): its first
+    """Whether a parameter of this tree path is a scanned stack's (`m4.model.stack`): its first
     axis counts layers."""
     return any(
         isinstance(key, jax.tree_util.DictKey) and str(key.key).endswith("_blocks") for key in path
@@ -147,7 +147,7 @@ def _is_factored(path, leaf, smallest: int) -> bool:
 
 
 def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner`, but parameters called `table` (`m4.model.gate_parameters.Table`) stay bit-equal.
+    """`inner`, but parameters called `table` (`m4.model.layers.Table`) stay bit-equal.
 
     They have no gradient, which stops neither weight decay nor noise. The state is `inner`'s.
     """

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from m4.model.layers import constrain
-from m4.model.moe import layer_metrics, mean_metrics, sown_choices
+from m4.model.moe import assigned_choices, layer_metrics, mean_metrics
 from m4.model.transformer import Transformer
 from m4.train.loop.mesh_checks import rows_over
 from m4.train.loss import cross_entropy
@@ -177,7 +177,7 @@ def _make_loss(
             **_token_metrics(nll_BT, batch, directions),
             **moe,
             "layers": layers,
-            "expert_loads": sown_choices(sown, "assigned_DE"),
+            "expert_loads": assigned_choices(sown),
         }
 
     return loss_fn

@@ -23,9 +23,8 @@ from m4.train.loop.mesh_checks import check_batches, check_model
 from m4.train.loop.program import TrainProgram
 from m4.train.loop.run import At, Begin, Evaluator, TrainingRun
 from m4.train.measuring.step_clock import Flops
-from m4.train.multitask.factors import by_direction
 from m4.train.multitask.grouped import DirectionGroups, direction_groups
-from m4.train.multitask.groups import Directions
+from m4.train.multitask.groups import Directions, by_direction
 from m4.train.sampling import LearnedSampling
 from m4.train.step import make_train_step
 from m4.train.training import Training

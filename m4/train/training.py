@@ -26,8 +26,8 @@ from m4.train.bad_steps import ACTIONS, DEFAULT, BadSteps
 from m4.train.early_stopping import EarlyStopping
 from m4.train.initial import InitialModel
 from m4.train.multitask.cosines import GradientCosines
-from m4.train.multitask.factors import Factors
 from m4.train.multitask.grouped import Surgery
+from m4.train.multitask.groups import Factors
 from m4.train.step import RNGS
 
 # The settings that name directions, or group them.
@@ -45,7 +45,7 @@ class Training:
         seed: of everything that is drawn. mesh: () -> Mesh, of the devices.
         loss_weights: factors of the losses of directions: {"en-gl": 2.0}, of languages ("gl") or of
             resource levels ("low"), or a function of their sizes such as a sampler
-            (`m4.train.multitask.factors`). They turn the step towards a direction.
+            (`m4.train.multitask.groups`). They turn the step towards a direction.
         learning_rates: factors of the learning rate, named in the same way. A row of a parameter
             (all axes but the last one fixed: a piece's embedding, the weights of an expert's input)
             moves by the optimizer's update times the mean of the rates, weighted by the norms of
@@ -54,7 +54,7 @@ class Training:
             such as its tag's embedding, has that direction's rate, and so has a batch of one
             direction (Jean et al. 2019, arXiv 1909.06434, implicit schedules).
         gradients: alters the gradients of groups of directions for each other's sake,
-            `m4.train.multitask.pcgrad.PCGrad` or `vaccine.GradientVaccine`; None: as they are.
+            `PCGrad` or `GradientVaccine` of `m4.train.multitask.surgery`; None: as they are.
         cosines: how often the gradients of groups of directions are compared
             (`m4.train.multitask.cosines`); None: never.
         label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor, rng, grad_accum_steps: see
@@ -115,7 +115,7 @@ class Training:
             raise SettingError("Training.profile", self.profile, allowed)
         surgery = self.gradients
         if surgery is not None and (isinstance(surgery, type) or not hasattr(surgery, "weights")):
-            allowed = "one that is made, with brackets: @pcgrad.PCGrad()"
+            allowed = "one that is made, with brackets: @surgery.PCGrad()"
             raise SettingError("Training.gradients", surgery, allowed)
         shorter, longer = sorted((self.checkpoint_period, self.dev_period))
         if self.keep_best and longer % shorter:

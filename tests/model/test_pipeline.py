@@ -14,8 +14,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from m4.eval.decoding.search import search
 from m4.model import pipeline
-from m4.model.blocks import Mode, unstack
 from m4.model.moe import MoeLayer
+from m4.model.stack import Mode, unstack
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.axes import MESH_AXES
 from m4.parallel.batched_init import draw_together

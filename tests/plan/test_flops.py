@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from m4.model import block_product
-from m4.model.blocks import REMAT
+from m4.model.dispatch import grouped_matmul
 from m4.model.dispatch.einsum import einsum
 from m4.model.moe import MoeLayer
+from m4.model.stack import REMAT
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.flops import executed_flops, forward_flops, model_flops, traced_flops
 
@@ -179,5 +179,5 @@ def test_choice_by_platform_counts_its_default() -> None:
 def test_kernel_counts_by_its_estimate() -> None:
     # Four blocks of 8 rows, 128 by 256.
     shapes = [jnp.zeros((4, 8, 128)), jnp.zeros((2, 128, 256)), jnp.zeros(4, jnp.int32)]
-    program = jax.make_jaxpr(functools.partial(block_product._megablox, interpret=True))(*shapes)
+    program = jax.make_jaxpr(functools.partial(grouped_matmul._megablox, interpret=True))(*shapes)
     assert traced_flops(program, 1) == 2 * 32 * 128 * 256

@@ -102,7 +102,7 @@ def test_without_capacity_the_experts_have_rows_for_all_choices() -> None:
 def test_paper_scale_search_does_at_most_twice_the_work_there_is() -> None:
     experiment = experiment_of(CONFIGS / "v4_128.gin")
     model, _ = planned_model(experiment, 100)
-    # 64 chips, a sentence each, 4 beams; 1,682 operations of 59 before the dispatch `blocks`.
+    # 64 chips, a sentence each, 4 beams; 1,682 operations of 59 before the dispatch `dropless`.
     parts = search_flops(model, 64, 128, 128, 4, experts_apart=True)
     ratios = [
         forward_executed_flops(part, one_hot=False) / forward_model_flops(part) for part in parts

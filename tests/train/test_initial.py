@@ -71,7 +71,7 @@ def test_the_same_model_is_bit_equal_scanned_or_not(scanned: tuple[bool, bool]) 
 
 
 def _unscanned(params: Any) -> Any:
-    from m4.model.blocks import unstack
+    from m4.model.stack import unstack
 
     return unstack(params)
 

@@ -16,7 +16,7 @@ from m4.data.cache.cache import Cache
 from m4.eval.decoding.decode import Batch
 from m4.eval.decoding.search import unstacked
 from m4.eval.decoding.testsets import train_pairs
-from m4.model.moe import sown_choices
+from m4.model.moe import assigned_choices
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
@@ -110,7 +110,7 @@ def routing_counter(
 def _count(model: Transformer, params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """MoE layer -> assigned choices, int32 [D, E]."""
     _, sown = apply_model(*unstacked(model, params), batch, None)
-    return sown_choices(sown, "assigned_DE")
+    return assigned_choices(sown)
 
 
 _counted = jax.jit(_count, static_argnames="model")

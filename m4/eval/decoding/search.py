@@ -18,8 +18,8 @@ from m4.eval.decoding.methods import flat
 from m4.eval.decoding.methods.constraints import constraints
 from m4.eval.decoding.methods.sampling import sample
 from m4.eval.decoding.settings import BEST, Method
-from m4.model.blocks import unstack
 from m4.model.layers import constrain
+from m4.model.stack import unstack
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
 

@@ -1,9 +1,9 @@
-"""One-hot masks and einsums, as GShard (arXiv 2006.16668), Algorithm 2: the reference."""
+"""The reference: one-hot masks and einsums, as in GShard (arXiv 2006.16668), Algorithm 2."""
 
 import jax
 import jax.numpy as jnp
 
-from m4.model.experts import Experts
+from m4.model.feed_forward import Experts
 from m4.model.layers import constrain
 from m4.model.product import full_product
 from m4.model.routing import Array, Routing
@@ -11,9 +11,9 @@ from m4.settings import configurable
 
 
 def masks(routing: Routing) -> tuple[Array, Array]:
-    """(combine_GSEC float32, dispatch_GSEC bool): the paper's two masks, from a plan."""
+    """Returns the paper's two masks of a plan: combine_GSEC, float32, and dispatch_GSEC, bool."""
     expert_GSKE = jax.nn.one_hot(routing.expert_GSK, routing.num_experts, dtype=jnp.float32)
-    # Slot -1 (none) has no one-hot entry: all zeros.
+    # Slot -1 has no one-hot entry: its row is all zeros.
     position_GSKC = jax.nn.one_hot(routing.position_GSK, routing.capacity, dtype=jnp.float32)
     combine_GSEC = full_product(
         "GSK,GSKE,GSKC->GSEC", routing.weight_GSK, expert_GSKE, position_GSKC
@@ -24,9 +24,10 @@ def masks(routing: Routing) -> tuple[Array, Array]:
 
 @configurable
 def einsum(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
-    """Algorithm 2, lines 3-8. Each E-sharded constraint follows a G-sharded one.
+    """Carries tokens by products with the masks (Algorithm 2, lines 3-8).
 
-    Without that pair Shardy gathers everything on every device instead of one all-to-all.
+    Each constraint that shards E follows one that shards G: without that pair Shardy gathers
+    everything on every device, instead of one all-to-all.
     """
     combine_GSEC, dispatch_GSEC = masks(routing)
     combine_GSEC = constrain(combine_GSEC, ("batch", None, None, None))

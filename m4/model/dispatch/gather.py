@@ -1,12 +1,12 @@
-"""Dispatch and combine by gathers in both directions: no one-hot masks, no sort.
+"""Dispatch and combine by gathers in both directions: no one-hot masks and no sort.
 
-A plan is a partial permutation. Its inverse (which choice sits in slot (e, c)?) is made once with
-a scatter of integers; then moving tokens to slots, moving results back, and both gradients are
-gathers. XLA would differentiate a gather into a scatter-add of vectors, which is slow everywhere:
-hence the custom gradients.
+A plan is a partial permutation. A scatter of integers makes its inverse once (which choice sits in
+slot (e, c)?); then moving tokens to slots, moving results back, and both gradients are gathers. XLA
+would differentiate a gather into a scatter-add of vectors, which is slow everywhere: hence the
+custom gradients.
 
-Where tokens have more choices than there are slots (expert choice: K = E), the rows that are moved
-are those of the slots: results are added up at their tokens, E*C rows instead of S*K.
+Where there are more choices than slots (expert choice: K = E), rows of slots are moved instead of
+rows of choices: results are added up at their tokens, E*C rows instead of S*K.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from m4.model.experts import Experts
+from m4.model.feed_forward import Experts
 from m4.model.layers import constrain
 from m4.model.routing import Array, Routing
 from m4.settings import configurable
@@ -22,7 +22,7 @@ from m4.settings import configurable
 
 @configurable
 def gather(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
-    """The same result as `einsum`: y_GSM = sum_K weight * expert(x)."""
+    """Carries tokens by gathers; the default, because it was fastest where it was measured."""
     slots = slots_of(
         routing.expert_GSK, routing.position_GSK, routing.num_experts, routing.capacity
     )
@@ -36,10 +36,13 @@ def gather(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
 
 
 class Slots(NamedTuple):
-    """A plan and its inverse. J = S*K choices of a group, numbered s*K + k; P = E*C slots, e*C + c.
+    """A plan and its inverse.
 
-    owner_GP: the choice that sits in each slot; J: none.
-    slot_GJ: the slot of each choice; P: none.
+    The J = S*K choices of a group are numbered s*K + k, its P = E*C slots e*C + c.
+
+    Attributes:
+        owner_GP: The choice that sits in each slot; J in an empty slot.
+        slot_GJ: The slot of each choice; P for a choice without a slot.
     """
 
     owner_GP: Array
@@ -47,7 +50,7 @@ class Slots(NamedTuple):
 
 
 def slots_of(expert_GSK: Array, position_GSK: Array, num_experts: int, capacity: int) -> Slots:
-    """The places of a plan, int32."""
+    """Returns a plan as numbered slots, int32."""
     G, S, K = expert_GSK.shape
     J, P = S * K, num_experts * capacity
     flat_GSK = jnp.where(position_GSK >= 0, expert_GSK * capacity + position_GSK, P)
@@ -55,33 +58,33 @@ def slots_of(expert_GSK: Array, position_GSK: Array, num_experts: int, capacity:
     choice_J = jnp.arange(J, dtype=jnp.int32)
     owner_GP = jnp.full((G, P + 1), J, jnp.int32)
     owner_GP = jax.vmap(lambda owner, slot: owner.at[slot].set(choice_J))(owner_GP, slot_GJ)
-    return Slots(owner_GP[:, :P], slot_GJ)  # one past the end collected those without a slot
+    return Slots(owner_GP[:, :P], slot_GJ)  # slot P collected the choices without a slot
 
 
 def by_expert(x_GPM: Array, num_experts: int) -> Array:
-    """Rows of slots [G, E*C, M] -> [E, G, C, M]."""
+    """Reorders rows of slots [G, E*C, M] to [E, G, C, M]."""
     G, P, M = x_GPM.shape
     return x_GPM.reshape(G, num_experts, P // num_experts, M).transpose(1, 0, 2, 3)
 
 
 def by_group(x_EGCM: Array) -> Array:
-    """[E, G, C, M] -> rows of slots [G, E*C, M]."""
+    """Reorders [E, G, C, M] to rows of slots [G, E*C, M]."""
     E, G, C, M = x_EGCM.shape
     return x_EGCM.transpose(1, 0, 2, 3).reshape(G, E * C, M)
 
 
 def send(x_GSM: Array, slots: Slots) -> Array:
-    """The token of each slot [G, P, M]; 0 in empty slots."""
+    """Returns the token of each slot, [G, P, M]; 0 in empty slots."""
     return _send(x_GSM, *slots)
 
 
 def fetch(done_GPM: Array, slots: Slots) -> Array:
-    """The row of each choice [G, J, M]; 0 for a choice without a slot."""
+    """Returns the row of each choice, [G, J, M]; 0 for a choice without a slot."""
     return _back(done_GPM, *slots)
 
 
 def combine(done_GPM: Array, weight_GSK: Array, slots: Slots) -> Array:
-    """y_GSM = sum over a token's assigned choices of weight * the row of its slot."""
+    """Returns y_GSM, the sum over a token's choices with a slot of weight * the slot's row."""
     G, S, K = weight_GSK.shape
     if slots.slot_GJ.shape[1] > slots.owner_GP.shape[1]:
         return _add(done_GPM, weight_GSK, *slots)
@@ -90,12 +93,12 @@ def combine(done_GPM: Array, weight_GSK: Array, slots: Slots) -> Array:
 
 
 def _rows(x_GNM: Array, index_GP: Array) -> Array:
-    """x[g, index[g, p], ...], and 0 where the index is N (one past the end)."""
+    """Returns x[g, index[g, p], ...], and 0 where the index is N, one past the end."""
     return jax.vmap(lambda x, i: x.at[i].get(mode="fill", fill_value=0))(x_GNM, index_GP)
 
 
 def _sums(x_GPM: Array, index_GP: Array, size: int) -> Array:
-    """The sums of the rows with equal indices [G, size, M], in float32; no row counts at `size`.
+    """Adds up rows with equal indices in float32, [G, size, M], without those of index `size`.
 
     On a GPU the order of the additions is not fixed.
     """
@@ -110,7 +113,7 @@ def _sums(x_GPM: Array, index_GP: Array, size: int) -> Array:
 @jax.custom_vjp
 def _send(x_GSM: Array, owner_GP: Array, slot_GJ: Array) -> Array:
     choices = slot_GJ.shape[1] // x_GSM.shape[1]
-    # Choice number S*K (none) becomes token number S: one past the end.
+    # Number S*K, no choice, becomes token number S: one past the end.
     return _rows(x_GSM, owner_GP // choices)
 
 
@@ -133,7 +136,6 @@ _send.defvjp(_send_forward, _send_backward)
 
 @jax.custom_vjp
 def _back(done_GPM: Array, owner_GP: Array, slot_GJ: Array) -> Array:
-    """Result of each choice; 0 for a choice without a slot."""
     return _rows(done_GPM, slot_GJ)
 
 
@@ -150,14 +152,14 @@ _back.defvjp(_back_forward, _back_backward)
 
 @jax.custom_vjp
 def _add(done_GPM: Array, weight_GSK: Array, owner_GP: Array, slot_GJ: Array) -> Array:
-    """Results times their weights, added up at their tokens, slot by slot."""
+    """Multiplies each slot's result by its weight and adds it up at its token."""
     _, S, K = weight_GSK.shape
     weight_GP = _slot_weights(weight_GSK, owner_GP)
     return _sums(done_GPM * weight_GP[..., None].astype(done_GPM.dtype), owner_GP // K, S)
 
 
 def _slot_weights(weight_GSK: Array, owner_GP: Array) -> Array:
-    """The weight of the choice in each slot; 0 in empty slots."""
+    """Returns the weight of the choice in each slot; 0 in empty slots."""
     return _rows(weight_GSK.reshape(weight_GSK.shape[0], -1), owner_GP)
 
 

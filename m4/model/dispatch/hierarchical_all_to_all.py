@@ -1,11 +1,11 @@
 """All-to-all in two stages: inside a node over `expert`, then between nodes over `node`, and back.
 
-HetuMoE (arXiv 2203.14685, section 3.2) first brings together what a node's devices have for each
-other node, so that few large messages cross the slow network instead of many small ones. There one
-device of a node sends for all; here each one sends what its peers gave it (as Tutel's
-two-dimensional all-to-all, arXiv 2206.03382), so that no device must hold a node's tokens. With N
-nodes of X devices a device sends N - 1 messages between nodes instead of (N - 1) X; each is X times
-as large. The price is a second pass of the same bytes inside the node.
+HetuMoE (arXiv 2203.14685, section 3.2) first brings together the rows that a node's devices have
+for each other node, so that few large messages cross the slow network instead of many small ones.
+There one device of a node sends for all; here each device sends the rows that its peers gave it, as
+in Tutel's two-dimensional all-to-all (arXiv 2206.03382), so that no device must hold a node's
+tokens. With N nodes of X devices a device sends N - 1 messages between nodes instead of (N - 1) X,
+each X times as large. The price is a second pass of the same bytes inside the node.
 """
 
 import jax
@@ -13,36 +13,36 @@ import jax.numpy as jnp
 from jax import lax
 
 from m4.model.dispatch.all_to_all import by_exchange
-from m4.model.experts import Experts
+from m4.model.feed_forward import Experts
 from m4.model.routing import Array, Routing
 from m4.settings import configurable
 
 
 @configurable
 def hierarchical_all_to_all(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
-    """The same result as `einsum`; two exchanges there, two back; see `all_to_all`.
+    """Carries tokens as `all_to_all` does, by two exchanges there and two back.
 
     A mesh without `node`, or with one device a node, has one stage only.
 
     Raises:
-        ValueError: groups or experts that do not divide over the devices.
+        SettingError: Groups or experts do not divide over the devices.
     """
     return by_exchange("hierarchical_all_to_all", x_GSM, routing, experts, _there, _back)
 
 
 def _there(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
-    """Experts by (node, device, own) -> groups by (node, device, own). Inside the node first."""
+    """Exchanges experts by (node, device, own) for groups in that order; inside the node first."""
     own = len(axes)
     x = x_EGCM.reshape(*_sizes(axes), -1, *x_EGCM.shape[1:])
     for axis in reversed(range(own)):
-        # An axis that said where to says where from afterwards.
+        # The axis held the destination before the exchange, and holds the origin after it.
         x = lax.all_to_all(x, axes[axis], split_axis=axis, concat_axis=axis, tiled=True)
     x = jnp.moveaxis(x, own, 0)
     return x.reshape(x.shape[0], -1, *x.shape[-2:])
 
 
 def _back(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
-    """Groups by (node, device, own) -> experts by (node, device, own). Between nodes first."""
+    """Exchanges groups by (node, device, own) for experts in that order; between nodes first."""
     own = len(axes)
     x = x_EGCM.reshape(x_EGCM.shape[0], *_sizes(axes), -1, *x_EGCM.shape[2:])
     x = jnp.moveaxis(x, 0, own)

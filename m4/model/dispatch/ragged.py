@@ -1,27 +1,23 @@
-"""Choices sorted by expert and ragged products: no empty slots are computed.
+"""Choices sorted by expert and ragged products: no empty slot is computed.
 
-As MegaBlocks (arXiv 2211.15841) it is meant for plans that drop nothing, whose capacity is that of
-the worst case: the work is that of the choices, not of E*C slots. A plan's slots are respected all
-the same: a choice without one contributes nothing. Moving rows is `gather`'s.
+Like MegaBlocks (arXiv 2211.15841) it is meant for plans that drop nothing, whose capacity is that
+of the worst case: the work is that of the choices, not of E*C slots. Other plans' slots are
+respected: a choice without one contributes nothing. Rows are moved as in `gather`.
 """
 
-import math
 import warnings
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
-from m4.model.dispatch import by_devices, layout
 from m4.model.dispatch.gather import Slots, combine, send
-from m4.model.experts import Experts
+from m4.model.dispatch.over_devices import by_own_groups
+from m4.model.feed_forward import Experts
 from m4.model.routing import Array, Routing
-from m4.parallel.mesh import split_axes
 from m4.settings import configurable
 
-# Of a GPU as jax 0.10.2 compiles it: docs/gpu.md.
+# On GPUs as jax 0.10.2 compiles it: docs/gpu.md.
 DENSE_WARNING = (
     "ragged: on CPUs and GPUs lax.ragged_dot is a dense expansion, E times the work and the "
     "memory; use gather (MoeLayer.dispatch)"
@@ -30,51 +26,37 @@ DENSE_WARNING = (
 
 @configurable
 def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
-    """The same result as `einsum`, by `lax.ragged_dot` over sorted choices.
+    """Carries tokens by `lax.ragged_dot` over sorted choices.
 
     On a mesh each device sorts its own groups and brings all experts to it: kernels travel, not
     tokens. Groups that do not divide over the devices are worked on by all of them.
 
     Warns:
-        UserWarning: elsewhere than on a TPU.
+        UserWarning: The devices are not TPUs.
     """
     mesh = jax.sharding.get_abstract_mesh()
     device = mesh.abstract_device
     if (device.platform if device is not None else jax.default_backend()) != "tpu":
         warnings.warn(DENSE_WARNING, UserWarning, stacklevel=2)  # Python shows it once a place
+    E, C = routing.num_experts, routing.capacity
 
     def on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts):
-        E, C = routing.num_experts, routing.capacity
         return _by_rows(x_GSM, expert_GSK, position_GSK, weight_GSK, experts, E, C)
 
     return by_own_groups(on_a_device, x_GSM, routing, experts)
 
 
-def by_own_groups(
-    on_a_device: Callable[..., Array], x_GSM: Array, routing: Routing, experts: Experts
-) -> Array:
-    """on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts) with each device's groups
-    and all experts; with all groups where they do not divide over the devices."""
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = split_axes(mesh, "batch")
-    arrays = (x_GSM, routing.expert_GSK, routing.position_GSK, routing.weight_GSK, experts)
-    if not axes or x_GSM.shape[0] % math.prod(mesh.shape[name] for name in axes) != 0:
-        return on_a_device(*arrays)
-
-    by_groups = PartitionSpec(axes)
-    specs = *(by_groups,) * 4, layout(experts, PartitionSpec(), PartitionSpec(None, axes))
-    return by_devices(on_a_device, axes, specs, by_groups)(*arrays)
-
-
 def order_by_expert(
     expert_GSK: Array, position_GSK: Array, num_experts: int, capacity: int
 ) -> tuple[Slots, Array]:
-    """The choices that have slots in the order (expert, group, slot): (slots, size_EG).
+    """Numbers the choices that have slots in the order (expert, group, slot).
 
-    All groups are one here: the slots of J = G*S*K choices in P = min(J, E*G*C) rows, the rows
-    that no choice needs at the end. size_EG counts each expert's rows of a group. By counting, not
-    by comparison: slots are in that order already, and a running count of taken ones numbers the
-    rows.
+    This is counting, not sorting: slots are in that order already, and a running count of the taken
+    ones numbers the rows.
+
+    Returns:
+        Slots with all groups as one: J = G*S*K choices in P = min(J, E*G*C) rows, unused rows at
+        the end; and size_EG, the number of each expert's rows of a group.
     """
     G, S, K = expert_GSK.shape
     J, slots = G * S * K, num_experts * G * capacity
@@ -106,7 +88,8 @@ def _by_rows(
     slots, size_EG = order_by_expert(expert_GSK, position_GSK, num_experts, capacity)
     size_E = jnp.sum(size_EG, axis=1)
     owner_P = slots.owner_GP[0]
-    # What a ragged product gives for rows outside every expert's is left open, in gradients too.
+    # A ragged product leaves open what it returns for rows outside all experts', and so do its
+    # gradients.
     real_P1 = (owner_P < G * S * K)[:, None]
     choice_P = jnp.minimum(owner_P, G * S * K - 1)
     expert_P = expert_GSK.reshape(-1)[choice_P]

@@ -1,4 +1,4 @@
-"""Dense-to-sparse: all experts at first, fewer and fewer, at last Switch's one.
+"""Dense-to-sparse: all experts at first, fewer and fewer, in the end Switch's single one.
 
 Source: EvoMoE (arXiv 2112.14397), section 4.2, and its code in fairseq (topkgate.py and
 cosine_heat_scheduler.py).
@@ -29,24 +29,30 @@ def dense_to_sparse(
     warmup_steps: Steps = 0,
     threshold: Rate = 0.02,
 ) -> Routing:
-    """Dense training with Gumbel noise and falling temperature, then Switch's top-1.
+    """Trains densely with Gumbel noise and falling temperature, then by Switch's top-1.
 
-    Dense phase, the first warmup_steps + anneal_steps: g = softmax((log p + Gumbel noise) / tau);
-    a token goes to every expert with g > threshold, with weight g, not renormalised; no token is
-    dropped and there is no auxiliary loss. tau falls as a cosine from tau_max to tau_min, after a
-    linear rise from tau_min in the warm-up. It is computed densely: E times the work of top-1.
+    In the dense phase, the first warmup_steps + anneal_steps, g = softmax((log p + Gumbel noise) /
+    tau), and a token goes to every expert with g > threshold, with weight g, not renormalised. No
+    token is dropped and there is no auxiliary loss. It is computed densely: E times the work of
+    top-1. After that, and always outside training, the plan is that of `switch` without jitter,
+    with the layer's capacity and the auxiliary loss.
 
-    After that the plan is that of `switch` without jitter, with the layer's capacity and with the
-    auxiliary loss; outside training always. Training is one program for both phases: its plan has
-    choice k for expert k and S slots, and after the dense phase Switch's as its shortcut.
+    Training is one program for both phases: its plan has choice k for expert k and S slots, and
+    after the dense phase Switch's plan as its shortcut.
 
     Args:
-        tokens: see `Tokens`; the router matrix is `score("router")`. Without `rng` no noise.
-        num_experts: E. capacity: see `Capacity`; asked for one choice, by Switch.
-        threshold: to be well below 1/E, or the dense phase may leave a token without any expert.
+        tokens: See `Tokens`; the router matrix is `score("router")`. Without `rng` no noise.
+        num_experts: E.
+        capacity: See `Capacity`; asked for one choice, by Switch.
+        tau_max: Temperature after the warm-up.
+        tau_min: Temperature at the start, and after the annealing.
+        anneal_steps: Steps in which tau falls as a cosine.
+        warmup_steps: Steps in which tau rises linearly before that.
+        threshold: Must be well below 1/E, or the dense phase may leave a token without an expert.
 
     Raises:
-        SettingError: tau_min is above tau_max. ValueError: in training, no step is given.
+        SettingError: tau_min is above tau_max.
+        InputError: No step is given in training.
     """
     if tau_min > tau_max:
         raise SettingError("dense_to_sparse.tau_min", tau_min, f"at most tau_max = {tau_max}")
@@ -80,13 +86,13 @@ def dense_to_sparse(
 
 
 def _dense(gates_GSE: Array, mask_GS: Array, threshold: float) -> tuple[Array, Array]:
-    """(position_GSE, weight_GSE): S slots, and so a token has the same one with every expert."""
+    """Returns (position_GSE, weight_GSE) with S slots: token s has slot s at every expert."""
     opened_GSE = mask_GS[..., None] & (gates_GSE > threshold)
     return jnp.where(opened_GSE, jnp.arange(mask_GS.shape[1])[None, :, None], -1), gates_GSE
 
 
 def _by_expert(top1: Routing) -> tuple[Array, Array]:
-    """(position_GSE, weight_GSE) of a plan with one choice a token."""
+    """Returns (position_GSE, weight_GSE) of a plan with one choice a token."""
     is_GSE = jax.nn.one_hot(top1.expert_GSK[..., 0], top1.num_experts, dtype=bool)
     return jnp.where(is_GSE, top1.position_GSK, -1), is_GSE * top1.weight_GSK
 
@@ -94,7 +100,7 @@ def _by_expert(top1: Routing) -> tuple[Array, Array]:
 def temperature(
     step: Array, tau_max: float, tau_min: float, anneal_steps: int, warmup_steps: int
 ) -> Array:
-    """tau of a step (steps done): linear up to tau_max, cosine down to tau_min, then tau_min."""
+    """Returns tau after `step` steps: linear up to tau_max, cosine down to tau_min, tau_min."""
     t = jnp.asarray(step, jnp.float32)
     rise = tau_min + (tau_max - tau_min) * t / max(warmup_steps, 1)
     progress = jnp.clip((t - warmup_steps) / max(anneal_steps, 1), 0.0, 1.0)

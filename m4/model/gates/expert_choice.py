@@ -33,26 +33,27 @@ def expert_choice(
     """Each expert takes the C = ceil(S * capacity_factor / E) tokens that like it most.
 
     The weight is the softmax over experts, not renormalised. A token may get any number of experts,
-    0 to E; choice k of the plan is expert k. Load is even by construction: no auxiliary loss.
-    `experts_per_token` is the mean number of experts of real tokens.
+    0 to E; choice k of the plan is expert k. The load is even by construction, so that there is no
+    auxiliary loss. The metric `experts_per_token` is the mean number of experts of real tokens.
 
     Outside training only ceil(real tokens * capacity_factor / E) slots of a group are given away.
-    There a row is a group, and so its result does not depend on how far it is padded. (With a
-    `MoeLayer.eval_capacity_factor` groups mix rows, and it depends on those.)
+    There a row is a group, so that its result does not depend on its padding. (With a
+    `MoeLayer.eval_capacity_factor` groups mix rows, and it depends on the other rows.)
 
     Args:
-        tokens: see `Tokens`; the router matrix is `score("router")`.
-        num_experts: E. capacity: not asked, the gate's own factor decides.
-        capacity_factor: mean number of experts a token, in training and outside.
+        tokens: See `Tokens`; the router matrix is `score("router")`.
+        num_experts: E.
+        capacity: Not asked; the gate's own factor decides.
+        capacity_factor: Mean number of experts of a token, in training and outside.
 
     Raises:
-        SettingError: in a decoder, where a token must not depend on later ones.
+        SettingError: The layer is in a decoder, where a token must not depend on later ones.
     """
     refuse_causal(tokens, "MoeLayer.gate", "expert_choice")
     logits_GSE = tokens.score("router")
     S = logits_GSE.shape[1]
-    # All numbers of real tokens, in Python's arithmetic: the slots of so many must be the same
-    # number in every program.
+    # Counted in Python for every number of real tokens: the same number of real tokens must have
+    # the same number of slots in every program.
     slots_of = np.array([_slots(n, num_experts, capacity_factor) for n in range(S + 1)], np.int32)
     C = max(int(slots_of[S]), 1)
     limit_G = jnp.full(logits_GSE.shape[:1], C)
@@ -62,16 +63,16 @@ def expert_choice(
 
 
 def _slots(tokens: int, num_experts: int, factor: float) -> int:
-    # The small number: a factor such as 8/3 is itself rounded, perhaps up.
+    # Minus a small number, because a factor such as 8/3 is itself rounded, perhaps up.
     return min(tokens, math.ceil(tokens * factor / num_experts - 1e-6))
 
 
 def route(logits_GSE: Array, mask_GS: Array, capacity: int, limit_G: Array) -> Routing:
-    """The plan for given logits and C; no expert takes more than limit_G of its group's tokens."""
+    """Plans for given logits and C; no expert takes more than limit_G tokens of a group."""
     _, S, E = logits_GSE.shape
     probs_GSE = jax.nn.softmax(logits_GSE)
     likes_GES = jnp.where(mask_GS[:, None], jnp.swapaxes(probs_GSE, 1, 2), -1.0)
-    # The largest first; ties go to the earlier token.
+    # `top_k` has the largest first; ties go to the earlier token.
     _, token_GEC = jax.lax.top_k(jax.lax.stop_gradient(likes_GES), capacity)
     within_GEC = jnp.arange(capacity)[None, None] < limit_G[:, None, None]
     within_GEC = jnp.broadcast_to(within_GEC, token_GEC.shape)

@@ -1,4 +1,4 @@
-"""Hash layers: a token's id decides its expert, by a table that is made once.
+"""Hash layers: a token's id decides its expert, through a table that is made once.
 
 Source: Roller et al. 2021 (arXiv 2106.04426), section 3; tables "random", "balanced", "clustered".
 """
@@ -16,7 +16,7 @@ from m4.model.routing import Capacity, Routing, Tokens, plan_choices
 from m4.settings import Count, InputError, OneOf, SettingError, checked
 
 TABLES = ("random", "balanced", "clustered")
-# The model's vocabulary is the corpus's, rounded up to a multiple of this.
+# The model's vocabulary is that of the corpus, rounded up to a multiple of this.
 ROUNDED = 128
 
 
@@ -33,22 +33,26 @@ def hash(
 ) -> Routing:
     """Sends every token to expert table[id], with weight 1; no router and no auxiliary loss.
 
-    The id is that of the layer's input: in a decoder of the token before the one to be predicted.
+    The id is that of the layer's input; in a decoder, of the token before the one to be predicted.
     The table is a parameter that no optimizer changes, `hash/table`: a trained model takes it from
-    its checkpoint, whatever the options and files say by then; `m4 train` alone reads the files.
-    Tokens beyond the capacity get nothing.
+    its checkpoint, whatever the options and files are then; only `m4 train` reads the files. Tokens
+    beyond the capacity get nothing.
 
     Args:
-        tokens: see `Tokens`; ids and tables. num_experts: E. capacity: asked for one choice.
+        tokens: See `Tokens`; ids and tables.
+        num_experts: E.
+        capacity: See `Capacity`; asked for one choice.
         table: "random": drawn with `seed`. "balanced": ids by falling frequency, each to the expert
             with the least so far. "clustered": k-means of the embeddings, with `seed`.
-        counts: for "balanced": an .npy file with the number of each id, as MODEL_DIR/data/
-            token_counts.npy, which is made with the data.
-        embeddings: for "clustered": an .npy file [V, width], such as a trained model's.
+        seed: Seed of the table.
+        counts: For "balanced", an .npy file with the number of each id, such as the
+            token_counts.npy that is made with the data.
+        embeddings: For "clustered", an .npy file [V, width], such as a trained model's.
 
     Raises:
-        SettingError: a file is not named. ValueError: it is not there or of another vocabulary;
-            embeddings without a cluster for each expert.
+        SettingError: A file is not named.
+        InputError: It is not there or of another vocabulary, or the embeddings do not have a
+            cluster for each expert.
     """
     assert tokens.table is not None
     assert tokens.ids_GS is not None
@@ -61,7 +65,7 @@ def hash(
     return plan_choices(expert_GSK, weight_GSK, tokens.mask_GS, num_experts, capacity(1))
 
 
-# One table for all layers that ask alike.
+# Layers with the same options share a table.
 @functools.lru_cache(maxsize=8)
 def make_table(
     num_experts: int,
@@ -72,7 +76,7 @@ def make_table(
     counts: str | None = None,
     embeddings: str | None = None,
 ) -> np.ndarray:
-    """The expert of each id, int32 [V]. Arguments as in `hash`."""
+    """Returns the expert of each id, int32 [V]; see `hash` for the arguments."""
     if table == "balanced":
         counts_V = _load("counts", counts, vocab_size, axes=1)
         return _balanced(counts_V, num_experts, vocab_size)
@@ -85,7 +89,7 @@ def make_table(
 def _balanced(counts_V: np.ndarray, num_experts: int, vocab_size: int) -> np.ndarray:
     counts_V = np.pad(counts_V, (0, vocab_size - len(counts_V)))
     table_V = np.zeros(vocab_size, np.int32)
-    # Of two with the same load the one with fewer ids: what never occurs is spread too.
+    # At equal load the expert with fewer ids is next, so that ids that never occur are spread too.
     loads = [(0, 0, e) for e in range(num_experts)]
     for i in np.argsort(-counts_V, kind="stable"):
         load, ids, e = loads[0]
@@ -118,7 +122,7 @@ def _clustered(
 
 
 def _load(option: str, path: str | None, vocab_size: int, *, axes: int) -> np.ndarray:
-    """The array of a file, checked: a row an id of the corpus's vocabulary."""
+    """Reads a file's array and checks that it has a row for each id of the vocabulary."""
     option = f"hash.{option}"
     if path is None:
         raise SettingError(option, path, "the name of an .npy file, for this hash.table")

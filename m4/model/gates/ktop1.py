@@ -28,17 +28,18 @@ def ktop1(
 ) -> Routing:
     """Routes each token to the best expert of every prototype z: y = sum_z p_z FFN_z(x).
 
-    A prototype is E/Z consecutive experts with a separate softmax; p_z is its largest entry
-    (ties: the lowest index), not normalised over prototypes. Prototypes share no expert, so each
-    hands out its slots in token order for itself. The auxiliary loss is a top-1 gate's in each
+    A prototype is E/Z consecutive experts with their own softmax; p_z is its largest entry (ties:
+    the lowest index), not normalised over prototypes. Prototypes share no expert, so that each
+    hands out its own slots in token order. The auxiliary loss is that of a top-1 gate in each
     prototype, (E/Z) * sum_e f_e P_e over the real tokens of a group before capacity, averaged over
     prototypes and groups: 1 when balanced. The z-loss is that of all E logits.
 
     Args:
-        tokens: see `Tokens`; the router matrix is `score("router")`, all prototypes side by side.
-        num_experts: E. capacity: see `Capacity`; asked for Z choices.
-        prototypes: Z, experts that a token uses.
-        paper_scale: the auxiliary loss is the sum over prototypes: Z when balanced.
+        tokens: See `Tokens`; the router matrix is `score("router")`, all prototypes side by side.
+        num_experts: E.
+        capacity: See `Capacity`; asked for Z choices.
+        prototypes: Z, the number of experts that a token uses.
+        paper_scale: The auxiliary loss is the sum over prototypes, Z when balanced.
 
     Raises:
         SettingError: E is not a multiple of the number of prototypes.
@@ -47,7 +48,7 @@ def ktop1(
         raise SettingError("ktop1.prototypes", prototypes, f"a divisor of {num_experts} experts")
     members = num_experts // prototypes
     logits_GSE = tokens.score("router")
-    # A token makes one choice in each prototype: that is axis K; the last one is its members.
+    # Axis K counts prototypes, as a token makes one choice in each; the last axis is the members.
     logits = logits_GSE.reshape(*logits_GSE.shape[:2], prototypes, members)
     probs_GSE = jax.nn.softmax(logits).reshape(logits_GSE.shape)
     first_K = members * jnp.arange(prototypes, dtype=jnp.int32)

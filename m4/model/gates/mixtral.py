@@ -24,20 +24,22 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: Si
 
     The auxiliary loss is E * sum_e f_e P_e with means over all real tokens of the layer, not group
     by group; f counts all k choices, before capacity, each as 1/k of a token: 1 when balanced.
-    (Hugging Face counts each as 1, k times this, and averages over the tokens of all layers.)
+    (Hugging Face counts each as 1, which gives k times this loss, and averages over the tokens of
+    all layers.)
 
-    Two parts of Mixtral are set elsewhere. Its experts are SwiGLU:
-    `MoeLayer.activations = ("silu", "linear")`. And it drops no token, which
-    outside training is the layer's default; in training a `train_capacity_factor` of E/k gives
-    every token its slots, fewer take all first choices of a group in token order, then all second.
+    Two parts of Mixtral are set elsewhere. Its experts are SwiGLU, `MoeLayer.activations = ("silu",
+    "linear")`. And it drops no token, which is the layer's default outside training; in training it
+    takes `train_capacity_factor = None`. With a factor, slots go to all first choices of a group in
+    token order, then to all second ones.
 
     Args:
-        tokens: see `Tokens`; the router matrix is `score("router")`.
-        num_experts: E. capacity: see `Capacity`; asked for k choices.
+        tokens: See `Tokens`; the router matrix is `score("router")`.
+        num_experts: E.
+        capacity: See `Capacity`; asked for k choices.
         choices: k.
 
     Raises:
-        SettingError: choices not in [1, E].
+        SettingError: `choices` is not in [1, E].
     """
     check_choices("mixtral.choices", choices, num_experts)
     logits_GSE = tokens.score("router")

@@ -1,4 +1,4 @@
-"""Noisy top-k: noise of learned size decides who else may be chosen, two losses keep the balance.
+"""Noisy top-k: noise of learned size explores other experts, and two losses keep the balance.
 
 Source: Shazeer et al. 2017 (arXiv 1701.06538), equations 3-11, as in tensor2tensor
 (expert_utils.py: noisy_top_k_gating, _prob_in_top_k, cv_squared).
@@ -45,23 +45,25 @@ def noisy_topk(
     of other gates. The load is smooth: each token counts with the probability that the expert is
     among its k best when its noise is drawn again. It is a plain count without noise or for k = E.
     (tensor2tensor multiplies the two by 1e-2, as `Training.aux_loss_factor` does here; the paper
-    by 0.1.) The original drops no token: here the layer's capacity factor decides, slots go to all
-    first choices of a group in token order, then to all second ones, ... The z-loss is that of x
-    Wg, without noise.
+    by 0.1.) The original drops no token; here the layer's capacity factor decides, and slots go to
+    all first choices of a group in token order, then to all second ones, ... The z-loss is that of
+    x Wg, without noise.
 
     Args:
-        tokens: see `Tokens`; the matrices are `score("router")` and `score("noise")`.
-        num_experts: E. capacity: see `Capacity`; asked for k choices.
+        tokens: See `Tokens`; the matrices are `score("router")` and `score("noise")`.
+        num_experts: E.
+        capacity: See `Capacity`; asked for k choices.
         choices: k.
-        importance, load: the factors of the two losses; load = 0: the plain importance loss.
-        noise_epsilon: the smallest standard deviation of the noise.
+        importance: Factor of the loss on the sums of weights.
+        load: Factor of the loss on the load; 0 is the plain importance loss.
+        noise_epsilon: Smallest standard deviation of the noise.
 
     Raises:
-        SettingError: choices not in [1, E].
+        SettingError: `choices` is not in [1, E].
     """
     check_choices("noisy_topk.choices", choices, num_experts)
     clean_GSE = tokens.score("router", init="zeros")
-    # Asked for without noise too: the matrix must be there whenever the model is initialised.
+    # Asked for without noise too, so that the matrix exists whenever the model is initialised.
     raw_GSE = tokens.score("noise", init="zeros")
     sd_GSE = noisy_GSE = None
     if tokens.train and tokens.rng is not None:
@@ -92,7 +94,7 @@ def route(
     importance: float,
     load: float,
 ) -> Routing:
-    """The plan for given x Wg, H and sd; the last two are None where there is no noise."""
+    """Plans for given x Wg, H and sd; the last two are None where there is no noise."""
     logits_GSE = clean_GSE if noisy_GSE is None else noisy_GSE
     best_GSK, expert_GSK = top_k(logits_GSE, min(choices + 1, num_experts))
     expert_GSK = expert_GSK[..., :choices]
@@ -126,14 +128,15 @@ def route(
 def _chance_GSE(
     clean_GSE: Array, noisy_GSE: Array, sd_GSE: Array, *, last_in_GS1: Array, first_out_GS1: Array
 ) -> Array:
-    """Chance of each expert to be among the k best if only its own noise were drawn again (eq. 9).
+    """Returns each expert's chance to be among the k best if its noise were drawn again (eq. 9).
 
-    It must beat the k-th best of the others: the (k+1)-th of all for one that is in, else the k-th.
+    It must beat the k-th best of the others: for an expert that is in, the (k+1)-th of all, else
+    the k-th.
     """
     threshold_GSE = jnp.where(noisy_GSE > first_out_GS1, first_out_GS1, last_in_GS1)
     return 0.5 * (1.0 + jax.lax.erf((clean_GSE - threshold_GSE) / (math.sqrt(2.0) * sd_GSE)))
 
 
 def cv_squared(x_E: Array) -> Array:
-    """Squared coefficient of variation: population variance / mean^2; 0 for all zeros."""
+    """Returns the squared coefficient of variation, population variance / mean^2; 0 for zeros."""
     return jnp.var(x_E) / (jnp.square(jnp.mean(x_E)) + 1e-10)

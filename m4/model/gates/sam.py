@@ -35,25 +35,27 @@ def sam(
 ) -> Routing:
     """Routes each token to the k best experts of the group with the largest sum of p.
 
-    p is one softmax over all E; a group is E/D consecutive experts. Ties go to the lowest index, of
-    groups as of experts (HetuMoE takes the last of equal groups). The weights are p, not
-    normalised. Slots: all first choices of the tokens' group in token order, then all second ones.
+    p is one softmax over all E; a group of experts is E/D consecutive ones. Ties go to the lowest
+    index of groups and of experts (HetuMoE takes the last of equal groups). The weights are p, not
+    normalised. Slots go to all first choices in token order, then to all second ones.
 
-    The auxiliary loss is balance + alignment * misfit. Balance: E * sum_e f_e P_e over real tokens,
-    before capacity, each of the k choices counted as 1/k of a token; 1 when balanced. Misfit: the
-    sum over experts outside the chosen group of relu(p - p of the k-th choice), that is by how much
-    the group keeps the token from better experts; its mean over real tokens.
+    The auxiliary loss is balance + alignment * misfit. The balance is E * sum_e f_e P_e over real
+    tokens, before capacity, each of the k choices counted as 1/k of a token; 1 when balanced. The
+    misfit is the mean over real tokens of the sum over experts outside the chosen group of relu(p -
+    p of the k-th choice): by how much the group keeps a token from better experts.
 
     Args:
-        tokens: see `Tokens`; the router matrix is `score("router")`.
-        num_experts: E. capacity: see `Capacity`; asked for k choices.
-        choices: k. expert_groups: D.
-        alignment: the factor of the misfit.
-        paper_scale: both as HetuMoE has them: balance k times as large (the sum over choices), and
-            the misfit summed over tokens, not averaged.
+        tokens: See `Tokens`; the router matrix is `score("router")`.
+        num_experts: E.
+        capacity: See `Capacity`; asked for k choices.
+        choices: k.
+        expert_groups: D.
+        alignment: Factor of the misfit.
+        paper_scale: Scales as in HetuMoE: the balance is k times as large (the sum over choices),
+            and the misfit is summed over tokens, not averaged.
 
     Raises:
-        SettingError: E is not a multiple of the number of groups; choices not in [1, E/D].
+        SettingError: E is not a multiple of the number of groups, or `choices` is not in [1, E/D].
     """
     if num_experts % expert_groups:
         raise SettingError(
@@ -84,13 +86,13 @@ def sam(
 
 
 def _best_group(probs_GSE: Array, members: int) -> Array:
-    """Whether an expert is in the group with the largest sum of p, bool [G, S, E]."""
+    """Returns a mask of the experts in the group with the largest sum of p, [G, S, E]."""
     G, S, E = probs_GSE.shape
     best_GS = jnp.argmax(probs_GSE.reshape(G, S, -1, members).sum(axis=-1), axis=-1)
     return (jnp.arange(E) // members)[None, None, :] == best_GS[..., None]
 
 
 def _misfit(probs_GSE: Array, inside_GSE: Array, weight_GSK: Array, mask_GS: Array) -> Array:
-    """Mean over real tokens of sum_{e outside} relu(p_e - p of the k-th choice)."""
+    """Averages sum_{e outside} relu(p_e - p of the k-th choice) over real tokens."""
     above_GSE = jax.nn.relu(probs_GSE - weight_GSK[..., -1:])
     return masked_mean(jnp.sum(jnp.where(inside_GSE, 0.0, above_GSE), axis=-1), mask_GS)

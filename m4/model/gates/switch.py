@@ -32,21 +32,22 @@ def switch(
 ) -> Routing:
     """Routes each token to its best expert e (ties: the lowest index) with weight p_e.
 
-    The weight is not normalised: p_e is the only way for the router to learn. The auxiliary loss is
-    E * sum_e f_e P_e (f: share of tokens whose best expert is e, before capacity; P: mean of p_e),
-    over the real tokens of a group, then the mean over groups; 1 when balanced.
+    The weight is not normalised, because the router learns only through p_e. The auxiliary loss is
+    E * sum_e f_e P_e over the real tokens of a group, then the mean over groups; 1 when balanced.
+    f is the share of tokens whose best expert is e, before capacity, and P the mean of p_e.
 
     Args:
-        tokens: see `Tokens`; the router matrix is `score("router")`.
-        num_experts: E. capacity: see `Capacity`; asked for one choice.
-        jitter: in training the float32 copy of the tokens that the router sees is multiplied by
-            U(1 - jitter, 1 + jitter); 0: never.
-        priority: who gets a slot where an expert is full. "order": the first tokens of the group;
+        tokens: See `Tokens`; the router matrix is `score("router")`.
+        num_experts: E.
+        capacity: See `Capacity`; asked for one choice.
+        jitter: In training the float32 copy of the tokens that the router sees is multiplied by
+            U(1 - jitter, 1 + jitter).
+        priority: Tokens that get the slots of a full expert. "order": the first ones of the group;
             "probability": those with the largest p_e (Mesh TensorFlow's switch_max), which looks at
             later tokens.
 
     Raises:
-        SettingError: "probability" in a decoder.
+        SettingError: The priority is "probability" in a decoder.
     """
     if priority == "probability":
         refuse_causal(tokens, "switch.priority", priority)

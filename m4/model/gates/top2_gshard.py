@@ -41,22 +41,25 @@ def top2_gshard(
     """Routes each token to its best expert and, by chance, to its second best.
 
     Args:
-        tokens: see `Tokens`; the router matrix is `score("router")`.
-        num_experts: E. capacity: see `Capacity`; asked for two choices.
-        second_policy: in training: "random" (accept iff 2 g2 > U(0,1)), "all", "sampling" (the
-            second expert is drawn from the softmax of the others, NLLB's default) or "none".
-        eval_second_policy: the same outside training: "all" or "none".
-        paper_slot: True as the paper's line 22: a second expert refused by the coin still uses up a
-            slot. False as Lingvo: it does not.
+        tokens: See `Tokens`; the router matrix is `score("router")`.
+        num_experts: E.
+        capacity: See `Capacity`; asked for two choices.
+        second_policy: The second expert in training: "random" (accepted iff 2 g2 > U(0,1)), "all",
+            "sampling" (drawn from the softmax of the others, NLLB's default) or "none".
+        eval_second_policy: The second expert outside training: "all" or "none".
+        paper_slot: A second expert that the coin refuses still uses up a slot, as in the paper's
+            line 22. In Lingvo it does not.
         normalize: "before": the gates are divided by g1 + g2 and the survivor of a dropped pair
             keeps its share (paper line 6, Lingvo legacy). "after": the coin sees the raw g2 and
             the survivors are renormalised (Lingvo non-legacy).
-        real_token_means: the auxiliary loss averages over real tokens and the groups that have any;
+        real_token_means: The auxiliary loss averages over real tokens and the groups that have any;
             False divides by S and by all groups, padding included (paper and Lingvo legacy).
-        paper_scale: the auxiliary loss as the paper's line 13; False: times E^2, 1 when balanced.
+        paper_scale: The auxiliary loss is that of the paper's line 13; False is E^2 times that, 1
+            when balanced.
 
     Raises:
-        SettingError: fewer than two experts; a random policy in training without random numbers.
+        SettingError: There is one expert only, or a random policy in training has no random
+            numbers.
     """
     if num_experts < 2:
         raise SettingError("MoeLayer.num_experts", num_experts, "at least 2 for top2_gshard")
@@ -68,7 +71,7 @@ def top2_gshard(
             allowed = "'all' or 'none' in training without random numbers (rngs={'dropout': key})"
             raise SettingError("top2_gshard.second_policy", second_policy, allowed)
         shape = logits_GSE.shape if policy == "sampling" else logits_GSE.shape[:2]
-        # Never 0: its logarithm is taken twice.
+        # Above 0, because its logarithm is taken twice.
         uniform = jax.random.uniform(tokens.rng, shape, minval=jnp.finfo(jnp.float32).tiny)
     return route(
         logits_GSE,
@@ -97,13 +100,26 @@ def route(
     real_token_means: bool,
     paper_scale: bool = False,
 ) -> Routing:
-    """Algorithm 1 for given logits, C and random numbers in (0, 1): [G, S], the coin throws of
-    policy "random", or [G, S, E], which policy "sampling" draws the second expert with."""
+    """Applies Algorithm 1 to given logits and random numbers.
+
+    Args:
+        logits_GSE: Logits.
+        mask_GS: True for real tokens.
+        uniform: Random numbers in (0, 1): [G, S] for the coin of policy "random", or [G, S, E] for
+            the draw of policy "sampling".
+        num_experts: E.
+        capacity: C.
+        policy: The second expert, see `top2_gshard`.
+        paper_slot: See `top2_gshard`.
+        normalize: See `top2_gshard`.
+        real_token_means: See `top2_gshard`.
+        paper_scale: See `top2_gshard`.
+    """
     probs_GSE = jax.nn.softmax(logits_GSE)  # line 4
-    # By logits: where probabilities underflow to 0 the first expert could be chosen twice.
+    # By logits: where probabilities underflow to 0, the first expert could be chosen twice.
     drawn_GSE = _drawn(logits_GSE, uniform) if policy == "sampling" else logits_GSE
     _, expert_GSK = top_k(drawn_GSE, 2)
-    # One after the other, as in the paper: a sum over K has a gradient that is rounded otherwise.
+    # One after the other, as in the paper: the gradient of a sum over K rounds differently.
     p1_GS, p2_GS = (at_experts(probs_GSE, expert_GSK[..., k, None])[..., 0] for k in (0, 1))
     both_GS = p1_GS + p2_GS + 1e-9
     g_GSK = jnp.stack([p1_GS / both_GS, p2_GS / both_GS], axis=-1)  # line 6
@@ -112,8 +128,8 @@ def route(
     if policy == "random":  # line 20
         assert uniform is not None
         second_GS = 2.0 * (g_GSK if normalize == "before" else p_GSK)[..., 1] > uniform
-    # Lines 7-23: all first choices in token order, then all second ones. Full experts continue to
-    # count, and by line 22 so does a second choice that the coin refuses.
+    # Lines 7-23: all first choices in token order, then all second ones. Choices of full experts
+    # are counted too, and by line 22 so is a second choice that the coin refuses.
     plan = plan_choices(
         *(expert_GSK, g_GSK, mask_GS, num_experts, capacity),
         wants_GSK=jnp.stack([mask_GS, second_GS], axis=-1),
@@ -130,15 +146,17 @@ def route(
 
 
 def _renormalized(plan: Routing, p_GSK: Array) -> Routing:
-    """`plan` with the choices that have a slot sharing a weight of 1 by p."""
+    """Shares a weight of 1 among the choices with a slot, by p."""
     p_GSK = p_GSK * (plan.position_GSK >= 0)
     total_GS1 = jnp.sum(p_GSK, axis=-1, keepdims=True)
     return replace(plan, weight_GSK=p_GSK / jnp.where(total_GS1 > 0, total_GS1, 1.0))
 
 
 def _drawn(logits_GSE: Array, uniform_GSE: Array | None) -> Array:
-    """Scores of which the largest is the first expert's and the second largest that of an expert
-    drawn from the softmax of the others, by Gumbel's trick (Lingvo 2139-2160)."""
+    """Returns scores that rank the best expert first and a drawn one second.
+
+    It is drawn from the softmax of the others, by the Gumbel trick (Lingvo 2139-2160).
+    """
     assert uniform_GSE is not None
     first_GS = jnp.argmax(logits_GSE, axis=-1)
     is_first_GSE = jax.nn.one_hot(first_GS, logits_GSE.shape[-1], dtype=bool)

@@ -39,30 +39,31 @@ def topk(
 
     The auxiliary loss is E * sum_e f_e P_e over the real tokens of a group, then the mean over
     groups. f counts all k choices, before capacity, each as 1/k of a token: f sums to 1, and so the
-    loss is 1 when balanced. (flaxformer counts each as 1: k times this.)
+    loss is 1 when balanced. (flaxformer counts each as 1, which gives k times this loss.)
 
     Args:
-        tokens: see `Tokens`; the router matrix is `score("router")`.
-        num_experts: E. capacity: see `Capacity`; asked for k choices.
+        tokens: See `Tokens`; the router matrix is `score("router")`.
+        num_experts: E.
+        capacity: See `Capacity`; asked for k choices.
         choices: k.
-        normalize: the weights are p (V-MoE, flaxformer), or p over the sum of the k best, taken
-            before anything is dropped (Tutel).
+        normalize: The weights are p divided by the sum of the k best, before anything is dropped
+            (Tutel), instead of p (V-MoE, flaxformer).
         slot_order: "choice": all first choices of a group, then all second ones, ... (GShard and
             the others); "token": a token's choices together, so that its second goes before the
             next token's first (MaxText).
-        batch_priority: tokens come by falling p of their first choice, not in their order (V-MoE);
-            looks at later tokens.
-        paper_scale: the auxiliary loss as GShard's line 13: divided by E^2.
+        batch_priority: Slots go to tokens by falling p of their first choice, not in their order
+            (V-MoE), which looks at later tokens.
+        paper_scale: Divides the auxiliary loss by E^2, as in GShard's line 13.
 
     Raises:
-        SettingError: choices not in [1, E], batch priority in a decoder.
+        SettingError: `choices` is not in [1, E], or there is batch priority in a decoder.
     """
     check_choices("topk.choices", choices, num_experts)
     if batch_priority:
         refuse_causal(tokens, "topk.batch_priority", batch_priority)
     logits_GSE = tokens.score("router")
     probs_GSE = jax.nn.softmax(logits_GSE)
-    # Chosen by the logits: where probabilities underflow to 0 they no longer say who is better.
+    # Chosen by the logits: probabilities that underflow to 0 no longer tell who is better.
     best_GSK, expert_GSK = top_k(logits_GSE, choices)
     prob_GSK = at_experts(probs_GSE, expert_GSK)
     return plan_choices(

@@ -7,7 +7,7 @@ and limit.
 import re
 from dataclasses import dataclass, field
 
-from m4.model.row_exchange import ROUNDS
+from m4.model.dispatch.row_exchange import ROUNDS
 from m4.plan.hlo.types import INSTRUCTION
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')

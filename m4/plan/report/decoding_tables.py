@@ -72,7 +72,7 @@ def _flops(facts: Mapping[str, Any]) -> Section:
     if facts["model"]["experts"] and facts["model"]["eval_capacity_factor"] is None:
         notes.append(
             "With moe.MoeLayer.eval_capacity_factor = None nothing is dropped: experts multiply "
-            "blocks of the rows that there are (dispatch blocks; as many as any routing may need "
+            "blocks of the rows that there are (dispatch dropless; as many as any routing may need "
             "count here, evenly over the devices), which travel to them over a mesh."
         )
     if "compiled" in flops["encoding"]:

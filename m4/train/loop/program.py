@@ -10,7 +10,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from m4.model.gate_parameters import shapes_only
+from m4.model.layers import shapes_only
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import Rules, axis_rules_context
 from m4.train.state import TrainState, initialize, new_state, state_shardings

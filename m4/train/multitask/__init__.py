@@ -1,1 +1,1 @@
-"""Directions as tasks: their weights, rates and gradients."""
+"""Directions as tasks: their loss weights, learning rates and gradients."""

@@ -20,28 +20,29 @@ from m4.settings import Period, SettingError, checked
 from m4.train.loss import cross_entropy
 from m4.train.measuring.dev import dev_batches
 from m4.train.multitask import gram
-from m4.train.multitask.grouped import DirectionGroups, check_groups, gradients_of
-from m4.train.multitask.groups import Directions, Grouping, by_level
+from m4.train.multitask.grouped import DirectionGroups, gradients_of
+from m4.train.multitask.groups import Directions, Grouping, by_level, check_groups
 from m4.train.step import apply_model
 
 Array = jax.Array
-# Of names in rows of metrics: COSINE/<group>/<group>, and of each direction ALIGNMENT.
-COSINE = "gradients/cosine"
+COSINE = "gradients/cosine"  # metrics are named COSINE/<group>/<group> and ALIGNMENT<direction>
 MOST_GROUPS = 40
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class GradientCosines:
-    """When and of which groups the cosines of gradients are measured.
+    """Settings of the cosines between groups' gradients.
 
     The gradients are those of the mean loss on dev sentences, without dropout, smoothing and the
-    losses of MoE layers: what Wang et al. 2021 (arXiv 2010.05874, section 3) compare. Training does
-    not depend on them unless a learned sampler reads them.
+    losses of MoE layers, as in Wang et al. 2021 (arXiv 2010.05874, section 3). Training does not
+    depend on them unless a learned sampler reads them.
 
     Attributes:
-        period: steps between them. groups: directions -> groups (`m4.train.multitask.groups`), at
-            most 40: their gradients are in memory together. pairs: dev pairs of each direction.
+        period: Steps between measurements.
+        groups: Grouping of directions (`m4.train.multitask.groups`), at most 40 groups: their
+            gradients are in memory together.
+        pairs: Number of dev pairs of each direction.
     """
 
     period: Period = 1000
@@ -49,10 +50,10 @@ class GradientCosines:
     pairs: Period = 100
 
     def of(self, directions: Directions) -> dict[str, list[str]]:
-        """The groups, checked.
+        """Returns the groups.
 
         Raises:
-            SettingError: fewer than 2 or more than 40 groups, or one whose name has a slash.
+            SettingError: There are fewer than 2 or more than 40, or a name has a slash.
         """
         setting = "GradientCosines.groups"
         groups = check_groups(self.groups, directions, setting)
@@ -71,9 +72,12 @@ def gradient_cosines(
     settings: GradientCosines,
     directions: Directions,
 ) -> Callable[[Any], dict[str, float]]:
-    """params -> {"gradients/cosine/<a>/<b>": of each pair of groups, "gradients/alignment/
-    <direction>": the mean of its group's cosines with the others}. Groups without dev sentences
-    are left out."""
+    """Returns the evaluation params -> a row of metrics.
+
+    "gradients/cosine/<a>/<b>" is the cosine of two groups' gradients, "gradients/alignment/
+    <direction>" the mean of the cosines of its group with the others. Groups without dev sentences
+    are left out.
+    """
     groups = settings.of(directions)
     names = list(groups)
     compared = DirectionGroups.of(list(groups.values()), directions)
@@ -97,16 +101,16 @@ def gradient_cosines(
 
 
 def _losses(model: Transformer, groups: DirectionGroups, params: Any, batch: Any):
-    """[G]: sums over the target tokens."""
+    """Returns each group's sum of losses over target tokens, [G], and no metrics."""
     logits_BTV, _ = apply_model(model, params, batch, None)
     weights_BT = batch["decoder_loss_weights"]
-    # `training_BT` has a gradient; without smoothing and z-loss it is the nll.
+    # Only `training_BT` has a gradient; without smoothing and z-loss it is the nll.
     loss_BT = cross_entropy(logits_BTV, batch["decoder_target_tokens"]).training_BT * weights_BT
     return groups.sums(loss_BT, batch["direction_ids"]), None
 
 
 def named(gram_GG: np.ndarray, names: list[str], groups: dict[str, list[str]]) -> dict[str, float]:
-    """The cosines of a Gram matrix as a row of metrics."""
+    """Returns the cosines of a Gram matrix as a row of metrics."""
     norm_G = np.sqrt(np.diagonal(gram_GG).astype(np.float64))
     here = [i for i, norm in enumerate(norm_G) if norm > 0]
     cosine_GG = np.full(gram_GG.shape, np.nan)

@@ -1,8 +1,6 @@
-"""Inner products of groups' gradients, and sums of them with a weight each.
+"""Gram matrices of groups' gradients, and weighted sums of the gradients, by part of a model.
 
-A gradient is stacked: every array has a first axis that counts the groups (G here, of directions).
-What PCGrad and Gradient Vaccine do to gradients are sums of them, so that they need the Gram matrix
-alone, and their result is one weight a group.
+A stacked gradient has a first axis G that counts the groups, in every array.
 """
 
 from __future__ import annotations
@@ -21,10 +19,12 @@ GRANULARITIES = ("model", "layer", "matrix")
 
 
 def parts(params: Any, granularity: str) -> tuple[int, list[tuple[slice, bool]]]:
-    """How many parts a model has, and of each parameter which part it is of.
+    """Divides a model's parameters into parts.
 
-    A scanned stack's parameters count layers in their first axis: by layer or matrix they are of as
-    many parts, the slice, and the flag is True.
+    Returns:
+        The number of parts; and of each parameter the slice of its parts, with True where that has
+        a part for each layer, because the parameter is of a scanned stack and its first axis counts
+        layers.
     """
     numbers: dict[str, slice] = {}
     found, count = [], 0
@@ -41,7 +41,7 @@ def parts(params: Any, granularity: str) -> tuple[int, list[tuple[slice, bool]]]
 
 
 def gram(stacked: Any, granularity: str) -> Array:
-    """[parts, G, G]: inner products of the groups' gradients in each part, float32."""
+    """Returns the groups' inner products in each part, float32 [parts, G, G]."""
     count, where = _parts_of_stacked(stacked, granularity)
     leaves = jax.tree.leaves(stacked)
     sums = jnp.zeros((count, *[leaves[0].shape[0]] * 2), jnp.float32)
@@ -61,7 +61,7 @@ def gram(stacked: Any, granularity: str) -> Array:
 
 
 def weighted(stacked: Any, weights: Array, granularity: str) -> Any:
-    """Sums over the groups; weights [parts, G]."""
+    """Adds up the groups' gradients with the weights [parts, G]."""
     leaves, treedef = jax.tree.flatten(stacked)
     found = []
     for w_nG, x_G in zip(by_parameter(stacked, weights, granularity), leaves, strict=True):
@@ -70,13 +70,13 @@ def weighted(stacked: Any, weights: Array, granularity: str) -> Any:
 
 
 def by_parameter(stacked: Any, weights: Array, granularity: str) -> Iterator[Array]:
-    """Of every parameter its weights [n, G]: n layers of a scanned stack, else 1."""
+    """Yields each parameter's weights, [n, G]: n layers of a scanned stack, else 1."""
     for part, _ in _parts_of_stacked(stacked, granularity)[1]:
         yield weights[part]
 
 
 def spread(w_nG: Array, x_G: Array) -> Array:
-    """A parameter's weights in a shape that multiplies it."""
+    """Returns a parameter's weights in a shape that multiplies its stacked gradient."""
     if x_G.ndim == 1:
         return w_nG[0]
     return w_nG.T.reshape(*w_nG.T.shape, *[1] * (x_G.ndim - 2))

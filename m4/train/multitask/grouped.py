@@ -1,5 +1,4 @@
-"""A training step in which directions are tasks: gradients by group, altered and summed, and rates
-by direction."""
+"""A training step with altered gradients of groups of directions, and with rates by direction."""
 
 from __future__ import annotations
 
@@ -13,37 +12,38 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-from m4.settings import SettingError
 from m4.train import average
 from m4.train.average import Grouped
 from m4.train.multitask import gram
-from m4.train.multitask.groups import Directions, Grouping
+from m4.train.multitask.groups import Directions, check_groups
 
 Array = jax.Array
 Floats = npt.NDArray[np.float32]
 
 
 class Surgery(Protocol):
-    """What alters the groups' gradients for each other's sake (`PCGrad`, `GradientVaccine`)."""
+    """A method that alters groups' gradients to reduce conflicts (`PCGrad`, `GradientVaccine`)."""
 
     groups: Any  # Grouping
     granularity: Any  # str
 
-    def begin(self, groups: int) -> Array: ...
+    def initial_state(self, groups: int) -> Array: ...
     def weights(self, gram_GG: Array, state: Array, key: Array) -> tuple[Array, Array]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class DirectionGroups:
-    """What a step does with the gradients of groups of directions.
+    """The groups of directions whose gradients a step computes.
 
-    The groups whose gradients are computed are the finest ones that are needed: directions of one
-    group of `surgery` and of one rate. A step goes forward once and back once a group.
+    They are the coarsest groups in which all directions have the same group of the surgery and the
+    same rate. A step goes forward once, and back once for each group.
 
     Attributes:
-        names: of the surgery's groups; [] without surgery. members_GD: 1 where a direction is in a
-            group of those whose gradients are computed. coarse_HG: 1 where such a group is in one
-            of the surgery's. rates_G: of learning; None: all 1.
+        surgery: Alters the gradients. None where groups are only compared or have rates.
+        names: The surgery's groups; [] without surgery.
+        members_GD: 1 where a direction is in a group.
+        coarse_HG: 1 where a group is in one of the surgery's groups.
+        rates_G: Learning rates. None where all are 1.
     """
 
     surgery: Surgery | None
@@ -54,28 +54,28 @@ class DirectionGroups:
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[str]], directions: Directions) -> DirectionGroups:
-        """Groups whose gradients are compared, not altered."""
+        """Returns groups whose gradients are compared, not altered."""
         members_GD = np.array([[d in one for d in directions.names] for one in groups], np.float32)
         return cls(None, [], members_GD, np.eye(len(groups), dtype=np.float32), None)
 
     def sums(self, x_BT: Array, ids_BT: Array) -> Array:
-        """[G]: what x_BT has in each group's directions."""
+        """Returns the sum of x_BT in each group's directions, [G]."""
         flat, ids, count = x_BT.ravel(), ids_BT.ravel(), self.members_GD.shape[1]
         sum_D = jax.ops.segment_sum(flat, ids, num_segments=count)
         return jnp.sum(self.members_GD * sum_D[None], axis=1)
 
     def shares(self, weights_BT: Array, ids_BT: Array) -> Array:
-        """[G]: of the tokens of a batch. weights_BT: 1 where a token counts."""
+        """Returns the groups' shares of a batch's tokens, [G]; a token counts by its weight."""
         tokens_G = self.sums(weights_BT, ids_BT)
         return tokens_G / jnp.maximum(jnp.sum(tokens_G), 1.0)
 
     def begin(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """`optimizer` with the groups' state; `update` below takes the place of its update."""
+        """Adds the groups' state to an optimizer's; `update` below takes the place of its own."""
 
         def init(params: Any) -> Grouped:
             surgery = rates = None
             if self.surgery is not None:
-                own = self.surgery.begin(len(self.names))
+                own = self.surgery.initial_state(len(self.names))
                 count = gram.parts(params, self.surgery.granularity)[0]
                 surgery = jnp.tile(own[None], (count, *[1] * own.ndim)) if own.size else None
             if self.rates_G is not None:
@@ -92,8 +92,18 @@ class DirectionGroups:
         params: Any,
         key: Array,
     ) -> tuple[Any, Any, Grouped, dict[str, Array]]:
-        """(updates, the gradient that made them, state, metrics). stacked: gradients, with a first
-        axis that counts the groups; key: of the surgery's order."""
+        """Makes the updates of a step.
+
+        Args:
+            optimizer: The optimizer.
+            stacked: Gradients with a first axis that counts the groups.
+            state: State of the optimizer and the groups.
+            params: Parameters.
+            key: Key of the surgery's order.
+
+        Returns:
+            Updates, the gradient that they are made of, the new state, and metrics.
+        """
         granularity = "model" if self.surgery is None else self.surgery.granularity
         gradients, weights_nG, surgery, metrics = None, None, state.surgery, {}
         if self.surgery is not None:
@@ -106,7 +116,9 @@ class DirectionGroups:
             rates = self._rates(stacked, weights_nG, granularity, state.rates)
 
         def scale(updates: Any) -> Any:
-            return updates if self.rates_G is None else jax.tree.map(_by_row, updates, rates)
+            if self.rates_G is None:
+                return updates
+            return jax.tree.map(lambda update, rate: update * rate[..., None], updates, rates)
 
         updates, inner = average.updated(optimizer, gradients, state.inner, params, scale)
         return updates, gradients, Grouped(inner, surgery, rates), metrics
@@ -117,18 +129,21 @@ class DirectionGroups:
         gram_nHH = jnp.einsum(
             "hg,ngk,ik->nhi", self.coarse_HG, gram_nGG, self.coarse_HG, precision="highest"
         )
-        begun = jnp.zeros((len(gram_nHH), 0)) if surgery is None else surgery
+        before = jnp.zeros((len(gram_nHH), 0)) if surgery is None else surgery
         alter: Callable[..., Any] = jax.vmap(self.surgery.weights, in_axes=(0, 0, None))
-        weights_nH, begun = alter(gram_nHH, begun, key)
+        weights_nH, after = alter(gram_nHH, before, key)
         weights_nG = jnp.einsum("hg,nh->ng", self.coarse_HG, weights_nH, precision="highest")
         present_nH = jnp.diagonal(gram_nHH, axis1=1, axis2=2) > 0
         pairs = jnp.triu(present_nH[:, :, None] & present_nH[:, None, :], 1)
         conflicts = jnp.sum(pairs & (gram_nHH < 0)) / jnp.maximum(jnp.sum(pairs), 1)
-        return weights_nG, None if surgery is None else begun, {"conflicts": conflicts}
+        return weights_nG, None if surgery is None else after, {"conflicts": conflicts}
 
     def _rates(self, stacked: Any, weights_nG: Any, granularity: str, rates: Any) -> Any:
-        """The factor of each row's update: the mean of the groups' rates, weighted by the norms of
-        what their gradients give to the row; as before where they give nothing."""
+        """Returns the factor of each row's update.
+
+        It is the mean of the groups' rates, weighted by the norms of the gradients that they give
+        to the row. Where they give none, it stays the last one.
+        """
         assert self.rates_G is not None
         leaves, treedef = jax.tree.flatten(stacked)
         if weights_nG is None:
@@ -144,79 +159,54 @@ class DirectionGroups:
         return jax.tree.unflatten(treedef, found)
 
     def note(self) -> dict[str, Any]:
-        """JSON for checkpoints: what the groups' state belongs to."""
+        """Describes the groups in JSON, for the checkpoints that hold their state."""
         about = None if self.surgery is None else [type(self.surgery).__name__, *self.names]
         part = None if self.surgery is None else self.surgery.granularity
         return {"gradients": [about, part, self.rates_G is not None]}
 
 
-def _by_row(update: Array, rate: Array) -> Array:
-    return update * rate[..., None]
-
-
 def direction_groups(
     surgery: Surgery | None, rates: Floats | None, directions: Directions
 ) -> DirectionGroups | None:
-    """The groups of a training; None: it needs none.
+    """Returns the groups that a training needs; None where it needs none.
 
     Args:
-        rates: of learning, by direction; None: all 1.
+        surgery: Alters the gradients of its own groups.
+        rates: Learning rate of each direction. Defaults to 1.
+        directions: The directions.
 
     Raises:
-        SettingError: there is one group only; a direction is in two or in none.
+        SettingError: The surgery has only one group, or a direction is in two groups or in none.
     """
     names = list(directions.names)
-    whole = {"all": names}
-    groups = (
-        whole
-        if surgery is None
-        else check_groups(surgery.groups, directions, f"{type(surgery).__name__}.groups")
-    )
-    group_of = {d: h for h, members in enumerate(groups.values()) for d in members}
-    rate_of = dict(zip(names, [1.0] * len(names) if rates is None else rates.tolist(), strict=True))
-    if surgery is None and set(rate_of.values()) == {1.0}:
+    rate_D = [1.0] * len(names) if rates is None else rates.tolist()
+    uniform = set(rate_D) == {1.0}
+    if surgery is None and uniform:
         return None
-    cells = sorted({(group_of[d], rate_of[d]) for d in names})
-    members_GD = np.array(
-        [[(group_of[d], rate_of[d]) == cell for d in names] for cell in cells], np.float32
-    )
+    groups = {"all": names}
+    if surgery is not None:
+        groups = check_groups(surgery.groups, directions, f"{type(surgery).__name__}.groups")
+    group_of = {d: h for h, members in enumerate(groups.values()) for d in members}
+    cell_D = [(group_of[d], rate) for d, rate in zip(names, rate_D, strict=True)]
+    cells = sorted(set(cell_D))
+    members_GD = np.array([[one == cell for one in cell_D] for cell in cells], np.float32)
     coarse_HG = np.array([[h == cell[0] for cell in cells] for h in range(len(groups))], np.float32)
-    rates_G = np.array([rate for _, rate in cells], np.float32)
-    uniform = set(rate_of.values()) == {1.0}
     return DirectionGroups(
         surgery,
-        list(groups) if surgery is not None else [],
+        [] if surgery is None else list(groups),
         members_GD,
         coarse_HG,
-        None if uniform else rates_G,
+        None if uniform else np.array([rate for _, rate in cells], np.float32),
     )
-
-
-def check_groups(grouping: Grouping, directions: Directions, setting: str) -> dict[str, list[str]]:
-    """The groups, checked.
-
-    Raises:
-        SettingError: there is one group only; a direction is in two or in none.
-    """
-    groups = {name: list(members) for name, members in grouping(directions).items() if members}
-    listed = [d for members in groups.values() for d in members]
-    if sorted(listed) != sorted(directions.names):
-        wrong = [d for d in directions.names if listed.count(d) != 1]
-        raise SettingError(setting, grouping, f"such that {wrong[0]} is in one group")
-    if len(groups) < 2:
-        only = next(iter(groups))
-        allowed = f"such that there are two groups or more; all directions are {only!r}"
-        raise SettingError(setting, grouping, allowed)
-    return groups
 
 
 def gradients_of(
     loss_fn: Callable[..., tuple[Array, Any]], groups: DirectionGroups | None
 ) -> Callable[..., tuple[Any, Any]]:
-    """(params, ...) -> (gradients, metrics) of a loss; of one that is an array [G], stacked.
+    """Returns the function (params, ...) -> (gradients, metrics) of a loss.
 
-    One pass forward, and one backward a group, one after the other: in the memory of one pass and
-    of the gradients.
+    With groups the loss is an array [G], and gradients are stacked: one pass forward, and one
+    backward for each group, one after the other, in the memory of one pass and of the gradients.
     """
     if groups is None:
         return jax.grad(loss_fn, has_aux=True)

@@ -1,27 +1,34 @@
-"""Groups of directions: whose gradients are compared, or altered for each other's sake."""
+"""Groups of directions whose gradients are compared or altered, and factors by direction."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from m4.data.languages import describe
 from m4.data.preprocess import language_of, split_direction
 from m4.data.samplers import matching
-from m4.settings import SettingError, checked, configurable
+from m4.settings import Factor, SettingError, check_value, checked, configurable
 
 Groups = dict[str, list[str]]
+# Factors by name, {"en-gl": 2.0}, or a function of the directions' sizes like the samplers.
+Factors = Mapping[str, Factor] | Callable[[dict[str, int]], Mapping[str, float]]
 _LEVELS = ("high", "medium", "low")
 
 
 @dataclasses.dataclass(frozen=True)
 class Directions:
-    """What is known of the directions of a training.
+    """The directions of a training.
 
     Attributes:
-        names: in the order of a batch's direction_ids. sizes: their training pairs.
-        levels: resource level -> its directions.
+        names: Directions in the order of a batch's direction_ids.
+        sizes: Number of training pairs of each direction.
+        levels: The directions of each resource level.
     """
 
     names: Sequence[str]
@@ -30,7 +37,10 @@ class Directions:
 
     @classmethod
     def assumed(cls, names: Sequence[str]) -> Directions:
-        """Without a corpus: all of one size, the languages over the three levels one by one."""
+        """Makes up sizes and levels where there is no corpus.
+
+        All directions have one size, and languages take the three levels in turn.
+        """
         languages = list(dict.fromkeys(map(language_of, names)))
         levels: Groups = {level: [] for level in _LEVELS}
         for name in names:
@@ -38,10 +48,10 @@ class Directions:
         return cls(names, dict.fromkeys(names, 1), levels)
 
     def named(self, name: str, setting: str) -> list[str]:
-        """The directions that a direction, a language or a resource level means.
+        """Returns the directions that a direction, a language or a resource level stands for.
 
         Raises:
-            SettingError: it is none of them here.
+            SettingError: The name, a value of `setting`, is none of them here.
         """
         if name in self.levels:
             return list(self.levels[name])
@@ -49,7 +59,7 @@ class Directions:
 
 
 class Grouping(Protocol):
-    """Directions -> named groups of them; every direction is in one, and none is in two."""
+    """Returns named groups of directions; every direction is in exactly one."""
 
     def __call__(self, directions: Directions) -> Groups: ...
 
@@ -63,38 +73,40 @@ def _gathered(directions: Directions, names: Sequence[str]) -> Groups:
 
 @configurable
 def by_level(directions: Directions) -> Groups:
-    """Resource levels: high, medium, low; those that have languages."""
+    """Groups directions by resource level: high, medium, low."""
     return {name: list(members) for name, members in directions.levels.items() if members}
 
 
 @configurable
 def by_family(directions: Directions) -> Groups:
-    """Branches of language families, as `m4.data.languages` names them; a language that m4 does
-    not know is a separate group."""
+    """Groups directions by branch of the language families in `m4.data.languages`.
+
+    A language that m4 does not know is a separate group.
+    """
     languages = [language_of(direction) for direction in directions.names]
     return _gathered(directions, [describe(code).branch or code for code in languages])
 
 
 @configurable
 def by_side(directions: Directions) -> Groups:
-    """From English and to English."""
+    """Groups directions in those from English and those to English."""
     from_english = [split_direction(name)[0] == "en" for name in directions.names]
     return _gathered(directions, ["en->xx" if out else "xx->en" for out in from_english])
 
 
 @configurable
 def by_language(directions: Directions) -> Groups:
-    """Each language, with both of its directions."""
+    """Groups both directions of each language."""
     return _gathered(directions, [language_of(name) for name in directions.names])
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """Groups by list; what no list names is the group "others".
+    """Groups that are listed; all other directions are the group "others".
 
     Attributes:
-        groups: name -> directions, languages or resource levels.
+        groups: Directions, languages or resource levels of each group.
     """
 
     groups: Mapping[str, Sequence[str]]
@@ -110,3 +122,59 @@ class Listed:
         named = {d for members in found.values() for d in members}
         others = [d for d in directions.names if d not in named]
         return {**found, "others": others} if others else found
+
+
+def check_groups(grouping: Grouping, directions: Directions, setting: str) -> Groups:
+    """Returns the groups of a grouping.
+
+    Raises:
+        SettingError: There is only one group, or a direction is in two groups or in none.
+    """
+    groups = {name: list(members) for name, members in grouping(directions).items() if members}
+    listed = [d for members in groups.values() for d in members]
+    if sorted(listed) != sorted(directions.names):
+        wrong = [d for d in directions.names if listed.count(d) != 1]
+        raise SettingError(setting, grouping, f"such that {wrong[0]} is in one group")
+    if len(groups) < 2:
+        only = next(iter(groups))
+        allowed = f"such that there are two groups or more; all directions are {only!r}"
+        raise SettingError(setting, grouping, allowed)
+    return groups
+
+
+def by_direction(setting: str, given: Factors, directions: Directions) -> npt.NDArray[np.float32]:
+    """Returns the factor of each direction, in their order.
+
+    Args:
+        setting: Name of the setting, for messages.
+        given: Factors by direction ("en-gl"), language ("gl", both of its directions) or resource
+            level ("low"); the narrower name counts, and all other directions have 1. Or a function,
+            such as a sampler, which gives every direction a number; these are divided by their
+            mean, so that equal numbers change nothing.
+        directions: The directions.
+
+    Raises:
+        SettingError: A name is no direction, language or level here, or a function leaves out a
+            direction or gives none a number above 0.
+    """
+    names = list(directions.names)
+    if isinstance(given, Mapping):
+        found = dict.fromkeys(names, 1.0)
+
+        # Levels first, directions last.
+        def narrower_later(name: str) -> tuple[bool, int]:
+            return name not in directions.levels, -len(directions.named(name, setting))
+
+        for name in sorted(given, key=narrower_later):
+            found |= dict.fromkeys(directions.named(name, setting), given[name])
+        return np.array([found[name] for name in names], np.float32)
+    made = given(dict(directions.sizes))
+    if missing := [name for name in names if name not in made]:
+        raise SettingError(setting, given, f"a function that gives {missing[0]} a number too")
+    values = [made[name] for name in names]
+    for name, value in zip(names, values, strict=True):
+        check_value(f"{setting}[{name}]", value, Factor)
+    mean = math.fsum(values) / len(values)
+    if not mean:
+        raise SettingError(setting, given, "a function that gives a direction more than 0")
+    return np.array([value / mean for value in values], np.float32)

@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 
 from m4.model import dispatch, gates
-from m4.model.experts import Experts, expert_product
+from m4.model.feed_forward import Experts, expert_product
 from m4.model.routing import Routing, Tokens
 from m4.parallel.mesh import axis_rules_context, make_mesh
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from m4.model.auction import auction
-from m4.model.gates.base import base
+from m4.model.gates.base import auction, base
 from tests.model.gates.golden import at_once, slots, tokens_of
 
 solve = jax.jit(auction)

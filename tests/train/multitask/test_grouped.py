@@ -16,8 +16,7 @@ from m4.parallel.host_batches import to_global
 from m4.settings import SettingError
 from m4.train.average import averaged
 from m4.train.multitask.groups import Listed, by_language, by_side
-from m4.train.multitask.pcgrad import PCGrad
-from m4.train.multitask.vaccine import GradientVaccine
+from m4.train.multitask.surgery import GradientVaccine, PCGrad
 from m4.train.optimizer import adamw
 from m4.train.trainer import Trainer
 from tests.data.corpus import Made

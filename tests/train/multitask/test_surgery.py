@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from m4.train.multitask import gram
-from m4.train.multitask.pcgrad import PCGrad, order_of
-from m4.train.multitask.vaccine import GradientVaccine
+from m4.train.multitask.surgery import GradientVaccine, PCGrad, order_of
 from tests.train.multitask import reference
 
 KEY = jax.random.key(7, impl="threefry2x32")

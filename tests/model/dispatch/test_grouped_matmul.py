@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.model import block_product as module
-from m4.model.block_product import block_product
+from m4.model.dispatch import grouped_matmul as module
+from m4.model.dispatch.grouped_matmul import grouped_matmul
 from tests.model.dispatch.shared import assert_close
 
 
@@ -14,7 +14,7 @@ def test_blocks_that_are_not_there_are_not_multiplied():
     # Were they multiplied, the NaN of their rows would be seen.
     x_NbM = jnp.full((4, 2, 3), jnp.nan).at[:2].set(1.0)
     w_EMF = jnp.ones((2, 3, 5))
-    y_NbF = jax.jit(block_product)(x_NbM, w_EMF, jnp.array([0, 1, 2, 2]), jnp.array(2))
+    y_NbF = jax.jit(grouped_matmul)(x_NbM, w_EMF, jnp.array([0, 1, 2, 2]), jnp.array(2))
     # 1 * 1 three times.
     assert np.asarray(y_NbF)[:2].tolist() == [[[3.0] * 5] * 2] * 2
     assert not np.asarray(y_NbF)[2:].any()

@@ -1,7 +1,7 @@
-"""Blocks of rows times the matrices of their experts, and the gradients.
+"""Products of blocks of rows with the matrices of their experts, and their gradients.
 
-A block has rows of one expert. How many blocks there are is decided while a program runs: the
-others are not multiplied.
+A block has rows of one expert. The number of blocks with rows is known while a program runs; the
+other blocks are not multiplied.
 """
 
 import functools
@@ -14,22 +14,31 @@ from m4.model.product import input_gradient, weight_gradient
 
 Array = jax.Array
 
-# A batch of them, such as the rows of a Jacobian, is a loop: `lax.ragged_dot` has no other.
+# `lax.ragged_dot` has no other batching rule; a batch is for example the rows of a Jacobian.
 _in_a_loop = jax.custom_batching.sequential_vmap
 
 
 @jax.custom_vjp
-def block_product(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
-    """Each block times its expert's matrix: [N, b, F]; 0 in blocks from `count` on.
+def grouped_matmul(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
+    """Multiplies each block by its expert's matrix.
 
-    On CPUs a loop of `count` turns; on TPUs a grouped product, by the kernel of megablox or the
-    compiler's for `lax.ragged_dot`; elsewhere `lax.ragged_dot`.
+    On CPUs it is a loop over `count` blocks; on TPUs the kernel of megablox or the compiler's for
+    `lax.ragged_dot`; elsewhere `lax.ragged_dot`.
+
+    Args:
+        x_NbM: N blocks of b rows.
+        w_EMF: Matrices of the experts.
+        expert_N: The expert of each block, rising; E for blocks without rows.
+        count: Number of blocks with rows; they come first.
+
+    Returns:
+        [N, b, F], 0 in the blocks without rows.
     """
     return lax.platform_dependent(x_NbM, w_EMF, expert_N, count, cpu=_loop, default=_grouped)
 
 
 def _forward(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array):
-    return block_product(x_NbM, w_EMF, expert_N, count), (x_NbM, w_EMF, expert_N, count)
+    return grouped_matmul(x_NbM, w_EMF, expert_N, count), (x_NbM, w_EMF, expert_N, count)
 
 
 def _backward(saved, d_NbF: Array):
@@ -39,7 +48,7 @@ def _backward(saved, d_NbF: Array):
     return d_x_NbM, d_w_EMF, None, None
 
 
-block_product.defvjp(_forward, _backward)
+grouped_matmul.defvjp(_forward, _backward)
 
 
 def _loop(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
@@ -60,8 +69,11 @@ def _loop(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
 def _loop_backward(
     x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array, d_NbF: Array
 ) -> tuple[Array, Array]:
-    """An expert's blocks lie one after the other, and one product of several is faster than several
-    products. Not so in `_loop`: a row's result would depend on how many rows its expert has."""
+    """Computes the gradients of `_loop`, several blocks of an expert in one product.
+
+    An expert's blocks are neighbours, and one product of several is faster than several products.
+    `_loop` must not do it: a row's result would depend on how many rows its expert has.
+    """
 
     def expert(e: Array, begin: Array, end: Array, sums: tuple[Array, Array]):
         d_x_NbM, d_w_EMF = sums
@@ -86,20 +98,20 @@ def _loop_backward(
     return _by_expert(expert, start, expert_N, count, w_EMF.shape[0])
 
 
-_AT_ONCE = (4, 2, 1)  # blocks of a backward product, as many as there are
+_AT_ONCE = (4, 2, 1)  # blocks of a backward product; the most that are left
 
 
 def _in_turns(turn, begin: Array, end: Array, several: int, state):
-    """turn(n, state) for n = begin, begin + several, ...; the first n that is left, the state."""
+    """Applies turn(n, state) for n = begin, begin + several, ...; returns the n left, the state."""
     turns = (end - begin) // several
     state = lax.fori_loop(0, turns, lambda i, state: turn(begin + i * several, state), state)
     return begin + turns * several, state
 
 
 def _by_expert(expert, state, expert_N: Array, count: Array, E: int):
-    """expert(e, its first block, the end of its blocks, state) -> state, for each that has blocks.
+    """Applies expert(e, first block, end of its blocks, state) -> state to experts with blocks.
 
-    Its matrix is copied out of those of all experts once, not once a block.
+    So an expert's matrix is copied out of the stack once, not once a block.
     """
     N = expert_N.shape[0]
     before_N = jnp.pad(expert_N, (1, 0), constant_values=-1)[:-1]
@@ -115,7 +127,7 @@ def _by_expert(expert, state, expert_N: Array, count: Array, E: int):
 
 @_in_a_loop
 def _grouped(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
-    del count  # blocks that are not there have no expert
+    del count  # blocks without rows have no expert
     if not _megablox_fits(x_NbM, w_EMF):
         return _ragged(x_NbM, w_EMF, expert_N)
     return _megablox(x_NbM, w_EMF, expert_N)
@@ -139,7 +151,7 @@ def _ragged(x_NbM: Array, w_EMF: Array, expert_N: Array) -> Array:
     N, b, M = x_NbM.shape
     E, F = w_EMF.shape[0], w_EMF.shape[-1]
     y_PF = lax.ragged_dot(x_NbM.reshape(N * b, M), w_EMF, _sizes(expert_N, E, b))
-    # What a ragged product gives for rows outside every expert's is left open.
+    # A ragged product leaves open what it returns for rows outside all experts'.
     return jnp.where((expert_N < E)[:, None, None], y_PF.reshape(N, b, F), 0)
 
 
@@ -149,10 +161,10 @@ def _sizes(expert_N: Array, E: int, b: int) -> Array:
 
 
 def _megablox_fits(x_NbM: Array, w_EMF: Array) -> bool:
-    """Whether the kernel for TPUs has tiles for these shapes, on the devices of the mesh.
+    """Says if megablox' kernel has tiles for these shapes on the devices of the mesh.
 
-    Elsewhere, and where the partitioner splits what the kernel would multiply, `lax.ragged_dot`
-    does it. In bfloat16 TPUs before v4 refuse the kernel.
+    Elsewhere, and where the partitioner splits the kernel's operands, `lax.ragged_dot` is used.
+    TPUs before v4 refuse the kernel in bfloat16.
     """
     mesh = jax.sharding.get_abstract_mesh()
     device = mesh.abstract_device
@@ -165,12 +177,14 @@ def _megablox_fits(x_NbM: Array, w_EMF: Array) -> bool:
 
 
 _OLD = ("TPU v2", "TPU v3")
-_LANES, _TILE_BYTES = 128, 2**21  # of the matrices in a TPU's vector memory
+_LANES, _TILE_BYTES = 128, 2**21  # of the matrices' tiles in a TPU's vector memory
 
 
 def _megablox(x_NbM: Array, w_EMF: Array, expert_N: Array, *, interpret: bool = False) -> Array:
-    """By JAX's kernel of MegaBlocks' grouped product (arXiv 2211.15841); a tile of rows is a block.
-    It visits the tiles that are there."""
+    """Multiplies by JAX's kernel of MegaBlocks' grouped product (arXiv 2211.15841).
+
+    A block is a tile of rows; the kernel visits only tiles with rows.
+    """
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm  # a second to import
 
     N, b, M = x_NbM.shape
@@ -211,20 +225,26 @@ def _megablox_backward(
 
 
 def _tiles(rows: int, inner: int, outer: int, itemsize: int) -> tuple[int, int, int]:
-    """Of rows, of the axis that is summed over, of the result's: divisors. As much of the former as
-    possible: a matrix that is whole along it is not read again for the expert's next block."""
+    """Returns tile sizes of the rows, of the axis that is summed over, and of the result's axis.
+
+    They divide the axes. The second is as large as possible: a matrix that is whole along it is not
+    read again for the expert's next block.
+    """
     out = _divisor(outer, 512)
     return rows, _divisor(inner, _TILE_BYTES // (out * itemsize)), out
 
 
 def _divisor(size: int, most: int) -> int:
-    """The largest multiple of _LANES, at most `most`, that divides `size`."""
+    """Returns the largest multiple of _LANES, at most `most`, that divides `size`."""
     return next(n for n in range(most // _LANES * _LANES, 0, -_LANES) if size % n == 0)
 
 
 def zeros_as(shape: tuple[int, ...], like: Array) -> Array:
-    """Of the type of `like`: in a manual region a loop's state must vary over the same axes from
-    the start, which a constant does not."""
+    """Returns zeros of the type of `like`, which vary over the same mesh axes.
+
+    In a manual region a loop's state must vary over the same axes from the start, which a constant
+    does not.
+    """
     return jnp.broadcast_to(jnp.where(False, like[(0,) * like.ndim], 0), shape)
 
 
@@ -233,7 +253,7 @@ def _at(array: Array, index: Array) -> Array:
 
 
 def _rows(x_NbM: Array, n: Array, several: int) -> Array:
-    """The rows of `several` blocks from the n-th on."""
+    """Returns the rows of `several` blocks from the n-th on."""
     _, b, M = x_NbM.shape
     return lax.dynamic_slice_in_dim(x_NbM, n, several).reshape(several * b, M)
 

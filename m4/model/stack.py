@@ -1,7 +1,7 @@
-"""The layers of the two stacks, and how a stack runs them: one after the other, or as a scan.
+"""The layers of encoder and decoder, and stacks of them: one after the other, or as a scan.
 
-A scanned stack compiles one block and not every layer: what makes deep models possible. Its
-parameters are those of the layers, stacked: `unstack` takes them apart.
+A scanned stack compiles one block instead of every layer, which makes deep models possible. Its
+parameters are those of the layers, stacked; `unstack` takes them apart.
 """
 
 import functools
@@ -17,29 +17,29 @@ from m4.model.attention import Attention
 from m4.model.layers import Array, RmsNorm, constrain, dropout
 from m4.model.moe import MoeLayer
 
-# What all layers of a stack are given: encoder {bias, mask, about}; decoder also {cross_mask,
-# encoded}. See the layers for shapes.
+# Inputs of all layers of a stack: {bias, mask, about}, and for the decoder {cross_mask, encoded}
+# too. `about` is for mixtures of experts. The layers show the shapes.
 Inputs = Mapping[str, Any]
 
-# What the backward pass computes again instead of keeping it.
+# Policies of recomputation in the backward pass.
 REMAT = {
     "none": None,
-    # Everything in a layer but its input.
+    # Keeps a layer's input only.
     "full": jax.checkpoint_policies.nothing_saveable,
-    # Everything but the results of products with weights.
+    # Keeps the results of products with weights too.
     "products": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
 }
 
 
 class Mode(NamedTuple):
-    """What a call compiles for."""
+    """Static options of a call."""
 
     deterministic: bool
     decode: bool = False
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward or experts; each normed before and added to its input."""
+    """Self-attention, then feed-forward or experts; each is normed before and has a residual."""
 
     attention: Callable[..., Attention]
     feed_forward: Callable[..., nn.Module]
@@ -98,7 +98,7 @@ class DecoderLayer(nn.Module):
 
 
 def apply_feed_forward(make, h_BLM, about: Mapping[str, Any], deterministic: bool) -> Array:
-    """Calls the layer; only a mixture of experts asks what its tokens are (`about`)."""
+    """Makes and calls the layer; only a mixture of experts is told about its tokens (`about`)."""
     layer = make()
     if isinstance(layer, MoeLayer):
         return layer(h_BLM, **about, deterministic=deterministic)
@@ -106,9 +106,11 @@ def apply_feed_forward(make, h_BLM, about: Mapping[str, Any], deterministic: boo
 
 
 class Block(nn.Module):
-    """Consecutive layers `layer_0`, `layer_1`, ...: what a scanned stack repeats.
+    """Consecutive layers `layer_0`, `layer_1`, ..., which a scanned stack repeats.
 
-    Attributes: make: (index in the stack, name) -> layer. size: layers of a block.
+    Attributes:
+        make: (index in the stack, name) -> layer.
+        size: Number of layers in a block.
     """
 
     make: Callable[[int, str | None], nn.Module]
@@ -122,20 +124,24 @@ class Block(nn.Module):
 
 
 def remat(kind: type[nn.Module], policy: str, *, scanned: bool) -> type[nn.Module]:
-    """`kind`, a module called as (x, inputs, mode), with less kept for its backward pass.
+    """Returns a module class that keeps less for its backward pass.
 
-    policy: a name of `REMAT`.
+    Args:
+        kind: Class of modules that are called as (x, inputs, mode).
+        policy: A name of `REMAT`.
+        scanned: The module is the body of a scan.
     """
     if policy == "none":
         return kind
-    # Argument 0 is self; in a scan nothing can be merged with the forward pass anyway.
+    # Argument 0 is self. In a scan, XLA cannot merge the repeated computation with the forward
+    # pass, so it need not be kept from that.
     return nn.remat(kind, policy=REMAT[policy], prevent_cse=not scanned, static_argnums=(3,))
 
 
 def scanned(
     make: Callable[[int, str | None], nn.Module], layers: int, size: int, policy: str, name: str
 ) -> nn.Module:
-    """A stack of `layers` layers as one scan over blocks of `size`, which divides them."""
+    """Returns a stack of `layers` layers as one scan over blocks of `size`, which divides them."""
     assert layers % size == 0
     over = partitioning.scan_with_axes(
         remat(Block, policy, scanned=True),
@@ -149,9 +155,9 @@ def scanned(
 
 
 def unstack(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of scanned stacks -> those of the same layers one after the other.
+    """Returns the parameters of scanned stacks as those of separate layers.
 
-    `encoder_blocks/layer_1/...` [n, ...] becomes `encoder_1`, `encoder_3`, ... with blocks of two.
+    With blocks of two, `encoder_blocks/layer_1/...` [n, ...] becomes `encoder_1`, `encoder_3`, ...
     """
     result: dict[str, Any] = {}
     for name, tree in params.items():

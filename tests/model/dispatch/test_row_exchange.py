@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.model import row_exchange
-from m4.model.dispatch.blocks import blocks
+from m4.model.dispatch import row_exchange
+from m4.model.dispatch.dropless import dropless
 from tests.model.dispatch.shared import (
     SETTINGS,
     Setting,
@@ -17,7 +17,7 @@ from tests.model.dispatch.shared import (
     random_plan,
 )
 
-ONLY = {"blocks": blocks}
+ONLY = {"dropless": dropless}
 
 
 def everyone_to(expert: int, setting: Setting):
@@ -45,7 +45,7 @@ def test_as_many_rounds_as_there_are_rows(monkeypatch):
         assert_right(setting, routing, 0, ONLY)
     x_GSM, _, experts = numbers(0, setting)
     with on(setting.mesh):
-        text = jax.jit(blocks).lower(x_GSM, routing, experts).compile().as_text() or ""
+        text = jax.jit(dropless).lower(x_GSM, routing, experts).compile().as_text() or ""
     assert f'{row_exchange.ROUNDS}/while"' in text  # plans know the loop by its name
 
 
@@ -64,7 +64,7 @@ def test_counts_then_rows_in_bfloat16_and_no_weights():
     experts = jax.tree.map(lambda x: x.astype(jnp.bfloat16), experts)
     routing = everyone_to(1, setting)
     with on(setting.mesh):
-        lowered = jax.jit(blocks).lower(x_GSM.astype(jnp.bfloat16), routing, experts)
+        lowered = jax.jit(dropless).lower(x_GSM.astype(jnp.bfloat16), routing, experts)
         text = lowered.as_text()
         compiled = lowered.compile().as_text() or ""
     types = [

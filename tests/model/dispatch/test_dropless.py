@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.model.dispatch.blocks import blocks, blocks_of, rows_of_block
+from m4.model.dispatch.dropless import blocks_of, dropless, rows_of_block
 from m4.model.dispatch.ragged import order_by_expert
-from m4.model.experts import Experts
+from m4.model.feed_forward import Experts
 from tests.model.dispatch.shared import Setting, assert_right, on, plan, random_plan
 
-ONLY = {"blocks": blocks}
+ONLY = {"dropless": dropless}
 
 
 def test_blocks_by_hand():
@@ -68,7 +68,7 @@ def test_a_row_does_not_know_its_neighbours(tokens, mesh):
         (jnp.asarray(rng.normal(size=(E, M, F)), jnp.float32),),
         jnp.asarray(rng.normal(size=(E, F, M)), jnp.float32),
     )
-    run = jax.jit(blocks)
+    run = jax.jit(dropless)
     x_M = rng.normal(size=M).astype(np.float32)
     found = set()
     for seed in range(12):

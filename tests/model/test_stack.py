@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from m4.eval.decoding.search import search
-from m4.model.blocks import REMAT, unstack
 from m4.model.moe import MoeLayer, layer_metrics
+from m4.model.stack import REMAT, unstack
 from m4.model.transformer import Transformer
 from m4.settings import SettingError
 from m4.train.optimizer import adafactor, adamw

@@ -12,7 +12,12 @@ Array = jax.Array
 
 @struct.dataclass
 class TokenLoss:
-    """Per target token, [B, T] float32: `nll` in nats, and `training`, what is minimised."""
+    """Losses of each target token, float32 [B, T].
+
+    Attributes:
+        nll_BT: Negative log-likelihood in nats.
+        training_BT: The loss that training minimises.
+    """
 
     nll_BT: Array
     training_BT: Array
@@ -21,14 +26,19 @@ class TokenLoss:
 def cross_entropy(
     logits_BTV: Array, targets_BT: Array, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> TokenLoss:
-    """-log p(target), and the same with smoothed targets plus z_loss * log(Z)^2.
+    """Returns -log p(target), and the training loss with smoothed targets and z-loss.
 
-    Smoothing: the target has probability 1 - label_smoothing and label_smoothing is shared evenly
-    by all V (Szegedy et al. 2016). The z-loss keeps log(Z) near 0 (Mesh TensorFlow, T5X). The
-    gradient is written by hand: one pass over the logits instead of the several that automatic
-    differentiation makes; only `training_BT` has one.
+    Only `training_BT` has a gradient. It is written by hand: one pass over the logits instead of
+    the several of automatic differentiation.
+
+    Args:
+        logits_BTV: Logits.
+        targets_BT: Target ids.
+        label_smoothing: The target has probability 1 - label_smoothing, and all V ids share
+            label_smoothing evenly (Szegedy et al. 2016, arXiv 1512.00567).
+        z_loss: Factor of log(Z)^2, which keeps log(Z) near 0 (Mesh TensorFlow, T5X).
     """
-    # custom_vjp hides the type of what it wraps.
+    # custom_vjp hides the types of the function that it wraps.
     pair: Any = _cross_entropy(logits_BTV, targets_BT, label_smoothing, z_loss)
     return TokenLoss(*pair)
 
@@ -58,7 +68,7 @@ def _backward(label_smoothing: float, z_loss: float, saved, cotangents: tuple[Ar
     softmax_BTV = jnp.exp(logits_BTV - log_z_BT[..., None])
     is_target_BTV = targets_BT[..., None] == jnp.arange(vocab, dtype=targets_BT.dtype)[None, None]
     _, training_BT = cotangents
-    # What is one number a token is computed once a token: XLA would do it for all V of them.
+    # The barrier makes XLA compute these once a token, not once for each of the V ids.
     scale_BT, target_BT, other_BT = jax.lax.optimization_barrier(
         (
             training_BT * (1.0 + 2.0 * z_loss * log_z_BT),

@@ -1,6 +1,6 @@
-"""Adafactor, matrix by matrix, AdamW and Muon (optax).
+"""Optimizers: Adafactor for each matrix by itself, AdamW and Muon.
 
-An optimizer here is a function of the total number of steps -> optax.GradientTransformation.
+Each is a function of the total number of steps that returns an optax.GradientTransformation.
 """
 
 from collections import defaultdict
@@ -20,23 +20,35 @@ _Positive = Annotated[float, Between(0, 1e6, above=True)]
 
 
 def is_stacked(path) -> bool:
-    """Whether a parameter of this tree path is a scanned stack's (`m4.model.stack`): its first
-    axis counts layers."""
+    """Says if the first axis of the parameter at this tree path counts layers.
+
+    It does in scanned stacks (`m4.model.stack`).
+    """
     return any(
         isinstance(key, jax.tree_util.DictKey) and str(key.key).endswith("_blocks") for key in path
     )
 
 
 class Moments(NamedTuple):
-    """Second moments of matrices [..., R, C], factored: rows [..., R], columns [..., C]."""
+    """Factored second moments of matrices [..., R, C].
+
+    Attributes:
+        rows: [..., R].
+        columns: [..., C].
+    """
 
     rows: Array
     columns: Array
 
 
 class FactoredState(NamedTuple):
-    """count: int32 scalar, steps done. moments: for each parameter `Moments`, or an array of its
-    shape where its matrices are too small to be factored."""
+    """State of `scale_by_matrix`.
+
+    Attributes:
+        count: Steps done, int32 scalar.
+        moments: `Moments` of each parameter, or an array of its shape where its matrices are too
+            small to be factored.
+    """
 
     count: Array
     moments: Any
@@ -45,19 +57,25 @@ class FactoredState(NamedTuple):
 def scale_by_matrix(
     decay_rate: float, smallest_factored: int, clipping_threshold: float, parameter_scale: bool
 ) -> optax.GradientTransformation:
-    """Adafactor's update (Shazeer and Stern 2018, algorithms 4 to 6) without the learning rate, of
-    each matrix by itself: the last two axes of a parameter.
+    """Adafactor's update of each matrix by itself, without the learning rate.
 
-    g -> g / sqrt(moment), divided by its root mean square where that is above the threshold, times
-    the matrix' own root mean square (1e-3 at least). The moment decays by 1 - t^-decay_rate;
-    factored it is rows * columns / mean(rows). A parameter of one axis (of a layer, in a scanned
-    stack) is one block, not factored.
+    Source: Shazeer and Stern 2018 (arXiv 1804.04235), algorithms 4 to 6. A matrix is the last two
+    axes of a parameter. Its update is g / sqrt(moment), divided by its root mean square where that
+    is above the threshold, times the matrix's own root mean square (at least 1e-3). The moment
+    decays by 1 - t^-decay_rate; factored it is rows * columns / mean(rows). A parameter of one axis
+    (in each layer of a scanned stack) is one block, which is not factored.
 
-    optax.adafactor is the same on one matrix. It factors the two LARGEST axes, so that more experts
-    than hidden units would share statistics between experts; and on CPUs it takes longer
-    over large matrices, because XLA computes factors of rows and columns again for every element,
-    writes squares out that several sums share and copies the weights: hence the barriers and
+    On one matrix it equals optax.adafactor. That factors the two LARGEST axes, so that more experts
+    than hidden units would share statistics between experts; and it takes longer over large
+    matrices on CPUs, because XLA computes the factors of rows and columns again for every element,
+    writes out squares that several sums share, and copies the weights. Hence the barriers and
     `_one_after_all` (docs/performance.md).
+
+    Args:
+        decay_rate: Exponent of the moments' decay.
+        smallest_factored: Matrices with a smaller side keep a full second moment.
+        clipping_threshold: Largest root mean square of an update.
+        parameter_scale: Multiplies by the matrix's own root mean square.
     """
 
     def init(params):
@@ -97,7 +115,7 @@ def scale_by_matrix(
 
 
 def _scale_factored(g: Array, moment: Moments, kept: Array) -> tuple[Array, Moments]:
-    """g [..., R, C] / sqrt(the new moment), and that moment; `kept` of the old one."""
+    """Returns g [..., R, C] / sqrt(new moment), and that; it keeps the share `kept` of the old."""
     means = []
     for axis in (-1, -2):
         g = _another(g)
@@ -111,19 +129,21 @@ def _scale_factored(g: Array, moment: Moments, kept: Array) -> tuple[Array, Mome
     return scaled, Moments(rows, columns)
 
 
-_SMALLEST = 1e-30  # of a moment, as optax and T5X: no division by 0
+_SMALLEST = 1e-30  # smallest moment, as in optax and T5X, so that nothing is divided by 0
 
 
 def _another(x: Array) -> Array:
-    """x; XLA's CPU compiler takes it for another array, so that sums of squares do not share the
-    squares and none are written out."""
+    """Returns x as an array that XLA's CPU compiler takes for another one.
+
+    So sums of squares do not share the squares, and none are written out.
+    """
     return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
 
 
 def _one_after_all(gradients) -> Array:
-    """1.0, on CPUs after all gradients (and NaN where their norm is not finite).
+    """Returns 1.0, on CPUs after all gradients are there (NaN where their norm is not finite).
 
-    XLA's CPU compiler copies weights that may be replaced while gradients of others need them.
+    XLA's CPU compiler copies weights that could be replaced while gradients of others need them.
     """
     return jax.lax.platform_dependent(
         optax.tree.norm(gradients),
@@ -133,12 +153,12 @@ def _one_after_all(gradients) -> Array:
 
 
 def _rms(x: Array, axes: tuple[int, ...]) -> Array:
-    """Root mean square of each block; its axes stay, of size 1."""
+    """Returns the root mean square of each block, with its axes kept at size 1."""
     return jnp.sqrt(jnp.mean(jnp.square(x), axes, keepdims=True))
 
 
 def _block_axes(path, leaf) -> int:
-    """How many of a parameter's last axes are a matrix, or a vector that has no other."""
+    """Counts a block's axes: 2 for a matrix, 1 for a parameter that is a vector in each layer."""
     return min(leaf.ndim - is_stacked(path), 2)
 
 
@@ -147,9 +167,10 @@ def _is_factored(path, leaf, smallest: int) -> bool:
 
 
 def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner`, but parameters called `table` (`m4.model.layers.Table`) stay bit-equal.
+    """Wraps an optimizer so that tables (`m4.model.layers.Table`) stay bit-equal.
 
-    They have no gradient, which stops neither weight decay nor noise. The state is `inner`'s.
+    They have no gradient, but weight decay or noise would change them. The state is that of
+    `inner`.
     """
 
     def update(updates, state, params=None):
@@ -175,14 +196,16 @@ def adafactor(
     multiply_by_parameter_scale: bool = True,
     weight_decay: Factor = 0.0,
 ) -> optax.GradientTransformation:
-    """Adafactor as GShard ran it (A.2): no first moment, second-moment decay 1 - t^-0.8, clip 1.0.
+    """Adafactor with GShard's settings (A.2): no first moment, decay 1 - t^-0.8, clipping at 1.0.
 
     Args:
-        total_steps: for the schedule. schedule: (total_steps) -> step -> rate.
-        decay_rate: the exponent. clipping_threshold: of the update's root mean square.
-        smallest_factored: matrices with a smaller side keep a full second moment.
-        multiply_by_parameter_scale: rates are relative to the parameter's root mean square.
-        weight_decay: per step, times the rate.
+        total_steps: Steps of training, for the schedule.
+        schedule: total_steps -> (step -> rate).
+        decay_rate: Exponent of the moments' decay.
+        clipping_threshold: Largest root mean square of an update.
+        smallest_factored: Matrices with a smaller side keep a full second moment.
+        multiply_by_parameter_scale: Rates are relative to the matrix's root mean square.
+        weight_decay: Decay of a step, times the rate.
     """
     return keep_tables(
         optax.chain(
@@ -208,13 +231,22 @@ def adamw(
 ) -> optax.GradientTransformation:
     """AdamW with the Transformer's betas, after clipping the gradient's global norm.
 
-    Args as optax.adamw; `schedule` is (total_steps) -> step -> rate. Weights of one axis (norm
-    scales) are not decayed.
+    Weights of one axis (norm scales) are not decayed.
+
+    Args:
+        total_steps: Steps of training, for the schedule.
+        schedule: total_steps -> (step -> rate).
+        b1: Decay of the first moment.
+        b2: Decay of the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Decay of a step, times the rate.
+        clip_norm: Largest global norm of the gradient.
     """
 
     def clip(gradients, params):
-        # optax.clip_by_global_norm divides every number by the norm, which XLA writes out before it
-        # uses it: 4 of the 15 times that a step reads or writes something of the weights' size.
+        # optax.clip_by_global_norm divides every number by the norm, and XLA writes the result out
+        # before it uses it: 4 of the 15 times that a step reads or writes an array of the weights'
+        # size.
         return optax.projections.projection_l2_ball(gradients, clip_norm)
 
     return keep_tables(
@@ -246,21 +278,25 @@ def muon(
     b2: Rate = 0.98,
     eps: _Positive = 1e-9,
 ) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024; optax's) for matrices within layers, Adam for all else.
+    """Muon (Jordan et al. 2024) for matrices within layers, Adam for all other parameters.
 
-    A matrix' update is its momentum with all singular values near 1 (five Newton-Schulz steps),
+    A matrix's update is its momentum with all singular values near 1 (five Newton-Schulz steps),
     times sqrt(max(1, columns / rows)): every direction moves alike, so that fewer steps are needed
-    (docs/lab/2026-11-23-evaluation.md) and each costs more. Every expert's and layer's matrix is
-    one by itself. Embeddings, logits, relative positions, routers and norm scales have Adam
-    (Nesterov's momentum).
+    (docs/lab/2026-11-23-evaluation.md), and each costs more. The matrices of experts and of layers
+    are separate. Adam, with Nesterov's momentum, takes embeddings, logits, relative positions,
+    routers and norm scales.
 
     Args:
-        total_steps: for the schedule. schedule: (total_steps) -> step -> rate of Adam.
-        matrix_rate: the matrices' rate over that one. beta: of their momentum.
-        experts: whether the experts' matrices are orthogonalized too; if not, Adam has them. They
-            are most of a model's parameters, so most of the Newton-Schulz products would be theirs,
-            and each sees only a part of the tokens.
-        b1, b2, eps: Adam's.
+        total_steps: Steps of training, for the schedule.
+        schedule: total_steps -> (step -> Adam's rate).
+        matrix_rate: The matrices' rate divided by Adam's.
+        experts: The experts' matrices are orthogonalized; False leaves them to Adam. They are most
+            of a model's parameters, so that most Newton-Schulz products would be theirs, and each
+            sees only a part of the tokens.
+        beta: Decay of the matrices' momentum.
+        b1: Adam's decay of the first moment.
+        b2: Adam's decay of the second moment.
+        eps: Added by Adam to the root of the second moment.
     """
     rate = schedule(total_steps)
 
@@ -281,14 +317,14 @@ def muon(
 
 
 def orthogonalize() -> optax.GradientTransformation:
-    """Each matrix (the last two axes) -> one with singular values near 1, times
-    sqrt(max(1, columns / rows)): optax's Muon without momentum.
+    """Makes all singular values of each matrix (the last two axes) near 1.
 
-    Small matrices of one shape are one batched product: the 32 of a bilingual model one by one take
-    twice as long on a CPU core (480 products of some microseconds each). The matrices of experts,
-    or of scanned layers, are a stack already: on CPUs by `newton_schulz`.
+    The result, times sqrt(max(1, columns / rows)), is the update of optax's Muon without momentum.
+    Small matrices of one shape are one batched product: one by one, the 32 of a bilingual model
+    take twice as long on a CPU core (480 products of some microseconds each). The matrices of
+    experts, or of scanned layers, are a stack already, for which CPUs use `newton_schulz`.
     """
-    # Of momentum 0: what comes in is orthogonalized as it is.
+    # Without momentum, so that the updates are orthogonalized as they come.
     inner = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=_all_matrices)
 
     def by_optax(stack) -> Any:
@@ -300,7 +336,7 @@ def orthogonalize() -> optax.GradientTransformation:
         leaves, treedef = jax.tree.flatten(updates)
         groups: dict[Any, list[int]] = defaultdict(list)
         for i, leaf in enumerate(leaves):
-            # Larger ones, and experts, may be sharded over devices.
+            # Larger matrices, and experts, may be sharded over devices.
             small = leaf.ndim == 2 and leaf.size <= _LARGEST_TOGETHER
             groups[leaf.shape if small else i].append(i)
         for group in groups.values():
@@ -321,14 +357,14 @@ _LARGEST_TOGETHER = 2**16
 
 
 def newton_schulz(x: Array) -> Array:
-    """Matrices [..., R, C], float32 -> nearly orthogonal ones: optax's five Newton-Schulz steps,
-    with the products in another order.
+    """Makes float32 matrices [..., R, C] nearly orthogonal by five Newton-Schulz steps.
 
-    A step is x <- q x, where q = a + b g + c g^2 and g = x x^T is the Gram matrix, so that the next
-    g is q g q: only the first and the last product have the long side C. Five steps of 128 x 512
-    take half the time, and were half of a training step with 64 experts
-    (docs/lab/2026-11-25-tatoeba.md). Not for TPUs: products in bfloat16 do for the usual order, but
-    here they would turn small eigenvalues of g negative.
+    They are optax's steps with the products in another order. A step is x <- q x, where q = a + b g
+    + c g^2 and g = x x^T is the Gram matrix, so that the next g is q g q: only the first and the
+    last product have the long side C. Five steps of 128 x 512 take half the time; they were half of
+    a training step with 64 experts (docs/lab/2026-11-25-tatoeba.md). TPUs must not use it: products
+    in bfloat16 are enough in the usual order, but here they would make small eigenvalues of g
+    negative.
     """
     transposed = x.shape[-2] > x.shape[-1]
     if transposed:
@@ -354,7 +390,7 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
 
 
 def _all_matrices(params):
-    """For optax: the last two axes are the matrix, those before them count matrices."""
+    """Tells optax that the last two axes are the matrix and those before them count matrices."""
     numbers = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
     return jax.tree.map(lambda _: numbers, params)
 

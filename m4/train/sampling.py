@@ -1,4 +1,4 @@
-"""Learned sampling in training: evaluations to the sampler, its rates to the stream."""
+"""Learned sampling: a sampler learns from evaluations, and the stream draws at its rates."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -8,17 +8,17 @@ from m4.settings import SettingError
 
 
 class PhasedStream(Protocol):
-    """A stream whose rates can change from a future step on."""
+    """A stream whose rates can change from a later step on."""
 
     def begin(self, step: int, rates: Mapping[str, float]) -> int: ...
     def restart(self) -> None: ...
 
 
 class LearnedSampling:
-    """One run's learned rates: the sampler's state and the phases that came of it.
+    """A run's learned rates: the sampler's state, and the stream's phases that follow from it.
 
-    Both are in the note of every checkpoint. The stream is a function of its phases, so a resumed
-    run draws what it would have drawn.
+    Both are in the note of every checkpoint. The stream is a function of its phases, so that a
+    resumed run draws the same pairs as an uninterrupted one.
     """
 
     def __init__(
@@ -29,20 +29,26 @@ class LearnedSampling:
         stream: PhasedStream,
         measured: Mapping[str, Any],
     ):
-        """start: the rates at the beginning, in the sampler's unit (pairs or tokens).
-        pair_rates: rates in that unit -> shares of the pairs, which the stream wants.
-        measured: setting ("Training.dev_period") -> value, of the settings that decide when and on
-        what the sampler learns."""
+        """Starts at the sampler's first rates.
+
+        Args:
+            sampler: The sampler.
+            start: Its rates at the beginning, in its unit (pairs or tokens).
+            pair_rates: Rates in that unit -> shares of the pairs, for the stream.
+            stream: The stream.
+            measured: Values of the settings that decide when and on what the sampler learns, by
+                name ("Training.dev_period").
+        """
         self._sampler, self._start, self._pair_rates = sampler, dict(start), pair_rates
         self._stream, self._measured = stream, dict(measured)
         self._state: Any = sampler.begin()
         self._phases: list[tuple[int, dict[str, float]]] = []
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
-        """Continues from a checkpoint's note; None: it has none, from the beginning.
+        """Continues from a checkpoint's note, or starts again where there is none.
 
         Raises:
-            SettingError: it learned from other measurements.
+            SettingError: The note's rates were learned from other measurements.
         """
         self._stream.restart()
         self._state, self._phases = self._sampler.begin(), []
@@ -60,14 +66,16 @@ class LearnedSampling:
                 )
         self._state = saved["state"]
         for first_step, rates in saved["phases"]:
-            # A phase starts after the step that is named, at the next group of steps.
+            # `Stream.begin` starts a phase after the given step, at the next window of steps.
             begun = self._stream.begin(first_step - 1, rates)
             assert begun == first_step, (begun, first_step)
             self._phases.append((first_step, dict(rates)))
 
     def begin(self, step: int, saved: Mapping[str, Any] | None) -> None:
-        """Continues at the beginning of a chapter with what was learned, at the chapter's own rates
-        of the beginning. saved: of the checkpoint's note; None: nothing was learned."""
+        """Continues at the beginning of a chapter with the learned weights of a checkpoint's note.
+
+        They apply to the chapter's own rates of the beginning.
+        """
         self.resume(None)
         if saved is None or not saved["state"]["log_weights"]:
             return
@@ -77,12 +85,12 @@ class LearnedSampling:
         assert self._phases[0][0] == step, (self._phases, step)
 
     def evaluated(self, step: int, measured: Mapping[str, float]) -> dict[str, float]:
-        """Learns from what was measured after `step` steps; the rates change as soon as they can.
+        """Learns from numbers measured after `step` steps; rates change as soon as they can.
 
         Returns:
             The row to log: "weight/<direction>", relative to the start and at most 1, and
-            "rate/<direction>", the new rates in the sampler's unit. {}: nothing that it learns from
-            was measured.
+            "rate/<direction>", the new rates in the sampler's unit. {} where the sampler reads none
+            of the numbers.
         """
         if not any(name.startswith(self._sampler.reads) for name in measured):
             return {}
@@ -91,7 +99,7 @@ class LearnedSampling:
         pairs = self._pair_rates(rates)
         begun = self._stream.begin(step, pairs)
         if self._phases and self._phases[-1][0] == begun:
-            self._phases.pop()  # it was never used
+            self._phases.pop()  # that phase was never used
         self._phases.append((begun, pairs))
         weights = self._sampler.weights(self._state, list(self._start))
         return {
@@ -100,7 +108,7 @@ class LearnedSampling:
         }
 
     def note(self) -> dict[str, Any]:
-        """What `resume` needs."""
+        """Returns the state in JSON, for `resume`."""
         phases = [[first_step, rates] for first_step, rates in self._phases]
         about = {"state": self._state, "phases": phases, "measured": self._measured}
         return {"sampling": about}

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions of the total number of steps -> (step -> rate)."""
+"""Learning-rate schedules: functions of the total number of steps that return step -> rate."""
 
 from typing import Annotated
 
@@ -21,14 +21,15 @@ def rsqrt(
 ) -> Schedule:
     """Inverse square root: peak until `hold_steps`, then peak * sqrt(hold_steps / step).
 
-    The defaults are GShard's (arXiv 2006.16668, A.2: "1.0 with square-root decay after 10k steps":
-    1.0 / sqrt(max(step, 10000)), so 0.01 at first).
+    The defaults are GShard's (arXiv 2006.16668, A.2: "1.0 with square-root decay after 10k steps",
+    which is 1.0 / sqrt(max(step, 10000)), so 0.01 at first).
 
     Args:
-        total_steps: where the cooldown ends.
-        peak: the highest rate. hold_steps: where the decay begins.
-        warmup_steps: a linear rise from 0 before (the paper has none; Adam needs one).
-        cooldown_steps: a linear fall to 0 at the end; short runs gain much by it, or by
+        total_steps: Step at which the cooldown ends.
+        peak: Highest rate.
+        hold_steps: Step at which the decay begins.
+        warmup_steps: Length of a linear rise from 0 (the paper has none; Adam needs one).
+        cooldown_steps: Length of a linear fall to 0 at the end. Short runs gain much by it, or by
             `m4.train.average`, which need not know the end.
     """
 

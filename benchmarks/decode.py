@@ -30,7 +30,7 @@ from m4.eval.decoding.decode import parts_of_a_batch, searched
 from m4.eval.decoding.search import search
 from m4.eval.decoding.settings import Method
 from m4.model.gates.top2_gshard import top2_gshard
-from m4.model.moe import MoeLayer
+from m4.model.moe import MoeLayer, assigned_choices
 from m4.model.routing import Capacity, Routing, Tokens
 from m4.model.transformer import Transformer, count_parameters
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
@@ -80,20 +80,19 @@ def scattered(tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing:
 
 
 def experts_a_step(model: Transformer, params, source_BL, best_BT: np.ndarray) -> float:
-    """Mean over the decoder's layers and steps, from the tokens of the best translations."""
+    """Returns the mean number of experts used in a step of a decoder layer.
+
+    It is counted on the best translations, with their positions in the place of directions.
+    """
     input_BT = np.pad(best_BT, [(0, 0), (1, 0)])[:, :-1]
-    _, found = model.apply(
+    length = best_BT.shape[1]
+    _, sown = model.clone(directions=length).apply(
         {"params": params}, source_BL, input_BT, best_BT, enable_dropout=False,
-        mutable=["explained"],
+        decoder_direction_ids=np.broadcast_to(np.arange(length), best_BT.shape),
+        mutable=["intermediates"],
     )  # fmt: skip
-    shape = (*best_BT.shape, -1)
-    layers = [
-        np.asarray(leaf).reshape(shape).swapaxes(0, 1).reshape(best_BT.shape[1], -1)
-        for name, tree in found["explained"].items()
-        if name.startswith("decoder")
-        for leaf in jax.tree.leaves(tree)
-    ]
-    return float(np.mean([len(np.unique(step)) for layer in layers for step in layer]))
+    layers = assigned_choices(sown["intermediates"]).values()
+    return float(np.mean([np.count_nonzero(count_DE, axis=1) for count_DE in layers]))
 
 
 def model_of(args: argparse.Namespace) -> NeverEnding:

@@ -1,19 +1,59 @@
-"""Runs that tests of several files read: made once a session, by the first worker that asks."""
+"""The small model of most tests, and runs that tests of several files read.
+
+Runs are made once a session, by the first worker that asks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import importlib
 import json
 import os
+import pkgutil
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from m4.model.moe import MoeLayer
+from m4.model.transformer import Transformer
+from m4.settings import is_checked
 from tests.command_line import TINY, Said, m4
 from tests.documents.blocks import ROOT
+
+SMALL_MOE = functools.partial(MoeLayer, num_experts=4, group_tokens=8)
+
+
+def small_model(**changes: Any) -> Transformer:
+    """One layer a stack, each with four experts, without dropout; `changes` are other fields."""
+    fields: dict[str, Any] = {
+        "vocab_size": 32,
+        "width": 8,
+        "heads": 2,
+        "head_width": 4,
+        "mlp_width": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "moe": SMALL_MOE,
+        "moe_every": 1,
+        "dropout_rate": 0.0,
+    }
+    return Transformer(**{**fields, **changes})
+
+
+def parts_in(package: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The gates, transports, ... of a folder by name: each file's function of the same name."""
+    modules = {
+        module.name: importlib.import_module(f"{package.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(package.__path__)
+    }
+    found = {name: getattr(module, name, None) for name, module in modules.items()}
+    return {name: part for name, part in found.items() if part and is_checked(part)}
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
-import pkgutil
 import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -32,6 +29,7 @@ from m4.parallel.axes import MESH_AXES
 from m4.storage.metrics_log import read_metrics
 from m4.train.trainer import Trainer
 from tests.command_line import experiment_of
+from tests.shared import parts_in
 
 CONFIGS = Path(__file__).parents[1] / "gin_configs"
 STEPS = 50
@@ -39,13 +37,7 @@ GATE = "moe.MoeLayer.gate"
 OPTIMIZED = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": True}
 
 
-def in_folder(package: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Name -> the function that a file of the folder is named after."""
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    return {n: getattr(importlib.import_module(f"{package.__name__}.{n}"), n) for n in names}
-
-
-GATES, DISPATCH = in_folder(gates), in_folder(dispatch)
+GATES, DISPATCH = parts_in(gates), parts_in(dispatch)
 
 
 @dataclasses.dataclass(frozen=True)

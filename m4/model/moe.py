@@ -148,10 +148,6 @@ class MoeLayer(nn.Module):
         dispatch = self.dropless_dispatch if factor is None else self.dispatch
         carried = self._mask_outputs(routing) if tokens.rng is not None else routing
         y_GSM = self._carry(x_GSM.astype(self.dtype), carried, dispatch, deterministic)
-        if not self.is_initializing():
-            # The expert of each choice, -1 without a slot: kept only where a caller asks for it.
-            expert_GSK = jnp.where(routing.position_GSK >= 0, routing.expert_GSK, -1)
-            self.sow("explained", "expert_GSK", expert_GSK)
         self._sow(routing, tokens)
         if self.directions and tokens.language_GS is not None:
             self._sow_choices(routing, tokens.language_GS)

@@ -145,7 +145,7 @@ def scanned(
     assert layers % size == 0
     over = partitioning.scan_with_axes(
         remat(Block, policy, scanned=True),
-        variable_axes={"params": 0, "cache": 0, "intermediates": 0, "explained": 0},
+        variable_axes={"params": 0, "cache": 0, "intermediates": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=cast(Any, (nn.broadcast, nn.broadcast)),  # flax's stub says int
         length=layers // size,

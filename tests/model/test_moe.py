@@ -15,7 +15,6 @@ from m4.model.dispatch.gather import gather
 from m4.model.gates.dense_to_sparse import dense_to_sparse
 from m4.model.gates.expert_choice import expert_choice
 from m4.model.gates.mixtral import mixtral
-from m4.model.gates.switch import switch
 from m4.model.moe import MoeLayer, group_size, mean_metrics
 from m4.model.routing import expert_capacity
 from m4.parallel.batched_init import draw_together
@@ -81,29 +80,6 @@ def test_layer_without_drops_is_a_mixture_of_its_two_best_experts():
     np.testing.assert_allclose(y_BLM, expected, atol=1e-5)
     confidence = mean_metrics(sown["intermediates"])["router_confidence"]
     np.testing.assert_allclose(confidence, np.mean(largest), rtol=1e-5)
-
-
-@pytest.mark.parametrize(("train", "activations"), [(False, ("relu",)), (True, ("gelu", "linear"))])
-def test_dispatch_implementations_agree_in_the_layer(train, activations):
-    # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 slots of each expert for 8 tokens; some drop.
-    options = {"activations": activations, "train_capacity_factor": 0.25}
-    x_BLM, mask_BL = inputs(seed=4, B=4)
-    by_einsum, by_gather = (layer(dispatch=t, **options) for t in (einsum, gather))
-    params = init(by_einsum, x_BLM, mask_BL)
-    # A strong router, so that experts overflow.
-    params = {**params, "router": jax.tree.map(lambda w: 30.0 * w, params["router"])}
-
-    def loss(params, x_BLM, model):
-        y_BLM, sown = apply(model, params, x_BLM, mask_BL, train=train)
-        metrics = mean_metrics(sown["intermediates"])
-        return jnp.sum(jnp.sin(y_BLM)) + metrics["auxiliary_loss"], (y_BLM, metrics)
-
-    both = [
-        jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x_BLM, model)
-        for model in (by_einsum, by_gather)
-    ]
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), *both)
-    assert (both[0][0][1][1]["second_dropped"] > 0) == train
 
 
 def test_group_boundaries_do_not_matter_without_drops():
@@ -226,13 +202,6 @@ def test_output_masking_leaves_out_choices_at_its_rate():
     np.testing.assert_array_equal(jax.grad(used)(x_BLM), 0)
 
 
-def test_training_without_a_capacity_drops_nothing():
-    x_BLM, mask_BL = inputs()
-    params = init(layer(), x_BLM, mask_BL)
-    _, sown = apply(layer(train_capacity_factor=None), params, x_BLM, mask_BL, train=True)
-    assert mean_metrics(sown["intermediates"])["fraction_tokens_left_behind"] == 0
-
-
 @pytest.mark.parametrize(
     ("rule", "slots"),
     # The exact shares K * S * factor / E of the three: 2 * 10 * 1 / 8 = 2.5, 2 * 50 * 1 / 8 = 12.5,
@@ -278,23 +247,6 @@ def test_a_layer_outside_a_model_needs_its_own_sizes():
     x_BLM, mask_BL = inputs()
     with pytest.raises(SettingError, match=r"^MoeLayer\.mlp_width = None"):
         init(layer(mlp_width=None), x_BLM, mask_BL)
-
-
-def test_sows_t5x_metrics():
-    x_BLM, mask_BL = inputs()
-    params = init(layer(), x_BLM, mask_BL)
-    _, sown = apply(layer(), params, x_BLM, mask_BL)
-    for name in (
-        "auxiliary_loss",
-        "router_z_loss",
-        "fraction_tokens_left_behind",
-        "expert_usage",
-        "router_confidence",
-    ):
-        (value,) = sown["intermediates"][name]
-        assert value.shape == ()
-        assert value.dtype == jnp.float32
-        assert np.isfinite(value)
 
 
 def test_bfloat16_layer_routes_in_float32():
@@ -367,19 +319,15 @@ def test_choices_of_every_expert_are_counted_without_their_one_hots(gate):
 class Mine(nn.Module):
     """A model that is not m4's, with the layer."""
 
-    gate: Any
-    dispatch: Any
-
     @nn.compact
     def __call__(self, x_BLM, mask_BL):
         h_BLM = nn.Dense(M)(x_BLM)
-        experts = layer(gate=self.gate, dispatch=self.dispatch)
+        experts = layer(gate=mixtral, dispatch=einsum)
         return nn.Dense(1)(h_BLM + experts(h_BLM, mask_BL, deterministic=True))
 
 
-@pytest.mark.parametrize(("gate", "dispatch"), [(switch, einsum), (mixtral, gather)])
-def test_any_flax_model_can_take_the_layer(gate, dispatch):
-    model, (x_BLM, mask_BL) = Mine(gate, dispatch), inputs()
+def test_any_flax_model_can_take_the_layer():
+    model, (x_BLM, mask_BL) = Mine(), inputs()
     params = model.init(jax.random.key(0), x_BLM, mask_BL)["params"]
 
     def total(params):

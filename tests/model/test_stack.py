@@ -1,7 +1,6 @@
 """A scanned stack, with and without recomputation, is the same model as its unscanned layers."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,38 +11,33 @@ import pytest
 from m4.eval.decoding.search import search
 from m4.model.moe import MoeLayer, layer_metrics
 from m4.model.stack import REMAT, unstack
-from m4.model.transformer import Transformer
 from m4.settings import SettingError
 from m4.train.optimizer import adafactor, adamw
+from tests.shared import small_model
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 32,
-    "width": 8,
-    "heads": 2,
-    "head_width": 4,
-    "mlp_width": 8,
-    "encoder_layers": 4,
-    "decoder_layers": 2,
-    "moe": functools.partial(MoeLayer, num_experts=2, group_tokens=8, train_capacity_factor=2.0),
-    "dropout_rate": 0.0,
-}
+MODEL = small_model(
+    encoder_layers=4,
+    decoder_layers=2,
+    moe=functools.partial(MoeLayer, num_experts=2, group_tokens=8, train_capacity_factor=2.0),
+    moe_every=2,
+    scan_layers=True,
+)
 X_BL = jnp.asarray(np.random.default_rng(0).integers(1, 32, (2, 8)), jnp.int32)
 
 
 @pytest.fixture(scope="module")
 def params():
-    model = Transformer(scan_layers=True, **SIZES)
     # Arrays of numpy: taking them apart compiles nothing.
     return jax.device_get(
         jax.jit(
-            lambda: model.init(jax.random.key(0), X_BL, X_BL, X_BL, enable_dropout=False)["params"]
+            lambda: MODEL.init(jax.random.key(0), X_BL, X_BL, X_BL, enable_dropout=False)["params"]
         )()
     )
 
 
 @functools.cache
 def loss_and_gradients(scan: bool, remat: str):
-    model = Transformer(scan_layers=scan, remat=remat, **SIZES)
+    model = MODEL.clone(scan_layers=scan, remat=remat)
 
     def loss(params):
         logits_BTV, sown = model.apply(
@@ -73,8 +67,7 @@ def test_values_gradients_and_metrics_are_those_of_the_layers(params, scan, rema
 
 
 def test_dropout_is_another_in_every_layer(params):
-    sizes: dict[str, Any] = {**SIZES, "dropout_rate": 0.5}
-    model = Transformer(scan_layers=True, **sizes)
+    model = MODEL.clone(dropout_rate=0.5)
 
     @jax.jit
     def encoded(key):
@@ -104,11 +97,11 @@ def test_an_optimizer_treats_stacked_layers_one_by_one(params, optimizer):
 
 def test_decoding_unstacks_the_layers(params):
     arguments = (X_BL, 6, 2, 0.6)
-    found = search(Transformer(scan_layers=True, **SIZES), params, *arguments)
-    plain = search(Transformer(**SIZES), unstack(params), *arguments)
+    found = search(MODEL, params, *arguments)
+    plain = search(MODEL.clone(scan_layers=False), unstack(params), *arguments)
     np.testing.assert_array_equal(found[0], plain[0])
 
 
 def test_layers_are_whole_blocks():
     with pytest.raises(SettingError, match=r"^Transformer\.encoder_layers = 3: must be a multiple"):
-        Transformer(**{**SIZES, "encoder_layers": 3, "scan_layers": True})
+        MODEL.clone(encoder_layers=3)

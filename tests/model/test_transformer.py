@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 from flax.core import unfreeze
 from flax.linen import partitioning
+from flax.traverse_util import flatten_dict
 
+from m4.model.gates.hash import hash as hash_gate
+from m4.model.gates.switch import switch
+from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, count_parameters
 from m4.parallel.batched_init import draw_together
+from m4.settings import SettingError
+from tests.shared import small_model
 
-V, L, T = 19, 7, 6
+V, L, T = 32, 7, 6
 
 # What stock T5X knows: names that its sharding rules map, and those that its Adafactor factors.
 FACTORED_AXES = {
@@ -30,22 +36,14 @@ T5X_METRICS = {
 }
 
 
-def tiny(**options: Any) -> Transformer:
-    return Transformer(
-        **{
-            "vocab_size": V,
-            "width": 8,
-            "heads": 2,
-            "head_width": 4,
-            "mlp_width": 12,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "moe": partial(MoeLayer, num_experts=4, group_tokens=16),
-            **options,
-        }
-    )
-
-
+tiny = partial(
+    small_model,
+    encoder_layers=2,
+    decoder_layers=2,
+    moe=partial(MoeLayer, num_experts=4, group_tokens=16),
+    moe_every=2,
+    dropout_rate=0.1,
+)
 variants = pytest.mark.parametrize(
     "model",
     [
@@ -56,7 +54,9 @@ variants = pytest.mark.parametrize(
     ids=["moe", "dense gated untied", "positions bfloat16"],
 )
 # One layer a stack, for what is compiled with gradients or loops; both kinds of positions.
-SHALLOW = tiny(encoder_layers=1, decoder_layers=1, moe_every=1, absolute_positions=True)
+SHALLOW = small_model(
+    moe=partial(MoeLayer, num_experts=4, group_tokens=16), absolute_positions=True
+)
 
 
 @partial(jax.jit, static_argnames="model")
@@ -346,13 +346,6 @@ def test_all_parameters_get_gradients():
         assert np.asarray(leaf).any(), jax.tree_util.keystr(path)
 
 
-def test_activations_may_come_as_a_list():
-    # gin gives lists; a module must be hashable to be a static argument of jit.
-    model = tiny(activations=["relu"])
-    assert hash(model) == hash(tiny())
-    assert model == tiny()
-
-
 def test_activations_of_bfloat16_stay_bfloat16():
     model = tiny(absolute_positions=True, dtype=jnp.bfloat16)
     params = init(model)["params"]
@@ -373,3 +366,121 @@ def test_activations_of_bfloat16_stay_bfloat16():
     # Two layers and one MoE layer in either stack.
     assert len(layers) == 6
     assert {x.dtype for x in layers} == {jnp.dtype(jnp.bfloat16)}
+
+
+# --- Options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        *[("width", x) for x in (0, -1, True, 1.5, "x", "", None, 10**12)],
+        *[("heads", x) for x in (0, 10**12)],
+        *[("encoder_layers", x) for x in (0, -1, 10**12)],
+        ("decoder_layers", -1),
+        ("moe_every", 1.5),
+        ("pipeline_microbatches", -1),
+        ("dropout_rate", 1.0),
+        ("remat", "some"),
+        ("scan_layers", 1),
+        *[("activations", x) for x in (("swash",), ())],
+        *[("dtype", x) for x in (0, "int8", None)],
+        ("source_vocab_size", 0),
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_the_model_is_made(option, wrong):
+    with pytest.raises(SettingError) as error:
+        tiny(**{option: wrong})
+    assert error.value.setting == f"Transformer.{option}"
+
+
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        ({"moe_every": 0}, "Transformer.moe_every"),
+        ({"moe_every": 3}, "Transformer.moe_every"),  # of two layers: no layer would have experts
+        ({"moe": MoeLayer(num_experts=4)}, "Transformer.moe"),
+        ({"moe": 8}, "Transformer.moe"),
+        ({"width": 7, "absolute_positions": True}, "Transformer.width"),
+        ({"decoder_moe": partial(MoeLayer, num_experts=2)}, "Transformer.decoder_moe"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options, setting):
+    with pytest.raises(SettingError) as error:
+        tiny(**options)
+    assert error.value.setting == setting
+
+
+def test_a_layer_of_experts_has_the_models_sizes_but_its_own_where_they_are_given():
+    own = tiny(moe=partial(MoeLayer, 4, 20, activations=["silu", "linear"], dropout_rate=0.5))
+    for model, sizes in ((tiny(), (16, ("relu",), 0.1)), (own, (20, ("silu", "linear"), 0.5))):
+        layer = model.encoder_experts
+        assert layer is not None
+        assert (layer.mlp_width, layer.activations, layer.dropout_rate) == sizes
+    assert tiny(moe=None).encoder_experts is None
+    # A model of the same options is the same key of jit's cache; gin gives lists.
+    assert hash(tiny()) == hash(tiny(activations=["relu"]))
+    assert tiny() == tiny(activations=["relu"]) != own
+
+
+def test_the_decoder_has_separate_experts_where_they_are_given():
+    model = tiny(decoder_moe=partial(MoeLayer, num_experts=4, gate=switch))
+    encoder, decoder = model.encoder_experts, model.decoder_experts
+    assert encoder is not None
+    assert decoder is not None
+    assert (encoder.gate, decoder.gate) == (top2_gshard, switch)
+    assert (encoder.causal, decoder.causal) == (False, True)
+
+
+# --- A vocabulary for sources and another one for targets -----------------------------------------
+
+SOURCE = 40
+SEPARATE = small_model(moe=None, source_vocab_size=SOURCE)
+SOURCES = jnp.array([[SOURCE - 1, 5, 1, 0]])
+TARGETS = jnp.array([[V - 1, 3, 1]])
+
+
+def names_and_shapes(model: Transformer) -> dict[str, Any]:
+    variables = jax.eval_shape(model.init, jax.random.key(0), SOURCES, TARGETS, TARGETS)
+    flat: dict[str, Any] = flatten_dict(variables["params"], sep="/")
+    return {name: leaf.shape for name, leaf in flat.items()}
+
+
+def test_each_has_a_table_and_the_targets_is_the_softmax():
+    own, shared = (
+        names_and_shapes(SEPARATE),
+        names_and_shapes(SEPARATE.clone(source_vocab_size=None)),
+    )
+    # The one more, and nothing else of the shared model's is another.
+    assert own == {**shared, "source_token_embedder/embedding": (SOURCE, 8)}
+    assert own["token_embedder/embedding"] == (V, 8)
+    untied = names_and_shapes(SEPARATE.clone(tied_logits=False))
+    assert untied["logits_dense/kernel"] == (8, V)
+
+
+def test_the_encoder_reads_the_sources_table_and_the_decoder_its_own():
+    params = init(SEPARATE)["params"]
+
+    def loss(params: Any) -> jax.Array:
+        logits: Any = SEPARATE.apply(
+            {"params": params}, SOURCES, TARGETS, TARGETS, enable_dropout=False
+        )
+        assert logits.shape == (1, 3, V)
+        return (logits[..., 0] ** 2).sum()
+
+    gradient = jax.jit(jax.grad(loss))(params)
+    by_source = np.abs(gradient["source_token_embedder"]["embedding"]).sum(axis=1)
+    # Padding, 0, is masked. Of the targets' table also the row of the logit that is looked at.
+    assert set(np.flatnonzero(by_source)) == {1, 5, SOURCE - 1}
+    by_target = np.abs(gradient["token_embedder"]["embedding"]).sum(axis=1)
+    assert set(np.flatnonzero(by_target)) == {0, 1, 3, V - 1}
+
+
+def test_hash_routes_each_stack_by_its_own_ids():
+    model = SEPARATE.clone(moe=partial(MoeLayer, num_experts=2, gate=hash_gate))
+    shapes = names_and_shapes(model)
+    tables = {name: shape for name, shape in shapes.items() if name.endswith("hash/table")}
+    assert {name.split("_")[0]: shape for name, shape in tables.items()} == {
+        "encoder": (SOURCE,),
+        "decoder": (V,),
+    }

@@ -65,26 +65,6 @@ def test_warmup_hold_decay_and_cooldown():
         np.testing.assert_allclose(schedule(jnp.asarray(step)), rate, rtol=1e-6)
 
 
-@pytest.mark.parametrize("experts", [3, 300])  # fewer and more than the matrices' sides
-def test_a_stack_of_experts_is_as_many_matrices(experts):
-    rng = np.random.default_rng(0)
-    stack, gradient = (rng.normal(size=(experts, 8, 16)).astype(np.float32) for _ in range(2))
-    optimizer = adafactor(10, smallest_factored=4)
-
-    @jax.jit
-    def two_steps(params, gradient) -> Any:
-        state = optimizer.init(params)
-        for _ in range(2):
-            updates, state = optimizer.update(gradient, state, params)
-            params = optax.apply_updates(params, updates)
-        return params
-
-    together = np.asarray(two_steps({"wi": stack}, {"wi": gradient})["wi"])
-    for one in (0, experts - 1):
-        alone = two_steps({"wi": stack[one]}, {"wi": gradient[one]})["wi"]
-        np.testing.assert_allclose(together[one], alone, rtol=1e-5, atol=1e-6)
-
-
 def test_statistics_are_rows_and_columns_of_each_expert():
     state: Any = adafactor(10, smallest_factored=4).init(
         {"wi": jnp.ones((300, 8, 16)), "small": jnp.ones((3, 5)), "scale": jnp.ones(7)}
@@ -100,7 +80,8 @@ def test_statistics_are_rows_and_columns_of_each_expert():
 
 @pytest.mark.parametrize(
     ("shape", "name"),
-    [((3, 8, 16), "wi"), ((2, 3, 8, 16), "blocks"), ((2, 16), "layer_blocks"), ((3, 2, 8), "wo")],
+    # More experts than hidden units, too: they share no statistics.
+    [((20, 8, 16), "wi"), ((2, 3, 8, 16), "blocks"), ((2, 16), "layer_blocks"), ((3, 2, 8), "wo")],
 )
 def test_each_matrix_is_optax_adafactors(shape, name):
     """Four steps; each matrix of a stack against optax on it alone. In `layer_blocks` the first
@@ -124,18 +105,6 @@ def test_each_matrix_is_optax_adafactors(shape, name):
     for at in np.ndindex(shape[: -len(block)]):
         wanted = run(theirs, start[at], [g[at] for g in gradients])
         np.testing.assert_allclose(found[at], wanted, rtol=1e-5, atol=1e-6)
-
-
-def test_first_adafactor_step_by_hand():
-    # 2x2, below the size that is factored; beta2 = 1 - 1^-0.8 = 0 at the first step, so v = g^2
-    # and g / sqrt(v) = sign(g), whose root mean square 1 is not clipped. Times the parameters'
-    # root mean square sqrt((1 + 9 + 9 + 1) / 4) = sqrt(5) and the rate 0.01.
-    params = {"w": jnp.array([[1.0, 3.0], [-3.0, 1.0]])}
-    gradient = {"w": jnp.array([[0.5, -2.0], [1.0, 4.0]])}
-    optimizer = adafactor(10)
-    updates = first_updates(optimizer, gradient, params)[0]
-    expected = -0.01 * np.sqrt(5.0) * np.array([[1.0, -1.0], [1.0, 1.0]])
-    np.testing.assert_allclose(updates["w"], expected, rtol=1e-5)
 
 
 def test_adamw_does_not_decay_norm_scales():
@@ -168,7 +137,9 @@ def test_adamw_clips_the_global_norm_as_optax_does():
 def test_first_factored_step_by_hand():
     # g^2 = [[1, 3], [2, 6]]: rows' means (2, 4), columns' means (1.5, 4.5), their mean 3. At the
     # first step the moments are these, and row * column / mean = [[1, 3], [2, 6]]: g^2 has rank 1,
-    # so that factoring loses nothing and g / sqrt(v) = sign(g), as in the case above.
+    # so that factoring loses nothing and g / sqrt(v) = sign(g), whose root mean square 1 is not
+    # clipped. Times the parameters' root mean square sqrt((1 + 9 + 9 + 1) / 4) = sqrt(5) and the
+    # rate 0.01.
     gradient = {"w": jnp.sqrt(jnp.array([[1.0, 3.0], [2.0, 6.0]])) * jnp.array([[1, -1], [1, 1]])}
     params = {"w": jnp.array([[1.0, 3.0], [-3.0, 1.0]])}
     optimizer = adafactor(10, smallest_factored=2)
@@ -179,17 +150,14 @@ def test_first_factored_step_by_hand():
     assert (2, 2) not in moments
 
 
-def test_one_matrix_is_optax_adafactor():
+def test_adafactors_weight_decay_is_the_rates_part_of_the_weights():
     rng = np.random.default_rng(1)
     params, gradient = ({"w": rng.normal(size=(8, 16)).astype(np.float32)} for _ in range(2))
-    ours = adafactor(10, smallest_factored=4, weight_decay=0.1)
-    theirs = optax.adafactor(0.01, min_dim_size_to_factor=4, weight_decay_rate=None, momentum=None)
-    plain = adafactor(10, smallest_factored=4)
-    for optimizer, decay in ((plain, 0.0), (ours, 0.01 * 0.1)):
-        updates, _ = first_updates(optimizer, gradient, params)
-        wanted, _ = first_updates(theirs, gradient, params)
-        expected = wanted["w"] - decay * params["w"]
-        np.testing.assert_allclose(updates["w"], expected, rtol=1e-5, atol=1e-7)
+    decayed, plain = (
+        first_updates(adafactor(10, weight_decay=decay), gradient, params)[0]["w"]
+        for decay in (0.1, 0.0)
+    )
+    np.testing.assert_allclose(decayed, plain - 0.01 * 0.1 * params["w"], rtol=1e-5, atol=1e-7)
 
 
 def test_adafactors_weights_are_replaced_where_they_are():
@@ -236,64 +204,29 @@ def test_newton_schulz_steps_in_gram_form_are_optaxs(shape):
 
 
 @pytest.mark.parametrize("experts", [True, False])
-def test_first_muon_step_is_a_near_orthogonal_matrix_for_each_expert(experts):
-    rng = np.random.default_rng(0)
-    shapes = {
-        "experts": (3, 4, 16),
-        "encoder_blocks": (2, 16, 4),
-        "router": (4, 3),
-        "logits_dense": (4, 9),
-    }
-    params = {
-        name: {"kernel": rng.normal(size=shape).astype(np.float32)}
-        for name, shape in shapes.items()
-    }
-    params["token_embedder"] = {"embedding": rng.normal(size=(9, 4)).astype(np.float32)}
-    gradient = jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), params)
-    rate, matrix_rate = 0.01, 2.0
-    schedule = functools.partial(rsqrt, peak=rate)
-    updates, _ = first_updates(
-        muon(10, schedule=schedule, matrix_rate=matrix_rate, experts=experts), gradient, params
-    )
-    for name in ("experts", "encoder_blocks") if experts else ("encoder_blocks",):
-        *_, rows, columns = shapes[name]
-        unit = rate * matrix_rate * max(1, columns / rows) ** 0.5
-        for update, slope in zip(updates[name]["kernel"], gradient[name]["kernel"], strict=True):
-            # Five steps of that polynomial bring singular values of (0.1, 1] into (0.68, 1.14); of
-            # random matrices four times as long as wide the smallest is above 0.1 of the norm.
-            singular = np.linalg.svd(update, compute_uv=False) / unit
-            assert (singular > 0.65).all()
-            assert (singular < 1.2).all()
-            # Downhill: along -U V^T of the gradient, whose product with it is its singular values.
-            u, values, v = np.linalg.svd(slope, full_matrices=False)
-            np.testing.assert_allclose(np.sum(-update / unit * (u @ v)), len(values), rtol=0.35)
-    # Adam's first step moves every entry by the rate, against its gradient's sign: with Nesterov's
-    # momentum by (b1 m / (1 - b1^2) + (1 - b1) g / (1 - b1)) / |g|, m = (1 - b1) g: 1 + 9 / 19.
-    for name, inner in (
-        ("router", "kernel"),
-        ("logits_dense", "kernel"),
-        ("token_embedder", "embedding"),
-        *(() if experts else [("experts", "kernel")]),
-    ):
-        wanted = -rate * (1 + 0.9 / 1.9) * np.sign(gradient[name][inner])
-        np.testing.assert_allclose(updates[name][inner], wanted, rtol=1e-4)
-
-
-def test_first_muon_step_is_optax_muons():
+def test_first_muon_step_is_optax_muons(experts):
     """Of matrices one by one, where ours takes those of one shape together; of Adam too."""
     rng = np.random.default_rng(0)
     shapes = {"query": (8, 8), "key": (8, 8), "wi": (8, 24), "wo": (24, 8), "experts": (2, 8, 8)}
+    shapes |= {"encoder_blocks": (2, 16, 4), "router": (4, 3), "logits_dense": (4, 9)}
+    with_adam = {"router", "logits_dense", *(() if experts else ("experts",))}
     params: Any = {
         name: {"kernel": rng.normal(size=shape).astype(np.float32)}
         for name, shape in shapes.items()
     }
     params["norm"] = {"scale": np.ones(8, np.float32)}
+    params["token_embedder"] = {"embedding": rng.normal(size=(9, 4)).astype(np.float32)}
     gradient = jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), params)
-    ours = muon(10, schedule=functools.partial(rsqrt, peak=0.01), matrix_rate=3.0)
+    schedule = functools.partial(rsqrt, peak=0.01)
+    ours = muon(10, schedule=schedule, matrix_rate=3.0, experts=experts)
 
     def numbers(params):
         matrix = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
-        return jax.tree.map(lambda p: matrix if p.ndim > 1 else None, params)
+        return {
+            name: {leaf: matrix if leaf == "kernel" and name not in with_adam else None}
+            for name, tree in params.items()
+            for leaf in tree
+        }
 
     theirs = contrib.muon(
         0.03,
@@ -305,8 +238,9 @@ def test_first_muon_step_is_optax_muons():
     )
     updates, _ = first_updates(ours, gradient, params)
     wanted, _ = first_updates(theirs, gradient, params)
+    # Experts take other Newton-Schulz products on CPUs.
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), updates, wanted
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), updates, wanted
     )
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,30 +10,18 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from m4.model.moe import MoeLayer
-from m4.model.transformer import Transformer
 from m4.parallel.axes import MESH_AXES
 from m4.parallel.host_batches import to_global
+from m4.settings import SettingError
 from m4.train.optimizer import adafactor, adamw
 from m4.train.state import state_shardings
 from m4.train.step import by_direction
-from tests.train.trainers import program_of
+from tests.shared import small_model
+from tests.train.trainers import program_of, training_of
 
-MOE = partial(MoeLayer, num_experts=4, group_tokens=8)
-MODEL = Transformer(
-    vocab_size=32,
-    width=8,
-    heads=2,
-    head_width=4,
-    mlp_width=16,
-    encoder_layers=2,
-    decoder_layers=2,
-    moe=MOE,
-    dropout_rate=0.0,
-)
-
+MODEL = small_model(encoder_layers=2, decoder_layers=2, moe_every=2)
 # For tests of what is around a step: half as much to trace and to compile.
-SHALLOW = MODEL.clone(encoder_layers=1, decoder_layers=1, moe_every=1)
+SHALLOW = small_model()
 
 
 def mesh_of(data: int, expert: int, model: int = 1, fsdp: int = 1, stage: int = 1):
@@ -157,3 +144,24 @@ def test_dropout_depends_on_seed_and_step_alone():
         )
     assert losses[0][0] == losses[0][1]
     assert losses[0] != losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_threefry_draws_the_same_sharded_and_other_numbers_than_rbg():
+    def loss(rng, *sizes):
+        model, mesh = SHALLOW.clone(dropout_rate=0.5), mesh_of(*sizes)
+        program = program_of(model, mesh, adafactor(10), seed=1, rng=rng)
+        with program.axis_rules():
+            _, metrics = program.jit()(program.new_state(), to_global(mesh, a_batch()))
+            return float(metrics["loss"])
+
+    whole = loss("threefry2x32", 1, 1)
+    assert loss("threefry2x32", 2, 4) == pytest.approx(whole, abs=1e-4)
+    assert abs(loss("unsafe_rbg", 1, 1) - whole) > 1e-3
+
+
+@pytest.mark.parametrize(("setting", "wrong"), [("rng", "dice"), ("grad_accum_steps", 0)])
+def test_settings_of_a_step_are_checked(setting, wrong):
+    with pytest.raises(SettingError, match=f"^Training.{setting} = {wrong!r}: must be "):
+        training_of(**{setting: wrong})

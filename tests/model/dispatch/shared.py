@@ -1,9 +1,7 @@
-"""What the tests of dispatch share: every implementation, plans, the dense reference, settings."""
+"""Every implementation of dispatch, plans, the dense reference and settings for tests."""
 
 import contextlib
 import functools
-import importlib
-import pkgutil
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -17,17 +15,9 @@ from m4.model import dispatch, gates
 from m4.model.feed_forward import Experts, expert_product
 from m4.model.routing import Routing, Tokens
 from m4.parallel.mesh import axis_rules_context, make_mesh
+from tests.shared import parts_in
 
-
-def functions_of(package) -> dict:
-    """The function of each file of a folder, by its name."""
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    return {
-        name: getattr(importlib.import_module(f"{package.__name__}.{name}"), name) for name in names
-    }
-
-
-IMPLEMENTATIONS, GATES = functions_of(dispatch), functions_of(gates)
+IMPLEMENTATIONS, GATES = parts_in(dispatch), parts_in(gates)
 M, F = 6, 4
 
 
@@ -78,6 +68,14 @@ def random_plan(seed: int, G: int, S: int, E: int, C: int, K: int) -> Routing:
                     slot[g, s, k] = free[0][1]
     weight = rng.random((G, S, K)).astype(np.float32) * (slot >= 0)
     return plan(expert, slot, weight, E, C)
+
+
+def everyone_to(expert: int, setting: Setting) -> Routing:
+    """Each token's only slot is at one expert."""
+    _, G, S, E, C, K = setting
+    slot = np.full((G, S, K), -1)
+    slot[..., 0] = np.arange(S)[None]
+    return plan(np.full((G, S, K), expert), slot, np.ones((G, S, K), np.float32), E, C)
 
 
 def plan(expert_GSK, position_GSK, weight_GSK, E: int, C: int) -> Routing:

@@ -1,4 +1,4 @@
-"""What tests of gates share: the golden cases, plans as masks, and slots handed out by loops."""
+"""The golden cases, plans as masks, and slots handed out by loops, for tests of gates."""
 
 import functools
 from collections.abc import Sequence

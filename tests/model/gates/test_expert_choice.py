@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from m4.model.gates.expert_choice import expert_choice
-from m4.settings import SettingError
 from tests.model.gates.golden import CASES, PROBS, at_once, masks, read, slots, tokens_of
 
 
@@ -77,9 +76,3 @@ def test_in_training_padding_leaves_more_slots_to_the_others():
     tokens = tokens_of(np.zeros((1, 4, 2)), [[False, True, False, False]], train=True)
     routing = at_once(expert_choice, tokens, 2, slots(1))
     assert routing.position_GSK[0].tolist() == [[-1, -1], [0, 0], [-1, -1], [-1, -1]]
-
-
-def test_decoders_refuse_it():
-    tokens = tokens_of(np.zeros((1, 4, 2)), causal=True)
-    with pytest.raises(SettingError, match=r"'expert_choice'.* Transformer\.decoder_moe"):
-        expert_choice(tokens, 2, slots(1))

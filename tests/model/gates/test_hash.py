@@ -81,12 +81,6 @@ def test_balanced_table_of_zipfs_law(tmp_path):
     assert random.max() - random.min() > 100 * counts.min()
 
 
-def test_ids_that_never_occur_are_spread(tmp_path):
-    np.save(tmp_path / "counts.npy", np.zeros(12, np.int64))
-    table = make_table(4, 12, table="balanced", seed=0, counts=str(tmp_path / "counts.npy"))
-    assert np.bincount(table).tolist() == [3, 3, 3, 3]
-
-
 def test_clustered_table(tmp_path):
     # Three clouds far apart: whatever their names, each has a separate expert.
     rng = np.random.default_rng(0)

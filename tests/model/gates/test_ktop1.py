@@ -66,9 +66,3 @@ def test_by_hand():
     np.testing.assert_allclose(routing.aux_loss, 9.4 / 9, rtol=1e-6)
     summed = at_once(ktop1, tokens_of_probs(probs), 4, slots(1), paper_scale=True)
     np.testing.assert_allclose(summed.aux_loss, 18.8 / 9, rtol=1e-6)
-
-
-def test_capacity_is_asked_for_a_choice_a_prototype():
-    asked = []
-    at_once(ktop1, tokens_of(np.zeros((1, 2, 6))), 6, lambda k: asked.append(k) or 2, prototypes=3)
-    assert asked == [3]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from m4.model.gates.mixtral import mixtral
-from m4.model.routing import CAPACITY_RULES, expert_capacity
 from tests.model.gates.golden import (
     CASES,
     PROBS,
@@ -64,15 +63,3 @@ def test_by_hand():
     # Choices fall as 3, 3, 2 of 8; P = (2.0, 1.1, .9) / 4:
     # 3 * (.375 * .5 + .375 * .275 + .25 * .225) = 1.040625.
     np.testing.assert_allclose(routing.aux_loss, 1.040625, rtol=1e-6)
-
-
-def test_equal_logits_choose_the_lowest_experts():
-    routing = at_once(mixtral, tokens_of(np.zeros((1, 2, 4))), 4, slots(2))
-    assert routing.expert_GSK[0].tolist() == [[0, 1]] * 2
-    np.testing.assert_allclose(routing.weight_GSK, 0.5)
-
-
-@pytest.mark.parametrize("rule", CAPACITY_RULES)
-def test_a_capacity_factor_of_e_over_k_drops_no_token(rule):
-    for tokens in (4, 7, 64, 250):
-        assert expert_capacity(tokens, 8, 8 / 2, 2, rule) == tokens

@@ -77,11 +77,6 @@ def test_by_hand_two_experts():
     np.testing.assert_allclose(summed.aux_loss, 2 * 1 + 2 * 0.35, rtol=1e-6)
 
 
-def test_ties_go_to_the_lowest_group_and_expert():
-    routing = at_once(sam, tokens_of(np.zeros((1, 2, 8))), 8, slots(2), expert_groups=4)
-    assert routing.expert_GSK[0].tolist() == [[0, 1]] * 2
-
-
 def test_one_group_is_top_k():
     logits, mask = random_case(5, G=3, S=12, E=4)
     tokens = tokens_of(logits, mask)

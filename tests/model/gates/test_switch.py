@@ -10,7 +10,6 @@ import pytest
 from m4.model.gates.switch import switch
 from m4.model.moe import MoeLayer
 from m4.model.routing import Tokens
-from m4.settings import SettingError
 from tests.model.gates.golden import (
     CASES,
     PROBS,
@@ -158,10 +157,3 @@ def test_jitter_scales_what_the_router_sees_and_nothing_else():
     kept = jittered != 0  # training drops some
     assert kept.any()
     np.testing.assert_allclose((jittered / plain)[kept], (second / first)[kept], rtol=1e-4)
-
-
-def test_decoders_refuse_probability():
-    causal = tokens_of_probs(PROBS, causal=True)
-    with pytest.raises(SettingError, match=r"^switch\.priority = 'probability'.* later tokens"):
-        switch(causal, 3, slots(2), priority="probability")
-    assert at_once(switch, causal, 3, slots(2)).position_GSK[0, :, 0].tolist() == [0, 1, -1, 0]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from m4.model.gates.topk import topk
-from m4.settings import SettingError
 from tests.model.gates.golden import (
     CASES,
     PROBS,
@@ -136,11 +135,6 @@ def test_by_hand_batch_priority():
     assert routing.position_GSK[0].tolist() == [[-1, -1], [-1, 0], [0, 0], [-1, -1]]
 
 
-def test_equal_logits_choose_the_lowest_experts_in_order():
-    routing = at_once(topk, tokens_of(np.zeros((1, 2, 4))), 4, slots(2), choices=3)
-    assert routing.expert_GSK[0].tolist() == [[0, 1, 2]] * 2
-
-
 @pytest.mark.parametrize("choices", [1, 2, 3])
 def test_balance_scores_one(choices):
     # Token s prefers expert s, then s + 1, ...: every expert is chosen equally often.
@@ -149,11 +143,3 @@ def test_balance_scores_one(choices):
     np.put_along_axis(logits, order[None], np.array([[[3.0, 2.0, 1.0, 0.0]]]), axis=-1)
     routing = at_once(topk, tokens_of(logits), 4, slots(8), choices=choices)
     np.testing.assert_allclose(routing.aux_loss, 1.0, rtol=1e-6)
-
-
-def test_decoders_refuse_batch_priority():
-    causal = tokens_of_probs(PROBS, causal=True)
-    with pytest.raises(SettingError, match=r"^topk\.batch_priority = True.* later tokens"):
-        topk(causal, 3, slots(1), batch_priority=True)
-    allowed = at_once(topk, causal, 3, slots(1))
-    np.testing.assert_array_equal(allowed.position_GSK, by_hand(1).position_GSK)

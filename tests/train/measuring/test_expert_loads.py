@@ -22,7 +22,8 @@ from m4.storage.metrics_log import read_metrics
 from m4.train.loop.run import Evaluator, Interrupted
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made
-from tests.train.test_step import MOE, SHALLOW, a_batch, mesh_of
+from tests.shared import SMALL_MOE
+from tests.train.test_step import SHALLOW, a_batch, mesh_of
 from tests.train.trainers import program_of, train
 
 DIRECTIONS = 3
@@ -65,7 +66,7 @@ def test_counts_equal_a_recount_of_the_plans() -> None:
         return routing
 
     # A small capacity, so that some choices find no slot: 2 * 8 * .25 / 4 = 1, raised to 4.
-    moe = functools.partial(MOE, gate=seen_gate, train_capacity_factor=0.25)
+    moe = functools.partial(SMALL_MOE, gate=seen_gate, train_capacity_factor=0.25)
     metrics = one_step(mesh_of(1, 1), directions=DIRECTIONS, moe=moe)
     jax.effects_barrier()
     batch = a_batch_of_directions()

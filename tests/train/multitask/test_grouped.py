@@ -20,13 +20,14 @@ from m4.train.multitask.surgery import GradientVaccine, PCGrad
 from m4.train.optimizer import adamw
 from m4.train.trainer import Trainer
 from tests.data.corpus import Made
-from tests.train.test_step import MOE, SHALLOW, a_batch, mesh_of
+from tests.shared import SMALL_MOE
+from tests.train.test_step import SHALLOW, a_batch, mesh_of
 from tests.train.trainers import train, training_of
 
 NAMES = ["en-gl", "gl-en", "en-de", "de-en"]
 # A row is a group of tokens and nothing is drawn at random: the same on every mesh.
 GATE = functools.partial(switch, jitter=0.0)
-MODEL = SHALLOW.clone(moe=functools.partial(MOE, gate=GATE), directions=4)
+MODEL = SHALLOW.clone(moe=functools.partial(SMALL_MOE, gate=GATE), directions=4)
 GRADIENT = optax.sgd(1.0)  # the new weights are the old ones less the gradients
 
 

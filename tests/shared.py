@@ -99,8 +99,10 @@ DEMO = ("demo", "--gin_file=gin_configs/demo.gin", "--model_dir=runs/demo")
 
 
 def demo_run(factory: pytest.TempPathFactory) -> tuple[Path, Said]:
-    """A working folder with gin_configs/ of tiny models and runs/demo, which `DEMO` made there, and
-    what that said."""
+    """A working folder with runs/demo, which `DEMO` made there, and the command's output.
+
+    Its gin_configs/ have tiny models.
+    """
 
     def make(folder: Path) -> None:
         write_configs(folder)

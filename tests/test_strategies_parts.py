@@ -1,7 +1,7 @@
-"""What each strategy of gin_configs/strategies shards: docs/parallelism.md has it in words.
+"""Each strategy of gin_configs/strategies shards the arrays that docs/parallelism.md says.
 
-Read from shapes and from the traced step; nothing is compiled. What is sent, and that results are
-those of one device: tests/test_strategies.py.
+Shardings are read from shapes and from the traced step; nothing is compiled.
+tests/test_strategies.py compares results, and the collectives of the compiled step.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ KINDS = {
 
 
 class Parts(NamedTuple):
-    """What is sharded over the 8 devices: an entry a dimension, "." for one that is whole.
+    """Shardings over the 8 devices, with an entry for each dimension and "." for a whole one.
 
-    numbers: of weights on each device, by hand. weights: those of `KINDS` that are not whole.
-    arrays: activations of the step -> the shardings that it requests for one of that shape.
+    Attributes:
+        numbers: Number of weights on each device, by hand.
+        weights: Shardings of the weights in `KINDS` that are not whole.
+        arrays: Shardings that the step requests for activations of a shape.
     """
 
     numbers: float
@@ -73,8 +75,7 @@ class Parts(NamedTuple):
 
 
 def rows_over(axes: str) -> dict[str, set[str]]:
-    """Activations, logits of words and of experts, and what experts are given, by rows; a group, G,
-    is a row here."""
+    """Shards activations, logits and the experts' inputs by rows; a group, G, is a row here."""
     return {
         "BLM": {f"{axes} . ."},
         "BLF": {f"{axes} . ."},
@@ -85,8 +86,10 @@ def rows_over(axes: str) -> dict[str, set[str]]:
 
 
 def experts_over(rows: str, experts: str, groups: str) -> dict[str, set[str]]:
-    """The paper's Algorithm 2: plans by group, and what is sent by group before it is by expert,
-    and again on the way back: that change is the all-to-all."""
+    """Shards plans by group, and tokens by group, then by expert, as in the paper's Algorithm 2.
+
+    That change, and the one back, are the all-to-all exchanges.
+    """
     return {"GSEC": {f"{rows} . . ."}, "EGCM": {f". {rows} . .", f"{experts} {groups} . ."}}
 
 
@@ -206,7 +209,7 @@ STRATEGIES = {
 
 
 def spread(mesh: Any, spec: PartitionSpec, dimensions: int) -> str:
-    """A sharding as `Parts` writes it: axes of one part are none."""
+    """Writes a sharding as `Parts` does; axes of one part are left out."""
     entries = [*spec, *[None] * (dimensions - len(spec))]
     named = [(entry,) if isinstance(entry, str) else entry or () for entry in entries]
     split = ["+".join(sorted(a for a in entry if mesh.shape[a] > 1)) for entry in named]
@@ -214,7 +217,7 @@ def spread(mesh: Any, spec: PartitionSpec, dimensions: int) -> str:
 
 
 def as_written(way: str) -> str:
-    """The axes of a dimension in `spread`'s order."""
+    """Puts the axes of each dimension in `spread`'s order."""
     return " ".join("+".join(sorted(entry.split("+"))) for entry in way.split())
 
 
@@ -285,7 +288,7 @@ def step_of(name: str) -> Step:
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """All of a program's, also of the programs within it."""
+    """Yields the equations of a program and of the programs within it."""
     for equation in jaxpr.eqns:
         yield equation
         for value in jax.tree.leaves(

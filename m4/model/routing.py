@@ -104,7 +104,13 @@ Capacity = Callable[[int], int]
 
 
 class Gate(Protocol):
-    """Plans where tokens go; `m4.model.gates` has one file for each gate."""
+    """Plans where tokens go; `m4.model.gates` has one file for each gate.
+
+    Args:
+        tokens: The tokens; most gates score them by the matrix `score("router")`.
+        num_experts: E.
+        capacity: Asked for the number of a token's choices; see `Capacity`.
+    """
 
     def __call__(self, tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing: ...
 
@@ -261,19 +267,12 @@ def plan_choices(
 ) -> Routing:
     """Makes the plan in which real tokens ask for a slot at each of their experts.
 
+    Arguments that are not listed are those of `make_routing`.
+
     Args:
-        expert_GSK: The expert of each choice.
-        weight_GSK: Weights; they count for choices with a slot only.
-        mask_GS: True for real tokens.
-        num_experts: E.
-        capacity: C.
-        logits_GSE: See `make_routing`.
-        aux_loss: The balance loss.
-        metrics: The gate's own metrics.
         wants_GSK: False for choices that the token gives up. Defaults to all True.
         unwanted_use_slots: Choices that are given up get no slot, but use one up.
-        priority_GS: See `assign_positions`.
-        by_token: See `assign_positions`.
+        priority_GS: See `assign_positions`, as for `by_token`.
         ranked: Choices are in the order of preference, so that there is a first and a second one.
     """
     real_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)

@@ -31,8 +31,13 @@ COMPILED = ["float32", "bfloat16"]  # of these kinds the command makes the progr
 
 
 class Product(NamedTuple):
-    """A matrix product: its place in the model; the type of its result; whether it asks for full
-    precision."""
+    """A matrix product in a compiled program.
+
+    Attributes:
+        place: Its place in the model.
+        dtype: Type of its result.
+        full: It asks for full precision.
+    """
 
     place: str
     dtype: str

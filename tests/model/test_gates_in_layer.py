@@ -14,8 +14,11 @@ from tests.model.test_gates import GATES, WITHOUT_ROUTER, E, S
 
 @functools.cache
 def layer_program(name: str):
-    """(program, its arguments x_BLM and mask_BL): for evaluation and for training, with the same
-    parameters, ((sum of squared outputs + losses, outputs), gradients of parameters and x)."""
+    """Returns a program and its arguments x_BLM and mask_BL.
+
+    For evaluation and for training, with the same parameters, the program returns ((sum of squared
+    outputs + losses, outputs), gradients of parameters and x).
+    """
     layer = MoeLayer(
         num_experts=E,
         mlp_width=5,
@@ -58,7 +61,7 @@ def layer_program(name: str):
 
 @pytest.mark.parametrize("name", GATES)
 def test_law_the_layer_trains_and_evaluates_with_it(name):
-    """What a gate asks for does not depend on the mode: parameters made in one serve the other."""
+    """Parameters made in one mode serve the other: a gate asks for the same ones in both."""
     program, arguments = layer_program(name)
     for (total, _), (gradients, _) in program(*arguments):
         assert total > 0

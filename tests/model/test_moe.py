@@ -286,7 +286,7 @@ def test_groups_of_a_token_or_two_are_refused():
 
 
 def sizes_of(jaxpr):
-    """How many numbers each result of a traced program has, inside of its calls too."""
+    """Yields the size of each result in a traced program and in the programs that it calls."""
     for equation in jaxpr.eqns:
         yield from (variable.aval.size for variable in equation.outvars)
         for inner in jaxprs_in_params(equation.params):

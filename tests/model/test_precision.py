@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def assert_full(found: Sequence[Product], kind: str) -> None:
-    """Three products each, forward and two gradients: of the two routers, and of the logits."""
+    """The two routers and the logits have three products each: forward and two gradients."""
     router = [p for p in found if re.search(ROUTER, p.place)]
     logits = [p for p in found if re.search(LOGITS, p.place)]
     assert len(router) == 2 * 3
@@ -33,7 +33,7 @@ def assert_full(found: Sequence[Product], kind: str) -> None:
 
 
 def assert_full_loss(text: str) -> None:
-    """Of the softmax over the vocabulary, which has 101 pieces, nothing is rounded."""
+    """The softmax over the vocabulary, which has 101 pieces, is computed in float32."""
     softmax = re.findall(r" = (\w+)\[[\d,]*\b101\]\S* (?:exponential|subtract|divide)\(", text)
     assert softmax
     assert {*softmax} == {"f32"}

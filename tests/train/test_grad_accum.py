@@ -31,7 +31,7 @@ GRADIENT = optax.sgd(1.0)  # the new weights are the old ones less the gradients
 
 
 def uneven(rows: int) -> dict[str, np.ndarray]:
-    """Of every row another number of target tokens, so that parts have unequal numbers too."""
+    """Rows with different numbers of target tokens, so that parts differ too."""
     batch = a_batch(rows)
     short = np.arange(8)[None] < 1 + np.arange(rows)[:, None] % 6
     for name in ("decoder_target_tokens", "decoder_segment_ids", "decoder_loss_weights"):
@@ -74,7 +74,7 @@ def test_accumulated_parts_make_the_same_step(name, sizes, parts):
 
 
 def test_rows_are_cut_on_their_devices():
-    """Of 4 devices with 4 rows each, a part of 2 has two rows of each."""
+    """On 4 devices with 4 rows each, each of 2 parts has two rows of every device."""
     mesh = mesh_of(4, 1)
     rows = np.arange(16, dtype=np.int32)[:, None]
     with axis_rules_context(mesh):
@@ -93,13 +93,13 @@ def test_only_sums_are_sent():
 
 
 def test_a_part_needs_less_memory():
-    """What is temporary is mostly activations here: in 4 parts less than half is left."""
+    """Temporary memory is mostly activations here, so that 4 parts need less than half."""
     whole, part = (one_step("dense", mesh_of(1, 1), n)[0].memory_analysis() for n in (1, 4))
     assert part.temp_size_in_bytes < whole.temp_size_in_bytes / 2
 
 
 def test_every_part_has_a_separate_dropout_key():
-    """The same rows in both parts, another direction in each: only dropout can tell them apart."""
+    """Both parts have equal rows of different directions, so that only dropout can differ."""
     batch = a_batch(8)
     batch = {name: np.tile(value[:4], (2, 1)) for name, value in batch.items()}
     ids = np.repeat(np.arange(2, dtype=np.int32), 4)[:, None]

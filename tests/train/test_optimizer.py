@@ -84,8 +84,10 @@ def test_statistics_are_rows_and_columns_of_each_expert():
     [((20, 8, 16), "wi"), ((2, 3, 8, 16), "blocks"), ((2, 16), "layer_blocks"), ((3, 2, 8), "wo")],
 )
 def test_each_matrix_is_optax_adafactors(shape, name):
-    """Four steps; each matrix of a stack against optax on it alone. In `layer_blocks` the first
-    axis counts layers, so that its blocks are vectors."""
+    """Four steps of a stack equal optax's of each matrix alone.
+
+    In `layer_blocks` the first axis counts layers, so that its blocks are vectors.
+    """
     rng = np.random.default_rng(2)
     start = (rng.normal(size=shape) * 0.1).astype(np.float32)
     gradients = [rng.normal(size=shape, scale=10.0**k).astype(np.float32) for k in (0, -2, 1, 0)]
@@ -205,7 +207,7 @@ def test_newton_schulz_steps_in_gram_form_are_optaxs(shape):
 
 @pytest.mark.parametrize("experts", [True, False])
 def test_first_muon_step_is_optax_muons(experts):
-    """Of matrices one by one, where ours takes those of one shape together; of Adam too."""
+    """Equals optax, which takes matrices one by one, for Adam's parameters too."""
     rng = np.random.default_rng(0)
     shapes = {"query": (8, 8), "key": (8, 8), "wi": (8, 24), "wo": (24, 8), "experts": (2, 8, 8)}
     shapes |= {"encoder_blocks": (2, 16, 4), "router": (4, 3), "logits_dense": (4, 9)}

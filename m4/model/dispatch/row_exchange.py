@@ -67,25 +67,15 @@ Work = Callable[[Any, Array, Received], Array]
 
 
 def rows_a_round(rows: int, owners: int, most: int) -> int:
-    """Returns W, the most rows from one device to one owner in a round.
+    """Returns W, the most rows from one device to one of X owners in a round.
 
-    Args:
-        rows: Most rows of a device.
-        owners: X.
-        most: Most rows of a device for one owner.
+    `rows` is the most rows that a device has, `most` the most that it has for one owner.
     """
     return min(most, -(-max(_SPARE * rows, _FEWEST) // owners))
 
 
 def plan_exchange(size_EG: Array, owners: int, a_round: int, axes: tuple[str, ...]) -> ExchangePlan:
-    """Exchanges the counts.
-
-    Args:
-        size_EG: Number of this device's rows for each of all experts, by group.
-        owners: X.
-        a_round: W.
-        axes: The experts' mesh axes.
-    """
+    """Exchanges the counts, size_EG: this device's rows for each of all experts, by group."""
     size_XEG = size_EG.reshape(owners, -1, size_EG.shape[1])
     size_X = jnp.sum(size_XEG, axis=(1, 2))
     start_X = jnp.cumsum(size_X) - size_X

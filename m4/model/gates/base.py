@@ -29,16 +29,15 @@ def base(
 
     Outside training each token goes to its best expert and none is dropped (C = S). The layer's
     capacity decides neither. The weight is the sigmoid of the token's score with its expert, and
-    the router learns by it alone; there is no auxiliary loss. The router starts orthogonal.
+    the router learns by it alone; there is no auxiliary loss. The experts' centroids are the
+    columns of the router matrix, which starts orthogonal.
 
     In training a token's expert depends on all tokens of its group, also on later ones and also in
     a decoder, as in the paper, which trains language models. Elsewhere it depends on the token
     alone.
 
     Args:
-        tokens: See `Tokens`; the experts' centroids are the columns of `score("router")`.
-        num_experts: E.
-        capacity: Not asked.
+        tokens, num_experts, capacity: See `Gate`; the capacity is not asked.
         raises: See `auction`; fairseq's value is 50, quicker and less exact.
         holding: See `auction`; fairseq's value is 1.
         max_rounds: See `auction`. The metric `auction_rounds` is the number of rounds taken.

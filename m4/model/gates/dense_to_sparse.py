@@ -32,18 +32,16 @@ def dense_to_sparse(
     """Trains densely with Gumbel noise and falling temperature, then by Switch's top-1.
 
     In the dense phase, the first warmup_steps + anneal_steps, g = softmax((log p + Gumbel noise) /
-    tau), and a token goes to every expert with g > threshold, with weight g, not renormalised. No
-    token is dropped and there is no auxiliary loss. It is computed densely: E times the work of
-    top-1. After that, and always outside training, the plan is that of `switch` without jitter,
-    with the layer's capacity and the auxiliary loss.
+    tau), without the noise where there are no random numbers. A token goes to every expert with g >
+    threshold, with weight g, not renormalised. No token is dropped and there is no auxiliary loss.
+    It is computed densely: E times the work of top-1. After that, and always outside training, the
+    plan is that of `switch` without jitter, with the layer's capacity and the auxiliary loss.
 
     Training is one program for both phases: its plan has choice k for expert k and S slots, and
     after the dense phase Switch's plan as its shortcut.
 
     Args:
-        tokens: See `Tokens`; the router matrix is `score("router")`. Without `rng` no noise.
-        num_experts: E.
-        capacity: See `Capacity`; asked for one choice, by Switch.
+        tokens, num_experts, capacity: See `Gate`; the capacity is asked for one choice, by Switch.
         tau_max: Temperature after the warm-up.
         tau_min: Temperature at the start, and after the annealing.
         anneal_steps: Steps in which tau falls as a cosine.

@@ -41,9 +41,7 @@ def expert_choice(
     `MoeLayer.eval_capacity_factor` groups mix rows, and it depends on the other rows.)
 
     Args:
-        tokens: See `Tokens`; the router matrix is `score("router")`.
-        num_experts: E.
-        capacity: Not asked; the gate's own factor decides.
+        tokens, num_experts, capacity: See `Gate`; the capacity is not asked.
         capacity_factor: Mean number of experts of a token, in training and outside.
 
     Raises:

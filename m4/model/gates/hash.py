@@ -39,9 +39,7 @@ def hash(
     beyond the capacity get nothing.
 
     Args:
-        tokens: See `Tokens`; ids and tables.
-        num_experts: E.
-        capacity: See `Capacity`; asked for one choice.
+        tokens, num_experts, capacity: See `Gate`; the capacity is asked for one choice.
         table: "random": drawn with `seed`. "balanced": ids by falling frequency, each to the expert
             with the least so far. "clustered": k-means of the embeddings, with `seed`.
         seed: Seed of the table.

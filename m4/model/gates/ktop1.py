@@ -35,9 +35,7 @@ def ktop1(
     prototypes and groups: 1 when balanced. The z-loss is that of all E logits.
 
     Args:
-        tokens: See `Tokens`; the router matrix is `score("router")`, all prototypes side by side.
-        num_experts: E.
-        capacity: See `Capacity`; asked for Z choices.
+        tokens, num_experts, capacity: See `Gate`; the capacity is asked for Z choices.
         prototypes: Z, the number of experts that a token uses.
         paper_scale: The auxiliary loss is the sum over prototypes, Z when balanced.
 

@@ -33,9 +33,7 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: Si
     token order, then to all second ones.
 
     Args:
-        tokens: See `Tokens`; the router matrix is `score("router")`.
-        num_experts: E.
-        capacity: See `Capacity`; asked for k choices.
+        tokens, num_experts, capacity: See `Gate`; the capacity is asked for k choices.
         choices: k.
 
     Raises:

@@ -50,9 +50,7 @@ def noisy_topk(
     x Wg, without noise.
 
     Args:
-        tokens: See `Tokens`; the matrices are `score("router")` and `score("noise")`.
-        num_experts: E.
-        capacity: See `Capacity`; asked for k choices.
+        tokens, num_experts, capacity: See `Gate`; the capacity is asked for k choices.
         choices: k.
         importance: Factor of the loss on the sums of weights.
         load: Factor of the loss on the load; 0 is the plain importance loss.

@@ -45,9 +45,7 @@ def sam(
     p of the k-th choice): by how much the group keeps a token from better experts.
 
     Args:
-        tokens: See `Tokens`; the router matrix is `score("router")`.
-        num_experts: E.
-        capacity: See `Capacity`; asked for k choices.
+        tokens, num_experts, capacity: See `Gate`; the capacity is asked for k choices.
         choices: k.
         expert_groups: D.
         alignment: Factor of the misfit.

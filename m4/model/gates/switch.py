@@ -37,9 +37,7 @@ def switch(
     f is the share of tokens whose best expert is e, before capacity, and P the mean of p_e.
 
     Args:
-        tokens: See `Tokens`; the router matrix is `score("router")`.
-        num_experts: E.
-        capacity: See `Capacity`; asked for one choice.
+        tokens, num_experts, capacity: See `Gate`; the capacity is asked for one choice.
         jitter: In training the float32 copy of the tokens that the router sees is multiplied by
             U(1 - jitter, 1 + jitter).
         priority: Tokens that get the slots of a full expert. "order": the first ones of the group;

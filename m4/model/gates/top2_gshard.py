@@ -41,9 +41,7 @@ def top2_gshard(
     """Routes each token to its best expert and, by chance, to its second best.
 
     Args:
-        tokens: See `Tokens`; the router matrix is `score("router")`.
-        num_experts: E.
-        capacity: See `Capacity`; asked for two choices.
+        tokens, num_experts, capacity: See `Gate`; the capacity is asked for two choices.
         second_policy: The second expert in training: "random" (accepted iff 2 g2 > U(0,1)), "all",
             "sampling" (drawn from the softmax of the others, NLLB's default) or "none".
         eval_second_policy: The second expert outside training: "all" or "none".
@@ -100,20 +98,10 @@ def route(
     real_token_means: bool,
     paper_scale: bool = False,
 ) -> Routing:
-    """Applies Algorithm 1 to given logits and random numbers.
+    """Applies Algorithm 1 to given logits and random numbers; options are those of `top2_gshard`.
 
-    Args:
-        logits_GSE: Logits.
-        mask_GS: True for real tokens.
-        uniform: Random numbers in (0, 1): [G, S] for the coin of policy "random", or [G, S, E] for
-            the draw of policy "sampling".
-        num_experts: E.
-        capacity: C.
-        policy: The second expert, see `top2_gshard`.
-        paper_slot: See `top2_gshard`.
-        normalize: See `top2_gshard`.
-        real_token_means: See `top2_gshard`.
-        paper_scale: See `top2_gshard`.
+    `uniform` is in (0, 1): [G, S] for the coin of policy "random", or [G, S, E] for the draw of
+    policy "sampling".
     """
     probs_GSE = jax.nn.softmax(logits_GSE)  # line 4
     # By logits: where probabilities underflow to 0, the first expert could be chosen twice.

@@ -42,9 +42,7 @@ def topk(
     loss is 1 when balanced. (flaxformer counts each as 1, which gives k times this loss.)
 
     Args:
-        tokens: See `Tokens`; the router matrix is `score("router")`.
-        num_experts: E.
-        capacity: See `Capacity`; asked for k choices.
+        tokens, num_experts, capacity: See `Gate`; the capacity is asked for k choices.
         choices: k.
         normalize: The weights are p divided by the sum of the k best, before anything is dropped
             (Tutel), instead of p (V-MoE, flaxformer).

@@ -7,7 +7,7 @@ from m4.parallel.platform import signals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`m4.cli.main.main`; arguments: None is the program itself, not a call from another one."""
+    """Runs `m4.cli.main.main`, with handlers for signals where it is the program itself."""
     try:
         if arguments is None:
             signals.install()

@@ -150,7 +150,7 @@ class Run:
     def decode(self, split: str = "test", step: int | None = None) -> dict[str, list[str]]:
         """Direction -> translations of a split ("test" or "dev"); written to decodes/ too."""
         from m4.jobs.claim import claimed_together
-        from m4.jobs.decode import decode
+        from m4.jobs.decoding.testsets import decode
 
         with claimed_together(self.experiment, self.config, "eval" if step is None else "steps"):
             folder = decode(self.experiment, split=split, step=step)
@@ -163,7 +163,7 @@ class Run:
         """The rows of scores.jsonl: every system, direction, metric and subset; translates first
         if needed."""
         from m4.jobs.claim import claimed_together
-        from m4.jobs.evaluate import evaluate
+        from m4.jobs.decoding.evaluate import evaluate
 
         with claimed_together(self.experiment, self.config, "eval"):
             return read_jsonl(evaluate(self.experiment))
@@ -183,7 +183,7 @@ class Run:
 
     @functools.cached_property
     def _translator(self) -> Any:
-        from m4.jobs.translate import translator
+        from m4.jobs.decoding.ready_model import translator
 
         return translator(self.experiment)
 
@@ -274,9 +274,9 @@ def delta(run: Run | str | Path) -> list[dict[str, Any]]:
         ValueError: translations or baselines are missing, or the config names no baselines; what
             to do.
     """
-    from m4.jobs.baselines import baselines_of
+    from m4.jobs.bilingual.baselines import baselines_of
     from m4.jobs.claim import claimed_together
-    from m4.jobs.report import report
+    from m4.jobs.decoding.report import report
 
     run = run if isinstance(run, Run) else load(run)
     with claimed_together(run.experiment, run.config, "eval"):

@@ -1,8 +1,7 @@
-"""What the machine refuses a job: a full disk, a file that may not be read, a closed stream."""
+"""Errors of the machine, not of the user: a full disk, a file that may not be read."""
 
 import contextlib
 import errno
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -26,14 +25,11 @@ _REFUSALS = (
 )
 STATUS = 1
 
-# Standard streams that the program was started without.
-closed: set[str] = set()
-
 
 def refused(error: BaseException | None) -> str | None:
-    """What the machine refused, in one line; None: the error is another one.
+    """Returns in one line what the machine refused, or None for any other error.
 
-    Libraries in C++ raise their own errors with the system's words in the text.
+    Libraries in C++ raise their own errors, with the system's words in the text.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _REFUSALS:
@@ -47,7 +43,7 @@ def refused(error: BaseException | None) -> str | None:
 
 
 def check_text(arguments: Sequence[str]) -> None:
-    """InputError: an argument is not UTF-8."""
+    """Raises InputError for an argument that is not UTF-8."""
     for number, argument in enumerate(arguments, 1):
         try:
             argument.encode()
@@ -56,37 +52,13 @@ def check_text(arguments: Sequence[str]) -> None:
             raise InputError(f"argument {number}, {shown!r}: not UTF-8") from error
 
 
-def open_closed_streams() -> None:
-    """Standard streams that are closed become /dev/null: else the next file that is opened would
-    take their place, and what is printed would go there."""
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is not None:
-            continue
-        closed.add(name)
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            made = os.open(os.devnull, os.O_RDWR)
-            if made != descriptor:
-                os.dup2(made, descriptor)
-                os.close(made)
-        null = os.open(os.devnull, os.O_RDWR)
-        setattr(sys, name, os.fdopen(null, "r" if name == "stdin" else "w"))
-
-
-def open_standard_output() -> None:
-    """Standard output for translations: UTF-8 as the lines that are read, in every locale.
-
-    InputError: it is closed."""
-    if "stdout" in closed:
-        raise InputError("standard output is closed: the translations would be lost")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
-
-
 def flushed(status: int, name: str) -> int:
-    """The exit status of a program that has written everything to standard output; STATUS and one
-    line where what is left cannot be written. name: what the line begins with."""
+    """Writes what is left to standard output, and returns the exit status of the program.
+
+    Args:
+        status: The exit status so far, returned where all could be written.
+        name: The beginning of the line on standard error where it could not.
+    """
     try:
         sys.stdout.flush()
     except OSError as error:

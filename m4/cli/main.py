@@ -1,4 +1,4 @@
-"""`m4 JOB ...`: arguments -> config -> job -> exit status. Nothing heavy before a job is known."""
+"""`m4 COMMAND ...`: reads the arguments, runs the command and returns the exit status."""
 
 import argparse
 import atexit
@@ -10,9 +10,8 @@ import traceback
 from collections.abc import Sequence
 
 from m4.cli import environment
-from m4.cli.arguments import distributed_options_of, parser, split_arguments
-from m4.cli.job_arguments import TOGETHER
-from m4.parallel.distributed_options import DistributedOptions
+from m4.cli.arguments import parse
+from m4.jobs import streams
 from m4.parallel.platform import signals
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.settings import InputError
@@ -23,21 +22,23 @@ _AGAIN = "what was written before is whole: the same command resumes (--debug: w
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one job; returns the exit status.
+    """Runs one command and returns the exit status.
 
     0; 1 where another process of the job was lost, another job is at work in MODEL_DIR, the machine
     refuses something (a full disk), or the last files did not get to its store; 2 for a mistake of
     the user's; 3 where another job has taken MODEL_DIR over; 130 for Ctrl-C and for training that
     saved its step; 128 and the signal's number for other signals.
+
+    Args:
+        arguments: Words after `m4`. Defaults to those of this program, which may then restart or
+            end the process.
     """
     given = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
-        environment.open_closed_streams()
+        streams.open_closed()
     try:
         environment.check_text(given)
-        others, bindings = split_arguments(given)
-        parsed = parser().parse_args(others)
-        options = distributed_options_of(parsed, os.environ)
+        parsed = parse(given)
     except InputError as error:
         print(f"m4: {one_line(error)}", file=sys.stderr)
         return 2
@@ -45,17 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # TensorFlow, which a source may need (Tfds), would take the whole memory of a GPU.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if arguments is None:  # the program itself, not a call from another one
-        if parsed.job == "translate":
+        if parsed.command == "translate":
             # Looking for garbage among what is imported takes a tenth of the time until the first
-            # line; `commands` turns it on when the model is there.
+            # line; the command turns it on when the model is there.
             gc.disable()
         restart_with_huge_pages()
         signals.watch()
-        if options is not None:
-            return run_together(parsed, bindings, options)
-    status = run_alone(parsed, bindings)
+        if parsed.processes is not None:
+            return run_together(parsed)
+    status = run_alone(parsed)
     if arguments is None:
-        status = environment.flushed(status, f"m4 {job_name(parsed)}")
+        status = environment.flushed(status, f"m4 {parsed.command}")
         if status == LeaseLost.status:
             os._exit(status)  # the interpreter's own end would wait for a checkpoint being written
         if status > 128:
@@ -66,15 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def run_together(
-    parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions
-) -> int:
-    """Runs one job as one of several processes; ends the process where it fails."""
+def run_together(parsed: argparse.Namespace) -> int:
+    """Runs a command as one of several processes, and ends the process where it fails."""
     from m4.parallel import distributed
 
     status = distributed.PEER_LOST_STATUS
     try:
-        status = run_alone(parsed, bindings, options)
+        status = run_alone(parsed)
         if status == 0:
             distributed.shutdown()
     except distributed.PEER_LOST_ERRORS as error:
@@ -82,7 +81,7 @@ def run_together(
         said = distributed.peer_lost(error)
         if said is None:
             raise
-        print(f"m4 {job_name(parsed)}: {said}", file=sys.stderr)
+        print(f"m4 {parsed.command}: {said}", file=sys.stderr)
     finally:
         if status != 0:
             if sys.exception() is not None:
@@ -92,21 +91,17 @@ def run_together(
     return status
 
 
-def run_alone(
-    parsed: argparse.Namespace, bindings: Sequence[str], options: DistributedOptions | None = None
-) -> int:
-    """Runs one job; returns the exit status. Errors that are not the user's are raised."""
-    from m4.cli import commands
-
+def run_alone(parsed: argparse.Namespace) -> int:
+    """Runs a command and returns the exit status. Errors that are not the user's are raised."""
     try:
-        return commands.run(parsed, bindings, options)
+        return parsed.do(parsed)
     except InputError as error:
         if parsed.debug:
             raise
-        print(f"m4 {job_name(parsed)}: {one_line(error)}", file=sys.stderr)
+        print(f"m4 {parsed.command}: {one_line(error)}", file=sys.stderr)
         return error.status
     except (LeaseLost, Unreachable) as error:
-        print(f"m4 {job_name(parsed)}: {one_line(error)}", file=sys.stderr)
+        print(f"m4 {parsed.command}: {one_line(error)}", file=sys.stderr)
         return error.status
     except BrokenPipeError:
         return 0  # `m4 translate | head`
@@ -114,21 +109,16 @@ def run_alone(
         said = None if parsed.debug else environment.refused(error)
         if said is not None:
             with contextlib.suppress(OSError):  # the same disk
-                again = f"; {_AGAIN}" if parsed.job in TOGETHER else ""
-                print(f"m4 {job_name(parsed)}: {said}{again}", file=sys.stderr)
+                again = f"; {_AGAIN}" if hasattr(parsed, "multiprocess") else ""
+                print(f"m4 {parsed.command}: {said}{again}", file=sys.stderr)
             return environment.STATUS
         if (status := signals.status_of(error)) is None:
             raise
-        print(f"m4 {job_name(parsed)}: {signals.message(error)}", file=sys.stderr)
+        print(f"m4 {parsed.command}: {signals.message(error)}", file=sys.stderr)
         return status
 
 
-def job_name(parsed: argparse.Namespace) -> str:
-    """As typed: "train", "data audit"."""
-    return " ".join([parsed.job, *([parsed.look] if parsed.job == "data" else [])])
-
-
 def one_line(error: BaseException) -> str:
-    """An error's message in one line: the first."""
+    """Returns the first line of an error's message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

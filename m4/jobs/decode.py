@@ -1,153 +1,158 @@
-"""`m4 decode`: the test sets of all directions, translated with the trained model."""
+"""`m4 decode`: translates the test sets, or files of text, with the trained model."""
 
-from pathlib import Path
-from typing import Any, NamedTuple
+import argparse
+from typing import TYPE_CHECKING
 
-from m4.data.cache.cache import Cache
-from m4.eval.decoding.hypotheses import decode_to_files, missing
-from m4.eval.decoding.inference_checkpoint import restore_params
-from m4.eval.decoding.routing_counter import routing_counter
-from m4.eval.decoding.testsets import Portion, ProgressDecoder
-from m4.eval.text.t5x import write_tasks
-from m4.experiment import Experiment
-from m4.jobs import prepare
-from m4.jobs.corpus import open_corpus, test_sets, trained_with
-from m4.model.transformer import Transformer
-from m4.parallel import distributed
-from m4.parallel.layout import Layout
-from m4.progress import ProgressBar
+from m4.jobs import command, streams
 from m4.settings import InputError
-from m4.storage import remote
-from m4.storage.steps import whole_step
+
+if TYPE_CHECKING:
+    from m4.eval.decoding.testsets import Portion
+    from m4.jobs.decoding.text import Request
+
+EXAMPLE = "m4 decode --model_dir=runs/demo"
+_AUDITED = 12  # sentences per direction
 
 
-def trained_step(folder: Path, step: int | None = None) -> int:
-    """The step of the model in a folder, None: the last whole one. InputError: it has none, or not
-    that."""
-    found = whole_step(folder / "checkpoints", step, used=True)
-    if found is None:
-        raise InputError(
-            f"{remote.remote_path(folder)}: no checkpoints; train first, or give another MODEL_DIR"
-        )
-    return found
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    command.add_processes(parser)
+    command.add_split_and_step(parser)
+    command.add_dense(parser)
+    command.add_dry_run(parser)
+    group = parser.add_argument_group("any text", "docs/decoding.md")
+    group.add_argument(
+        "--input",
+        nargs="+",
+        action="extend",
+        metavar="FILE",
+        help="files of lines, .gz and .zst too; folders of them; - is standard input",
+    )
+    group.add_argument("--to", metavar="xx,yy", help="languages to translate into, or all")
+    group.add_argument(
+        "--from", dest="source", metavar="xx", help="language of the input (default: en)"
+    )
+    group.add_argument(
+        "--output",
+        help="FILE; for several translations a folder of FILE.xx.txt; - is standard output",
+    )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="write lines of JSON, with the scores and all Decoding.n_best translations",
+    )
+    group.add_argument(
+        "--format",
+        choices=["t5x"],
+        help="write the lines of T5X's inference; for the test sets in addition, as files of its "
+        "tasks",
+    )
+    group.add_argument("--overwrite", action="store_true", help="replace translations")
+    group = parser.add_argument_group("audit", "do translations depend on their batch or devices?")
+    group.add_argument(
+        "--audit",
+        action="store_true",
+        help="translate a sample in batches of 1, 8 and 64, shuffled and over a mesh, and count "
+        "the tokens that change; exit status 1 if there are any",
+    )
+    command.add_portion(group, str(_AUDITED))
+    command.add_verify(parser)
 
 
-def decodes_folder(folder: Path, step: int | None = None) -> Path:
-    """Where the hypotheses of a model are: of the latest step, or of one that was asked for."""
-    return folder / "decodes" if step is None else folder / "decodes" / str(step)
+def run(arguments: argparse.Namespace) -> int:
+    """Translates; returns the exit status."""
+    portion, request = audit_portion(arguments), text_request(arguments)
+    with command.experiment_of(arguments) as (experiment, config):
+        if arguments.dry_run:
+            return command.dry_run(experiment, arguments)
+        if portion is not None:
+            from m4.jobs.decoding.audit import audit
 
+            command.reads(experiment, config)
+            return 1 if audit(experiment, portion, arguments.step) else 0
+        if request is not None:
+            from m4.jobs.decoding.text import decode_text
 
-class ModelOfStep(NamedTuple):
-    """What checkpoints were trained as: the corpus, or the languages and vocabularies of a chapter;
-    the model, without parameters; and how it is sharded, None: on one device."""
+            command.reads(experiment, config)
+            decode_text(experiment, request, arguments.step)
+            return 0
+        from m4.jobs.decoding.testsets import decode
 
-    cache: Cache
-    model: Transformer
-    layout: Layout | None
-
-
-class PortionDecoder:
-    """A run's model, and the sentences to translate with its checkpoints, of one after the other.
-
-    The program is compiled once: parameters are its arguments. A chapter that has ended, whose
-    vocabulary has grown since, has another one.
-
-    Attributes:
-        folder: the model's. cache: the corpus.
-    """
-
-    def __init__(self, experiment: Experiment, portion: Portion, *, dense: bool = False) -> None:
-        """ValueError: sizes that cannot be; the corpus has no such direction."""
-        self.folder = prepare.model_folder(experiment, dense)
-        self._name = "decode dense" if dense else f"decode {portion.split}"
-        self.experiment = experiment.dense() if dense else experiment
-        self.portion = portion
-        self.cache = open_corpus(experiment, test_sets)
-        self._pairs = portion.pairs(self.cache)
-        self._trained: dict[str, ModelOfStep] = {}  # by the fingerprint of its vocabulary
-
-    def at(self, step: int) -> ModelOfStep:
-        """What the checkpoint of a step was trained as."""
-        cache = trained_with(self.experiment, self.cache, step)
-        known = cache.vocabulary.fingerprint
-        if known not in self._trained:
-            model = prepare.model_for(self.experiment, cache)
-            layout = prepare.decoding_layout(self.experiment, model, cache.directions)
-            self._trained[known] = ModelOfStep(cache, model, layout)
-        return self._trained[known]
-
-    def pairs(self, step: int) -> dict[str, list[tuple[str, str]]]:
-        """Direction -> (source, reference), of what a step was trained on.
-
-        InputError: none of the portion's directions is.
-        """
-        known = self.at(step).cache.directions
-        pairs = {name: each for name, each in self._pairs.items() if name in known}
-        if self._pairs and not pairs:
-            raise InputError(
-                f"--directions: step {step} is of a chapter without {', '.join(self._pairs)}; its "
-                f"directions are {', '.join(known)}"
+        kind = "eval" if arguments.step is None else "steps"
+        with command.claimed(experiment, config, kind) as folder:
+            decode(
+                experiment,
+                dense=arguments.compare == "dense",
+                split=arguments.split or "test",
+                step=arguments.step,
+                t5x=arguments.format == "t5x",
             )
-        return pairs
-
-    def missing(self, step: int, folder: Path) -> list[str]:
-        """The directions whose translations by this step are not in `folder`."""
-        return missing(folder, self.portion.name, self.pairs(step), self._made_by(step))
-
-    def decode(self, step: int, folder: Path) -> None:
-        """Translates what is missing in `folder` with the checkpoint of a step.
-
-        Raises:
-            ValueError: training has removed it, it is damaged, or of another model.
-        """
-        (cache, model, layout), made_by = self.at(step), self._made_by(step)
-        pairs = self.pairs(step)
-        checkpoints, split = self.folder / "checkpoints", self.portion.name
-        params, _, _ = restore_params(model, checkpoints, step, cache.vocabulary, layout)
-        counter = routing_counter(cache, model, params, folder, split, made_by, layout)
-        with ProgressBar(self._name, sum(map(len, pairs.values())), "sentences") as bar:
-            translate = ProgressDecoder(
-                bar, model, params, cache.vocabulary, self.experiment.decoding, counter, layout
-            )
-            decode_to_files(translate, folder, split, pairs, made_by, starting=translate.starting)
-            bar.update(bar.total)
-        if distributed.is_primary() and translate.batches.sentences:
-            print(f"{self._name}: {translate.batches.said()}")
-        translate.warn_of_cut(self._name)
-
-    def _made_by(self, step: int) -> dict[str, Any]:
-        vocabulary = self.at(step).cache.vocabulary.fingerprint
-        return {**self.experiment.decoding.search(), "step": step, "vocabulary": vocabulary}
+        command.print_next(folder, experiment, config, "eval")
+    return 0
 
 
-def decode(
-    experiment: Experiment,
-    *,
-    dense: bool = False,
-    split: str = "test",
-    step: int | None = None,
-    t5x: bool = False,
-) -> Path:
-    """Translates a split of all directions; returns the folder of the hypotheses.
-
-    What is there and was made with the same settings is left as it is. Several processes search
-    together; the primary writes.
-
-    Args:
-        split: "test" or "dev". step: of a checkpoint that is kept; None: the latest. t5x: writes
-            them as T5X's inference does, too (`m4.eval.text.t5x`).
+def audit_portion(arguments: argparse.Namespace) -> "Portion | None":
+    """Returns the sentences of the audit, or None where none was asked for.
 
     Raises:
-        ValueError: there is no such checkpoint.
+        InputError: The arguments do not go together.
     """
-    folder = prepare.model_folder(experiment, dense)
-    prepare.check_decoding_sizes(experiment.dense() if dense else experiment)
-    found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
-    decodes = decodes_folder(folder, step)
-    portion = Portion(split, test_sentences=experiment.decoding.test_sentences)
-    decoder = PortionDecoder(experiment, portion, dense=dense)
-    decoder.decode(found, decodes)
-    if t5x and distributed.is_primary():
-        written = write_tasks(decodes, portion.name, decoder.pairs(found))
-        print(f"{decodes / 't5x'}: {len(written)} files of T5X's tasks")
-    return decodes
+    if not arguments.audit:
+        for name in ("sentences", "directions"):
+            if getattr(arguments, name) is not None:
+                raise InputError(f"--{name}: give --audit, too")
+        return None
+    for name in ("input", "to", "output", "source", "compare", "format"):
+        if getattr(arguments, name) is not None:
+            raise InputError(f"--{'from' if name == 'source' else name}: not with --audit")
+    sentences, directions = command.portion_of(arguments)
+    from m4.eval.decoding.testsets import Portion
+
+    return Portion(arguments.split or "test", sentences or _AUDITED, directions)
+
+
+def text_request(arguments: argparse.Namespace) -> "Request | None":
+    """Returns the text to translate, or None for a test set.
+
+    Raises:
+        InputError: The arguments do not go together, or a stream that they name is closed.
+    """
+    given = {"--input": arguments.input, "--to": arguments.to, "--output": arguments.output}
+    missing = [name for name, value in given.items() if not value]
+    more = {
+        "--from": arguments.source,
+        "--overwrite": arguments.overwrite,
+        "--json": arguments.json,
+    }
+    if len(missing) == len(given):
+        for name, value in more.items():
+            if value:
+                raise InputError(f"{name}: give --input, --to and --output, too")
+        return None
+    if arguments.json and arguments.format:
+        raise InputError(f"--format={arguments.format}: not with --json, another format")
+    if missing:
+        raise InputError(f"{', '.join(missing)}: missing; --input, --to and --output go together")
+    for name, value in {"--split": arguments.split, "--compare": arguments.compare}.items():
+        if value is not None:
+            raise InputError(f"{name}={value}: not with --input")
+    targets = [name for name in arguments.to.split(",") if name]
+    if not targets:
+        raise InputError(f"--to={arguments.to}: names no language")
+    from m4.eval.text.inputs import standard
+    from m4.jobs.decoding.text import Request
+
+    request = Request(
+        [standard("--input", name) for name in arguments.input],
+        targets,
+        standard("--output", arguments.output),
+        arguments.source,
+        overwrite=arguments.overwrite,
+        format="json" if arguments.json else arguments.format or "text",
+    )
+    if "-" in request.inputs and "stdin" in streams.closed:
+        raise InputError("--input=-: standard input is closed")
+    if request.output == "-":
+        streams.utf8_output()
+    return request

@@ -1,28 +1,67 @@
 """`m4 demo`: all steps: corpus, training, baselines, decoding, scores, ΔBLEU and its plot."""
 
-from m4.eval.decoding.testsets import check_held_out
-from m4.eval.report.results import Results
-from m4.experiment import Experiment
-from m4.jobs import prepare
-from m4.jobs.baselines import baselines, baselines_of
-from m4.jobs.corpus import open_corpus
-from m4.jobs.decode import decode
-from m4.jobs.report import report
-from m4.jobs.train import train
+import argparse
+from typing import TYPE_CHECKING
+
+from m4.jobs import command, train
+from m4.settings import InputError
+
+if TYPE_CHECKING:
+    from m4.eval.report.results import Results
+    from m4.experiment import Experiment
+
+EXAMPLE = "m4 demo --gin_file=gin_configs/demo.gin --model_dir=runs/mine"
 
 
-def demo(experiment: Experiment, *, dense: bool = False) -> Results:
-    """Runs all steps; what is there already is kept."""
-    # What the baselines need is checked before the training.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    command.add_processes(parser)
+    train.add_start(parser)
+    command.add_dense(parser)
+    command.add_dry_run(parser)
+    command.add_verify(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs all steps; returns the exit status."""
+    with command.experiment_of(arguments) as (experiment, config):
+        if arguments.dry_run:
+            return command.dry_run(experiment, arguments)
+        from m4.parallel import distributed
+
+        if distributed.is_distributed():
+            raise InputError("one process does all of the demo; several can share `m4 train`")
+        with command.claimed(
+            experiment, config, "train", "eval", "baselines", fresh=arguments.fresh
+        ):
+            demo(experiment, dense=arguments.compare == "dense")
+    return 0
+
+
+def demo(experiment: "Experiment", *, dense: bool = False) -> "Results":
+    """Runs all steps; what is there already is kept.
+
+    Args:
+        experiment: The experiment, with baselines.
+        dense: Whether to train and decode a dense model for comparison, too.
+    """
+    from m4.eval.decoding.testsets import check_held_out
+    from m4.jobs import prepare
+    from m4.jobs.bilingual.baselines import baselines, baselines_of
+    from m4.jobs.corpus import open_corpus
+    from m4.jobs.decoding.report import report
+    from m4.jobs.decoding.testsets import decode
+
+    # What later steps need is checked before the training.
     prepare.check_baselines(baselines_of(experiment))
     for one in (experiment, experiment.dense())[: 1 + dense]:
         prepare.check_sizes(one)
     check_held_out(open_corpus(experiment))
-    train(experiment)
-    if dense:
-        train(experiment, dense=True)
+    models = (False, True)[: 1 + dense]
+    for which in models:
+        train.train(experiment, dense=which)
     baselines(experiment)
-    decode(experiment)
-    if dense:
-        decode(experiment, dense=True)
+    for which in models:
+        decode(experiment, dense=which)
     return report(experiment, dense=dense)

@@ -1,97 +1,155 @@
-"""The job `m4 plan`: compiles a config's program for a machine, prints and writes the plan."""
+"""`m4 plan`: compiles a config's program for a machine that is not there, and writes the plan."""
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from m4.plan import launch
-from m4.plan.machines import topology
-from m4.plan.report import tables
-from m4.plan.sweep import Sweep
+from m4.jobs import command, streams
 from m4.settings import InputError
-from m4.storage.files import write_text
 
-if TYPE_CHECKING:
-    from m4.experiment import Experiment
-
+EXAMPLE = "m4 plan --gin_file=gin_configs/moe_128e_12l.gin --topology=v3:8x8"
 DOES_NOT_FIT = 3
 # The machine where --topology names none.
 TOPOLOGY = "v3:8x8"
 
 
-def plan(parsed: argparse.Namespace, bindings: Sequence[str]) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    parser.add_argument(
+        "--topology",
+        help="chip and grid, v4:4x4x4; slices of it, 2*v5e:16x16; or GPU, nodes and GPUs a node, "
+        f"h100:16x8 (default: {TOPOLOGY})",
+    )
+    parser.add_argument(
+        "--price_per_chip_hour",
+        type=float,
+        help="price of an hour of a chip or GPU, which the plan multiplies out",
+    )
+    parser.add_argument(
+        "--program",
+        choices=["train", "decode"],
+        default="train",
+        help="the program to compile (default: train)",
+    )
+    parser.add_argument(
+        "--languages",
+        type=int,
+        default=100,
+        help="number of languages where the config does not name them (default: 100)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/plans"),
+        help="folder of the reports (default: runs/plans)",
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="plan the GShard paper's whole family, in one table"
+    )
+    parser.add_argument(
+        "--configs",
+        default="gin_configs",
+        help="with --sweep: folder of its configs (default: gin_configs)",
+    )
+    parser.add_argument(
+        "--reuse",
+        action="store_true",
+        help="with --sweep: also reuse plans made by other versions of m4's code",
+    )
+    # For the process that compiles: the file that it writes.
+    parser.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Plans a config for a topology; returns the exit status: 0, or 3 where it does not fit.
 
-    Writes <config>.<topology>.json, .md and .html in `parsed.output`.
+    Writes <config>.<topology>.json, .md and .html in --output.
 
     Raises:
-        ValueError: a mistake in the arguments or the config, or no compiler for the machine.
+        InputError: The arguments or the config have a mistake, or no compiler for the machine is
+            installed.
     """
+    streams.require_output()
+    if arguments.facts is not None:
+        return _write_facts(arguments)
+    from rich.console import Console
+
+    from m4.plan import launch
+    from m4.plan.report import tables
+    from m4.plan.sweep import Sweep
+
     console = Console(width=None if sys.stdout.isatty() else 120)
-    shared = _shared_arguments(parsed)
-    given = [f"--gin_bindings={binding}" for binding in [*parsed.gin_bindings, *bindings]]
-    if parsed.sweep:
-        _check_sweep(parsed)
-        Sweep(Path(parsed.configs), parsed.output, shared, given, parsed.reuse).run(console)
+    # What the compiling process needs to read any config as this process does.
+    shared = [
+        f"--gin_search_paths={arguments.gin_search_paths}",
+        f"--languages={arguments.languages}",
+    ]
+    given = [f"--gin_bindings={binding}" for binding in arguments.gin_bindings]
+    if arguments.sweep:
+        _check_sweep(arguments)
+        folder = Path(arguments.configs)
+        Sweep(folder, arguments.output, shared, given, arguments.reuse).run(console)
         return 0
-    saved = parsed.model_dir if not parsed.gin_file else None
-    if len(parsed.gin_file) != 1 and not saved:
+    saved = arguments.model_dir if not arguments.gin_file else None
+    if len(arguments.gin_file) != 1 and not saved:
         raise InputError(
             "give one config: --gin_file=gin_configs/moe_128e_12l.gin, or a run folder's: "
             "--model_dir=...; or --sweep"
         )
-    if parsed.price_per_chip_hour is not None and not parsed.price_per_chip_hour >= 0:
-        raise InputError(f"--price_per_chip_hour={parsed.price_per_chip_hour}: less than 0")
-    arguments = [*_config_arguments(parsed), *shared, *given]
-    name = Path(saved.rstrip("/")).name if saved else Path(parsed.gin_file[0]).stem
-    machine = parsed.topology or TOPOLOGY
-    facts = launch.compiled(name, arguments, machine, parsed.program, console)
-    facts["price_per_chip_hour"] = parsed.price_per_chip_hour
+    price = arguments.price_per_chip_hour
+    if price is not None and not price >= 0:
+        raise InputError(f"--price_per_chip_hour={price}: less than 0")
+    name = Path(saved.rstrip("/")).name if saved else Path(arguments.gin_file[0]).stem
+    facts = launch.compiled(
+        name,
+        [*_config_arguments(arguments), *shared, *given],
+        arguments.topology or TOPOLOGY,
+        arguments.program,
+        console,
+    )
+    facts["price_per_chip_hour"] = price
     tables.show(facts, console)
-    for path in tables.write(facts, parsed.output / tables.file_name(facts)):
+    for path in tables.write(facts, arguments.output / tables.file_name(facts)):
         console.print(str(path), highlight=False, soft_wrap=True)
     return DOES_NOT_FIT if "refused" in facts else 0
 
 
-def write_facts(experiment: "Experiment", parsed: argparse.Namespace) -> None:
-    """In the compiling process: compiles, and writes what it found to `parsed.facts`."""
-    launch.end_with_parent()
-    from m4.plan.compile import facts
+def _write_facts(arguments: argparse.Namespace) -> int:
+    """Compiles in the process that was started for it, and writes its findings to --facts."""
+    with command.experiment_of(arguments) as (experiment, _):
+        from m4.plan import launch
 
-    found = facts(
-        experiment, topology(parsed.topology or TOPOLOGY), parsed.program, parsed.languages
-    )
-    write_text(parsed.facts, json.dumps(found, ensure_ascii=False))
+        launch.end_with_parent()
+        from m4.plan.compile import facts
+        from m4.plan.machines import topology
+        from m4.storage.files import write_text
 
-
-def _config_arguments(parsed: argparse.Namespace) -> list[str]:
-    """What the compiling process needs to read this config: of a file, or a run's saved one."""
-    given = [f"--gin_file={name}" for name in parsed.gin_file]
-    given += [f"--model_dir={parsed.model_dir}"] if parsed.model_dir else []
-    given += [f"--allow_module={name}" for name in parsed.allow_module]
-    return given + (["--debug"] if parsed.debug else [])
+        machine = topology(arguments.topology or TOPOLOGY)
+        found = facts(experiment, machine, arguments.program, arguments.languages)
+        write_text(arguments.facts, json.dumps(found, ensure_ascii=False))
+    return 0
 
 
-def _shared_arguments(parsed: argparse.Namespace) -> list[str]:
-    """What the compiling process needs to read any config as this process does."""
-    return [f"--gin_search_paths={parsed.gin_search_paths}", f"--languages={parsed.languages}"]
+def _config_arguments(arguments: argparse.Namespace) -> list[str]:
+    """Returns what the compiling process needs to read this config, of a file or a run."""
+    given = [f"--gin_file={name}" for name in arguments.gin_file]
+    given += [f"--model_dir={arguments.model_dir}"] if arguments.model_dir else []
+    given += [f"--allow_module={name}" for name in arguments.allow_module]
+    return given + (["--debug"] if arguments.debug else [])
 
 
-def _check_sweep(parsed: argparse.Namespace) -> None:
-    """Raises a ValueError for an argument that has no effect with `--sweep`."""
-    if parsed.gin_file or parsed.model_dir:
-        name = "--gin_file" if parsed.gin_file else "--model_dir"
+def _check_sweep(arguments: argparse.Namespace) -> None:
+    """Raises InputError for an argument that has no effect with --sweep."""
+    if arguments.gin_file or arguments.model_dir:
+        name = "--gin_file" if arguments.gin_file else "--model_dir"
         raise InputError(f"--sweep plans its own configs: leave {name} out (--configs=...)")
     without_effect = {
-        f"--topology={parsed.topology}": parsed.topology is not None,
-        f"--program={parsed.program}": parsed.program != "train",
-        f"--price_per_chip_hour={parsed.price_per_chip_hour}": (
-            parsed.price_per_chip_hour is not None
+        f"--topology={arguments.topology}": arguments.topology is not None,
+        f"--program={arguments.program}": arguments.program != "train",
+        f"--price_per_chip_hour={arguments.price_per_chip_hour}": (
+            arguments.price_per_chip_hour is not None
         ),
     }
     for name, given in without_effect.items():

@@ -1,33 +1,76 @@
-"""`m4 train`: the model, from its latest checkpoint."""
+"""`m4 train`: trains the model, from its latest checkpoint where there is one."""
 
+from __future__ import annotations
+
+import argparse
 import math
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jax.sharding import Mesh
+from m4.jobs import command
+from m4.settings import InputError
 
-from m4.data.cache.cache import Cache
-from m4.data.samplers.learned import ALIGNMENT, Learned
-from m4.data.stream import mixture
-from m4.data.stream.stream import Stream
-from m4.eval.decoding.testsets import train_pairs
-from m4.experiment import Experiment, Training, identity
-from m4.jobs import prepare
-from m4.jobs.checkpoints.chapters import Turn, standing
-from m4.jobs.checkpoints.initial import Beginning, beginning, check_beginning
-from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
-from m4.model.transformer import Transformer
-from m4.parallel import distributed
-from m4.plan.flops import forward_flops, model_flops
-from m4.plan.peaks import peak_flops
-from m4.progress import ProgressBar
-from m4.storage import remote
-from m4.storage.steps import whole_step
-from m4.train.loop.run import Evaluator
-from m4.train.measuring.dev import dev_loss
-from m4.train.measuring.step_clock import Flops
-from m4.train.multitask.cosines import gradient_cosines
-from m4.train.sampling import LearnedSampling
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jax.sharding import Mesh
+
+    from m4.data.cache.cache import Cache
+    from m4.data.samplers.learned import Learned
+    from m4.data.stream.stream import Stream
+    from m4.experiment import Experiment, Training
+    from m4.jobs.checkpoints.chapters import Turn
+    from m4.jobs.checkpoints.initial import Beginning
+    from m4.model.transformer import Transformer
+    from m4.train.loop.run import Evaluator
+    from m4.train.measuring.step_clock import Flops
+    from m4.train.sampling import LearnedSampling
+
+EXAMPLE = "m4 train --gin_file=gin_configs/demo.gin --gin.TRAIN_STEPS=2000"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    command.add_processes(parser)
+    add_start(parser)
+    parser.add_argument(
+        "--new_chapter",
+        nargs="?",
+        const="",
+        metavar="REASON",
+        help="train on from the last checkpoint with settings that may change from now on",
+    )
+    command.add_dense(parser)
+    command.add_dry_run(parser)
+    command.add_verify(parser)
+
+
+def add_start(parser: argparse.ArgumentParser) -> None:
+    """Adds --fresh and --init_from: from where training begins."""
+    parser.add_argument(
+        "--fresh", action="store_true", help="remove what m4 wrote there and start over"
+    )
+    parser.add_argument(
+        "--init_from",
+        metavar="RUN[@STEP]",
+        help="begin from the model of another run's folder, or from a checkpoint of T5X "
+        "(INITIAL_CHECKPOINT_PATH)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trains; returns the exit status."""
+    if arguments.new_chapter is not None and arguments.fresh:
+        raise InputError("--new_chapter and --fresh: a run that starts over has one chapter")
+    with command.experiment_of(arguments) as (experiment, config):
+        if arguments.dry_run:
+            return command.dry_run(experiment, arguments)
+        with command.claimed(
+            experiment, config, "train", fresh=arguments.fresh, new_chapter=arguments.new_chapter
+        ) as folder:
+            train(experiment, dense=arguments.compare == "dense")
+        command.print_next(folder, experiment, config, "eval")
+    return 0
 
 
 def train(experiment: Experiment, *, dense: bool = False) -> Path:
@@ -39,6 +82,16 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
         SettingError: sizes that cannot be, before the corpus is built.
         m4.train.loop.run.Interrupted: Ctrl-C or SIGTERM; the step is saved.
     """
+    from m4.eval.decoding.testsets import train_pairs
+    from m4.jobs import prepare
+    from m4.jobs.checkpoints.chapters import Turn, standing
+    from m4.jobs.checkpoints.initial import beginning, check_beginning
+    from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
+    from m4.parallel import distributed
+    from m4.progress import ProgressBar
+    from m4.storage import remote
+    from m4.storage.steps import whole_step
+
     training = experiment.training
     folder = prepare.model_folder(experiment, dense)
     if dense:
@@ -94,6 +147,11 @@ def _evaluators(
     experiment: Experiment, cache: Cache, stream: Stream, model: Transformer, mesh: Mesh
 ) -> list[Evaluator]:
     """Dev losses and, where they are asked for, cosines of gradients."""
+    from m4.jobs import prepare
+    from m4.train.loop.run import Evaluator
+    from m4.train.measuring.dev import dev_loss
+    from m4.train.multitask.cosines import gradient_cosines
+
     training = experiment.training
     losses = dev_loss(cache, stream, model, mesh, training.dev_pairs)
     made = [Evaluator(training.dev_period, losses)]
@@ -106,6 +164,11 @@ def _evaluators(
 
 def _flops(model: Transformer, stream: Stream, mesh: Mesh) -> Flops:
     """What MFU is made of; the primary process alone writes it."""
+    from m4.parallel import distributed
+    from m4.plan.flops import forward_flops, model_flops
+    from m4.plan.peaks import peak_flops
+    from m4.train.measuring.step_clock import Flops
+
     peak = peak_flops([*mesh.devices.flat], model.dtype) if distributed.is_primary() else math.inf
     return Flops({s: model_flops(forward_flops(model, *s)) for s in stream.shapes}, peak)
 
@@ -114,6 +177,10 @@ def learned_sampling(
     experiment: Experiment, cache: Cache, stream: Stream
 ) -> LearnedSampling | None:
     """Where the sampler learns: what joins it to the stream."""
+    from m4.data.samplers.learned import Learned
+    from m4.data.stream import mixture
+    from m4.train.sampling import LearnedSampling
+
     data, training = experiment.data, experiment.training
     if not isinstance(data.sampler, Learned):
         return None
@@ -130,6 +197,9 @@ def learned_sampling(
 
 def _measured(training: Training, sampler: Learned) -> dict[str, Any]:
     """The settings that decide when and on what a sampler learns."""
+    from m4.data.samplers.learned import ALIGNMENT
+    from m4.experiment import identity
+
     if sampler.reads == ALIGNMENT and (cosines := training.cosines) is not None:
         periods = {"period": cosines.period, "pairs": cosines.pairs}
         about = {**periods, "groups": identity(cosines.groups)}

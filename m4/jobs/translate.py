@@ -1,64 +1,52 @@
-"""`m4 translate`: a trained model that answers line by line."""
+"""`m4 translate`: translates the arguments, or standard input line by line."""
 
-import dataclasses
-from typing import Any, NamedTuple
+import argparse
+import functools
+import gc
+import sys
 
-from m4.data.preprocess import split_direction
-from m4.eval.decoding.inference_checkpoint import restore_params
-from m4.eval.decoding.translate import Translator
-from m4.experiment import Experiment
-from m4.jobs import prepare
-from m4.jobs.corpus import open_vocabulary
-from m4.parallel import distributed
-from m4.parallel.platform.jax_setup import private_programs
-from m4.storage import manifest, remote
+from m4.jobs import command, streams
+from m4.settings import InputError
+
+EXAMPLE = 'm4 translate --model_dir=runs/demo --to=gl "3 weeks ago"'
 
 
-class ReadyModel(NamedTuple):
-    """A trained model, ready to translate.
-
-    made_by: JSON, what decides a translation.
-    """
-
-    translator: Translator
-    made_by: dict[str, Any]
-
-
-def trained(experiment: Experiment, step: int | None = None, job: str = "m4 decode") -> ReadyModel:
-    """The model of a step, None: the latest; reads the vocabulary and parameters only.
-
-    It is sharded over the experiment's mesh. Where these devices cannot make that mesh, it is on
-    the first one, and stderr has a line with the reason; with several processes it is an error.
-    """
-    folder = prepare.run_folder(experiment)
-    cache = open_vocabulary(experiment, step)
-    model = prepare.model_for(experiment, cache)
-    if distributed.is_distributed():
-        layout = prepare.decoding_layout(experiment, model, cache.directions)
-    else:
-        layout = prepare.layout_or_first_device(experiment, model, cache.directions, job)
-    params, found, _ = restore_params(model, folder / "checkpoints", step, cache.vocabulary, layout)
-    targets = list(dict.fromkeys(split_direction(d)[1] for d in cache.directions))
-    translator = Translator(
-        model,
-        params,
-        cache.vocabulary,
-        experiment.decoding,
-        languages=targets,
-        layout=layout,
-        normalise=experiment.data.corpus.cleaning.normalise,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    parser.add_argument("--to", required=True, help="target language, e.g. gl")
+    parser.add_argument("text", nargs="*", help="lines to translate (default: standard input)")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="a line of JSON for each: source, all translations (Decoding.n_best), scores",
     )
-    made_by = {
-        "step": found,
-        # Of another run, or of a mean, the step may be the same.
-        "checkpoint": manifest.digest(remote.remote_path(folder / "checkpoints") / str(found)),
-        "vocabulary": cache.vocabulary.fingerprint,
-    }
-    made_by |= experiment.decoding.search()
-    return ReadyModel(translator, made_by)
+    command.add_dry_run(parser)
+    command.add_verify(parser)
 
 
-def translator(experiment: Experiment) -> Translator:
-    """The latest model, for `m4 translate`."""
-    ready = trained(experiment, job="m4 translate").translator
-    return dataclasses.replace(ready, programs=private_programs())
+def run(arguments: argparse.Namespace) -> int:
+    """Translates each line; returns the exit status."""
+    if not arguments.text and "stdin" in streams.closed:
+        raise InputError("standard input is closed, and there is no text among the arguments")
+    streams.utf8_output()
+    with command.experiment_of(arguments) as (experiment, config):
+        if arguments.dry_run:
+            return command.dry_run(experiment, arguments)
+        from m4.eval.decoding.translate import first_text, json_line
+        from m4.jobs.decoding.ready_model import translator
+
+        command.reads(experiment, config)
+        ready = translator(experiment)
+        to = arguments.to
+        written = functools.partial(json_line, to=to) if arguments.json else first_text
+        if not gc.isenabled():  # the command line turned it off
+            gc.freeze()  # all this stays
+            gc.enable()
+        if arguments.text:
+            found = ready.candidates(arguments.text, to)
+            for line, each in zip(arguments.text, found, strict=True):
+                print(written(line, each), flush=True)
+        else:
+            ready.stream(sys.stdin.fileno(), to, sys.stdout, written=written)
+    return 0

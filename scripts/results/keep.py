@@ -26,7 +26,7 @@ from m4.eval.decoding.testsets import train_pairs
 from m4.eval.scoring.delta import BILINGUAL
 from m4.eval.scoring.rates import rates, read_rates
 from m4.eval.scoring.score import COPY, Decode, Measured, System, find_decodes, measure
-from m4.jobs.evaluate import tested
+from m4.jobs.decoding.evaluate import tested
 from m4.settings import InputError
 from m4.storage import run_folder
 from m4.storage.files import read_json, write_json, write_jsonl, write_text

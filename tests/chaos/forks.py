@@ -31,7 +31,7 @@ _IMPORTED = (
     "m4.jobs.decoding.score",
     "m4.jobs.decoding.text",
     "m4.jobs.demo",
-    "m4.jobs.report",
+    "m4.jobs.decoding.report",
     "m4.jobs.train",
 )
 # Of a child that is not killed: so long, and it counts as hanging.

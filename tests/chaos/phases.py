@@ -18,9 +18,9 @@ FUNCTIONS = {
     "vocabulary": ("m4.data.vocabulary.vocabulary:train",),
     "restore": ("m4.storage.checkpoints:Checkpoints.restore",),
     "save": ("m4.storage.checkpoints:Checkpoints.save", "m4.storage.checkpoints:Checkpoints.wait"),
-    "decoding": ("m4.jobs.decode:decode_to_files",),
-    "report": ("m4.jobs.report:write_results",),
-    "baselines": ("m4.jobs.baselines:train_one",),
+    "decoding": ("m4.jobs.decoding.testsets:decode_to_files",),
+    "report": ("m4.jobs.decoding.report:write_results",),
+    "baselines": ("m4.jobs.bilingual.baselines:train_one",),
     "begin": (
         "m4.jobs.checkpoints.initial:Beginning.report",
         "m4.jobs.checkpoints.initial:Beginning.state",

@@ -16,8 +16,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
-from m4.cli import arguments as cli
-from m4.cli import commands as cli_commands
+from m4.cli.arguments import COMMANDS, parse
+from m4.jobs.command import read_config
 from m4.plan.machines import topology
 from tests.documents.blocks import ROOT
 
@@ -94,13 +94,11 @@ def dry_run(words: list[str]) -> None:
 
 def m4(rest: list[str]) -> None:
     """Reads the arguments and the config, and makes its experiment."""
-    others, bindings = cli.split_arguments(rest)
-    parsed = cli.parser().parse_args(others)
-    cli.distributed_options_of(parsed, os.environ)
-    if parsed.job == "plan" and parsed.topology:
+    parsed = parse(rest)
+    if parsed.command == "plan" and parsed.topology:
         topology(parsed.topology)
     if getattr(parsed, "gin_file", None):
-        cli_commands.read_config(parsed, bindings).experiment()
+        read_config(parsed).experiment()
 
 
 def made_by(rest: list[str]) -> str:
@@ -124,7 +122,7 @@ def script(program: str, rest: list[str]) -> None:
     assert said.returncode == 0, said.stderr
     assert said.stdout
     behind = rest[rest.index("--") + 1 :] if "--" in rest else []
-    if behind and behind[0] in cli.JOBS:
+    if behind and behind[0] in COMMANDS:
         m4(behind)
 
 

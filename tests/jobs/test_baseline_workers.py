@@ -45,7 +45,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from m4.jobs import baselines
-from m4.jobs.baselines_progress import Progress
+from m4.jobs.bilingual.progress import Progress
 from m4.parallel.platform import signals
 from m4.progress import ProgressBar
 from tests.jobs.test_baseline_workers import train_until_stopped

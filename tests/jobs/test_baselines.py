@@ -19,7 +19,7 @@ from m4.data.corpus import CorpusSpec
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Baselines, Data, Decoding, Experiment, SavedFolder, Training
 from m4.jobs import baselines, bilingual, prepare
-from m4.jobs.baselines import Finished
+from m4.jobs.bilingual.baselines import Finished
 from m4.jobs.corpus import open_corpus
 from m4.model.transformer import Transformer
 from m4.parallel.platform.cpus import available_cpus

@@ -3,7 +3,7 @@
 import pytest
 
 from m4.jobs import baselines_progress
-from m4.jobs.baselines_progress import Progress
+from m4.jobs.bilingual.progress import Progress
 
 LEVELS = {"de": "high", "es": "high", "gl": "low", "fy": "low"}
 EARLIER = {"gd": "low"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from etils import epath
 
-from m4.jobs.baselines import BaselinePlan, _finished
+from m4.jobs.bilingual.baselines import BaselinePlan, _finished
 from m4.settings import InputError
 from m4.storage import manifest, run_folder, working_copy
 from m4.storage.files import read_json, write_json, write_text

@@ -20,11 +20,11 @@ from m4.data.samplers.uniform import uniform
 from m4.data.stream.stream import Stream
 from m4.experiment import Baselines, Data, Experiment, Training
 from m4.jobs import prepare
-from m4.jobs.baselines import baselines
+from m4.jobs.bilingual.baselines import baselines
 from m4.jobs.corpus import open_corpus
-from m4.jobs.decode import decode
+from m4.jobs.decoding.testsets import decode
 from m4.jobs.demo import demo
-from m4.jobs.report import report
+from m4.jobs.decoding.report import report
 from m4.jobs.train import train
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from m4.cli.arguments import distributed_options_of, parser
+from m4.cli.arguments import parse
 from m4.parallel import distributed
 from m4.storage.lease import Busy
 
@@ -145,7 +145,7 @@ def test_dead_process_is_noticed_within_a_minute(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(jax.config, "update", lambda *_: None)  # the tests keep their own
     monkeypatch.setattr(distributed, "_state", distributed._State())
     arguments = ["--coordinator_address=host:1", "--process_count=2", "--process_index=1"]
-    options = distributed_options_of(parser().parse_args(["train", *arguments]), {})
+    options = parse(["train", *arguments], {}).processes
     assert options is not None
     distributed.join(options)
     assert asked["coordinator_address"] == "host:1"

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from m4.cli.arguments import distributed_options_of, parser
-from m4.cli.job_arguments import TOGETHER
+from m4.cli.arguments import parse
 from m4.parallel.distributed_options import DistributedOptions
 
 WHOLE = ["--coordinator_address=host:1234", "--process_count=4", "--process_index=3"]
@@ -15,7 +14,7 @@ WHOLE = ["--coordinator_address=host:1234", "--process_count=4", "--process_inde
 
 def joined(*arguments: str, job: str = "train", platforms: str | None = None) -> Any:
     environment = {} if platforms is None else {"JAX_PLATFORMS": platforms}
-    return distributed_options_of(parser().parse_args([job, *arguments]), environment)
+    return parse([job, *arguments], environment).processes
 
 
 def test_default_is_one_process() -> None:
@@ -59,8 +58,7 @@ def test_invalid_options_are_refused(arguments: list[str], message: str) -> None
 
 
 def test_other_jobs_have_one_process(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(TOGETHER).isdisjoint({"translate", "data", "atlas", "collectives"})
-    for job in TOGETHER:
+    for job in ("train", "baselines", "decode", "eval", "score", "report", "demo"):
         assert joined(*WHOLE, job=job) is not None
     with pytest.raises(SystemExit):
         joined(*WHOLE, "--to=gl", job="translate")

@@ -125,7 +125,7 @@ def test_planned_search_is_the_one_that_decodes(
 
         return first_call
 
-    monkeypatch.setattr("m4.jobs.decode.whole_step", lambda folder, step, used: 1)
+    monkeypatch.setattr("m4.jobs.decoding.testsets.whole_step", lambda folder, step, used: 1)
     monkeypatch.setattr(inference_checkpoint, "_opened", opened)
     monkeypatch.setattr(search, "jit_search", jit_search)
     search._program.cache_clear()

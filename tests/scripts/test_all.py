@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.cli.arguments import JOBS
+from m4.cli.arguments import COMMANDS
 from m4.plan import machines
 from tests.documents.blocks import blocks_of
 from tests.documents.commands import dry_run
@@ -137,7 +137,7 @@ def test_a_mistake_is_one_line_and_exit_status_2(
 
 def test_the_jobs_that_they_take_are_jobs_of_m4() -> None:
     for job in ("train", "decode", "eval"):
-        assert job in JOBS
+        assert job in COMMANDS
         assert remote(dry("cloud_tpu.sh", "start", *slice_options(), "--", job)[0]).endswith(
             f"start {job} {job}"
         )

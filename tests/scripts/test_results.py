@@ -23,7 +23,7 @@ from m4.eval.scoring.delta import averages, deltas
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import System, measure
 from m4.experiment import Baselines, Data, Decoding, Experiment, Training
-from m4.jobs.baselines import find_baselines, plans_of
+from m4.jobs.bilingual.baselines import find_baselines, plans_of
 from m4.jobs.corpus import open_corpus
 from m4.settings import InputError
 from m4.storage import run_folder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.jobs.evaluate import system
+from m4.jobs.decoding.evaluate import system
 from m4.storage import remote
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.jobs.watching import watch
+from m4.jobs import watch
 from tests.bucket import BUCKET, Emulator
 
 

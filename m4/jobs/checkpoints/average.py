@@ -20,7 +20,7 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.checkpoints.chapters import read_note
 from m4.jobs.corpus import keep_vocabulary, open_vocabulary, place_of
-from m4.jobs.decode import trained_step
+from m4.jobs.decoding.testsets import trained_step
 from m4.settings import InputError
 from m4.storage import chapters, manifest, remote, run_folder
 from m4.storage.checkpoints import Checkpoints

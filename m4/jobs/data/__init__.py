@@ -1,4 +1,1 @@
-"""The jobs of `m4 data`: inspect the corpus; nothing is trained, no accelerator starts.
-
-Each takes the experiment and, by name, the options that `m4.cli.data_arguments` declares for it.
-"""
+"""The commands of `m4 data`: they build or inspect the corpus, and touch no accelerator."""

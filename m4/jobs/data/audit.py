@@ -1,20 +1,57 @@
 """`m4 data audit`: what cleaning drops and why; nothing is tokenized."""
 
-from m4.data.cleaning import clean
-from m4.data.inspection import audit as audits
-from m4.experiment import Experiment
-from m4.jobs import prepare
-from m4.jobs.corpus import everything, fetched, place_of
-from m4.progress import ProgressBar
+import argparse
+from typing import TYPE_CHECKING
+
+from m4.jobs import command
 from m4.settings import InputError
 
+if TYPE_CHECKING:
+    from m4.experiment import Experiment
 
-def audit(experiment: Experiment, stages: str, list: str | None) -> None:
+EXAMPLE = "m4 data audit --gin_file=gin_configs/demo.gin --stages=all"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    parser.add_argument(
+        "--stages",
+        choices=["configured", "all"],
+        default="configured",
+        help="run the stages that the config names, or all that there are (default: configured)",
+    )
+    parser.add_argument(
+        "--list",
+        nargs="?",
+        const="",
+        metavar="REASON",
+        help="write dropped.jsonl.gz: every dropped pair, or those of a stage or reason",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    with command.experiment_of(arguments) as (experiment, config):
+        from m4.jobs.claim import claimed
+
+        with claimed(experiment, config, "data"):
+            audit(experiment, arguments.stages, arguments.list)
+    return 0
+
+
+def audit(experiment: "Experiment", stages: str, list: str | None) -> None:
     """Cleans the corpus and reports what is dropped and why; nothing is tokenized.
 
     stages: "configured" or "all". list: the beginning of the reasons whose pairs are written to
     dropped.jsonl.gz, "" for all; None: no list. Writes data_report.json and data_report.html.
     """
+    from m4.data.cleaning import clean
+    from m4.data.inspection import audit as audits
+    from m4.jobs import prepare
+    from m4.jobs.corpus import everything, fetched, place_of
+    from m4.progress import ProgressBar
+
     spec = experiment.data.corpus
     cleaning = clean.thorough(spec.cleaning.stages) if stages == "all" else spec.cleaning
     folder = fetched(place_of(experiment), everything)

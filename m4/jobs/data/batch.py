@@ -1,21 +1,38 @@
 """`m4 data batch`: the sentence pairs of a training step."""
 
+from __future__ import annotations
+
+import argparse
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from m4.data.cache.cache import Cache
-from m4.data.preprocess import language_of
-from m4.data.samplers.learned import Learned
-from m4.data.stream.stream import Stream
-from m4.experiment import Experiment
-from m4.jobs import prepare
-from m4.jobs.checkpoints.chapters import read_note
-from m4.jobs.corpus import open_corpus
-from m4.jobs.train import learned_sampling
+from m4.jobs import command
 from m4.settings import InputError
-from m4.storage.steps import latest_step
 
+if TYPE_CHECKING:
+    from m4.data.cache.cache import Cache
+    from m4.data.stream.stream import Stream
+    from m4.experiment import Experiment
+
+EXAMPLE = "m4 data batch --model_dir=runs/demo --step=100"
 _COLUMNS = ("row", "direction", "source_pieces", "target_pieces", "file", "line")
 _COLUMNS += ("english", "translation")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    parser.add_argument("--step", type=int, required=True, help="the step of training, from 1")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the pairs; returns the exit status."""
+    with command.experiment_of(arguments) as (experiment, config):
+        from m4.jobs.claim import claimed
+
+        with claimed(experiment, config, "data"):
+            batch(experiment, arguments.step)
+    return 0
 
 
 def batch(experiment: Experiment, step: int) -> None:
@@ -34,6 +51,10 @@ def batch(experiment: Experiment, step: int) -> None:
     if not 1 <= step <= experiment.training.total_steps:
         allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
         raise InputError(f"--step={step}: must be {allowed}")
+    from m4.data.preprocess import language_of
+    from m4.jobs import prepare
+    from m4.jobs.corpus import open_corpus
+
     cache = open_corpus(experiment)
     stream = prepare.training_stream(experiment, cache)
     _take_learned_rates(experiment, cache, stream, step)
@@ -69,6 +90,12 @@ def _take_learned_rates(experiment: Experiment, cache: Cache, stream: Stream, st
     Raises:
         InputError: New rates were learned after that checkpoint, before the step.
     """
+    from m4.data.samplers.learned import Learned
+    from m4.jobs import prepare
+    from m4.jobs.checkpoints.chapters import read_note
+    from m4.jobs.train import learned_sampling
+    from m4.storage.steps import latest_step
+
     if not isinstance(experiment.data.sampler, Learned):
         return
     folder, period = prepare.run_folder(experiment), experiment.training.dev_period

@@ -1,17 +1,36 @@
 """`m4 data prepare`: builds the corpus alone, on a machine without accelerators."""
 
-from m4.experiment import Experiment
-from m4.jobs.corpus import opened_or_built, place_of
+import argparse
+import contextlib
+
+from m4.jobs import command
+
+EXAMPLE = "m4 data prepare --gin_file=gin_configs/demo.gin"
 
 
-def prepare(experiment: Experiment, rebuild: bool) -> None:
-    """Builds the tokenized corpus in MODEL_DIR/data or Data.data_dir, or checks what is there.
-
-    rebuild: replaces another corpus, for all runs that share it.
-    """
-    cache = opened_or_built(experiment, rebuild=rebuild)
-    pairs = sum(cache.size(language, "train") for language in cache.languages())
-    print(
-        f"{place_of(experiment)}: {pairs:,} training pairs in {len(cache.languages())} languages, "
-        f"corpus {cache.fingerprint[:16]}"
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="replace a corpus of other settings, for all runs that share it",
     )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Builds the corpus in MODEL_DIR/data or Data.data_dir, or checks what is there."""
+    with command.experiment_of(arguments) as (experiment, config):
+        from m4.jobs.claim import claimed
+        from m4.jobs.corpus import opened_or_built, place_of
+
+        shared = experiment.data.data_dir is not None
+        with contextlib.nullcontext() if shared else claimed(experiment, config, "data"):
+            cache = opened_or_built(experiment, rebuild=arguments.rebuild)
+        languages = cache.languages()
+        pairs = sum(cache.size(language, "train") for language in languages)
+        print(
+            f"{place_of(experiment)}: {pairs:,} training pairs in {len(languages)} languages, "
+            f"corpus {cache.fingerprint[:16]}"
+        )
+    return 0

@@ -1,30 +1,64 @@
-"""`m4 data preview`: how often each language would be seen."""
+"""`m4 data preview`: how often each language would be seen in training."""
 
+import argparse
 import dataclasses
 import functools
 import json
+from typing import TYPE_CHECKING
 
-from m4.data.inspection import preview as previews
-from m4.data.inspection.preview import Column, drawn_of
-from m4.data.samplers import Sampler
-from m4.data.samplers.temperature import temperature
-from m4.data.samplers.uniform import uniform
-from m4.eval.report import preview_page
-from m4.experiment import Experiment
-from m4.jobs import prepare
-from m4.jobs.corpus import arrays, open_corpus
-from m4.progress import ProgressBar
+from m4.jobs import command
 from m4.settings import InputError
-from m4.storage.files import write_text
+
+if TYPE_CHECKING:
+    from m4.data.samplers import Sampler
+    from m4.experiment import Experiment
+
+EXAMPLE = "m4 data preview --gin_file=gin_configs/demo.gin"
 
 
-def preview(experiment: Experiment, temperatures: str, most_epochs: float) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    parser.add_argument(
+        "--temperatures",
+        default="1,2,3,5,inf",
+        help="temperatures to compare the sampler with (default: 1,2,3,5,inf)",
+    )
+    parser.add_argument(
+        "--most_epochs",
+        type=float,
+        default=16.0,
+        help="warn of languages that are repeated more often (default: 16)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    with command.experiment_of(arguments) as (experiment, config):
+        from m4.jobs.claim import claimed
+
+        with claimed(experiment, config, "data"):
+            preview(experiment, arguments.temperatures, arguments.most_epochs)
+    return 0
+
+
+def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> None:
     """How often each language would be seen in training, with the sampler and at temperatures.
 
     temperatures: numbers from 1 on or inf, separated by commas, to compare with. most_epochs:
     languages that the sampler repeats more often are warned of. Writes data_preview.json, .html,
     .png and .pdf.
     """
+    from m4.data.inspection import preview as previews
+    from m4.data.inspection.preview import Column, drawn_of
+    from m4.data.samplers.temperature import temperature
+    from m4.data.samplers.uniform import uniform
+    from m4.eval.report import preview_page
+    from m4.jobs import prepare
+    from m4.jobs.corpus import arrays, open_corpus
+    from m4.progress import ProgressBar
+    from m4.storage.files import write_text
+
     others = _temperatures(temperatures)
     if not 0 < most_epochs < float("inf"):
         raise InputError(f"--most_epochs={most_epochs}: must be above 0")

@@ -1,15 +1,43 @@
 """`m4 data vocabulary`: what the vocabulary makes of each language."""
 
+import argparse
 import sys
+from typing import TYPE_CHECKING
 
-from m4.data.inspection import vocabulary_report
-from m4.experiment import Experiment
-from m4.jobs import prepare
-from m4.jobs.corpus import open_corpus
+from m4.jobs import command
 from m4.settings import InputError
 
+if TYPE_CHECKING:
+    from m4.experiment import Experiment
 
-def vocabulary(experiment: Experiment, sentences: int = 2000, warn_above: float = 0.01) -> None:
+EXAMPLE = "m4 data vocabulary --gin_file=gin_configs/demo.gin"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    parser.add_argument(
+        "--sentences", type=int, default=2000, help="sentences per language (default: 2000)"
+    )
+    parser.add_argument(
+        "--warn_above",
+        type=float,
+        default=0.01,
+        help="share of bytes among the pieces from which a language is named (default: 0.01)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    with command.experiment_of(arguments) as (experiment, config):
+        from m4.jobs.claim import claimed
+
+        with claimed(experiment, config, "data"):
+            vocabulary(experiment, arguments.sentences, arguments.warn_above)
+    return 0
+
+
+def vocabulary(experiment: "Experiment", sentences: int = 2000, warn_above: float = 0.01) -> None:
     """What the vocabulary makes of each language; vocabulary_report.json and .html in MODEL_DIR.
 
     sentences: of each language that are looked at. warn_above: share of bytes among the pieces.
@@ -19,6 +47,10 @@ def vocabulary(experiment: Experiment, sentences: int = 2000, warn_above: float 
             f"--sentences={sentences} --warn_above={warn_above}: must be at least 1, and a share "
             "between 0 and 1"
         )
+    from m4.data.inspection import vocabulary_report
+    from m4.jobs import prepare
+    from m4.jobs.corpus import open_corpus
+
     cache = open_corpus(experiment)
     rows = vocabulary_report.measure(cache, sentences)
     screen = prepare.console()

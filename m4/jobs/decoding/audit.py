@@ -19,7 +19,7 @@ from m4.eval.decoding.testsets import Portion
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_corpus, test_sets
-from m4.jobs.decode import trained_step
+from m4.jobs.decoding.testsets import trained_step
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.parallel.layout import Layout

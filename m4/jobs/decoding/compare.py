@@ -19,7 +19,7 @@ from m4.eval.scoring.delta import BILINGUAL
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import REFERENCE
 from m4.eval.scoring.score import COPY, System, find_decodes, train_pairs_of
-from m4.jobs.report import show
+from m4.jobs.decoding.report import show
 from m4.settings import InputError
 from m4.storage import chapters, run_folder
 from m4.storage.files import read_jsonl

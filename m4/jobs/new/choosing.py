@@ -13,8 +13,8 @@ import numpy as np
 
 from m4.eval.scoring.levels import DEFAULT_LEVELS, LEVELS, ResourceLevels
 from m4.experiment import Experiment
-from m4.jobs.baselines import baselines_of
-from m4.jobs.baselines_progress import SHARES, TRAINED, step_flops
+from m4.jobs.bilingual.baselines import baselines_of
+from m4.jobs.bilingual.progress import SHARES, TRAINED, step_flops
 from m4.jobs.new.counting import Counted, Lengths
 from m4.model.transformer import abstract_variables, count_parameters
 from m4.parallel.platform.cpus import available_cpus

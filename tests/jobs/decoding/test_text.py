@@ -26,7 +26,7 @@ from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding import decode as decoding
 from m4.eval.text.work_file import WorkFile
 from m4.jobs.decoding.text import _File
-from m4.jobs.translate import trained as model
+from m4.jobs.decoding.ready_model import trained as model
 from tests.command_line import m4
 
 LONG = "Yesterday was Monday. Tomorrow there will be nothing of this. And now?"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from m4.jobs.watching import watch
-from m4.jobs.watching.watch import lines, read_status
+from m4.jobs import watch
+from m4.jobs.watch import lines, read_status
 from tests.command_line import m4
 
 ROW = {"nll": 1.5, "nll/high": 1.25, "nll/low": 2.0, "tokens_per_second": 1234.4, "mfu": 0.31,

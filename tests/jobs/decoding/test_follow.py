@@ -15,7 +15,7 @@ from m4.cli.arguments import parser
 from m4.cli.job_arguments import follow_options
 from m4.eval.report.curves import draw
 from m4.eval.scoring.by_step import read_rows
-from m4.jobs.watching import follow
+from m4.jobs.decoding import follow
 from m4.settings import InputError
 from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints

@@ -21,7 +21,7 @@ from m4.eval.scoring.score import (
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_corpus, test_sets, trained_with
-from m4.jobs.decode import decode, decodes_folder, trained_step
+from m4.jobs.decoding.testsets import decode, decodes_folder, trained_step
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.storage import chapters

@@ -1,28 +1,46 @@
-"""`m4 watch`: a training job from its files, here or in a bucket. It reads, and holds no lock."""
+"""`m4 watch`: shows a training run from its files, here or in a bucket; it reads, and locks nothing.
+"""
 
+from __future__ import annotations
+
+import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-
-from m4.eval.scoring import by_step
-from m4.eval.scoring.levels import LEVELS
+from m4.jobs import command, streams
 from m4.settings import InputError
-from m4.storage import remote, run_folder
-from m4.storage.checkpoints import SCORES_BY_STEP
-from m4.storage.files import read_jsonl
-from m4.storage.metrics_log import read_metrics
-from m4.storage.steps import latest_step
-from m4.train.measuring.watchdog import Heartbeat, heartbeat
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from m4.train.measuring.watchdog import Heartbeat
+
+EXAMPLE = "m4 watch --model_dir=gs://bucket/run"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_run_folder(parser)
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="between two looks (default: 10)"
+    )
+    parser.add_argument("--once", action="store_true", help="show it once")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows a run until it has ended; returns the exit status."""
+    streams.require_output()
+    watch(command.run_of(arguments), arguments.seconds, once=arguments.once)
+    return 0
+
 
 _sleep = time.sleep
-_FILES = ("run.json", "metrics.jsonl", "heartbeat.json", "scores.jsonl", SCORES_BY_STEP)
+_FILES = ("run.json", "metrics.jsonl", "heartbeat.json", "scores.jsonl",
+          "scores_by_step.jsonl")  # fmt: skip
 # Of scores.jsonl: system, metric, subset, score.
 _Score = tuple[str, str, str, float]
 
@@ -54,6 +72,14 @@ class Status(NamedTuple):
 
 def read_status(folder: Path) -> Status:
     """Of a run's folder as it is here. ValueError: it is none."""
+    from m4.eval.scoring import by_step
+    from m4.storage import run_folder
+    from m4.storage.checkpoints import SCORES_BY_STEP
+    from m4.storage.files import read_jsonl
+    from m4.storage.metrics_log import read_metrics
+    from m4.storage.steps import latest_step
+    from m4.train.measuring.watchdog import heartbeat
+
     config = run_folder.read(folder)["config"]
     total = config.get("experiment.Training.total_steps", "")
     scores = folder / "scores.jsonl"
@@ -73,6 +99,8 @@ def _score(row: Mapping[str, Any]) -> _Score:
 
 def lines(status: Status, now: float) -> list[tuple[str, str]]:
     """(What, what it is), for people; now: `time.time`."""
+    from m4.eval.scoring.levels import LEVELS
+
     found = [("step", _step(status)), ("job", _job(status, now))]
     losses = [("nll", status.latest("nll"))]
     losses += [(level, status.latest(f"nll/{level}")) for level in LEVELS]
@@ -133,6 +161,8 @@ def _scores(rows: Sequence[_Score]) -> str:
 
 def _last_by_step(rows: Sequence[Mapping[str, Any]]) -> str:
     """The last scores of `m4 eval --watch`, of each split that it scored."""
+    from m4.eval.scoring import by_step
+
     splits: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         splits.setdefault(row["split"], []).append(row)
@@ -168,6 +198,9 @@ def watch(
     Raises:
         ValueError: no run's folder.
     """
+    from rich.console import Console
+    from rich.live import Live
+
     if not seconds > 0:
         raise InputError(f"--seconds={seconds}: must be above 0")
     console = Console(file=stream or sys.stdout)
@@ -183,6 +216,8 @@ def watch(
 
 def _looks(model_dir: str, seconds: float, once: bool, *, every: bool = False) -> Iterator[Status]:
     """The status on every look, or whenever something but the heartbeat's time has changed."""
+    from m4.storage import remote
+
     folder, before = remote.local(model_dir), None
     while True:
         remote.fetch(folder, _FILES.__contains__)
@@ -201,6 +236,8 @@ def _looks(model_dir: str, seconds: float, once: bool, *, every: bool = False) -
 
 
 def _table(title: str, said: Sequence[tuple[str, str]]) -> Table:
+    from rich.table import Table
+
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()

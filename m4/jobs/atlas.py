@@ -1,0 +1,34 @@
+"""`m4 atlas`: which language goes to which expert, as tables and a picture."""
+
+import argparse
+from pathlib import Path
+
+from m4.jobs import command, streams
+
+EXAMPLE = "m4 atlas --model_dir=runs/demo --split=test"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_run_folder(parser)
+    parser.add_argument(
+        "--split",
+        choices=["train", "test"],
+        default="train",
+        help="who went where in training, or in the test sets and their translations "
+        "(default: train)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.png", help="the picture (default: RUN/atlas.png)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints and draws the atlas; returns the exit status."""
+    streams.require_output()
+    folder = command.local_folder(command.run_of(arguments))
+    from m4.eval.report import atlas
+    from m4.jobs.prepare import console
+
+    atlas.show(folder, arguments.split, console(), arguments.output)
+    return 0

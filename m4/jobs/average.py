@@ -1,0 +1,46 @@
+"""`m4 average`: makes a run folder with the mean of several checkpoints' parameters."""
+
+import argparse
+
+from m4.jobs import command
+from m4.settings import InputError
+
+EXAMPLE = "m4 average runs/demo --last=5"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    parser.add_argument("run", nargs="?", metavar="RUN", help="run folder, as --model_dir")
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--last", type=int, metavar="N", help="the last N checkpoints")
+    group.add_argument("--steps", help="these checkpoints, as 1000,2000")
+    parser.add_argument(
+        "--output", help="the new run's folder (default: RUN-average<number>-<last step>)"
+    )
+    command.add_verify(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Averages checkpoints; returns the exit status. The run is read, the new folder is written."""
+    arguments.model_dir = arguments.run or arguments.model_dir
+    if arguments.last is not None and arguments.last < 2:
+        raise InputError(f"--last={arguments.last}: must be 2 or more")
+    asked = None if arguments.steps is None else command.steps_of(arguments.steps)
+    with command.experiment_of(arguments) as (experiment, _):
+        from m4.jobs.checkpoints import average
+        from m4.jobs.claim import claimed_together
+        from m4.parallel.platform.accelerator import check_accelerator
+        from m4.storage import run_folder
+
+        run_folder.read(command.local_folder(experiment.model_dir))
+        steps = average.chosen_steps(experiment, arguments.last, asked)
+        place = arguments.output or average.output_of(experiment, steps)
+        made = command.read_config(arguments, average.bindings(experiment), place)
+        check_accelerator()
+        output = made.experiment()
+        with claimed_together(output, made, "train"):
+            average.average(experiment, output, steps)
+    listed = ", ".join(map(str, steps))
+    print(f"{place}: the mean of steps {listed}; next: m4 eval --model_dir={place}")
+    return 0

@@ -1,0 +1,55 @@
+"""`m4 checkpoint`: lists, verifies, inspects or converts the checkpoints of a run."""
+
+import argparse
+from pathlib import Path
+
+from m4.jobs import command, streams
+
+EXAMPLE = "m4 checkpoint verify runs/demo"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument(
+        "what",
+        choices=["list", "verify", "inspect", "convert"],
+        help="list: steps; verify: their SHA-256; inspect: arrays, norms, values that are not "
+        "finite; convert: write the parameters as a file or a separate run",
+    )
+    command.add_run_folder(parser)
+    parser.add_argument(
+        "--step", type=int, help="(default: all; to inspect and convert the last whole one)"
+    )
+    group = parser.add_argument_group("convert")
+    group.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float16", "float32"],
+        help="type of the parameters (default: as it is)",
+    )
+    group.add_argument(
+        "--output", type=Path, help="FILE.safetensors, or a folder: a run that translates"
+    )
+    group.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE.safetensors",
+        help="take these arrays instead of the run's",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Looks at checkpoints; returns the exit status, 1 where one is damaged."""
+    streams.require_output()
+    from m4.jobs.checkpoints.checkpoint import checkpoint
+    from m4.jobs.prepare import console
+
+    whole = checkpoint(
+        arguments.what,
+        command.run_of(arguments),
+        arguments.step,
+        console(),
+        dtype=arguments.dtype,
+        weights=arguments.weights,
+        output=arguments.output,
+    )
+    return 0 if whole else 1

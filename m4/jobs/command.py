@@ -1,0 +1,309 @@
+"""What the commands share: groups of arguments, and the way from arguments to an experiment.
+
+A command is a module m4.jobs.<command> with `add_arguments(parser)`, `run(arguments)` and EXAMPLE.
+The command line imports the chosen one alone. Such a module, and this one, import heavy libraries
+inside their functions, so that `m4 COMMAND --help` answers at once.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from m4.settings import InputError, SettingError
+
+if TYPE_CHECKING:
+    from m4.config import Config
+    from m4.experiment import Experiment
+
+# Arguments that may differ between the processes of a job, or that the compared config contains.
+_OWN = ("do", "process_index", "processes", "debug", "verify", "gin_file", "gin_search_paths",
+        "gin_bindings", "model_dir", "allow_module", "init_from")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- arguments
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that name a config."""
+    group = parser.add_argument_group("configuration")
+    group.add_argument(
+        "--gin_file", action="append", default=[], help="gin file of the config; may be repeated"
+    )
+    group.add_argument(
+        "--gin_search_paths",
+        default=".",
+        help="folders, with commas between them, where gin files are searched (default: .)",
+    )
+    group.add_argument(
+        "--gin_bindings",
+        action="append",
+        default=[],
+        metavar="'NAME = VALUE'",
+        help="a binding, as --gin.NAME=VALUE; may be repeated",
+    )
+    group.add_argument(
+        "--model_dir",
+        help="run folder (MODEL_DIR); without --gin_file, m4 uses the config saved there",
+    )
+    group.add_argument(
+        "--allow_module",
+        action="append",
+        default=[],
+        metavar="NAME[=FOLDER]",
+        help="a module outside m4 that the config saved in a run folder may import, and so run; "
+        "FOLDER is where the module is (default: the working folder)",
+    )
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments by which one of several processes finds the others (T5X's names)."""
+    group = parser.add_argument_group("several processes", "one a host, all with the same command")
+    group.add_argument(
+        "--multiprocess",
+        action="store_true",
+        help="join the processes that the cluster (TPU, GKE, Slurm, Open MPI) names; TPU hosts "
+        "do so by default where JAX_PLATFORMS begins with tpu",
+    )
+    group.add_argument("--coordinator_address", metavar="HOST:PORT", help="host:port of process 0")
+    group.add_argument("--process_count", type=int, metavar="N", help="number of processes")
+    group.add_argument("--process_index", type=int, metavar="I", help="index of this one, from 0")
+    group.add_argument(
+        "--heartbeat_seconds",
+        type=int,
+        default=30,
+        metavar="S",
+        help="seconds without a heartbeat until a process counts as dead (default: 30)",
+    )
+    group.add_argument(
+        "--join_timeout_s",
+        type=int,
+        metavar="S",
+        help="seconds to wait for all processes at start-up (default: 45; 300 with --multiprocess)",
+    )
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Adds --dry_run."""
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="check every setting and all shapes, print parameters and memory, write nothing",
+    )
+
+
+def add_dense(parser: argparse.ArgumentParser) -> None:
+    """Adds --compare=dense."""
+    parser.add_argument(
+        "--compare", choices=["dense"], help="also use a dense model, trained for comparison"
+    )
+
+
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Adds --verify."""
+    parser.add_argument(
+        "--verify",
+        choices=["fast", "full"],
+        help="compare checkpoints and corpus with their SHA-256 (full), or their sizes only (fast) "
+        "(default: full, for the corpus once per machine)",
+    )
+
+
+def add_split_and_step(parser: argparse.ArgumentParser, default: str = "test") -> None:
+    """Adds --split and --step, which say what is translated or scored, and by which checkpoint."""
+    parser.add_argument(
+        "--split", choices=["test", "dev"], help=f"sentences to use (default: {default})"
+    )
+    parser.add_argument(
+        "--step",
+        type=int,
+        help="a checkpoint that is kept; the results are in decodes/STEP (default: the latest)",
+    )
+
+
+def add_portion(group: argparse._ArgumentGroup, sentences: str = "all") -> None:
+    """Adds --sentences and --directions, which take a part of a test set."""
+    group.add_argument(
+        "--sentences", type=int, help=f"sentences per direction (default: {sentences})"
+    )
+    group.add_argument("--directions", help="use these alone, as en-gl,gl-en (default: all)")
+
+
+def add_run_folder(parser: argparse.ArgumentParser) -> None:
+    """Adds RUN and --model_dir, of commands that read a run's folder and no config."""
+    parser.add_argument("run", nargs="?", metavar="RUN", help="run folder, as --model_dir")
+    parser.add_argument("--model_dir", help="run folder")
+
+
+def run_of(arguments: argparse.Namespace) -> str:
+    """Returns the run folder that was given. Raises InputError where there is none."""
+    if not (folder := getattr(arguments, "run", None) or arguments.model_dir):
+        raise InputError("give a run folder: --model_dir=...")
+    return folder
+
+
+def portion_of(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, ...]]:
+    """Returns (sentences per direction, directions) of `add_portion`; None and (): all."""
+    if arguments.sentences is not None and arguments.sentences < 1:
+        raise InputError(f"--sentences={arguments.sentences}: must be 1 or more")
+    return arguments.sentences, tuple(filter(None, (arguments.directions or "").split(",")))
+
+
+def steps_of(text: str) -> list[int]:
+    """Parses steps, "1000,2000" -> [1000, 2000]. Raises InputError for any other text."""
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise InputError(f"--steps={text}: must be steps with commas between them, as 1000,2000")
+    return sorted({int(step) for step in text.split(",")})
+
+
+# --------------------------------------------------------------------- from arguments to a config
+
+
+def local_folder(model_dir: str) -> Path:
+    """Returns the folder with a run's files: for a bucket, the local copy, brought up to date."""
+    from m4.storage import remote
+
+    folder = remote.local(model_dir)
+    remote.fetch(folder)
+    return folder
+
+
+def read_config(
+    arguments: argparse.Namespace, more: Sequence[str] = (), model_dir: str | None = None
+) -> "Config":
+    """Reads the config of --gin_file, or else the one saved in --model_dir, and the bindings.
+
+    Args:
+        arguments: Those of `add_config`.
+        more: Further bindings, "NAME = VALUE".
+        model_dir: MODEL_DIR of the config. Defaults to --model_dir.
+
+    Raises:
+        InputError: There is no such file, or neither argument was given.
+        m4.config.ConfigError: The files or bindings have a mistake.
+    """
+    from m4 import config
+
+    folders = arguments.gin_search_paths.split(",")
+    files = list(arguments.gin_file)
+    for name in files:
+        if config.find_file(name, folders) is None:
+            raise InputError(
+                f"--gin_file={name}: no such file in {', '.join(folders)} (--gin_search_paths)"
+            )
+    allowed = None  # a gin file that the user names is the user's own code
+    if not files:
+        if not arguments.model_dir:
+            raise InputError("give a config: --gin_file=gin_configs/demo.gin, or --model_dir=...")
+        saved = local_folder(arguments.model_dir) / "config.gin"
+        if not saved.is_file():
+            raise InputError(f"--model_dir={arguments.model_dir}: no config.gin there; train first")
+        files, allowed = [str(saved)], arguments.allow_module
+    given = [*arguments.gin_bindings, *more]
+    if getattr(arguments, "init_from", None):
+        given.append(f"INITIAL_CHECKPOINT_PATH = {arguments.init_from!r}")
+        if arguments.allow_module:
+            given.append(f"initial.InitialModel.allow_modules = {arguments.allow_module!r}")
+    folder = model_dir or arguments.model_dir
+    return config.load(files, given, model_dir=folder, folders=folders, allowed_modules=allowed)
+
+
+@contextmanager
+def experiment_of(arguments: argparse.Namespace) -> Iterator[tuple["Experiment", "Config"]]:
+    """Gives the experiment and its config, after joining the other processes where there are any.
+
+    A SettingError raised within becomes an InputError that names the gin setting, file and line.
+
+    Raises:
+        InputError: The config or a setting is wrong, or another process has other arguments.
+    """
+    config = read_config(arguments)
+    from m4.storage import checksums
+
+    checksums.choose(getattr(arguments, "verify", None))
+    try:
+        experiment = config.experiment()
+        if getattr(arguments, "processes", None) and not getattr(arguments, "dry_run", False):
+            from m4.parallel import distributed
+            from m4.parallel.consistency_check import check_agreement
+
+            distributed.join(arguments.processes)
+            said = {k: str(value) for k, value in vars(arguments).items() if k not in _OWN}
+            check_agreement({**config.settings, **said})
+        yield experiment, config
+    except SettingError as error:
+        raise InputError(config.explain(error)) from error
+
+
+def dry_run(experiment: "Experiment", arguments: argparse.Namespace) -> int:
+    """Checks what the command would compute; returns the exit status."""
+    from m4.jobs.dry_run import dry_run as job
+
+    dense = getattr(arguments, "compare", None) == "dense"
+    alone = getattr(arguments, "processes", None) is None
+    return job(experiment, arguments.command, dense=dense, alone=alone)
+
+
+# --------------------------------------------------------------------------------- a run's folder
+
+
+@contextmanager
+def claimed(
+    experiment: "Experiment",
+    config: "Config",
+    *kinds: str,
+    fresh: bool = False,
+    new_chapter: str | None = None,
+) -> Iterator[Path]:
+    """Gives the run's folder to one job, once the devices have been checked.
+
+    Args:
+        experiment: The experiment of the run.
+        config: The config of the experiment.
+        kinds: Kinds of files that the job writes there.
+        fresh: Whether to remove what is there first.
+        new_chapter: Why a new chapter begins. Defaults to no new chapter.
+
+    Raises:
+        InputError: The mesh is impossible on these devices, or the folder belongs to another config
+            or job.
+    """
+    from m4.jobs.claim import claimed_together
+    from m4.parallel import distributed
+    from m4.parallel.platform.accelerator import check_accelerator
+
+    check_accelerator()
+    experiment.training.mesh()  # an impossible one is refused before the folder is claimed
+    distributed.check_joined()
+    with claimed_together(
+        experiment, config, *kinds, fresh=fresh, new_chapter=new_chapter
+    ) as folder:
+        yield folder
+
+
+def reads(experiment: "Experiment", config: "Config") -> None:
+    """Checks that a run is the config's and sets the process up; nothing is locked or written."""
+    from m4.jobs import prepare
+    from m4.storage import run_folder
+
+    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
+    prepare.prepare_process(experiment, None)
+
+
+def on_primary(name: str, work: Callable[[], Any]) -> None:
+    """Runs `work` in the primary process, for which the others wait."""
+    from m4.parallel import distributed
+
+    distributed.on_primary_then_broadcast(name, lambda: (work(), None)[1])
+
+
+def print_next(folder: Path, experiment: "Experiment", config: "Config", command: str) -> None:
+    """Prints the folder and the command that comes next."""
+    from m4.parallel import distributed
+    from m4.storage import remote
+
+    if distributed.is_primary():
+        own = "".join(f" --allow_module={name}={at}" for name, at in config.modules.items())
+        print(f"{remote.shown(folder)}; next: m4 {command} --model_dir={experiment.model_dir}{own}")

@@ -1,0 +1,64 @@
+"""`m4 translate`: a trained model that answers line by line."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from m4.data.preprocess import split_direction
+from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.eval.decoding.translate import Translator
+from m4.experiment import Experiment
+from m4.jobs import prepare
+from m4.jobs.corpus import open_vocabulary
+from m4.parallel import distributed
+from m4.parallel.platform.jax_setup import private_programs
+from m4.storage import manifest, remote
+
+
+class ReadyModel(NamedTuple):
+    """A trained model, ready to translate.
+
+    made_by: JSON, what decides a translation.
+    """
+
+    translator: Translator
+    made_by: dict[str, Any]
+
+
+def trained(experiment: Experiment, step: int | None = None, job: str = "m4 decode") -> ReadyModel:
+    """The model of a step, None: the latest; reads the vocabulary and parameters only.
+
+    It is sharded over the experiment's mesh. Where these devices cannot make that mesh, it is on
+    the first one, and stderr has a line with the reason; with several processes it is an error.
+    """
+    folder = prepare.run_folder(experiment)
+    cache = open_vocabulary(experiment, step)
+    model = prepare.model_for(experiment, cache)
+    if distributed.is_distributed():
+        layout = prepare.decoding_layout(experiment, model, cache.directions)
+    else:
+        layout = prepare.layout_or_first_device(experiment, model, cache.directions, job)
+    params, found, _ = restore_params(model, folder / "checkpoints", step, cache.vocabulary, layout)
+    targets = list(dict.fromkeys(split_direction(d)[1] for d in cache.directions))
+    translator = Translator(
+        model,
+        params,
+        cache.vocabulary,
+        experiment.decoding,
+        languages=targets,
+        layout=layout,
+        normalise=experiment.data.corpus.cleaning.normalise,
+    )
+    made_by = {
+        "step": found,
+        # Of another run, or of a mean, the step may be the same.
+        "checkpoint": manifest.digest(remote.remote_path(folder / "checkpoints") / str(found)),
+        "vocabulary": cache.vocabulary.fingerprint,
+    }
+    made_by |= experiment.decoding.search()
+    return ReadyModel(translator, made_by)
+
+
+def translator(experiment: Experiment) -> Translator:
+    """The latest model, for `m4 translate`."""
+    ready = trained(experiment, job="m4 translate").translator
+    return dataclasses.replace(ready, programs=private_programs())

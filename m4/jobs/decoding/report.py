@@ -1,0 +1,183 @@
+"""`m4 report`: scores, ΔBLEU, its plot and report.html, of what is decoded; nothing is trained."""
+
+import datetime
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from m4.data.cache.cache import Cache
+from m4.data.cache.identity import shown
+from m4.data.preprocess import language_of
+from m4.eval.decoding.hypotheses import check_hypotheses, hypotheses_path
+from m4.eval.decoding.testsets import Portion, train_pairs
+from m4.eval.report.page import DELTA_TITLE, Background
+from m4.eval.report.results import Results, write_results
+from m4.eval.scoring import rates
+from m4.eval.scoring.delta import BILINGUAL, tables
+from m4.eval.scoring.levels import ResourceLevels
+from m4.eval.scoring.score import System, score_table
+from m4.experiment import Experiment
+from m4.jobs import prepare
+from m4.jobs.bilingual.baselines import Finished, find_baselines
+from m4.jobs.corpus import open_corpus, test_sets
+from m4.jobs.decoding.testsets import trained_step
+from m4.jobs.decoding.evaluate import system_of, tested
+from m4.storage import chapters, run_folder
+from m4.storage.checkpoints import Checkpoints
+from m4.storage.files import read_jsonl, whole_folder
+from m4.storage.metrics_log import read_metrics, warn_if_changed
+
+
+def report(experiment: Experiment, *, dense: bool = False) -> Results:
+    """Scores everything that is decoded against the bilingual baselines; writes and prints it. An
+    experiment that names no baselines has no ΔBLEU.
+
+    Raises:
+        ValueError: a model, translations or baselines are missing; the command that makes them.
+    """
+    for which in (False, True) if dense else (False,):
+        trained_step(prepare.model_folder(experiment, which))
+    cache = open_corpus(experiment, test_sets)
+    systems = [system_of(experiment, cache)]
+    if dense:
+        systems.append(system_of(experiment, cache, dense=True))
+    for system in systems:
+        check_decoded(experiment, cache, system)
+    curves = {system.name: read_metrics(system.decodes.parent) for system in systems}
+    wanted = ("nll", "nll/high", "nll/medium", "nll/low")  # not every level has languages
+    recorded = [row for rows in curves.values() for row in rows]
+    compared = experiment.baselines is not None
+    found = find_baselines(experiment, cache) if compared else {}
+    systems += _bilingual(experiment, cache, found) if compared else []
+    shares, epochs = _seen(experiment, cache)
+    folder, data = prepare.run_folder(experiment), experiment.data
+    written = write_results(
+        folder=folder,
+        systems=systems,
+        train_pairs=train_pairs(cache),
+        subsets=Portion("test", test_sentences=experiment.decoding.test_sentences).subsets(cache),
+        background=Background(
+            title=DELTA_TITLE if compared else "Scores of one multilingual model",
+            corpus=data.about or "",
+            facts=_facts(experiment, cache, found),
+            configs={"multilingual": folder / "operative_config.gin"},
+            curves=curves,
+            curve_keys=[key for key in wanted if any(key in row for row in recorded)],
+            sampling=shares,
+            epochs=epochs,
+        ),
+        metrics=experiment.decoding.metrics,
+        levels=data.levels,
+        baseline=BILINGUAL if compared else None,
+    )
+    show(written, data.levels)
+    return written
+
+
+def show(written: Results, levels: ResourceLevels) -> None:
+    """Prints the means, the languages where they are few, the rates and the files."""
+    terminal = prepare.console()
+    if written.drawn is not None:
+        for table in tables(written.rows, written.averages, terminal.width, levels):
+            terminal.print(table)
+    else:
+        terminal.print(score_table(read_jsonl(written.scores)))
+    terminal.print(rates.table(written.rate_rows, levels))
+    config = written.html.with_name("operative_config.gin")
+    paths = [written.html, *(written.drawn or ()), written.scores]
+    prepare.print_files(terminal, [*paths, *([config] if config.is_file() else [])])
+
+
+def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
+    """ValueError: a test set of the system is not translated, or its translations are damaged."""
+    check_hypotheses(
+        system.decodes,
+        "test",
+        tested(cache),
+        f"m4 decode --model_dir={experiment.model_dir}"
+        f"{' --compare=dense' if system.name == 'dense' else ''}",
+    )
+
+
+def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[str, float]]:
+    """(share of the pairs, epochs) by language, of what the model was trained on."""
+    folder = prepare.run_folder(experiment)
+    store = Checkpoints(folder / "checkpoints", read_only=True)
+    try:
+        note = store.note(trained_step(folder))
+    finally:
+        store.close()
+    warn_if_changed(folder, note)
+    counts = folder / "atlas.train.json"
+    if "assigned" in note and not counts.is_file():
+        print(
+            f"{counts}: missing; the report does not show which experts training chose. Training "
+            "writes it with every checkpoint",
+            file=sys.stderr,
+        )
+    seen = note.get("seen")
+    if seen is None or seen["from_step"]:  # trained before this was counted
+        return {}, {}
+    total = sum(count["pairs"] for count in seen["languages"].values())
+    shares = {name: count["pairs"] / total for name, count in seen["languages"].items()}
+    epochs: dict[str, float] = {}
+    for direction, count in seen["directions"].items():  # a pair is seen in each of its directions
+        language = language_of(direction)
+        times = count["pairs"] / cache.size(language, "train")
+        epochs[language] = max(times, epochs.get(language, 0.0))
+    return shares, epochs
+
+
+def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> list[System]:
+    """The bilingual models as one system: their hypotheses gathered in one folder."""
+    gathered = prepare.run_folder(experiment) / "decodes" / "bilingual"
+    configs, steps = {}, {}
+    paths: list[Path] = []
+    for direction in tested(cache):
+        baseline = found[language_of(direction)]
+        check_hypotheses(
+            baseline.folder / "decodes",
+            "test",
+            [direction],
+            f"m4 baselines --model_dir={experiment.model_dir}, after removing "
+            f"{baseline.folder}/result.json",
+        )
+        path = hypotheses_path(baseline.folder / "decodes", "test", direction)
+        paths += [path, path.with_suffix(".json")]
+        configs[direction] = str(baseline.folder / "result.json")
+        steps[direction] = baseline.result["note"]["best_step"]
+    with whole_folder(gathered) as unfinished:
+        for path in paths:
+            shutil.copyfile(path, unfinished / path.name)
+    return [System("bilingual", gathered, config=configs, checkpoint_step=steps)]
+
+
+def _facts(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> dict[str, str]:
+    about = run_folder.read(prepare.run_folder(experiment))
+    facts = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "machine": about.get("machine", ""),
+        "versions": ", ".join(f"{k} {v}" for k, v in about["versions"].items()),
+        "steps": str(experiment.training.total_steps),
+        "seed": str(experiment.training.seed),
+        "corpus": f"{cache.fingerprint[:16]}, {json.dumps(cache.manifest['identity']['source'])}",
+    }
+    if len(known := chapters.listed(about)) > 1:
+        facts["chapters"] = "; ".join(
+            f"{one['chapter']} after step {one['step']}: "
+            + ", ".join([f"{name} {was} -> {now}" for name, (was, now) in one["changes"].items()]
+                        + ([shown(one["text"])] if one["text"] else []))
+            for one in known[1:]
+        )  # fmt: skip
+    if found:
+        latest = max(found.values(), key=lambda one: one.result["gain_last_quarter"])
+        cut = [one.language for one in found.values() if not one.result["stopped_early"]]
+        facts["bilingual models"] = (
+            "one a language pair (both directions), trained until dev chrF stopped rising"
+            + (f" (ended at the most steps: {', '.join(cut)})" if cut else "")
+            + "; in the last quarter of the steps it rose by at most "
+            f"{latest.result['gain_last_quarter']:.1f} ({latest.language})"
+        )
+    return facts

@@ -1,0 +1,85 @@
+"""`m4 eval`: scores the test sets, translating them first if needed, or checkpoint by checkpoint."""
+
+import argparse
+from typing import Any
+
+from m4.jobs import command
+from m4.settings import InputError
+
+EXAMPLE = "m4 eval --model_dir=runs/demo --watch"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    command.add_processes(parser)
+    command.add_split_and_step(parser, "test; dev with --watch")
+    command.add_dense(parser)
+    command.add_dry_run(parser)
+    group = parser.add_argument_group("checkpoint by checkpoint", "scores_by_step.jsonl and a plot")
+    group.add_argument(
+        "--watch", action="store_true", help="score each new checkpoint until training has ended"
+    )
+    group.add_argument("--steps", help="score these checkpoints, as 1000,2000, or all")
+    command.add_portion(group)
+    group.add_argument("--seconds", type=float, help="between two looks of --watch (default: 30)")
+    command.add_verify(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Scores the model; returns the exit status."""
+    followed = follow_options(arguments)
+    with command.experiment_of(arguments) as (experiment, config):
+        if arguments.dry_run:
+            return command.dry_run(experiment, arguments)
+        by_step = arguments.step is not None or followed is not None
+        with command.claimed(experiment, config, "steps" if by_step else "eval"):
+            if followed is not None:
+                from m4.jobs.decoding.follow import follow
+
+                follow(experiment, **followed)
+                return 0
+            from m4.jobs.decoding.evaluate import evaluate
+
+            evaluate(
+                experiment,
+                dense=arguments.compare == "dense",
+                split=arguments.split or "test",
+                step=arguments.step,
+            )
+    return 0
+
+
+def follow_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns the arguments of `m4.jobs.decoding.follow.follow`, or None to score one checkpoint.
+
+    Raises:
+        InputError: The arguments do not go together.
+    """
+    if not (arguments.watch or arguments.steps):
+        for name in ("sentences", "directions", "seconds"):
+            if getattr(arguments, name) is not None:
+                raise InputError(f"--{name}: give --watch or --steps, too")
+        return None
+    for name, value in (("--step", arguments.step), ("--compare", arguments.compare)):
+        if value is not None:
+            raise InputError(f"{name}={value}: not with --watch or --steps")
+    if arguments.watch and arguments.steps:
+        raise InputError(f"--steps={arguments.steps}: --watch scores all; give one of them")
+    steps, seconds = None, None
+    if arguments.watch:
+        seconds = 30.0 if arguments.seconds is None else arguments.seconds
+        if not 0 < seconds < 1e6:
+            raise InputError(f"--seconds={seconds}: must be above 0")
+    elif arguments.seconds is not None:
+        raise InputError(f"--seconds={arguments.seconds}: only with --watch")
+    elif arguments.steps != "all":
+        steps = command.steps_of(arguments.steps)
+    sentences, directions = command.portion_of(arguments)
+    return {
+        "split": arguments.split or ("dev" if arguments.watch else "test"),
+        "sentences": sentences,
+        "directions": directions,
+        "steps": steps,
+        "seconds": seconds,
+    }

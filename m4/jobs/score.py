@@ -1,0 +1,61 @@
+"""`m4 score`: log-probabilities of the test sets' references, or of given translations."""
+
+import argparse
+import json
+from pathlib import Path
+
+from m4.jobs import command, streams
+from m4.settings import InputError
+
+EXAMPLE = "m4 score --model_dir=runs/demo --split=dev"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_config(parser)
+    command.add_processes(parser)
+    command.add_split_and_step(parser)
+    command.add_dense(parser)
+    command.add_dry_run(parser)
+    group = parser.add_argument_group("files", "pairs of lines, instead of the run's test set")
+    group.add_argument("--source", type=Path, metavar="FILE", help="sources, one per line")
+    group.add_argument("--target", type=Path, metavar="FILE", help="their translations")
+    group.add_argument("--to", help="target language, e.g. gl")
+    command.add_verify(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Scores given translations; returns the exit status."""
+    files = any((arguments.source, arguments.target, arguments.to))
+    if files:
+        if not all((arguments.source, arguments.target, arguments.to)):
+            raise InputError("give --source, --target and --to together")
+        for name in ("split", "step", "compare"):
+            if getattr(arguments, name) is not None:
+                raise InputError(f"--{name}: not with --source, which the latest model scores")
+        streams.utf8_output()
+    with command.experiment_of(arguments) as (experiment, config):
+        if arguments.dry_run:
+            return command.dry_run(experiment, arguments)
+        from m4.jobs.decoding import score
+        from m4.parallel import distributed
+
+        if files and distributed.is_distributed():
+            raise InputError("one process scores files; several can share `m4 score` of a test set")
+        if files:
+            command.reads(experiment, config)
+            rows = score.score_files(
+                experiment, arguments.source, arguments.target, arguments.to
+            )
+            for row in rows:
+                print(json.dumps(row, ensure_ascii=False), flush=True)
+            return 0
+        kind = "eval" if arguments.step is None else "steps"
+        with command.claimed(experiment, config, kind):
+            score.score(
+                experiment,
+                dense=arguments.compare == "dense",
+                split=arguments.split or "test",
+                step=arguments.step,
+            )
+    return 0

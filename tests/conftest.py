@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Of tests that are short, and take ten seconds and more together.
 _LONG = (
     "jobs/checkpoints/test_initial.py",
-    "jobs/watching/test_follow.py",
+    "jobs/decoding/test_follow.py",
     "model/dispatch/test_implementations.py",
     "model/test_gates.py",
     "model/test_transformer.py",

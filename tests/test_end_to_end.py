@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from m4.cli import environment
 from m4.data.preprocess import tag
 from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.jobs import streams
 from m4.storage import run_folder
 from m4.storage.files import read_jsonl
 from m4.storage.metrics_log import read_metrics
@@ -341,7 +341,7 @@ def test_a_closed_stream_loses_no_translation(
     first: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("stdin", "stdout"):
-        monkeypatch.setattr(environment, "closed", {name})
+        monkeypatch.setattr(streams, "closed", {name})
         said = m4("translate", f"--model_dir={first[0]}", "--to=gl")
         assert said.mistake.startswith(f"m4 translate: standard {name[3:]}put is closed")
     listed = m4("checkpoint", "list", first[0]).mistake

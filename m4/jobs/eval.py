@@ -1,4 +1,4 @@
-"""`m4 eval`: scores the test sets, translating them first if needed, or checkpoint by checkpoint."""
+"""`m4 eval`: scores the test sets, translated first if needed, or checkpoint by checkpoint."""
 
 import argparse
 from typing import Any

@@ -44,9 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError("one process scores files; several can share `m4 score` of a test set")
         if files:
             command.reads(experiment, config)
-            rows = score.score_files(
-                experiment, arguments.source, arguments.target, arguments.to
-            )
+            rows = score.score_files(experiment, arguments.source, arguments.target, arguments.to)
             for row in rows:
                 print(json.dumps(row, ensure_ascii=False), flush=True)
             return 0

@@ -1,5 +1,4 @@
-"""`m4 watch`: shows a training run from its files, here or in a bucket; it reads, and locks nothing.
-"""
+"""`m4 watch`: shows a training run from its files, here or in a bucket. It locks nothing."""
 
 from __future__ import annotations
 

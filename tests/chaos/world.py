@@ -59,7 +59,7 @@ def main(name: str, folder: Path, *more: str) -> int:
     """`m4 NAME`, or one of COMMANDS, in this process. Baselines are trained in it: workers take ten
     seconds to start."""
     from m4.cli.main import main as m4
-    from m4.jobs import baselines
+    from m4.jobs.bilingual import baselines
 
     baselines.workers_for = lambda *_: 0
     return m4(arguments(name, folder, *more))

@@ -17,17 +17,6 @@ from tests.command_line import TINY, contents, experiment_of, m4
 FILES = {f"data_preview.{ending}" for ending in ("json", "html", "png", "pdf")}
 
 
-def test_help_is_light() -> None:
-    code = (
-        "import sys, m4.cli.arguments as program\n"
-        "text = program.parser().format_help()\n"
-        "assert 'build or inspect the corpus: prepare, preview' in text, text\n"
-        "heavy = {'jax', 'numpy', 'gin', 'tensorflow', 'matplotlib', 'rich'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.slow
 def test_no_accelerator_no_tensorflow(tmp_path: Path) -> None:
     code = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.cli import commands
+import m4.jobs.train
 from tests.command_line import m4
 
 
@@ -51,7 +51,7 @@ def _no_handles() -> None:
 def test_what_the_machine_refuses_is_one_line(
     monkeypatch: pytest.MonkeyPatch, raises: Callable[[], None], said: str
 ) -> None:
-    monkeypatch.setattr(commands, "run", lambda *_: raises())
+    monkeypatch.setattr(m4.jobs.train, "run", lambda *_: raises())
     found = m4("train")
     assert found.status == 1
     (line,) = found.err.splitlines()
@@ -64,7 +64,7 @@ def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def mistaken(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "x")
 
-    monkeypatch.setattr(commands, "run", mistaken)
+    monkeypatch.setattr(m4.jobs.train, "run", mistaken)
     with pytest.raises(FileNotFoundError):
         m4("train")
 
@@ -78,11 +78,12 @@ def test_an_argument_that_is_not_utf8_is_named() -> None:
 PROGRAM = """
 import sys
 from m4.cli import environment
-environment.open_closed_streams()
+from m4.jobs import streams
+streams.open_closed()
 file = open(sys.argv[1], "w")
 print("a warning", file=sys.stderr)
 print("a result")
-print(sorted(environment.closed), file.fileno() > 2, file=file)
+print(sorted(streams.closed), file.fileno() > 2, file=file)
 sys.exit(environment.flushed(0, "m4 report"))
 """
 
@@ -121,5 +122,5 @@ def test_a_job_knows_that_its_output_is_closed() -> None:
         capture_output=True,
         text=True,
     )
-    said = "m4 watch: standard output is closed: what the job prints would be lost\n"
+    said = "m4 watch: standard output is closed: what the command prints would be lost\n"
     assert (done.returncode, done.stderr) == (2, said)

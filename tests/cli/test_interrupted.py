@@ -88,7 +88,7 @@ def test_an_audit_that_is_ended_leaves_no_files_elsewhere(tmp_path: Path) -> Non
 # A step that still runs uses what the interpreter's end destroys; here that is status 99.
 ENDS = """
 import atexit, os, signal, sys
-from m4.cli import commands
+from m4.jobs import train
 from m4.cli.main import main
 
 class UsedByAStep:
@@ -97,7 +97,7 @@ class UsedByAStep:
 
 step = UsedByAStep()
 atexit.register(print, "exit handlers ran")
-commands.run = lambda *_: signal.raise_signal(signal.SIGTERM)
+train.run = lambda *_: signal.raise_signal(signal.SIGTERM)
 from m4.parallel.platform import signals
 signals.install()
 sys.argv = ["m4", "train"]

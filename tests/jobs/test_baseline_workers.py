@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from m4.jobs import bilingual
+from m4.jobs.bilingual import training as bilingual
 from m4.storage.files import read_jsonl
 from m4.storage.steps import latest_step
 from m4.train.loop.preemption import stop_signals
@@ -44,7 +44,7 @@ POOL = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from m4.jobs import baselines
+from m4.jobs.bilingual import baselines
 from m4.jobs.bilingual.progress import Progress
 from m4.parallel.platform import signals
 from m4.progress import ProgressBar

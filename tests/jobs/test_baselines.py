@@ -18,7 +18,9 @@ from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Baselines, Data, Decoding, Experiment, SavedFolder, Training
-from m4.jobs import baselines, bilingual, prepare
+from m4.jobs import prepare
+from m4.jobs.bilingual import baselines
+from m4.jobs.bilingual import training as bilingual
 from m4.jobs.bilingual.baselines import Finished
 from m4.jobs.corpus import open_corpus
 from m4.model.transformer import Transformer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from m4.jobs import baselines_progress
+from m4.jobs.bilingual import progress as baselines_progress
 from m4.jobs.bilingual.progress import Progress
 
 LEVELS = {"de": "high", "es": "high", "gl": "low", "fy": "low"}

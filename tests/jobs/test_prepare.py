@@ -22,9 +22,9 @@ from m4.experiment import Baselines, Data, Experiment, Training
 from m4.jobs import prepare
 from m4.jobs.bilingual.baselines import baselines
 from m4.jobs.corpus import open_corpus
+from m4.jobs.decoding.report import report
 from m4.jobs.decoding.testsets import decode
 from m4.jobs.demo import demo
-from m4.jobs.decoding.report import report
 from m4.jobs.train import train
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh

@@ -40,7 +40,7 @@ def start_worker(parent: int, cores: Any, messages: Any, programs: str | None) -
     Elsewhere than on Linux the processes share the cores as the system pleases.
     """
     end_with(parent)
-    # Ctrl-C reaches the parent too, which ends its workers by SIGTERM (`m4.jobs.bilingual.baselines`).
+    # Ctrl-C reaches the parent too, which ends its workers by SIGTERM (`baselines`).
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals.watch()
     _Worker.messages = messages

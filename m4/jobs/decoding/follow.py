@@ -12,8 +12,8 @@ from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows
 from m4.eval.scoring.score import metric_names, write_scores
 from m4.experiment import Experiment
 from m4.jobs import prepare
-from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.jobs.decoding.evaluate import scored, system, system_name
+from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage import chapters, remote

@@ -22,8 +22,8 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.bilingual.baselines import Finished, find_baselines
 from m4.jobs.corpus import open_corpus, test_sets
-from m4.jobs.decoding.testsets import trained_step
 from m4.jobs.decoding.evaluate import system_of, tested
+from m4.jobs.decoding.testsets import trained_step
 from m4.storage import chapters, run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import read_jsonl, whole_folder

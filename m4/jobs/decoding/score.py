@@ -15,8 +15,8 @@ from m4.eval.decoding.translate import check_language
 from m4.eval.text.inputs import Text
 from m4.experiment import Experiment
 from m4.jobs import prepare
-from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.jobs.decoding.ready_model import translator
+from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError

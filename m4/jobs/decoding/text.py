@@ -24,8 +24,8 @@ from m4.eval.text.work_file import WorkFile
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
-from m4.jobs.decoding.testsets import trained_step
 from m4.jobs.decoding.ready_model import ReadyModel, trained
+from m4.jobs.decoding.testsets import trained_step
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError

@@ -11,11 +11,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from m4.cli.arguments import parser
-from m4.cli.job_arguments import follow_options
+from m4.cli.arguments import parse
 from m4.eval.report.curves import draw
 from m4.eval.scoring.by_step import read_rows
 from m4.jobs.decoding import follow
+from m4.jobs.eval import follow_options
 from m4.settings import InputError
 from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
@@ -201,7 +201,7 @@ def test_steps_that_are_there_are_scored_without_waiting(
 )
 def test_arguments_that_cannot_be_together(arguments: str, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
-        follow_options(parser().parse_args(["eval", *arguments.split()]))
+        follow_options(parse(["eval", *arguments.split()]))
 
 
 def test_mistakes_are_one_line(trained: Path, run: Path) -> None:

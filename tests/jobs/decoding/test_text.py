@@ -19,14 +19,14 @@ import pytest
 
 import m4 as package
 from m4 import config
-from m4.cli.arguments import parser
-from m4.cli.decode_arguments import text_request
+from m4.cli.arguments import parse
 from m4.data.sentences import sentences
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding import decode as decoding
 from m4.eval.text.work_file import WorkFile
-from m4.jobs.decoding.text import _File
+from m4.jobs.decode import text_request
 from m4.jobs.decoding.ready_model import trained as model
+from m4.jobs.decoding.text import _File
 from tests.command_line import m4
 
 LONG = "Yesterday was Monday. Tomorrow there will be nothing of this. And now?"
@@ -134,7 +134,7 @@ def test_standard_input_to_standard_output(
 @pytest.mark.parametrize(("given", "taken"), [("/dev/stdin", "-"), ("a.txt", "a.txt")])
 def test_standard_streams_by_their_names(given: str, taken: str) -> None:
     output = given.replace("stdin", "stdout")
-    said = parser().parse_args(["decode", f"--input={given}", "--to=gl", f"--output={output}"])
+    said = parse(["decode", f"--input={given}", "--to=gl", f"--output={output}"])
     request = text_request(said)
     assert request is not None
     assert (request.inputs, request.output) == ([taken], taken)

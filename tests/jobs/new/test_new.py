@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from m4 import config
-from m4.cli.arguments import parser, split_arguments
+from m4.cli.arguments import parse, split_arguments
 from m4.jobs.new.choosing import Machine
 from tests.command_line import Said, contents, m4
 from tests.data.corpora import write
@@ -68,9 +68,7 @@ def test_a_folder_becomes_a_gin_file_and_stays_as_it_is(here: Path) -> None:
     words = commands_of(said)
     assert [each[1] for each in words] == ["data", "demo", "demo"]
     for each in words:
-        others, bindings = split_arguments(each[1:])
-        parser().parse_args(others)
-        config.load(["mine.gin"], bindings).experiment()
+        config.load(["mine.gin"], parse(each[1:]).gin_bindings).experiment()
     assert "TRAIN_STEPS = 40" in split_arguments(words[1])[1]
     again = new("corpus", "--out=mine.gin", "--yes")
     assert "mine.gin: is there, and is never written over" in again.mistake

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import m4.jobs.train
+from m4.jobs import train
 from tests.command_line import m4
 
 
@@ -51,7 +51,7 @@ def _no_handles() -> None:
 def test_what_the_machine_refuses_is_one_line(
     monkeypatch: pytest.MonkeyPatch, raises: Callable[[], None], said: str
 ) -> None:
-    monkeypatch.setattr(m4.jobs.train, "run", lambda *_: raises())
+    monkeypatch.setattr(train, "run", lambda *_: raises())
     found = m4("train")
     assert found.status == 1
     (line,) = found.err.splitlines()
@@ -64,7 +64,7 @@ def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def mistaken(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "x")
 
-    monkeypatch.setattr(m4.jobs.train, "run", mistaken)
+    monkeypatch.setattr(train, "run", mistaken)
     with pytest.raises(FileNotFoundError):
         m4("train")
 

@@ -23,16 +23,16 @@ from typing import Any
 
 _IMPORTED = (
     "orbax.checkpoint",
-    "m4.cli.commands",
     "m4.config",
     "m4.eval.report.figures",
     "m4.eval.report.plot",
     "m4.jobs.checkpoints.average",
     "m4.jobs.decoding.score",
     "m4.jobs.decoding.text",
-    "m4.jobs.demo",
+    "m4.jobs.bilingual.baselines",
+    "m4.jobs.checkpoints.initial",
     "m4.jobs.decoding.report",
-    "m4.jobs.train",
+    "m4.train.multitask.cosines",
 )
 # Of a child that is not killed: so long, and it counts as hanging.
 MOST_SECONDS = 180.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from m4.eval.decoding.audit import Compared
 
+from m4.eval.decoding.batch_invariance import Compared
 from m4.jobs.decoding import audit as job
 from tests.command_line import m4
 

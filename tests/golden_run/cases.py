@@ -74,7 +74,7 @@ CASES = {
     ),
     "einsum": _dispatch("einsum", data=2, expert=4),
     "gather": _dispatch("gather", data=8),
-    "blocks": _dispatch("blocks", data=8),
+    "dropless": _dispatch("dropless", data=8),
     "ragged": _dispatch("ragged", data=8),
     "all_to_all": _dispatch("all_to_all", fsdp=2, expert=4),
     "hierarchical_all_to_all": _dispatch("hierarchical_all_to_all", data=2, node=2, expert=2),

@@ -2,8 +2,8 @@
 export UV_PYTHON_DOWNLOADS := never
 # Some containers ask Python to keep no bytecode: then each process compiles all that it imports, 6 s.
 unexport PYTHONDONTWRITEBYTECODE
-PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
-  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null \
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
   && command -v $$p && break; done)
 # uv of this machine, else one of our own: a private .uv leaves the system's Python alone.
 UV := $(shell command -v uv || echo .uv/bin/uv)
@@ -58,7 +58,7 @@ $(STAMP): $(LOCKS) pyproject.toml | $(UV)
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
 	@touch $@
 .uv/bin/uv:
-	@test -n "$(PYTHON)" || { echo "m4 needs Python 3.11 or 3.12 on the PATH" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "m4 needs Python 3.11, 3.12 or 3.13 on the PATH" >&2; exit 2; }
 	$(PYTHON) -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv
 lock: | $(UV)
 	$(UV) pip compile pyproject.toml --extra dev --universal --generate-hashes --no-header \
@@ -67,7 +67,7 @@ lock: | $(UV)
 	  --generate-hashes --no-header --no-emit-index-url --quiet -o requirements-tpu.lock
 	$(UV) pip compile pyproject.toml --extra cuda --constraint requirements.lock --universal \
 	  --generate-hashes --no-header --no-emit-index-url --quiet -o requirements-cuda.lock
-	sed -n 's/^jax==\([0-9.]*\).*/jax-cuda12-plugin==\1\njax-cuda12-pjrt==\1/p' requirements.lock \
+	sed -n 's/^jax\(==[^\\]*\).*/jax-cuda12-plugin\1\njax-cuda12-pjrt\1/p' requirements.lock \
 	  | $(UV) pip compile - --no-deps --universal --generate-hashes --no-header --no-emit-index-url \
 	  --quiet -o requirements-cuda-compiler.lock
 	echo 'py3langid>=0.4' | $(UV) pip compile - --no-deps --universal --generate-hashes \

@@ -13,19 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.xla_flags import QUICK
+
 # Eight devices on any machine, so that sharding is tested; one is what everything else uses.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # x[B, L] + y[L] is an error: shapes are to be said, not guessed.
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
-# Programs here are tiny and many: compiling them is nearly all the time that tests take. Without
-# LLVM's optimizations and MLIR's fusions it takes half of it, and a fifth less when a program is
-# not cut into parts for more cores than there are.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1",
-)
+# Programs here are tiny and many: compiling them is nearly all the time that tests take.
+os.environ.setdefault("XLA_FLAGS", QUICK)
 # Tracing makes many objects that stay: looking for garbage among them is a sixth of its time.
 gc.set_threshold(50_000, 20, 20)
 # ... so they are kept for the next run, also the smallest: of one operation outside of a jitted

@@ -30,11 +30,11 @@ from m4.storage.metrics_log import read_metrics
 from m4.train.trainer import Trainer
 from tests.command_line import experiment_of
 from tests.shared import parts_in
+from tests.xla_flags import OPTIMIZED
 
 CONFIGS = Path(__file__).parents[1] / "gin_configs"
 STEPS = 50
 GATE = "moe.MoeLayer.gate"
-OPTIMIZED = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": True}
 
 
 GATES, DISPATCH = parts_in(gates), parts_in(dispatch)

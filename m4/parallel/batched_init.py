@@ -85,7 +85,10 @@ def unoptimized(mesh: Mesh) -> dict[str, Any]:
     """Options of XLA for a program that runs once, on these devices: for jax.jit, `lower`."""
     if mesh.devices.flat[0].platform != "cpu":
         return {}
-    return {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    options: dict[str, Any] = {"xla_backend_optimization_level": 0}
+    if jax.__version_info__ < (0, 11):  # later versions have no such option
+        options["xla_cpu_use_fusion_emitters"] = False
+    return options
 
 
 def _call(equation: Any, *inputs: Any) -> list[Any]:

@@ -83,8 +83,8 @@ class Corpus:
         for step in itertools.count(start):
             yield dict(stream.batch(step))
 
-    def audit(self) -> Any:
-        """What cleaning dropped, changed and kept: an `m4.data.cleaning.ledger.Ledger`."""
+    def ledger(self) -> Any:
+        """Returns what cleaning dropped, changed and kept: an `m4.data.cleaning.ledger.Ledger`."""
         return self.cache.ledger()
 
     def preview(self, total_steps: int, batch_size: int = 64, **settings: Any) -> Mapping[str, Any]:

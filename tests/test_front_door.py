@@ -148,7 +148,7 @@ def test_a_corpus_for_any_trainer(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         first["decoder_target_tokens"], corpus.stream(4).batch(3)["decoder_target_tokens"]
     )
-    assert corpus.audit().summary() == []
+    assert corpus.ledger().summary() == []
     with pytest.raises(m4.SettingError, match=r"CorpusSpec.vocabulary_size = 0"):
         m4.prepare_corpus(tmp_path / "other", Made({"gl": 60}), vocabulary_size=0)
 

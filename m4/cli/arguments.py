@@ -26,7 +26,7 @@ COMMANDS = {
     "demo": "run all steps: train, baselines, decode, report",
     "average": "make a run folder with the mean of several checkpoints' parameters",
     "translate": "translate the arguments, or standard input line by line",
-    "data": "build or inspect the corpus: prepare, preview, vocabulary, batch, audit",
+    "data": "build or inspect the corpus: prepare, preview, vocabulary, batch, cleaning_report",
     "watch": "show a training run from its files: loss, speed, experts, time left, scores",
     "checkpoint": "list, verify, inspect or convert the checkpoints of a run",
     "export": "write a run's model as a checkpoint that T5X can continue from",
@@ -42,7 +42,7 @@ DATA_COMMANDS = {
     "preview": "how often each language would be seen: data_preview.html, .png, .json",
     "vocabulary": "what the vocabulary makes of each language: pieces a sentence, bytes",
     "batch": "print the sentence pairs of a training step, with their direction, lengths and place",
-    "audit": "clean the corpus: what is dropped and why; data_report.html",
+    "cleaning_report": "report what cleaning drops, changes and flags, and why: data_report.html",
 }
 _GIN = (
     "Any setting can be given as --gin.NAME=VALUE: --gin.TRAIN_STEPS=2000,\n"
@@ -66,7 +66,7 @@ def parse(given: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
         environment: Environment variables, which may name a cluster of processes.
 
     Returns:
-        The command's arguments, `command` as it was typed ("data audit"), `do`, the function that
+        The command's arguments, `command` as it was typed ("data preview"), `do`, the function that
         runs it, and `processes`: how this process joins others, or None where it is alone.
 
     Raises:

@@ -21,7 +21,7 @@ from m4.data.cache.cache import Cache, Damaged
 from m4.data.cache.corpus_text import Progress
 from m4.data.cleaning.ledger import LEDGER_FILE
 from m4.data.corpus import CorpusSpec
-from m4.data.inspection.audit import english_variants, write_report
+from m4.data.inspection.cleaning_report import english_variants, write_report
 from m4.experiment import Experiment, SavedFolder
 from m4.parallel import distributed
 from m4.progress import ProgressBar

@@ -50,4 +50,4 @@ def test_flags_may_have_hyphens_and_settings_are_bindings() -> None:
     arguments = parse(["train", "--model-dir=runs/a-b", "--gin.TRAIN_STEPS=2"])
     assert arguments.model_dir == "runs/a-b"
     assert arguments.gin_bindings == ["TRAIN_STEPS = 2"]
-    assert parse(["data", "audit"]).command == "data audit"
+    assert parse(["data", "preview"]).command == "data preview"

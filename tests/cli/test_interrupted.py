@@ -68,18 +68,25 @@ class Waits(Cldr):
 """
 
 
-def test_an_audit_that_is_ended_leaves_no_files_elsewhere(tmp_path: Path) -> None:
+def test_a_cleaning_report_that_is_ended_leaves_no_files_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WAITS)
     config = tmp_path / "mine.gin"
     config.write_text(f"include '{TINY}'\nimport mine\ncorpus.CorpusSpec.source = @mine.Waits\n")
     (tmp_path / "temporary").mkdir()
-    words = ["-m", "m4", "data", "audit", f"--gin_file={config}", f"--model_dir={tmp_path / 'run'}"]
+    words = [
+        "-m",
+        "m4",
+        "data",
+        "cleaning_report",
+        f"--gin_file={config}",
+        f"--model_dir={tmp_path / 'run'}",
+    ]
     environment = {**ALONE, "TMPDIR": str(tmp_path / "temporary")}
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, *words], stdout=pipe, text=True, env=environment) as job:
         assert job.stdout is not None
         assert any("reads" in line for line in job.stdout)
-        (spool,) = (tmp_path / "temporary").glob("m4-audit-*")
+        (spool,) = (tmp_path / "temporary").glob("m4-cleaning-*")
         job.terminate()
         assert job.wait(SECONDS) == 128 + signal.SIGTERM
     assert not spool.exists()

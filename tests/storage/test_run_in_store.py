@@ -45,7 +45,7 @@ def test_data_jobs_of_a_run_in_a_store(
     """Each look on another machine: the corpus is made once, what they write comes together."""
     address = f"--model_dir=file://{store}"
     preview = ("preview", "--temperatures=", f"--gin_file={TINY}")
-    for number, look in enumerate([preview, ("vocabulary",), ("audit",)]):
+    for number, look in enumerate([preview, ("vocabulary",), ("cleaning_report",)]):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine{number}"))
         result = m4("data", *look, address)
         assert result.status == 0, result.err

@@ -1,4 +1,4 @@
-"""How often each language would be seen in training: counted by the stream's own arithmetic."""
+"""Counts how often each language would be seen in training, with the stream's own arithmetic."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ from m4.data.preprocess import language_of
 from m4.data.stream.mixture import pair_tokens
 from m4.data.stream.stream import Stream
 
+# Languages that one line of warning names.
+_MOST_NAMES = 12
+
 
 class DrawnLanguage(NamedTuple):
     """What a whole run draws of one language.
 
-    pairs, tokens: drawn in all its directions; their shares of the run. epochs: how often its pairs
-    are seen, in the direction where that is the most. repeated: how many of its pairs are seen
-    more than once there. times: how often the most repeated one is.
+    Attributes:
+        pairs: Pairs drawn, in all its directions together.
+        pair_share: Their share of the run's pairs.
+        tokens: Tokens drawn, in all its directions together.
+        token_share: Their share of the run's tokens.
+        epochs: How often its pairs are seen, in its most frequent direction.
+        repeated: Pairs that are seen more than once there.
+        times: How often the most repeated pair is seen there.
     """
 
     pairs: int
@@ -34,7 +42,7 @@ class DrawnLanguage(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One sampler over all languages; `drawn` is empty where it cannot be used, `problem` why."""
+    """One sampler over all languages; `drawn` is empty where it cannot be used, for `problem`."""
 
     name: str
     drawn: Mapping[str, DrawnLanguage]
@@ -42,10 +50,15 @@ class Column(NamedTuple):
 
 
 class Preview(NamedTuple):
-    """A corpus under some samplers, the configured one first.
+    """A corpus under several samplers.
 
-    pairs, tokens: training pairs of each language, and their ids (source and target, tag and eos);
-    languages by falling pairs. sample_by: the unit of the shares that are shown.
+    Attributes:
+        total_steps: Steps of training.
+        sampler: Name of the configured sampler.
+        sample_by: Unit of the shares, "examples" or "tokens".
+        pairs: Training pairs of each language, the largest first.
+        tokens: Ids of these pairs: source and target, tag and eos.
+        columns: The samplers, the configured one first.
     """
 
     total_steps: int
@@ -57,25 +70,29 @@ class Preview(NamedTuple):
 
     @property
     def configured(self) -> Column:
+        """The configured sampler."""
         return self.columns[0]
 
     def share(self, drawn: DrawnLanguage) -> float:
-        """In the sampler's unit."""
+        """Returns the share of a language in the sampler's unit."""
         return drawn.pair_share if self.sample_by == "examples" else drawn.token_share
 
 
 def corpus_sizes(cache: Cache) -> tuple[dict[str, int], dict[str, int]]:
-    """(pairs, tokens) of each language's training data, by falling pairs."""
+    """Returns (pairs, tokens) of each language's training data, the largest first."""
     pairs = {code: cache.size(code, "train") for code in cache.languages()}
     order = sorted(pairs, key=lambda code: (-pairs[code], code))
-    # Of the two directions of a pair the first that there is: tokens differ by the tag alone, or
-    # where sources and targets have separate vocabularies.
+    # The first direction of each language: the other one differs by the tag alone, or where sources
+    # and targets have separate vocabularies.
     unit = {language_of(d): pair_tokens(cache, d) for d in reversed(cache.directions)}
     return {c: pairs[c] for c in order}, {c: round(pairs[c] * unit[c]) for c in order}
 
 
 def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, DrawnLanguage]:
-    """What `total_steps` of a stream draw of each language, exact but for tokens (mean lengths)."""
+    """Returns what `total_steps` of a stream draw of each language.
+
+    Pairs are exact; tokens are pairs times the mean length.
+    """
     seen = stream.examples_seen(total_steps)
     tokens = {d: count * pair_tokens(cache, d) for d, count in seen.items()}
     all_pairs, all_tokens = max(sum(seen.values()), 1), max(sum(tokens.values()), 1)
@@ -98,10 +115,10 @@ def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, DrawnL
 
 
 def repeated_more_than(preview: Preview, most_epochs: float) -> dict[str, float]:
-    """Language -> epochs of those that the configured sampler repeats more often, the worst first.
+    """Returns language -> epochs where the configured sampler exceeds a bound, the worst first.
 
-    Source for a bound: Muennighoff et al. 2023, "Scaling Data-Constrained Language Models": up to 4
-    epochs are nearly as good as new data, beyond 16 repeating gives next to nothing.
+    Source of such bounds: Muennighoff et al. 2023, "Scaling Data-Constrained Language Models": up
+    to 4 epochs are nearly as good as new data, beyond 16 repeating gives next to nothing.
     """
     epochs = {code: one.epochs for code, one in preview.configured.drawn.items()}
     over = [code for code in epochs if epochs[code] > most_epochs]
@@ -109,7 +126,7 @@ def repeated_more_than(preview: Preview, most_epochs: float) -> dict[str, float]
 
 
 def warnings(preview: Preview, most_epochs: float) -> list[str]:
-    """A line a thing to look at."""
+    """Returns a line for each thing that somebody should look at."""
     lines = [f"{one.name}: {one.problem}" for one in preview.columns if one.problem]
     if over := repeated_more_than(preview, most_epochs):
         most = [f"{code} {times(epochs)}" for code, epochs in list(over.items())[:_MOST_NAMES]]
@@ -124,12 +141,8 @@ def warnings(preview: Preview, most_epochs: float) -> list[str]:
     return lines
 
 
-# Of a line of warning; the table and the page have all.
-_MOST_NAMES = 12
-
-
 def as_json(preview: Preview, most_epochs: float) -> dict[str, Any]:
-    """What data_preview.json holds."""
+    """Returns the content of data_preview.json."""
     return {
         "total_steps": preview.total_steps,
         "sampler": preview.sampler,
@@ -152,20 +165,16 @@ def as_json(preview: Preview, most_epochs: float) -> dict[str, Any]:
 
 
 def table(preview: Preview, most_epochs: float) -> Table:
-    """For the terminal: the configured sampler in full, then the epochs of the others."""
-    steps = f"{preview.total_steps:,} steps"
-    made = Table(
-        box=SIMPLE_HEAD,
-        title=f"{preview.sampler}, by {preview.sample_by}, {steps}; last columns: epochs",
-    )
+    """Returns a table for the terminal: the configured sampler, then the epochs of the others."""
+    configured, *others = preview.columns
+    title = f"{preview.sampler}, by {preview.sample_by}, {preview.total_steps:,} steps"
+    made = Table(box=SIMPLE_HEAD, title=f"{title}; last columns: epochs")
     made.add_column("language", overflow="ellipsis", no_wrap=True, max_width=24)
-    for name in ("pairs", "tokens", "share", "epochs", "repeated", "times"):
+    names = ("pairs", "tokens", "share", "epochs", "repeated", "times", *(o.name for o in others))
+    for name in names:
         made.add_column(name, justify="right", no_wrap=True)
-    for one in preview.columns[1:]:
-        made.add_column(one.name, justify="right", no_wrap=True)
     for code, pairs in preview.pairs.items():
-        drawn = preview.configured.drawn[code]
-        known = describe(code).name
+        drawn, known = configured.drawn[code], describe(code).name
         made.add_row(
             code if known == code else f"{code} {known}",
             f"{pairs:,}",
@@ -174,19 +183,19 @@ def table(preview: Preview, most_epochs: float) -> Table:
             times(drawn.epochs),
             f"{drawn.repeated:,}",
             f"{drawn.times}",
-            *(times(one.drawn[code].epochs) if one.drawn else "–" for one in preview.columns[1:]),
+            *(times(one.drawn[code].epochs) if one.drawn else "–" for one in others),
             style="yellow" if drawn.epochs > most_epochs else None,
         )
     return made
 
 
 def times(epochs: float) -> str:
-    """3.14159 -> '3.14', 31.4159 -> '31.4', 314.159 -> '314'."""
+    """Formats epochs with three digits: 3.14159 -> '3.14', 314.159 -> '314'."""
     return f"{epochs:,.{0 if epochs >= 99.95 else 1 if epochs >= 9.995 else 2}f}"
 
 
 def short(number: float) -> str:
-    """1234567 -> '1.2M', 6000 -> '6k', 250 -> '250'."""
+    """Shortens a number: 1234567 -> '1.2M', 6000 -> '6k', 250 -> '250'."""
     for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if number >= unit:
             return f"{number / unit:.1f}".removesuffix(".0") + letter

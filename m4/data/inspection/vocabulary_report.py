@@ -1,4 +1,4 @@
-"""How well a vocabulary serves each language: pieces a sentence, a word, a character; bytes.
+"""Measures how well a vocabulary serves each language: pieces a sentence, a word, a character.
 
 A language whose text falls apart into bytes has long sentences and little that a model can learn
 from. Remedies are a larger vocabulary, and a higher temperature of the text that it is trained on.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -28,156 +27,134 @@ from m4.storage.files import write_text
 
 NAME = "vocabulary_report"
 _TEMPLATE = Path(__file__).with_name("vocabulary_report.html.j2")
+# Column -> its title and the format of its numbers.
 COLUMNS = {
-    "sentences": "sentences",
-    "pieces_per_sentence": "pieces a sentence",
-    "pieces_per_word": "a word",
-    "pieces_per_character": "a character",
-    "byte_share": "bytes",
-    "unknown_share": "unknown",
-    "coverage": "characters with a piece",
+    "sentences": ("sentences", "{:,}"),
+    "pieces_per_sentence": ("pieces a sentence", "{:.2f}"),
+    "pieces_per_word": ("a word", "{:.2f}"),
+    "pieces_per_character": ("a character", "{:.2f}"),
+    "byte_share": ("bytes", "{:.2%}"),
+    "unknown_share": ("unknown", "{:.2%}"),
+    "coverage": ("characters with a piece", "{:.2%}"),
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """What a vocabulary makes of some sentences of a language.
+class Row(NamedTuple):
+    """What a vocabulary makes of some sentences of a language, without tag and eos.
 
     Attributes:
-        language: its code; "en" is English.
+        language: Its code; "en" is English.
         vocabulary: "shared", "source" or "target".
-        pieces: ids of all sentences, without tag and eos.
-        words: what stands between spaces; in scripts that write none, whole stretches of text.
-        characters: without spaces, in compatibility form (NFKC).
-        byte_pieces: ids that are bytes; spelled: the characters that they spell.
-        unknown: ids of the unknown piece (none, where there are bytes to fall back to).
+        sentences: Number of sentences.
+        pieces_per_sentence: Mean number of ids.
+        pieces_per_word: Words are what stands between spaces: in scripts that write none, whole
+            stretches of text.
+        pieces_per_character: Characters are counted in compatibility form (NFKC), without spaces.
+        byte_share: Share of the pieces that are bytes.
+        unknown_share: Share of the pieces that are the unknown piece.
+        coverage: Share of the characters that are not spelled in bytes.
     """
 
     language: str
     vocabulary: str
     sentences: int
-    pieces: int
-    words: int
-    characters: int
-    byte_pieces: int
-    spelled: int
-    unknown: int
+    pieces_per_sentence: float
+    pieces_per_word: float
+    pieces_per_character: float
+    byte_share: float
+    unknown_share: float
+    coverage: float
 
-    def rates(self) -> dict[str, float]:
-        """The columns of the report: COLUMNS. Shares are of the pieces, coverage of characters."""
-        return {
-            "sentences": self.sentences,
-            "pieces_per_sentence": self.pieces / max(self.sentences, 1),
-            "pieces_per_word": self.pieces / max(self.words, 1),
-            "pieces_per_character": self.pieces / max(self.characters, 1),
-            "byte_share": self.byte_pieces / max(self.pieces, 1),
-            "unknown_share": self.unknown / max(self.pieces, 1),
-            "coverage": 1 - self.spelled / max(self.characters, 1),
-        }
+    def cells(self) -> list[str]:
+        """Returns the numbers as `COLUMNS` formats them."""
+        return [form.format(getattr(self, name)) for name, (_, form) in COLUMNS.items()]
 
 
 def measure(cache: Cache, sentences: int = 2000) -> list[Row]:
-    """A row a language and vocabulary, English first.
+    """Returns a row for each language and vocabulary, English first.
 
-    Of each language up to `sentences` training sentences, at even distances; of English as many,
-    from all of its files. Where sources and targets have separate vocabularies, each is asked for
-    the languages that it is made for.
+    Where sources and targets have separate vocabularies, each is measured on the languages that it
+    is made for.
+
+    Args:
+        cache: The tokenized corpus.
+        sentences: Training sentences of each language, at even distances; of English as many, from
+            the pairs of all languages.
     """
+    codes = cache.languages()
+    texts: dict[str, list[str]] = {"en": []}
+    share = -(-sentences // len(codes))
+    for code in codes:
+        size = cache.size(code, "train")
+        pairs = list(islice(cache.pairs(code, "train"), 0, None, max(size // sentences, 1)))
+        texts[code] = [pair.translation for pair in pairs[:sentences]]
+        texts["en"] += [pair.english for pair in pairs[:: max(len(pairs) // share, 1)][:share]]
     vocabularies = {"shared": cache.source_vocabulary}
     served = {"shared": SIDES}
     if cache.separate:
         vocabularies = {"source": cache.source_vocabulary, "target": cache.target_vocabulary}
         served = {role: SIDES_OF[cache.mixture][role] for role in ROLES}
-    english, translation = _texts(cache, sentences)
-    rows = []
-    for name, vocabulary in vocabularies.items():
-        texts = ({"en": english} if "english" in served[name] else {}) | (
-            translation if "translation" in served[name] else {}
-        )
-        rows += [measure_texts(vocabulary, name, code, of) for code, of in texts.items()]
-    return rows
-
-
-def _texts(cache: Cache, sentences: int) -> tuple[list[str], dict[str, list[str]]]:
-    """English sentences, and those of each language."""
-    codes = cache.languages()
-    english, translation = [], {}
-    for code in codes:
-        size = cache.size(code, "train")
-        # At even distances, as many as are wanted or a few more.
-        pairs = list(islice(cache.pairs(code, "train"), 0, None, max(size // sentences, 1)))
-        translation[code] = [pair.translation for pair in pairs[:sentences]]
-        share = -(-sentences // len(codes))
-        english += [pair.english for pair in pairs[:: max(len(pairs) // share, 1)][:share]]
-    return english, translation
+    return [
+        measure_texts(vocabulary, name, code, some)
+        for name, vocabulary in vocabularies.items()
+        for code, some in texts.items()
+        if ("english" if code == "en" else "translation") in served[name]
+    ]
 
 
 def measure_texts(vocabulary: Vocabulary, name: str, language: str, texts: Sequence[str]) -> Row:
-    """The row of some sentences; name: of the vocabulary."""
-    normal = [unicodedata.normalize("NFKC", text).split() for text in texts]
+    """Returns the row of some sentences of a language, for the vocabulary called `name`."""
+    words = [word for text in texts for word in unicodedata.normalize("NFKC", text).split()]
+    characters = max(sum(map(len, words)), 1)
     ids = Ragged.of(vocabulary.encode(texts)).ids
     bytes_ = vocabulary.byte_ids
     values = ids[(ids >= bytes_.start) & (ids < bytes_.stop)] - bytes_.start
+    # In UTF-8 the first byte of a character is none of 0x80 ... 0xBF.
+    spelled = int(np.count_nonzero(values & 0xC0 != 0x80))
     return Row(
-        language=language,
-        vocabulary=name,
+        language,
+        name,
         sentences=len(texts),
-        pieces=len(ids),
-        words=sum(map(len, normal)),
-        characters=sum(len(word) for words in normal for word in words),
-        byte_pieces=len(values),
-        # UTF-8: a character's first byte is none of 0x80 ... 0xBF.
-        spelled=int(np.count_nonzero(values & 0xC0 != 0x80)),
-        unknown=int(np.count_nonzero(ids == UNK_ID)),
+        pieces_per_sentence=len(ids) / max(len(texts), 1),
+        pieces_per_word=len(ids) / max(len(words), 1),
+        pieces_per_character=len(ids) / characters,
+        byte_share=len(values) / max(len(ids), 1),
+        unknown_share=int(np.count_nonzero(ids == UNK_ID)) / max(len(ids), 1),
+        coverage=1 - spelled / characters,
     )
 
 
 def table(rows: Iterable[Row]) -> Table:
-    """For the terminal."""
+    """Returns the rows as a table for the terminal."""
     made = Table("language", "vocabulary", title="What the vocabulary makes of each language")
-    for title in COLUMNS.values():
+    for title, _ in COLUMNS.values():
         made.add_column(title, justify="right")
     for row in rows:
-        cells = [shown(name, value) for name, value in row.rates().items()]
-        made.add_row(f"{row.language} {describe(row.language).name}", row.vocabulary, *cells)
+        name = f"{row.language} {describe(row.language).name}"
+        made.add_row(name, row.vocabulary, *row.cells())
     return made
 
 
-def shown(column: str, value: float) -> str:
-    """A number as its column has it."""
-    if column == "sentences":
-        return f"{value:,}"
-    return f"{value:.2%}" if column.endswith("share") or column == "coverage" else f"{value:.2f}"
-
-
 def spelled_out(rows: Iterable[Row], above: float) -> list[Row]:
-    """The rows with more than this share of bytes, the worst first."""
-    found = [row for row in rows if row.rates()["byte_share"] > above]
-    return sorted(found, key=lambda row: -row.rates()["byte_share"])
+    """Returns the rows with a larger share of bytes than `above`, the worst first."""
+    return sorted((r for r in rows if r.byte_share > above), key=lambda row: -row.byte_share)
 
 
 def write(folder: Path, cache: Cache, rows: Sequence[Row], warn_above: float) -> list[Path]:
     """Writes vocabulary_report.json and vocabulary_report.html; returns their paths."""
-    about = {
-        role: {key: value for key, value in made.items() if key != "fingerprint"}
-        for role, made in cache.manifest["vocabularies"].items()
-    }
     data: dict[str, Any] = {
         "fingerprint": cache.vocabulary.fingerprint,
-        "vocabularies": about,
+        "vocabularies": {
+            role: {key: value for key, value in made.items() if key != "fingerprint"}
+            for role, made in cache.manifest["vocabularies"].items()
+        },
         "warn_above": warn_above,
-        "rows": [
-            {"language": row.language, "vocabulary": row.vocabulary, **row.rates()} for row in rows
-        ],
+        "rows": [row._asdict() for row in rows],
     }
-    page = html.render(
-        _TEMPLATE,
-        {"name_of": lambda code: describe(code).name},
-        **data,
-        columns=COLUMNS,
-        shown=shown,
-    )
     paths = [folder / f"{NAME}.json", folder / f"{NAME}.html"]
     write_text(paths[0], json.dumps(data, indent=1, ensure_ascii=False))
+    titles = [title for title, _ in COLUMNS.values()]
+    names = {"name_of": lambda code: describe(code).name}
+    page = html.render(_TEMPLATE, names, **{**data, "rows": rows}, titles=titles)
     write_text(paths[1], page)
     return paths

@@ -1,9 +1,10 @@
-"""`m4 data preview`: how often each language would be seen in training."""
+"""`m4 data preview`: shows how often each language would be seen in training."""
 
 import argparse
 import dataclasses
 import functools
 import json
+import math
 from typing import TYPE_CHECKING
 
 from m4.jobs import command
@@ -43,47 +44,39 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> None:
-    """How often each language would be seen in training, with the sampler and at temperatures.
+    """Writes data_preview.json, .html, .png and .pdf into MODEL_DIR.
 
-    temperatures: numbers from 1 on or inf, separated by commas, to compare with. most_epochs:
-    languages that the sampler repeats more often are warned of. Writes data_preview.json, .html,
-    .png and .pdf.
+    Args:
+        experiment: Whose corpus and sampler are looked at.
+        temperatures: Temperatures to compare the sampler with, separated by commas: numbers from 1
+            on, or inf.
+        most_epochs: Languages that the sampler repeats more often are warned of.
     """
     from m4.data.inspection import preview as previews
     from m4.data.inspection.preview import Column, drawn_of
-    from m4.data.samplers.temperature import temperature
-    from m4.data.samplers.uniform import uniform
     from m4.eval.report import preview_page
     from m4.jobs import prepare
     from m4.jobs.corpus import arrays, open_corpus
-    from m4.progress import ProgressBar
     from m4.storage.files import write_text
 
-    others = _temperatures(temperatures)
-    if not 0 < most_epochs < float("inf"):
+    samplers = {"configured": experiment.data.sampler, **_temperatures(temperatures)}
+    if not 0 < most_epochs < math.inf:
         raise InputError(f"--most_epochs={most_epochs}: must be above 0")
     cache = open_corpus(experiment, arrays)
-    columns, steps = [], experiment.training.total_steps
-    with ProgressBar("preview", 1 + len(others), "samplers") as bar:
-        stream = prepare.training_stream(experiment, cache)
-        columns.append(Column("configured", drawn_of(cache, stream, steps)))
-        for name, value in others.items():
-            bar.update(len(columns), name)
-            sampler: Sampler = functools.partial(temperature, temperature=value)
-            if value == float("inf"):
-                sampler = uniform
-            try:
-                data = dataclasses.replace(experiment.data, sampler=sampler)
-                other = dataclasses.replace(experiment, data=data)
-                stream = prepare.training_stream(other, cache)
-            except (
-                ValueError
-            ) as error:  # a share that is too small to draw; the others are still shown
-                columns.append(Column(name, {}, str(error)))
-                continue
+    steps, columns = experiment.training.total_steps, []
+    for name, sampler in samplers.items():
+        data = dataclasses.replace(experiment.data, sampler=sampler)
+        try:
+            stream = prepare.training_stream(dataclasses.replace(experiment, data=data), cache)
+        except ValueError as error:
+            if not columns:
+                raise
+            # A share that is too small to draw; the other samplers are still shown.
+            columns.append(Column(name, {}, str(error)))
+        else:
             columns.append(Column(name, drawn_of(cache, stream, steps)))
-        bar.update(len(columns))
-    name = getattr(experiment.data.sampler, "__name__", type(experiment.data.sampler).__name__)
+    sampler = experiment.data.sampler
+    name = getattr(sampler, "__name__", type(sampler).__name__)
     pairs, tokens = previews.corpus_sizes(cache)
     seen = previews.Preview(steps, name, experiment.data.sample_by, pairs, tokens, columns)
     made = previews.as_json(seen, most_epochs)
@@ -97,9 +90,12 @@ def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> 
     prepare.print_files(screen, files)
 
 
-def _temperatures(text: str) -> dict[str, float]:
-    """'1,5,inf' -> {"T=1": 1.0, "T=5": 5.0, "T=∞": inf}; empty text: none."""
-    found = {}
+def _temperatures(text: str) -> "dict[str, Sampler]":
+    """Returns the samplers of a list of temperatures: '1,5,inf' has T=1, T=5 and T=∞."""
+    from m4.data.samplers.temperature import temperature
+    from m4.data.samplers.uniform import uniform
+
+    found: dict[str, Sampler] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         try:
             value = float(part)
@@ -110,5 +106,8 @@ def _temperatures(text: str) -> dict[str, float]:
                 f"--temperatures={text}: {part!r} must be a number from 1 on, or inf; "
                 "with commas between them"
             )
-        found["T=∞" if value == float("inf") else f"T={value:g}"] = value
+        if value == math.inf:
+            found["T=∞"] = uniform
+        else:
+            found[f"T={value:g}"] = functools.partial(temperature, temperature=value)
     return found

@@ -1,4 +1,4 @@
-"""`m4 data vocabulary`: what the vocabulary makes of each language."""
+"""`m4 data vocabulary`: measures what the vocabulary makes of each language."""
 
 import argparse
 import sys
@@ -38,9 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def vocabulary(experiment: "Experiment", sentences: int = 2000, warn_above: float = 0.01) -> None:
-    """What the vocabulary makes of each language; vocabulary_report.json and .html in MODEL_DIR.
+    """Writes vocabulary_report.json and .html into MODEL_DIR.
 
-    sentences: of each language that are looked at. warn_above: share of bytes among the pieces.
+    Args:
+        experiment: Whose corpus is measured.
+        sentences: Sentences of each language.
+        warn_above: Share of bytes among the pieces above which a language is warned of.
     """
     if sentences < 1 or not 0.0 <= warn_above <= 1.0:
         raise InputError(
@@ -58,7 +61,7 @@ def vocabulary(experiment: "Experiment", sentences: int = 2000, warn_above: floa
     folder = prepare.run_folder(experiment)
     prepare.print_files(screen, vocabulary_report.write(folder, cache, rows, warn_above))
     if worst := vocabulary_report.spelled_out(rows, warn_above):
-        named = ", ".join(f"{row.language} {row.rates()['byte_share']:.1%}" for row in worst[:10])
+        named = ", ".join(f"{row.language} {row.byte_share:.1%}" for row in worst[:10])
         more = f" and {len(worst) - 10} more" if len(worst) > 10 else ""
         print(
             f"more than {warn_above:.1%} of the pieces are bytes: {named}{more} "

@@ -118,18 +118,6 @@ def test_warnings_and_json() -> None:
     assert made["problems"] == {"T=1": "en-gl: a share of 1e-09 is too small"}
 
 
-def test_the_table() -> None:
-    table = preview.table(example(), 16)
-    cells = [list(column.cells) for column in table.columns]
-    assert cells[0] == ["es Spanish", "gl Galician"]
-    assert [column.header for column in table.columns[-2:]] == ["T=1", "T=∞"]
-    assert cells[-2] == ["–", "–"]
-    assert cells[3] == ["90.00%", "10.00%"]
-    assert [row.style for row in table.rows] == [None, "yellow"]
-    by_tokens = preview.table(example()._replace(sample_by="tokens"), 16)
-    assert list(by_tokens.columns[3].cells) == ["80.00%", "20.00%"]
-
-
 def test_corpus_sizes(made_cache: Cache) -> None:
     pairs, tokens = preview.corpus_sizes(made_cache)
     assert list(pairs.items()) == [("gl", 300), ("pt", 90), ("sr_Latn", 31)]

@@ -1,4 +1,4 @@
-"""`m4 data audit`: what cleaning drops and why; nothing is tokenized."""
+"""`m4 data cleaning_report`: reports what cleaning drops and why; nothing is tokenized."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from m4.settings import InputError
 if TYPE_CHECKING:
     from m4.experiment import Experiment
 
-EXAMPLE = "m4 data audit --gin_file=gin_configs/demo.gin --stages=all"
+EXAMPLE = "m4 data cleaning_report --gin_file=gin_configs/demo.gin --stages=all"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,18 +36,21 @@ def run(arguments: argparse.Namespace) -> int:
         from m4.jobs.claim import claimed
 
         with claimed(experiment, config, "data"):
-            audit(experiment, arguments.stages, arguments.list)
+            cleaning_report(experiment, arguments.stages, arguments.list)
     return 0
 
 
-def audit(experiment: "Experiment", stages: str, list: str | None) -> None:
-    """Cleans the corpus and reports what is dropped and why; nothing is tokenized.
+def cleaning_report(experiment: "Experiment", stages: str, list: str | None) -> None:
+    """Cleans the corpus and writes data_report.json and data_report.html.
 
-    stages: "configured" or "all". list: the beginning of the reasons whose pairs are written to
-    dropped.jsonl.gz, "" for all; None: no list. Writes data_report.json and data_report.html.
+    Args:
+        experiment: Whose corpus is cleaned.
+        stages: "configured" or "all".
+        list: Beginning of the reasons whose pairs are written to dropped.jsonl.gz, "" for all.
+            Defaults to no list.
     """
     from m4.data.cleaning import clean
-    from m4.data.inspection import audit as audits
+    from m4.data.inspection import cleaning_report as reports
     from m4.jobs import prepare
     from m4.jobs.corpus import everything, fetched, place_of
     from m4.progress import ProgressBar
@@ -56,27 +59,27 @@ def audit(experiment: "Experiment", stages: str, list: str | None) -> None:
     cleaning = clean.thorough(spec.cleaning.stages) if stages == "all" else spec.cleaning
     folder = fetched(place_of(experiment), everything)
     path = prepare.run_folder(experiment) / "dropped.jsonl.gz"
-    with ProgressBar("audit", 100, "%") as bar:
+    with ProgressBar("cleaning", 100, "%") as bar:
 
         def progress(done: int, total: int, what: str) -> None:
             bar.update(round(100 * done / max(total, 1)), what)
 
         if list is None:
-            ledger = audits.audit(spec, folder, cleaning, progress=progress)
+            ledger = reports.clean_corpus(spec, folder, cleaning, progress=progress)
         else:
-            with audits.listing(path, list) as on_drop:
-                ledger = audits.audit(spec, folder, cleaning, on_drop, progress)
-    written = audits.write_report(prepare.run_folder(experiment), ledger)
+            with reports.listing(path, list) as on_drop:
+                ledger = reports.clean_corpus(spec, folder, cleaning, on_drop, progress)
+    written = reports.write_report(prepare.run_folder(experiment), ledger)
     screen = prepare.console()
-    for table in audits.tables(ledger):
+    for table in reports.tables(ledger):
         screen.print(table)
-    for line in audits.warnings(ledger):
+    for line in reports.warnings(ledger):
         screen.print(line, style="yellow", markup=False)
-    if not_run := audits.stages_not_run(ledger):
+    if not_run := reports.stages_not_run(ledger):
         screen.print(f"stages not run: {', '.join(not_run)} (clean.Cleaning.stages, --stages=all)")
     if list and not any(why.startswith(list) for why in ledger.reasons("dropped")):
-        # A clean corpus is no mistake; a reason that cannot be is one.
-        known = [*ledger.stages, "source", "pieces", *ledger.reasons("dropped")]
+        # A clean corpus is no mistake; a reason that does not exist is one.
+        known = [*ledger.stages, "source", *ledger.reasons("dropped")]
         text = f"--list={list}: nothing is dropped for that"
         if not any(stage.startswith(list) or list.startswith(f"{stage}:") for stage in known):
             raise InputError(f"{text}; stages and reasons: {'; '.join(known)}")

@@ -1,4 +1,4 @@
-"""How a folder's files are to be read: the source, its pattern of names, and its other settings."""
+"""Finds how the files of a folder are to be read: which source, with which settings."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ EXPECTED = (
     "expected sentence pairs of English and two other languages or more, in files called like "
     "gl.train.tsv, gl.tsv, train.en-gl.en and train.en-gl.gl, gl.train.jsonl or gl.po"
 )
-# One English sentence in so many is dev, or test, where files do not say.
+# Where files do not tell the split, one English sentence in so many is dev, or test.
 _EVERY = {"dev": 100, "test": 50}
-# The patterns of names that are tried; of two that fit as many files the first one counts.
+# Patterns of names in the order of preference: of two that fit as many files, the first one is
+# taken.
 _PATTERNS: dict[type[Folder], tuple[str, ...]] = {
     Tsv: (
         "{pair}.{split}.tsv", "{split}.{pair}.tsv", "{pair}/{split}.tsv", "{split}/{pair}.tsv",
@@ -59,116 +60,117 @@ _ENGLISH = ("en", "eng", "en_US", "english")
 _ENGLISH_FIELDS = ("en", "eng", "english", "source", "src")
 _LANGUAGE_FIELDS = ("lang", "language", "target_lang", "tgt_lang", "lang_code")
 _DEPTH, _MOST_FILES = 5, 200_000
-# Ends of names that Moses' sides do not have.
+# Ends of file names that look like the language code of a Moses file.
 _NO_SIDES = ("tsv", "jsonl", "json", "po", "mo", "txt", "md", "csv", "html", "zip")
 
 
 @dataclasses.dataclass(frozen=True)
-class FoundCorpus:
-    """How a folder is read. settings: arguments of the source but the folder, those that are not
-    its defaults; not_read: files that are not part of it; hashed: the splits, dev and test or one
-    of them, that names do not say."""
+class Detected:
+    """How a folder is to be read.
+
+    Attributes:
+        source: Class of the source.
+        settings: Its arguments besides the folder, where they differ from the defaults.
+        not_read: Names of the files that do not belong to the corpus.
+        by_hash: Splits that file names do not tell, which a hash of the English side decides.
+    """
 
     source: type[Folder]
     settings: Mapping[str, Any]
     not_read: tuple[str, ...]
-    hashed: tuple[str, ...]
+    by_hash: tuple[str, ...]
 
     @property
     def module(self) -> str:
-        """Of m4/data/sources: 'tsv'."""
+        """Name of the source's module in m4/data/sources, as 'tsv'."""
         return self.source.__module__.rpartition(".")[2]
 
     @property
     def name(self) -> str:
-        """As the gin file names it: 'tsv.Tsv'."""
+        """Name of the source in gin files, as 'tsv.Tsv'."""
         return f"{self.module}.{self.source.__name__}"
 
     @property
-    def hashes(self) -> str:
-        """What a hash of the English would decide: 'dev 1 in 100, test 1 in 50'; '': nothing."""
-        return ", ".join(f"{split} 1 in {_EVERY[split]}" for split in self.hashed)
-
-    @property
     def files(self) -> str:
-        """The pattern of names."""
+        """Pattern of the file names."""
         return self.settings.get("files", self.source.files)
 
-    def but(self, **settings: Any) -> FoundCorpus:
-        """The same with other settings."""
-        return dataclasses.replace(self, settings={**self.settings, **settings})
-
     @property
+    def hash_rule(self) -> str:
+        """What the hash decides, as 'dev 1 in 100, test 1 in 50'."""
+        return ", ".join(f"{split} 1 in {_EVERY[split]}" for split in self.by_hash)
+
     def english_side(self) -> str:
-        """Where English is."""
+        """Returns the place of English: a column, a field or a code in file names."""
         if self.source is Tsv:
             return f"column {self.settings.get('english_column', 1)}"
         if self.source is Gettext:
             return "msgid"
         return self.settings.get("english_field") or self.settings.get("english", "en")
 
-    def swapped(self) -> FoundCorpus | None:
-        """The same with English on the other side; None: the names of files or fields say it."""
+    def swapped(self) -> Detected | None:
+        """Returns the same with English on the other side, or None where names tell the side."""
+        change: dict[str, Any]
         if self.source is Tsv:
-            return self.but(english_column=3 - self.settings.get("english_column", 1))
-        if "english_field" in self.settings:
-            english, other = self.settings["english_field"], self.settings["translation_field"]
-            return self.but(english_field=other, translation_field=english)
-        return None
+            change = {"english_column": 3 - self.settings.get("english_column", 1)}
+        elif "english_field" in self.settings:
+            sides = ("english_field", "translation_field")
+            change = dict(zip(sides, (self.settings[side] for side in sides[::-1]), strict=True))
+        else:
+            return None
+        return dataclasses.replace(self, settings={**self.settings, **change})
 
     def opened(self, folder: str) -> Folder:
-        """The source; bad lines are counted, not an error."""
+        """Returns the source over the folder; it counts bad lines instead of failing."""
         return self.source(folder, **{"on_bad_line": "skip", **self.settings})
 
 
-def look(folder: str) -> FoundCorpus:
-    """The layout that most of the files fit. InputError: none does; what was seen."""
+def detect(folder: str) -> Detected:
+    """Returns the layout that most of the folder's files fit.
+
+    Raises:
+        InputError: No layout fits, with what was expected and what is there.
+    """
     root = folder_at(folder, "FOLDER")
     names = sorted(_names(root, "", _DEPTH))
     if not names:
         raise InputError(f"{folder}: {EXPECTED}; saw no files")
-    splits = _splits(names)
-    best: tuple[int, type[Folder], str, str, list[File]] | None = None
-    for source, patterns in _PATTERNS.items():
-        for pattern in patterns:
-            for english in _ENGLISH:
-                fitting = _fitting(root, source, pattern, english, splits)
-                if fitting and (best is None or len(fitting) > best[0]):
-                    best = len(fitting), source, pattern, english, fitting
-    if best is None:
+    words = _split_words(names)
+    found = [
+        (fitting, source, pattern, english)
+        for source, patterns in _PATTERNS.items()
+        for pattern in patterns
+        for english in _ENGLISH
+        if (fitting := _fitting(root, source, pattern, english, words))
+    ]
+    if not found:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise InputError(f"{folder}: {EXPECTED}; saw {', '.join(names[:3])}{more}")
-    _, source, pattern, english, fitting = best
-    fields: dict[str, Any] = {}
+    fitting, source, pattern, english = max(found, key=lambda one: len(one[0]))
+    _check_training_files(folder, fitting, words)
+    asked: dict[str, Any] = {"english": english}
     if source is Jsonl:
         record, place = _first_record(root, fitting[0].name)
         if any(name in record for name in _LANGUAGE_FIELDS):
-            pattern = pattern.replace("{lang}", "*")  # 'all.jsonl' is no language
-        fields = _fields(record, place, pattern, english)
-    if not {"dev", "test"} & {*splits}:
-        pattern = pattern.replace("{split}", splits.get("train", ""))
-    by_name = splits if "{split}" in pattern else {}
-    hashed = tuple(split for split in _EVERY if split not in by_name)
-    _check_partners(folder, fitting, splits)
-    asked = {
-        "files": pattern,
-        "english": english,
-        "splits": by_name or None,
-        **{f"{split}_every": every if split in hashed else 0 for split, every in _EVERY.items()},
-        **fields,
-    }
-    if splits == {split: split for split in splits} and len(splits) == len(_SPLIT_WORDS):
-        asked["splits"] = None
-    known = {field.name: field.default for field in dataclasses.fields(source)}
-    settings = {name: value for name, value in asked.items() if value != known[name]}
-    # "gl.train.tsv.gz" is not left out where "gl.train.tsv" fits.
-    taken = {file.name for file in fitting}
-    left = tuple(name for name in names if _plain(name) not in taken)
-    return FoundCorpus(source, settings, left, hashed)
+            pattern = pattern.replace("{lang}", "*")  # 'all.jsonl' names no language
+        asked |= _fields(record, place, pattern, english)
+    if not {"dev", "test"} & {*words}:
+        pattern = pattern.replace("{split}", words.get("train", ""))
+    named = words if "{split}" in pattern else {}
+    by_hash = tuple(split for split in _EVERY if split not in named)
+    asked["files"] = pattern
+    asked |= {f"{split}_every": _EVERY[split] if split in by_hash else 0 for split in _EVERY}
+    if named and named != {split: split for split in _SPLIT_WORDS}:
+        asked["splits"] = named
+    defaults = {field.name: field.default for field in dataclasses.fields(source)}
+    settings = {name: value for name, value in asked.items() if value != defaults[name]}
+    read = {file.name for file in fitting}
+    not_read = tuple(name for name in names if _unpacked(name) not in read)
+    return Detected(source, settings, not_read, by_hash)
 
 
 def _names(folder: epath.Path, before: str, depth: int) -> Iterator[str]:
-    """The files below a folder, without hidden ones."""
+    """Yields the paths of the files below a folder, without hidden ones."""
     for number, path in enumerate(folder.iterdir()):
         if number > _MOST_FILES or path.name.startswith("."):
             continue
@@ -178,49 +180,45 @@ def _names(folder: epath.Path, before: str, depth: int) -> Iterator[str]:
             yield from _names(path, f"{before}{path.name}/", depth - 1)
 
 
-def _plain(name: str) -> str:
+def _unpacked(name: str) -> str:
     path = epath.Path(name)
     return name[: len(name) - len(path.name)] + unpacked_name(path)
 
 
-def _splits(names: list[str]) -> dict[str, str]:
-    """Split -> its word in these names, of those that have one."""
-    parts = {part for name in names for part in _plain(name).replace("/", ".").split(".")}
-    found = {
-        split: next((word for word in words if word in parts), None)
-        for split, words in _SPLIT_WORDS.items()
-    }
+def _split_words(names: list[str]) -> dict[str, str]:
+    """Returns split -> its word in these names, for the splits that have one."""
+    parts = {part for name in names for part in _unpacked(name).replace("/", ".").split(".")}
+    found = {s: next((w for w in words if w in parts), "") for s, words in _SPLIT_WORDS.items()}
     return {split: word for split, word in found.items() if word}
 
 
 def _fitting(
-    root: epath.Path, source: type[Folder], pattern: str, english: str, splits: dict[str, str]
+    root: epath.Path, source: type[Folder], pattern: str, english: str, words: dict[str, str]
 ) -> list[File]:
-    """The files that fit; none where they are no corpus."""
-    if "{split}" in pattern and "train" not in splits:
+    """Returns the files that fit a pattern, or none where they would be no corpus."""
+    if "{split}" in pattern and "train" not in words:
         return []
     if english != "en" and not ("{pair}" in pattern or "{side}" in pattern):
-        return []  # nothing in such names is English
-    layout = FileLayout(
-        source.__name__, root, pattern, english, splits if "train" in splits else None
-    )
-    files = [file for file in layout.find() if file.code not in _NO_SIDES]
+        return []  # such names do not have the code of English
+    splits = words if "train" in words else None
+    files = FileLayout(source.__name__, root, pattern, english, splits).find()
+    files = [file for file in files if file.code not in _NO_SIDES]
     if source is Moses and not any(file.english for file in files):
         return []
     return files
 
 
-def _check_partners(folder: str, files: list[File], splits: dict[str, str]) -> None:
-    """InputError: a language has dev or test sentences, and none to train on."""
+def _check_training_files(folder: str, files: list[File], words: dict[str, str]) -> None:
+    """Raises InputError where a language has dev or test files and no training file."""
     trained = {file.code for file in files if file.split in ("train", None)}
     for file in files:
         if file.code not in trained and None not in trained:
-            wanted = file.name.replace(splits[file.split or "train"], splits["train"])
+            wanted = file.name.replace(words[file.split or "train"], words["train"])
             raise InputError(f"{folder}: expected {wanted} next to {file.name}; saw none")
 
 
 def _first_record(root: epath.Path, name: str) -> tuple[dict[str, Any], str]:
-    """The first object of a file of JSON lines, and its place."""
+    """Returns the first object of a file of JSON lines, and its place for messages."""
     path = next(p for p in (root / f"{name}{end}" for end in ("", ".gz", ".zst")) if p.exists())
     try:
         record = json.loads(next(lines(path, MAX_LINE_BYTES), b""))
@@ -232,7 +230,7 @@ def _first_record(root: epath.Path, name: str) -> tuple[dict[str, Any], str]:
 
 
 def _fields(record: dict[str, Any], place: str, pattern: str, english: str) -> dict[str, Any]:
-    """The fields of JSON lines, by their first object."""
+    """Returns the settings of `Jsonl` that name the fields, by the first object of a file."""
     within = record.get("translation")
     if isinstance(within, dict) and english in within:
         return {}

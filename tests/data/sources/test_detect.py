@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from m4.jobs.new.looking import look
-from tests.jobs.new import folders
+from m4.data.sources.detect import detect
+from tests.data import folders
 
 LAYOUTS: dict[str, tuple[Callable[[Path], Path], str, str, str]] = {
     "tsv": (folders.tsv, "tsv.Tsv", "{lang}.{split}.tsv", "fy gl pt"),
@@ -31,7 +32,7 @@ def test_a_layout_is_found_and_gives_all_pairs(name: str, tmp_path: Path) -> Non
     make, source, files, languages = LAYOUTS[name]
     folder = make(tmp_path / "corpus")
     (folder / "README.md").write_text("what this is\n")
-    found = look(str(folder))
+    found = detect(str(folder))
     assert (found.name, found.files, found.not_read) == (source, files, ("README.md",))
     opened = found.opened(str(folder))
     assert opened.languages() == languages.split()
@@ -41,17 +42,19 @@ def test_a_layout_is_found_and_gives_all_pairs(name: str, tmp_path: Path) -> Non
         for split in ("train", "dev", "test")
     )
     assert total == 100 * len(languages.split())
-    assert found.hashed == (() if "{split}" in files else ("dev", "test"))
-    assert opened.hash_split.dev_every == (100 if found.hashed else 0)
+    assert found.by_hash == (() if "{split}" in files else ("dev", "test"))
+    assert opened.hash_split.dev_every == (100 if found.by_hash else 0)
 
 
 def test_a_split_that_is_not_there_is_taken_from_training_files_by_hash(tmp_path: Path) -> None:
     folder = folders.tsv(tmp_path / "corpus")
     for path in folder.glob("*.dev.tsv"):
         path.unlink()
-    found = look(str(folder))
-    assert (found.hashed, found.hashes) == (("dev",), "dev 1 in 100")
-    opened = found.but(dev_every=5).opened(str(folder))
+    found = detect(str(folder))
+    assert (found.by_hash, found.hash_rule) == (("dev",), "dev 1 in 100")
+    opened = dataclasses.replace(found, settings={**found.settings, "dev_every": 5}).opened(
+        str(folder)
+    )
     by_split = {split: [*opened.pairs("gl", split)] for split in ("train", "dev", "test")}
     assert by_split["test"] == [*folders.pairs("gl")[:10]]
     assert sorted(by_split["train"] + by_split["dev"]) == sorted(folders.pairs("gl")[18:])
@@ -64,6 +67,6 @@ def test_a_split_that_is_not_there_is_taken_from_training_files_by_hash(tmp_path
 def test_a_folder_is_what_most_of_its_files_are(tmp_path: Path) -> None:
     folder = folders.tsv(tmp_path / "corpus")
     folders.po(folder)
-    found = look(str(folder))
+    found = detect(str(folder))
     assert found.name == "tsv.Tsv"
     assert found.not_read == ("fy.po", "gl.po")

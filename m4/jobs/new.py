@@ -1,0 +1,20 @@
+"""`m4 new`: looks at a folder of sentence pairs and writes a complete gin file for it."""
+
+import argparse
+
+EXAMPLE = "m4 new my_corpus --out=mine.gin"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("folder", help="folder with sentence pairs of English and other languages")
+    parser.add_argument("--out", metavar="FILE", help="gin file to write (default: FOLDER.gin)")
+    parser.add_argument("--yes", action="store_true", help="take the defaults instead of asking")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the gin file; returns the exit status."""
+    from m4.jobs.new_config import write_config
+
+    write_config(arguments.folder, arguments.out, arguments.yes)
+    return 0

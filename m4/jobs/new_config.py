@@ -1,0 +1,386 @@
+"""Looks at a folder of sentence pairs and writes a complete gin file for it, for `m4 new`."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.table import Table
+
+from m4.data.cleaning.clean import DEFAULT, Cleaner
+from m4.data.inspection.cleaning_report import EnglishSides
+from m4.data.languages import describe, is_english
+from m4.data.sources import SPLITS, Pair
+from m4.data.sources.detect import EXPECTED, Detected, detect
+from m4.data.sources.gettext import ENGLISH_CATALOGUE
+from m4.data.vocabulary import vocabulary
+from m4.data.vocabulary.vocabulary import Vocabulary, least_size
+from m4.jobs import prepare
+from m4.parallel.platform.cpus import available_cpus
+from m4.progress import ProgressBar
+from m4.settings import InputError
+
+_TEMPLATE = Path(__file__).with_name("new.gin.template")
+# Repeating text up to four times is nearly as good as new text (Muennighoff et al. 2023).
+_EPOCHS, _MINUTES, _FEWEST_STEPS, _BASELINE_STEPS = 5, 60, 100, 6000
+_LENGTHS, _BATCH_PIECES = (16, 24, 32, 48, 64, 96, 128, 192, 256), 3072
+# Training pairs from which a vocabulary has so many pieces (docs/lab/2026-11-25-tatoeba.md).
+_VOCABULARIES = {0: 3000, 50_000: 8000, 250_000: 16_000, 5_000_000: 32_000}
+# FLOPs a second that the demo's training reaches on one core of a server (docs/performance.md). A
+# constant, not a measurement, so that a corpus gets the same config on a busy machine.
+_CORE_FLOPS = 4e10
+# Pairs of a language that are tokenized, and lines or names that are shown.
+_SAMPLE, _SHOWN = 1000, 20
+
+
+class Size(NamedTuple):
+    """Sizes of a model, and its peak learning rate, which is lower for wider models."""
+
+    width: int
+    layers: int
+    rate: float
+
+
+_SIZES, _BILINGUAL = (Size(256, 4, 4.9e-3), Size(128, 2, 7.0e-3)), Size(64, 2, 1.2e-2)
+
+
+class Corpus(NamedTuple):
+    """What was read of a folder.
+
+    Attributes:
+        sizes: Language -> split -> pairs that cleaning leaves.
+        samples: Language -> training pairs at even distances.
+        sides: (language, split) -> the side that is English, where the text tells.
+        notes: Lines about files and languages that are left out.
+    """
+
+    sizes: dict[str, dict[str, int]]
+    samples: dict[str, list[Pair]]
+    sides: Mapping[tuple[str, str], str]
+    notes: list[str]
+
+
+def write_config(folder: str, out: str | None, yes: bool) -> None:
+    """Writes the gin file of a corpus and prints the commands to paste.
+
+    Args:
+        folder: Folder with sentence pairs.
+        out: The gin file. Defaults to the name of the folder with `.gin`.
+        yes: Takes the defaults instead of asking.
+
+    Raises:
+        InputError: The file exists, or would be in the folder; the folder holds no corpus, with
+            what was expected and what is there.
+    """
+    screen = prepare.console()
+    stem = os.path.basename(os.path.abspath(folder)) or "mine"
+    path = Path(out or f"{stem}.gin")
+    _check_out(path, folder)
+    ask = _Questions(yes)
+    layout = detect(folder)
+    missing = f"{folder}: no {' or '.join(layout.by_hash)} sentences in {layout.files}"
+    if layout.by_hash and not ask.agrees(
+        f"{missing}: take English sentences by their hash ({layout.hash_rule})"
+    ):
+        raise InputError(missing)
+    layout, corpus = _with_english(layout, folder, ask)
+    languages = _whole_languages(folder, layout, corpus)
+    train = {code: corpus.sizes[code]["train"] for code in languages}
+    pairs, cores = sum(train.values()), len(available_cpus())
+    pieces = max(size for least, size in _VOCABULARIES.items() if pairs >= least)
+    samples = {code: corpus.samples[code] for code in languages}
+    lengths = _lengths(samples, pieces)
+    minutes = ask.number("minutes that the training may take", _MINUTES)
+    values, *expected = _choose(train, lengths, pieces, minutes, cores)
+    text = (
+        "about {:.0f} minutes of training and {:.0f} of bilingual baselines on {} CPU cores"
+    ).format(*expected, cores)
+    head = [f"{len(languages)} languages to and from English, {pairs:,} training pairs", text]
+    most = max(corpus.sizes[code]["test"] for code in languages)
+    values |= {"test_sentences": 1000 if most > 1000 else None}
+    values |= {"model_dir": repr(f"runs/{path.stem}"), "folder": repr(folder)}
+    with path.open("x", encoding="utf-8") as file:
+        file.write(_gin_text(values, layout, languages, head))
+    for line in (
+        f"layout: {layout.name}, {layout.files}",
+        f"English: {layout.english_side()}",
+        f"languages: {len(languages)}",
+        "model: width {width}, {layers} + {layers} layers, 8 experts".format(**values),
+        f"training: {values['steps']:,} steps of {values['batch_size']} rows",
+        f"expected: {text}",
+        *ask.taken,
+    ):
+        screen.print(line, markup=False, highlight=False)
+    screen.print(_table(languages, corpus, lengths, values["length"]))
+    left_out = [name for name in corpus.sizes if name not in languages]
+    notes = [f"not read: {_named(layout.not_read)}"] if layout.not_read else []
+    notes += [f"left out, without dev or test pairs: {_named(left_out)}"] if left_out else []
+    for line in [*notes, *corpus.notes[:_SHOWN]]:
+        screen.print(line, style="yellow", markup=False, highlight=False)
+    screen.print(f"\nwrote {path}", markup=False, highlight=False)
+    for what, command in _commands(str(path), f"runs/{path.stem}", languages).items():
+        screen.print(f"\n# {what}", markup=False, highlight=False)
+        screen.print(command, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Questions:
+    """Asks questions on the terminal; `taken` notes the defaults taken without asking."""
+
+    def __init__(self, yes: bool) -> None:
+        self._yes = yes
+        self.taken: list[str] = []
+
+    def number(self, question: str, default: int, most: int = 10**9) -> int:
+        """Asks for a whole number from 1 to `most`."""
+        allowed = f"a whole number from 1 to {most:,}"
+        return int(
+            self._answer(
+                question, str(default), allowed, lambda a: a.isdecimal() and 1 <= int(a) <= most
+            )
+        )
+
+    def agrees(self, question: str) -> bool:
+        """Asks a question whose default is yes."""
+        answers = ("y", "yes", "n", "no")
+        answer = self._answer(question, "yes", "yes or no", lambda a: a.casefold() in answers)
+        return answer.casefold().startswith("y")
+
+    def _answer(
+        self, question: str, default: str, allowed: str, fits: Callable[[str], bool]
+    ) -> str:
+        if self._yes:
+            self.taken.append(f"not asked: {question}: {default}")
+            return default
+        while True:
+            try:
+                answer = input(f"{question} [{default}]? ").strip() or default
+            except EOFError as error:
+                raise InputError(f"{question}? no answer; --yes takes the defaults") from error
+            if fits(answer):
+                return answer
+            print(f"{answer!r}: must be {allowed}", file=sys.stderr)
+
+
+def _check_out(path: Path, folder: str) -> None:
+    if path.exists():
+        raise InputError(f"{path}: is there, and is never written over; --out=another.gin")
+    if "://" not in folder and path.resolve().is_relative_to(Path(folder).resolve()):
+        elsewhere = os.path.relpath(Path(folder).resolve().parent / path.name)
+        raise InputError(f"--out={path}: nothing is written into {folder}; --out={elsewhere}")
+    if not path.parent.is_dir():
+        raise InputError(f"--out={path}: no folder {path.parent}")
+
+
+def _with_english(layout: Detected, folder: str, ask: _Questions) -> tuple[Detected, Corpus]:
+    """Reads the corpus with English on the right side, and asks where nothing tells the side."""
+    corpus, swapped = _read(layout, folder), layout.swapped()
+    right = {code for (code, _), side in corpus.sides.items() if side == "english"}
+    wrong = {code for (code, _), side in corpus.sides.items() if side != "english"}
+    if wrong and (swapped is None or right or 2 * len(wrong) < len(corpus.sizes)):
+        raise InputError(
+            f"{folder}: expected English on the same side of every pair; saw it on the other side "
+            f"of {_named(sorted(wrong))}: swap the columns there"
+        )
+    if swapped is None or right:
+        return layout, corpus
+    question = f"is English in {layout.english_side()} (1) or in {swapped.english_side()} (2)"
+    if not wrong and ask.number(question, 1, most=2) == 1:
+        return layout, corpus
+    return swapped, _read(swapped, folder)
+
+
+def _read(layout: Detected, folder: str) -> Corpus:
+    """Reads and cleans the corpus once, without keeping it."""
+    source = layout.opened(folder)
+    known = source.languages()
+    codes = [code for code in known if not is_english(code)]
+    if len(codes) < 2:
+        seen = f"{layout.files} with {', '.join(known) or 'no language with training pairs'}"
+        raise InputError(f"{folder}: {EXPECTED}; saw {seen}")
+    sizes: dict[str, dict[str, int]] = {code: dict.fromkeys(SPLITS, 0) for code in codes}
+    samples: dict[str, list[Pair]] = {}
+    sides = EnglishSides()
+    parts = [(split, code) for split in reversed(SPLITS) for code in codes]
+    with tempfile.TemporaryDirectory(prefix="m4-new-") as spool, ProgressBar("read", 100) as bar:
+        cleaner = Cleaner(DEFAULT, source, codes, Path(spool), on_read=sides.add)
+        for done, (split, code) in enumerate(parts):
+            bar.update(round(100 * done / len(parts)), f"{split} {code}")
+            sample, step = [], 1
+            for chunk in cleaner.pairs(code, split):
+                rows = range(-sizes[code][split] % step, len(chunk), step)
+                sample += [Pair(chunk.english[row], chunk.translation[row]) for row in rows]
+                sizes[code][split] += len(chunk)
+                while len(sample) >= 2 * _SAMPLE:
+                    sample, step = sample[::2], 2 * step
+            samples[code] = sample  # in the end of the training pairs
+        cleaner.finish()  # puts the source's counts of skipped lines together
+    english = [code for code in known if is_english(code)]
+    english += sorted(file for file, why in source.skipped if why == ENGLISH_CATALOGUE)
+    notes = [f"left out, English on both sides: {_named(english)}"] if english else []
+    notes += [
+        f"{file}: {lines:,} skipped: {why}{source.reading.where(file, why)}"
+        for (file, why), lines in sorted(source.skipped.items())
+    ]
+    return Corpus(sizes, samples, sides.found(), notes)
+
+
+def _whole_languages(folder: str, layout: Detected, corpus: Corpus) -> list[str]:
+    """Returns the languages that have all splits, the largest first: baselines need all three."""
+    whole = [code for code, sizes in corpus.sizes.items() if all(sizes.values())]
+    if len(whole) < 2:
+        seen = [
+            f"{code} {' '.join(f'{pairs:,} {split}' for split, pairs in sizes.items())}"
+            for code, sizes in [*corpus.sizes.items()][:3]
+        ]
+        raise InputError(
+            f"{folder}: expected training, dev and test pairs of two languages or more in "
+            f"{layout.files}; saw {'; '.join([*seen, *corpus.notes[:3]])}"
+        )
+    return sorted(whole, key=lambda code: (-corpus.sizes[code]["train"], code))
+
+
+def _lengths(samples: Mapping[str, Sequence[Pair]], pieces: int) -> dict[str, np.ndarray]:
+    """Returns language -> [2, n] pieces of both sides of its sample, with tag and eos.
+
+    The pieces are those of a vocabulary that is trained on the samples.
+    """
+    texts = [text for pairs in samples.values() for pair in pairs for text in pair]
+    tags = ["en", *samples]
+    with tempfile.TemporaryDirectory(prefix="m4-new-") as folder:
+        path = Path(folder) / "vocabulary.model"
+        few = texts[:: max(1, len(texts) // 40_000)]
+        vocabulary.train(path, few, max(pieces, least_size(len(tags))), tags)
+        made = Vocabulary(path)
+        return {
+            code: np.array(
+                [
+                    [len(ids) + 2 for ids in made.encode(list(side))]
+                    for side in zip(*pairs, strict=True)
+                ]
+            )
+            for code, pairs in samples.items()
+        }
+
+
+def _choose(
+    train: Mapping[str, int],
+    lengths: Mapping[str, np.ndarray],
+    pieces: int,
+    minutes: float,
+    cores: int,
+) -> tuple[dict[str, Any], float, float]:
+    """Chooses lengths, batch, steps and the model by the corpus, the minutes and the cores.
+
+    The larger model is taken where these minutes let it see the pairs often enough.
+
+    Returns:
+        Values of the template, the minutes of training, and those of the baselines.
+    """
+    longest = [np.percentile(sides.max(axis=0), 95) for sides in lengths.values()]
+    fits = (length for length in _LENGTHS if length >= np.percentile(longest, 95))
+    length = next(fits, _LENGTHS[-1])
+    rows = max(1, round(_BATCH_PIECES / (2 * length * 8))) * 8
+    pairs = sum(train.values())
+    mean = sum(size * lengths[code].mean() for code, size in train.items()) / pairs
+    pairs_a_step = 0.9 * rows * length / mean  # nine tenths of a packed row are filled
+    wanted = max(_FEWEST_STEPS, math.ceil(2 * _EPOCHS * pairs / pairs_a_step))
+    size, step, steps = _SIZES[-1], 0.0, 0
+    for size in _SIZES:
+        step = _step_minutes(size, pieces, 2 * rows * length, cores)
+        steps = _two_digits(max(_FEWEST_STEPS, min(wanted, int(minutes / step))))
+        if steps > 0.6 * wanted:
+            break
+    values = {
+        "length": length,
+        "vocabulary_size": pieces,
+        "bilingual_vocabulary_size": pieces // 2,
+        "steps": steps,
+        "batch_size": rows,
+        "pairs": round(pairs_a_step),
+        "rate": f"{size.rate:.1e}",
+        "width": size.width,
+        "mlp_width": 4 * size.width,
+        "heads": size.width // 32,
+        "layers": size.layers,
+        "baseline_steps": _BASELINE_STEPS,
+        "dev_period": max(20, min(500, steps // 4)),
+        "warmup": max(10, min(200, steps // 5)),
+    }
+    # By experience dev chrF ends a bilingual model after half of its steps.
+    baseline = _BASELINE_STEPS / 2 * _step_minutes(_BILINGUAL, pieces // 2, 16 * length, cores)
+    return values, steps * step, len(train) * baseline
+
+
+def _step_minutes(size: Size, pieces: int, tokens: int, cores: int) -> float:
+    """Returns the minutes of a training step: six FLOPs for each weight that a token meets."""
+    # Attention, feed-forward, and a second expert in every other layer.
+    weights = 18 * size.width**2 * size.layers + size.width * pieces
+    return 6 * tokens * weights / (_CORE_FLOPS * cores) / 60
+
+
+def _two_digits(number: int) -> int:
+    """Rounds down to two significant digits."""
+    unit = 10 ** max(0, len(str(number)) - 2)
+    return number // unit * unit
+
+
+def _gin_text(
+    values: Mapping[str, Any], layout: Detected, languages: Sequence[str], head: Sequence[str]
+) -> str:
+    """Fills in the template; texts of the user are quoted."""
+    settings = {"on_bad_line": "skip", **layout.settings}
+    rows = (languages[at : at + 12] for at in range(0, len(languages), 12))
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        values,
+        head="\n".join(f"# {line}" for line in head),
+        languages="\n".join("    " + " ".join(f"{code!r}," for code in row) for row in rows),
+        module=layout.module,
+        source=layout.name,
+        settings="\n".join(f"{layout.name}.{name} = {v!r}" for name, v in settings.items()),
+    )
+
+
+def _table(
+    languages: Sequence[str], corpus: Corpus, lengths: Mapping[str, np.ndarray], length: int
+) -> Table:
+    table = Table("language", box=None)
+    for title in (*SPLITS, f"pieces of 95%, of {length}", "too long"):
+        table.add_column(title, justify="right")
+    for code in languages:
+        name, longer = describe(code).name, lengths[code].max(axis=0)
+        table.add_row(
+            code if name == code else f"{code} {name}",
+            *(f"{corpus.sizes[code][split]:,}" for split in SPLITS),
+            f"{np.percentile(longer, 95):.0f}",
+            f"{(longer > length).mean():.1%}",
+        )
+    return table
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, str]:
+    """Returns purpose -> command to paste."""
+    middle = len(languages) // 2
+    some = dict.fromkeys([languages[0], languages[middle], languages[-1]])
+    listed = shlex.quote("[" + ", ".join(f'"{code}"' for code in some) + "]")
+    out, trial = shlex.quote(out), shlex.quote(f"{model_dir}_trial")
+    short = "--gin.TRAIN_STEPS=40 --gin.BASELINE_STEPS=40 --gin.TEST_SENTENCES=50"
+    return {
+        "how often each language would be seen": f"m4 data preview --gin_file={out}",
+        f"a trial of 40 steps on {len(some)} languages": (
+            f"m4 demo --gin_file={out} --model_dir={trial} {short} --gin.LANGUAGES={listed}"
+        ),
+        "the full run; the same command resumes it": f"m4 demo --gin_file={out}",
+    }

@@ -218,7 +218,6 @@ def train(
     model_dir: str | Path | None = None,
     bindings: Collection[str] = (),
     fresh: bool = False,
-    new_chapter: str | None = None,
 ) -> Run:
     """Trains an experiment, or the one of a gin file, from its latest checkpoint.
 
@@ -226,8 +225,6 @@ def train(
         model_dir: the run's folder, in place of the experiment's own.
         bindings: of a gin file: "TRAIN_STEPS = 100".
         fresh: remove what is in the run's folder and start over.
-        new_chapter: why settings change from now on: training continues with them from the last
-            checkpoint (docs/chapters.md).
 
     Raises:
         SettingError: a setting that cannot be. ValueError: the folder belongs to another config.
@@ -237,7 +234,7 @@ def train(
 
     config = _config(experiment, model_dir, bindings)
     found = config.experiment()
-    with claimed_together(found, config, "train", fresh=fresh, new_chapter=new_chapter) as folder:
+    with claimed_together(found, config, "train", fresh=fresh) as folder:
         try:
             job(found)
         except SettingError as error:

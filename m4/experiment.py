@@ -20,7 +20,6 @@ from m4.eval.scoring.levels import DEFAULT_LEVELS
 from m4.eval.scoring.levels import ResourceLevels as ResourceLevels
 from m4.model.transformer import Transformer
 from m4.settings import (
-    FROM_NOW_ON,
     MUTABLE,
     Between,
     InputError,
@@ -55,8 +54,8 @@ class Data:
     """
 
     corpus: CorpusSpec
-    sampler: Annotated[Sampler, FROM_NOW_ON] = temperature
-    sample_by: Annotated[str, OneOf(("examples", "tokens")), FROM_NOW_ON] = "examples"
+    sampler: Sampler = temperature
+    sample_by: Annotated[str, OneOf(("examples", "tokens"))] = "examples"
     stream: Callable[..., Stream] = Stream
     levels: Annotated[ResourceLevels, MUTABLE] = DEFAULT_LEVELS
     about: Annotated[str | None, MUTABLE] = None

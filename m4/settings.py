@@ -85,20 +85,17 @@ class OneOf:
         return f"one of {', '.join(self.values)}"
 
 
-class Kind(enum.IntEnum):
-    """Whether a setting may change in a folder where a model is trained.
+class Mutable(enum.Enum):
+    """The mark of a setting that may change in a folder where a model is trained.
 
-    NEVER: it decides the model; what no annotation marks. FROM_NOW_ON: it decides what is trained
-    from a step on, with `--new_chapter`. FREE: it does not decide what is trained. A setting is at
-    least of the kind of the one that refers to it: with an optimizer all its settings may change.
+    All other settings decide what is trained. What a mutable setting refers to is mutable too: with
+    a mesh all its settings may change.
     """
 
-    NEVER = 0
-    FROM_NOW_ON = 1
-    FREE = 2
+    MARK = "mutable"
 
 
-MUTABLE, FROM_NOW_ON = Kind.FREE, Kind.FROM_NOW_ON
+MUTABLE = Mutable.MARK
 
 # Sizes of arrays: above these a program only runs out of memory, after minutes.
 Size = Annotated[int, Between(1, 2**20)]
@@ -195,15 +192,13 @@ def is_checked(configurable: Any) -> bool:
     return "__checked__" in getattr(configurable, "__dict__", {})
 
 
-def kinds_of(configurable: Callable[..., Any]) -> dict[str, Kind]:
-    """Parameter -> its kind, of those that have an annotation."""
-    return {
-        name: max(
-            (mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Kind)),
-            default=Kind.NEVER,
-        )
+def mutable_of(configurable: Callable[..., Any]) -> list[str]:
+    """Returns the parameters whose annotations have the mark MUTABLE."""
+    return [
+        name
         for name, annotation in annotations_of(configurable).items()
-    }
+        if MUTABLE in getattr(annotation, "__metadata__", ())
+    ]
 
 
 def annotations_of(configurable: Callable[..., Any]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from m4 import config
 from m4.config import ConfigError
 from m4.experiment import SavedFolder, identity
 from m4.model.gates.switch import switch
-from m4.settings import Kind, is_checked
+from m4.settings import is_checked
 from tests.command_line import TINY, experiment_of
 
 HERE = "MODEL_DIR = 'x'"
@@ -81,12 +81,12 @@ def test_what_may_change_is_what_is_marked_and_all_below_it() -> None:
     made = config.load([TINY], [HERE, "mesh.make_mesh.data = -1"])
     made.experiment()
     for name in ("experiment.Training.total_steps", "mesh.make_mesh.data"):
-        assert made.kinds[name] is Kind.FREE
-    assert made.kinds["experiment.Decoding.beams"] is Kind.FREE
+        assert name in made.mutable
+    assert "experiment.Decoding.beams" in made.mutable
     assert "bilingual/schedules.rsqrt.peak" not in made.settings  # below a level's own scope
-    assert made.kinds["bilingual/high/schedules.rsqrt.peak"] is Kind.FREE
-    assert made.kinds["schedules.rsqrt.peak"] is Kind.FROM_NOW_ON
-    assert made.kinds["transformer.Transformer.width"] is Kind.NEVER
+    assert "bilingual/high/schedules.rsqrt.peak" in made.mutable
+    assert "schedules.rsqrt.peak" not in made.mutable
+    assert "transformer.Transformer.width" not in made.mutable
 
 
 @pytest.mark.parametrize(

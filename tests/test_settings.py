@@ -19,7 +19,6 @@ from m4.data.stream.stream import Stream
 from m4.settings import (
     MUTABLE,
     Between,
-    Kind,
     OneOf,
     SettingError,
     Size,
@@ -27,7 +26,7 @@ from m4.settings import (
     checked,
     describe,
     is_checked,
-    kinds_of,
+    mutable_of,
 )
 
 CASES: list[tuple[Any, list[Any], list[Any]]] = [
@@ -103,8 +102,8 @@ def test_functions_and_classes_check_their_arguments() -> None:
 
 
 def test_settings_say_themselves_whether_they_may_change() -> None:
-    assert {name for name, kind in kinds_of(Plain).items() if kind is Kind.FREE} == {"name"}
-    assert kinds_of(rate)["peak"] is Kind.NEVER
+    assert mutable_of(Plain) == ["name"]
+    assert not mutable_of(rate)
 
 
 def test_the_error_crosses_processes() -> None:
@@ -113,10 +112,10 @@ def test_the_error_crosses_processes() -> None:
 
 
 def test_the_table_of_what_may_change_is_that_of_the_annotations() -> None:
-    page = pathlib.Path(__file__).parents[1] / "docs" / "chapters.md"
+    page = pathlib.Path(__file__).parents[1] / "docs" / "run_folder.md"
     table = page.read_text(encoding="utf-8").split("## Which settings may change")[1]
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", table.split("\n## ")[0], re.MULTILINE)
-    said = {name: [re.findall(r"`(\w+)`", cell) for cell in cells] for name, *cells in rows}
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", table.split("\n## ")[0], re.MULTILINE)
+    said = {name: re.findall(r"`(\w+)`", cell) for name, cell in rows}
     marked = {}
     for module in pkgutil.walk_packages(m4.__path__, "m4."):
         if module.name in ("m4.__main__", "m4.data.tasks"):  # which imports TensorFlow
@@ -125,12 +124,8 @@ def test_the_table_of_what_may_change_is_that_of_the_annotations() -> None:
             ours = getattr(one, "__module__", None) == module.name
             if not ours or not (is_checked(one) or one is Stream):
                 continue
-            kinds = kinds_of(one)
-            if any(kinds.values()):
-                marked[one.__qualname__] = [
-                    [name for name, kind in kinds.items() if kind is of]
-                    for of in (Kind.FROM_NOW_ON, Kind.FREE)
-                ]
+            if mutable := mutable_of(one):
+                marked[one.__qualname__] = mutable
     assert said == marked
 
 

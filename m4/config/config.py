@@ -26,14 +26,13 @@ from m4.experiment import Baselines, Data, Experiment, SavedFolder
 from m4.references import given_twice
 from m4.renamed import renamed
 from m4.settings import (
-    Kind,
     SavedModule,
     SettingError,
     annotations_of,
     check_value,
     fits,
     is_checked,
-    kinds_of,
+    mutable_of,
 )
 
 _NESTED = 8  # times that a binding may be met within its own value, under ever longer scopes
@@ -44,7 +43,7 @@ class Config(Bindings):
 
     Attributes:
         settings: "schedules.rsqrt.peak" -> its value as text, macros resolved; as in run.json.
-        kinds: the same names -> whether each may change in one folder.
+        mutable: those of them that may change in one folder.
     """
 
     def __init__(self, allowed_modules: Collection[str] | None = None):
@@ -56,14 +55,12 @@ class Config(Bindings):
         self._made_parts: set[Any] = set()
         self._within: list[Binding] = []  # whose values are being made, the innermost one last
         self.settings: dict[str, str] = {}
-        self.kinds: dict[str, Kind] = {}
+        self.mutable: set[str] = set()
 
     def experiment(self) -> Experiment:
         """The experiment. ConfigError: a value that cannot be, a name that nothing uses."""
         self._within = []
-        made = self._make(
-            Reference((), "experiment.Experiment", True), Experiment, (), Kind.NEVER, ""
-        )
+        made = self._make(Reference((), "experiment.Experiment", True), Experiment, (), False, "")
         made = self._with_saved_folders(made)
         for key, binding in self._bindings.items():
             if key not in self._reached:
@@ -141,7 +138,7 @@ class Config(Bindings):
         return {*binding.scopes} <= scopes and any(one is binding.target for one in targets)
 
     def _make(
-        self, reference: Reference, target: Any, scopes: tuple[str, ...], kind: Kind, place: str
+        self, reference: Reference, target: Any, scopes: tuple[str, ...], mutable: bool, place: str
     ) -> Any:
         inner = (*scopes, *reference.scopes)
         key = (inner, id(target))
@@ -151,10 +148,10 @@ class Config(Bindings):
         if target is Experiment and inner:  # a bilingual baseline, which has no baselines
             arguments["baselines"] = None
             bound.pop("baselines", None)
-        kinds = kinds_of(target)
+        marked = mutable_of(target)
         for name, binding in bound.items():
             self._reached.add((binding.scopes, id(target), name))
-            below = max(kind, kinds.get(name, Kind.NEVER))
+            below = mutable or name in marked
             self._within.append(binding)
             value = self._resolve(binding.value, inner, below, binding)
             self._within.pop()
@@ -164,7 +161,7 @@ class Config(Bindings):
         for name, part in self._parts(target, {*arguments}, inner):
             of = Reference((), canonical_name(part), True)
             self._made_parts.add((key, name))
-            below = max(kind, kinds.get(name, Kind.NEVER))
+            below = mutable or name in marked
             arguments[name] = self._make(of, part, inner, below, place)
         if not reference.evaluated:
             return target if not arguments else _partial(target, arguments)
@@ -196,7 +193,7 @@ class Config(Bindings):
                     found[name] = binding
         return found
 
-    def _resolve(self, value: Any, scopes: tuple[str, ...], kind: Kind, binding: Binding) -> Any:
+    def _resolve(self, value: Any, scopes: tuple[str, ...], mutable: bool, binding: Binding) -> Any:
         if isinstance(value, Macro):
             if value.name == REQUIRED:
                 raise ConfigError(f"config: {binding.place}: {binding.name} has no value")
@@ -211,7 +208,7 @@ class Config(Bindings):
                 raise ConfigError(
                     f"config: {place}: {value.name} has no value: --gin.{value.name}=..."
                 )
-            return self._resolve(held, scopes, kind, binding._replace(place=place))
+            return self._resolve(held, scopes, mutable, binding._replace(place=place))
         if isinstance(value, Reference):
             try:
                 target = self._target(value.selector)
@@ -220,22 +217,23 @@ class Config(Bindings):
             if self._within.count(binding) > _NESTED:
                 said = f"{binding.name} = {value!r}: refers to itself"
                 raise ConfigError(f"config: {binding.place}: {said}")
-            return self._make(value, target, scopes, kind, binding.place)
+            return self._make(value, target, scopes, mutable, binding.place)
+        resolve = functools.partial(self._resolve, scopes=scopes, mutable=mutable, binding=binding)
         if isinstance(value, dict):
-            return {
-                self._resolve(k, scopes, kind, binding): self._resolve(v, scopes, kind, binding)
-                for k, v in value.items()
-            }
+            return {resolve(k): resolve(v) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._resolve(item, scopes, kind, binding) for item in value)
+            return type(value)(map(resolve, value))
         return value
 
     def _record(
-        self, target: Any, scopes: tuple[str, ...], name: str, value: Any, kind: Kind
+        self, target: Any, scopes: tuple[str, ...], name: str, value: Any, mutable: bool
     ) -> None:
         key = "/".join([*scopes, f"{canonical_name(target)}.{name}"])
+        if not mutable:
+            self.mutable.discard(key)
+        elif key not in self.settings:
+            self.mutable.add(key)
         self.settings[key] = repr(self._plain(value))
-        self.kinds[key] = min(kind, self.kinds.get(key, kind))
 
     def _plain(self, value: Any) -> Any:
         """A value with its macros resolved, for text."""

@@ -21,7 +21,7 @@ from m4.data.directions import Mixture, directions_of
 from m4.data.sources import Source, gives_ids
 from m4.data.sources.reading.files import remembering
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
-from m4.settings import FROM_NOW_ON, MUTABLE, Between, InputError, SettingError, checked
+from m4.settings import MUTABLE, Between, InputError, SettingError, checked
 from m4.storage import remote
 from m4.storage.files import whole_folder
 
@@ -58,21 +58,19 @@ class CorpusSpec:
         rebuild: replace a cache of other settings, text or format; else it is an error.
     """
 
-    source: Annotated[Source | Callable[[], Source], FROM_NOW_ON]
-    languages: Annotated[Sequence[str] | None, FROM_NOW_ON] = None
+    source: Source | Callable[[], Source]
+    languages: Sequence[str] | None = None
     mixture: Mixture = "english_centric"
-    lengths: Annotated[Mapping[str, Length], FROM_NOW_ON] = field(
-        default_factory=lambda: {"inputs": 128, "targets": 128}
-    )
-    vocabulary_size: Annotated[Pieces, FROM_NOW_ON] = 8000
-    vocabulary_temperature: Annotated[float, Between(1, 1e6), FROM_NOW_ON] = 5.0
-    vocabulary_sentences: Annotated[int, Between(1, 10**9), FROM_NOW_ON] = 200_000
-    target_vocabulary_size: Annotated[Pieces | None, FROM_NOW_ON] = None
+    lengths: Mapping[str, Length] = field(default_factory=lambda: {"inputs": 128, "targets": 128})
+    vocabulary_size: Pieces = 8000
+    vocabulary_temperature: Annotated[float, Between(1, 1e6)] = 5.0
+    vocabulary_sentences: Annotated[int, Between(1, 10**9)] = 200_000
+    target_vocabulary_size: Pieces | None = None
     vocabulary_from: str | None = None
-    segmentations: Annotated[int, Between(1, 1000), FROM_NOW_ON] = 1
-    sampling_alpha: Annotated[float, Between(0, 1, above=True, below=True), FROM_NOW_ON] = 0.1
+    segmentations: Annotated[int, Between(1, 1000)] = 1
+    sampling_alpha: Annotated[float, Between(0, 1, above=True, below=True)] = 0.1
     workers: Annotated[int | None, Between(1, 1024), MUTABLE] = None
-    cleaning: Annotated[clean.Cleaning, FROM_NOW_ON] = clean.DEFAULT
+    cleaning: clean.Cleaning = clean.DEFAULT
     rebuild: Annotated[bool, MUTABLE] = False
 
     def __post_init__(self) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from m4.config import Config
 from m4.experiment import Experiment
 from m4.jobs import prepare
-from m4.jobs.checkpoints.chapters import begin
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage import remote, run_folder
@@ -22,14 +21,13 @@ def claimed(
     config: Config,
     *kinds: str,
     fresh: bool = False,
-    new_chapter: str | None = None,
 ) -> Iterator[Path]:
     """Locks the files of these kinds in MODEL_DIR and makes the folder this config's.
 
     config.gin and operative_config.gin are written by training, and by other jobs while none
     trains there; then they only check them.
 
-    fresh: what is there is removed (only if it is a run's folder). new_chapter: why one begins.
+    fresh: what is there is removed (only if it is a run's folder).
 
     A job that is refused before it wrote anything leaves the config of before: else a value that
     cannot be used would be refused for good.
@@ -44,21 +42,19 @@ def claimed(
         before = run_folder.contents(folder)
         try:
             with run_folder.locked(folder, *sorted(others), wait=False):
-                known = None if new_chapter is None else begin(experiment, config, new_chapter)
                 run_folder.claim(
                     folder,
                     config.settings,
                     config.text(),
-                    kinds=config.kinds,
+                    mutable=config.mutable,
                     modules=config.modules,
-                    chapters=known,
                     fresh=fresh,
                 )
                 run_folder.write_operative(folder, config.operative_text())
         except Busy:
             if fresh:
                 raise
-            run_folder.check(folder, config.settings, config.kinds)
+            run_folder.check(folder, config.settings, config.mutable)
         claimed_as = run_folder.contents(folder)
         try:
             yield folder
@@ -75,16 +71,13 @@ def claimed_together(
     config: Config,
     *kinds: str,
     fresh: bool = False,
-    new_chapter: str | None = None,
 ) -> Iterator[Path]:
     """`claimed` by the primary of several processes; the others check that they see its folder."""
     folder = prepare.run_folder(experiment)
     with ExitStack() as stack:
 
         def claim() -> str:
-            stack.enter_context(
-                claimed(experiment, config, *kinds, fresh=fresh, new_chapter=new_chapter)
-            )
+            stack.enter_context(claimed(experiment, config, *kinds, fresh=fresh))
             return run_folder.digest(folder)
 
         run_folder.check_shared(folder, distributed.on_primary_then_broadcast("MODEL_DIR", claim))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Arguments that may differ between the processes of a job, or that the compared config contains.
 _OWN = ("do", "process_index", "processes", "debug", "verify", "gin_file", "gin_search_paths",
-        "gin_bindings", "model_dir", "allow_module", "init_from")  # fmt: skip
+        "gin_bindings", "model_dir", "allow_module", "init_from", "keep_optimizer")  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- arguments
@@ -206,6 +206,8 @@ def read_config(
         given.append(f"INITIAL_CHECKPOINT_PATH = {arguments.init_from!r}")
         if arguments.allow_module:
             given.append(f"initial.InitialModel.allow_modules = {arguments.allow_module!r}")
+    if getattr(arguments, "keep_optimizer", False):
+        given.append("initial.InitialModel.optimizer = True")
     folder = model_dir or arguments.model_dir
     return config.load(files, given, model_dir=folder, folders=folders, allowed_modules=allowed)
 
@@ -255,7 +257,6 @@ def claimed(
     config: "Config",
     *kinds: str,
     fresh: bool = False,
-    new_chapter: str | None = None,
 ) -> Iterator[Path]:
     """Gives the run's folder to one job, once the devices have been checked.
 
@@ -264,7 +265,6 @@ def claimed(
         config: The config of the experiment.
         kinds: Kinds of files that the job writes there.
         fresh: Whether to remove what is there first.
-        new_chapter: Why a new chapter begins. Defaults to no new chapter.
 
     Raises:
         InputError: The mesh is impossible on these devices, or the folder belongs to another config
@@ -277,9 +277,7 @@ def claimed(
     check_accelerator()
     experiment.training.mesh()  # an impossible one is refused before the folder is claimed
     distributed.check_joined()
-    with claimed_together(
-        experiment, config, *kinds, fresh=fresh, new_chapter=new_chapter
-    ) as folder:
+    with claimed_together(experiment, config, *kinds, fresh=fresh) as folder:
         yield folder
 
 
@@ -288,7 +286,7 @@ def reads(experiment: "Experiment", config: "Config") -> None:
     from m4.jobs import prepare
     from m4.storage import run_folder
 
-    run_folder.check(local_folder(experiment.model_dir), config.settings, config.kinds)
+    run_folder.check(local_folder(experiment.model_dir), config.settings, config.mutable)
     prepare.prepare_process(experiment, None)
 
 

@@ -6,7 +6,6 @@ only what its job reads.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import math
 import re
@@ -26,10 +25,9 @@ from m4.experiment import Experiment, SavedFolder
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError
-from m4.storage import chapters, remote
+from m4.storage import remote, run_folder
 from m4.storage.files import whole
 from m4.storage.lease import Busy
-from m4.storage.steps import latest_step
 from m4.storage.store import open_store
 
 # Which of a corpus's files a job reads, by their names in its folder.
@@ -59,16 +57,6 @@ def test_sets(name: str) -> bool:
 
 def everything(_name: str) -> bool:
     return True
-
-
-def spec_of(experiment: Experiment, vocabulary_from: str | None = None) -> CorpusSpec:
-    """What the corpus is built from. vocabulary_from: the folder in MODEL_DIR of the vocabulary
-    that a chapter's has grown from; None: the config's own."""
-    spec = experiment.data.corpus
-    if vocabulary_from is None:
-        return spec
-    folder = remote.local(experiment.model_dir) / vocabulary_from
-    return dataclasses.replace(spec, vocabulary_from=str(folder))
 
 
 def place_of(experiment: Experiment) -> str:
@@ -115,25 +103,15 @@ def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
     return cache
 
 
-def open_vocabulary(experiment: Experiment, step: int | None = None) -> Cache:
-    """The corpus's languages and vocabularies alone, which MODEL_DIR keeps: data_dir need not be
-    there. Of the chapter that the checkpoint of a step, None: the latest, is in."""
-    run = remote.local(experiment.model_dir)
-    step = latest_step(run / "checkpoints") if step is None else step
-    left = None if step is None else chapters.vocabulary(run, step)
-    folder = left or run / chapters.VOCABULARY
+def open_vocabulary(experiment: Experiment) -> Cache:
+    """Opens the corpus's languages and vocabularies alone, which MODEL_DIR keeps: data_dir need not
+    be there."""
+    folder = remote.local(experiment.model_dir) / run_folder.VOCABULARY
     if not (folder / "manifest.json").is_file():  # a run of an earlier version
         folder = fetched(place_of(experiment), settings)
     cache = Cache(folder, experiment.data.corpus.mixture)
     cache.verify(settings)
     return cache
-
-
-def trained_with(experiment: Experiment, cache: Cache, step: int) -> Cache:
-    """The languages and vocabularies that a checkpoint was trained with: the corpus's, or those of
-    a chapter that has ended, where they have grown since."""
-    left = chapters.vocabulary(remote.local(experiment.model_dir), step)
-    return cache if left is None else open_vocabulary(experiment, step)
 
 
 def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
@@ -143,7 +121,7 @@ def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
         ValueError: the model there was trained with another vocabulary.
     """
     run = remote.local(experiment.model_dir)
-    folder = run / chapters.VOCABULARY
+    folder = run / run_folder.VOCABULARY
     if (folder / "manifest.json").is_file():
         kept = Cache(folder)
         if kept.fingerprint == cache.fingerprint:
@@ -277,7 +255,7 @@ def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
     """
     run, own = remote.local(experiment.model_dir), experiment.data.data_dir is None
     rebuild = rebuild or (own and not _begun(run))
-    spec = spec_of(experiment, chapters.of_run(run)[-1].get("vocabulary_from"))
+    spec = experiment.data.corpus
     with contextlib.ExitStack() as stack:
         bars: list[ProgressBar] = []  # none while a cache is only opened
         stages: dict[str, tuple[float, int]] = {}
@@ -318,14 +296,12 @@ def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
             if not own:
                 raise
             raise InputError(
-                f"{error.found}; m4 train --new_chapter trains on with it from the last checkpoint"
+                f"{error.found}; choose another MODEL_DIR, where --init_from continues from this "
+                "one, or start over with --fresh"
             ) from error
 
 
 def _begun(run: Path) -> bool:
-    """Whether a model was trained in the run's folder on the corpus of the present chapter."""
-    known = chapters.of_run(run)
-    if len(known) > 1 and known[-1]["step"] >= (latest_step(run / "checkpoints") or 0):
-        return False
+    """Tells whether a model was trained in the run's folder."""
     checkpoints = remote.remote_path(run / "checkpoints")
     return checkpoints.exists() or any((run / name).exists() for name in ("compare", "baselines"))

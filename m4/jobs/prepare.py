@@ -150,11 +150,8 @@ def expected_model(experiment: Experiment) -> Transformer:
     return experiment.build_model(sizes, len(_DIRECTIONS))
 
 
-def training_stream(
-    experiment: Experiment, cache: Cache, start: Mapping[str, Any] | None = None
-) -> Stream:
-    """The batches of training, from the sampler's first rates on. start: the position at which a
-    chapter begins; None: the first one."""
+def training_stream(experiment: Experiment, cache: Cache) -> Stream:
+    """Returns the batches of training, drawn at the sampler's first rates."""
     data, training = experiment.data, experiment.training
     return mixture.make_stream(
         cache,
@@ -166,20 +163,14 @@ def training_stream(
         batch_rows=training.batch_size,
         source_length=data.corpus.lengths["inputs"],
         target_length=data.corpus.lengths["targets"],
-        **({} if start is None else {"start": start}),
     )
 
 
 def model_for(experiment: Experiment, cache: Cache) -> Transformer:
-    """The model for the corpus's vocabulary, of the size that this was asked for with: what a
-    chapter before the present one was trained with may be smaller."""
+    """Returns the model for the corpus's vocabulary."""
     sizes = {"vocab_size": cache.target_vocabulary.size}
     if cache.separate:
         sizes["source_vocab_size"] = cache.source_vocabulary.size
-    data, identity = experiment.data, cache.manifest["identity"]
-    names = ("vocabulary_size", "target_vocabulary_size")
-    spec = dataclasses.replace(data.corpus, **{name: identity[name] for name in names})
-    experiment = dataclasses.replace(experiment, data=dataclasses.replace(data, corpus=spec))
     return experiment.build_model(sizes, len(cache.directions))
 
 

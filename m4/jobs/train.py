@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from m4.jobs import command
-from m4.settings import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from m4.data.samplers.learned import Learned
     from m4.data.stream.stream import Stream
     from m4.experiment import Experiment, Training
-    from m4.jobs.checkpoints.chapters import Turn
-    from m4.jobs.checkpoints.initial import Beginning
     from m4.model.transformer import Transformer
     from m4.train.loop.run import Evaluator
     from m4.train.measuring.step_clock import Flops
@@ -33,20 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
     command.add_processes(parser)
     add_start(parser)
-    parser.add_argument(
-        "--new_chapter",
-        nargs="?",
-        const="",
-        metavar="REASON",
-        help="train on from the last checkpoint with settings that may change from now on",
-    )
     command.add_dense(parser)
     command.add_dry_run(parser)
     command.add_verify(parser)
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
-    """Adds --fresh and --init_from: from where training begins."""
+    """Adds --fresh, --init_from and --keep_optimizer: from where training begins."""
     parser.add_argument(
         "--fresh", action="store_true", help="remove what m4 wrote there and start over"
     )
@@ -56,18 +46,19 @@ def add_start(parser: argparse.ArgumentParser) -> None:
         help="begin from the model of another run's folder, or from a checkpoint of T5X "
         "(INITIAL_CHECKPOINT_PATH)",
     )
+    parser.add_argument(
+        "--keep_optimizer",
+        action="store_true",
+        help="with --init_from: continue at its step, with its optimizer's state",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns the exit status."""
-    if arguments.new_chapter is not None and arguments.fresh:
-        raise InputError("--new_chapter and --fresh: a run that starts over has one chapter")
     with command.experiment_of(arguments) as (experiment, config):
         if arguments.dry_run:
             return command.dry_run(experiment, arguments)
-        with command.claimed(
-            experiment, config, "train", fresh=arguments.fresh, new_chapter=arguments.new_chapter
-        ) as folder:
+        with command.claimed(experiment, config, "train", fresh=arguments.fresh) as folder:
             train(experiment, dense=arguments.compare == "dense")
         command.print_next(folder, experiment, config, "eval")
     return 0
@@ -84,7 +75,6 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
     """
     from m4.eval.decoding.testsets import train_pairs
     from m4.jobs import prepare
-    from m4.jobs.checkpoints.chapters import Turn, standing
     from m4.jobs.checkpoints.initial import beginning, check_beginning
     from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
     from m4.parallel import distributed
@@ -102,7 +92,6 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
     )
     if latest is None:
         check_beginning(experiment)
-    at = standing(experiment, folder, latest)
     cache = open_corpus(experiment, arrays)
     if distributed.is_primary():
         keep_vocabulary(experiment, cache)
@@ -114,12 +103,10 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
             )
         return folder
     model = prepare.model_for(experiment, cache)
-    stream = prepare.training_stream(experiment, cache, at.start)
+    stream = prepare.training_stream(experiment, cache)
     trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes, cache)
-    begins: Beginning | Turn | None = None
-    if at.begins:
-        begins = Turn(experiment, folder, at, cache, trainer.groups)
-    elif latest is None and (begins := beginning(experiment, model, cache)) is not None:
+    begins = beginning(experiment, model, cache) if latest is None else None
+    if begins is not None:
         begins.report(folder)
     with ProgressBar("train dense" if dense else "train", training.total_steps) as bar:
         trainer.run(
@@ -133,9 +120,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
                 "corpus": cache.fingerprint,
                 "train_pairs": train_pairs(cache),
                 "manifest": cache.summary(),
-                **at.note(),
             },
-            at=lambda step: {"position": stream.position(step)},
             flops=_flops(model, stream, mesh),
             begin=begins.state if begins else None,
             progress=bar,

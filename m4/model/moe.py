@@ -24,7 +24,7 @@ from m4.model.routing import (
     Tokens,
     expert_capacity,
 )
-from m4.settings import FROM_NOW_ON, Between, Count, OneOf, Rate, SettingError, Size, checked
+from m4.settings import MUTABLE, Between, Count, OneOf, Rate, SettingError, Size, checked
 
 # Initial router matrices by name; docs/gates.md says which gate uses which.
 ROUTER_INITS = {
@@ -70,21 +70,21 @@ class MoeLayer(nn.Module):
 
     num_experts: Annotated[int, Between(1, 2**16)]
     mlp_width: Size | None = None
-    group_tokens: Annotated[Count, FROM_NOW_ON] = 1024
-    train_capacity_factor: Annotated[CapacityFactor | None, FROM_NOW_ON] = 1.25
-    eval_capacity_factor: Annotated[CapacityFactor | None, FROM_NOW_ON] = None
-    decode_capacity_factor: Annotated[CapacityFactor | None, FROM_NOW_ON] = None
-    capacity_rule: Annotated[str, OneOf(tuple(CAPACITY_RULES)), FROM_NOW_ON] = "lingvo"
+    group_tokens: Count = 1024
+    train_capacity_factor: CapacityFactor | None = 1.25
+    eval_capacity_factor: CapacityFactor | None = None
+    decode_capacity_factor: CapacityFactor | None = None
+    capacity_rule: Annotated[str, OneOf(tuple(CAPACITY_RULES))] = "lingvo"
     gate: Gate = top2_gshard
-    dispatch: Annotated[Transport, FROM_NOW_ON] = gather
-    dropless_dispatch: Annotated[Transport, FROM_NOW_ON] = dropless
+    dispatch: Annotated[Transport, MUTABLE] = gather
+    dropless_dispatch: Annotated[Transport, MUTABLE] = dropless
     activations: Sequence[Activation] | None = None
-    dropout_rate: Annotated[Rate | None, FROM_NOW_ON] = None
-    output_masking: Annotated[Rate, FROM_NOW_ON] = 0.0
+    dropout_rate: Rate | None = None
+    output_masking: Rate = 0.0
     causal: bool = False
     vocab_size: Count = 0
     directions: Count = 0
-    dtype: Annotated[DType, FROM_NOW_ON] = jnp.float32
+    dtype: DType = jnp.float32
 
     def __post_init__(self) -> None:
         if self.activations is not None:  # gin gives lists, and a module must be hashable

@@ -30,7 +30,7 @@ from m4.model.layers import (
 from m4.model.moe import MoeFactory, MoeLayer
 from m4.model.product import FULL
 from m4.model.stack import REMAT, DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
-from m4.settings import FROM_NOW_ON, Between, Count, OneOf, Rate, SettingError, Size, checked
+from m4.settings import MUTABLE, Between, Count, OneOf, Rate, SettingError, Size, checked
 
 Layers = Annotated[int, Between(1, 1024)]
 
@@ -78,15 +78,15 @@ class Transformer(nn.Module):
     decoder_moe: Callable[..., MoeLayer] | None = None
     moe_every: Layers = 2
     activations: Sequence[Activation] = ("relu",)
-    dropout_rate: Annotated[Rate, FROM_NOW_ON] = 0.1
+    dropout_rate: Rate = 0.1
     absolute_positions: bool = False
     tied_logits: bool = True
     directions: Count = 0
     source_vocab_size: Size | None = None
     scan_layers: bool = False
-    pipeline_microbatches: Annotated[int, Between(0, 2**20), FROM_NOW_ON] = 0
-    remat: Annotated[str, OneOf(tuple(REMAT)), FROM_NOW_ON] = "none"
-    dtype: Annotated[DType, FROM_NOW_ON] = jnp.float32
+    pipeline_microbatches: Annotated[int, Between(0, 2**20)] = 0
+    remat: Annotated[str, OneOf(tuple(REMAT)), MUTABLE] = "none"
+    dtype: DType = jnp.float32
 
     def __post_init__(self) -> None:
         # gin gives lists, and a module must be hashable to be a static argument of jit.

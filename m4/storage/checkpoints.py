@@ -286,6 +286,15 @@ class Checkpoints:
                 self._manager.close()
 
 
+def read_note(folder: Path, step: int) -> dict[str, Any]:
+    """Returns the note of a checkpoint in a model's folder. InputError: it is damaged."""
+    there = remote.remote_path(folder / "checkpoints") / str(step)
+    if (said := manifest.problem(there, {"note"})) is not None:
+        raise InputError(f"{there}: damaged ({said})")
+    with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:
+        return store.note(step)
+
+
 class _Marked:
     """orbax's rule that these steps stay."""
 

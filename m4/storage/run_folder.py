@@ -11,11 +11,11 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from m4.settings import InputError, Kind
+from m4.settings import InputError
 from m4.storage import remote
 from m4.storage.files import read_json, whole, write_text
 
@@ -33,12 +33,13 @@ _PACKAGES = [
     "numpy",
 ]
 
-# What run.json keeps of earlier jobs. initial: what the model was begun from; chapters: see
-# m4.storage.chapters.
-_NOTES = ("initial", "chapters")
+# The folder of what the model needs of its corpus: its languages and vocabularies.
+VOCABULARY = "vocabulary"
+# What run.json keeps of earlier jobs. initial: the run that this one was begun from.
+_NOTES = ("initial",)
 
-# Kind -> setting -> [value before, now].
-Changes = Mapping[Kind, Mapping[str, list[str]]]
+# Setting -> [value before, now].
+Changes = Mapping[str, list[str]]
 
 # Jobs that write files of different kinds may work at the same time.
 KINDS = ("train", "eval", "steps", "data", "baselines")
@@ -69,7 +70,7 @@ _WRITTEN = re.compile(
     r"run\.json|(operative_)?config\.gin|heartbeat\.json|metrics\.jsonl|report\.html"
     r"|dropped\.jsonl\.gz|(data_preview|data_report|vocabulary_report|delta_bleu)\.\w+"
     r"|(scores|deltas|rates|scores_by_step)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
-    r"|chapters|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines|compare"
+    r"|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines|compare"
     r"|compilation_cache|\.data\.(hashes\.json|[0-9a-f]{8}(\.old)?)"
 )
 
@@ -91,18 +92,16 @@ def claim(
     config: Mapping[str, str],
     text: str,
     *,
-    kinds: Mapping[str, Kind] | None = None,
+    mutable: Collection[str] = (),
     modules: Mapping[str, str] | None = None,
-    chapters: Sequence[Mapping[str, Any]] | None = None,
     fresh: bool = False,
 ) -> None:
     """Makes the folder this config's, or checks that it already is.
 
     Args:
         folder: MODEL_DIR. config: setting -> value, as text. text: the whole config.
-        kinds: setting -> whether it may change in one folder; one that is not there: never.
+        mutable: The settings that may change in one folder.
         modules: of the user's that the config imports -> their folders, for whoever reads it again.
-        chapters: the run's, where a new one begins: settings may differ from now on.
         fresh: start over: what jobs wrote is removed (only from a run's folder).
 
     Raises:
@@ -122,16 +121,15 @@ def claim(
         if fresh:
             _start_over(folder)
         elif there - _OWN:
-            check(folder, config, kinds or {}, new_chapter=chapters is not None)
+            check(folder, config, mutable)
     versions = {name: _version(name) for name in _PACKAGES}
     kept = read(folder) if record.is_file() and not fresh else {}
-    if kept and not there - _OWN and changed(kept, config, kinds or {})[Kind.NEVER]:
+    if kept and not there - _OWN and changed(kept, config, mutable):
         kept = {}  # another config takes the folder over
     about = {
         **{name: kept[name] for name in _NOTES if name in kept},
-        **({} if chapters is None else {"chapters": chapters}),
         "config": dict(config),
-        **_listed(kinds or {}),
+        "mutable": sorted(mutable),
         "modules": dict(modules or {}),
         "versions": {**versions, "python": platform.python_version()},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
@@ -174,57 +172,36 @@ def note(folder: Path, **more: Any) -> None:
     write_text(folder / "run.json", json.dumps({**record, **more}, indent=1, ensure_ascii=False))
 
 
-def check(
-    folder: Path,
-    config: Mapping[str, str],
-    kinds: Mapping[str, Kind],
-    *,
-    new_chapter: bool = False,
-) -> None:
-    """ValueError: the folder belongs to another config: some setting differs that is not free,
-    neither there nor here. new_chapter: where a chapter begins, others may differ too."""
-    changes = changed(read(folder), config, kinds)
-    if never := changes[Kind.NEVER]:
-        raise InputError(
-            f"MODEL_DIR = {remote.shown(folder)} belongs to another config: {_shown(never)}; "
-            "choose another MODEL_DIR, or start over with --fresh"
-        )
-    if not new_chapter and (later := changes[Kind.FROM_NOW_ON]):
-        raise InputError(
-            f"MODEL_DIR = {remote.shown(folder)} is trained with another config: {_shown(later)}; "
-            "m4 train --new_chapter trains on with it from the last checkpoint"
-        )
+def check(folder: Path, config: Mapping[str, str], mutable: Collection[str]) -> None:
+    """ValueError: the folder belongs to another config: a setting differs that is not mutable."""
+    changes = changed(read(folder), config, mutable)
+    if not changes:
+        return
+    lines = [f"{name} is {there} there and {here} here" for name, (there, here) in changes.items()]
+    more = f" (and {len(lines) - 3} more)" if len(lines) > 3 else ""
+    raise InputError(
+        f"MODEL_DIR = {remote.shown(folder)} belongs to another config: {'; '.join(lines[:3])}"
+        f"{more}; choose another MODEL_DIR, where --init_from={remote.shown(folder)} "
+        "--keep_optimizer continues from it, or start over with --fresh"
+    )
 
 
 def changed(
-    record: Mapping[str, Any], config: Mapping[str, str], kinds: Mapping[str, Kind]
+    record: Mapping[str, Any], config: Mapping[str, str], mutable: Collection[str]
 ) -> Changes:
-    """Kind -> setting -> [value in run.json, value in the config], of the settings that differ."""
-    there = record["config"]
-    found: dict[Kind, dict[str, list[str]]] = {kind: {} for kind in Kind}
-    for name in {**there, **config}:
-        before, now = (values.get(name, "not set") for values in (there, config))
-        if before != now:
-            kind = max(kinds.get(name, Kind.NEVER), record["kinds"].get(name, Kind.NEVER))
-            found[kind][name] = [before, now]
+    """Returns setting -> [value in run.json, value in the config], where they differ.
+
+    Args:
+        record: What `read` gave.
+        config: Setting -> value, as text.
+        mutable: The config's mutable settings, which are left out as those of `record` are.
+    """
+    found = {}
+    for name in {**record["config"], **config}:
+        values = [one.get(name, "not set") for one in (record["config"], config)]
+        if values[0] != values[1] and name not in mutable and name not in record["mutable"]:
+            found[name] = values
     return found
-
-
-def _shown(changes: Mapping[str, list[str]]) -> str:
-    lines = [f"{name} is {there} there and {here} here" for name, (there, here) in changes.items()]
-    more = f" (and {len(lines) - 3} more)" if len(lines) > 3 else ""
-    return "; ".join(lines[:3]) + more
-
-
-def _listed(kinds: Mapping[str, Kind]) -> dict[str, list[str]]:
-    """The kinds as run.json has them."""
-    return {
-        name: sorted(setting for setting, kind in kinds.items() if kind is of)
-        for name, of in _LISTS.items()
-    }
-
-
-_LISTS = {"mutable": Kind.FREE, "from_now_on": Kind.FROM_NOW_ON}
 
 
 def digest(folder: Path) -> str:
@@ -314,9 +291,8 @@ def read(folder: Path) -> dict:
         )
 
     def parse(record: dict[str, Any]) -> dict[str, Any]:
-        kinds = {name: kind for key, kind in _LISTS.items() for name in record.get(key, [])}
-        versions = {**record.get("versions", {})}
-        return {**record, "config": {**record["config"]}, "kinds": kinds, "versions": versions}
+        versions, mutable = {**record.get("versions", {})}, [*record.get("mutable", [])]
+        return {**record, "config": {**record["config"]}, "mutable": mutable, "versions": versions}
 
     return read_json(path, parse)
 

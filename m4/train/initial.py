@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+import optax
 
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.model.stack import unstack
@@ -41,7 +42,9 @@ class InitialModel:
     Attributes:
         run: its folder or address; RUN@STEP: a step that is kept, else the latest. Of T5X its
             MODEL_DIR, or a checkpoint_<step> in it.
-        optimizer: the optimizer's state too; the two models must then be of equal shapes.
+        optimizer: Takes the optimizer's state and the step too, so that the schedule and the stream
+            continue there. Arrays that grew keep what they have; an optimizer with other arrays
+            begins from zero at that step.
         new_pieces: what an embedding of a new piece starts as: the mean of its bytes' (or, of the
             pieces that spelled it, "pieces"), or "random".
         layers: None: as many layers. "stack": layer i is the old layer i mod n; "zeros": layers
@@ -279,6 +282,56 @@ def _most_used(leaf: Leaf, use: Use, count: int) -> npt.NDArray[np.int64]:
 def _depth(paths: Shapes, stack: str) -> int:
     numbers = [int(m[1]) for path in paths if (m := re.match(rf"{stack}_(\d+)/", path))]
     return max(numbers, default=-1) + 1
+
+
+def grown_sizes(leaves: Sequence[Leaf], old: Shapes, new: Shapes) -> set[tuple[int, int]] | None:
+    """Returns the sizes (before, now) of the axes that have grown: of vocabularies and experts.
+
+    None where a parameter is taken over by another rule, which statistics of it cannot follow.
+    """
+    if not all(leaf.rule in ("taken", *_GROWING) for leaf in leaves):
+        return None
+    return {
+        (before, now)
+        for leaf in leaves
+        if leaf.rule in _GROWING
+        for before, now in zip(old[leaf.source or ""], new[leaf.path], strict=True)
+        if before < now
+    }
+
+
+_GROWING = ("pieces", "copied experts", "copied columns")
+
+
+def fits(old: Shapes, new: Shapes, grown: set[tuple[int, int]]) -> bool:
+    """Tells whether arrays are the old ones, but for axes that have grown as the parameters did."""
+    return old.keys() == new.keys() and all(
+        len(old[path]) == len(shape)
+        and all(pair[0] == pair[1] or pair in grown for pair in zip(old[path], shape, strict=True))
+        for path, shape in new.items()
+    )
+
+
+def padded(old: Array, fresh: Array) -> Array:
+    """Returns `fresh` with the values of `old` in its first places."""
+    if old.shape == fresh.shape:
+        return old
+    return fresh.at[tuple(slice(size) for size in old.shape)].set(old)
+
+
+def at_step(state: Any, step: int) -> Any:
+    """Returns an optimizer's first state with its learning rate at `step`."""
+
+    def schedules(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByScheduleState)
+
+    def one(node: Any) -> Any:
+        if not schedules(node):
+            return node
+        count = np.asarray(step, node.count.dtype)
+        return optax.ScaleByScheduleState(jax.device_put(count, node.count.sharding))
+
+    return jax.tree.map(one, state, is_leaf=schedules)
 
 
 def flat(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,9 +72,11 @@ class LearnedSampling:
             self._phases.append((first_step, dict(rates)))
 
     def begin(self, step: int, saved: Mapping[str, Any] | None) -> None:
-        """Continues at the beginning of a chapter with the learned weights of a checkpoint's note.
+        """Begins a run after `step` steps of another one with what that one learned.
 
-        They apply to the chapter's own rates of the beginning.
+        Args:
+            step: Steps of the other run.
+            saved: Of the other run's note. None where nothing was learned.
         """
         self.resume(None)
         if saved is None or not saved["state"]["log_weights"]:
@@ -82,7 +84,6 @@ class LearnedSampling:
         self._state = saved["state"]
         rates = self._pair_rates(self._sampler.rates(self._state, self._start))
         self._phases = [(self._stream.begin(step - 1, rates), rates)]
-        assert self._phases[0][0] == step, (self._phases, step)
 
     def evaluated(self, step: int, measured: Mapping[str, float]) -> dict[str, float]:
         """Learns from numbers measured after `step` steps; rates change as soon as they can.

@@ -21,7 +21,7 @@ from m4.train import average
 from m4.train.loop.batches import BatchShape, BatchStream
 from m4.train.loop.mesh_checks import check_batches, check_model
 from m4.train.loop.program import TrainProgram
-from m4.train.loop.run import At, Begin, Evaluator, TrainingRun
+from m4.train.loop.run import Begin, Evaluator, TrainingRun
 from m4.train.measuring.step_clock import Flops
 from m4.train.multitask.grouped import DirectionGroups, direction_groups
 from m4.train.multitask.groups import Directions, by_direction
@@ -147,7 +147,6 @@ class Trainer:
         note: Mapping[str, Any] | None = None,
         flops: Flops | None = None,
         begin: Begin | None = None,
-        at: At = lambda _step: {},
         progress: ProgressBar | None = None,
     ) -> Trained:
         """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
@@ -167,8 +166,7 @@ class Trainer:
             sampling: learns from evaluations how often directions are drawn.
             groups: resource level -> directions, for the loss that is shown.
             note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
-            begin: makes the state before the first step, or that of a chapter which begins at the
-                latest checkpoint; None: of random numbers. at: step -> JSON for its checkpoint.
+            begin: makes the state before the first step; None: of random numbers.
             flops: of a step and of the devices, for the share that is used (MFU).
             progress: where progress is shown.
 
@@ -183,7 +181,7 @@ class Trainer:
         folder, training = Path(folder), self.training
         about = self._about(stream, note or {})
         program, groups = self.program, groups or {}
-        given = (stream, about, groups, sampling, flops, begin, at)
+        given = (stream, about, groups, sampling, flops, begin)
         with contextlib.closing(_checkpoints(training, folder)) as checkpoints:
             run = TrainingRun(training, program, folder, checkpoints, *given)
             written, best = run.train(evaluators, progress), run.stopper.best

@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 
 from m4.parallel.mesh import Rules, make_mesh
 from m4.settings import (
-    FROM_NOW_ON,
     MUTABLE,
     Between,
     Count,
@@ -77,19 +76,19 @@ class Training:
     """
 
     total_steps: Annotated[Steps, MUTABLE]
-    batch_size: Annotated[Size, FROM_NOW_ON]
-    optimizer: Annotated[Callable[[int], optax.GradientTransformation], FROM_NOW_ON]
+    batch_size: Size
+    optimizer: Callable[[int], optax.GradientTransformation]
     seed: Count = 0
     mesh: Annotated[Callable[..., Mesh], MUTABLE] = make_mesh
-    label_smoothing: Annotated[Rate, FROM_NOW_ON] = 0.1
-    z_loss: Annotated[Factor, FROM_NOW_ON] = 1e-4
-    loss_weights: Annotated[Factors | None, FROM_NOW_ON] = None
-    learning_rates: Annotated[Factors | None, FROM_NOW_ON] = None
-    gradients: Annotated[Surgery | None, FROM_NOW_ON] = None
-    aux_loss_factor: Annotated[Factor, FROM_NOW_ON] = 0.01
-    router_z_loss_factor: Annotated[Factor, FROM_NOW_ON] = 0.0
-    rng: Annotated[str, OneOf(RNGS), FROM_NOW_ON] = "unsafe_rbg"
-    grad_accum_steps: Annotated[Size, FROM_NOW_ON] = 1
+    label_smoothing: Rate = 0.1
+    z_loss: Factor = 1e-4
+    loss_weights: Factors | None = None
+    learning_rates: Factors | None = None
+    gradients: Surgery | None = None
+    aux_loss_factor: Factor = 0.01
+    router_z_loss_factor: Factor = 0.0
+    rng: Annotated[str, OneOf(RNGS)] = "unsafe_rbg"
+    grad_accum_steps: Size = 1
     checkpoint_period: Annotated[Period, MUTABLE] = 500
     keep_checkpoints: Annotated[int, Between(1, 10**6), MUTABLE] = 3
     keep_period: Annotated[Period | None, MUTABLE] = None
@@ -100,11 +99,11 @@ class Training:
     tensorboard: Annotated[bool, MUTABLE] = True
     dev_period: Annotated[Period, MUTABLE] = 1000
     dev_pairs: Annotated[Period, MUTABLE] = 200
-    early_stopping: Annotated[EarlyStopping | None, FROM_NOW_ON] = None
+    early_stopping: EarlyStopping | None = None
     cosines: Annotated[GradientCosines | None, MUTABLE] = None
     initial: InitialModel | None = None
-    on_bad_step: Annotated[str, OneOf(ACTIONS), FROM_NOW_ON] = "stop"
-    bad_steps: Annotated[BadSteps, FROM_NOW_ON] = DEFAULT
+    on_bad_step: Annotated[str, OneOf(ACTIONS), MUTABLE] = "stop"
+    bad_steps: Annotated[BadSteps, MUTABLE] = DEFAULT
     profile: Annotated[Sequence[Period] | None, MUTABLE] = None
 
     def __post_init__(self) -> None:

@@ -297,16 +297,16 @@ def test_another_config_or_vocabulary_or_job_and_nothing_is_lost(
     assert any(name.startswith("checkpoints/1/params") for name in before)
 
     mistake = train(folder, *arguments, "--gin.schedules.rsqrt.peak=0.5").mistake
-    assert f"MODEL_DIR = {folder} is trained with another config" in mistake
+    assert f"MODEL_DIR = {folder} belongs to another config" in mistake
     assert "schedules.rsqrt.peak is 0.001 there and 0.5 here" in mistake
-    assert "--new_chapter" in mistake
+    assert f"--init_from={folder} --keep_optimizer continues from it" in mistake
     mistake = train(folder, *arguments, "--gin.transformer.Transformer.width=48").mistake
     assert f"MODEL_DIR = {folder} belongs to another config: transformer.Transformer.w" in mistake
     assert "--fresh" in mistake
     said = m4(
         "translate", f"--model_dir={folder}", "--gin.schedules.rsqrt.peak=0.5", "--to=en", "a"
     )
-    assert "is trained with another config" in said.mistake
+    assert "belongs to another config" in said.mistake
 
     with run_folder.locked(folder, "train"):
         said = m4("data", "preview", "--temperatures=", f"--model_dir={folder}")

@@ -26,14 +26,6 @@ def test_a_refused_value_is_not_kept(run: Path) -> None:
     assert "TRAIN_STEPS = 5" in (run / "config.gin").read_text()
 
 
-def test_a_refused_chapter_does_not_begin(run: Path) -> None:
-    before = {name: (run / name).read_bytes() for name in CONFIG}
-    weights = "--gin.experiment.Training.loss_weights={'qq': 2.0}"
-    said = m4("train", f"--model_dir={run}", "--new_chapter=typo", weights)
-    assert said.status == 2, said.err
-    assert {name: (run / name).read_bytes() for name in CONFIG} == before
-
-
 def test_a_lock_that_is_a_link_is_not_followed(run: Path, tmp_path: Path) -> None:
     """A stranger's folder may have one to a file of whoever reads it."""
     victim = tmp_path / "victim.txt"

@@ -17,7 +17,7 @@ from m4.data.corpus import CorpusSpec
 from m4.experiment import Data, Experiment, Training
 from m4.jobs import corpus
 from m4.jobs.corpus import open_corpus
-from m4.settings import Kind, SettingError
+from m4.settings import SettingError
 from m4.storage import remote
 from m4.storage.metrics_log import read_metrics
 from m4.train.optimizer import adamw
@@ -69,14 +69,14 @@ def test_another_corpus_there_is_named_and_stays(tmp_path: Path) -> None:
         open_corpus(experiment(tmp_path / "run", tmp_path / "text"))
 
 
-def test_text_that_has_changed_since_training_names_the_chapter(tmp_path: Path) -> None:
+def test_text_that_has_changed_since_training_names_another_folder(tmp_path: Path) -> None:
     run = tmp_path / "run"
     one, more = (experiment(run, None, pairs) for pairs in (40, 41))
     made = open_corpus(one)
     (run / "checkpoints").mkdir()
     said = (
-        rf"data_dir = {run}/data: this cache was made with .*gl = 40, now 41; m4 train "
-        r"--new_chapter trains on with it from the last checkpoint$"
+        rf"data_dir = {run}/data: this cache was made with .*gl = 40, now 41; choose "
+        r"another MODEL_DIR, where --init_from continues from this one, or start over with --fresh$"
     )
     with pytest.raises(ValueError, match=said):
         open_corpus(more)
@@ -188,7 +188,7 @@ def test_a_saved_config_writes_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a saved config names no folder to write to"):
         open_corpus(made.experiment())
     assert not (tmp_path / "there").exists()
-    assert made.kinds["experiment.Data.data_dir"] is Kind.FREE
+    assert "experiment.Data.data_dir" in made.mutable
     given = config.load([saved], [*model, line.strip()], allowed_modules=())
     open_corpus(given.experiment())
     assert open_corpus(made.experiment()).languages() == ["es", "pt", "gl"]

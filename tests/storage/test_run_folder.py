@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.settings import FROM_NOW_ON, MUTABLE, InputError
+from m4.settings import InputError
 from m4.storage import remote, run_folder
 from m4.storage.lease import Busy
 
@@ -45,20 +45,12 @@ def test_same_config_may_continue(tmp_path: Path) -> None:
 def test_mutable_settings_may_change(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
     longer = {**CONFIG, "TRAIN_STEPS": "30"}
-    run_folder.claim(folder, longer, "changed", kinds={"TRAIN_STEPS": MUTABLE})
+    run_folder.claim(folder, longer, "changed", mutable=["TRAIN_STEPS"])
     assert run_folder.read(folder)["config"] == longer
     # What was mutable there may be left out here.
     run_folder.claim(folder, {k: v for k, v in CONFIG.items() if k != "TRAIN_STEPS"}, "left out")
     with pytest.raises(ValueError, match="TRAIN_STEPS is not set there and 30 here"):
         run_folder.claim(folder, longer, "again")
-
-
-def test_what_may_change_from_now_on_names_the_flag(tmp_path: Path) -> None:
-    folder = claimed(tmp_path / "model")
-    with pytest.raises(
-        ValueError, match="rate is not set there and 20 here; m4 train --new_chapter "
-    ):
-        run_folder.check(folder, {**CONFIG, "rate": "20"}, {"rate": FROM_NOW_ON})
 
 
 def test_another_config_is_refused_and_nothing_changes(tmp_path: Path) -> None:
@@ -78,7 +70,7 @@ def test_another_config_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     )
     assert (folder / "config.gin").read_text() == "text of the config\n"
     with pytest.raises(ValueError, match="width is 64 there and not set here"):
-        run_folder.check(folder, {"TRAIN_STEPS": "10"}, {"MODEL_DIR": MUTABLE})
+        run_folder.check(folder, {"TRAIN_STEPS": "10"}, ["MODEL_DIR"])
 
 
 def test_folder_without_results_may_be_taken_over(tmp_path: Path) -> None:
@@ -244,5 +236,5 @@ def test_damaged_record_is_one_line(tmp_path: Path, text: str) -> None:
     folder = claimed(tmp_path / "model")
     (folder / "run.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"run\.json: damaged") as error:
-        run_folder.check(folder, CONFIG, {})
+        run_folder.check(folder, CONFIG, ())
     assert "\n" not in str(error.value)

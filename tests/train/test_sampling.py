@@ -135,19 +135,18 @@ def test_a_run_that_goes_back_forgets_what_it_learned_since(corpus: caches.Cache
         np.testing.assert_array_equal(array, batch[name])
 
 
-def test_a_chapter_begins_with_what_was_learned(corpus: caches.Cache) -> None:
-    def made(rows: int, **start: Any) -> tuple[LearnedSampling, Stream]:
-        make = functools.partial(Stream, seed=1, batch_rows=rows, **start)
+def test_a_run_begins_with_what_another_one_learned(corpus: caches.Cache) -> None:
+    def made(rows: int) -> tuple[LearnedSampling, Stream]:
+        make = functools.partial(Stream, seed=1, batch_rows=rows, layout="single")
         stream = mixture.make_stream(corpus, LEARNED, "examples", 8, make)
         return LearnedSampling(LEARNED, LEARNED(corpus.sizes()), dict, stream, {}), stream
 
-    before, stream = made(4)
+    before, _ = made(4)
     row = {}
     for step in (2, 4):
         row = before.evaluated(step, {f"dev/nll/{d}": i + 1 / step for i, d in enumerate(SEEN)})
-    start = stream.position(6)
-    (began, one), (resumed, other) = made(8, start=start), made(8, start=start)
-    for _ in range(2):  # and again, where a run goes back
+    (began, one), (resumed, other) = made(8), made(8)
+    for _ in range(2):  # and again, where the run is killed
         began.begin(6, before.note()["sampling"])
     ((step, rates),) = began.note()["sampling"]["phases"]
     assert step == 6

@@ -81,7 +81,7 @@ def make_stream(
     stream: Callable[..., Stream] = Stream,
     **options: Any,
 ) -> Stream:
-    """The training stream of a sampler; `options` are the stream's (seed, rows, lengths, start).
+    """The training stream of a sampler; `options` are the stream's (seed, rows, lengths).
 
     How many pairs a step holds depends on their lengths, so on the rates; and the rates of a
     sampler like UniMax depend on the number of pairs. Both are found together here: the
@@ -112,11 +112,11 @@ def make_stream(
 def _check_they_begin(planned: Sequence[Phase], stream: Stream, total_steps: int) -> None:
     """Raises a ValueError where a phase is due in training and no group of steps is drawn by it:
     its first one is after the training, or is the first one of the next phase too."""
-    group_steps, begin = stream.group_steps, stream.first_step
-    starts = [begin - (begin - phase.first_step) // group_steps * group_steps for phase in planned]
+    group_steps = stream.group_steps
+    starts = [-(-phase.first_step // group_steps) * group_steps for phase in planned]
     why = f"phases change at multiples of {group_steps} steps"
     for phase, start, after in zip(planned, starts, [*starts[1:], None], strict=True):
-        if phase.first_step >= total_steps or phase.first_step < begin:
+        if phase.first_step >= total_steps:
             continue
         never = f"the sampler's phase from step {phase.first_step} never begins: {why}"
         if start >= total_steps:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 from m4.data.samplers import Phase
 from m4.data.samplers.temperature import temperature
-from m4.data.stream.position import Left
 from m4.data.stream.sampling_order import Draws
 from m4.settings import InputError
 
@@ -55,16 +53,10 @@ class Phases:
         group_steps: int,
         window: int,
         pairs_of: Callable[[Draws], int],
-        before: Sequence[int] | None = None,
-        left: Left | None = None,
-        number: int = 0,
     ) -> None:
-        """phases: `Phase`s, or what `as_json` gave. Of the stream that this one continues: before,
-        the draws of each direction; left, those that come first; number, how many phases there
-        were. ValueError: where phases cannot be."""
+        """phases: `Phase`s, or what `as_json` gave. ValueError: where phases cannot be."""
         self._directions, self._sizes, self._seed = list(directions), list(sizes), seed
         self._group_steps, self._window, self._pairs_of = group_steps, window, pairs_of
-        self._before, self._left, self._number = before, left, number
         self._entries: list[_Entry] = []
         self._stretches: list[Stretch] = []
         for phase in phases:
@@ -80,7 +72,7 @@ class Phases:
         last = max(i for i in range(len(self._entries)) if self._first_group(i) <= group)
         for i in range(len(self._stretches), last + 1):
             first_group = self._first_group(i)
-            before = self._before
+            before = None
             if i:
                 stretch = self._stretches[i - 1]
                 before = stretch.draws.counts(stretch.first_draw(first_group))
@@ -130,9 +122,7 @@ class Phases:
 
     def _draws(self, entry: _Entry, before: Sequence[int] | None = None, number: int = 0) -> Draws:
         rates = [float(entry.rates.get(direction, 0.0)) for direction in self._directions]
-        sizes, seed, number = self._sizes, self._seed, self._number + number
-        names, window, left = self._directions, self._window, self._left
-        return Draws(names, sizes, rates, seed, before, number, window, left)
+        return Draws(self._directions, self._sizes, rates, self._seed, before, number, self._window)
 
     def _first_group(self, number: int) -> int:
         return -(-self._entries[number].first_step // self._group_steps)
@@ -154,17 +144,3 @@ def listed(phases: Any, sizes: dict[str, int]) -> Sequence[Phase | Mapping[str, 
     if not phases:
         raise InputError("no phases: nothing to draw")
     return phases
-
-
-def remaining(
-    phases: Sequence[Phase | Mapping[str, Any]], step: int
-) -> list[Phase | Mapping[str, Any]]:
-    """Those that are not over before a step, their first steps counted from there."""
-    first = [p.first_step if isinstance(p, Phase) else p["first_step"] for p in phases]
-    over = sum(begin < step and after <= step for begin, after in pairwise(first))
-    return [
-        phase._replace(first_step=max(begin - step, 0))
-        if isinstance(phase, Phase)
-        else {**phase, "first_step": max(begin - step, 0)}
-        for phase, begin in zip(phases[over:], first[over:], strict=True)
-    ]

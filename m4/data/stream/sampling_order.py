@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from m4.data import permutation
 from m4.data.stream import kernels
-from m4.data.stream.position import Left
 from m4.settings import InputError
 
 Ints = npt.NDArray[np.int64]
@@ -55,11 +54,9 @@ class Draws:
         first: Sequence[int] | None = None,
         phase: int = 0,
         window: int = WINDOW,
-        left: Left | None = None,
     ) -> None:
         """A direction with rate 0 is not drawn. first: draws of each direction before these, from
-        where its epochs continue. phase: decides the order. window: see the class. left: what comes
-        in the place of the first draws."""
+        where its epochs continue. phase: decides the order. window: see the class."""
         assert len(names) == len(sizes) == len(rates) > 0
         for name, size, rate in zip(names, sizes, rates, strict=True):
             if not 0 <= rate < math.inf:
@@ -68,7 +65,7 @@ class Draws:
                 raise InputError(f"{name}: no training pairs, but a rate of {rate}")
         if not any(rates):
             raise InputError("all rates are 0: nothing to draw")
-        self.names, self.phase, self._left = list(names), phase, left
+        self.names, self.phase = list(names), phase
         self.first = [0] * len(names) if first is None else list(first)
         total, upto = float(sum(rates)), 0.0
         # Shares as whole numbers of 2^-48, cumulative: no rounding, however far k goes.
@@ -106,8 +103,6 @@ class Draws:
         if not parts:
             return Drawn(*(np.zeros(0, np.int64) for _ in Drawn._fields))
         directions, occurrences = (np.concatenate(part) for part in zip(*parts, strict=True))
-        if self._left is not None:
-            occurrences = self._left.replace(directions, occurrences)
         found = kernels.examples(directions, occurrences, self._sizes, self._keys, self._window)
         return Drawn(directions, *found)
 

@@ -13,18 +13,15 @@ import numpy as np
 
 from m4.data import permutation
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import language_of
 from m4.data.samplers import Phase
 from m4.data.stream import buckets, packing
 from m4.data.stream.batches import Batch, Examples, SplitReader, lay_out
 from m4.data.stream.batches import evaluation_batches as evaluation_batches
 from m4.data.stream.packing import BatchPlan, Ints, Shape
-from m4.data.stream.phases import Phases, listed, remaining
-from m4.data.stream.position import Left, Place, Position
+from m4.data.stream.phases import Phases, listed
 from m4.data.stream.sampling_order import WINDOW, Draws
 from m4.parallel.divisible import nearest_valid
 from m4.settings import (
-    FROM_NOW_ON,
     Between,
     Count,
     InputError,
@@ -72,29 +69,25 @@ class Stream:
         directions: Sequence[str] | None = None,
         phases: Mapping[str, float] | Sequence[Phase | Mapping[str, Any]] | None = None,
         seed: Count = 0,
-        batch_rows: Annotated[Size, FROM_NOW_ON] = 16,
+        batch_rows: Size = 16,
         source_length: Size | None = None,
         target_length: Size | None = None,
-        layout: Annotated[str, OneOf(LAYOUTS), FROM_NOW_ON] = "packed",
-        widths: Annotated[Sequence[Size] | None, FROM_NOW_ON] = None,
-        rows_multiple: Annotated[Size, FROM_NOW_ON] = 8,
+        layout: Annotated[str, OneOf(LAYOUTS)] = "packed",
+        widths: Sequence[Size] | None = None,
+        rows_multiple: Size = 8,
         window: Annotated[int, Between(1, 10**9)] = WINDOW,
-        start: Mapping[str, Any] | None = None,
     ) -> None:
         """directions default to those that a phase has rates for, lengths to the cache's.
 
         phases: rates by direction (shares of the pairs, need not sum to 1), or phases of them, or
         what `self.phases` was of another stream; default: temperature(T=5). widths and
         rows_multiple: of the layout "bucketed", see buckets.shapes. window: a direction with more
-        pairs is read in stretches of so many, see Draws. start: what `position` was of a stream
-        that this one continues, at that step, with other arguments or another text.
+        pairs is read in stretches of so many, see Draws.
         ValueError for a direction without a rate, SettingError for lengths below the longest
         training pair.
         """
         check_arguments(Stream, locals())
-        self._start = None if start is None else Position.from_json(start)
-        self.first_step = self._start.step if self._start else 0
-        phases = remaining(listed(phases, cache.sizes()), self.first_step)
+        phases = listed(phases, cache.sizes())
         self.directions = _directions(cache, directions, phases)
         self.seed, self.batch_rows, self.layout = seed, batch_rows, layout
         self.source_length = source_length or cache.source_length
@@ -107,7 +100,6 @@ class Stream:
         self._split = SplitReader(cache, self.directions, "train")
         self._means = [cache.mean_pieces(d, "train") for d in self.directions]
         self._check_lengths(cache)
-        self._places = _places(cache, self.directions, self._start)
         self._phases = Phases(
             phases,
             self.directions,
@@ -116,9 +108,6 @@ class Stream:
             self.group_steps,
             window,
             self._most_pairs,
-            [place.drawn for place in self._places],
-            Left.of(self._places) if self._start else None,
-            self._start.phases if self._start else 0,
         )
         self._cache_fingerprint = cache.fingerprint
         self._groups: OrderedDict[int, _Group] = OrderedDict()
@@ -132,9 +121,7 @@ class Stream:
 
         ValueError where the rows do not divide over the hosts.
         """
-        assert step >= self.first_step, step
         assert 0 <= part[0] < part[1], part
-        step -= self.first_step
         with self._lock:
             self._given = max(self._given, step)
             group = self._group(step // self.group_steps)
@@ -158,14 +145,14 @@ class Stream:
         if unknown := [name for name in rates if name not in self.directions]:
             raise InputError(f"rates for {', '.join(unknown)}: not in this stream")
         with self._lock:
-            start = self._phases.begin(max(step - self.first_step, self._given) + 1, rates)
+            start = self._phases.begin(max(step, self._given) + 1, rates)
             for number in [n for n in self._groups if n * self.group_steps >= start]:
                 del self._groups[number]  # looked at, but no batch was given out
-        return start + self.first_step
+        return start
 
     def pairs(self, step: int) -> tuple[list[StepPair], Batch]:
         """The pairs of a step's batch; and the same without packing, a pair a row."""
-        number, place = divmod(step - self.first_step, self.group_steps)
+        number, place = divmod(step, self.group_steps)
         with self._lock:
             group, stretch = self._group(number), self._phases.of(number)
             first = stretch.first_draw(number)
@@ -191,39 +178,20 @@ class Stream:
     def phases(self) -> list[dict[str, Any]]:
         """All phases, as JSON: with them a new stream is the same as this."""
         with self._lock:
-            phases = self._phases.as_json()
-        return [phase | {"first_step": phase["first_step"] + self.first_step} for phase in phases]
+            return self._phases.as_json()
 
     def examples_seen(self, step: int) -> dict[str, int]:
         """Pairs of each direction in the steps before `step`; those left out count as seen."""
-        return {name: place.seen for name, place in self._places_at(step)[1].items()}
-
-    def position(self, step: int) -> dict[str, Any]:
-        """Where the stream stands after `step` steps, as JSON: the `start` of another one."""
-        phases, places = self._places_at(step)
-        before = {} if self._start is None else self._start.places
-        return Position(step, phases, {**before, **places}).as_json()
-
-    def _places_at(self, step: int) -> tuple[int, dict[str, Place]]:
-        """How many phases have begun before `step`, and where each direction stands then."""
-        number, place = divmod(step - self.first_step, self.group_steps)
+        number, place = divmod(step, self.group_steps)
         with self._lock:
             stretch = self._phases.of(number)
             counts = stretch.draws.counts(stretch.first_draw(number))
             group = self._group(number) if place else None
-        found = {}
-        for d, (name, begun) in enumerate(zip(self.directions, self._places, strict=True)):
-            drawn, left = counts[d], np.zeros(0, np.int64)
-            if group is not None:
-                step_of = group.plan.step_of[group.examples.directions == d]
-                left = drawn + np.flatnonzero(step_of >= place)
-                drawn += len(step_of) - len(left)
-            seen = begun.seen + drawn - begun.drawn
-            passed = max(drawn + len(left) - begun.drawn, 0)
-            if begun.left:
-                left = np.array([*map(begun.draw, left.tolist()), *begun.left[passed:]], np.int64)
-            found[name] = begun._replace(seen=seen, drawn=drawn, left=sorted(left.tolist()))
-        return stretch.draws.phase + 1, found
+        if group is not None:
+            inside = group.examples.directions[group.plan.step_of < place]
+            more = np.bincount(inside, minlength=len(counts)).tolist()
+            counts = [a + b for a, b in zip(counts, more, strict=True)]
+        return dict(zip(self.directions, counts, strict=True))
 
     def epochs(self, step: int) -> dict[str, float]:
         """How often each direction's pairs were seen in the steps before `step`."""
@@ -249,7 +217,7 @@ class Stream:
 
     def dropped(self, step: int) -> int:
         """Pairs that did not fit in the group whose last step is `step`; 0 for other steps."""
-        number, place = divmod(step + 1 - self.first_step, self.group_steps)
+        number, place = divmod(step + 1, self.group_steps)
         if place:
             return 0
         with self._lock:
@@ -270,8 +238,6 @@ class Stream:
             self._window,
             [self.layout, self.group_steps, *self.shapes],
         ]
-        if self._start is not None:
-            parts.append(self._start.as_json())
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _check_lengths(self, cache: Cache) -> None:
@@ -365,14 +331,6 @@ class _Group(NamedTuple):
     plan: BatchPlan
     by_step: Ints
     edges: Ints
-
-
-def _places(cache: Cache, directions: Sequence[str], start: Position | None) -> list[Place]:
-    """Where each direction begins."""
-    texts = {name: cache.train_text(language_of(name)) for name in directions}
-    begin = Position(0, 0, {}) if start is None else start
-    sizes = cache.sizes()
-    return [begin.place(name, texts[name], sizes[name]) for name in directions]
 
 
 def _directions(

@@ -36,16 +36,14 @@ def rows_by_step(
     """The rows of scores_by_step.jsonl: a step, metric and level each, and `ALL` levels together.
 
     `best` is true for one row: that of the step whose mean over all directions is highest in
-    `metric`; of equal ones the first. Neither steps of a chapter with fewer directions nor
-    those whose checkpoints are gone are compared.
+    `metric`; of equal ones the first. Steps whose checkpoints are gone are not compared.
 
     Args:
         scores: by step. portion: which sentences.
         levels: level -> directions. kept: the steps whose checkpoints are there.
     """
     rows = []
-    most = max(len(each[metric]) for each in scores.values())
-    compared = [one for one in sorted(scores) if one in kept and len(scores[one][metric]) == most]
+    compared = [step for step in sorted(scores) if step in kept]
     best = max(compared, key=lambda step: fmean(scores[step][metric].values()), default=None)
     for step in sorted(scores):
         for name, by_direction in scores[step].items():

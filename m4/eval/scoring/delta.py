@@ -42,7 +42,6 @@ class Delta:
     replicates: the difference in every resample [resamples], empty where read from a file.
     side: the group of the direction, one of `SIDES`.
     closely_related: closely related languages of the same run, whose texts are nearly this one's.
-    chapter: of the run, that the system was scored in.
     """
 
     direction: str
@@ -62,7 +61,6 @@ class Delta:
     high: float
     p_value: float
     closely_related: tuple[str, ...] = ()
-    chapter: int | None = None
     replicates: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
     @property
@@ -132,9 +130,6 @@ def _delta(
     theirs = measured.statistics[baseline, direction, metric]
     copy = measured.statistics.get((COPY, direction, metric))
     difference = bootstrap.paired_difference(ours, theirs)
-    chapter = next(one.chapter for one in measured.systems if one.name == system)
-    if isinstance(chapter, Mapping):
-        chapter = chapter.get(direction)
     return Delta(
         direction=direction,
         language=language,
@@ -152,7 +147,6 @@ def _delta(
         low=difference.low,
         high=difference.high,
         p_value=difference.p_value,
-        chapter=chapter,
         replicates=difference.replicates,
     )
 

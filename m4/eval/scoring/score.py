@@ -37,14 +37,12 @@ class Decode(NamedTuple):
 @dataclass(frozen=True)
 class System:
     """A system to score: its name ('moe', 'dense', 'bilingual'), the folder of its hypotheses, and
-    what its rows are to name: the operative gin config, the step, and the run's chapter that it is
-    in, one or one a direction."""
+    what its rows are to name: the operative gin config and the step, one or one a direction."""
 
     name: str
     decodes: Path
     config: str | Mapping[str, str] | None = None
     checkpoint_step: int | Mapping[str, int] | None = None
-    chapter: int | Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -223,7 +221,6 @@ def score_rows(
                     "sentences": score.sentences,
                     "config": _of(system.config if system else None, direction),
                     "checkpoint_step": _of(system.checkpoint_step if system else None, direction),
-                    "chapter": _of(system.chapter if system else None, direction),
                     "train_pairs": train_pairs.get(language),
                 }
             )

@@ -7,7 +7,6 @@ section 6.1: the last 5). `m4.train.average` is another mean: over all steps, wh
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,11 @@ import numpy as np
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Experiment
 from m4.jobs import prepare
-from m4.jobs.checkpoints.chapters import read_note
 from m4.jobs.corpus import keep_vocabulary, open_vocabulary, place_of
 from m4.jobs.decoding.testsets import trained_step
 from m4.settings import InputError
-from m4.storage import chapters, manifest, remote, run_folder
-from m4.storage.checkpoints import Checkpoints
+from m4.storage import manifest, remote
+from m4.storage.checkpoints import Checkpoints, read_note
 from m4.storage.steps import complete_steps, latest_step
 
 # Of a note: what it is the mean of. Such a checkpoint has no optimizer to train on with.
@@ -50,13 +48,6 @@ def chosen_steps(
     assert steps is not None
     if len(steps) < 2:
         raise InputError("one checkpoint is its own mean: give two or more")
-    of = {chapters.vocabulary(folder, step): step for step in steps}
-    if len(of) > 1:
-        apart = " and ".join(map(str, sorted(of.values())))
-        raise InputError(
-            f"--steps={','.join(map(str, steps))}: steps {apart} are of chapters with different "
-            "vocabularies; give steps of one of them"
-        )
     return [trained_step(folder, step) for step in steps]
 
 
@@ -78,8 +69,7 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
     """Saves the mean of the parameters of steps as the last of them in the folder of `output`.
 
     It is computed in float64, in the order of the steps: the same every time. A mean of the same
-    checkpoints that is there stays. The run's chapters are those of the mean: with the vocabulary
-    of an earlier one its steps are used as the run's own.
+    checkpoints that is there stays.
 
     Raises:
         ValueError: the steps are of models of other shapes or vocabularies; another mean is there.
@@ -96,7 +86,7 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
                 f"{remote.shown(folder)}: has the mean of other checkpoints; give another --output"
             )
         return folder
-    cache = open_vocabulary(experiment, steps[-1])
+    cache = open_vocabulary(experiment)
     model = prepare.model_for(experiment, cache)
     layout = prepare.layout_or_first_device(experiment, model, cache.directions, "m4 average")
     notes: list[dict[str, Any]] = []
@@ -109,22 +99,12 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
             notes.append(note)
             yield tree
 
-    _keep_chapters(experiment, output)
+    keep_vocabulary(output, cache)
     with contextlib.closing(Checkpoints(folder / "checkpoints")) as store:
         made = mean(params())
         note = {name: value for name, value in notes[-1].items() if name not in _NOT_KEPT}
         store.save(steps[-1], {"params": made}, {**note, AVERAGED: of, "finished": True})
     return folder
-
-
-def _keep_chapters(experiment: Experiment, output: Experiment) -> None:
-    """The run's chapters, and the vocabularies of all of them, in the folder of `output`."""
-    run, folder = prepare.run_folder(experiment), prepare.run_folder(output)
-    known = chapters.of_run(run)
-    keep_vocabulary(output, open_vocabulary(experiment, known[-1]["step"] + 1))
-    if len(known) > 1:
-        shutil.copytree(run / chapters.FOLDER, folder / chapters.FOLDER, dirs_exist_ok=True)
-        run_folder.note(folder, chapters=known)
 
 
 def mean(trees: Iterable[Any]) -> Any:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from m4.settings import InputError
-from m4.storage import chapters, manifest, remote, run_folder, safetensors
+from m4.storage import manifest, remote, run_folder, safetensors
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
 from m4.storage.steps import complete_steps, damaged_steps, used_item, whole_step
@@ -99,7 +99,7 @@ def _verify(folder: Path, step: int | None, console: Console, *, full: bool) -> 
                 _saved(there),
                 f"{sum(size for size, _ in (files or {}).values()) / 1e6:,.1f}" if files else "",
                 ", ".join(sorted(items)),
-                _noted(folder, one, note),
+                _noted(note),
                 f"[bold]DAMAGED[/bold] {said}" if said else state,
             )
     console.print(table)
@@ -114,12 +114,10 @@ def _saved(step: Any) -> str:
     return datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") if at else ""
 
 
-def _noted(folder: Path, step: int, note: Mapping[str, Any]) -> str:
-    """The chapter, where the run has several, and what of a note a reader looks for."""
+def _noted(note: Mapping[str, Any]) -> str:
+    """Returns the entries of a note that a reader looks for."""
     names = ("best_step", "finished", "averaged", "converted")
     found = {name: note[name] for name in names if note.get(name) is not None}
-    if len(chapters.of_run(folder)) > 1:
-        found["chapter"] = chapters.at(folder, step)
     return ", ".join(
         f"{name} {' '.join(value) if isinstance(value, dict) else value}"
         for name, value in found.items()
@@ -190,14 +188,10 @@ def _convert(
         safetensors.write(output, params, about)
         return
     with whole_folder(output) as unfinished:
-        left = chapters.ended(folder, chapters.at(folder, step))
-        for name in chapters.FILES:  # of the chapter that the step is in
-            path = left / name if (left / name).is_file() else folder / name
-            if path.is_file():
-                shutil.copyfile(path, unfinished / name)
-        kept = chapters.vocabulary(folder, step) or folder / chapters.VOCABULARY
-        for path in [*kept.glob("vocabulary.*model"), *kept.glob("manifest.json")]:
-            chapters.copy(path, unfinished / chapters.VOCABULARY)
+        for name in ("run.json", "config.gin", "operative_config.gin"):
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, unfinished / name)
+        shutil.copytree(folder / run_folder.VOCABULARY, unfinished / run_folder.VOCABULARY)
         with contextlib.closing(Checkpoints(unfinished / "checkpoints")) as store:
             store.save(step, {"params": jax.tree.map(jnp.asarray, _nested(params))}, note)
 

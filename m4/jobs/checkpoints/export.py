@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from m4.settings import InputError
-from m4.storage import chapters, manifest, remote, run_folder, t5x
+from m4.storage import manifest, remote, run_folder, t5x
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
 from m4.storage.steps import used_item, whole_step
@@ -51,9 +51,8 @@ def export(run: str, step: int | None, output: Path) -> str:
     arrays = {t5x_layout.TARGET + path: array for path, array in params.items()}
     if count is not None:
         arrays |= dict(_states(params, moments))
-    kept = chapters.vocabulary(folder, found) or folder / chapters.VOCABULARY
     with whole_folder(output) as unfinished:
-        for path in kept.glob("vocabulary.*model"):
+        for path in (folder / run_folder.VOCABULARY).glob("vocabulary.*model"):
             shutil.copyfile(path, unfinished / path.name)
         t5x.write(unfinished, steps, arrays)
     said = "with Adafactor's state"

@@ -1,7 +1,7 @@
 """The trained model that a new one begins from, opened and checked (`m4.train.initial`)."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +37,10 @@ class Old(Protocol):
     def vocabulary(self, role: str) -> Vocabulary: ...
     def check(self, model: Transformer, left: list[str]) -> None: ...
     def params(self, layout: Layout) -> tuple[Any, Use]: ...
-    def with_optimizer(self, program: TrainProgram, fresh: TrainState) -> TrainState: ...
+    def learned(self) -> dict[str, Any]: ...
+    def with_optimizer(
+        self, program: TrainProgram, leaves: Sequence[Leaf], rows: Callable[[str], Rows]
+    ) -> tuple[TrainState, str]: ...
     def last_loss(self) -> str | None: ...
 
 
@@ -45,7 +48,8 @@ class Beginning:
     """What the model of an experiment takes over from another run's, by `Training.initial`.
 
     Attributes:
-        about: JSON for run.json: the run, its step, and the parameters by rule.
+        about: JSON for run.json: the run, its step, the settings that changed, and the parameters
+            by rule.
     """
 
     def __init__(self, experiment: Experiment, model: Transformer, cache: Cache) -> None:
@@ -67,10 +71,9 @@ class Beginning:
             if leaf.rule == "pieces":
                 self._rows[leaf.path] = self._rows_of(leaf)
         unchanged = before == after and not any(rows.spelled for rows in self._rows.values())
-        if rules.optimizer and not unchanged:
-            raise SettingError(
-                "InitialModel.optimizer", True, "False where the model or its vocabulary has grown"
-            )
+        if rules.optimizer and not unchanged and isinstance(self._old, OldT5x):
+            allowed = "False where a model of T5X or its vocabulary has grown"
+            raise SettingError("InitialModel.optimizer", True, allowed)
         left = initial.unused(self._leaves, before)
         self._old.check(model, left)
         self.about = self._about(left)
@@ -91,11 +94,23 @@ class Beginning:
             "run": self._rules.run,
             "step": self._old.step,
             "optimizer": self._rules.optimizer,
+            "changes": self._changes(),
             "taken": taken,
             "new_pieces": grown,
             **by_rule,
             "left": left,
         }
+
+    def _changes(self) -> Mapping[str, list[str]]:
+        """Returns the settings of which this run has another value than the old one."""
+        if isinstance(self._old, OldT5x):
+            return {}
+        here = run_folder.read(self._run)
+        found = run_folder.changed(
+            run_folder.read(self._old.folder), here["config"], here["mutable"]
+        )
+        own = ("initial.InitialModel.", "experiment.Training.initial")
+        return {name: values for name, values in found.items() if not name.startswith(own)}
 
     def report(self, folder: Path) -> None:
         """Prints what is taken over, and keeps it in run.json under "initial".
@@ -123,17 +138,23 @@ class Beginning:
             found.append(f"  {rule}: {count} ({example}{', ...' if count > 1 else ''})")
         for path, pieces in self.about["new_pieces"].items():
             found.append(f"  {path}: {pieces:,} new pieces ({self._rules.new_pieces})")
+        for name, (before, now) in self.about["changes"].items():
+            found.append(f"  {name}: {before} -> {now}")
         if left := self.about["left"]:
             found.append(f"  left: {len(left)} ({left[0]}{', ...' if len(left) > 1 else ''})")
         if (loss := self._old.last_loss()) is not None:
             found.append(f"  {loss}")
         return found
 
-    def state(self, program: TrainProgram) -> TrainState:
-        """The state before the first step, over the program's mesh."""
-        fresh = program.new_state()
+    def state(self, program: TrainProgram) -> tuple[TrainState, Mapping[str, Any]]:
+        """Returns the state before the first step, over the program's mesh, and what of the old
+        note the run continues with."""
         if self._rules.optimizer:
-            return self._old.with_optimizer(program, fresh)
+            state, said = self._old.with_optimizer(program, self._leaves, self._rows.__getitem__)
+            if distributed.is_primary():
+                print(f"  the optimizer's state: {said}")
+            return state, self._old.learned()
+        fresh = program.new_state()
         layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
         there, use = self._old.params(layout)
 
@@ -144,7 +165,7 @@ class Beginning:
         placed = (program.shardings.params, program.shardings.optimizer)
         with program.axis_rules():
             params, optimizer = jax.jit(make, out_shardings=placed)(there, fresh.params)
-        return TrainState(fresh.step, params, optimizer)
+        return TrainState(fresh.step, params, optimizer), {}
 
 
 def check_beginning(experiment: Experiment) -> None:
@@ -160,6 +181,11 @@ def check_beginning(experiment: Experiment) -> None:
         after = initial.shapes_of(abstract_variables(model)["params"])
         leaves = initial.plan(old.shapes, after, rules.layers)
         old.check(model, initial.unused(leaves, old.shapes))
+        total = experiment.training.total_steps
+        if rules.optimizer and total < old.step:
+            raise SettingError(
+                "Training.total_steps", total, f"{old.step} or more, where the run continues"
+            )
         if rules.optimizer and isinstance(old, OldT5x):
             check_adafactor(experiment.training.optimizer(experiment.training.total_steps))
 
@@ -172,7 +198,7 @@ def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Begin
 
 def _opened(rules: InitialModel, run: Path) -> Old:
     """run: the folder of the run that begins."""
-    name, step = _name_and_step(rules.run)
+    name, step = name_and_step(rules.run)
     folder = remote.local(name)
     remote.fetch(folder)
     known = _known_step(rules, run) if step is None else None
@@ -181,7 +207,7 @@ def _opened(rules: InitialModel, run: Path) -> Old:
     return OldRun(folder, name, rules, step, known)
 
 
-def _name_and_step(run: str) -> tuple[str, int | None]:
+def name_and_step(run: str) -> tuple[str, int | None]:
     """RUN@STEP -> RUN, STEP. What follows an @ and is no number belongs to the name."""
     name, _, step = run.rpartition("@")
     return (name, int(step)) if name and step.isdecimal() else (run, None)

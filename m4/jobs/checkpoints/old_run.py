@@ -1,28 +1,31 @@
 """A run of m4 that a new model begins from."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from m4 import config as configs
 from m4.data.cache.cache import Cache
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.jobs import prepare
-from m4.jobs.checkpoints.chapters import read_note
 from m4.jobs.corpus import open_vocabulary
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.settings import InputError, SettingError
-from m4.storage.checkpoints import Checkpoints
+from m4.storage import manifest
+from m4.storage.checkpoints import Checkpoints, by_path, read_note, shapes
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import whole_step
-from m4.train import initial
-from m4.train.early_stopping import EarlyStopper
-from m4.train.initial import InitialModel, Use
+from m4.train import average, initial
+from m4.train.initial import InitialModel, Leaf, Rows, Shapes, Use
 from m4.train.loop.program import TrainProgram
-from m4.train.loop.resume import restore
 from m4.train.measuring.routing_counts import Counts
 from m4.train.state import TrainState
 
@@ -65,7 +68,7 @@ class OldRun:
         if found is None:
             raise SettingError("InitialModel.run", rules.run, "a run that has a checkpoint")
         self.folder, self.step, self._rules = folder, found, rules
-        self._cache: Cache = open_vocabulary(experiment, found)
+        self._cache: Cache = open_vocabulary(experiment)
         self._model: Transformer = prepare.model_for(experiment, self._cache)
         self.shapes = initial.shapes_of(abstract_variables(self._model)["params"])
 
@@ -76,22 +79,74 @@ class OldRun:
     def check(self, model: Transformer, left: list[str]) -> None:
         """Its own model has what it has: nothing that is left behind is wrong."""
 
-    def params(self, layout: Layout) -> tuple[Any, Use]:
-        """The parameters that the step is used with, and how often each expert was chosen."""
+    def params(self, layout: Layout, item: str | None = None) -> tuple[Any, Use]:
+        """Returns the parameters that the step is used with, and how often each expert was chosen.
+
+        item: "params" or "average", those of the step in any case.
+        """
         params, _, note = restore_params(
-            self._model, self.folder / "checkpoints", self.step, self._cache.vocabulary, layout
+            self._model,
+            self.folder / "checkpoints",
+            self.step,
+            self._cache.vocabulary,
+            layout,
+            item,
         )
         return params, _use(note)
 
-    def with_optimizer(self, program: TrainProgram, fresh: TrainState) -> TrainState:
-        """Parameters and optimizer of a step, for a model of equal shapes."""
-        store = Checkpoints(self.folder / "checkpoints", read_only=True)
-        try:
-            note = store.note(self.step)
-            state = restore(store, self.step, note, fresh, EarlyStopper(None), {})
-        finally:
-            store.close()
-        return TrainState(fresh.step, state.params, state.optimizer)
+    def learned(self) -> dict[str, Any]:
+        """Returns what of the step's note a run continues with: rates that a sampler learned."""
+        note = read_note(self.folder, self.step)
+        return {name: note[name] for name in ("sampling",) if name in note}
+
+    def with_optimizer(
+        self, program: TrainProgram, leaves: Sequence[Leaf], rows: Callable[[str], Rows]
+    ) -> tuple[TrainState, str]:
+        """Returns the state after the step in the shapes of a program, and what was kept of it.
+
+        Parameters and their average are taken over as `leaves` and `rows` say. The optimizer's
+        arrays are kept where they fit (`m4.train.initial.fits`), else it begins from zero.
+        """
+        fresh = program.new_state()
+        begun, placed = average.items(fresh), average.items(program.shardings)
+        layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
+        there, use = self.params(layout, "params")
+        found = {"params": there}
+        grown = initial.grown_sizes(leaves, self.shapes, initial.shapes_of(begun["params"]))
+        with contextlib.closing(Checkpoints(self.folder / "checkpoints", read_only=True)) as store:
+            items = manifest.items_of(store.folder / str(self.step))
+            saved = _shapes(store.arrays(self.step, "optimizer")) if "optimizer" in items else {}
+            kept = (
+                grown is not None
+                and ("average" in items) == ("average" in begun)
+                and initial.fits(saved, _shapes(by_path(begun["optimizer"])), grown)
+            )
+            if kept:
+                wanted = _as_saved(begun["optimizer"], saved, program)
+                found |= store.restore(self.step, {"optimizer": wanted})
+        if kept and "average" in begun:
+            found["average"], _ = self.params(layout, "average")
+
+        def make(found: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
+            made = {
+                name: initial.take_over(leaves, found[name], begun["params"], rows, use)
+                for name in found
+                if name != "optimizer"
+            }
+            if "optimizer" in found:
+                both = (found["optimizer"], begun["optimizer"])
+                made["optimizer"] = jax.tree.map(initial.padded, *both)
+            return made
+
+        step = jax.device_put(np.asarray(self.step, np.int32), program.shardings.step)
+        with program.axis_rules():
+            made = jax.jit(make, out_shardings={name: placed[name] for name in found})(found, begun)
+            if kept:
+                said = "kept, grown" if grown else "kept"
+                return average.from_items(step, made, fresh.optimizer), said
+            begin = jax.jit(program.optimizer.init, out_shardings=program.shardings.optimizer)
+            optimizer = initial.at_step(begin(made["params"]), self.step)
+        return TrainState(step, made["params"], optimizer), "from zero: it has other arrays"
 
     def last_loss(self) -> str | None:
         """Its last loss on dev up to the step whose parameters are used, for people."""
@@ -110,3 +165,20 @@ def _use(note: Mapping[str, Any]) -> Use:
         return {}
     counts = Counts.from_json(note["assigned"])
     return {layer: assigned_DE.sum(axis=0) for layer, assigned_DE in counts.layers.items()}
+
+
+def _shapes(arrays: Mapping[str, Any]) -> Shapes:
+    return {path: tuple(leaf.shape) for path, leaf in arrays.items()}
+
+
+def _as_saved(tree: Any, saved: Shapes, program: TrainProgram) -> Any:
+    """Returns a tree's arrays in the shapes that were saved, those that grew on every device."""
+    everywhere = NamedSharding(program.mesh, PartitionSpec())
+
+    def one(path: Any, leaf: Any) -> Any:
+        shape = saved[jax.tree_util.keystr(path, simple=True, separator="/")]
+        if shape == leaf.shape:
+            return leaf
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=everywhere)
+
+    return jax.tree_util.tree_map_with_path(one, shapes(tree))

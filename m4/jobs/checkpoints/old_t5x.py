@@ -1,11 +1,12 @@
 """A checkpoint of T5X that a new model begins from."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from m4.data.cache.tokens import vocabulary_file
 from m4.data.vocabulary.vocabulary import Vocabulary
@@ -17,7 +18,7 @@ from m4.storage import t5x
 from m4.storage.t5x import T5xCheckpoint
 from m4.train import t5x_layout
 from m4.train.adafactor_state import check_adafactor, with_moments
-from m4.train.initial import InitialModel, Use, flat, restacked
+from m4.train.initial import InitialModel, Leaf, Rows, Use, flat, restacked
 from m4.train.loop.program import TrainProgram
 from m4.train.state import TrainState
 
@@ -124,9 +125,17 @@ class OldT5x:
             inner[name] = t5x_layout.parameter(source, self._there.read)
         return tree
 
-    def with_optimizer(self, program: TrainProgram, fresh: TrainState) -> TrainState:
-        """Parameters, and Adafactor's moments and steps, for a model of equal shapes."""
+    def learned(self) -> dict[str, Any]:
+        """Returns nothing: T5X learns no rates."""
+        return {}
+
+    def with_optimizer(
+        self, program: TrainProgram, leaves: Sequence[Leaf], rows: Callable[[str], Rows]
+    ) -> tuple[TrainState, str]:
+        """Returns parameters, Adafactor's moments and the steps, for a model of equal shapes."""
+        del leaves, rows
         check_adafactor(program.optimizer)
+        fresh = program.new_state()
         try:
             given = {
                 path: t5x_layout.moments(source, self._there.shapes, self._there.read)
@@ -142,7 +151,8 @@ class OldT5x:
         placed = (program.shardings.params, program.shardings.optimizer)
         with program.axis_rules():
             params, optimizer = jax.jit(make, out_shardings=placed)(self._params(), given)
-        return TrainState(fresh.step, params, optimizer)
+        step = jax.device_put(np.asarray(self.step, np.int32), program.shardings.step)
+        return TrainState(step, params, optimizer), "kept"
 
     def last_loss(self) -> str | None:
         """T5X's losses are in files of TensorBoard alone."""

@@ -92,8 +92,8 @@ def _take_learned_rates(experiment: Experiment, cache: Cache, stream: Stream, st
     """
     from m4.data.samplers.learned import Learned
     from m4.jobs import prepare
-    from m4.jobs.checkpoints.chapters import read_note
     from m4.jobs.train import learned_sampling
+    from m4.storage.checkpoints import read_note
     from m4.storage.steps import latest_step
 
     if not isinstance(experiment.data.sampler, Learned):

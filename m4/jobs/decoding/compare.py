@@ -19,11 +19,10 @@ from m4.eval.scoring.delta import BILINGUAL
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import REFERENCE
 from m4.eval.scoring.score import COPY, System, find_decodes, train_pairs_of
-from m4.jobs.decoding.report import show
+from m4.jobs.decoding.report import curve, show
 from m4.settings import InputError
-from m4.storage import chapters, run_folder
+from m4.storage import run_folder
 from m4.storage.files import read_jsonl
-from m4.storage.metrics_log import read_metrics
 
 _SPLIT = "test"
 _LEVELS = "experiment.ResourceLevels."
@@ -84,7 +83,7 @@ def compare(
         title=f"{', '.join(one.name for one in sources[:-1])} against {against.name}",
         facts={one.name: str(one.folder) for one in sources},
         configs={one.name: path for one in sources if (path := _config(one)) is not None},
-        curves={one.name: read_metrics(path.parent) for one in sources
+        curves={one.name: curve(path.parent) for one in sources
                 if one is not against and (path := one.above("metrics.jsonl"))},
     )  # fmt: skip
     found = levels or next(filter(None, map(_levels, sources)), DEFAULT_LEVELS)
@@ -181,11 +180,7 @@ def _config(source: ComparedRun) -> Path | None:
 
 
 def _system(source: ComparedRun) -> System:
-    """With the step and the chapter of its translations, where their notes name them."""
-    steps = steps_of(source.decodes, _SPLIT)
-    run, config = source.above("run.json"), _config(source)
-    number: dict[str, int] = {}
-    if run is not None and not source.bilingual:
-        number = {at: chapters.at(run.parent, step) for at, step in steps.items()}
+    """Returns a run as a system, with the steps of its translations where their notes name them."""
+    config = _config(source)
     named = None if config is None else str(config)
-    return System(source.name, source.decodes, named, steps or None, number or None)
+    return System(source.name, source.decodes, named, steps_of(source.decodes, _SPLIT) or None)

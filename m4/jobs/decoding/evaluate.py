@@ -20,11 +20,10 @@ from m4.eval.scoring.score import (
 )
 from m4.experiment import Experiment
 from m4.jobs import prepare
-from m4.jobs.corpus import open_corpus, test_sets, trained_with
+from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.testsets import decode, decodes_folder, trained_step
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
-from m4.storage import chapters
 from m4.storage.files import write_jsonl
 from m4.storage.remote import remote_path
 
@@ -120,22 +119,18 @@ def system_of(
         ValueError: it is not trained, or was trained on another vocabulary.
     """
     folder = prepare.model_folder(experiment, dense)
-    trained = trained_with(experiment, cache, trained_step(folder, step))
-    model = prepare.model_for(experiment.dense() if dense else experiment, trained)
-    inference_checkpoint.trained_step(model, folder / "checkpoints", trained.vocabulary, step)
+    model = prepare.model_for(experiment.dense() if dense else experiment, cache)
+    found = trained_step(folder, step)
+    inference_checkpoint.trained_step(model, folder / "checkpoints", cache.vocabulary, found)
     decodes = decodes_folder(folder, step)
     return system(experiment, system_name(model), decodes, steps_of(decodes, split))
 
 
 def system(experiment: Experiment, name: str, decodes: Path, steps: Mapping[str, int]) -> System:
     """A trained model's translations as a system. steps: direction -> the checkpoint's."""
-    run = prepare.run_folder(experiment)
-    number = {direction: chapters.at(run, step) for direction, step in steps.items()}
     # On another machine the working copy of a bucket's folder is elsewhere.
-    configs = {
-        name: str(remote_path(chapters.operative_config(run, one))) for name, one in number.items()
-    }
-    return System(name, decodes, config=configs, checkpoint_step=steps, chapter=number)
+    config = remote_path(prepare.run_folder(experiment) / "operative_config.gin")
+    return System(name, decodes, config=str(config), checkpoint_step=steps)
 
 
 def system_name(model: Transformer) -> str:

@@ -16,7 +16,7 @@ from m4.jobs.decoding.evaluate import scored, system, system_name
 from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.parallel import distributed
 from m4.settings import InputError
-from m4.storage import chapters, remote
+from m4.storage import remote
 from m4.storage.checkpoints import SCORES_BY_STEP, Checkpoints, Removed
 from m4.storage.files import read_jsonl
 from m4.storage.steps import complete_steps, is_removed, latest_step
@@ -166,14 +166,13 @@ class _Scorer:
 
     def _write(self, step: int) -> None:
         path, portion = self._path(step), self._portion
-        steps = dict.fromkeys(self._decoder.pairs(step), step)
+        steps = dict.fromkeys(self._decoder.pairs, step)
         found = system(self._experiment, self._system, path.parent, steps)
         rows = scored(self._experiment, self._decoder.cache, [found], portion)
         write_scores(path, rows)
         self._add(step, rows)
         kept = complete_steps(self._folder / "checkpoints")
         curve = rows_by_step(self._scores, portion.name, self._metrics[0], self._levels, kept)
-        curve = [{**row, "chapter": chapters.at(self._folder, row["step"])} for row in curve]
         replace_rows(self._folder / SCORES_BY_STEP, portion.name, curve)
         draw(self._folder / f"scores_by_step.{portion.name}.png", curve)
         _say(said(curve, step))
@@ -182,7 +181,7 @@ class _Scorer:
         """Takes the scores of a step, if they are of all sentences and metrics."""
         found = direction_scores(rows, self._system)
         counts = {row["direction"]: row["sentences"] for row in rows if row["subset"] == "all"}
-        wanted = {direction: len(pairs) for direction, pairs in self._decoder.pairs(step).items()}
+        wanted = {direction: len(pairs) for direction, pairs in self._decoder.pairs.items()}
         if {**counts, **wanted} == counts and {*self._metrics} <= {*found}:
             self._scores[step] = {
                 metric: {direction: found[metric][direction] for direction in wanted}

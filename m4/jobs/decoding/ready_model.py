@@ -31,7 +31,7 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
     the first one, and stderr has a line with the reason; with several processes it is an error.
     """
     folder = prepare.run_folder(experiment)
-    cache = open_vocabulary(experiment, step)
+    cache = open_vocabulary(experiment)
     model = prepare.model_for(experiment, cache)
     if distributed.is_distributed():
         layout = prepare.decoding_layout(experiment, model, cache.directions)

@@ -6,9 +6,9 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from m4.data.cache.cache import Cache
-from m4.data.cache.identity import shown
 from m4.data.preprocess import language_of
 from m4.eval.decoding.hypotheses import check_hypotheses, hypotheses_path
 from m4.eval.decoding.testsets import Portion, train_pairs
@@ -21,10 +21,11 @@ from m4.eval.scoring.score import System, score_table
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.bilingual.baselines import Finished, find_baselines
+from m4.jobs.checkpoints.initial import name_and_step
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.evaluate import system_of, tested
 from m4.jobs.decoding.testsets import trained_step
-from m4.storage import chapters, run_folder
+from m4.storage import remote, run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import read_jsonl, whole_folder
 from m4.storage.metrics_log import read_metrics, warn_if_changed
@@ -45,7 +46,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
         systems.append(system_of(experiment, cache, dense=True))
     for system in systems:
         check_decoded(experiment, cache, system)
-    curves = {system.name: read_metrics(system.decodes.parent) for system in systems}
+    curves = {system.name: curve(system.decodes.parent) for system in systems}
     wanted = ("nll", "nll/high", "nll/medium", "nll/low")  # not every level has languages
     recorded = [row for rows in curves.values() for row in rows]
     compared = experiment.baselines is not None
@@ -154,6 +155,19 @@ def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Finishe
     return [System("bilingual", gathered, config=configs, checkpoint_step=steps)]
 
 
+def curve(folder: Path) -> list[dict[str, Any]]:
+    """Returns the rows of metrics of a run, after those of the runs that it continues."""
+    rows = read_metrics(folder)
+    if not (folder / "run.json").is_file():
+        return rows
+    about = run_folder.read(folder).get("initial") or {}
+    if not about.get("optimizer"):
+        return rows
+    parent = remote.local(name_and_step(about["run"])[0])
+    before = curve(parent) if (parent / "metrics.jsonl").is_file() else []
+    return [*(row for row in before if row["step"] <= about["step"]), *rows]
+
+
 def _facts(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> dict[str, str]:
     about = run_folder.read(prepare.run_folder(experiment))
     facts = {
@@ -164,13 +178,9 @@ def _facts(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) 
         "seed": str(experiment.training.seed),
         "corpus": f"{cache.fingerprint[:16]}, {json.dumps(cache.manifest['identity']['source'])}",
     }
-    if len(known := chapters.listed(about)) > 1:
-        facts["chapters"] = "; ".join(
-            f"{one['chapter']} after step {one['step']}: "
-            + ", ".join([f"{name} {was} -> {now}" for name, (was, now) in one["changes"].items()]
-                        + ([shown(one["text"])] if one["text"] else []))
-            for one in known[1:]
-        )  # fmt: skip
+    if (parent := about.get("initial")) is not None:
+        changes = [f"{name} {was} -> {now}" for name, (was, now) in parent["changes"].items()]
+        facts["begun from"] = "; ".join([f"{parent['run']}, step {parent['step']}", *changes])
     if found:
         latest = max(found.values(), key=lambda one: one.result["gain_last_quarter"])
         cut = [one.language for one in found.values() if not one.result["stopped_early"]]

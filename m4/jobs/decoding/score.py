@@ -38,7 +38,7 @@ def score(
     prepare.check_decoding_sizes(experiment.dense() if dense else experiment)
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
     portion = PortionDecoder(experiment, Portion(split), dense=dense)
-    (cache, model, layout), pairs = portion.at(found), portion.pairs(found)
+    cache, model, layout, pairs = portion.cache, portion.model, portion.layout, portion.pairs
     params, _, _ = restore_params(model, folder / "checkpoints", found, cache.vocabulary, layout)
     decoding, targets = portion.experiment.decoding, []
     made_by = {name: getattr(decoding, name) for name in ("alpha", "max_source_length")}

@@ -1,9 +1,8 @@
 """`m4 decode`: the test sets of all directions, translated with the trained model."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from m4.data.cache.cache import Cache
 from m4.eval.decoding.hypotheses import decode_to_files, missing
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.routing_counter import routing_counter
@@ -11,10 +10,8 @@ from m4.eval.decoding.testsets import Portion, ProgressDecoder
 from m4.eval.text.t5x import write_tasks
 from m4.experiment import Experiment
 from m4.jobs import prepare
-from m4.jobs.corpus import open_corpus, test_sets, trained_with
-from m4.model.transformer import Transformer
+from m4.jobs.corpus import open_corpus, test_sets
 from m4.parallel import distributed
-from m4.parallel.layout import Layout
 from m4.progress import ProgressBar
 from m4.settings import InputError
 from m4.storage import remote
@@ -37,23 +34,16 @@ def decodes_folder(folder: Path, step: int | None = None) -> Path:
     return folder / "decodes" if step is None else folder / "decodes" / str(step)
 
 
-class ModelOfStep(NamedTuple):
-    """What checkpoints were trained as: the corpus, or the languages and vocabularies of a chapter;
-    the model, without parameters; and how it is sharded, None: on one device."""
-
-    cache: Cache
-    model: Transformer
-    layout: Layout | None
-
-
 class PortionDecoder:
     """A run's model, and the sentences to translate with its checkpoints, of one after the other.
 
-    The program is compiled once: parameters are its arguments. A chapter that has ended, whose
-    vocabulary has grown since, has another one.
+    The program is compiled once: parameters are its arguments.
 
     Attributes:
-        folder: the model's. cache: the corpus.
+        folder: The model's.
+        cache: The corpus.
+        pairs: Direction -> (source, reference) of its sentences.
+        model, layout: The model without parameters, and how it is sharded. None: on one device.
     """
 
     def __init__(self, experiment: Experiment, portion: Portion, *, dense: bool = False) -> None:
@@ -63,36 +53,13 @@ class PortionDecoder:
         self.experiment = experiment.dense() if dense else experiment
         self.portion = portion
         self.cache = open_corpus(experiment, test_sets)
-        self._pairs = portion.pairs(self.cache)
-        self._trained: dict[str, ModelOfStep] = {}  # by the fingerprint of its vocabulary
-
-    def at(self, step: int) -> ModelOfStep:
-        """What the checkpoint of a step was trained as."""
-        cache = trained_with(self.experiment, self.cache, step)
-        known = cache.vocabulary.fingerprint
-        if known not in self._trained:
-            model = prepare.model_for(self.experiment, cache)
-            layout = prepare.decoding_layout(self.experiment, model, cache.directions)
-            self._trained[known] = ModelOfStep(cache, model, layout)
-        return self._trained[known]
-
-    def pairs(self, step: int) -> dict[str, list[tuple[str, str]]]:
-        """Direction -> (source, reference), of what a step was trained on.
-
-        InputError: none of the portion's directions is.
-        """
-        known = self.at(step).cache.directions
-        pairs = {name: each for name, each in self._pairs.items() if name in known}
-        if self._pairs and not pairs:
-            raise InputError(
-                f"--directions: step {step} is of a chapter without {', '.join(self._pairs)}; its "
-                f"directions are {', '.join(known)}"
-            )
-        return pairs
+        self.pairs = portion.pairs(self.cache)
+        self.model = prepare.model_for(self.experiment, self.cache)
+        self.layout = prepare.decoding_layout(self.experiment, self.model, self.cache.directions)
 
     def missing(self, step: int, folder: Path) -> list[str]:
         """The directions whose translations by this step are not in `folder`."""
-        return missing(folder, self.portion.name, self.pairs(step), self._made_by(step))
+        return missing(folder, self.portion.name, self.pairs, self._made_by(step))
 
     def decode(self, step: int, folder: Path) -> None:
         """Translates what is missing in `folder` with the checkpoint of a step.
@@ -100,8 +67,8 @@ class PortionDecoder:
         Raises:
             ValueError: training has removed it, it is damaged, or of another model.
         """
-        (cache, model, layout), made_by = self.at(step), self._made_by(step)
-        pairs = self.pairs(step)
+        cache, model, layout = self.cache, self.model, self.layout
+        pairs, made_by = self.pairs, self._made_by(step)
         checkpoints, split = self.folder / "checkpoints", self.portion.name
         params, _, _ = restore_params(model, checkpoints, step, cache.vocabulary, layout)
         counter = routing_counter(cache, model, params, folder, split, made_by, layout)
@@ -116,7 +83,7 @@ class PortionDecoder:
         translate.warn_of_cut(self._name)
 
     def _made_by(self, step: int) -> dict[str, Any]:
-        vocabulary = self.at(step).cache.vocabulary.fingerprint
+        vocabulary = self.cache.vocabulary.fingerprint
         return {**self.experiment.decoding.search(), "step": step, "vocabulary": vocabulary}
 
 
@@ -148,6 +115,6 @@ def decode(
     decoder = PortionDecoder(experiment, portion, dense=dense)
     decoder.decode(found, decodes)
     if t5x and distributed.is_primary():
-        written = write_tasks(decodes, portion.name, decoder.pairs(found))
+        written = write_tasks(decodes, portion.name, decoder.pairs)
         print(f"{decodes / 't5x'}: {len(written)} files of T5X's tasks")
     return decodes

@@ -119,7 +119,7 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
     """
     with ExitStack() as stack:
         inputs, texts = stack.enter_context(_texts(request.inputs))
-        targets = _targets(request, open_vocabulary(experiment, step).directions)
+        targets = _targets(request, open_vocabulary(experiment).directions)
         folder = prepare.run_folder(experiment)
         distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
         suffix = "txt" if request.format == "text" else "jsonl"

@@ -39,10 +39,9 @@ class Evaluator:
     run: Callable[[Any], dict[str, float]]
 
 
-# Makes the state before the first step, or that of a chapter, over the program's mesh.
-Begin = Callable[[TrainProgram], TrainState]
-# What else the note of a step's checkpoint has, as JSON.
-At = Callable[[int], Mapping[str, Any]]
+# Makes the state before the first step over the program's mesh, and what of another run's note the
+# run continues with.
+Begin = Callable[[TrainProgram], tuple[TrainState, Mapping[str, Any]]]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -117,36 +116,35 @@ class TrainingRun:
         sampling: LearnedSampling | None,
         flops: Flops | None,
         begin: Begin | None,
-        at: At,
     ):
-        """Takes up the latest checkpoint; without one, or where a chapter begins at it, `begin`
-        makes the state, of random numbers where it is None. about: for checkpoints' notes; at: more
-        of a step."""
+        """Takes up the latest checkpoint; without one `begin` makes the state, of random numbers
+        where it is None. about: for checkpoints' notes."""
         self._training, self._program, self._stream = training, program, stream
         self._folder, self._checkpoints = folder, checkpoints
-        self._about, self._at, self._sampling = about, at, sampling
+        self._about, self._sampling = about, sampling
         self._first_start = watchdog.first_start(folder)
         latest = distributed.on_primary_then_broadcast(
             "latest checkpoint", lambda: checkpoints.latest
         )
         saved = self._saved = {} if latest is None else checkpoints.note(latest)
-        same_chapter = saved.get("chapter", 1) == about.get("chapter", 1)
-        resumes = latest is not None and same_chapter  # else a run begins, or a chapter
-        if resumes:
+        if latest is not None:
             check_same(f"{checkpoints.folder}/{latest}", saved, about)
-        if sampling is not None:
-            learned = saved.get("sampling")
-            sampling.resume(learned) if resumes else sampling.begin(latest or 0, learned)
         self._begun = latest is None and begin is not None
-        self.state = program.new_state() if begin is None or resumes else begin(program)
+        continued: Mapping[str, Any] = {}
+        if latest is None and begin is not None:
+            self.state, continued = begin(program)
+        else:
+            self.state = program.new_state()
         self.stopper = EarlyStopper(training.early_stopping)
-        if latest is not None and resumes:
+        if latest is not None:
             self.state = restore(checkpoints, latest, saved, self.state, self.stopper, about)
         self._start = int(self.state.step)
+        if sampling is not None and latest is None:
+            sampling.begin(self._start, continued.get("sampling"))
+        elif sampling is not None:
+            sampling.resume(saved.get("sampling"))
         tokens = max(rows * max(lengths) for rows, *lengths in stream.shapes)
-        self._counters = Counters(
-            stream.directions, groups, saved, self._start, tokens, same_chapter=same_chapter
-        )
+        self._counters = Counters(stream.directions, groups, saved, self._start, tokens)
         self._guard = StepGuard(training, saved, self.state.step.sharding)
         self._clock = StepClock(flops, self._first_start, saved)
         self._in_flight = StepsInFlight(most_in_flight(program.mesh), self._clock)
@@ -183,7 +181,7 @@ class TrainingRun:
         jitted = program.jit(with_stop_flags(guarded) if together else guarded)
         compiled = distributed.SynchronizedProgram(jitted, "the step's program")
         folder = self._folder if distributed.is_primary() else None
-        rows_to = -1 if self._begun else start  # a run that begins has its row of step 0 again
+        rows_to = -1 if self._begun else start  # a run that begins has its first row again
         with (
             program.axis_rules(),
             Metrics(
@@ -297,7 +295,7 @@ class TrainingRun:
             values = self._pause(
                 "evaluate", functools.partial(evaluator.run, average.used(self.state))
             )
-            metrics.write(0, values)
+            metrics.write(self._start, values)
             if distributed.is_primary():
                 shown = [f"{name} {values[name]:.4f}" for name in values if name.count("/") < 2]
                 print(f"before the first step: {', '.join(shown)}")
@@ -311,8 +309,7 @@ class TrainingRun:
         step = int(self.state.step)
         counted = {**self._counters.note(), **self._clock.note(), **self._guard.note()}
         counted |= self._metrics.note()
-        about = {**self._about, **self._at(step), **more}
-        note = {**about, **counted, **learned, **self.stopper.note(), "step": step}
+        note = {**self._about, **more, **counted, **learned, **self.stopper.note(), "step": step}
         items = average.items(self.state)
         if self.stopper.best is not None:
             items["best"] = self.stopper.best

@@ -22,17 +22,12 @@ class Counters:
         saved: Mapping[str, Any],
         start: int,
         tokens: int,
-        *,
-        same_chapter: bool,
     ):
-        """saved: a checkpoint's note. tokens: of one side of a batch, at most. same_chapter:
-        whether the steps since the last row were of this chapter; a row is never of two."""
+        """saved: a checkpoint's note. tokens: of one side of a batch, at most."""
         # A token chooses an expert once.
         self._loads = ExpertLoadCounter(directions, saved.get("assigned"), start, tokens)
-        since = saved if same_chapter else {}
-        drawn = since.get("drawn")
-        self._data = DataCounter(directions, saved.get("seen"), start, tokens, drawn)
-        self._window = MetricWindow(directions, groups, since.get("window"))
+        self._data = DataCounter(directions, saved.get("seen"), start, tokens, saved.get("drawn"))
+        self._window = MetricWindow(directions, groups, saved.get("window"))
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
         """Takes what a step returned."""

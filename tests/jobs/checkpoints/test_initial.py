@@ -30,6 +30,12 @@ def saved(folder: Path, step: int | None = None, item: str = "params") -> Any:
         return ocp.PyTreeCheckpointer().restore(path)
 
 
+def assert_equal(one: Path, other: Path, step: int) -> None:
+    for item in ("params", "optimizer"):
+        a, b = saved(one, step, item), saved(other, step, item)
+        assert jax.tree.all(jax.tree.map(np.array_equal, a, b)), item
+
+
 def test_nothing_is_lost_where_nothing_changed(first: Path, tmp_path: Path) -> None:
     said = train(tmp_path / "run", f"--init_from={first}", "--gin.TRAIN_STEPS=2")
     assert said.status == 0, said.err
@@ -50,16 +56,84 @@ def test_nothing_is_lost_where_nothing_changed(first: Path, tmp_path: Path) -> N
 def test_weights_and_optimizer_continue_as_if_never_interrupted(
     first: Path, tmp_path: Path
 ) -> None:
-    # No step was made yet when it is saved: TRAIN_STEPS = 0 leaves what the run begins with.
-    said = train(
-        tmp_path / "run", f"--gin.INITIAL_CHECKPOINT_PATH={first}@2",
-        "--gin.initial.InitialModel.optimizer=True", "--gin.TRAIN_STEPS=0",
-    )  # fmt: skip
+    run = tmp_path / "run"
+    said = train(run, f"--init_from={first}@2", "--keep_optimizer")
     assert said.status == 0, said.err
     assert "its dev/nll" not in said.out  # which was measured at step 4, later
-    for item in ("params", "optimizer"):
-        before, now = saved(first, 2, item), saved(tmp_path / "run", item=item)
-        assert jax.tree.all(jax.tree.map(np.array_equal, before, now)), item
+    assert "the optimizer's state: kept" in said.out
+    assert_equal(first, run, 4)
+    early = train(
+        tmp_path / "early", f"--init_from={first}", "--keep_optimizer", "--gin.TRAIN_STEPS=3"
+    )
+    assert "must be 4 or more, where the run continues" in early.mistake
+
+
+CHANGES = ("--gin.schedules.rsqrt.peak=5e-4", "--gin.BATCH_SIZE=16", "--gin.TRAIN_STEPS=8")
+
+
+def test_a_changed_recipe_continues_in_a_new_folder(first: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begin = (f"--init_from={first}", "--keep_optimizer", *CHANGES)
+    said = train(run, *begin)
+    assert said.status == 0, said.err
+    assert "  schedules.rsqrt.peak: 0.001 -> 0.0005" in said.out
+    assert read_metrics(run)[0]["step"] == 4
+    about = json.loads((run / "run.json").read_text())["initial"]
+    assert (about["run"], about["step"]) == (str(first), 4)
+    assert about["changes"] == {
+        "schedules.rsqrt.peak": ["0.001", "0.0005"],
+        "experiment.Training.batch_size": ["8", "16"],
+    }
+    # As if it had been killed before its first checkpoint, and after it.
+    killed = Path(shutil.copytree(run, tmp_path / "killed"))
+    for steps in ((6, 8), (8,)):
+        for step in steps:
+            shutil.rmtree(killed / "checkpoints" / str(step))
+        again = train(killed, *begin)
+        assert again.status == 0, again.err
+        assert ("begins from" in again.out) == (len(steps) == 2)
+        assert_equal(run, killed, 8)
+        assert timeless_rows(run) == timeless_rows(killed)
+
+
+@pytest.mark.thorough
+def test_an_optimizer_with_other_arrays_begins_from_zero(first: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    said = train(
+        run, f"--init_from={first}", "--keep_optimizer", "--gin.TRAIN_STEPS=6",
+        "--gin.experiment.Training.optimizer=@optimizer.muon",
+        "--gin.optimizer.muon.schedule=@schedules.rsqrt",
+    )  # fmt: skip
+    assert said.status == 0, said.err
+    assert "the optimizer's state: from zero" in said.out
+    # Its learning rate is that of the step all the same.
+    counts = [int(x) for x in jax.tree.leaves(saved(run, 6, "optimizer")) if x.ndim == 0]
+    assert {*counts} == {2, 6}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "grown",
+    [
+        (
+            "--gin.cldr.Cldr.sizes={'el': 80, 'es': 150, 'pt': 100, 'gl': 60}",
+            "--gin.corpus.CorpusSpec.vocabulary_from={first!r}",
+            "--gin.corpus.CorpusSpec.vocabulary_size=520",
+        ),
+        ("--gin.moe.MoeLayer.num_experts=8",),
+    ],
+)
+def test_an_optimizer_keeps_what_it_has_where_arrays_grow(
+    grown: tuple[str, ...], first: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    given = [one.replace("{first!r}", repr(str(first))) for one in grown]
+    said = train(run, f"--init_from={first}", "--keep_optimizer", "--gin.TRAIN_STEPS=4", *given)
+    assert said.status == 0, said.err
+    assert "the optimizer's state: kept, grown" in said.out
+    was, now = (jax.tree.leaves(saved(folder, 4, "optimizer")) for folder in (first, run))
+    for old, new in zip(was, now, strict=True):
+        assert np.array_equal(old, new[tuple(slice(size) for size in old.shape)])
 
 
 def test_another_runs_config_imports_what_is_allowed(first: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from m4.jobs.checkpoints.chapters import read_note
 from m4.storage import lease, remote
+from m4.storage.checkpoints import read_note
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
 from tests.command_line import m4

@@ -37,17 +37,15 @@ def metrics(step: int) -> dict[str, Any]:
     }
 
 
-def row(interruptions: tuple[int, ...], same_chapter: bool = True) -> dict[str, float]:
+def row(interruptions: tuple[int, ...]) -> dict[str, float]:
     """The row of all steps, of a run whose counters are rebuilt from notes, after some steps."""
     note: dict[str, Any] = {}
-    counters = Counters(DIRECTIONS, {"all": DIRECTIONS}, note, 0, 1000, same_chapter=True)
+    counters = Counters(DIRECTIONS, {"all": DIRECTIONS}, note, 0, 1000)
     for step in range(1, STEPS + 1):
         counters.add(step, metrics(step))
         if step in interruptions:
             note = json.loads(json.dumps(counters.note()))
-            counters = Counters(
-                DIRECTIONS, {"all": DIRECTIONS}, note, step, 1000, same_chapter=same_chapter
-            )
+            counters = Counters(DIRECTIONS, {"all": DIRECTIONS}, note, step, 1000)
     found = counters.row()
     assert found.pop("tokens_per_second") > 0
     return found
@@ -60,20 +58,12 @@ def test_a_row_over_interruptions_is_bit_equal_to_that_of_an_undisturbed_run() -
         assert row(interruptions) == whole, interruptions
 
 
-def test_a_row_has_steps_of_one_chapter() -> None:
-    assert row((20,), same_chapter=False)["loss"] != row(())["loss"]
-    alone = Counters(DIRECTIONS, {}, {}, 20, 1000, same_chapter=True)
-    for step in range(21, STEPS + 1):
-        alone.add(step, metrics(step))
-    assert alone.row()["share/en-gl"] == row((20,), same_chapter=False)["share/en-gl"]
-
-
 def test_the_time_before_an_interruption_counts_for_tokens_a_second() -> None:
-    counters = Counters(DIRECTIONS, {}, {}, 0, 1000, same_chapter=True)
+    counters = Counters(DIRECTIONS, {}, {}, 0, 1000)
     counters.add(1, metrics(1))
     note = counters.note()
     note["window"]["seconds"] = 100.0
-    resumed = Counters(DIRECTIONS, {}, note, 1, 1000, same_chapter=True)
+    resumed = Counters(DIRECTIONS, {}, note, 1, 1000)
     found = resumed.row()
     tokens = found["target_tokens"] + found["source_tokens"]
     assert 0.9 < found["tokens_per_second"] / (tokens / 100) <= 1

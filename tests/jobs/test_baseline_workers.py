@@ -44,8 +44,7 @@ POOL = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from m4.jobs.bilingual import baselines
-from m4.jobs.bilingual.progress import Progress
+from m4.jobs.bilingual import training
 from m4.parallel.platform import signals
 from m4.progress import ProgressBar
 from tests.jobs.test_baseline_workers import train_until_stopped
@@ -53,14 +52,13 @@ from tests.jobs.test_baseline_workers import train_until_stopped
 if __name__ == "__main__":
     signals.install()
     signals.watch()
-    baselines.train_in_worker = train_until_stopped
+    training.train_in_worker = train_until_stopped
     folders = [Path(sys.argv[1]) / name for name in ("gl", "de", "es")]
     plans = [SimpleNamespace(experiment=SimpleNamespace(model_dir=str(folder)), identity={},
                              language=folder.name) for folder in folders]
-    names = [folder.name for folder in folders]
-    shown = Progress(dict.fromkeys(names, 9), {"low": 1}, dict.fromkeys(names, "low"), {})
+    shown = training.Progress({folder.name: 9 for folder in folders})
     try:
-        baselines._run_in_workers(plans, shown, ProgressBar("baselines", 27), 2)
+        training._train_in_workers(plans, shown, ProgressBar("baselines", 27), 2)
     except signals.Stopped as stopped:
         sys.exit(stopped.status)
 """

@@ -119,7 +119,9 @@ def one_process(environment: pytest.MonkeyPatch, kept: Path) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What would be trained: nothing is."""
     asked: list[str] = []
-    monkeypatch.setattr(baselines, "_run", lambda plans, *_: asked.extend(plans))
+    monkeypatch.setattr(
+        baselines, "train_all", lambda missing, _: asked.extend(one.language for one in missing)
+    )
     monkeypatch.setattr(baselines, "find_baselines", lambda *_: {})
     return asked
 
@@ -218,7 +220,7 @@ def test_the_format_is_raised_with_every_change_of_what_is_trained(trained) -> N
     norm = float(optax.tree.norm(average))
     # Another momentum of Muon moves the loss by 4e-5 already.
     assert about == pytest.approx(pinned, rel=1e-5), (
-        "the same settings train another model: raise FORMAT in m4/jobs/baselines.py, pin again"
+        "the same settings train another model: raise baselines.FORMAT, pin again"
     )
     assert norm == pytest.approx(pinned_norm, rel=1e-5), "another average: as above"
 
@@ -326,15 +328,6 @@ def test_an_unfinished_one_is_not_reused(trained, asked, tmp_path) -> None:
     assert asked == [*SIZES]
 
 
-@pytest.mark.slow
-def test_baselines_of_another_version_are_named(trained, asked, tmp_path, capsys) -> None:
-    run, _, _ = trained
-    (tmp_path / "gl.0123456789ab").mkdir()
-    (tmp_path / "gl.0123456789ab" / "result.json").write_text('{"plan": {"format": 4}}')
-    baselines.baselines(experiment_in(run, tmp_path))
-    assert "1 of another version of m4 are not used: gl.0123456789ab" in capsys.readouterr().out
-
-
 def test_a_baseline_has_the_directions_of_the_multilingual_model(tmp_path: Path) -> None:
     both = experiment_in(tmp_path / "both", tmp_path / "kept", {"gl": 60})
     corpus = dataclasses.replace(both.data.corpus, mixture="to_english")
@@ -357,6 +350,16 @@ def test_without_baselines_the_lines_to_add_are_printed(tmp_path: Path) -> None:
     experiment = dataclasses.replace(experiment_in(tmp_path, tmp_path), baselines=None)
     with pytest.raises(SettingError, match=r"experiment.Baselines.high = @bilingual/high/exper"):
         baselines.baselines(experiment)
+
+
+def test_the_bar_of_all_models_shrinks_when_one_ends_early() -> None:
+    shown = bilingual.Progress({"de": 1000, "es": 800})
+    shown.finished("es", 400)  # trained before
+    shown.heard("de", 100, "chrF 3")
+    assert shown.line() == (500, "1/2 models · de chrF 3", 1400)
+    shown.finished("de", 600)
+    shown.heard("de", 550, "late")
+    assert shown.line() == (1000, "2/2 models", 1000)
 
 
 def test_gain_of_the_last_quarter() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from etils import epath
 
-from m4.jobs.bilingual.baselines import BaselinePlan, _finished
+from m4.jobs.bilingual.training import Baseline
 from m4.settings import InputError
 from m4.storage import manifest, run_folder, working_copy
 from m4.storage.files import read_json, write_json, write_text
@@ -34,7 +34,7 @@ def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     (folder / "sha256").mkdir()
     write_text(folder / working_copy.MARK, f"file://{folder}/store\ncopy\n")
     copy = working_copy.WorkingCopy(folder)
-    plan = BaselinePlan("gl", "low", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
+    plan = Baseline("gl", "low", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
     return {
         "run.json": (
             (folder / "run.json").read_text(),
@@ -48,7 +48,7 @@ def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
         "heartbeat.json": (HEARTBEAT, lambda: watchdog.heartbeat(folder)),
         "sha256/manifest.json": (MANIFEST, lambda: manifest.files_of(epath.Path(folder))),
         ".remote.json": ('{"scores.jsonl": [9, 1, 1]}', lambda: copy.pull(lambda _: False)),
-        "result.json": (RESULT, lambda: _finished(plan)),
+        "result.json": (RESULT, plan.finished),
     }
 
 

@@ -1,1 +1,1 @@
-"""The bilingual baselines: which there are, their training, and how far it is."""
+"""The bilingual baselines: which there are, and their training."""

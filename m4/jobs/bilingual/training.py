@@ -1,50 +1,245 @@
-"""One bilingual baseline: trained, decoded, written."""
+"""The training of bilingual baselines, in a pool of processes or in this one.
+
+On CPUs many small models train best next to each other: each process of the pool has one core and
+takes one language after the other, and compiled steps are kept on disk for all. (One vmapped
+program of n models is slower than n single ones: docs/performance.md.) On an accelerator this
+process trains them one after the other.
+"""
+
+from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import multiprocessing
 import os
 import queue
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from m4.eval.decoding.decode import decode
+from m4.eval.decoding.hypotheses import decode_to_files
+from m4.eval.decoding.testsets import Portion
+from m4.eval.scoring.dev_chrf import dev_chrf
 from m4.experiment import Experiment
+from m4.jobs import prepare
 from m4.parallel.mesh import make_mesh
 from m4.parallel.platform import signals
+from m4.parallel.platform.cpus import available_cpus
 from m4.parallel.platform.jax_setup import set_up
 from m4.parallel.platform.signals import end_with
 from m4.progress import ProgressBar
-from m4.storage.files import write_json
+from m4.storage.files import read_json, write_json
 from m4.storage.metrics_log import read_metrics
+from m4.train.bad_steps import BadStep
+from m4.train.loop.run import Evaluator
 from m4.train.trainer import Trained, Training
 
 # (language, step, text): how far a model is.
 Report = Callable[[str, int, str], None]
 
 
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """One bilingual baseline.
+
+    Attributes:
+        language: The language that is paired with English.
+        level: Resource level of the language.
+        experiment: The experiment of the baseline; its `model_dir` is `folder`.
+        identity: Everything that decides the model, as JSON.
+    """
+
+    language: str
+    level: str
+    experiment: Experiment
+    identity: Mapping[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """Folder with the checkpoints, the translations (decodes/) and result.json."""
+        return Path(self.experiment.model_dir)
+
+    @property
+    def train_pairs(self) -> int:
+        """Number of training pairs."""
+        return self.identity["text"]["train"]["pairs"]
+
+    def result(self) -> dict[str, Any] | None:
+        """Returns the content of result.json, or None where the model is not trained yet."""
+        path = self.folder / "result.json"
+        if not path.is_file():
+            return None
+
+        def parse(found: dict[str, Any]) -> dict[str, Any]:
+            _ = found["note"]["best_step"], found["stopped_early"], found["gain_last_quarter"] + 0.0
+            return found
+
+        return read_json(path, parse, f"delete {self.folder} to train it again")
+
+    def finished(self) -> dict[str, Any] | None:
+        """Returns `result` where the translations have the experiment's decoding settings, too."""
+        result = self.result()
+        asked = self.experiment.decoding.translated()
+        return result if result is not None and result.get("translated") == asked else None
+
+
+def train_all(missing: Sequence[Baseline], workers: int) -> None:
+    """Trains and decodes baselines, the one with the most training pairs first.
+
+    Args:
+        missing: The baselines that are not there.
+        workers: Number of processes; 0 trains in this process, on its devices.
+
+    Raises:
+        BadStep: One of them diverged.
+        m4.train.loop.run.Interrupted: A signal came, and the step is saved.
+    """
+    ordered = sorted(missing, key=lambda one: -one.train_pairs)
+    shown = Progress({one.language: one.experiment.training.total_steps for one in ordered})
+    for one in ordered:
+        if (trained := one.result()) is not None:  # its test sets alone are to be translated
+            shown.finished(one.language, trained["note"]["step"])
+    shown.announce(f"{workers} CPU cores" if workers else f"{jax.device_count()} devices")
+    with ProgressBar("bilingual baselines", shown.total, "steps") as bar:
+        if workers:
+            _train_in_workers(ordered, shown, bar, workers)
+            return
+
+        def report(*message: Any) -> None:
+            shown.heard(*message)
+            bar.update(*shown.line())
+
+        for one in ordered:
+            with _named(one.language):
+                shown.finished(*train_one(one.experiment, one.identity, jax.devices(), report))
+            bar.update(*shown.line())
+
+
+class Progress:
+    """How far the models are: their steps on one bar, whose total shrinks when one ends early."""
+
+    def __init__(self, steps: Mapping[str, int]) -> None:
+        """steps: Most steps of each model, by language."""
+        self._most = dict(steps)
+        self._done = dict.fromkeys(steps, 0)
+        self._texts: dict[str, str] = {}
+        self._ended: set[str] = set()
+
+    def announce(self, where: str) -> None:
+        """Prints one line before anything is trained."""
+        if self._ended:
+            print(f"baselines: {len(self._ended)} trained models to translate their test sets")
+        if left := self._most.keys() - self._ended:
+            steps = sum(self._most[name] for name in left)
+            print(f"baselines: {len(left)} models to train, at most {steps:,} steps, on {where}")
+
+    def heard(self, language: str, step: int, text: str) -> None:
+        """Takes note of the step of a model."""
+        if language not in self._ended:
+            self._done[language], self._texts[language] = step, f"{language} {text}"
+
+    def finished(self, language: str, step: int) -> None:
+        """Takes note of the last step of a model."""
+        self._ended.add(language)
+        self._done[language] = self._most[language] = step
+        self._texts.pop(language, None)
+
+    @property
+    def total(self) -> int:
+        """Most steps of all models, as far as is known."""
+        return sum(self._most.values())
+
+    def line(self) -> tuple[int, str, int]:
+        """Returns (steps done, text, total) for a bar."""
+        models = f"{len(self._ended)}/{len(self._most)} models"
+        return sum(self._done.values()), " · ".join([models, *self._texts.values()]), self.total
+
+
+@contextlib.contextmanager
+def _named(language: str) -> Iterator[None]:
+    """Adds the language to the error of a model that diverged."""
+    try:
+        yield
+    except BadStep as error:
+        raise BadStep(f"bilingual model {language}: {error}") from error
+
+
+# ------------------------------------------------------------------------------ pool of processes
+
+
+def _train_in_workers(
+    ordered: Sequence[Baseline], shown: Progress, bar: ProgressBar, workers: int
+) -> None:
+    # spawn: a forked child would share the parent's JAX threads and hang.
+    context = multiprocessing.get_context("spawn")
+    messages, cores = context.Queue(), context.Queue()
+    for core in available_cpus():
+        cores.put(core)
+    others = {*multiprocessing.active_children()}
+    programs = jax.config.values["jax_compilation_cache_dir"]
+    pool = ProcessPoolExecutor(
+        min(workers, len(ordered)),
+        mp_context=context,
+        initializer=start_worker,
+        initargs=(os.getpid(), cores, messages, programs),
+    )
+    with signals.held(), pool:
+        waiting: set[Future] = set()
+        try:
+            languages = {
+                pool.submit(train_in_worker, one.experiment, one.identity): one.language
+                for one in ordered
+            }
+            waiting = {*languages}
+            while waiting:
+                ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    with _named(languages[future]):
+                        shown.finished(*future.result())
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        shown.heard(*messages.get_nowait())
+                bar.update(*shown.line())
+        finally:
+            # At a signal, or where one has failed, the others save their steps.
+            for future in waiting:
+                future.cancel()
+            for worker in {*multiprocessing.active_children()} - others if waiting else ():
+                worker.terminate()
+
+
 class _Worker:
-    """What a worker process knows: where messages to its parent go."""
+    """The state of a worker process: where messages to its parent go."""
 
     messages: Any
 
 
 def start_worker(parent: int, cores: Any, messages: Any, programs: str | None) -> None:
-    """Ends with the parent, however that ends, and computes on one core: one CPU device, whatever
-    devices the parent has or asks JAX for. programs: the parent's folder of compiled programs.
+    """Prepares a process of the pool, which ends with its parent and computes on one core.
 
-    Elsewhere than on Linux the processes share the cores as the system pleases.
+    It has one CPU device, whatever devices the parent has or asks JAX for. Elsewhere than on Linux
+    the processes share the cores as the system pleases.
+
+    Args:
+        parent: Process id of the parent.
+        cores: Queue of the cores to take one from.
+        messages: Queue of messages to the parent.
+        programs: The parent's folder of compiled programs.
     """
     end_with(parent)
-    # Ctrl-C reaches the parent too, which ends its workers by SIGTERM (`baselines`).
+    # Ctrl-C reaches the parent too, which ends its workers by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals.watch()
     _Worker.messages = messages
-    # A TPU is the parent's, of a GPU's memory it has most, and fake devices would share the core.
+    # A TPU is the parent's, it has most of a GPU's memory, and fake devices would share the core.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     set_up(programs)
@@ -54,7 +249,7 @@ def start_worker(parent: int, cores: Any, messages: Any, programs: str | None) -
 
 
 def train_in_worker(experiment: Experiment, identity: Mapping[str, Any]) -> tuple[str, int]:
-    """`train_one` in a process of the pool; SIGTERM saves the step and raises Interrupted."""
+    """Calls `train_one` in a process of the pool; SIGTERM saves the step and raises Interrupted."""
 
     def report(*message: Any) -> None:
         _Worker.messages.put(message)
@@ -68,8 +263,11 @@ def train_in_worker(experiment: Experiment, identity: Mapping[str, Any]) -> tupl
             signal.signal(number, handler)
 
 
+# -------------------------------------------------------------------------------------- one model
+
+
 class _Reported(ProgressBar):
-    """A bar that is a report."""
+    """A bar that reports instead of drawing."""
 
     def __init__(self, name: str, total: int, report: Report):
         super().__init__(name, total)
@@ -80,7 +278,7 @@ class _Reported(ProgressBar):
 
 
 def mesh_for(training: Training, devices: Sequence[Any]) -> Mesh:
-    """Rows alone are split, over as many of the devices as divide them: the model is small."""
+    """Returns a mesh of as many of the devices as divide a batch's rows: the model is small."""
     rows = training.batch_size // training.grad_accum_steps
     count = max(n for n in range(1, len(devices) + 1) if rows % n == 0)
     return make_mesh(data=count, devices=devices[:count])
@@ -89,14 +287,7 @@ def mesh_for(training: Training, devices: Sequence[Any]) -> Mesh:
 def train_one(
     experiment: Experiment, identity: Mapping[str, Any], devices: Sequence[Any], report: Report
 ) -> tuple[str, int]:
-    """Trains, decodes and writes one baseline; its language and steps."""
-    from m4.eval.decoding.decode import decode
-    from m4.eval.decoding.hypotheses import decode_to_files
-    from m4.eval.decoding.testsets import Portion
-    from m4.eval.scoring.dev_chrf import dev_chrf
-    from m4.jobs import prepare
-    from m4.train.loop.run import Evaluator
-
+    """Trains, decodes and writes one baseline; returns its language and its steps."""
     language = identity["language"]
     folder, training = Path(experiment.model_dir), experiment.training
     cache = experiment.data.corpus.build(folder / "data")
@@ -104,7 +295,7 @@ def train_one(
     stream = prepare.training_stream(experiment, cache)
     mesh = mesh_for(training, devices)
     trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes)
-    # Sources that are too long are reported once, by the multilingual model's decoding.
+    # The decoding of the multilingual model reports sources that are too long.
     translate = functools.partial(
         decode,
         model,
@@ -141,36 +332,26 @@ def train_one(
     result = {
         "identity": dict(identity),
         "translated": decoding.translated(),
-        **_outcome(experiment, trained, stream.epochs(step)),
+        "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
+        "note": trained.note,
+        # Is it trained out? Whether dev ended it, and how much it rose in the last quarter.
+        "stopped_early": _stopped_early(training, trained),
+        "gain_last_quarter": gain_last_quarter(read_metrics(folder), step),
+        "epochs": stream.epochs(step),
     }
     write_json(folder / "result.json", result, indent=1)
     return language, step
 
 
-def _outcome(
-    experiment: Experiment, trained: Trained, epochs: Mapping[str, float]
-) -> dict[str, Any]:
-    """What result.json says of the training."""
-    rows = read_metrics(Path(experiment.model_dir))
-    return {
-        "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
-        "note": trained.note,
-        # Is it trained out? Whether dev ended it, and how much it rose in the last quarter.
-        "stopped_early": _stopped_early(experiment.training, trained.note),
-        "gain_last_quarter": gain_last_quarter(rows, trained.note["step"]),
-        "epochs": epochs,
-    }
-
-
-def _stopped_early(training: Training, note: Mapping[str, Any]) -> bool:
-    """Whether dev ended it. The last step's evaluation closes no whole period."""
-    rule = training.early_stopping
+def _stopped_early(training: Training, trained: Trained) -> bool:
+    """Returns whether dev ended the training. The last step's evaluation closes no whole period."""
+    rule, note = training.early_stopping, trained.note
     stopped = rule is not None and note["since_best"] >= rule.patience
     return stopped and note["step"] % training.dev_period == 0
 
 
 def gain_last_quarter(rows: Sequence[Mapping[str, Any]], steps: int) -> float:
-    """Best dev chrF minus the best of the first three quarters of the steps, percent."""
+    """Returns the best dev chrF minus the best of the first three quarters of steps, percent."""
     scores = [(row["step"], row["dev/chrf"]) for row in rows if "dev/chrf" in row]
     early = [score for step, score in scores if step <= 0.75 * steps]
     return max(score for _, score in scores) - max(early, default=0.0)

@@ -98,18 +98,7 @@ def test_what_may_change_is_what_is_marked_and_all_below_it() -> None:
         ("BATCH_SIZE = 10000000000000", "(BATCH_SIZE): must be a whole number from 1 to 1,048,576"),
         ("STEPS = 3", "STEPS is set and nothing uses it; did you mean TRAIN_STEPS?"),
         ("EVAL_PERIOD = 3", "m4's name is experiment.Training.dev_period"),
-        ("DATA_DIR = 'texts'", "DATA_DIR is set and nothing uses it; m4's name is TEXT_DIR"),
         ("learned.Learned.rate = 1", "called learned; add: from m4.data.samplers import learned"),
-        (
-            "jobs.Setup.high = 3",
-            "jobs.Setup.high is now experiment.ResourceLevels.high_resource_from",
-        ),
-        ("loop.train.keep = 3", "loop.train.keep is now experiment.Training.keep_checkpoints"),
-        (
-            "cache.prepare.languages = 3",
-            "cache.prepare.languages is now corpus.CorpusSpec.languages",
-        ),
-        ("from m4.train import loop", "m4.train.loop is now m4.train.trainer"),
         ("optimizer.adamw.schedule = @optimizer.rsquare", "m4.train.optimizer has no rsquare"),
         ("cldr.Cldr.sizes = {'es': 3]", "cannot be read"),
         ("cldr.Cldr.sizes = 'x'", "cldr.Cldr.sizes = 'x': must be a dictionary, text that is not"),

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from gin import config_parser
 
 from m4 import experiment as experiment_module
-from m4.renamed import renamed
 from m4.settings import InputError, is_checked
 from m4.train import initial
 
@@ -73,6 +72,18 @@ class _Values(config_parser.ParserDelegate):
 
 
 INITIAL = "INITIAL_CHECKPOINT_PATH"
+# Macros of T5X's configs, and m4's names for them.
+T5X_MACROS = {
+    "EVAL_PERIOD": "experiment.Training.dev_period",
+    "EVAL_STEPS": "experiment.Training.dev_pairs",
+    "CHECKPOINT_PERIOD": "experiment.Training.checkpoint_period",
+    "SAVING_PERIOD": "experiment.Training.checkpoint_period",
+    "RANDOM_SEED": "experiment.Training.seed",
+    "LABEL_SMOOTHING": "experiment.Training.label_smoothing",
+    "Z_LOSS": "experiment.Training.z_loss",
+    "LOSS_NORMALIZING_FACTOR": "none (the loss is a mean over target tokens)",
+    "USE_CACHED_TASKS": "none (m4 always caches: experiment.Data.corpus)",
+}
 
 
 class Bindings:
@@ -130,8 +141,8 @@ class Bindings:
         if equals and "." not in name and _is_text_macro(self._macros.get(name), name, value):
             self._macros[name] = (value, place)
             return
-        if "." not in name and name not in self._macros and (new := renamed(name)):
-            raise ConfigError(f"config: {place}: {name}: m4's name is {new}")
+        if name in T5X_MACROS and name not in self._macros:
+            raise ConfigError(f"config: {place}: {name}: m4's name is {T5X_MACROS[name]}")
         self._read(text, lambda line: place, None)
 
     def begin_from_macro(self) -> None:
@@ -190,15 +201,12 @@ class Bindings:
                 f"{top}=FOLDER where it is not in the working folder; in Python "
                 f"m4.load(..., allow_modules=[{top!r}]))"
             )
-        new = renamed(module)
         try:
             imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{module} is now {new}" if new else str(error)) from error
+            raise ConfigError(str(error)) from error
         except ImportError as error:
             raise ConfigError(f"{module}: {error}") from error
-        if new and hasattr(imported, "__path__"):  # a folder took the file's name
-            raise ConfigError(f"{module} is now {new}")
         if top != "m4":
             place = getattr(sys.modules[top], "__file__", None) or ""
             package = hasattr(sys.modules[top], "__path__")
@@ -214,9 +222,6 @@ class Bindings:
         if not statement.arg_name:
             self._macros["/".join([*scopes, statement.selector])] = (statement.value, place)
             return
-        full = f"{statement.selector}.{statement.arg_name}"
-        if new := renamed(full):
-            raise ConfigError(f"{full} is now {new}")
         target = self._target(statement.selector)
         known = parameters_of(target)
         if statement.arg_name not in known:
@@ -236,8 +241,6 @@ class Bindings:
 
     def _target(self, selector: str) -> Any:
         """The class or function that a selector names."""
-        if new := renamed(selector):
-            raise ConfigError(f"{selector} is now {new}")
         first, *rest = selector.split(".")
         if first not in self._namespace:
             hint = _import_of(first) or near(first, self._namespace)

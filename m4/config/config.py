@@ -12,6 +12,7 @@ from typing import Any
 
 from m4.config.bindings import (
     REQUIRED,
+    T5X_MACROS,
     Binding,
     Bindings,
     ConfigError,
@@ -24,7 +25,6 @@ from m4.config.bindings import (
 from m4.config.names import PARTS, canonical_name, is_literal, module_of
 from m4.experiment import Baselines, Data, Experiment, SavedFolder
 from m4.references import given_twice
-from m4.renamed import renamed
 from m4.settings import (
     SavedModule,
     SettingError,
@@ -67,7 +67,7 @@ class Config(Bindings):
                 self._check_unused(binding)
         for name, (_, place) in self._macros.items():
             if name not in self._used and name not in self._named_macros:
-                hint = renamed(name)
+                hint = T5X_MACROS.get(name)
                 said = f"; m4's name is {hint}" if hint else near(name, self._used)
                 raise ConfigError(f"config: {place}: {name} is set and nothing uses it{said}")
         return made

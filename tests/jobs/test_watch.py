@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from m4.jobs import watch
-from m4.jobs.watch import lines, read_status
+from m4.jobs.watch import look_at
 from tests.command_line import m4
 
 ROW = {"nll": 1.5, "nll/high": 1.25, "nll/low": 2.0, "tokens_per_second": 1234.4, "mfu": 0.31,
@@ -32,7 +32,7 @@ def write(folder: Path, steps: int, phase: str = "step", age: float = 3.0) -> No
 
 
 def said(folder: Path) -> dict[str, Any]:
-    return dict(lines(read_status(folder), time.time()))
+    return look_at(folder, time.time()).lines
 
 
 def test_a_running_job(run: Path) -> None:

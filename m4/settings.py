@@ -138,53 +138,21 @@ def configurable(function: _Configurable) -> _Configurable:
 
 
 def checked(configurable: _Configurable) -> _Configurable:
-    """Checks the arguments of a function at every call, or of a dataclass when one is made."""
-    if isinstance(configurable, type):
-        return _checked_class(configurable)
-    signature = inspect.signature(configurable)
-
-    @functools.wraps(configurable)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        check_arguments(configurable, signature.bind_partial(*args, **kwargs).arguments)
-        return configurable(*args, **kwargs)
-
-    call.__checked__ = True  # type: ignore[attr-defined]
-    return typing.cast(_Configurable, call)
-
-
-def _checked_class(cls: Any) -> Any:
-    cls.__checked__ = True
-    if not dataclasses.is_dataclass(cls):
-        cls.__init__ = _checked_init(cls)
-        return cls
-    fields = [field.name for field in dataclasses.fields(cls) if field.init]
-    owner: Any = cls
-
-    def check(self: Any) -> None:
-        check_arguments(owner, {name: getattr(self, name) for name in fields})
-
-    if (after := getattr(cls, "__post_init__", None)) is not None:
-
-        def post_init(self: Any) -> None:
-            check(self)
-            after(self)
-
-        owner.__post_init__ = post_init
-        return cls
-    cls.__init__ = _checked_init(cls)  # no __post_init__: its __init__ calls none
-    return cls
-
-
-def _checked_init(cls: Any) -> Any:
-    plain = cls.__init__
-    signature = inspect.signature(cls)
+    """Checks the arguments of a function at every call, or of a class when an object is made."""
+    made: Any = configurable
+    plain = made.__init__ if isinstance(made, type) else made
+    signature = inspect.signature(plain)
 
     @functools.wraps(plain)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        check_arguments(cls, signature.bind_partial(*args, **kwargs).arguments)
-        plain(self, *args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check_arguments(configurable, signature.bind_partial(*args, **kwargs).arguments)
+        return plain(*args, **kwargs)
 
-    return init
+    if isinstance(made, type):
+        made.__init__ = call
+        call = made
+    call.__checked__ = True  # type: ignore[attr-defined]
+    return typing.cast(_Configurable, call)
 
 
 def is_checked(configurable: Any) -> bool:
@@ -290,8 +258,7 @@ def _fits_container(value: Any, annotation: Any, origin: Any, args: tuple[Any, .
     if references.is_protocol(annotation):
         return not _literal(value) and references.behaves(value, annotation)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        made = not _literal(value) and references.is_made(value)
-        return isinstance(value, annotation) or (made and references.behaves(value, annotation))
+        return isinstance(value, annotation)
     return True
 
 

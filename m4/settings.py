@@ -140,7 +140,7 @@ def configurable(function: _Configurable) -> _Configurable:
 def checked(configurable: _Configurable) -> _Configurable:
     """Checks the arguments of a function at every call, or of a class when an object is made."""
     made: Any = configurable
-    plain = made.__init__ if isinstance(made, type) else made
+    plain: Any = made.__init__ if isinstance(made, type) else made
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -148,11 +148,12 @@ def checked(configurable: _Configurable) -> _Configurable:
         check_arguments(configurable, signature.bind_partial(*args, **kwargs).arguments)
         return plain(*args, **kwargs)
 
+    result: Any = call
     if isinstance(made, type):
         made.__init__ = call
-        call = made
-    call.__checked__ = True  # type: ignore[attr-defined]
-    return typing.cast(_Configurable, call)
+        result = made
+    result.__checked__ = True
+    return result
 
 
 def is_checked(configurable: Any) -> bool:

@@ -20,10 +20,13 @@ from typing import Any
 
 import pytest
 
+from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.settings import is_checked
 from tests.command_line import TINY, Said, m4
+from tests.data.corpus import Made
 from tests.documents.blocks import ROOT
 
 SMALL_MOE = functools.partial(MoeLayer, num_experts=4, group_tokens=8)
@@ -44,6 +47,17 @@ def small_model(**changes: Any) -> Transformer:
         "dropout_rate": 0.0,
     }
     return Transformer(**{**fields, **changes})
+
+
+def small_corpus(factory: pytest.TempPathFactory) -> Cache:
+    """Made-up text of two languages, a few hundred pairs in four directions."""
+
+    def make(folder: Path) -> None:
+        made = Made({"gl": 60, "de": 120})
+        lengths = {"inputs": 64, "targets": 64}
+        CorpusSpec(made, vocabulary_size=300, lengths=lengths).build(folder / "data")
+
+    return Cache(made_once(factory, "small_corpus", make) / "data")
 
 
 def parts_in(package: ModuleType) -> dict[str, Callable[..., Any]]:

@@ -275,7 +275,7 @@ class MoeFactory:
     layer: MoeLayer
 
     @classmethod
-    def of(cls, make: Callable[..., MoeLayer], setting: str) -> "MoeFactory":
+    def from_function(cls, make: Callable[..., MoeLayer], setting: str) -> "MoeFactory":
         """Returns a factory from a function that makes layers.
 
         Raises:

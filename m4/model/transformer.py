@@ -94,7 +94,7 @@ class Transformer(nn.Module):
         check_activations("Transformer.activations", self.activations)
         for name in ("moe", "decoder_moe"):
             if (given := getattr(self, name)) is not None:
-                setattr(self, name, MoeFactory.of(given, f"Transformer.{name}"))
+                setattr(self, name, MoeFactory.from_function(given, f"Transformer.{name}"))
         super().__post_init__()
         if self.absolute_positions and self.width % 2:
             allowed = "even, with Transformer.absolute_positions"

@@ -1,4 +1,4 @@
-"""The state of T5X's Adafactor as the state of m4's."""
+"""Converts the state of T5X's Adafactor to the state of m4's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +13,12 @@ from m4.train.initial import flat, restacked
 from m4.train.optimizer import FactoredState, Moments
 
 Array = jax.Array
-# "rows" and "columns" of a parameter's matrices; or "", the full moments.
+# Moments of each parameter: "rows" and "columns" of its matrices, or "" for full moments.
 Given = Mapping[str, Mapping[str, Any]]
 
 
 def check_adafactor(optimizer: optax.GradientTransformation) -> None:
-    """SettingError: an optimizer whose state has no moments of Adafactor."""
+    """Raises SettingError unless an optimizer's state has Adafactor's moments."""
     one = {"kernel": jax.ShapeDtypeStruct((1,), jnp.float32)}
     state = jax.eval_shape(optimizer.init, one)
     if not any(isinstance(leaf, FactoredState) for leaf in jax.tree.leaves(state, is_leaf=_known)):
@@ -27,11 +27,16 @@ def check_adafactor(optimizer: optax.GradientTransformation) -> None:
 
 
 def with_moments(state: Any, step: int, given: Given) -> Any:
-    """An optimizer's state after `step` steps with these moments; to be traced.
+    """Puts moments into an optimizer's state after `step` steps; to be traced.
 
-    given: the moments of each parameter by its path among unscanned layers
-    (`m4.train.t5x_layout.moments`). A matrix that only one of the two optimizers factors gets what
-    factors stand for, or the means of the full moments.
+    A matrix that only one of the two optimizers factors gets the product of the factors, or the
+    means of the full moments.
+
+    Args:
+        state: The optimizer's state.
+        step: Steps done.
+        given: Moments of each parameter by its path among unscanned layers
+            (`m4.train.t5x_layout.moments`).
     """
 
     def one(leaf: Any) -> Any:
@@ -68,6 +73,6 @@ def _factor(given: Mapping[str, Array], part: str) -> Array:
 
 
 def _full(rows: Array, columns: Array) -> Array:
-    """What `scale_by_matrix` divides by: [..., R] and [..., C] -> [..., R, C]."""
+    """Multiplies rows [..., R] and columns [..., C] to moments [..., R, C] as `scale_by_matrix`."""
     factors = rows / jnp.mean(rows, -1, keepdims=True)
     return factors[..., :, None] * columns[..., None, :]

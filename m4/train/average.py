@@ -1,4 +1,4 @@
-"""Averages of parameters over the steps: what to use where the learning rate does not fall to 0."""
+"""Averages of parameters over the steps, for training whose learning rate does not fall to 0."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -14,7 +14,13 @@ Array = jax.Array
 
 
 class Averaged(NamedTuple):
-    """inner: the optimizer's own state. count: int32 scalar, steps done. average: as params."""
+    """State of an averaging optimizer.
+
+    Attributes:
+        inner: State of the optimizer within.
+        count: Steps done, int32 scalar.
+        average: The averages, in the parameters' shapes.
+    """
 
     inner: Any
     count: Array
@@ -28,20 +34,22 @@ def averaged(
     optimizer: Callable[[int], optax.GradientTransformation] | None = None,
     eta: Factor = 8.0,
 ) -> optax.GradientTransformation:
-    """`optimizer`, and next to its parameters their average over the steps, the late ones weighing
-    most: polynomial-decay averaging (Shamir and Zhang 2013, arXiv 1212.1824, section 4).
+    """Averages the parameters over the steps of an optimizer, the late ones with most weight.
 
+    Source: polynomial-decay averaging, Shamir and Zhang 2013 (arXiv 1212.1824), section 4:
     average_t = (1 - c) average_{t-1} + c params_t, c = (eta + 1) / (t + eta), t = 1, 2, ...
 
-    The steps are those of `optimizer`; evaluations, early stopping and all that reads a checkpoint
+    The steps are those of `optimizer`. Evaluations, early stopping and all readers of checkpoints
     take the average (`used`). Like a falling rate at the end of training it damps the oscillation
     around a minimum, but at every step: so training can end when dev has stopped rising, not at a
     step that is known before. It costs as much memory as the parameters. It must be the outermost
     transformation: inside another one the average is not found.
 
     Args:
-        total_steps: for `optimizer`. optimizer: (total steps) -> the steps.
-        eta: the average goes back over about 1 / (eta + 1) of the steps so far; 0: all alike.
+        total_steps: Steps of training, for `optimizer`.
+        optimizer: total_steps -> the optimizer that makes the steps.
+        eta: The average goes back over about 1 / (eta + 1) of the steps so far; with 0 all steps
+            have the same weight.
 
     Raises:
         SettingError: eta is below 0, or no optimizer is given (a config may have forgotten it).
@@ -78,7 +86,7 @@ def updated(
     params: Any,
     scale: Callable[[Any], Any],
 ) -> tuple[Any, Any]:
-    """(updates, state) of an optimizer whose updates `scale` changes; averages see them changed."""
+    """Returns an optimizer's updates after `scale`, and its state; averages see them scaled."""
     if isinstance(state, Averaged):
         return cast(Any, optimizer).update(gradients, state, params, scale=scale)
     updates, state = optimizer.update(gradients, state, params)
@@ -88,8 +96,10 @@ def updated(
 class Grouped(NamedTuple):
     """An optimizer's state with that of groups of directions (`m4.train.multitask.grouped`).
 
-    surgery: of what alters their gradients, [parts, ...]; rates: by parameter, the factor of each
-    row's last update. None where there is none.
+    Attributes:
+        inner: State of the optimizer.
+        surgery: State of the method that alters gradients, [parts, ...]; None without one.
+        rates: Factor of each row's last update, by parameter; None where all rates are 1.
     """
 
     inner: Any
@@ -98,18 +108,17 @@ class Grouped(NamedTuple):
 
 
 def used(state: TrainState) -> Any:
-    """The parameters to evaluate and translate with: their average where there is one."""
+    """Returns the parameters to evaluate and translate with: their average where there is one."""
     optimizer = _inner(state.optimizer)
     return optimizer.average if isinstance(optimizer, Averaged) else state.params
 
 
 def items(state: TrainState) -> dict[str, Any]:
-    """A checkpoint's trees: params and optimizer, and apart from it the average and the groups'
-    state."""
+    """Returns a checkpoint's trees: params, optimizer, and separately average and groups."""
     optimizer, found = _inner(state.optimizer), {"params": state.params}
     if isinstance(optimizer, Averaged):
         inner, count, average = optimizer
-        # A list: without its last field it is no `Averaged`.
+        # A list, because without its last field it is no `Averaged`.
         found |= {"optimizer": [inner, count], "average": average}
     else:
         found["optimizer"] = optimizer
@@ -122,8 +131,14 @@ def items(state: TrainState) -> dict[str, Any]:
 
 
 def from_items(step: Array, found: dict[str, Any], fresh: Any = None) -> TrainState:
-    """The state whose `items` these are. fresh: an optimizer's state before the first step; where
-    it has groups, what the items lack of theirs is from there."""
+    """Returns the state whose `items` are `found`.
+
+    Args:
+        step: Steps done.
+        found: A checkpoint's trees.
+        fresh: The optimizer's state before the first step, whose groups' state is used where
+            `found` has none.
+    """
     optimizer = found["optimizer"]
     if "average" in found:
         inner, count = optimizer

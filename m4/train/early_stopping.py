@@ -1,4 +1,4 @@
-"""When an evaluation has stopped rising: the best parameters so far, and whether to stop."""
+"""Early stopping: keeps the best parameters, and stops when an evaluation no longer rises."""
 
 import dataclasses
 import math
@@ -17,8 +17,9 @@ class EarlyStopping:
     """Stops when `metric` (higher is better) has not risen for `patience` evaluations.
 
     Attributes:
-        metric: dev/chrf, the mean over directions, or that of one: dev/chrf/en-gl.
-        min_delta: a smaller rise is none, for `patience`; the best parameters are kept anyway.
+        metric: dev/chrf, the mean over directions, or dev/chrf/en-gl of one direction.
+        patience: Number of evaluations without a rise after which training stops.
+        min_delta: Smallest rise that counts for `patience`; the best parameters are kept anyway.
     """
 
     metric: str = "dev/chrf"
@@ -32,7 +33,7 @@ class EarlyStopping:
 
 
 class EarlyStopper:
-    """The best evaluation so far, and whether it is time to stop."""
+    """Keeps the parameters of the best evaluation, and knows when to stop."""
 
     def __init__(self, rule: EarlyStopping | None):
         self.rule = rule
@@ -53,16 +54,16 @@ class EarlyStopper:
         value = values[self.rule.metric]
         if value > self.best_value:
             self.best_step, self.best_value = step, value
-            # A copy: the step that follows reuses the memory of its argument.
+            # A copy, because the next step reuses the memory of its argument.
             self.best = jax.tree.map(lambda x: x.copy(), params)
-        # Above the last rise, not above the best: many small rises are one.
+        # Above the last rise, not above the best, so that many small rises add up to one.
         if value > self.risen_to + self.rule.min_delta:
             self.risen_to, self.since = value, 0
         else:
             self.since += 1
 
     def note(self) -> dict[str, Any]:
-        """JSON for a checkpoint; `resume` reads it."""
+        """Returns the state in JSON, for `resume`."""
         if self.best is None:
             return {}
         return {

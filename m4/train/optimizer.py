@@ -69,7 +69,7 @@ def scale_by_matrix(
     than hidden units would share statistics between experts; and it takes longer over large
     matrices on CPUs, because XLA computes the factors of rows and columns again for every element,
     writes out squares that several sums share, and copies the weights. Hence the barriers and
-    `_one_after_all` (docs/performance.md).
+    `_one_after_gradients` (docs/performance.md).
 
     Args:
         decay_rate: Exponent of the moments' decay.
@@ -91,7 +91,7 @@ def scale_by_matrix(
     def update(updates, state, params=None):
         assert params is not None
         kept = 1 - (state.count + 1).astype(jnp.float32) ** -decay_rate
-        one = _one_after_all(updates)
+        one = _one_after_gradients(updates)
 
         def scale_one(path, g, moment, p):
             axes = tuple(range(-_block_axes(path, p), 0))
@@ -118,9 +118,9 @@ def _scale_factored(g: Array, moment: Moments, kept: Array) -> tuple[Array, Mome
     """Returns g [..., R, C] / sqrt(new moment), and that; it keeps the share `kept` of the old."""
     means = []
     for axis in (-1, -2):
-        g = _another(g)
+        g = _separate(g)
         means.append(jnp.mean(jnp.square(g), axis) + _SMALLEST)
-    g = _another(g)
+    g = _separate(g)
     rows, columns = (kept * old + (1 - kept) * new for old, new in zip(moment, means, strict=True))
     factors = jax.lax.optimization_barrier(
         (jax.lax.rsqrt(rows / jnp.mean(rows, -1, keepdims=True)), jax.lax.rsqrt(columns))
@@ -132,7 +132,7 @@ def _scale_factored(g: Array, moment: Moments, kept: Array) -> tuple[Array, Mome
 _SMALLEST = 1e-30  # smallest moment, as in optax and T5X, so that nothing is divided by 0
 
 
-def _another(x: Array) -> Array:
+def _separate(x: Array) -> Array:
     """Returns x as an array that XLA's CPU compiler takes for another one.
 
     So sums of squares do not share the squares, and none are written out.
@@ -140,7 +140,7 @@ def _another(x: Array) -> Array:
     return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
 
 
-def _one_after_all(gradients) -> Array:
+def _one_after_gradients(gradients) -> Array:
     """Returns 1.0, on CPUs after all gradients are there (NaN where their norm is not finite).
 
     XLA's CPU compiler copies weights that could be replaced while gradients of others need them.
@@ -175,12 +175,12 @@ def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransforma
 
     def update(updates, state, params=None):
         updates, state = inner.update(updates, state, params)
-        return jax.tree_util.tree_map_with_path(_still, updates), state
+        return jax.tree_util.tree_map_with_path(_zero_if_table, updates), state
 
     return optax.GradientTransformation(inner.init, update)
 
 
-def _still(path, leaf):
+def _zero_if_table(path, leaf):
     is_table = isinstance(path[-1], jax.tree_util.DictKey) and path[-1].key == "table"
     return jnp.zeros_like(leaf) if is_table else leaf
 

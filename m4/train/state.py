@@ -1,4 +1,4 @@
-"""The training state, its shardings, and a new one made where it belongs."""
+"""The training state: its shardings, and a new state made in its shards."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,12 @@ from m4.parallel.mesh import axis_rules_context, parameter_shardings
 
 @struct.dataclass
 class TrainState:
-    """step: int32 scalar, steps done. params, optimizer: trees of float32 arrays.
+    """A training state, or in the same form the shardings of one.
 
-    A tree of their shardings has the same shape.
+    Attributes:
+        step: Steps done, int32 scalar.
+        params: Tree of float32 arrays.
+        optimizer: Tree of float32 arrays, the optimizer's state.
     """
 
     step: Any
@@ -29,7 +32,7 @@ class TrainState:
 def initialize(
     model: Transformer, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:
-    """A new state for a seed (pure; to be jitted or mapped over seeds)."""
+    """Returns a new state for a seed; a pure function, to be jitted or mapped over seeds."""
     tokens = jnp.ones((1, 8), jnp.int32)
     params = model.init(jax.random.key(seed), tokens, tokens, tokens, enable_dropout=False)[
         "params"
@@ -43,10 +46,11 @@ def state_shardings(
     optimizer: optax.GradientTransformation,
     fsdp_axes: Sequence[str] = ("fsdp",),
 ) -> TrainState:
-    """The sharding of every array of the state; fsdp_axes: see `parameter_shardings`.
+    """Returns the sharding of every array of the state.
 
     An optimizer statistic with its parameter's shape is sharded like it; a factored one follows
     the leading axes that it shares with its parameter (an expert's statistics stay with it).
+    `fsdp_axes` are those of `parameter_shardings`.
     """
     variables = abstract_variables(model)
     params = parameter_shardings(mesh, variables["params_axes"], variables["params"], fsdp_axes)
@@ -85,7 +89,7 @@ def _common_spec(shape, parameter_shape, spec) -> PartitionSpec:
 
 
 def _names(path) -> tuple[str, ...]:
-    """The dictionary keys of a tree path."""
+    """Returns the dictionary keys of a tree path."""
     return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
@@ -96,12 +100,12 @@ def new_state(
     seed: int,
     shardings: TrainState,
 ) -> TrainState:
-    """The state before the first step: every array is made in its shards, where they belong."""
+    """Makes the state before the first step, every array in its shards on their devices."""
     with axis_rules_context(mesh):
         make = jax.jit(
             draw_together(lambda: initialize(model, optimizer, seed)),
             out_shardings=shardings,
-            # It runs once: on CPUs optimizing it takes several times as long as running it.
+            # On CPUs optimizing it takes several times as long as running it, which happens once.
             compiler_options=unoptimized(mesh),
         )
         return make()

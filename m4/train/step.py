@@ -70,33 +70,39 @@ def make_train_step(
     loss_weights: np.ndarray | None = None,
     groups: DirectionGroups | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
-    """The step function (pure, to be jitted). `m4.train.training.Training` has the defaults.
+    """Returns the step function, which is pure and to be jitted.
 
     loss = sum over real target tokens of the smoothed cross-entropy + z-loss, divided by their
     number, + aux_loss_factor * mean over MoE layers of the auxiliary loss (1 when balanced) +
     router_z_loss_factor * the same of the router's z-loss. Random numbers depend on (seed, step)
-    alone, so a resumed run draws what the uninterrupted one would have drawn.
-
-    rng: JAX's generator (`RNGS`). "unsafe_rbg" is counter-based and far cheaper a number for
-    dropout's many bits, but on TPU every device makes those of all devices: 128 GiB of them for the
-    masks of 2,048 experts. "threefry2x32" is made in shards, the same numbers on any mesh.
-
-    With grad_accum_steps = n the rows go through the model in n parts, one after the other, and the
-    sum of the parts' gradients makes one step: the same loss and gradients in the memory of a
-    part's activations (T5X: num_microbatches). Not the same are random numbers, which every part
-    draws with a separate key, and MoE layers where a part is not a whole number of groups
-    (`m4.model.moe`).
-
-    loss_weights: [directions], factors of their target tokens' losses; None: all 1. The sum is
-    divided by the number of tokens all the same, and the metrics' nll are not weighted.
-
-    groups: of directions, whose gradients are altered or that have separate rates. A group has
-    the share of the MoE layers' losses that it has of the batch's target tokens.
+    alone, so that a resumed run draws the same ones as an uninterrupted run.
 
     Metrics: loss, nll (nats a token, neither smoothed nor with anything added), gradient_norm,
-    target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and what the MoE layers sow:
-    means over layers (load_E), in `layers` the same by layer, in `expert_loads` choices by
-    direction and expert where the model counts directions, and in `data_counts` pairs and tokens.
+    target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and the values that MoE
+    layers sow: means over layers (load_E), in `layers` the same by layer, in `expert_loads` choices
+    by direction and expert where the model counts directions, in `data_counts` pairs and tokens.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer.
+        directions: Number of translation directions.
+        seed: Seed of dropout, of the gates' random choices and of the surgery's order.
+        label_smoothing: See `m4.train.loss.cross_entropy`.
+        z_loss: See `m4.train.loss.cross_entropy`.
+        aux_loss_factor: Factor of the MoE layers' auxiliary loss.
+        router_z_loss_factor: Factor of the routers' z-loss.
+        grad_accum_steps: Number of parts in which the rows go through the model, one after the
+            other; the sum of their gradients makes one step (T5X: num_microbatches). Loss and
+            gradients are the same, in the memory of a part's activations, except for random
+            numbers, which every part draws with a separate key, and for MoE layers where a part is
+            not a whole number of groups (`m4.model.moe`).
+        rng: JAX's generator (`RNGS`). "unsafe_rbg" is counter-based and far cheaper for dropout's
+            many bits, but on TPU every device makes the bits of all devices: 128 GiB for the masks
+            of 2,048 experts. "threefry2x32" makes them in shards, the same numbers on any mesh.
+        loss_weights: [directions], factors of their target tokens' losses. Defaults to 1. The sum
+            is divided by the number of tokens in any case, and the metrics' nll are not weighted.
+        groups: Groups of directions whose gradients are altered or that have separate rates. A
+            group has the share of the MoE layers' losses that it has of the batch's target tokens.
     """
     smoothed = functools.partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
     factors = {"auxiliary_loss": aux_loss_factor, "router_z_loss": router_z_loss_factor}
@@ -118,7 +124,7 @@ def make_train_step(
 
 
 def _shares(groups: DirectionGroups | None, batch: Batch) -> Array | None:
-    """[G]: the groups' shares of all parts' tokens: which rows a part has depends on the mesh."""
+    """Returns the groups' shares of all parts' tokens, [G]; a part's rows depend on the mesh."""
     if groups is None:
         return None
     return groups.shares(batch["decoder_loss_weights"], batch["direction_ids"])
@@ -131,7 +137,7 @@ def _updates(
     state: TrainState,
     seed: int,
 ) -> tuple[Any, Any, Any, dict[str, Array]]:
-    """(updates, the gradients that they are made of, the optimizer's state, metrics)."""
+    """Returns updates, the gradients that they are made of, the optimizer's state, and metrics."""
     if groups is None:
         updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
         return updates, gradients, new_optimizer, {}
@@ -149,9 +155,12 @@ def _make_loss(
     loss_weights: np.ndarray | None,
     groups: DirectionGroups | None,
 ) -> Callable[..., tuple[Array, dict[str, Any]]]:
-    """(params, rows, dropout key, step, real target tokens of all parts, the groups' shares of
-    them) -> (the part of the loss that these rows make, or of each group's, [G]; metrics).
-    factors: of the MoE layers' losses."""
+    """Returns the loss function of some of the batch's rows.
+
+    It takes parameters, rows, dropout's key, the step, the number of real target tokens of all rows
+    and the groups' shares of them; and returns the rows' part of the loss, or of each group's loss,
+    [G], and metrics. `factors` are those of the MoE layers' losses.
+    """
 
     def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array, *, share_G: Any):
         logits_BTV, sown = apply_model(model, params, batch, key, step)
@@ -161,7 +170,7 @@ def _make_loss(
         if loss_weights is not None:
             training_BT = training_BT * jnp.asarray(loss_weights)[batch["direction_ids"]]
         total = jnp.sum(training_BT) / tokens
-        # Means over layers: of each part they are the n-th part of the whole's.
+        # Means over layers; those of a part are the n-th part of the step's.
         moe, layers = jax.tree.map(lambda x: x / parts, (mean_metrics(sown), layer_metrics(sown)))
         if moe:
             for name, factor in factors.items():
@@ -196,7 +205,7 @@ def _token_metrics(nll_BT: Array, batch: Batch, directions: int) -> dict[str, An
 def _gradients(
     part: Callable[..., Any], parts: int, state: TrainState, batch: Batch, key: Array
 ) -> tuple[Any, dict[str, Any]]:
-    """(gradients, metrics) of the function `part`, the rows in `parts` one after the other."""
+    """Returns gradients and metrics of the rows in `parts` parts, one after the other."""
     tokens = jnp.maximum(jnp.sum(batch["decoder_loss_weights"]), 1.0)
     if parts == 1:
         return part(state.params, batch, key, state.step, tokens)
@@ -215,9 +224,9 @@ def _gradients(
 
 
 def in_parts(batch: Batch, n: int) -> dict[str, Array]:
-    """Rows [B, ...] -> n parts [n, B / n, ...], each with rows of every device.
+    """Cuts rows [B, ...] in n parts [n, B / n, ...], each with rows of every device.
 
-    A device's rows are cut where they are: nothing is sent.
+    A device's rows are cut on the device: nothing is sent.
     """
     devices = rows_over(jax.sharding.get_abstract_mesh())
 
@@ -232,7 +241,7 @@ def in_parts(batch: Batch, n: int) -> dict[str, Array]:
 def by_direction(
     nll_BT: Array, weights_BT: Array, ids_BT: Array, directions: int
 ) -> dict[str, Array]:
-    """Sums of nll and counts of tokens by translation direction, each [directions]."""
+    """Sums nll and counts tokens by translation direction, each [directions]."""
     ids = ids_BT.reshape(-1)
     return {
         "nll_sum_D": jax.ops.segment_sum(nll_BT.reshape(-1), ids, num_segments=directions),
@@ -241,7 +250,7 @@ def by_direction(
 
 
 def count_data(batch: Batch, directions: int) -> dict[str, Array]:
-    """Integers by direction, each [directions]: pairs, source_tokens, target_tokens.
+    """Counts pairs, source_tokens and target_tokens by direction, int32 [directions].
 
     Tokens are ids other than padding; tag and eos count. A pair begins where the decoder's input is
     0 and its target is real.
@@ -263,7 +272,7 @@ def count_data(batch: Batch, directions: int) -> dict[str, Array]:
 def make_eval_step(
     model: Transformer, *, directions: int
 ) -> Callable[[dict, Batch], dict[str, Array]]:
-    """(params, batch) -> nll_sum_D, tokens_D without dropout and without dropped tokens."""
+    """Returns (params, batch) -> nll_sum_D and tokens_D, without dropout or dropped tokens."""
 
     def eval_step(params, batch: Batch) -> dict[str, Array]:
         logits_BTV, _ = apply_model(model, params, batch, None)

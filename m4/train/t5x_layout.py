@@ -1,12 +1,12 @@
-"""Names and numbers of T5X's checkpoints as m4's, and back.
+"""Converts names and numbers of T5X's checkpoints to m4's, and back.
 
 | a checkpoint of | its parameters |
 | --- | --- |
 | m4's module, trained by T5X | m4's own names and numbers |
 | T5X's T5 (T5 1.1, mT5; also its scanned stacks) | `encoder/layers_0/...`: other names. T5 stores embeddings √M times larger, and queries' kernels √D times smaller, than m4, which multiplies by these numbers when it computes (docs/model.md) |
 
-T5X's Adafactor keeps, for a parameter whose matrices it factors, `v_row` and `v_col` (which of them
-is which axis: `_row_is_last`), for others `v`; the rest are placeholders of one number.
+T5X's Adafactor keeps `v_row` and `v_col` for a parameter whose matrices it factors (`_row_is_last`
+tells their axes), and `v` for the others; the rest are placeholders of one number.
 """  # noqa: E501
 
 import math
@@ -24,7 +24,7 @@ Read = Callable[[str], np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
 TARGET, STATES = "target/", "state/param_states/"
 _LEAST_FACTORED = 128  # T5X: a matrix with a smaller side is not factored
-# T5 -> m4, of what is not in a layer.
+# T5's names -> m4's, for parameters outside the layers.
 _OUTSIDE = {
     "token_embedder/embedding": "token_embedder/embedding",
     "encoder/relpos_bias/rel_embedding": "encoder_bias/rel_embedding",
@@ -41,12 +41,13 @@ _RELPOS = "relpos_bias/rel_embedding"
 
 
 class T5xParameter(NamedTuple):
-    """Where a parameter of m4 is in a checkpoint.
+    """The place of one of m4's parameters in a checkpoint.
 
     Attributes:
-        name: the checkpoint's, without "target/". layer, axis: its place in a scanned stack, and
-            the axis that counts layers; None: it is the whole array.
-        factor: m4's value over the checkpoint's.
+        name: The checkpoint's name, without "target/".
+        layer: Number of its layer in a scanned stack; None where it is the whole array.
+        axis: Axis of the array that counts layers.
+        factor: m4's value divided by the checkpoint's.
     """
 
     name: str
@@ -55,19 +56,20 @@ class T5xParameter(NamedTuple):
     factor: float = 1.0
 
     def part(self, array: np.ndarray, axis: int | None = None) -> np.ndarray:
-        """This layer of a scanned stack's array; axis: of layers, where it is another one."""
+        """Takes the layer out of a scanned stack's array, whose layers are along `axis`."""
         if self.layer is None:
             return array
         return np.take(array, self.layer, self.axis if axis is None else axis)
 
 
 def sources(shapes: Shapes) -> dict[str, T5xParameter]:
-    """m4's path of each parameter, among unscanned layers -> where it is in the checkpoint.
+    """Returns the place of each parameter in a checkpoint, by m4's path among unscanned layers.
 
-    shapes: of the checkpoint, by its names.
+    Args:
+        shapes: Shapes of the checkpoint's arrays, by their names.
 
     Raises:
-        InputError: neither m4's nor T5's names; a parameter that m4's model does not have.
+        InputError: The names are neither m4's nor T5's, or m4's model does not have a parameter.
     """
     names = {n.removeprefix(TARGET): shape for n, shape in shapes.items() if n.startswith(TARGET)}
     if "encoder_norm/scale" in names:
@@ -127,7 +129,10 @@ def _heads(names: Shapes) -> int:
 
 
 def check_shared_bias(names: Shapes, read: Read) -> None:
-    """InputError: a scanned stack's layers have different position biases; m4's share one."""
+    """Raises InputError where a scanned stack's layers differ in their position biases.
+
+    m4's layers share one.
+    """
     for stack in ("encoder", "decoder"):
         name = f"{TARGET}{stack}/{stack}/{_RELPOS}"
         if name in names:
@@ -140,7 +145,7 @@ def check_shared_bias(names: Shapes, read: Read) -> None:
 
 
 def part_shape(source: T5xParameter, shapes: Shapes) -> tuple[int, ...]:
-    """The shape of m4's parameter."""
+    """Returns the shape of m4's parameter."""
     shape = list(shapes[TARGET + source.name])
     if source.layer is not None:
         del shape[source.axis]
@@ -148,7 +153,7 @@ def part_shape(source: T5xParameter, shapes: Shapes) -> tuple[int, ...]:
 
 
 def parameter(source: T5xParameter, read: Read) -> np.ndarray:
-    """m4's parameter out of the checkpoint."""
+    """Reads m4's parameter from the checkpoint."""
     found = source.part(read(TARGET + source.name))
     return found if source.factor == 1.0 else (found * np.float32(source.factor))
 
@@ -157,10 +162,12 @@ def parameter(source: T5xParameter, read: Read) -> np.ndarray:
 
 
 def moments(source: T5xParameter, shapes: Shapes, read: Read) -> dict[str, Floats]:
-    """m4's second moments of a parameter: {"rows": [R], "columns": [C]} of its matrices, or
-    {"": full} where T5X does not factor them.
+    """Returns m4's second moments of a parameter.
 
-    Gradients go with 1 / factor, moments with its square.
+    Gradients scale with 1 / factor, and moments with its square.
+
+    Returns:
+        {"rows": [R], "columns": [C]} of its matrices, or {"": full} where T5X does not factor them.
     """
     state, shape = f"{STATES}{source.name}/", shapes[TARGET + source.name]
     if f"{state}v" not in shapes:
@@ -187,9 +194,13 @@ def moments(source: T5xParameter, shapes: Shapes, read: Read) -> dict[str, Float
 def t5x_moments(
     name: str, shape: tuple[int, ...], given: Mapping[str, Floats], stacked: bool
 ) -> dict[str, Floats]:
-    """v_row, v_col, v and m of T5X's Adafactor for a parameter of m4's module.
+    """Returns v_row, v_col, v and m of T5X's Adafactor for a parameter of m4's module.
 
-    given: as `moments` returns. stacked: the first axis counts a scanned stack's layers.
+    Args:
+        name: Name of the parameter.
+        shape: Its shape.
+        given: Moments as `moments` returns them.
+        stacked: The first axis counts a scanned stack's layers.
     """
     none = {key: np.zeros(1, np.float32) for key in ("m", "v", "v_col", "v_row")}
     if not _is_factored(name, shape, stacked):
@@ -204,14 +215,16 @@ def t5x_moments(
 
 
 def together(rows: Floats, columns: Floats) -> Floats:
-    """The moment that rows [..., R] and columns [..., C] stand for, [..., R, C]."""
+    """Multiplies factors, rows [..., R] and columns [..., C], to full moments [..., R, C]."""
     mean = rows.mean(-1, keepdims=True)[..., None]
     return rows[..., :, None] * columns[..., None, :] / mean
 
 
 def _is_factored(name: str, shape: tuple[int, ...], stacked: bool) -> bool:
-    """Whether T5X's Adafactor factors a parameter of m4's module: two axes by their sizes, more of
-    them by its rules for logical axes."""
+    """Says if T5X's Adafactor factors a parameter of m4's module.
+
+    It decides by the sizes of two axes, and by its rules for logical axes where there are more.
+    """
     if len(shape) == 2 and not stacked:
         return min(shape) >= _LEAST_FACTORED
     # A router's and a norm's axes are not one row axis and one column axis.
@@ -219,8 +232,10 @@ def _is_factored(name: str, shape: tuple[int, ...], stacked: bool) -> bool:
 
 
 def _row_is_last(name: str, shape: tuple[int, ...], stacked: bool) -> bool:
-    """Whether `v_row` is of a parameter's last axis: the shorter one of two, and among more the
-    model's width."""
+    """Says if `v_row` belongs to a parameter's last axis.
+
+    It belongs to the shorter of two axes; among more, to the model's width.
+    """
     if len(shape) == 2 and not stacked:
         return shape[1] < shape[0]
     return name.endswith(("/out/kernel", "/wo/kernel"))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from m4.data.cache import cache as caches
-from m4.data.corpus import CorpusSpec
 from m4.data.samplers import Phase
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
@@ -25,8 +24,8 @@ from m4.train.measuring.training_counts import DATA_COUNTS, DataCounter
 from m4.train.sampling import LearnedSampling
 from m4.train.step import count_data
 from m4.train.trainer import Trained
-from tests.data.corpus import Made
-from tests.train.test_step import MODEL, mesh_of
+from tests.shared import small_corpus, small_model
+from tests.train.test_step import mesh_of
 from tests.train.trainers import learned_sampling, timeless_rows, train
 
 LEARNED = Learned(start=uniform, step_size=1.0)
@@ -35,10 +34,7 @@ SEEN = ("en-gl", "gl-en", "en-de", "de-en")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> caches.Cache:
-    folder = tmp_path_factory.mktemp("corpus") / "data"
-    return CorpusSpec(
-        Made({"gl": 60, "de": 120}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}
-    ).build(folder)
+    return small_corpus(tmp_path_factory)
 
 
 def recounted(stream: Stream, batch: Mapping[str, np.ndarray]) -> dict[str, collections.Counter]:
@@ -105,12 +101,7 @@ def run(
     stream, sampling = learned_sampling(corpus, LEARNED, 8, make, learns)
     return train(
         folder,
-        MODEL.clone(
-            vocab_size=-(-corpus.source_vocabulary.size // 8) * 8,
-            moe=None,
-            encoder_layers=1,
-            decoder_layers=1,
-        ),
+        small_model(vocab_size=-(-corpus.source_vocabulary.size // 8) * 8, moe=None),
         stream,
         mesh_of(1, 1),
         total_steps=8,

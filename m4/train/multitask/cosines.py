@@ -80,7 +80,7 @@ def gradient_cosines(
     """
     groups = settings.of(directions)
     names = list(groups)
-    compared = DirectionGroups.of(list(groups.values()), directions)
+    compared = DirectionGroups.compared(list(groups.values()), directions)
     whole = NamedSharding(mesh, PartitionSpec())
     stacked = gradients_of(functools.partial(_losses, model, compared), compared)
     part = SynchronizedProgram(jax.jit(lambda *a: stacked(*a)[0]), "the groups' gradients")

@@ -53,7 +53,7 @@ class DirectionGroups:
     rates_G: Floats | None
 
     @classmethod
-    def of(cls, groups: Sequence[Sequence[str]], directions: Directions) -> DirectionGroups:
+    def compared(cls, groups: Sequence[Sequence[str]], directions: Directions) -> DirectionGroups:
         """Returns groups whose gradients are compared, not altered."""
         members_GD = np.array([[d in one for d in directions.names] for one in groups], np.float32)
         return cls(None, [], members_GD, np.eye(len(groups), dtype=np.float32), None)

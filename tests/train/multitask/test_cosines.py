@@ -1,13 +1,10 @@
 """Cosines of groups' gradients: equal to gradients taken one by one, and what a sampler learns."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.data.corpus import CorpusSpec
 from m4.data.samplers.learned import Learned, alignment
 from m4.data.samplers.uniform import uniform
 from m4.data.stream.stream import Stream
@@ -16,9 +13,8 @@ from m4.train.measuring.dev import dev_batches
 from m4.train.multitask.cosines import GradientCosines, gradient_cosines, named
 from m4.train.multitask.groups import Directions, Listed, by_family, by_language, by_level, by_side
 from m4.train.optimizer import adamw
-from m4.train.sampling import LearnedSampling
 from m4.train.step import apply_model
-from tests.data.corpus import Made
+from tests.shared import small_corpus
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import program_of
 
@@ -60,49 +56,17 @@ def test_a_row_by_hand():
     }
 
 
-class Heard:
-    """A stream that remembers its phases."""
-
-    def __init__(self):
-        self.phases = []
-
-    def restart(self):
-        self.phases = []
-
-    def begin(self, step, rates):
-        self.phases.append((step + 1, rates))
-        return step + 1
-
-
-def sampling(stream):
+def test_what_helps_others_is_drawn_more():
     sampler = Learned(start=uniform, signal=alignment, step_size=1.0, floor=0.1)
-    return LearnedSampling(sampler, dict.fromkeys("abc", 1 / 3), dict, stream, {"X.period": 2})
-
-
-def test_what_helps_others_is_drawn_more_and_a_resumed_run_learns_the_same():
-    cosines = [{"a": 0.9, "b": 0.1, "c": -0.4}, {"a": 0.2, "b": 0.3, "c": 0.0}]
-    rows = [{f"gradients/alignment/{k}": v for k, v in one.items()} for one in cosines]
-    stream = Heard()
-    whole = sampling(stream)
-    first = whole.evaluated(2, rows[0])
-    assert first["rate/a"] > first["rate/b"] > first["rate/c"]
-    # Evaluations without cosines change nothing, the stream's phases neither.
-    assert whole.evaluated(3, {"dev/nll/a": 1.0}) == {}
-    note = json.loads(json.dumps(whole.note()["sampling"]))
-    second = whole.evaluated(4, rows[1])
-    resumed, its = sampling(again := Heard()), None
-    resumed.resume(note)
-    its = resumed.evaluated(4, rows[1])
-    assert its == second
-    assert again.phases == stream.phases  # the saved ones, and the one that follows
+    measured = {"gradients/alignment/a": 0.9, "gradients/alignment/b": 0.1, "dev/nll/c": 1.0}
+    rates = sampler.rates(sampler.update(sampler.begin(), measured), dict.fromkeys("abc", 1 / 3))
+    assert rates["a"] > rates["c"] > rates["b"]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("layout", [(1, 1), (2, 2, 1, 2)])
-def test_cosines_equal_those_of_gradients_taken_one_by_one(tmp_path, layout):
-    corpus = Made({"gl": 60, "de": 120})
-    lengths = {"inputs": 64, "targets": 64}
-    cache = CorpusSpec(corpus, vocabulary_size=300, lengths=lengths).build(tmp_path / "data")
+def test_cosines_equal_those_of_gradients_taken_one_by_one(tmp_path_factory, layout):
+    cache = small_corpus(tmp_path_factory)
     stream = Stream(cache, batch_rows=8)
     assert stream.directions == NAMES
     mesh = mesh_of(*layout)

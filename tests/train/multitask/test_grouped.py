@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.model.gates.switch import switch
 from m4.parallel.host_batches import to_global
@@ -19,8 +18,7 @@ from m4.train.multitask.groups import Listed, by_language, by_side
 from m4.train.multitask.surgery import GradientVaccine, PCGrad
 from m4.train.optimizer import adamw
 from m4.train.trainer import Trainer
-from tests.data.corpus import Made
-from tests.shared import SMALL_MOE
+from tests.shared import SMALL_MOE, small_corpus
 from tests.train.test_step import SHALLOW, a_batch, mesh_of
 from tests.train.trainers import train, training_of
 
@@ -200,10 +198,8 @@ def test_the_groups_gradients_are_sharded_as_their_parameters():
 
 
 @pytest.mark.thorough
-def test_a_resumed_run_is_bit_equal_and_groups_may_begin_within_a_run(tmp_path):
-    corpus = Made({"gl": 60, "de": 120})
-    lengths = {"inputs": 64, "targets": 64}
-    cache = CorpusSpec(corpus, vocabulary_size=300, lengths=lengths).build(tmp_path / "data")
+def test_a_resumed_run_is_bit_equal_and_groups_may_begin_within_a_run(tmp_path, tmp_path_factory):
+    cache = small_corpus(tmp_path_factory)
     model = SHALLOW.clone(vocab_size=cache.target_vocabulary.size, moe=None)
     surgery = GradientVaccine(by_language, beta=0.3)
 

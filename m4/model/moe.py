@@ -129,7 +129,7 @@ class MoeLayer(nn.Module):
             score=functools.partial(self._score, x_GSM),
             mask_GS=mask_GS,
             ids_GS=None if ids_BL is None else _grouped(ids_BL, S),
-            language_GS=None if direction_BL is None else _grouped(direction_BL, S),
+            direction_GS=None if direction_BL is None else _grouped(direction_BL, S),
             step=step,
             # T5X passes one stream of random numbers, named "dropout".
             rng=self.make_rng("dropout") if train and self.has_rng("dropout") else None,
@@ -149,8 +149,8 @@ class MoeLayer(nn.Module):
         carried = self._mask_outputs(routing) if tokens.rng is not None else routing
         y_GSM = self._carry(x_GSM.astype(self.dtype), carried, dispatch, deterministic)
         self._sow(routing, tokens)
-        if self.directions and tokens.language_GS is not None:
-            self._sow_choices(routing, tokens.language_GS)
+        if self.directions and tokens.direction_GS is not None:
+            self._sow_choices(routing, tokens.direction_GS)
         return y_GSM.reshape(x_BLM.shape)
 
     def _group_tokens(self, B: int, L: int, *, whole_rows: bool) -> int:
@@ -248,11 +248,11 @@ class MoeLayer(nn.Module):
         for name, value in values.items():
             self.sow("intermediates", name, jnp.asarray(value, jnp.float32))
 
-    def _sow_choices(self, routing: Routing, language_GS: Array) -> None:
+    def _sow_choices(self, routing: Routing, direction_GS: Array) -> None:
         assigned_GSK = routing.position_GSK >= 0
         # Faster on CPUs than a product of one-hots, which writes [tokens, D * E].
         D, E = self.directions, self.num_experts
-        cell_GSK = language_GS[..., None] * E + routing.expert_GSK
+        cell_GSK = direction_GS[..., None] * E + routing.expert_GSK
         cell_J = jnp.where(assigned_GSK, cell_GSK, D * E).reshape(-1)  # cell D*E is not counted
         count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
         self.sow("intermediates", "assigned_DE", count_J.reshape(D, E))

@@ -80,7 +80,7 @@ class Tokens:
         score: See `RouterScore`.
         mask_GS: True for real tokens; padding is never guessed from values.
         ids_GS: Token ids, the input ids of the layer's stack.
-        language_GS: The direction that each token belongs to, int32; None where it is unknown.
+        direction_GS: The direction that each token belongs to, int32; None where it is unknown.
         step: Training steps done, int32 scalar; None outside training.
         rng: A key; None for deterministic routing.
         table: (name, V -> initial values) -> table that is kept in the checkpoint, int32.
@@ -91,7 +91,7 @@ class Tokens:
     score: RouterScore = struct.field(pytree_node=False)
     mask_GS: Array
     ids_GS: Array | None = None
-    language_GS: Array | None = None
+    direction_GS: Array | None = None
     step: Array | None = None
     rng: Array | None = None
     table: Callable[[str, Any], Array] | None = struct.field(pytree_node=False, default=None)

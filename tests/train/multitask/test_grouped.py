@@ -45,7 +45,7 @@ class Without:
     def __init__(self, groups):
         self.groups = groups
 
-    def begin(self, groups):
+    def initial_state(self, groups):
         return np.zeros(0, np.float32)
 
     def weights(self, gram_GG, state, key):

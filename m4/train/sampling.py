@@ -54,10 +54,8 @@ class LearnedSampling:
         self._state, self._phases = self._sampler.begin(), []
         if saved is None:
             return
-        # By the parameter alone: its class once had another name.
-        began = {name.split(".")[-1]: value for name, value in saved.get("measured", {}).items()}
         for name, here in self._measured.items():
-            if (there := began.get(name.split(".")[-1])) != here:
+            if (there := saved["measured"].get(name)) != here:
                 raise SettingError(
                     name,
                     here,
@@ -72,11 +70,11 @@ class LearnedSampling:
             self._phases.append((first_step, dict(rates)))
 
     def begin(self, step: int, saved: Mapping[str, Any] | None) -> None:
-        """Begins a run after `step` steps of another one with what that one learned.
+        """Begins a run after `step` steps of another one, with the weights that it learned.
 
         Args:
             step: Steps of the other run.
-            saved: Of the other run's note. None where nothing was learned.
+            saved: Part of the other run's note; None where nothing was learned.
         """
         self.resume(None)
         if saved is None or not saved["state"]["log_weights"]:

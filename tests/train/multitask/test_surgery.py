@@ -48,7 +48,7 @@ def vaccine(
 def altered(surgery, gradients, state=None, key=KEY):
     """(the step's gradient, new state) of vectors."""
     stacked = {"kernel": np.stack(gradients).astype(np.float32)}
-    begun = surgery.begin(len(gradients)) if state is None else state
+    begun = surgery.initial_state(len(gradients)) if state is None else state
     products = gram.gram(stacked, "model")[0]
     weights, begun = jax.jit(surgery.weights)(products, begun, key)
     return gram.weighted(stacked, weights[None], "model")["kernel"], begun

@@ -1,4 +1,4 @@
-"""Stages of cleaning: one file a stage, each a frozen dataclass of settings, a `CleaningStage`.
+"""Stages of cleaning: each is a frozen dataclass of settings, a `CleaningStage`.
 
 A stage never sees a whole corpus at once: it gets chunks of one language and split, and says which
 pairs to drop and why, or gives them back with other text.
@@ -7,8 +7,8 @@ pairs to drop and why, or gives them back with other text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,12 @@ Share = Annotated[float, Between(0, 1)]
 class Findings:
     """What a check found in a chunk of n pairs.
 
-    drop: reason -> mask [n] of the pairs to drop. A pair that several reasons name is dropped for
-    the first. change: reason -> mask [n] of the pairs whose text is another now; `chunk` has it.
-    not_checked: why -> mask [n] of the pairs about which the stage cannot say anything.
+    Attributes:
+        drop: Reason -> mask [n] of the pairs to drop. A pair that several reasons name is dropped
+            for the first.
+        change: Reason -> mask [n] of the pairs whose text was changed.
+        chunk: The pairs with their changed text, where there is any.
+        not_checked: Why -> mask [n] of the pairs that the stage cannot judge.
     """
 
     drop: Mapping[str, Mask] = field(default_factory=dict)
@@ -36,7 +39,7 @@ class Findings:
 
 
 class NotChecked(NamedTuple):
-    """A stage that cannot look at a language, and why: it is counted, never silent."""
+    """Says that a stage cannot judge a language, and why: this is counted, never silent."""
 
     why: str
 
@@ -48,9 +51,13 @@ Check = Callable[[Chunk], Findings]
 class FittedCheck(Protocol):
     """A check that looks over all pairs that reach it before it judges the first one."""
 
-    def fit(self, chunks: Iterator[Chunk]) -> None: ...
+    def fit(self, chunks: Iterator[Chunk]) -> None:
+        """Looks over all pairs."""
+        ...
 
-    def __call__(self, chunk: Chunk) -> Findings: ...
+    def __call__(self, chunk: Chunk) -> Findings:
+        """Judges some pairs."""
+        ...
 
 
 # (language, split) -> the check of that part of the corpus. A run opens a stage once and asks for
@@ -58,19 +65,25 @@ class FittedCheck(Protocol):
 Opened = Callable[[str, str], "Check | FittedCheck | NotChecked"]
 
 
-class CleaningStage(Protocol):
-    """The settings of a stage; `name` is that of its file and begins its reasons in the ledger.
+class CleaningStage:
+    """Base class of the stages, which are frozen dataclasses.
 
     Dev and test go through the checks too. There they only flag: nothing is dropped or changed.
+
+    Attributes:
+        name: Begins the stage's reasons in the ledger.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
 
     def identity(self) -> dict[str, Any]:
-        """All that decides what it does, as JSON."""
-        ...
+        """Returns all that decides what the stage does, as JSON. Defaults to the settings."""
+        return asdict(self)  # pyright: ignore[reportArgumentType]
 
     def open(self, languages: Sequence[str]) -> Opened:
-        """The stage at work on one corpus of these languages."""
-        ...
+        """Starts the stage on a corpus of these languages. Defaults to `check` for each of them."""
+        return lambda language, split: self.check
+
+    def check(self, chunk: Chunk) -> Findings:
+        """Judges some pairs, for stages that treat all languages and splits alike."""
+        raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A few thousand pairs of one language and split, as columns, with what several stages need."""
+"""Some pairs of one language and split as columns, with values that several stages need."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ PAIRS = 1024
 
 
 class Chunk:
-    """n pairs: `numbers` [n] count from 1 in the order of the source; `english`, `translation` [n].
+    """Columns of n pairs; never changed in place, because computed values are kept with the text.
 
-    Never changed in place: what is computed from the text is kept with it.
+    Args:
+        numbers: [n] places in the order of the source, from 1.
+        english: [n] English sides.
+        translation: [n] translations.
     """
 
     def __init__(
@@ -32,22 +35,23 @@ class Chunk:
         return len(self.english)
 
     def side(self, name: str) -> list[str]:
+        """Returns [n] sides, "english" or "translation"."""
         return self.english if name == "english" else self.translation
 
     def lengths(self, side: str) -> npt.NDArray[np.int64]:
-        """[n] characters."""
+        """Returns [n] numbers of characters."""
         return np.fromiter(map(len, self.side(side)), np.int64, len(self))
 
     def code_points(self, side: str) -> npt.NDArray[np.uint32]:
-        """All characters of a side, one sentence after another."""
+        """Returns all characters of a side, one sentence after another."""
         return code_points("".join(self.side(side)))
 
     def digests(self, side: str) -> npt.NDArray[np.uint64]:
-        """[n] 64 bits of each sentence as it is."""
+        """Returns [n] 64 bits of each sentence as it is."""
         return self._digests("exact", side)
 
     def normal_digests(self, side: str) -> npt.NDArray[np.uint64]:
-        """[n] 64 bits of each sentence without case, width and spacing (`keys.normal`)."""
+        """Returns [n] 64 bits of each sentence without case, width and spacing (`normal`)."""
         return self._digests("normal", side)
 
     def _digests(self, kind: str, side: str) -> npt.NDArray[np.uint64]:
@@ -58,7 +62,7 @@ class Chunk:
         return self._kept[kind, side]
 
     def take(self, mask: npt.NDArray[np.bool_]) -> Chunk:
-        """The pairs of the mask [n], in their order."""
+        """Returns the pairs that a mask [n] marks, in their order."""
         if mask.all():
             return self
         wanted = mask.tolist()
@@ -72,7 +76,7 @@ class Chunk:
 
 
 def chunks(pairs: Iterable[Pair], size: int = PAIRS) -> Iterator[Chunk]:
-    """Pairs, numbered from 1, in chunks."""
+    """Yields pairs, numbered from 1, in chunks."""
     iterator, first = iter(pairs), 1
     while part := list(islice(iterator, size)):
         english, translation = zip(*part, strict=True)

@@ -1,4 +1,4 @@
-"""Cleaning: the pairs of a source through stages, into the ledger.
+"""Takes the pairs of a source through the stages of cleaning and counts all in the ledger.
 
 Training pairs are dropped or changed. Dev and test pairs go through the same stages and are only
 flagged: what a model is tested on stays what it is.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,12 @@ import numpy as np
 
 from m4.data.cleaning import Check, CleaningStage, FittedCheck, Mask, NotChecked
 from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
-from m4.data.cleaning.duplicates import Duplicates
-from m4.data.cleaning.empty import Empty
-from m4.data.cleaning.identical import Identical
 from m4.data.cleaning.language_id import LanguageId
-from m4.data.cleaning.ledger import Count, Example, Ledger
-from m4.data.cleaning.length import Length
-from m4.data.cleaning.length_ratio import LengthRatio
+from m4.data.cleaning.ledger import ANY, Count, Example, Ledger
 from m4.data.cleaning.normalise import Normalise
 from m4.data.cleaning.overlap import Overlap
 from m4.data.cleaning.script import Script
-from m4.data.cleaning.skipped import SkippedLines
+from m4.data.cleaning.stages import Duplicates, Empty, Identical, Length, LengthRatio
 from m4.data.sources import Pair, Source
 from m4.data.sources.reading.lines import plain
 from m4.settings import InputError, SettingError, checked, configurable
@@ -35,15 +31,17 @@ from m4.settings import InputError, SettingError, checked, configurable
 OnDrop = Callable[[str, str, str, int, Pair], None]
 # (language, split, pairs), for all that is read.
 OnRead = Callable[[str, str, Chunk], None]
+_Counts = dict[tuple[str, str], int]  # (file, reason) -> lines
 
 
 @checked
 @dataclass(frozen=True)
 class Cleaning:
-    """What is done to a corpus before it is tokenized.
+    """Cleaning of a corpus before it is tokenized.
 
-    stages: in their order, each at most once; by default those that leave a sound corpus as it is.
-    `thorough` has all of them.
+    Attributes:
+        stages: The stages in their order, each at most once. Defaults to those that leave a sound
+            corpus as it is; `thorough` has all of them.
     """
 
     stages: Sequence[CleaningStage] = (Normalise(), Empty(), Duplicates(), Overlap())
@@ -54,12 +52,12 @@ class Cleaning:
             raise SettingError("Cleaning.stages", names, "stages of different kinds")
 
     def identity(self) -> dict[str, Any]:
-        """All that decides what it does, as JSON: {stage: settings}, and their order."""
+        """Returns all that decides the result, as JSON: {stage: settings}, and their order."""
         settings = {stage.name: stage.identity() for stage in self.stages}
         return json.loads(json.dumps({"order": list(settings), **settings}))
 
     def normalise(self, text: str) -> str:
-        """A source to translate as a source of training is: read and normalised, never dropped."""
+        """Returns a source text as training text is: read and normalised, never dropped."""
         text = plain(text)
         for stage in self.stages:
             if isinstance(stage, Normalise):
@@ -67,23 +65,29 @@ class Cleaning:
         return text
 
 
-# What a corpus gets that nothing is said of.
+# The default cleaning.
 DEFAULT = Cleaning()
-# What was cleaned before.
+# No cleaning: the corpus is already clean.
 NOTHING = Cleaning(())
 
 
 @configurable
 def english_overlap() -> Cleaning:
-    """No training pair whose English is in a dev or test set, and nothing else: for a corpus that
-    is made, not found, such as cldr."""
+    """Returns a cleaning that drops training pairs whose English is in a dev or test set.
+
+    It suits a corpus that is made, not found, such as cldr.
+    """
     return Cleaning([Overlap(sides=["english"])])
 
 
 @configurable
 def thorough(stages: Sequence[CleaningStage] = ()) -> Cleaning:
-    """Every stage at its defaults, but duplicates without regard to case, width and spacing; those
-    given in `stages` in the place of their kind."""
+    """Returns a cleaning of all stages.
+
+    Args:
+        stages: Stages that take the place of those of their kind. The others have their defaults,
+            except that duplicates also disregard case, width and spacing.
+    """
     every: tuple[CleaningStage, ...] = (
         Normalise(),
         Empty(),
@@ -102,7 +106,16 @@ def thorough(stages: Sequence[CleaningStage] = ()) -> Cleaning:
 class Cleaner:
     """One run of a cleaning over a corpus: test of all languages first, then dev, then train.
 
-    Training text counts as overlapping only with what came before it.
+    Training text counts as overlapping only with text that came before it.
+
+    Args:
+        cleaning: The stages.
+        source: The corpus.
+        languages: Its languages.
+        spool: Folder for text that is read twice.
+        examples: Examples that the ledger keeps for each reason.
+        on_drop: Called for every training pair that is dropped.
+        on_read: Called for every chunk that is read.
     """
 
     def __init__(
@@ -115,15 +128,14 @@ class Cleaner:
         on_drop: OnDrop | None = None,
         on_read: OnRead = lambda *_: None,
     ) -> None:
-        """spool: a folder for text that is read twice; examples: kept in the ledger by reason."""
         self._source, self._spool, self._on_read = source, spool, on_read
         self._examples, self._on_drop = examples, on_drop
         self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})
         self._opened = {stage.name: stage.open(languages) for stage in cleaning.stages}
-        self._lines = SkippedLines(source)
+        self._lines = _SkippedLines(source)
 
     def pairs(self, language: str, split: str) -> Iterator[Chunk]:
-        """What is left of a language's split. Exhaust it: the ledger is complete at the end."""
+        """Yields what is left of a language's split; at the end its counts are complete."""
         count = self.ledger.count(language, split)
         checks: dict[str, Check | FittedCheck] = {}
         not_checked: dict[str, str] = {}
@@ -142,7 +154,7 @@ class Cleaner:
             count.not_checked[f"{name}: {why}"] += part.count.read
 
     def finish(self) -> Ledger:
-        """The ledger, with the lines of the source that were no pair."""
+        """Returns the ledger, with the lines of the source that were no pair."""
         self._lines.into(self.ledger)
         self.ledger.check()
         return self.ledger
@@ -157,7 +169,7 @@ class Cleaner:
     def _flag(
         self, part: _Part, checks: dict[str, Check | FittedCheck], read: Iterator[Chunk]
     ) -> Iterator[Chunk]:
-        """Dev or test, as it came. It is held in memory: it is what a model is tested on."""
+        """Yields dev or test as it came, after flagging it. It is held in memory."""
         original = list(read)
         seen = original
         for name, check in checks.items():
@@ -176,7 +188,7 @@ class Cleaner:
     def _drop(
         self, part: _Part, checks: dict[str, Check | FittedCheck], stream: Iterator[Chunk]
     ) -> Iterator[Chunk]:
-        """Training pairs. A check that must see all of them first reads them from the spool."""
+        """Yields training pairs; a check that must see all first reads them from the spool."""
         for number, (name, check) in enumerate(checks.items()):
             if isinstance(check, FittedCheck):
                 spool = self._spool / f"{part.split}.{part.language}.{number}.tsv"
@@ -187,8 +199,51 @@ class Cleaner:
         return stream
 
 
+class _SkippedLines:
+    """Lines of a source's files that are no pair, and those put right, by language and split.
+
+    A source counts by file, and a file may be read again. So the counts are emptied before each
+    language and split, looked at after it, and put back together in the end. Lines of a file that
+    several languages or splits are read from belong to none of them alone: they are under `ANY`.
+    """
+
+    def __init__(self, source: Source) -> None:
+        # (file, reason) -> lines; not every source has files.
+        self._counted: dict[str, _Counts] = {
+            name: getattr(source, name, {}) for name in ("skipped", "normalised")
+        }
+        self._all: dict[str, _Counts] = {name: {} for name in self._counted}
+        self._read_for: dict[str, set[tuple[str, str]]] = {}
+
+    @contextmanager
+    def of(self, language: str, split: str) -> Iterator[None]:
+        """Surrounds the reading of one language and split."""
+        for counted in self._counted.values():
+            counted.clear()
+        yield
+        for name, counted in self._counted.items():
+            self._all[name] |= counted
+            for file, _ in counted:
+                self._read_for.setdefault(file, set()).add((language, split))
+
+    def into(self, ledger: Ledger) -> None:
+        """Adds the lines to the ledger: each line left out was read and dropped."""
+        for name, counted in self._counted.items():
+            counted |= self._all[name]
+            for (file, reason), lines in sorted(self._all[name].items()):
+                languages, splits = (set(of) for of in zip(*self._read_for[file], strict=True))
+                language = languages.pop() if len(languages) == 1 else ANY
+                split = splits.pop() if len(splits) == 1 else ANY
+                count = ledger.count(language, split)
+                if name == "skipped":
+                    count.read += lines
+                    count.dropped[f"source: {reason}"] += lines
+                else:
+                    count.changed[f"source: {reason}"] += lines
+
+
 class _Part:
-    """A language and split on its way through the checks."""
+    """A language and split on its way through the checks, with its counts."""
 
     def __init__(
         self, language: str, split: str, count: Count, examples: int, on_drop: OnDrop | None
@@ -197,7 +252,7 @@ class _Part:
         self._examples, self._on_drop = examples, on_drop
 
     def checked(self, name: str, check: Check, stream: Iterator[Chunk]) -> Iterator[Chunk]:
-        """The stream without what the check drops, with what it changes."""
+        """Yields the stream without what a check drops, and with what it changes."""
         for chunk in stream:
             found = check(chunk)
             self.leave_unchecked(name, found.not_checked)
@@ -243,7 +298,7 @@ class _Part:
 
 
 def lines_of(chunk: Chunk, language: str, split: str) -> str:
-    """A chunk as lines english<TAB>translation; ValueError where a sentence cannot be one side."""
+    """Returns a chunk as lines english<TAB>translation; InputError for a tab or line end inside."""
     pairs = list(zip(chunk.english, chunk.translation, strict=True))
     text = "".join([f"{english}\t{translation}\n" for english, translation in pairs])
     if text.count("\n") != len(chunk) or text.count("\t") != len(chunk) or "\r" in text:

@@ -1,6 +1,6 @@
-"""What sentences are compared by: their normal form, 64 bits of it, and sets of these.
+"""Compares sentences by 64 bits of their text, and keeps sets of these.
 
-With n different sentences, two of them have the same 64 bits with a chance of about n^2 / 2^65: one
+Among n different sentences, two have the same 64 bits with a probability of about n^2 / 2^65: one
 in 4,000 for a hundred million.
 """
 
@@ -23,7 +23,7 @@ _LINE_END, _SPACE = 0x0A, 0x20
 
 
 def normal_digests(texts: Sequence[str]) -> U64:
-    """[n] 64 bits of each text's `normal` form; what can be done for many texts at once is."""
+    """Returns [n] 64 bits of each text's `normal` form, computed for many texts at once."""
     joined = "\n".join([unicodedata.normalize("NFKC", text) for text in texts]).casefold()
     points = code_points(joined)
     ends = np.append(np.flatnonzero(points == _LINE_END), len(points))
@@ -34,27 +34,27 @@ def normal_digests(texts: Sequence[str]) -> U64:
 
 
 def digests(texts: Sequence[str]) -> U64:
-    """[n] 64 bits of each text: the sum over its characters of mix(character, place).
+    """Returns [n] 64 bits of each text: the sum over its characters of mix(character, place).
 
-    Each term is its own random number (splitmix64), so that different texts have sums as
-    different as random numbers. The same on every machine, and numpy does a chunk at once.
+    Each term is its own random number (splitmix64), so that different texts have sums as different
+    as random numbers. They are equal on every machine.
     """
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
     return _digests(code_points("".join(texts)), np.append(0, ends[:-1]), ends)
 
 
 def code_points(text: str) -> npt.NDArray[np.uint32]:
-    """[characters] of a text, halves of surrogate pairs too."""
+    """Returns the [characters] of a text, halves of surrogate pairs too."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def _digests(
     points: npt.NDArray[np.uint32], starts: npt.NDArray[Any], ends: npt.NDArray[Any]
 ) -> U64:
-    """[n] of the texts points[starts[i] : ends[i]], which are in their order."""
+    """Returns [n] 64 bits of the texts points[starts[i] : ends[i]], which are in order."""
     if not len(starts):
         return np.zeros(0, np.uint64)
-    # Places count from the start of the text; what is between texts has terms that no sum takes in.
+    # Places count from the start of the text. No sum takes in the terms between texts.
     sizes = np.diff(np.append(starts, len(points)))
     places = np.arange(1, len(points) + 1, dtype=np.uint64)
     places -= np.repeat(starts.astype(np.uint64), sizes)
@@ -66,7 +66,7 @@ def _digests(
 
 
 def _spacing_matters(points: npt.NDArray[np.uint32]) -> bool:
-    """Whether " ".join(text.split()) would change one of the texts joined by line ends."""
+    """Returns whether " ".join(text.split()) would change one of the texts."""
     blank = _blanks()[points]
     # A blank next to another one or at an end; or one that is no plain space.
     edge = np.concatenate([[True], blank, [True]])
@@ -76,14 +76,14 @@ def _spacing_matters(points: npt.NDArray[np.uint32]) -> bool:
 
 @lru_cache(maxsize=1)
 def _blanks() -> npt.NDArray[np.bool_]:
-    """[0x110000]: what str.split() takes for white space."""
+    """Returns [0x110000]: whether str.split() takes a character for white space."""
     table = np.zeros(sys.maxunicode + 1, bool)
     table[[n for n in range(0x3001) if chr(n).isspace()]] = True
     return table
 
 
 def both(english: U64, translation: U64) -> U64:
-    """[n], [n] -> [n]: 64 bits of each pair."""
+    """Returns [n] 64 bits of each pair, from those of its sides."""
     return mix(english * np.uint64(3) + mix(translation))
 
 
@@ -100,7 +100,7 @@ class Digests:
         return sum(map(len, self._runs))
 
     def contains(self, numbers: U64) -> npt.NDArray[np.bool_]:
-        """[n]: whether each was added."""
+        """Returns [n]: whether each number was added before."""
         found = np.zeros(len(numbers), bool)
         for run in self._runs:
             place = np.searchsorted(run, numbers)
@@ -108,7 +108,7 @@ class Digests:
         return found
 
     def add(self, numbers: U64) -> npt.NDArray[np.bool_]:
-        """Adds them; [n]: whether each was new, the first of equal ones only."""
+        """Adds numbers; returns [n]: whether each was new, only the first of equal ones."""
         unique, first = np.unique(numbers, return_index=True)
         fresh = ~self.contains(unique)
         new = np.zeros(len(numbers), bool)

@@ -1,4 +1,4 @@
-"""Language identification: text in another language than it should be."""
+"""The stage language_id: text in another language than it should be."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning import Check, Findings, NotChecked, Opened, Share
+from m4.data.cleaning import Check, CleaningStage, Findings, NotChecked, Opened, Share
 from m4.data.cleaning.chunk import Chunk
 from m4.data.directions import SIDES
 from m4.data.languages import describe
@@ -34,21 +34,21 @@ class Identifier(Protocol):
     """Identifies the language of a text. Codes are ISO 639-1, or 639-3 where there is none."""
 
     def languages(self) -> set[str]:
-        """The codes that it can give."""
+        """Returns the codes that it can give."""
         ...
 
     def identify(self, text: str) -> tuple[str, float]:
-        """The likeliest language and how likely it is, 0 to 1."""
+        """Returns the likeliest language and how likely it is, 0 to 1."""
         ...
 
     def identity(self) -> dict[str, Any]:
-        """All that decides its answers, as JSON."""
+        """Returns all that decides its answers, as JSON."""
         ...
 
 
 @checked
 @dataclass(frozen=True)
-class LanguageId:
+class LanguageId(CleaningStage):
     """Drops a pair with a side that an identifier takes for another language.
 
     Only an identifier that is sure counts (`least_sure`), and only sides of `least_letters` letters
@@ -56,23 +56,23 @@ class LanguageId:
     not held against a pair, because identifiers mistake relatives for each other, small languages
     for large ones above all.
 
-    identifier: () -> Identifier. None: py3langid, the extra `langid` (140 languages, its
-    model in the package). Where it is not installed the stage does not run, and the report says so.
+    Attributes:
+        least_sure: Probability from which an identification counts.
+        least_letters: Letters from which a side is identified.
+        identifier: Makes the identifier. Defaults to py3langid, the extra `langid` (140 languages);
+            where it is not installed the stage does not run, and the report says so.
     """
 
+    name: ClassVar[str] = "language_id"
     least_sure: Share = 0.9
     least_letters: Annotated[int, Between(1, 10**6)] = 20
     identifier: Callable[[], Identifier] | None = None
-
-    @property
-    def name(self) -> str:
-        return "language_id"
 
     def identity(self) -> dict[str, Any]:
         if self.identifier is not None:
             by: dict[str, Any] | None = self.identifier().identity()
         else:
-            by = _package() if installed() else None  # another text where it is installed
+            by = _package() if installed() else None  # where it is installed, other text is left
         settings = {"least_sure": self.least_sure, "least_letters": self.least_letters}
         return {**settings, "identifier": by}
 
@@ -132,7 +132,7 @@ class Py3langid:
         return set(self._model.labels)
 
     def choose_among(self, codes: Collection[str]) -> None:
-        """From now on it gives only these codes, of `languages`."""
+        """Limits the answers to these codes, which are of `languages`."""
         self._model.set_languages(sorted(codes))
 
     def identify(self, text: str) -> tuple[str, float]:
@@ -147,15 +147,15 @@ def _package() -> dict[str, Any]:
 
 
 def installed() -> bool:
-    """Whether py3langid is there."""
+    """Returns whether py3langid is installed."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 def for_reports() -> Py3langid | None:
-    """py3langid, installed or where `make langid` puts it; None: it is in neither place.
+    """Returns py3langid, installed or from where `make langid` puts it, or None.
 
-    From there it is not importable afterwards either: what cleaning does must not depend on which
-    job ran before in the process.
+    From there it is not importable afterwards: what cleaning does must not depend on which command
+    ran before in the process.
     """
     if installed():
         return Py3langid()
@@ -169,13 +169,15 @@ def for_reports() -> Py3langid | None:
             del sys.modules[name]
 
 
-# What identifiers call languages of m4's table that they do not know apart.
+# Identifiers' names of languages of m4's table that they do not tell apart.
 _OTHER_NAMES = {"nb": "no", "nn": "no", "fil": "tl", "yue": "zh", "ckb": "ku"}
 
 
 def identifiers_code(language: str, known: Collection[str]) -> str:
-    """What an identifier of the codes `known` calls an m4 language; none of them: it does not
-    know it."""
+    """Returns the name of an m4 language among the codes that an identifier knows.
+
+    The result is none of them where the identifier does not know the language.
+    """
     described = describe(language)
     plain = described.code.split("_")[0]
     names = (plain, described.iso639_3, _OTHER_NAMES.get(plain, ""))

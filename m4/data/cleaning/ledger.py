@@ -1,4 +1,4 @@
-"""The ledger of a corpus: what was read, kept, dropped and why, by language and split.
+"""The ledger of a corpus: pairs read, kept and dropped, with reasons, by language and split.
 
 read = kept + dropped, for every language and split: `Ledger.check`, and a test on every path to it.
 """
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 # The whole ledger with examples, in a cache's folder.
 LEDGER_FILE = "ledger.json"
-# Where lines of a file stand that several languages or splits are read from.
+# Stands for the language or split of lines in a file that several of them are read from.
 ANY = "*"
 _COUNTERS = ("dropped", "changed", "flagged", "not_checked")
 _EXAMPLE_CHARACTERS = 300
 
 
 class Example(NamedTuple):
-    """A pair that a reason was found for; `number` counts from 1 in the order of the source."""
+    """A pair with a reason; `number` is its place in the order of the source, from 1."""
 
     number: int
     english: str
@@ -28,11 +28,16 @@ class Example(NamedTuple):
 
 @dataclass
 class Count:
-    """One language and split.
+    """Counts of one language and split.
 
-    dropped: reason -> pairs; each dropped pair has one reason. changed, flagged, not_checked:
-    reason -> pairs; a pair may have several. Flagged are pairs of dev and test, which are never
-    dropped.
+    Attributes:
+        read: Pairs read.
+        kept: Pairs kept.
+        dropped: Reason -> pairs. Each dropped pair has one reason.
+        changed: Reason -> pairs. A pair may have several reasons, here and below.
+        flagged: Reason -> pairs of dev and test, which are never dropped.
+        not_checked: Reason -> pairs that a stage could not judge.
+        examples: Reason -> its first pairs.
     """
 
     read: int = 0
@@ -44,13 +49,13 @@ class Count:
     examples: dict[str, list[Example]] = field(default_factory=dict)
 
     def drop(self, reason: str, pairs: int) -> None:
-        """`pairs` of those that were kept so far are dropped after all."""
+        """Drops `pairs` of those that were kept so far."""
         if pairs:
             self.kept -= pairs
             self.dropped[reason] += pairs
 
     def leave_out(self, reason: str, pairs: int, split: str) -> None:
-        """`drop` for training pairs; those of dev and test are flagged."""
+        """Drops training pairs; pairs of dev and test are flagged."""
         if split == "train":
             self.drop(reason, pairs)
         elif pairs:
@@ -66,7 +71,7 @@ class Count:
             shown.append(Example(example.number, *sides))
 
     def as_json(self, examples: bool = True) -> dict[str, Any]:
-        """As JSON; reasons in the order of their names, empty ones left out."""
+        """Returns JSON, with reasons in the order of their names, without empty ones."""
         made: dict[str, Any] = {"read": self.read, "kept": self.kept}
         for name in _COUNTERS:
             if counted := {r: n for r, n in sorted(getattr(self, name).items()) if n}:
@@ -86,18 +91,23 @@ class Count:
 
 
 class Ledger:
-    """counts[language][split]; `stages`: what was run, {name: {settings}}, in its order."""
+    """Counts by language and split.
+
+    Attributes:
+        stages: The stages that ran, {name: {settings}}, in their order.
+        counts: counts[language][split].
+    """
 
     def __init__(self, stages: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self.stages = dict(stages or {})
         self.counts: dict[str, dict[str, Count]] = {}
 
     def count(self, language: str, split: str) -> Count:
-        """The counts of one language and split, begun where they are not there."""
+        """Returns the counts of one language and split; new ones where there are none."""
         return self.counts.setdefault(language, {}).setdefault(split, Count())
 
     def check(self) -> None:
-        """AssertionError where something is not read = kept + dropped."""
+        """Asserts that read = kept + dropped everywhere."""
         for language, splits in self.counts.items():
             for split, count in splits.items():
                 dropped = sum(count.dropped.values())
@@ -105,12 +115,12 @@ class Ledger:
                 assert count.kept >= 0, (language, split, count)
 
     def reasons(self, what: str, split: str | None = None) -> list[str]:
-        """The reasons of a counter ("dropped", "changed" ...), the most frequent ones first."""
+        """Returns the reasons of a counter, such as "dropped", the most frequent ones first."""
         total = self.total(split)
         return [reason for reason, pairs in getattr(total, what).most_common() if pairs]
 
     def total(self, split: str | None = None) -> Count:
-        """The sum over languages of a split, or of all of them; without examples."""
+        """Returns the sum over languages of one split or of all, without examples."""
         sums = Count()
         for splits in self.counts.values():
             for name, count in splits.items():
@@ -122,7 +132,7 @@ class Ledger:
         return sums
 
     def summary(self) -> list[str]:
-        """What was left out of the training text, in a line for the log; empty where nothing was.
+        """Returns a line for the log on what was left out of the training text, if anything was.
 
         Lines of files that several splits are read from count with it.
         """
@@ -137,7 +147,7 @@ class Ledger:
         return [f"{dropped:,} of {count.read:,} training pairs left out: {reasons}"]
 
     def as_json(self, examples: bool = True) -> dict[str, Any]:
-        """Everything, as JSON."""
+        """Returns everything as JSON."""
         return {
             "stages": self.stages,
             "languages": {

@@ -1,16 +1,16 @@
-"""Unicode normalisation: canonical forms, and no characters that say nothing."""
+"""The stage normalise: canonical forms of Unicode, without characters that say nothing."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from m4.data.cleaning import Check, Findings, Opened
+from m4.data.cleaning import CleaningStage, Findings
 from m4.data.cleaning.chunk import Chunk
 from m4.data.directions import SIDES
 from m4.settings import OneOf, checked
@@ -18,7 +18,7 @@ from m4.settings import OneOf, checked
 FORMS = ("NFC", "NFKC", "none")
 
 _LINE_ENDS = re.compile("[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
-# Controls, halves of surrogate pairs, what Unicode says is no character.
+# Controls, halves of surrogate pairs, and code points that Unicode says are no characters.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufdd0-\ufdef\ufff9-\ufffb\ufffe\uffff"
     "\U0001fffe\U0001ffff\U0010fffe\U0010ffff]"
@@ -46,7 +46,7 @@ _ANY = re.compile(
 
 
 class Fixed(NamedTuple):
-    """A sentence, and what was done to it."""
+    """A sentence, and the reasons for which it was changed."""
 
     text: str
     reasons: tuple[str, ...]
@@ -54,33 +54,23 @@ class Fixed(NamedTuple):
 
 @checked
 @dataclass(frozen=True)
-class Normalise:
-    """Changes text, drops nothing.
+class Normalise(CleaningStage):
+    """Changes text and drops nothing.
 
-    form: NFC (canonical: é is one character), NFKC (compatibility too: ﬁ is fi, full width is
-    narrow), or none. junk: line ends and tabs become a space; control characters, halves of
-    surrogate pairs, byte order marks, soft hyphens and joiners that join nothing go; direction
-    marks go where nothing is written from right to left.
+    Attributes:
+        form: NFC (canonical: é is one character), NFKC (also compatibility: ﬁ is fi, full width is
+            narrow), or none.
+        junk: Line ends and tabs become a space. Control characters, halves of surrogate pairs, byte
+            order marks, soft hyphens and joiners that join nothing are removed, and direction marks
+            where nothing is written from right to left.
     """
 
+    name: ClassVar[str] = "normalise"
     form: Annotated[str, OneOf(FORMS)] = "NFC"
     junk: bool = True
 
-    @property
-    def name(self) -> str:
-        return "normalise"
-
-    def identity(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def open(self, languages: Sequence[str]) -> Opened:
-        def check(language: str, split: str) -> Check:
-            return self._check
-
-        return check
-
     def fix(self, text: str) -> Fixed:
-        """One sentence normalised."""
+        """Normalises one sentence."""
         reasons = []
         if self.junk and _ANY.search(text):
             text, reasons = _without_junk(text)
@@ -89,7 +79,8 @@ class Normalise:
             reasons.append(self.form)
         return Fixed(text, tuple(reasons))
 
-    def _check(self, chunk: Chunk) -> Findings:
+    def check(self, chunk: Chunk) -> Findings:
+        """Normalises both sides."""
         change: dict[str, np.ndarray] = {}
         sides = {side: chunk.side(side) for side in SIDES}
         for side, texts in sides.items():
@@ -103,7 +94,7 @@ class Normalise:
         return Findings(change=change, chunk=Chunk(chunk.numbers, **sides) if change else None)
 
     def _clean_already(self, texts: Sequence[str]) -> bool:
-        """Whether `fix` would change none of them; nearly always so, and quick for many at once."""
+        """Returns whether `fix` would change none of the texts: nearly always so, and quick."""
         joined = "".join(texts)
         if self.junk and _ANY.search(joined):
             return False
@@ -126,6 +117,6 @@ def _without_junk(text: str) -> tuple[str, list[str]]:
             text = changed
             if reason not in reasons:
                 reasons.append(reason)
-    if reasons:  # what was taken out may leave two spaces, or one at an end
+    if reasons:  # removed characters may leave two spaces, or one at an end
         text = " ".join(part for part in text.split(" ") if part)
     return text, reasons

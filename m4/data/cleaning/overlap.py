@@ -1,15 +1,15 @@
-"""Overlap of training text with what a model is tested on."""
+"""The stage overlap: training text that a model is tested on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from etils import epath
 
-from m4.data.cleaning import Check, Findings, Opened
+from m4.data.cleaning import Check, CleaningStage, Findings, Opened
 from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
 from m4.data.cleaning.keys import Digests, normal_digests
 from m4.data.directions import SIDES, STORED
@@ -23,18 +23,21 @@ HELD_OUT = ("test", "dev")
 
 @checked
 @dataclass(frozen=True)
-class Overlap:
-    """Drops a training pair with a side that is in a dev or test set, compared without case, width
-    and spacing.
+class Overlap(CleaningStage):
+    """Drops a training pair with a side that is in a dev or test set.
 
-    English counts across languages: a model that has seen a test sentence's English with another
-    language has seen what it must produce. A translation counts in its own language.
+    Sentences are compared without case, width and spacing. English counts across languages: a model
+    that has seen a test sentence's English with another language has seen what it must produce. A
+    translation counts in its own language. The corpus's own dev and test sets always count.
 
-    sides: english, translation or both. The corpus's own dev and test sets always count. sources:
-    name -> Source whose dev and test pairs count too. files: name -> {language: path or paths}, one
-    sentence a line, English under "en".
+    Attributes:
+        sides: "english", "translation" or both.
+        sources: Name -> Source whose dev and test pairs count too.
+        files: Name -> {language: path or paths} of sentences that count too, one a line, English
+            under "en".
     """
 
+    name: ClassVar[str] = "overlap"
     sides: Sequence[Annotated[str, OneOf(SIDES)]] = SIDES
     sources: Mapping[str, Source] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, str | Sequence[str]]] = field(default_factory=dict)
@@ -47,10 +50,6 @@ class Overlap:
                 raise SettingError(
                     f"Overlap.{argument}", min(taken), "another name: the corpus's own sets have it"
                 )
-
-    @property
-    def name(self) -> str:
-        return "overlap"
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -76,7 +75,7 @@ class Overlap:
 
         def check(language: str, split: str) -> Check:
             def look(chunk: Chunk) -> Findings:
-                # Of test, then dev, then train: each is compared with what came before its split.
+                # Test, dev and train come in this order: each is compared with earlier splits.
                 found = registered.compare(language, split, chunk, self.sides)
                 if split in HELD_OUT:
                     registered.add(split, language, chunk)
@@ -88,7 +87,7 @@ class Overlap:
 
 
 class _Registered:
-    """The sentences of all dev and test sets: (set, language) -> 64 bits of each."""
+    """The sentences of all dev and test sets: (set, language) -> 64 bits of each sentence."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], Digests] = {}
@@ -129,7 +128,7 @@ def _sentences(path: epath.Path) -> Iterator[str]:
 
 
 def _paths(of: str | Sequence[str]) -> list[epath.Path]:
-    """One path or several; ValueError where a file is not there."""
+    """Returns one path or several as a list; InputError where a file does not exist."""
     found = [epath.Path(path) for path in ([of] if isinstance(of, str) else of)]
     for path in found:
         if not path.is_file():

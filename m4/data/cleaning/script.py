@@ -1,15 +1,15 @@
-"""Wrong script: text that is not written in the letters of its language."""
+"""The stage script: text that is not written in the letters of its language."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning import Check, Findings, NotChecked, Opened, Share
+from m4.data.cleaning import Check, CleaningStage, Findings, NotChecked, Opened, Share
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.keys import code_points
 from m4.data.scripts import (
@@ -22,30 +22,36 @@ from m4.data.scripts import (
 )
 from m4.settings import SettingError, checked
 
-# A side of so many words is taken for a name without a letter of its language's script.
+# A side without a letter of its language's script is a name if it has at most so many words.
 _NAME_WORDS = 3
 
 
 @checked
 @dataclass(frozen=True)
-class Script:
+class Script(CleaningStage):
     """Drops a pair with a side in another script than its language's.
 
-    Counted are letters of a script: digits, punctuation, emoji and accents have none. A letter
-    weighs what it carries: a Chinese character 3 Latin letters. Latin letters may be up to
-    `most_latin` of them, as every text has names and abbreviations; letters of other scripts up to
-    `most_other`. A side without any letter is in no wrong script.
+    Only letters of a script count: digits, punctuation, emoji and accents have none. A letter is
+    weighed by what it carries: a Chinese character counts as 3 Latin letters. The share of Latin
+    letters may be up to `most_latin`, because every text has names and abbreviations, that of other
+    scripts' letters up to `most_other`. A side without any letter is in no wrong script.
 
     Words that the pair's other side has too do not count: they are names ("Скачать Firefox ESR").
     But where a side has no letter of its language's script, more than three such words are a
     sentence that was not translated.
 
-    scripts: language -> ISO 15924 scripts, where a corpus is written in others than
-    `m4.data.scripts.scripts_of` says. Of a language that is not in m4's table, and of a code with a
-    territory ('pt_BR'), the likely script counts, if most of its text is written so. A language of
-    which nothing is known is not checked.
+    For a language that is not in m4's table, and for a code with a territory ('pt_BR'), the likely
+    script counts, if most of its text is written so. A language of which nothing is known is not
+    checked.
+
+    Attributes:
+        most_latin: Largest share of Latin letters.
+        most_other: Largest share of letters of other scripts.
+        scripts: Language -> ISO 15924 scripts, where a corpus is written in others than
+            `m4.data.scripts.scripts_of` says.
     """
 
+    name: ClassVar[str] = "script"
     most_latin: Share = 0.5
     most_other: Share = 0.2
     scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -59,12 +65,8 @@ class Script:
                     "a list of ISO 15924 codes of Unicode's scripts, e.g. ['Latn']",
                 )
 
-    @property
-    def name(self) -> str:
-        return "script"
-
     def identity(self) -> dict[str, Any]:
-        return {**asdict(self), "names": "shared words"}  # not in what earlier versions did
+        return {**asdict(self), "names": "shared words"}
 
     def open(self, languages: Sequence[str]) -> Opened:
         english = self._scripts_of("en")
@@ -90,7 +92,7 @@ class Script:
         return scripts_of(language) if given is None else frozenset(given)
 
     def wrong(self, chunk: Chunk, side: str, scripts: frozenset[str]) -> npt.NDArray[np.bool_]:
-        """[n]: whether too much of each sentence is written in none of `scripts`."""
+        """Returns [n]: whether too much of each sentence is written in none of `scripts`."""
         strange = WEIGHTS > 0
         strange[[NUMBERS[script] for script in scripts]] = False
         numbers = script_numbers(chunk.code_points(side))
@@ -116,14 +118,14 @@ class Script:
         return wrong
 
     def _too_much(self, latin: Any, other: Any, letters: Any) -> Any:
-        """Of weights of letters, or of arrays of them."""
+        """Compares weights of letters, or arrays of them, with the bounds."""
         too_latin = (latin > self.most_latin * letters) & (latin > 0)
         return too_latin | ((other > self.most_other * letters) & (other > 0))
 
     def _is_wrong(
         self, text: str, numbers: npt.NDArray[np.uint8], strange: npt.NDArray[np.bool_], other: str
     ) -> bool:
-        """The same of one sentence, without the words that the pair's other sentence has too."""
+        """Judges one sentence without the words that the pair's other sentence has too."""
         theirs = {word for word, _ in _words(other, strange[script_numbers(code_points(other))])}
         counted = np.ones(len(numbers), bool)
         for word, place in _words(text, strange[numbers]):
@@ -137,14 +139,14 @@ class Script:
 
 
 def _words(text: str, of: npt.NDArray[np.bool_]) -> list[tuple[str, slice]]:
-    """The longest runs of the characters that a mask [characters] has, without case."""
+    """Returns the runs of characters that a mask [characters] marks, casefolded."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], of, [False]]).astype(np.int8)))
     runs = [slice(start, end) for start, end in edges.reshape(-1, 2).tolist()]
     return [(text[run].casefold(), run) for run in runs]
 
 
 class _Likely:
-    """The check of a language whose script is only likely: `fit` finds whether its text has it."""
+    """The check of a language whose script is only likely; `fit` finds if its text has it."""
 
     def __init__(
         self, settings: Script, english: frozenset[str], translation: frozenset[str]

@@ -19,10 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from m4.data.cleaning.chunk import Chunk
-from m4.data.cleaning.empty import is_empty
 from m4.data.cleaning.keys import code_points
 from m4.data.cleaning.language_id import identifiers_code
 from m4.data.cleaning.script import Script
+from m4.data.cleaning.stages import is_empty
 from m4.data.preprocess import split_direction
 from m4.data.scripts import WEIGHTS, likely_scripts_of, script_numbers, scripts_of
 from m4.eval.scoring.levels import SIDES, ResourceLevels, side_of

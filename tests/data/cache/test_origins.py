@@ -10,8 +10,8 @@ import zstandard
 
 from m4.data.cache.origins import origin_file
 from m4.data.cleaning.clean import Cleaning
-from m4.data.cleaning.duplicates import Duplicates
 from m4.data.cleaning.normalise import Normalise
+from m4.data.cleaning.stages import Duplicates
 from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS
 from m4.data.sources.reading.folder import Folder

@@ -16,13 +16,9 @@ from m4.data import cleaning
 from m4.data.cleaning import CleaningStage, FittedCheck, NotChecked, clean
 from m4.data.cleaning.chunk import chunks
 from m4.data.cleaning.clean import Cleaning
-from m4.data.cleaning.duplicates import Duplicates
-from m4.data.cleaning.empty import Empty
-from m4.data.cleaning.identical import Identical
 from m4.data.cleaning.language_id import LanguageId
-from m4.data.cleaning.length import Length
-from m4.data.cleaning.length_ratio import LengthRatio
 from m4.data.cleaning.script import Script
+from m4.data.cleaning.stages import Duplicates, Empty, Identical, Length, LengthRatio
 from m4.data.sources import SPLITS
 from tests.command_line import TINY, experiment_of
 from tests.data.cleaning.cases import Listed, run
@@ -30,17 +26,11 @@ from tests.documents.blocks import ROOT, blocks_of
 
 
 def every_stage() -> list[CleaningStage]:
-    """One of each file in the folder, at its defaults."""
-    found: dict[str, CleaningStage] = {}
+    """Each stage in the folder, at its defaults."""
     for module in pkgutil.iter_modules(cleaning.__path__):
-        contents = vars(importlib.import_module(f"m4.data.cleaning.{module.name}")).values()
-        for thing in contents:
-            here = getattr(thing, "__module__", "").endswith(f".{module.name}")
-            if here and hasattr(thing, "open"):
-                stage = thing()
-                assert stage.name == module.name
-                found[stage.name] = stage
-    return list(found.values())
+        importlib.import_module(f"m4.data.cleaning.{module.name}")
+    kinds = CleaningStage.__subclasses__()
+    return [kind() for kind in kinds if kind.__module__.startswith("m4.data.cleaning.")]
 
 
 STAGES = every_stage()

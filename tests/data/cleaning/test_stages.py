@@ -12,14 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m4.data.cleaning.chunk import Chunk
-from m4.data.cleaning.duplicates import Duplicates
-from m4.data.cleaning.empty import Empty
-from m4.data.cleaning.identical import Identical
 from m4.data.cleaning.keys import Digests, both, digests, normal, normal_digests
-from m4.data.cleaning.length import Length
-from m4.data.cleaning.length_ratio import LengthRatio
 from m4.data.cleaning.normalise import Normalise
 from m4.data.cleaning.script import Script
+from m4.data.cleaning.stages import Duplicates, Empty, Identical, Length, LengthRatio
 from m4.data.scripts import likely_scripts_of, scripts_of
 from tests.data.cleaning.cases import Listed, dropped, run
 

@@ -178,11 +178,11 @@ def test_gin_sets_stages_and_their_options(tmp_path: Path) -> None:
         TINY.read_text(encoding="utf-8").replace(
             "from m4.data import corpus\n",
             "from m4.data import corpus\nfrom m4.data.cleaning import clean\n"
-            "from m4.data.cleaning import length\nfrom m4.data.cleaning import overlap\n",
+            "from m4.data.cleaning import overlap\nfrom m4.data.cleaning import stages\n",
         )
         + "corpus.CorpusSpec.cleaning = @clean.Cleaning()\n"
-        "clean.Cleaning.stages = [@length.Length(), @overlap.Overlap()]\n"
-        "length.Length.most_characters = 20\n"
+        "clean.Cleaning.stages = [@stages.Length(), @overlap.Overlap()]\n"
+        "stages.Length.most_characters = 20\n"
         "overlap.Overlap.sides = ['english']\n",
         encoding="utf-8",
     )

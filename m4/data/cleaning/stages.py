@@ -1,0 +1,199 @@
+"""The simple stages: empty, length, identical, duplicates and length_ratio."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data.cleaning import Check, CleaningStage, Findings, Opened
+from m4.data.cleaning.chunk import Chunk
+from m4.data.cleaning.keys import U64, Digests, both
+from m4.data.directions import SIDES
+from m4.settings import Between, OneOf, checked, configurable
+
+# Letters that show nothing.
+_FILLERS = "\u115f\u1160\u3164\uffa0"
+_VISIBLE = re.compile(
+    "[^\\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0]"
+)
+
+
+def is_empty(text: str) -> bool:
+    """Returns whether a text shows nothing."""
+    # Most sentences begin with a letter, so that one look at it is enough.
+    if text[:1].isalnum() and text[0] not in _FILLERS:
+        return False
+    return _VISIBLE.search(text) is None
+
+
+@configurable
+@dataclass(frozen=True)
+class Empty(CleaningStage):
+    """Drops a pair with a side of white space and invisible characters only."""
+
+    name: ClassVar[str] = "empty"
+
+    def check(self, chunk: Chunk) -> Findings:
+        """Finds sides that show nothing."""
+        return Findings(
+            {f"{s} side": np.array([is_empty(t) for t in chunk.side(s)]) for s in SIDES}
+        )
+
+
+@checked
+@dataclass(frozen=True)
+class Length(CleaningStage):
+    """Drops a pair with a side of more than `most_characters`.
+
+    Sentences that are too long in pieces are dropped when they are tokenized, whatever is set here
+    (CorpusSpec.lengths); this stage saves the work, and drops whole paragraphs.
+    """
+
+    name: ClassVar[str] = "length"
+    most_characters: Annotated[int, Between(1, 10**9)] = 1000
+
+    def check(self, chunk: Chunk) -> Findings:
+        """Finds long sides."""
+        return Findings({f"{s} side": chunk.lengths(s) > self.most_characters for s in SIDES})
+
+
+@checked
+@dataclass(frozen=True)
+class Identical(CleaningStage):
+    """Drops a pair whose sides are the same, apart from case, width and spacing.
+
+    Sides of at most `name_words` words stay: names, numbers and titles are rightly the same.
+    """
+
+    name: ClassVar[str] = "identical"
+    name_words: Annotated[int, Between(0, 10**6)] = 3
+
+    def check(self, chunk: Chunk) -> Findings:
+        """Finds sides that were left untranslated."""
+        same = chunk.normal_digests("english") == chunk.normal_digests("translation")
+        for row in np.flatnonzero(same):
+            same[row] = len(chunk.english[row].split()) > self.name_words
+        return Findings({"both sides": same})
+
+
+@checked
+@dataclass(frozen=True)
+class Duplicates(CleaningStage):
+    """Keeps the first of the pairs of a language and split that are the same.
+
+    It takes 8 bytes of memory a pair, 16 with `normalised`.
+
+    Attributes:
+        by: "pair" compares both sides; "english" or "translation" that side alone, which leaves one
+            translation a sentence.
+        normalised: Also drops pairs that differ in case, width and spacing only.
+    """
+
+    name: ClassVar[str] = "duplicates"
+    by: Annotated[str, OneOf(("pair", "english", "translation"))] = "pair"
+    normalised: bool = False
+
+    def open(self, languages: Sequence[str]) -> Opened:
+        """Starts with no pairs seen, for each language and split."""
+
+        def part(language: str, split: str) -> Check:
+            exact, normalised = Digests(), Digests()
+            what = "pair" if self.by == "pair" else f"{self.by} side"
+
+            def check(chunk: Chunk) -> Findings:
+                repeated = ~exact.add(self._keys(chunk, False))
+                drop = {f"exact {what}": repeated}
+                if self.normalised:
+                    alike = ~normalised.add(self._keys(chunk, True))
+                    drop[f"normalised {what}"] = alike & ~repeated
+                return Findings(drop)
+
+            return check
+
+        return part
+
+    def _keys(self, chunk: Chunk, normalised: bool) -> U64:
+        digests = chunk.normal_digests if normalised else chunk.digests
+        if self.by == "pair":
+            return both(digests("english"), digests("translation"))
+        return digests(self.by)
+
+
+@checked
+@dataclass(frozen=True)
+class LengthRatio(CleaningStage):
+    """Drops a pair whose non-English side is more than `bound` times too long or too short.
+
+    A Chinese sentence has a quarter of the characters of an English one: what is expected is the
+    median of translation / English over the language's own pairs. `slack`, in units of English, is
+    added to both sides (to the translation times the median), so that a few characters more or less
+    in a short sentence are no bad ratio:
+
+        r = (translation / median + slack) / (english + slack), kept where 1/bound <= r <= bound.
+
+    A language with fewer than `fewest` pairs has no median to trust and is not checked.
+
+    Attributes:
+        bound: Largest allowed ratio.
+        slack: Units of English that are added to both sides.
+        fewest: Pairs below which a language is not checked.
+        unit: "characters" or "bytes".
+    """
+
+    name: ClassVar[str] = "length_ratio"
+    bound: Annotated[float, Between(1, 1e6)] = 2.5
+    slack: Annotated[float, Between(0, 1e6)] = 10.0
+    fewest: Annotated[int, Between(1, 10**9)] = 50
+    unit: Annotated[str, OneOf(("characters", "bytes"))] = "characters"
+
+    def open(self, languages: Sequence[str]) -> Opened:
+        """Starts with no median, for each language and split."""
+        return lambda language, split: _Ratio(self)
+
+
+class _Ratio:
+    """The check of one language: `fit` finds the median."""
+
+    def __init__(self, settings: LengthRatio) -> None:
+        self._settings = settings
+        self._median: float | None = None
+
+    def fit(self, chunks: Iterator[Chunk]) -> None:
+        # 4 bytes a pair.
+        ratios = [np.zeros(0, np.float32)]
+        for chunk in chunks:
+            english, translation = self._lengths(chunk)
+            there = (english > 0) & (translation > 0)
+            ratios.append((translation[there] / english[there]).astype(np.float32))
+        found = np.concatenate(ratios)
+        if len(found) >= self._settings.fewest:
+            self._median = float(np.median(found))
+
+    def __call__(self, chunk: Chunk) -> Findings:
+        if self._median is None:
+            few = f"fewer than {self._settings.fewest} pairs"
+            return Findings(not_checked={few: np.ones(len(chunk), bool)})
+        english, translation = self._lengths(chunk)
+        slack, bound = self._settings.slack, self._settings.bound
+        wanted = english + slack
+        got = translation / self._median + slack
+        return Findings(
+            {"translation side too long": got > bound * wanted,
+             "translation side too short": wanted > bound * got}
+        )  # fmt: skip
+
+    def _lengths(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if self._settings.unit == "characters":
+            return chunk.lengths("english"), chunk.lengths("translation")
+        return _bytes(chunk.english), _bytes(chunk.translation)
+
+
+def _bytes(texts: Sequence[str]) -> npt.NDArray[np.int64]:
+    lengths = (len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return np.fromiter(lengths, np.int64, len(texts))

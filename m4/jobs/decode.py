@@ -140,7 +140,7 @@ def text_request(arguments: argparse.Namespace) -> "Request | None":
     targets = [name for name in arguments.to.split(",") if name]
     if not targets:
         raise InputError(f"--to={arguments.to}: names no language")
-    from m4.eval.text.inputs import standard
+    from m4.eval.text import standard
     from m4.jobs.decoding.text import Request
 
     request = Request(

@@ -12,7 +12,7 @@ from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.score_references import score_references
 from m4.eval.decoding.testsets import Portion
 from m4.eval.decoding.translate import check_language
-from m4.eval.text.inputs import Text
+from m4.eval.text import Text
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.decoding.ready_model import translator

@@ -6,8 +6,8 @@ from typing import Any
 from m4.eval.decoding.hypotheses import decode_to_files, missing
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.routing_counter import routing_counter
+from m4.eval.decoding.t5x_lines import write_tasks
 from m4.eval.decoding.testsets import Portion, ProgressDecoder
-from m4.eval.text.t5x import write_tasks
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_corpus, test_sets
@@ -102,7 +102,7 @@ def decode(
 
     Args:
         split: "test" or "dev". step: of a checkpoint that is kept; None: the latest. t5x: writes
-            them as T5X's inference does, too (`m4.eval.text.t5x`).
+            them as T5X's inference does, too (`m4.eval.decoding.t5x_lines`).
 
     Raises:
         ValueError: there is no such checkpoint.

@@ -3,45 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import shutil
+import itertools
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
-
-from etils import epath
+from typing import NamedTuple, TextIO
 
 from m4.data.preprocess import split_direction
+from m4.eval.decoding.batch_counts import BatchCounts
 from m4.eval.decoding.decode import warn
-from m4.eval.decoding.translate import check_language
-from m4.eval.text.inputs import STANDARD, Text, Wanted, texts_of, wanted
-from m4.eval.text.translated import LINES, Output, TextTranslator, windows
-from m4.eval.text.work_file import WorkFile
+from m4.eval.decoding.lines import FORMS, Line, translate_lines
+from m4.eval.decoding.settings import Decoding
+from m4.eval.decoding.translate import Translator, check_language
+from m4.eval.text import STANDARD, Output, Text, copy_of_standard_input, outputs_of, texts_of
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
-from m4.jobs.decoding.ready_model import ReadyModel, trained
+from m4.jobs.decoding.ready_model import trained
 from m4.jobs.decoding.testsets import trained_step
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError
 
-# A window of lines is this many batches: what is lost where the job is killed, and enough to sort.
+# A window of lines is this many batches: sorted by length they fill batches well, and a job that is
+# killed loses no more.
 _BATCHES_A_WINDOW = 32
+# Characters that a window has in all: a text of long lines has fewer of them.
+_WINDOW_CHARACTERS = 1 << 20
+_NAMED = 5  # lines that are too long
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the command line asks for.
+    """The arguments of the command line.
 
     Attributes:
-        inputs: files, folders, or "-". targets: languages; ("all",): all that the model knows.
-        output: a file, a folder, or "-". source: the language of the input, None: English, or the
-            only one that the model knows. format: of the lines, a name of `LINES`.
+        inputs: Files, folders, or "-".
+        targets: Languages; ("all",) stands for all that the model knows.
+        output: A file, a folder, or "-".
+        source: Language of the input. Defaults to English, or the only one that the model knows.
+        overwrite: Replace translations that are there.
+        format: Form of the lines, a name of `FORMS`.
     """
 
     inputs: Sequence[str]
@@ -52,60 +57,13 @@ class Request:
     format: str = "text"
 
 
-@dataclasses.dataclass
-class _Standard:
-    """Standard output as an output."""
+class Missing(NamedTuple):
+    """A line that an output lacks: its number from 1, as it is and as it is translated."""
 
-    stream: TextIO
-    lines: int = 0
-
-    def append(self, lines: Sequence[str], counts: Mapping[str, int]) -> None:
-        self.stream.writelines(f"{line}\n" for line in lines)
-        self.stream.flush()
-        self.lines += len(lines)
-
-
-@dataclasses.dataclass
-class _File:
-    """A file as an output: it is finished, and named, when it has all lines of its text."""
-
-    work: WorkFile
-    whole: int
-
-    def __post_init__(self) -> None:
-        self._finish()  # a job was killed just before it did; or the text is empty
-
-    @property
-    def lines(self) -> int:
-        return self.work.lines
-
-    def append(self, lines: Sequence[str], counts: Mapping[str, int]) -> None:
-        if self.work.done:
-            raise _changed(self)
-        self.work.append(lines, counts)
-        self._finish()
-
-    def _finish(self) -> None:
-        if self.work.lines == self.whole:
-            self.work.finish()
-            print(f"{self.work.output}: {self.whole:,} lines")
-
-
-def _changed(file: _File) -> InputError:
-    return InputError(
-        f"{file.work.output}: {file.lines:,} lines of {file.whole:,}: the input has changed while "
-        "it was translated; --overwrite begins again"
-    )
-
-
-@dataclasses.dataclass
-class _Elsewhere:
-    """An output that the primary process writes."""
-
-    lines: int
-
-    def append(self, lines: Sequence[str], counts: Mapping[str, int]) -> None:
-        self.lines += len(lines)
+    output: Output
+    number: int
+    given: str
+    source: str
 
 
 def decode_text(experiment: Experiment, request: Request, step: int | None = None) -> None:
@@ -114,47 +72,53 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
     Several processes search together; the primary reads standard input and writes.
 
     Raises:
-        InputError: a language that the model does not know, a file that is not there or is no text,
-            an output that cannot be, a folder without a checkpoint.
+        InputError: The model does not know a language, a file is not there or is no text, an output
+            cannot be, or the folder has no checkpoint.
     """
-    with ExitStack() as stack:
-        inputs, texts = stack.enter_context(_texts(request.inputs))
+    with _texts(request.inputs) as (inputs, texts):
         targets = _targets(request, open_vocabulary(experiment).directions)
         folder = prepare.run_folder(experiment)
         distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
         suffix = "txt" if request.format == "text" else "jsonl"
-        made = wanted(inputs, texts, targets, request.output, suffix)
+        outputs = outputs_of(inputs, texts, targets, request.output, suffix)
         checked = {text: text.checked() for text in texts}
         model = trained(experiment, step)
-        if request.format != "text":
-            model.made_by[request.format] = True
-        outputs = _outputs(made, checked, model, request.overwrite, stack)
+        made_by = model.made_by | ({} if request.format == "text" else {request.format: True})
+
+        def begin() -> list[int]:
+            for one in outputs:
+                lines, digest = checked[one.text]
+                about = {**made_by, "to": one.to, "input's lines": lines, "input": digest}
+                one.begin(about, lines, request.overwrite)
+            return [-1 if one.done else one.lines for one in outputs]
+
+        there = distributed.on_primary_then_broadcast("the outputs", begin)
+        for one, lines in zip(outputs, there, strict=True):
+            one.done, one.lines, one.whole = lines < 0, max(lines, 0), checked[one.text][0]
         where = sys.stderr if request.output == STANDARD else sys.stdout
-        translate = TextTranslator(model.translator, LINES[request.format])
-        counts = {text: lines for text, (lines, _) in checked.items()}
-        _translate(model, translate, outputs, counts, where)
+        missing = [one for one in outputs if not one.done]
+        _translate(model.translator, missing, request.format, where)
 
 
 @contextmanager
 def _texts(inputs: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Text]]]:
-    """The texts, and the names of --input; standard input as a file, which can be read twice."""
+    """Yields the names of --input and the texts; standard input as a file that is read twice."""
     if STANDARD not in inputs:
         yield inputs, texts_of(inputs)
         return
     if len(inputs) > 1 or distributed.is_distributed():
         raise InputError("--input=-: standard input alone, for one process")
     with tempfile.TemporaryDirectory(prefix="m4-input-") as folder:
-        path = Path(folder) / "stdin"
-        with path.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        yield [str(path)], [Text(epath.Path(path), "standard input")]
+        text = copy_of_standard_input(Path(folder))
+        yield [str(text.path)], [text]
 
 
 def _targets(request: Request, directions: Sequence[str]) -> list[str]:
-    """The languages to translate into.
+    """Returns the languages to translate into.
 
     Raises:
-        InputError: one that the model does not know, or no source language where it must be given.
+        InputError: The model does not know a language, or no source language is given where it
+            must be.
     """
     pairs = [split_direction(direction) for direction in directions]
     sources, known = ([*dict.fromkeys(side)] for side in zip(*pairs, strict=True))
@@ -183,77 +147,78 @@ def _targets(request: Request, directions: Sequence[str]) -> list[str]:
     return targets
 
 
-def _outputs(
-    made: Sequence[Wanted],
-    checked: Mapping[Text, tuple[int, str]],
-    model: ReadyModel,
-    overwrite: bool,
-    stack: ExitStack,
-) -> dict[Text, dict[str, Output]]:
-    """Text -> language -> output, of those that are not there yet."""
-    files: list[Output | None] = []
-
-    def opened() -> list[int]:
-        for one in made:
-            lines, digest = checked[one.text]
-            if one.output is None:
-                files.append(_Standard(sys.stdout))
-                continue
-            one.output.parent.mkdir(parents=True, exist_ok=True)
-            about = {**model.made_by, "to": one.to, "input's lines": lines, "input": digest}
-            file = WorkFile(one.output, about, overwrite=overwrite)
-            stack.callback(file.close)
-            if file.done:
-                print(f"{one.output}: already there (--overwrite replaces it)")
-            files.append(None if file.done else _File(file, lines))
-        return [-1 if file is None else file.lines for file in files]
-
-    there = distributed.on_primary_then_broadcast("the outputs", opened)
-    outputs: dict[Text, dict[str, Output]] = {}
-    for number, (one, lines) in enumerate(zip(made, there, strict=True)):
-        if lines >= 0:
-            output = files[number] if files else _Elsewhere(lines)
-            assert output is not None
-            outputs.setdefault(one.text, {})[one.to] = output
-    return outputs
+def missing_lines(outputs: Sequence[Output], normalise: Callable[[str], str]) -> Iterator[Missing]:
+    """Yields the lines that are missing in the outputs, each text read once."""
+    for text, group in itertools.groupby(outputs, lambda output: output.text):
+        each = list(group)
+        for number, given in enumerate(itertools.islice(text.lines(), each[0].whole), 1):
+            lacking = [output for output in each if number > output.lines]
+            source = normalise(given) if lacking else ""
+            for output in lacking:
+                yield Missing(output, number, given, source)
 
 
-def _translate(
-    model: ReadyModel,
-    translate: TextTranslator,
-    outputs: Mapping[Text, Mapping[str, Output]],
-    lines: Mapping[Text, int],
-    where: TextIO,
-) -> None:
-    every = [(lines[text], output) for text, each in outputs.items() for output in each.values()]
-    done, total = sum(output.lines for _, output in every), sum(count for count, _ in every)
-    before = Counter[str]()
-    for _, output in every:
-        before.update(output.work.counts if isinstance(output, _File) else {})
+def windows(lines: Iterator[Missing], most_lines: int) -> Iterator[list[Missing]]:
+    """Yields the lines in windows, each read when it is asked for."""
+    window: list[Missing] = []
+    characters = 0
+    for line in lines:
+        window.append(line)
+        characters += len(line.source)
+        if len(window) >= most_lines or characters > _WINDOW_CHARACTERS:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+def _translate(translator: Translator, outputs: Sequence[Output], form: str, where: TextIO) -> None:
+    """Translates all missing lines into their outputs, window by window; `where` has the rest."""
+    done, total = sum(one.lines for one in outputs), sum(one.whole for one in outputs)
     if done:
         print(f"{done:,} of {total:,} lines are translated already", file=where)
+    batches, names = BatchCounts(), itertools.count(1)
+    most = _BATCHES_A_WINDOW * translator.decoding.batch_rows
     with ProgressBar("decode", total, "lines", where) as bar:
         bar.update(done)
-        most = _BATCHES_A_WINDOW * model.translator.decoding.batch_rows
-        for window in windows(outputs, model.translator.normalise, most):
-            translate(window, functools.partial(_show, bar, done))
+        for window in windows(missing_lines(outputs, translator.normalise), most):
+
+            def too_long(i: int, said: str, window: list[Missing] = window) -> None:
+                number = next(names) if distributed.is_primary() else 0
+                if 0 < number <= _NAMED:
+                    warn(f"{window[i].output.text.shown} line {window[i].number}: {said}")
+                elif number == _NAMED + 1:
+                    warn("more lines are too long; their number comes at the end")
+
+            def progress(lines: int, before: int = done) -> None:
+                rate = batches.tokens / batches.seconds
+                bar.update(before + lines, f"{rate:,.0f} tokens/s")
+
+            lines = [Line(one.source, one.output.to) for one in window]
+            found = translate_lines(translator, lines, batches, progress, too_long)
+            mine: dict[int, tuple[Output, list[str], list[Counter[str]]]] = {}
+            for one, (each, counts) in zip(window, found, strict=True):
+                _, texts, sums = mine.setdefault(id(one.output), (one.output, [], []))
+                texts.append(FORMS[form](one.given, each, one.output.to))
+                sums.append(+counts)
+            for output, texts, sums in mine.values():
+                output.append(texts, sums)
             done += len(window)
-    if distributed.is_primary():
-        for _, output in every:
-            if isinstance(output, _File) and not output.work.done:
-                raise _changed(output)
-        for line in _said(before + translate.counts, model):
-            print(line, file=where)
-        print(translate.batches.said(), file=where)
+    if not distributed.is_primary():
+        return
+    for one in outputs:
+        if one.lines < one.whole:
+            raise InputError(
+                f"{one.path}: {one.lines:,} lines of {one.whole:,}: the input has changed while it "
+                "was translated; --overwrite begins again"
+            )
+    for line in _said(sum((one.counts for one in outputs), Counter()), translator.decoding):
+        print(line, file=where)
+    print(batches.said(), file=where)
 
 
-def _show(bar: ProgressBar, before: int, lines: int, rate: str) -> None:
-    bar.update(before + lines, rate)
-
-
-def _said(counts: Counter[str], model: ReadyModel) -> Iterator[str]:
-    """What the end says of the lines, also of those that an earlier job translated."""
-    settings = model.translator.decoding
+def _said(counts: Mapping[str, int], settings: Decoding) -> Iterator[str]:
+    """Yields what the end says of all lines, also of those that an earlier job translated."""
     yield (
         f"{counts['lines']:,} lines, {counts['blank']:,} blank, {counts['split']:,} too long for "
         f"max_source_length = {settings.max_source_length} and translated in chunks"

@@ -10,7 +10,7 @@ import pytest
 
 from m4.data import tasks
 from m4.eval.decoding.decode import Translations
-from m4.eval.text.t5x import t5x_line
+from m4.eval.decoding.t5x_lines import t5x_line
 from m4.storage.files import read_jsonl
 from tests.command_line import m4
 

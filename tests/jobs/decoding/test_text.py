@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from etils import epath
 
 import m4 as package
 from m4 import config
@@ -23,10 +24,11 @@ from m4.cli.arguments import parse
 from m4.data.sentences import sentences
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding import decode as decoding
-from m4.eval.text.work_file import WorkFile
-from m4.jobs.decode import text_request
+from m4.eval.text import Output, Text
+from m4.jobs.decoding import text as job
+from m4.jobs.decoding.ready_model import ReadyModel
 from m4.jobs.decoding.ready_model import trained as model
-from m4.jobs.decoding.text import _File
+from m4.jobs.decoding.text import missing_lines, windows
 from tests.command_line import m4
 
 LONG = "Yesterday was Monday. Tomorrow there will be nothing of this. And now?"
@@ -153,20 +155,40 @@ def test_lines_of_json_have_scores(
     assert rows[0]["scores"][0] < 0 == rows[1]["scores"][0]
 
 
-def test_an_output_is_there_as_soon_as_its_lines_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def output_of(folder: Path, content: bytes, to: str = "gl", lines: int = 0) -> Output:
+    (folder / "a.txt").write_bytes(content)
+    text = Text(epath.Path(folder / "a.txt"), "a.txt")
+    return Output(text, to, folder / f"a.{to}.txt", lines, content.count(b"\n"))
+
+
+def test_each_output_gets_what_it_lacks_and_memory_does_not_grow(tmp_path: Path) -> None:
+    outputs = [output_of(tmp_path, b"a\nb\nc\n\xff\n", to, n) for to, n in (("gl", 2), ("es", 1))]
+    coming = windows(missing_lines(outputs, str.upper), 2)
+    found = [(one.output.to, one.number, one.given, one.source) for one in next(coming)]
+    assert found == [("es", 2, "b", "B"), ("gl", 3, "c", "C")]
+    # A line that cannot be read is met in its window.
+    with pytest.raises(ValueError, match=r"a\.txt line 4: not UTF-8"):
+        next(coming)
+
+
+def test_long_lines_make_small_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_WINDOW_CHARACTERS", 10)
+    lines = missing_lines([output_of(tmp_path, b"abcdef\n" * 5)], str)
+    assert [len(window) for window in windows(lines, 100)] == [2, 2, 1]
+
+
+def test_input_that_changes_meanwhile_is_an_error(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, empty = tmp_path / "a.txt", tmp_path / "empty.txt"
-    file = _File(WorkFile(output, {}), 2)
-    file.append(["uno"], {})
-    assert not output.exists()
-    file.append(["dous"], {})
-    assert output.read_text() == "uno\ndous\n"
-    _File(WorkFile(empty, {}), 0)
-    assert empty.read_text() == ""
-    assert capsys.readouterr().out == f"{output}: 2 lines\n{empty}: 0 lines\n"
-    with pytest.raises(ValueError, match="the input has changed while it was translated"):
-        file.append(["tres"], {})
+    (tmp_path / "a.txt").write_text("1\n2\n")
+
+    def changed(*given: Any) -> ReadyModel:
+        (tmp_path / "a.txt").write_text("1\n")
+        return model(*given)
+
+    monkeypatch.setattr(job, "trained", changed)
+    said = decode(trained, f"--input={tmp_path}/a.txt", "--to=gl", f"--output={tmp_path}/b.txt")
+    assert "b.txt: 1 lines of 2: the input has changed" in said.mistake
 
 
 WRONG = [
@@ -262,7 +284,7 @@ def test_a_killed_job_resumes_to_the_same_bytes(trained: Path, tmp_path: Path) -
     assert said.status == 0, said.err
     command = [sys.executable, "-m", "m4", "decode", f"--model_dir={trained}", *arguments]
     command.append(f"--output={output}")
-    note, seen, kills = tmp_path / "out.txt.partial.json", b"", 0
+    note, seen, kills = tmp_path / "out.txt.partial", b"", 0
     while not output.exists():
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None:

@@ -17,23 +17,25 @@ from m4.storage.files import read_jsonl, whole
 
 
 def t5x_line(line: str, found: Translations, to: str) -> str:
-    """A line of text, its translations and their language, as one of T5X's lines."""
+    """Returns a line of text, its translations and their language as one of T5X's lines."""
     inputs = {"inputs_pretokenized": tag(line, to)}
     return _line(inputs, found.texts, found.scores)
 
 
 def write_tasks(folder: Path, split: str, directions: Iterable[str]) -> list[Path]:
-    """The translated test sets of `folder` as T5X's files of its tasks, which m4 registers as
-    m4.en_gl, ... (`m4.data.tasks`): `folder`/t5x/<task>-predict.jsonl-00000-of-00001 and, empty,
-    .COMPLETED. Of dev the name ends with _dev. Returns the files."""
+    """Writes the translated test sets of a folder as T5X's files of its tasks; returns the files.
+
+    m4 registers the tasks as m4.en_gl, ... (`m4.data.tasks`); for dev the name ends with _dev. The
+    files are `folder`/t5x/<task>-predict.jsonl-00000-of-00001 and, empty, .COMPLETED.
+    """
     made = []
     for direction in directions:
-        to = split_direction(direction)[1]
+        source, to = split_direction(direction)
         rows = read_jsonl(hypotheses_path(folder, split, direction), dict)
         several = any("translations" in row for row in rows)
         mode = "predict_with_aux" if several else "predict"
         # `m4.data.tasks.task_name`, which needs TensorFlow to be imported.
-        task = f"m4.{'_'.join(split_direction(direction))}{'' if split == 'test' else f'_{split}'}"
+        task = f"m4.{source}_{to}{'' if split == 'test' else f'_{split}'}"
         path = folder / "t5x" / f"{task}-{mode}.jsonl-00000-of-00001"
         with whole(path) as unfinished:
             unfinished.write_text("".join(f"{_row(row, to)}\n" for row in rows), encoding="utf-8")

@@ -1,1 +1,0 @@
-"""Translation of files of text: their lines, in order, into files that appear whole."""

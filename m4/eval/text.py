@@ -202,7 +202,7 @@ class Output:
                     for line in itertools.takewhile(lambda line: line.endswith(b"\n"), file):
                         self.counts.update(json.loads(line)["counts"])
                         self.lines, self._bytes = self.lines + 1, self._bytes + len(line)
-        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
             if not overwrite:
                 raise InputError(f"{self._partial}: damaged; --overwrite begins again") from error
             self.lines, self._bytes, self.counts = 0, 0, Counter()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from m4.jobs.decoding.text import Request
 
 EXAMPLE = "m4 decode --model_dir=runs/demo"
-_AUDITED = 12  # sentences per direction
+_CHECKED = 12  # sentences per direction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,28 +49,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tasks",
     )
     group.add_argument("--overwrite", action="store_true", help="replace translations")
-    group = parser.add_argument_group("audit", "do translations depend on their batch or devices?")
+    group = parser.add_argument_group(
+        "batch invariance", "do translations depend on their batch or devices?"
+    )
     group.add_argument(
-        "--audit",
+        "--batch_invariance",
         action="store_true",
         help="translate a sample in batches of 1, 8 and 64, shuffled and over a mesh, and count "
         "the tokens that change; exit status 1 if there are any",
     )
-    command.add_portion(group, str(_AUDITED))
+    command.add_portion(group, str(_CHECKED))
     command.add_verify(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Translates; returns the exit status."""
-    portion, request = audit_portion(arguments), text_request(arguments)
+    portion, request = checked_portion(arguments), text_request(arguments)
     with command.experiment_of(arguments) as (experiment, config):
         if arguments.dry_run:
             return command.dry_run(experiment, arguments)
         if portion is not None:
-            from m4.jobs.decoding.audit import audit
+            from m4.jobs.decoding.batch_invariance import check
 
             command.reads(experiment, config)
-            return 1 if audit(experiment, portion, arguments.step) else 0
+            return 1 if check(experiment, portion, arguments.step) else 0
         if request is not None:
             from m4.jobs.decoding.text import decode_text
 
@@ -92,24 +94,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def audit_portion(arguments: argparse.Namespace) -> "Portion | None":
-    """Returns the sentences of the audit, or None where none was asked for.
+def checked_portion(arguments: argparse.Namespace) -> "Portion | None":
+    """Returns the sentences of the check, or None where none was asked for.
 
     Raises:
         InputError: The arguments do not go together.
     """
-    if not arguments.audit:
+    if not arguments.batch_invariance:
         for name in ("sentences", "directions"):
             if getattr(arguments, name) is not None:
-                raise InputError(f"--{name}: give --audit, too")
+                raise InputError(f"--{name}: give --batch_invariance, too")
         return None
     for name in ("input", "to", "output", "source", "compare", "format"):
         if getattr(arguments, name) is not None:
-            raise InputError(f"--{'from' if name == 'source' else name}: not with --audit")
+            raise InputError(
+                f"--{'from' if name == 'source' else name}: not with --batch_invariance"
+            )
     sentences, directions = command.portion_of(arguments)
     from m4.eval.decoding.testsets import Portion
 
-    return Portion(arguments.split or "test", sentences or _AUDITED, directions)
+    return Portion(arguments.split or "test", sentences or _CHECKED, directions)
 
 
 def text_request(arguments: argparse.Namespace) -> "Request | None":

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from m4.data.preprocess import language_of
-from m4.eval.report.figures import FEW, blank, page_size, png
+from m4.eval.report.figures import FEW, blank, colorbar, page_size, png
 from m4.eval.report.theme import LIGHT
 from m4.eval.scoring.levels import SIDES, side_of
 from m4.settings import InputError
@@ -262,15 +262,11 @@ def figure(atlas: Atlas) -> Figure:
             panel.annotate(name, (-0.5, y), va="center", fontsize=0.9 * size, color=LIGHT.ink)
         labels = [atlas.languages[row] for row in chosen] if column == 0 else []
         panel.set_yticks([rows.index(row) for row in chosen] if labels else [], labels)
-    bar = page.colorbar(ScalarMappable(norm, _COLOURS), ax=panels, orientation="horizontal",
-                        pad=0.01,
-                        fraction=0.6 * line / page.get_figheight(), aspect=60)  # fmt: skip
-    bar.solids.set_rasterized(True)
+    bar = colorbar(page, ScalarMappable(norm, _COLOURS), size, ax=panels, orientation="horizontal",
+                   pad=0.01, fraction=0.6 * line / page.get_figheight(), aspect=60)  # fmt: skip
     bar.ax.xaxis.set_major_formatter(PercentFormatter(1.0, 0 if most > 0.1 else None))
     bar.set_label(f"share of a language's choices; even: {100 / experts:.3g}%",
                   fontsize=0.95 * size, color=LIGHT.ink)  # fmt: skip
-    bar.ax.tick_params(labelsize=0.9 * size, colors=LIGHT.ink)
-    bar.outline.set_visible(False)
     return page
 
 

@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from m4.eval.report.figures import blank
+from m4.eval.report.figures import blank, colorbar
 from m4.eval.report.theme import LIGHT
 
 _NAME = "gradients/cosine/"
@@ -97,9 +97,6 @@ def figure(cosines: Cosines) -> Figure:
             text = f"{others[i, j]:.2f}".replace("-", "−").replace("0.", ".", 1)
             panel.annotate(text, (j, i), ha="center", va="center", fontsize=0.62 * size,
                            color=LIGHT.paper if strong else LIGHT.ink)  # fmt: skip
-    bar = page.colorbar(image, ax=panel, shrink=0.9, aspect=25)
-    bar.solids.set_rasterized(True)
+    bar = colorbar(page, image, size, ax=panel, shrink=0.9, aspect=25)
     bar.set_ticks([-most, 0.0, most], labels=[f"−{most:.2f}", "0", f"{most:.2f}"])
-    bar.ax.tick_params(labelsize=0.9 * size, colors=LIGHT.ink, length=0)
-    bar.outline.set_visible(False)
     return page

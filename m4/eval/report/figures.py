@@ -8,13 +8,15 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -67,7 +69,7 @@ def _save(drawn: Figure, to: Any, suffix: str, salt: str = "m4", **settings: Any
     for text in drawn.findobj(Text):  # "$" in a name is no formula
         text.set_parse_math(False)
     # Without a salt the names inside an SVG are random.
-    with rc_context({"svg.hashsalt": salt, "text.parse_math": False, **settings}):
+    with rc_context(cast(Any, {"svg.hashsalt": salt, "text.parse_math": False, **settings})):
         drawn.savefig(to, format=suffix[1:], dpi=_DPI, metadata=METADATA[suffix])
 
 
@@ -135,6 +137,16 @@ def style(panel: Axes, size: float = SIZE) -> None:
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color(LIGHT.faint)
     panel.tick_params(labelsize=0.9 * size, colors=LIGHT.ink, length=0, bottom=False)
+
+
+def colorbar(drawn: Figure, shown: ScalarMappable, size: float, **options: Any) -> Colorbar:
+    """Adds the scale of a heat map."""
+    bar = drawn.colorbar(shown, **options)
+    assert bar.solids is not None
+    bar.solids.set_rasterized(True)
+    bar.ax.tick_params(labelsize=0.9 * size, colors=LIGHT.ink, length=0)
+    cast(Any, bar.outline).set_visible(False)
+    return bar
 
 
 def legend(drawn: Figure, handles: Sequence[Any], size: float, below: bool = False) -> None:

@@ -25,6 +25,7 @@ from m4.data.sentences import sentences
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding import decode as decoding
 from m4.eval.text import Output, Text
+from m4.jobs.decode import text_request
 from m4.jobs.decoding import text as job
 from m4.jobs.decoding.ready_model import ReadyModel
 from m4.jobs.decoding.ready_model import trained as model

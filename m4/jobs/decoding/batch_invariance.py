@@ -1,4 +1,4 @@
-"""`m4 decode --audit`: a sample of a test set in batches of several sizes, and over a mesh."""
+"""`m4 decode --batch_invariance`: a sample of a test set in several batch sizes and over a mesh."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from m4.progress import ProgressBar
 from m4.settings import InputError
 
 
-def audit(experiment: Experiment, portion: Portion, step: int | None = None) -> int:
+def check(experiment: Experiment, portion: Portion, step: int | None = None) -> int:
     """Prints, by direction, how many tokens of the translations change; returns their number.
 
     The mesh is the experiment's, or where that has one device, all devices with experts over as
@@ -38,7 +38,7 @@ def audit(experiment: Experiment, portion: Portion, step: int | None = None) -> 
         InputError: several processes; the corpus has no such direction; there is no checkpoint.
     """
     if distributed.is_distributed():
-        raise InputError("--audit: one process alone compares one device with several")
+        raise InputError("--batch_invariance: one process alone compares one device with several")
     folder = prepare.run_folder(experiment)
     found = trained_step(folder, step)
     cache = open_corpus(experiment, test_sets)
@@ -62,7 +62,7 @@ def audit(experiment: Experiment, portion: Portion, step: int | None = None) -> 
         for direction, pairs in portion.pairs(cache).items()
     }
     chosen = batch_invariance.ways(placed)
-    with ProgressBar("audit", len(chosen), "ways") as bar:
+    with ProgressBar("batch invariance", len(chosen), "ways") as bar:
         rows = batch_invariance.changed_tokens(
             model, cache.vocabulary, sources, experiment.decoding, chosen, bar.update
         )

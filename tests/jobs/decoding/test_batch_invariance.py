@@ -1,4 +1,4 @@
-"""`m4 decode --audit` of a trained run: no token depends on its batch or on the devices."""
+"""`m4 decode --batch_invariance`: no token of a trained run depends on its batch or devices."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from m4.eval.decoding.batch_invariance import Compared
-from m4.jobs.decoding import audit as job
+from m4.jobs.decoding import batch_invariance as job
 from tests.command_line import m4
 
 # One length of sources, and so one program a number of rows.
 SHORT = "--gin.experiment.Decoding.max_source_length=16"
 
 
-def audit(run: Path, *arguments: str):
-    return m4("decode", f"--model_dir={run}", "--audit", *arguments)
+def check(run: Path, *arguments: str):
+    return m4("decode", f"--model_dir={run}", "--batch_invariance", *arguments)
 
 
 def test_no_token_changes_by_batch_order_or_mesh(trained: Path) -> None:
-    said = audit(trained, "--sentences=3", SHORT)
+    said = check(trained, "--sentences=3", SHORT)
     assert said.status == 0, said.err
     assert "0 of " in said.out
     assert said.out.rstrip().endswith("tokens changed")
@@ -34,7 +34,7 @@ def test_a_changed_token_is_exit_status_1(trained: Path, monkeypatch: pytest.Mon
         return {"en-gl": found}
 
     monkeypatch.setattr(job.batch_invariance, "changed_tokens", changed)
-    said = audit(trained, "--sentences=1", "--directions=en-gl")
+    said = check(trained, "--sentences=1", "--directions=en-gl")
     assert said.status == 1
     assert said.out.rstrip().endswith("2 of 63 tokens changed")
 
@@ -44,15 +44,15 @@ def test_a_changed_token_is_exit_status_1(trained: Path, monkeypatch: pytest.Mon
     [
         ("--directions=en-xx", "no en-xx; there are en-es"),
         ("--sentences=0", "--sentences=0: must be 1 or more"),
-        ("--input=a.txt", "--input: not with --audit"),
-        ("--from=es", "--from: not with --audit"),
+        ("--input=a.txt", "--input: not with --batch_invariance"),
+        ("--from=es", "--from: not with --batch_invariance"),
         ("--step=77", "no checkpoint of step 77"),
     ],
 )
 def test_a_mistake_is_one_line(trained: Path, arguments: str, mistake: str) -> None:
-    assert mistake in audit(trained, *arguments.split()).mistake
+    assert mistake in check(trained, *arguments.split()).mistake
 
 
-def test_what_belongs_to_the_audit_is_refused_without_it(trained: Path) -> None:
+def test_what_belongs_to_the_check_is_refused_without_it(trained: Path) -> None:
     said = m4("decode", f"--model_dir={trained}", "--sentences=3")
-    assert said.mistake == "m4 decode: --sentences: give --audit, too"
+    assert said.mistake == "m4 decode: --sentences: give --batch_invariance, too"

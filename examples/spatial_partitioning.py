@@ -24,7 +24,7 @@ from rich.table import Table
 
 from m4.parallel.platform.jax_setup import use_fake_devices
 from m4.parallel.sharding import replicate, split
-from m4.plan.hlo.collectives import Collective, collectives, summary
+from m4.plan.hlo import Collective, collectives, summary
 
 Kernels = dict[str, jax.Array]
 LAYOUT = ("NDHWC", "DHWIO", "NDHWC")  # batch, depth, height, width, channels; depth is split

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from m4.parallel.sharding import replicate, split
-from m4.plan.hlo.collectives import summary
+from m4.plan.hlo import summary
 
 FOLDER = Path(__file__).parents[1] / "examples"
 

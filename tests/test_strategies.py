@@ -21,7 +21,7 @@ from m4.model.transformer import Transformer
 from m4.parallel.axes import MESH_AXES
 from m4.parallel.host_batches import to_global
 from m4.parallel.mesh import make_mesh
-from m4.plan.hlo.collectives import collectives
+from m4.plan.hlo import collectives
 from m4.train.trainer import Trainer
 from tests.strategies import FIRST, documented, experiment_named, names
 

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
             local_program.show(experiment, arguments.languages, arguments.output, console)
         return 0
-    from m4.plan.hlo import table4
+    from m4.plan import table4
 
     rows = table4.table([int(count) for count in devices.split(",")])
     table4.show(rows, console)

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plans a config for a topology; returns the exit status: 0, or 3 where it does not fit.
 
-    Writes <config>.<topology>.json, .md and .html in --output.
+    Writes <config>.<topology>.json and .md in --output.
 
     Raises:
         InputError: The arguments or the config have a mistake, or no compiler for the machine is
@@ -76,9 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _write_facts(arguments)
     from rich.console import Console
 
-    from m4.plan import launch
-    from m4.plan.report import tables
-    from m4.plan.sweep import Sweep
+    from m4.plan import launch, report, sweep
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     # What the compiling process needs to read any config as this process does.
@@ -90,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.sweep:
         _check_sweep(arguments)
         folder = Path(arguments.configs)
-        Sweep(folder, arguments.output, shared, given, arguments.reuse).run(console)
+        sweep.run(folder, arguments.output, shared, given, arguments.reuse, console)
         return 0
     saved = arguments.model_dir if not arguments.gin_file else None
     if len(arguments.gin_file) != 1 and not saved:
@@ -110,8 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
         console,
     )
     facts["price_per_chip_hour"] = price
-    tables.show(facts, console)
-    for path in tables.write(facts, arguments.output / tables.file_name(facts)):
+    made = report.report(facts)
+    report.show(made, console)
+    for path in report.write(made, arguments.output / report.file_name(facts), facts):
         console.print(str(path), highlight=False, soft_wrap=True)
     return DOES_NOT_FIT if "refused" in facts else 0
 

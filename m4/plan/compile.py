@@ -1,4 +1,4 @@
-"""Compiles a program for a topology and collects facts about it, in a subprocess.
+"""Compiles a program for a machine and collects facts about it; runs in a subprocess.
 
 The environment is `m4.plan.launch`'s. No accelerator is used.
 """
@@ -8,18 +8,15 @@ import math
 import resource
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 
 from m4.experiment import Experiment
 from m4.model.dispatch.einsum import einsum
-from m4.plan import flops, launch, memory
-from m4.plan.clusters import Cluster
-from m4.plan.hlo.collectives import Traffic, measure, measure_by_loop, summary
-from m4.plan.machines import Machine
-from m4.plan.oom import decoding_advice, out_of_memory, too_much, training_advice
+from m4.plan import flops, hlo, launch, memory
+from m4.plan.machines import Cluster, Machine
 from m4.plan.program import PlannedProgram, decode_program, train_program
 from m4.plan.step_time import BETWEEN, step_time
 from m4.settings import InputError
@@ -29,46 +26,55 @@ PROGRAMS = {"train": train_program, "decode": decode_program}
 
 
 def devices_of(machine: Machine) -> Sequence[Any]:
-    """The topology's devices: programs can be compiled for them, not run.
+    """Returns the machine's devices: programs can be compiled for them, not run.
 
     Raises:
-        ValueError: a topology that the compiler does not know.
+        InputError: The compiler does not know the topology.
     """
     if isinstance(machine, Cluster):
-        return _gpus(machine)
-    chip = machine.chip
-    setting: dict[str, Any] = {"chip_config_name": chip.core_setting} if chip.core_setting else {}
-    if machine.slices > 1:
-        setting["num_slices"] = machine.slices
-    if math.prod(machine.sizes) == 1:  # libtpu's own hosts have 2 x 2 chips or more
-        setting["chips_per_host_bounds"] = (1, 1, 1)
-    try:
-        found = topologies.get_topology_desc(machine.slice_name, platform="tpu", **setting)
-    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-        said = f"--topology={machine.name}: unknown to libtpu: {_first_line(error)}"
-        raise InputError(said) from error
-    devices = found.devices
+        # Slices are the domains of NVLink: nodes. All hosts' devices are in one process here.
+        devices = topologies.get_topology_desc(
+            machine.chip.name,
+            platform="cuda",
+            target_config=machine.chip.target_config,
+            topology=f"{machine.nodes}x1x{machine.gpus}",
+        ).devices
+    else:
+        chip, setting = machine.chip, dict[str, Any]()
+        if chip.core_setting:
+            setting["chip_config_name"] = chip.core_setting
+        if machine.slices > 1:
+            setting["num_slices"] = machine.slices
+        if math.prod(machine.sizes) == 1:  # libtpu's own hosts have 2 x 2 chips or more
+            setting["chips_per_host_bounds"] = (1, 1, 1)
+        try:
+            devices = topologies.get_topology_desc(
+                machine.slice_name, platform="tpu", **setting
+            ).devices
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            said = f"--topology={machine.name}: unknown to libtpu: {_first_line(error)}"
+            raise InputError(said) from error
     assert len(devices) == machine.devices, (len(devices), machine)
     return devices
 
 
-def _gpus(machine: Cluster) -> Sequence[Any]:
-    # Slices are the domains of NVLink: nodes. All hosts' devices are in one process here.
-    found = topologies.get_topology_desc(
-        machine.chip.name,
-        platform="cuda",
-        target_config=machine.chip.target_config,
-        topology=f"{machine.nodes}x1x{machine.gpus}",
-    )
-    assert len(found.devices) == machine.devices, (len(found.devices), machine)
-    return found.devices
-
-
 def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -> dict[str, Any]:
-    """The facts of one compilation, as JSON; "refused" where it does not fit.
+    """Compiles a program and returns the facts about it, as JSON.
+
+    Bytes, FLOPs and seconds are of one device and one run: of a training step ("step" alone), or of
+    encoding a batch ("encoding") and of a decoding step ("step") in a beam search.
+
+    Args:
+        experiment: The config.
+        machine: The machine to compile for.
+        kind: One of `PROGRAMS`.
+        languages: Number of languages where the config names none.
+
+    Returns:
+        The facts; with "refused" where the program does not fit.
 
     Raises:
-        ValueError: mistakes in the config, before anything is compiled; or the compiler fails.
+        InputError: The config has a mistake, or the compiler fails.
     """
     start = _now()
     devices = devices_of(machine)
@@ -91,7 +97,7 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
     try:
         compiled = program.lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        refused = out_of_memory(str(error), _advice(program, given))
+        refused = memory.out_of_memory(str(error), _advice(program, given))
         if refused is None:
             raise InputError(
                 f"--program={kind}, --topology={machine.name}: {launch.compiler(machine.platform)} "
@@ -102,32 +108,61 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
     by_kind = memory.by_kind(given, compiled.memory_analysis(), memory.kept(program))
     if isinstance(machine, Cluster) and sum(by_kind.values()) > machine.device_bytes:
         # XLA compiles programs for GPUs whether they fit or not.
-        refused = too_much(by_kind, machine.device_bytes, _advice(program, given))
+        refused = memory.too_much(by_kind, machine.device_bytes, _advice(program, given))
         return {**found, "refused": refused}
     found["memory_bytes"] = by_kind
-    return {**found, **_text(compiled, machine, found)}
-
-
-def _text(compiled: Any, machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What is read from the program's text, or why there is none. found: the facts so far."""
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
         # libtpu's printer lacks a case (a check of asynchronous operations, on v5p and v6e).
-        return {"no_text": _first_line(error)}
-    if found["program"] == "decode":
-        return _search(text, machine, found)
-    measured = measure(text)
-    counted = _counted(measured, found["flops"])
+        return {**found, "no_text": _first_line(error)}
+    return {**found, **read_text(text, machine, found)}
+
+
+def read_text(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the facts that the compiled program's text adds to those in `found`."""
+    read = hlo.read(text)
+    decode = found["program"] == "decode"
+    parts = {"encoding": read.once, "step": read.iteration} if decode else {"step": read.whole}
+    counted = {name: dict(found["flops"][name]) for name in parts}
+    seconds = {}
+    for name, work in parts.items():
+        count, unread = counted[name], dict(work.unread)
+        # Kernels of grouped products multiply the rows that there are: theirs are by arithmetic.
+        count["kernels"] = float(count["experts_executed"]) if unread.pop(_KERNEL, 0) else 0.0
+        count["compiled"] = work.flops + count["kernels"]
+        count["unread"] = unread
+        time_model = step_time(
+            work.cycles,
+            count.get("traced", 0.0),
+            found["model"]["dtype"],
+            work.collectives,
+            machine,
+            kernels=count["kernels"],
+        )
+        seconds[name] = {
+            "compute": time_model.compute,
+            "communication": time_model.by_kind,
+            "total": time_model.total,
+        }
+    sent = [each for work in parts.values() for each in work.collectives]
+    inside = hlo.summary(each for each in sent if each.slices == 1)
+    between = hlo.summary(each for each in sent if each.slices > 1)
+    named = {BETWEEN.format(kind): total for kind, total in between.items()}
     return {
-        "flops": {**found["flops"], **counted},
-        **_traffic(measured),
-        "loops_unknown": measured.loops_unknown,
-        "cycles": measured.cycles,
-        "uncosted": measured.uncosted,
-        "step_seconds": _seconds(
-            measured, found["flops"]["traced"], counted["kernels"], machine, found
-        ),
+        "flops": counted,
+        "collectives": {kind: total._asdict() for kind, total in {**inside, **named}.items()},
+        # To devices of the slice (or other GPUs), and to other slices.
+        "sent_bytes": {
+            "ici": sum(total.sent_bytes for total in inside.values()),
+            "dcn": sum(total.sent_bytes for total in between.values()),
+        },
+        "unknown_loops": read.loops,
+        "cycles": {name: work.cycles for name, work in parts.items()},
+        "uncosted": {name: work.uncosted for name, work in parts.items()},
+        # A decoding step on a GPU reads all weights for a few pieces: its FLOPs do not decide its
+        # time.
+        **({} if decode and isinstance(machine, Cluster) else {"seconds": seconds}),
     }
 
 
@@ -135,73 +170,10 @@ def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0][:300]
 
 
-def _counted(measured: Traffic, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    """Products read from a program's text, and those in the kernels of grouped products, which
-    multiply the rows that there are: by arithmetic."""
-    unread = dict(measured.unread)
-    kernels = float(arithmetic["experts_executed"]) if unread.pop(_KERNEL, 0) else 0.0
-    return {"compiled": measured.flops + kernels, "kernels": kernels, "unread": unread}
-
-
-def _search(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a beam search: of encoding a batch, and of one decoding step."""
-    by_loop = measure_by_loop(text)
-    found_parts = {"encoding": by_loop.once, "step": by_loop.iteration}
-    counted = {name: _counted(each, found["flops"][name]) for name, each in found_parts.items()}
-    parts: dict[str, Any] = {
-        "flops": {name: {**found["flops"][name], **counted[name]} for name in found_parts},
-        **_traffic(by_loop.once, by_loop.iteration),
-        "loops_unknown": by_loop.iteration.loops_unknown,
-        "search_loops": by_loop.loops,
-        "cycles": {name: measured.cycles for name, measured in found_parts.items()},
-        "uncosted": {name: measured.uncosted for name, measured in found_parts.items()},
-    }
-    if isinstance(machine, Cluster):
-        # A decoding step reads all weights for a few pieces: its FLOPs do not decide its time.
-        return parts
-    seconds = {
-        name: _seconds(each, 0.0, counted[name]["kernels"], machine, found)
-        for name, each in found_parts.items()
-    }
-    return {**parts, "search_seconds": seconds}
-
-
-def _traffic(*measured: Traffic) -> dict[str, Any]:
-    """Totals by kind, and what a device sends by the network: inside its slice (or to other GPUs),
-    and to other slices."""
-    together = [each for one in measured for each in one.collectives]
-    inside = summary(each for each in together if each.slices == 1)
-    between = summary(each for each in together if each.slices > 1)
-    named = {BETWEEN.format(kind): total for kind, total in between.items()}
-    return {
-        "collectives": {kind: vars(total) for kind, total in {**inside, **named}.items()},
-        "sent_bytes": {
-            "ici": sum(total.sent_bytes for total in inside.values()),
-            "dcn": sum(total.sent_bytes for total in between.values()),
-        },
-    }
-
-
-def _seconds(
-    measured: Traffic,
-    executed: float,
-    kernels: float,
-    machine: Machine,
-    found: Mapping[str, Any],
-) -> dict[str, Any]:
-    dtype, sent = found["model"]["dtype"], measured.collectives
-    time_model = step_time(measured.cycles, executed, dtype, sent, machine, kernels=kernels)
-    return {
-        "compute": time_model.compute,
-        "communication": time_model.by_kind,
-        "total": time_model.total,
-    }
-
-
 def _advice(program: PlannedProgram, given: Mapping[str, int]) -> list[str]:
     if program.optimizer is not None:
-        return training_advice(program.model, given)
-    return decoding_advice(program.model, given, program.rows, program.beams)
+        return memory.training_advice(program.model, given)
+    return memory.decoding_advice(program.model, given, program.rows, program.beams)
 
 
 def _sizes(program: PlannedProgram) -> dict[str, Any]:
@@ -228,8 +200,8 @@ def _sizes(program: PlannedProgram) -> dict[str, Any]:
     }
 
 
-def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
-    """Of a device and training step; of a search, for encoding and for a decoding step."""
+def _flops(program: PlannedProgram, devices: int) -> dict[str, dict[str, Any]]:
+    """Returns part of the program -> its operations, by arithmetic and in the traced program."""
     model = program.model
     ways = [layer.dispatch for layer in (model.encoder_experts, model.decoder_experts) if layer]
     one_hot = any(way is einsum or "einsum" in getattr(way, "__name__", "") for way in ways)
@@ -249,31 +221,27 @@ def _flops(program: PlannedProgram, devices: int) -> dict[str, Any]:
     forward = flops.forward_flops(model, *lengths, **apart)
     executed = functools.partial(flops.executed_flops, model, one_hot=one_hot, **apart)
     return {
-        "forward": {kind: count / devices for kind, count in forward.items()},
-        "model": flops.model_flops(forward) / devices,
-        "executed": executed(forward) / devices,
-        "experts_executed": (executed(forward) - executed({**forward, "experts": 0})) / devices,
-        "traced": flops.traced_flops(program.jaxpr, devices),
+        "step": {
+            "forward": {kind: count / devices for kind, count in forward.items()},
+            "model": flops.model_flops(forward) / devices,
+            "executed": executed(forward) / devices,
+            "experts_executed": (executed(forward) - executed({**forward, "experts": 0})) / devices,
+            "traced": flops.traced_flops(program.jaxpr, devices),
+        }
     }
 
 
-class _Clock(NamedTuple):
+def _now() -> tuple[float, float]:
     """Seconds of wall time, and of CPU time of all threads of the process."""
-
-    wall: float
-    cpu: float
+    return time.monotonic(), time.process_time()
 
 
-def _now() -> _Clock:
-    return _Clock(time.monotonic(), time.process_time())
-
-
-def _cost(start: _Clock, traced: _Clock) -> dict[str, float]:
+def _cost(start: tuple[float, float], traced: tuple[float, float]) -> dict[str, float]:
     now, usage = _now(), resource.getrusage(resource.RUSAGE_SELF)
     return {
-        "trace_seconds": traced.wall - start.wall,
-        "compile_seconds": now.wall - traced.wall,
-        "compile_cpu_seconds": now.cpu - traced.cpu,
-        "cpu_seconds": now.cpu,
+        "trace_seconds": traced[0] - start[0],
+        "compile_seconds": now[0] - traced[0],
+        "compile_cpu_seconds": now[1] - traced[1],
+        "cpu_seconds": now[1],
         "host_bytes": usage.ru_maxrss * 1024,
     }

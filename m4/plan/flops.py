@@ -1,7 +1,7 @@
-"""Floating-point operations of a training step or a beam search: by arithmetic from the model's
-sizes, and of a traced program.
+"""Floating-point operations of a training step or a beam search.
 
-A product of [a, b] and [b, c] is 2abc operations; only products count.
+They are counted by arithmetic from the model's sizes, and in a traced program. A product of [a, b]
+and [b, c] is 2abc operations; only products count.
 """
 
 import functools
@@ -36,16 +36,18 @@ def forward_flops(
     *,
     experts_apart: bool = False,
 ) -> dict[str, int]:
-    """Kind -> operations of one forward pass in training over all devices.
+    """Returns kind -> operations of one forward pass in training over all devices.
 
-    attention: the projections. attention_logits: queries times keys, weights times values, masked
-    positions included. experts: of every slot, empty ones included; where nothing is dropped, of as
-    many rows as the dispatch `dropless` may need for any routing. experts_used: of two choices a
-    token, none dropped (for "model FLOPs"). dispatch: GShard's one-hot products of dispatch and
-    combine (Algorithm 2, lines 3 and 8), which only the dispatch `einsum` has.
+    "attention" is the projections, "attention_logits" queries times keys and weights times values,
+    masked positions included. "experts" counts every slot, empty ones included; where nothing is
+    dropped, as many rows as the dispatch `dropless` may need for any routing. "experts_used" counts
+    two choices a token, none dropped (for "model FLOPs"). "dispatch" is GShard's one-hot products
+    of dispatch and combine (Algorithm 2, lines 3 and 8), which only the dispatch `einsum` has.
 
     Args:
-        experts_apart: experts are on several devices.
+        model: The model.
+        rows, source_length, target_length: Size of a batch, in rows and pieces.
+        experts_apart: Experts are on several devices.
     """
     source, target = rows * source_length, rows * target_length
     M, ND = model.width, model.heads * model.head_width
@@ -74,10 +76,10 @@ def search_flops(
     *,
     experts_apart: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The same of a beam search: (of encoding a batch, of a decoding step).
+    """Returns the operations of encoding a batch, and of a decoding step, by kind.
 
-    Encoding: the encoder, and the keys and values of its output for all layers of the decoder. A
-    step: one piece of every hypothesis through the decoder, over all positions of the cache. A
+    Encoding is the encoder, and the keys and values of its output for all layers of the decoder. A
+    step takes one piece of every hypothesis through the decoder, over all positions of the cache. A
     layer that drops no token (a capacity factor of None) has as many rows as the dispatch
     `dropless` may need, or E slots for every token with another.
     """
@@ -110,10 +112,13 @@ def _feed_forward(
     *,
     apart: bool,
 ) -> dict[str, int]:
-    """Of the feed-forward layers of a stack, with experts or without.
+    """Returns the operations of the feed-forward layers of a stack, with experts or without.
 
-    mode: whose capacity factor: "train", "eval" or "decode". row: tokens of a group where none is
-    dropped outside training (a factor of None). apart: experts are on several devices.
+    Args:
+        model, experts, layers, tokens: The model, the stack's experts, layers and tokens.
+        mode: "train", "eval" or "decode", which have their own capacity factors.
+        row: Tokens of a group where none is dropped outside training (a factor of None).
+        apart: Experts are on several devices.
     """
     M = model.width
     expert_layers = layers // model.moe_every if experts else 0
@@ -146,18 +151,20 @@ def _feed_forward(
 
 
 def model_flops(forward: Mapping[str, int]) -> int:
-    """Model FLOPs of a training step, forward and backward: no empty slots, no one-hot products, no
-    rematerialization."""
+    """Returns the model FLOPs of a training step, forward and backward.
+
+    They have no empty slots, no one-hot products and no rematerialization.
+    """
     return (1 + BACKWARD) * forward_model_flops(forward)
 
 
 def forward_model_flops(forward: Mapping[str, int]) -> int:
-    """Model FLOPs of a forward pass: no empty slots, no one-hot products."""
+    """Returns the model FLOPs of a forward pass: no empty slots, no one-hot products."""
     return sum(n for kind, n in forward.items() if kind not in ("experts", "dispatch"))
 
 
 def forward_executed_flops(forward: Mapping[str, int], *, one_hot: bool) -> int:
-    """Of a forward pass with all slots; one_hot: with the products of the dispatch `einsum` too."""
+    """Returns a forward pass with all slots, and if `one_hot` the products of dispatch `einsum`."""
     left_out = {"experts_used"} if one_hot else {"experts_used", "dispatch"}
     return sum(n for kind, n in forward.items() if kind not in left_out)
 
@@ -169,7 +176,7 @@ def executed_flops(
     one_hot: bool,
     experts_apart: bool = False,
 ) -> int:
-    """Of a training step, with all slots, the one-hot products of `einsum`, and rematerialization.
+    """Returns a training step with all slots, one-hot products of `einsum`, and rematerialization.
 
     remat "full" repeats the forward pass of every layer, or scanned block, except the last
     product, whose result the backward pass does not need. "products" repeats those with a batch of
@@ -195,7 +202,7 @@ def executed_flops(
 
 
 def traced_flops(jaxpr: Any, devices: int) -> float:
-    """Operations of the products in a traced program, a device, scans multiplied out.
+    """Counts the operations of a traced program's products, a device, scans multiplied out.
 
     A manual region (`jax.shard_map`) is already one device's; all else is divided evenly. Of a
     conditional the most expensive branch counts, of a choice by platform the default (plans are

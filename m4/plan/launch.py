@@ -1,4 +1,4 @@
-"""A compilation in a subprocess: its environment, and one at a time on a machine.
+"""Compiles in a subprocess with its own environment, one compilation at a time on a machine.
 
 The compilers are packages: libtpu, and for GPUs JAX's CUDA plugin, which works without CUDA and
 without a GPU. Where there is no GPU the plugin complains at every start of JAX; so `make pod-gpu`
@@ -28,8 +28,8 @@ from m4.parallel.platform.signals import end_with
 from m4.plan.machines import topology
 from m4.settings import InputError
 
-# Raised with every change of the facts that a compiling process writes (`m4.plan.compile.facts`).
-FORMAT = 6
+# It is raised with every change of the facts that a compiling process writes (`m4.plan.compile`).
+FORMAT = 7
 # No device is needed: libtpu does not look for one, query the cloud's metadata, or lock a TPU.
 ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -45,29 +45,28 @@ ENVIRONMENT = {
     # CUDA need not be installed.
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
-# What a plan says where another one compiles.
+# A plan prints this where another one compiles.
 WAITING = "waiting for the plan that compiles on this machine"
-# Where `make pod-gpu` puts the compiler for GPUs.
+# Here `make pod-gpu` puts the compiler for GPUs.
 CUDA_COMPILER = Path(sys.prefix) / "share" / "m4" / "cuda_compiler"
 _CUDA = "jax_cuda12_plugin"
-# What the compiler for GPUs logs where there is no GPU, before its log level applies.
+# The compiler for GPUs logs these where there is no GPU, before its log level applies.
 _NOISE = ("before absl::InitializeLog() is called", "Could not find cuda drivers")
-# What is said of a compiler that fails.
+# Explains a compiler that fails.
 FAULT = (
     "a fault or limit of this version, not a mistake in the config; other sizes (layers, experts, "
     "batch), another dispatch or another version may compile"
 )
-# The variable with the process id of the one that waits for the compiling process.
+# Environment variable with the id of the process that waits for the compiling one.
 _PARENT = "M4_PLAN_PARENT"
 
 
 class ChildError(Exception):
-    """The user made a mistake: the message is the last line of the compiling process. Or the
-    compiler itself failed."""
+    """The config has a mistake, or the compiler failed; the message is one line."""
 
 
 def check_compiler(platform: str) -> None:
-    """Raises a ValueError where the compiler for "tpu" or "cuda" is not installed."""
+    """Raises InputError where the compiler for "tpu" or "cuda" is not installed."""
     if platform == "cuda":
         if not (CUDA_COMPILER / _CUDA).is_dir() and importlib.util.find_spec(_CUDA) is None:
             raise InputError(
@@ -87,7 +86,7 @@ def check_compiler(platform: str) -> None:
 
 
 def versions(platform: str = "tpu") -> dict[str, str]:
-    """Versions of the packages that decide a compilation's result; "": not a package here."""
+    """Returns the versions of the packages that decide a result; "" where one is not installed."""
     found = {}
     for name in ("jax", "jaxlib", "jax-cuda12-pjrt" if platform == "cuda" else "libtpu", "m4"):
         try:
@@ -122,14 +121,17 @@ def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
 def compiled(
     config: str, arguments: Sequence[str], machine: str, program: str, console: Console
 ) -> dict[str, Any]:
-    """The facts of one compilation, with the config's name.
+    """Returns the facts of one compilation, with the config's name.
 
     Args:
-        config: its name. arguments: of the command line, from which the subprocess reads it.
-        machine: as "v3:8x8". program: "train" or "decode".
+        config: Name of the config.
+        arguments: Words of the command line, from which the subprocess reads the config.
+        machine: Name of the machine, such as "v3:8x8".
+        program: "train" or "decode".
+        console: Where the user sees that it compiles.
 
     Raises:
-        ValueError: a mistake in the arguments or the config, or no compiler for the machine.
+        InputError: The arguments or the config have a mistake, or the compiler is missing.
     """
     platform = topology(machine).platform
     check_compiler(platform)
@@ -143,13 +145,13 @@ def compiled(
 
 
 def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> dict[str, Any]:
-    """The facts that `m4 plan ARGUMENTS --facts=...` writes, run as a subprocess.
+    """Runs `m4 plan ARGUMENTS --facts=...` and returns the facts that it writes.
 
-    Passes on the subprocess's standard error.
+    It passes on the subprocess's standard error.
 
     Raises:
-        ChildError: a mistake in config or arguments, or a signal ended the compiler.
-        RuntimeError: anything else; with the subprocess's standard error.
+        ChildError: The config or the arguments have a mistake, or a signal ended the compiler.
+        RuntimeError: Any other failure, with the subprocess's standard error.
     """
     with one_at_a_time(), tempfile.TemporaryDirectory(prefix="m4-plan-") as folder:
         path = Path(folder) / "facts.json"
@@ -189,7 +191,7 @@ def _ended_by(name: str, platform: str) -> str:
 
 
 def compiler(platform: str) -> str:
-    """As "libtpu 0.0.42.1"."""
+    """Returns name and version of the compiler, such as "libtpu 0.0.42.1"."""
     return " ".join(list(versions(platform).items())[2])
 
 

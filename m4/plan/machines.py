@@ -1,8 +1,6 @@
-"""The machines to plan for: what a chip has, and how chips are linked.
+"""The machines to plan for: TPU slices and clusters of GPUs, their chips and links.
 
-TPUs are here, in grids; clusters of GPUs are in `m4.plan.clusters`.
-
-Sources: v2, v3: Jouppi et al. 2020 (CACM 63.7) and, for the links of v3 and v4, Jouppi et al. 2023
+TPUs. v2, v3: Jouppi et al. 2020 (CACM 63.7) and, for the links of v3 and v4, Jouppi et al. 2023
 (arXiv 2304.01433, table 4); v4 to tpu7x: docs.cloud.google.com/tpu/docs, a page each, at the end of
 2025. A link's speed is that of one direction: a quarter or a sixth of half of what those pages call
 bidirectional bandwidth. Clocks of v5e and v5p follow from peak and number of multipliers (128 x 128
@@ -10,30 +8,38 @@ a unit); for v6e and tpu7x they are not published. The network between slices: t
 and v6e by host (2 x 100 and 4 x 200 Gb/s), v5p and tpu7x by chip (50 and 100 Gb/s); v4: 25 GB/s a
 host (Austin et al. 2025, "How to Scale Your Model", part 2). Slices of v2 and v3 cannot be joined
 (Cloud TPU Multislice is for v4 and later).
+
+GPUs. NVIDIA's data sheets of the H100 SXM5 and the H200 SXM (peaks without sparsity, memory,
+NVLink) and the tables of compute capability 9.0 in the CUDA C++ programming guide. Between nodes:
+one network adapter of 400 Gb/s a GPU, as in NVIDIA's DGX H100.
 """
 
 import math
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from m4.plan.clusters import GIB, GPUS, Cluster
 from m4.settings import InputError
 
+GIB = 2**30
 
-@dataclass(frozen=True)
-class Chip:
+
+class Chip(NamedTuple):
     """One kind of TPU.
 
     Attributes:
-        cores: JAX devices a chip. gib: memory a chip. peak_flops: bfloat16, a chip, a second.
-        clock_hz: of a core; None: not published.
-        links: to neighbours, a chip: two a dimension of the torus.
-        link_bytes: a second, one link, one direction.
-        full: chips along a dimension that make it a ring (a torus, not a grid).
-        most: chips of the largest slice.
-        host_chips: chips of a host, which share its network adapters.
-        host_network_bytes: to other slices, a host, a second; 0: slices cannot be joined.
-        core_setting: libtpu's name for a chip whose cores are one device; "": each core is one.
+        cores: JAX devices a chip.
+        gib: Memory a chip.
+        peak_flops: Peak in bfloat16, a chip, a second.
+        clock_hz: Clock of a core; None where it is not published.
+        links: Links to neighbours, a chip: two a dimension of the torus.
+        link_bytes: Bytes a second of one link in one direction.
+        full: Chips along a dimension that make it a ring (a torus, not a grid).
+        most: Chips of the largest slice.
+        host_chips: Chips of a host, which share its network adapters.
+        host_network_bytes: Bytes a second to other slices, a host; 0 where slices cannot be joined.
+        core_setting: libtpu's name for a chip whose cores are one device; "" where each core is
+            one.
     """
 
     name: str
@@ -51,20 +57,32 @@ class Chip:
 
     @property
     def device_bytes(self) -> int:
-        """The memory of a JAX device; programs can use a little less."""
+        """Memory of a JAX device; programs can use a little less."""
         return int(self.gib * GIB / self.cores)
 
     @property
     def device_name(self) -> str:
-        """What a JAX device is: a core, or where two cores are one device a "device"."""
+        """A JAX device is a core, or where two cores are one device a "device"."""
         return "device" if self.core_setting else "core"
 
     def device_flops(self, dtype: str = "bfloat16") -> float:
-        """Peak of matrix products, operations a second; of any type: TPUs round to bfloat16."""
+        """Peak of matrix products a second, of any type: TPUs round to bfloat16."""
         del dtype
         return self.peak_flops / self.cores
 
 
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v2", 2, 16, 46e12, 0.70e9, 4, 62e9, 16, 256, 4, 0),
+        Chip("v3", 2, 32, 123e12, 0.94e9, 4, 70e9, 32, 1024, 4, 0),
+        Chip("v4", 1, 32, 275e12, 1.05e9, 6, 50e9, 4, 4096, 4, 25e9, "megacore"),
+        Chip("v5e", 1, 16, 197e12, 1.50e9, 4, 50e9, 16, 256, 8, 25e9),
+        Chip("v5p", 1, 95, 459e12, 1.75e9, 6, 100e9, 4, 6144, 4, 25e9, "megacore"),
+        Chip("v6e", 1, 32, 918e12, None, 4, 100e9, 16, 256, 8, 100e9),
+        Chip("tpu7x", 2, 192, 2307e12, None, 6, 100e9, 4, 9216, 4, 50e9),
+    )
+}
 # Shapes of slices, smaller size first; in three dimensions also three multiples of 4. v3:2x4 is
 # the paper's, of 16 cores (GShard, section 5.3).
 _FLAT = "2x2 2x4 4x4 4x8 8x8 8x16 16x16"
@@ -79,24 +97,93 @@ _SHAPES = {
     "tpu7x": f"1x1x1 {_SMALL_CUBES}",
 }
 
-CHIPS = {
-    chip.name: chip
-    for chip in (
-        Chip("v2", 2, 16, 46e12, 0.70e9, 4, 62e9, 16, 256, 4, 0),
-        Chip("v3", 2, 32, 123e12, 0.94e9, 4, 70e9, 32, 1024, 4, 0),
-        Chip("v4", 1, 32, 275e12, 1.05e9, 6, 50e9, 4, 4096, 4, 25e9, "megacore"),
-        Chip("v5e", 1, 16, 197e12, 1.50e9, 4, 50e9, 16, 256, 8, 25e9),
-        Chip("v5p", 1, 95, 459e12, 1.75e9, 6, 100e9, 4, 6144, 4, 25e9, "megacore"),
-        Chip("v6e", 1, 32, 918e12, None, 4, 100e9, 16, 256, 8, 100e9),
-        Chip("tpu7x", 2, 192, 2307e12, None, 6, 100e9, 4, 9216, 4, 50e9),
-    )
-}
+
+class Gpu(NamedTuple):
+    """One kind of GPU.
+
+    Attributes:
+        description: CUDA's name for it.
+        node: GPUs a node at most, linked with each other.
+        memory_bytes: Memory available to programs under CUDA.
+        bfloat16_flops, tf32_flops: Peak of dense products, a second. XLA multiplies float32 in TF32
+            by default.
+        memory_speed: Bytes a second.
+        clock_hz: The highest clock.
+        nvlink_bytes, network_bytes: Bytes a second in one direction, a GPU, to the GPUs of its node
+            and to other nodes.
+        multiprocessors, l2_bytes: Sizes of the GPU.
+    """
+
+    name: str
+    description: str
+    node: int
+    memory_bytes: int
+    bfloat16_flops: float
+    tf32_flops: float
+    memory_speed: float
+    clock_hz: float
+    nvlink_bytes: float
+    network_bytes: float
+    multiprocessors: int
+    l2_bytes: int
+
+    @property
+    def device_name(self) -> str:
+        return "GPU"
+
+    def device_flops(self, dtype: str = "bfloat16") -> float:
+        """Peak of products of numbers of this type, a second."""
+        return self.bfloat16_flops if dtype == "bfloat16" else self.tf32_flops
+
+    @property
+    def target_config(self) -> str:
+        """XLA's `GpuTargetConfigProto` as text, which stands for the device.
+
+        Constants of compute capability 9.0, and the numbers that differ from GPU to GPU.
+        """
+        return f"""
+            platform_name: "CUDA"
+            device_description_str: "{self.description}"
+            dnn_version_info {{ major: 9 minor: 8 }}
+            gpu_device_info {{
+              cuda_compute_capability {{ major: 9 minor: 0 }}
+              threads_per_warp: 32
+              threads_per_block_limit: 1024
+              threads_per_core_limit: 2048
+              block_dim_limit_x: 2147483647
+              block_dim_limit_y: 65535
+              block_dim_limit_z: 65535
+              registers_per_core_limit: 65536
+              registers_per_block_limit: 65536
+              shared_memory_per_block: 49152
+              shared_memory_per_block_optin: 232448
+              shared_memory_per_core: 233472
+              fpus_per_core: 128
+              core_count: {self.multiprocessors}
+              l2_cache_size: {self.l2_bytes}
+              clock_rate_ghz: {self.clock_hz / 1e9}
+              memory_bandwidth: {int(self.memory_speed)}
+              device_memory_size: {self.memory_bytes}
+            }}
+        """
+
+
+_H100 = Gpu(
+    *("h100", "NVIDIA H100 80GB HBM3", 8, int(79.1 * GIB)),
+    *(989e12, 495e12, 3.35e12, 1.98e9, 450e9, 50e9, 132, 50 * 2**20),
+)
+_H200 = _H100._replace(
+    name="h200", description="NVIDIA H200", memory_bytes=int(139.8 * GIB), memory_speed=4.8e12
+)
+GPUS = {gpu.name: gpu for gpu in (_H100, _H200)}
 
 
 @dataclass(frozen=True)
 class Topology:
-    """TPUs in a grid or torus: v3:32x32 is 1,024 chips and 2,048 devices. Several such slices are
-    linked by the data center's network."""
+    """TPUs in a grid or torus: v3:32x32 is 1,024 chips and 2,048 devices.
+
+    Several such slices are linked by the data center's network.
+    """
 
     chip: Chip
     sizes: tuple[int, ...]
@@ -111,7 +198,7 @@ class Topology:
 
     @property
     def slice_name(self) -> str:
-        """Of one slice, as libtpu calls it."""
+        """Name of one slice, as libtpu calls it."""
         return f"{self.chip.name}:{'x'.join(map(str, self.sizes))}"
 
     @property
@@ -131,19 +218,53 @@ class Topology:
         return self.chip.device_bytes
 
     @property
+    def clock_hz(self) -> float | None:
+        """Clock of the cores, for which the compiler estimates cycles."""
+        return self.chip.clock_hz
+
+    @property
     def network_bytes(self) -> float:
-        """To other slices, a second, of one device: a host's adapters serve all of its devices."""
+        """Bytes a second to other slices, of one device; a host's adapters serve all of them."""
         return self.chip.host_network_bytes / self.chip.host_chips / self.chip.cores
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of GPUs: h100:16x8 is 16 nodes of 8 GPUs, 128 devices."""
+
+    chip: Gpu
+    nodes: int
+    gpus: int
+
+    platform = "cuda"
+    clock_hz = None  # XLA estimates no cycles for GPUs
+    slices = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.chip.name}:{self.nodes}x{self.gpus}"
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.gpus
+
+    @property
+    def chips(self) -> int:
+        return self.devices
+
+    @property
+    def device_bytes(self) -> int:
+        return self.chip.memory_bytes
 
 
 Machine = Topology | Cluster
 
 
 def topology(name: str) -> Machine:
-    """The machine of that name.
+    """Returns the machine of that name.
 
     Raises:
-        ValueError: unknown; the message has the allowed names.
+        InputError: The name is unknown; the message has the allowed ones.
     """
     found = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)+)", name)
     if found is None or found[2] not in {**CHIPS, **GPUS}:

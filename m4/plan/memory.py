@@ -1,14 +1,21 @@
-"""Bytes of a device by kind: a program's arguments, and what it needs in addition."""
+"""Memory of a device by kind, and a program that does not fit.
+
+The latter gives the compiler's message in one line, and the changes that would help.
+"""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax.core import unfreeze
 from flax.linen import partitioning
 from jax.sharding import PartitionSpec
 
+from m4.model.transformer import Transformer
+from m4.plan.machines import GIB
 from m4.plan.program import PlannedProgram
 from m4.train.measuring.metric_window import shown_layers
 
@@ -21,12 +28,19 @@ KINDS = (
     "code",
     "counts and log rows",
 )
+# "... required for HLO temporaries (20.31G) exceeds available HBM (15.48G)";
+# "Used 24.00G of 15.48G hbm".
+_NEEDED = (
+    re.compile(r"required for HLO (\w+) \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)"),
+    re.compile(r"(Used) ([\d.]+)([KMGT]) of ([\d.]+)[KMGT] hbm"),
+)
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # Metrics of a step that training sums up on the device over the whole run.
 _SUMMED = ("expert_loads", "data_counts")
 
 
 class State(Protocol):
-    """Shapes of parameters and of an optimizer's state (None: there is none), with shardings."""
+    """Shapes and shardings of parameters and of an optimizer's state, which may be None."""
 
     @property
     def params(self) -> Any: ...
@@ -37,7 +51,7 @@ class State(Protocol):
 
 
 def counts(program: State) -> dict[str, int]:
-    """Parameters over all devices by kind: experts, embeddings, routers, attention, the rest."""
+    """Counts the parameters of all devices by kind: experts, embeddings, attention, the rest."""
     found: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(program.params)[0]:
         names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
@@ -59,7 +73,7 @@ def _kind(names: list[str]) -> str:
 
 
 def given(program: State) -> dict[str, int]:
-    """Bytes a device of the program's weights and optimizer state, by their shardings, unpadded.
+    """Returns bytes a device of weights and optimizer state, by their shardings, unpadded.
 
     "replicated weights" are all but the experts', also where `Training.fsdp_axes` or the mesh axis
     fsdp shards them.
@@ -80,15 +94,15 @@ def given(program: State) -> dict[str, int]:
 
 
 def shard_bytes(leaf: Any) -> int:
-    """Bytes of one device's shard of an array or shape."""
+    """Returns the bytes of one device's shard of an array or shape."""
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def kept(program: PlannedProgram) -> int:
-    """Bytes a device of what training keeps from step to step apart from the state: one sum of the
-    counts by direction and expert, and the other metrics of all steps since the last log row.
+    """Returns the bytes a device that training keeps from step to step apart from the state.
 
-    The compiler counts those of one step, among the temporaries.
+    They are one sum of the counts by direction and expert, and the other metrics of all steps since
+    the last log row. The compiler counts those of one step, among the temporaries.
     """
     if program.metrics is None:
         return 0
@@ -101,12 +115,15 @@ def kept(program: PlannedProgram) -> int:
 
 
 def by_kind(given: Mapping[str, int], stats: Any, kept: int) -> dict[str, int]:
-    """`KINDS` -> bytes a device, of a compiled program's `memory_analysis()`.
-
-    kept: see `kept`.
+    """Returns `KINDS` -> bytes a device.
 
     The result of a training step replaces its arguments; results that do not are temporaries here.
     "batch" includes the padding of all arguments.
+
+    Args:
+        given: Bytes from `given`.
+        stats: The compiled program's `memory_analysis()`.
+        kept: Bytes from `kept`.
     """
     added = stats.output_size_in_bytes - stats.alias_size_in_bytes
     return {
@@ -116,3 +133,123 @@ def by_kind(given: Mapping[str, int], stats: Any, kept: int) -> dict[str, int]:
         "code": stats.generated_code_size_in_bytes,
         "counts and log rows": kept,
     }
+
+
+def out_of_memory(message: str, helps: list[str]) -> dict[str, Any] | None:
+    """Reads a compiler's message; returns None where it is another error.
+
+    Args:
+        message: The compiler's error.
+        helps: Changes of the config, from `training_advice` or `decoding_advice`.
+
+    Returns:
+        message (one line), needed_bytes and available_bytes (None where the message has none), and
+        advice (`helps`).
+    """
+    if "RESOURCE_EXHAUSTED" not in message and "Ran out of memory" not in message:
+        return None
+    first = next(line.strip() for line in message.splitlines() if line.strip())
+    first = first.removeprefix("RESOURCE_EXHAUSTED: ").split(" Please ")[0]
+    needed = available = None
+    for pattern in _NEEDED:
+        if found := pattern.search(message):
+            needed = int(float(found[2]) * _UNITS[found[3]])
+            available = int(float(found[4]) * GIB)
+            break
+    return {
+        "message": first,
+        "needed_bytes": needed,
+        "available_bytes": available,
+        "advice": helps,
+    }
+
+
+def too_much(by_kind: Mapping[str, int], available: int, helps: list[str]) -> dict[str, Any]:
+    """Returns the same facts for a compiled program whose bytes exceed a device's."""
+    needed = sum(by_kind.values())
+    most = max(by_kind, key=lambda kind: by_kind[kind])
+    return {
+        "message": (
+            f"{needed / GIB:.2f} GiB, most of them {most} ({by_kind[most] / GIB:.2f}), exceed the "
+            f"memory ({available / GIB:.2f} GiB)"
+        ),
+        "needed_bytes": needed,
+        "available_bytes": available,
+        "advice": helps,
+    }
+
+
+def training_advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
+    """Returns changes of a config that reduce a training step's memory, the most useful first.
+
+    Args:
+        model: The config's model.
+        given: Bytes from `given`.
+    """
+    # Replicated weights have gradients of the same size.
+    found = _sharding_advice(2 * given["replicated weights"], "weights and gradients")
+    if model.remat != "full":
+        found.append(
+            "recompute activations in the backward pass: transformer.Transformer.remat = 'full'"
+        )
+    found.append("a smaller batch: half of BATCH_SIZE halves the activations")
+    if model.moe is not None:
+        found.append(
+            "smaller groups: half of moe.MoeLayer.group_tokens halves the masks of dispatch"
+        )
+    if jnp.dtype(model.dtype) != jnp.bfloat16:
+        found.append(
+            "activations of half the size: transformer.Transformer.dtype = 'bfloat16' (GShard's "
+            "deep models were unstable with it)"
+        )
+    if not model.scan_layers:
+        found.append("one block at a time: transformer.Transformer.scan_layers = True")
+    return found
+
+
+def decoding_advice(
+    model: Transformer, given: Mapping[str, int], rows: int, beams: int
+) -> list[str]:
+    """Returns changes of a config that reduce a beam search's memory, the most useful first.
+
+    Args:
+        model: The config's model.
+        given: Bytes from `given`.
+        rows: Rows of a batch over all devices.
+        beams: Hypotheses of a row.
+    """
+    found = _sharding_advice(given["replicated weights"], "weights")
+    if model.encoder_experts and model.encoder_experts.eval_capacity_factor is None:
+        found.append(
+            "fewer slots of the encoder's experts: moe.MoeLayer.eval_capacity_factor = 2.0; with "
+            "None each expert has a slot for every token, and none is dropped"
+        )
+    if model.decoder_experts and model.decoder_experts.decode_capacity_factor is None:
+        found.append("fewer slots of the decoder's experts: moe.MoeLayer.decode_capacity_factor")
+    found += [
+        f"fewer rows a batch: experiment.Decoding.batch_rows, {rows} over all devices here; at "
+        "least one on each device that has different rows",
+        "shorter sources: experiment.Decoding.max_source_length; longer ones are cut",
+    ]
+    if beams > 1:
+        found.append(
+            f"fewer hypotheses: experiment.Decoding.beams, {beams} here; each has its own keys and "
+            "values"
+        )
+    if jnp.dtype(model.dtype) != jnp.bfloat16:
+        found.append(
+            "activations, keys and values of half the size: transformer.Transformer.dtype = "
+            "'bfloat16'"
+        )
+    return found
+
+
+def _sharding_advice(less: int, what: str) -> list[str]:
+    """Returns the advice to shard the weights, where it saves enough of a device's bytes."""
+    if less <= GIB / 4:
+        return []
+    return [
+        "sharded weights (ZeRO): experiment.Training.fsdp_axes = ('expert',), or without experts "
+        "mesh.make_mesh.fsdp, a number that divides the widths: up to "
+        f"{less / GIB:.1f} GiB a device less, {what}"
+    ]

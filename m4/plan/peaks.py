@@ -1,7 +1,7 @@
-"""Peak speeds of devices that are there: what MFU, the share of the peak that is used, divides by.
+"""Peak speeds of devices that are there. MFU is the share of the peak that is used.
 
-Sources: `m4.plan.machines` and `m4.plan.clusters` for the machines that are planned for; for other
-GPUs NVIDIA's data sheets (A100, H100 PCIe, L4, T4), dense products, without sparsity.
+Sources: `m4.plan.machines` for the machines that are planned for; for other GPUs NVIDIA's data
+    sheets (A100, H100 PCIe, L4, T4), dense products, without sparsity.
 """
 
 import math
@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from m4.plan.clusters import GPUS
-from m4.plan.machines import CHIPS
+from m4.plan.machines import CHIPS, GPUS
 
 # JAX's names of TPUs.
 _TPUS = {
@@ -42,8 +41,10 @@ _CPU_SIZE, _ACCELERATOR_SIZE, _TIMES = 1024, 4096, 5
 
 
 def peak_flops(devices: Sequence[Any], dtype: Any) -> float:
-    """Peak of matrix products in this type, operations a second, of all devices of a job together:
-    stated where their kind is known, else measured."""
+    """Returns the peak of matrix products in this type, of all devices of a job together.
+
+    It is in operations a second: stated where the devices' kind is known, else measured.
+    """
     name = jnp.dtype(dtype).name
     stated = stated_peak(devices[0].device_kind, name)
     if stated is not None:
@@ -54,7 +55,7 @@ def peak_flops(devices: Sequence[Any], dtype: Any) -> float:
 
 
 def stated_peak(kind: str, dtype: str) -> float | None:
-    """Of one device of JAX's `device_kind`; None: not in the tables."""
+    """Returns the peak of one device of this `device_kind`, or None if the tables lack it."""
     if kind in _TPUS:
         return CHIPS[_TPUS[kind]].device_flops(dtype)
     for gpu in GPUS.values():
@@ -69,7 +70,7 @@ def stated_peak(kind: str, dtype: str) -> float | None:
 
 
 def measured_peak(dtype: str) -> float:
-    """The fastest of some products of large square matrices on the default device."""
+    """Measures the fastest of some products of large square matrices on the default device."""
     size = _CPU_SIZE if jax.default_backend() == "cpu" else _ACCELERATOR_SIZE
     x = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.matmul)

@@ -26,14 +26,17 @@ class PlannedProgram(NamedTuple):
     """A program before its compilation, and its sizes.
 
     Attributes:
-        lowered: `.compile()` compiles it. jaxpr: the traced program.
-        model: the config's. params: shapes and shardings of the parameters; params_axes: their
-            logical axes.
-        optimizer: shapes and shardings of its state; None in decoding.
-        metrics: shapes of what a step reports; None in decoding. log_period: steps of a log row.
-        rows, source_length, target_length: of a batch over all devices, in rows and pieces.
-        beams: of decoding; 1 in training. directions: their number. experts_apart: experts are on
-            several devices.
+        lowered: The program; `.compile()` compiles it.
+        jaxpr: The traced program.
+        model: The config's model.
+        params, params_axes: Shapes and shardings of the parameters, and their logical axes.
+        optimizer: Shapes and shardings of the optimizer's state; None in decoding.
+        rows, source_length, target_length: Size of a batch over all devices, in rows and pieces.
+        beams: Hypotheses of a sentence in decoding; 1 in training.
+        directions: Number of directions.
+        experts_apart: Experts are on several devices.
+        metrics: Shapes of the metrics that a step reports; None in decoding.
+        log_period: Steps of a log row.
     """
 
     lowered: Any
@@ -53,13 +56,14 @@ class PlannedProgram(NamedTuple):
 
 
 def planned_model(experiment: Experiment, languages: int) -> tuple[Transformer, list[str]]:
-    """The model and the directions.
+    """Returns the model and the directions.
 
     Args:
-        languages: how many there are where the config names none.
+        experiment: The config.
+        languages: Number of languages where the config names none.
 
     Raises:
-        ValueError: more languages than m4 knows.
+        InputError: More languages than m4 knows.
     """
     if not 1 <= languages <= len(LANGUAGES):
         raise InputError(f"--languages={languages}: must be from 1 to {len(LANGUAGES)}")
@@ -72,10 +76,15 @@ def planned_model(experiment: Experiment, languages: int) -> tuple[Transformer, 
 
 
 def train_program(experiment: Experiment, devices: Sequence[Any], languages: int) -> PlannedProgram:
-    """The step of `m4 train`: the function that training compiles, with its shardings.
+    """Returns the step of `m4 train`: the function that training compiles, with its shardings.
+
+    Args:
+        experiment: The config.
+        devices: Devices of the mesh, which need not be present.
+        languages: Number of languages where the config names none.
 
     Raises:
-        SettingError: an impossible mesh, sizes that do not divide over it.
+        SettingError: The mesh is impossible, or sizes do not divide over it.
     """
     training, lengths = experiment.training, experiment.data.corpus.lengths
     mesh: Mesh = training.mesh(devices=devices)
@@ -108,14 +117,11 @@ def train_program(experiment: Experiment, devices: Sequence[Any], languages: int
 def decode_program(
     experiment: Experiment, devices: Sequence[Any], languages: int
 ) -> PlannedProgram:
-    """The beam search of `m4 decode` for a batch of the longest sources, over the config's mesh:
-    the function that it compiles, with its shardings.
+    """Returns the beam search of `m4 decode` for a batch of the longest sources.
 
-    A batch has `Decoding.batch_rows` sentences, rounded up to a multiple of the mesh's shards of
-    rows.
-
-    Raises:
-        ValueError: as `train_program`.
+    It is the function that decoding compiles over the config's mesh, with its shardings. A batch
+    has `Decoding.batch_rows` sentences, rounded up to a multiple of the mesh's shards of rows.
+    Arguments and errors are those of `train_program`.
     """
     model, directions = planned_model(experiment, languages)
     settings = experiment.decoding
@@ -161,7 +167,7 @@ def _apart(mesh: Mesh) -> bool:
 
 
 def _batch(mesh: Mesh, rows: int, source_length: int, target_length: int) -> dict[str, Any]:
-    """A batch of the stream (`m4.data.stream.batches.lay_out`), as shapes on the mesh."""
+    """Returns a batch of the stream (`m4.data.stream.batches.lay_out`), as shapes on the mesh."""
     widths = {ENCODER_KEYS: source_length, DECODER_KEYS: target_length}
     return {
         key: _rows(mesh, (rows, width), jnp.float32 if key == "decoder_loss_weights" else jnp.int32)

@@ -1,4 +1,4 @@
-"""A MODEL of a step's time: arithmetic on a compiled program. Nothing is measured.
+"""A model of a step's time: arithmetic on a compiled program. Nothing is measured.
 
 Compute on a TPU: the compiler's estimate of cycles, loops multiplied out, at the chip's clock, and
 the products in kernels at the peak. Where the clock is not published, and on a GPU, for which XLA
@@ -9,29 +9,30 @@ speed, except for the all-to-all, whose speed is fitted to the GShard paper's me
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from m4.plan.clusters import Cluster
-from m4.plan.hlo.collectives import Collective
-from m4.plan.machines import Machine, Topology
+from m4.plan.hlo import Collective
+from m4.plan.machines import Cluster, Machine, Topology
 
-# The name of a kind of collectives between slices.
+# Name of a kind of collectives between slices.
 BETWEEN = "{} between slices"
-# Of a torus's bisection, and seconds a message: fitted to GShard (arXiv 2006.16668), section 5.2.
-# There the exchange of MoE and Transformer layers takes 16% of their time on 128 cores, and 3.75
-# times as long on 2,048. Ours of 36 layers at 2,048 tokens a core compute 0.765 s a step on 128
-# cores and exchange 8 MiB a core 108 times: 1.35 ms each, 5.06 ms on 2,048. Then
-#   0.4793 ms / share + 127 messages = 1.3487 ms,    0.9587 ms / share + 2047 messages = 5.0575 ms.
-# What was not fitted: from 16 to 2,048 cores it makes an exchange of 8 MiB 8.3 times as long; the
-# paper measured 9 (section 5.3). On other TPUs both are an assumption.
+# Share of a torus's bisection, and seconds a message: fitted to GShard (arXiv 2006.16668), section
+# 5.2. There the exchange of MoE and Transformer layers takes 16% of their time on 128 cores, and
+# 3.75 times as long on 2,048. Ours of 36 layers at 2,048 tokens a core compute 0.765 s a step on
+# 128 cores and exchange 8 MiB a core 108 times: 1.35 ms each, 5.06 ms on 2,048. Then   0.4793 ms /
+# share + 127 messages = 1.3487 ms,    0.9587 ms / share + 2047 messages = 5.0575 ms. Not fitted:
+# from 16 to 2,048 cores it makes an exchange of 8 MiB 8.3 times as long; the paper measured 9
+# (section 5.3). On other TPUs both are an assumption.
 EXCHANGE_SHARE, MESSAGE_SECONDS = 0.4057, 1.316e-6
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of one step, by the model; compute None: unknown.
+class StepTime(NamedTuple):
+    """Seconds of one step, by the model.
 
-    by_kind: of collectives; those between slices have a separate name (`BETWEEN`).
+    Attributes:
+        compute: None where it is unknown.
+        by_kind: Seconds of each kind of collectives; those between slices have a separate name
+            (`BETWEEN`).
     """
 
     compute: float | None
@@ -55,31 +56,30 @@ def step_time(
     *,
     kernels: float = 0.0,
 ) -> StepTime:
-    """The model of a step.
+    """Returns the model's time of one step.
 
     Args:
-        cycles: by the TPU compiler. flops: executed on a device; dtype: of activations.
-        found: the program's collectives. kernels: FLOPs in them; their cycles have no estimate.
+        cycles: Cycles by the TPU compiler.
+        flops: Operations executed on a device.
+        dtype: Type of the activations.
+        found: The program's collectives.
+        machine: The machine that it is compiled for.
+        kernels: Operations in custom kernels, whose cycles have no estimate.
     """
     by_kind: dict[str, float] = {}
     for each in found:
         seconds = each.times * seconds_of(each, machine)
         kind = each.kind if each.slices == 1 else BETWEEN.format(each.kind)
         by_kind[kind] = by_kind.get(kind, 0.0) + seconds
-    clock = clock_of(machine)
+    clock = machine.clock_hz
     peak = machine.chip.device_flops(dtype)
     if clock is not None:
         return StepTime(cycles / clock + kernels / peak if cycles else None, by_kind)
     return StepTime(flops / peak if flops else None, by_kind)
 
 
-def clock_of(machine: Machine) -> float | None:
-    """Of a machine for which the compiler estimates cycles; None: time is FLOPs at the peak."""
-    return machine.chip.clock_hz if isinstance(machine, Topology) else None
-
-
 def seconds_of(each: Collective, machine: Machine) -> float:
-    """One run of a collective."""
+    """Returns the seconds of one run of a collective."""
     if isinstance(machine, Cluster):
         return _cluster_seconds(each, machine)
     if each.slices > 1:
@@ -101,8 +101,9 @@ def seconds_of(each: Collective, machine: Machine) -> float:
 
 
 def bisection_seconds(payload_bytes: float, devices: int, machine: Topology) -> float:
-    """The least that an exchange takes in which each device has `payload_bytes` for all of
-    `devices` of a slice, evenly: O(√D).
+    """Returns the least seconds of an exchange: O(√D) for D devices.
+
+    Each device has `payload_bytes`, evenly for all of `devices` of a slice.
 
     Half of the devices send half of theirs to the other half: devices * payload / 4 cross the
     middle of the longest side, in one direction. There the links are chips / side, twice that in a
@@ -125,7 +126,7 @@ def bisection_seconds(payload_bytes: float, devices: int, machine: Topology) -> 
 
 
 def _cluster_seconds(each: Collective, machine: Cluster) -> float:
-    """One run of a collective between GPUs: devices are counted node by node.
+    """Returns the seconds of one run of a collective between GPUs, counted node by node.
 
     Within a node everything goes over NVLink at its speed. Between nodes every GPU has its own
     adapter: an all-to-all sends through it what is for other nodes; a ring is as fast as the
@@ -141,6 +142,6 @@ def _cluster_seconds(each: Collective, machine: Cluster) -> float:
     if each.kind in ("all-to-all", "ragged-all-to-all"):
         beyond = each.operand_bytes * (1 - together / len(group)) / gpu.network_bytes
         within = each.operand_bytes * (together - 1) / len(group) / gpu.nvlink_bytes
-        return max(beyond, within)  # at the same time, over different links
+        return max(beyond, within)  # both at once, over different links
     speed = gpu.nvlink_bytes if nodes == 1 else min(gpu.nvlink_bytes, together * gpu.network_bytes)
     return each.sent_bytes / speed

@@ -1,9 +1,9 @@
-"""The arithmetic of the GShard paper's Table 3 (arXiv 2006.16668): steps to days, core-years."""
+"""The GShard paper's Table 3 (arXiv 2006.16668), and its arithmetic: steps to days, core-years."""
 
 from dataclasses import dataclass
 from fractions import Fraction
 
-# What the paper counts training by: source-side pieces (footnote 7).
+# The paper counts training by source-side pieces (footnote 7).
 TOKENS = 10**12
 _DAY_SECONDS = 24 * 60 * 60
 _YEAR_DAYS = 365
@@ -13,8 +13,10 @@ _YEAR_DAYS = 365
 class PaperRow:
     """One model of Table 3, as printed, and its size of Table 1.
 
-    steps_per_second: None where the paper gives none. batch_tokens: of one side, rounded as there.
-    tokens: what its days and core-years are of.
+    Attributes:
+        steps_per_second, core_years, days: None where the paper gives none.
+        batch_tokens: Tokens of one side, rounded as there.
+        tokens: Tokens that its days and core-years are for.
     """
 
     model: str
@@ -40,7 +42,7 @@ TABLE3 = (
     PaperRow("T(96L)", "t_96l", 2048, 2.3e9, None, 4_000_000, "235.5", "42", 12 * 10**11),
 )
 
-# Seconds of their steps by our model (`m4.plan.step_time`), of the programs of docs/pod.md.
+# Seconds of these steps by our model (`m4.plan.step_time`), of the programs of docs/pod.md.
 MODEL_SECONDS = {
     "moe_2048e_36l": 1.513,
     "moe_2048e_12l": 0.523,
@@ -52,8 +54,11 @@ MODEL_SECONDS = {
 
 
 def band(*cores: int) -> tuple[float, float]:
-    """The least and the most of our model's step over the paper's, of the models on so many cores
-    (with as many experts)."""
+    """Returns the least and the most of our model's step over the paper's.
+
+    Args:
+        cores: Numbers of cores, and of experts, of the models that count.
+    """
     ratios = [
         MODEL_SECONDS[row.config] * float(row.steps_per_second)
         for row in TABLE3
@@ -63,18 +68,18 @@ def band(*cores: int) -> tuple[float, float]:
 
 
 def days(tokens: int, batch_tokens: int, steps_per_second: Fraction) -> Fraction:
-    """tokens / (batch x steps a second), in days; exact.
+    """Returns tokens / (batch x steps a second), in days; exact.
 
-    (1): 10^12 / (4 * 10^6 * 0.72) seconds are 4.02 days.
+    For model (1), 10^12 / (4 * 10^6 * 0.72) seconds are 4.02 days.
     """
     return Fraction(tokens, batch_tokens) / steps_per_second / _DAY_SECONDS
 
 
 def core_years(days: Fraction, cores: int) -> Fraction:
-    """Days of so many cores, in years of 365 days of one; exact."""
+    """Returns days of `cores` cores in years of 365 days of one core; exact."""
     return days * cores / _YEAR_DAYS
 
 
 def paper_row_of(config: str) -> PaperRow | None:
-    """The row whose model a config of that name (a file's stem) has."""
+    """Returns the row of the model in the config of this name (a file's stem)."""
     return next((row for row in TABLE3 if row.config == config), None)

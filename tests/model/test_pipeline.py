@@ -21,7 +21,7 @@ from m4.parallel.axes import MESH_AXES
 from m4.parallel.batched_init import draw_together
 from m4.parallel.host_batches import to_global
 from m4.parallel.mesh import axis_rules_context, parameter_shardings
-from m4.plan.hlo.collectives import collectives, summary
+from m4.plan.hlo import collectives, summary
 from tests.shared import small_model
 
 MODEL = small_model(

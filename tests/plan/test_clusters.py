@@ -1,4 +1,4 @@
-"""Clusters of GPUs: what they have, how long exchanges take, and a program compiled for one."""
+"""Clusters of GPUs: their sizes, the time of exchanges, and a program compiled for one."""
 
 import json
 import os
@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from m4.plan import launch
-from m4.plan.clusters import GIB, GPUS, Cluster
-from m4.plan.hlo.collectives import Collective
-from m4.plan.machines import topology
-from m4.plan.oom import too_much
+from m4.plan.hlo import Collective
+from m4.plan.machines import GIB, GPUS, Cluster, topology
+from m4.plan.memory import too_much
 from m4.plan.step_time import seconds_of, step_time
 from tests.command_line import m4
 
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def collective(kind: str, operand: int, groups: tuple[tuple[int, ...], ...]) -> Collective:
-    return Collective(kind, "x", "main", operand, operand, groups, 1, False, "")
+    return Collective(kind, "x", "main", operand, operand, groups, "")
 
 
 def test_nodes_and_gpus() -> None:
@@ -132,16 +131,17 @@ def test_step_compiled_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert said.status == 0, said.err
     assert all(line.startswith(launch.WAITING) for line in said.err.splitlines())
     facts = json.loads((tmp_path / "moe_128e_12l.h100-2x8.json").read_text("utf-8"))
+    flops = facts["flops"]["step"]
     # An expert a GPU in two layers: 2 * 2 * 1024 * 8192 float32.
     assert facts["memory_bytes"]["expert weights"] == 2 * 2 * 1024 * 8192 * 4
     # Two layers, there and back, forward, again (remat) and backward.
     assert facts["collectives"]["all-to-all"]["count"] == 12
-    assert facts["step_seconds"]["compute"] == pytest.approx(facts["flops"]["traced"] / 495e12)
+    assert facts["seconds"]["step"]["compute"] == pytest.approx(flops["traced"] / 495e12)
     # Of 2,048 tokens a GPU: the keys and values of the encoder's output in two decoder layers, that
     # remat repeats, and XLA does not where a stack is one block; and six products of vectors, two
     # choices' weights times one-hots of 16, which are multiplications there.
     kept, vectors = 2 * 2 * (2 * 2048 * 1024 * 2048), 6 * (2 * 2048 * 2 * 16)
-    assert facts["flops"]["traced"] - facts["flops"]["compiled"] == kept + vectors
+    assert flops["traced"] - flops["compiled"] == kept + vectors
     assert "price, at 2 a GPU and hour" in said.out
 
 

@@ -14,7 +14,7 @@ from m4.eval.decoding.search import search
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.flops import forward_executed_flops, forward_model_flops, search_flops, traced_flops
-from m4.plan.hlo.collectives import measure_by_loop
+from m4.plan.hlo import read
 from m4.plan.program import planned_model
 from tests.command_line import experiment_of
 from tests.plan.test_flops import SIZES
@@ -67,7 +67,7 @@ def test_dense_search_equals_the_arithmetic() -> None:
     # that step has no other use.
     assert once == sum(encoding.values()) + sum(step.values()) // BEAMS
     # The compiler removes it. The loop's length is not in XLA's text.
-    measured = measure_by_loop(program.lower().compile().as_text() or "")
+    measured = read(program.lower().compile().as_text() or "")
     assert measured.loops == 1
     assert measured.once.flops == sum(encoding.values())
     assert measured.iteration.flops == sum(step.values())

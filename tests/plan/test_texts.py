@@ -1,4 +1,4 @@
-"""What a plan reads from a compiled program's text, and what it reports without one."""
+"""Facts of a compiled program with a text, without one, and of one that does not compile."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ from m4.plan import compile as compiling
 from m4.plan.machines import topology
 from m4.plan.program import decode_program, train_program
 from tests.command_line import TINY, m4
-from tests.plan.hlo.test_cycles import SEARCH
+from tests.plan.test_hlo import SEARCH
 from tests.plan.test_program import planned_experiment
 
 SIZES = {
@@ -60,18 +60,17 @@ def test_search_is_encoding_and_a_decoding_step(
     monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
     monkeypatch.setitem(compiling.PROGRAMS, "decode", program)
     facts = compiling.facts(planned_experiment(tmp_path), topology(machine), "decode", 3)
-    # The text's products, derived in tests/plan/hlo/test_cycles.py.
+    # The text's products, derived in tests/plan/test_hlo.py.
     compiled = {part: found["compiled"] for part, found in facts["flops"].items()}
     assert compiled == {"encoding": 2 * 1024, "step": 1024 + 4 * 512}
-    assert facts["search_loops"] == 1
+    assert facts["unknown_loops"] == 1
     # One all-reduce before the loop and one after it; in it one more, and four of half the size.
     assert facts["collectives"]["all-reduce"]["count"] == 2 + 1 + 4
-    assert "step_seconds" not in facts
     if machine.startswith("h100"):
-        assert "search_seconds" not in facts
+        assert "seconds" not in facts
         return
     # Cycles at 0.94 GHz; an all-reduce of 256 bytes twice over four links of 70 GB/s.
-    seconds, once = facts["search_seconds"], 2 * 256 / 280e9
+    seconds, once = facts["seconds"], 2 * 256 / 280e9
     assert seconds["encoding"]["compute"] == pytest.approx(20 / 0.94e9)
     assert seconds["encoding"]["communication"] == {"all-reduce": pytest.approx(2 * once)}
     assert seconds["step"]["compute"] == pytest.approx((10 + 4 * 3 + 5) / 0.94e9)
@@ -81,7 +80,7 @@ def test_search_is_encoding_and_a_decoding_step(
 @pytest.mark.parametrize(
     ("job", "program", "operations"),
     [
-        ("train", train_program, "executed, by the traced program"),
+        ("train", train_program, "executed, in the traced program"),
         ("decode", decode_program, "executed, by arithmetic"),
     ],
 )
@@ -104,17 +103,16 @@ def test_plan_without_the_text_reports_the_rest(
     assert "INTERNAL: RET_CHECK failure (hlo.cc:1)" in text
     assert "and a trace" not in text
     stem = Path(TINY).stem + ".v3-2x2" + (".decode" if job == "decode" else "")
-    paths = {suffix: tmp_path / f"{stem}{suffix}" for suffix in (".json", ".md", ".html")}
+    paths = {suffix: tmp_path / f"{stem}{suffix}" for suffix in (".json", ".md")}
     facts = json.loads(paths[".json"].read_text("utf-8"))
     assert facts["no_text"] == "INTERNAL: RET_CHECK failure (hlo.cc:1)"
     assert facts["memory_bytes"]["temporaries"] == 3 * 2**30
     # No invented collectives or times.
-    assert not {"collectives", "step_seconds", "search_seconds", "cycles"} & set(facts)
-    for path in (paths[".md"], paths[".html"]):
-        page = path.read_text("utf-8")
-        for name in ("RET_CHECK", operations, "temporaries", "fits: 4.00 of 16 GiB"):
-            assert name in page, name
-        assert "in the compiled program" not in page
+    assert not {"collectives", "seconds", "cycles"} & set(facts)
+    page = paths[".md"].read_text("utf-8")
+    for name in ("RET_CHECK", operations, "temporaries", "fits: 4.00 of 16 GiB"):
+        assert name in page, name
+    assert "in the compiled program" not in page
 
 
 class Failing(Searching):

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from m4.model.gates.switch import switch
 from m4.parallel.host_batches import to_global
 from m4.parallel.mesh import axis_rules_context
-from m4.plan.hlo.collectives import collectives, summary
+from m4.plan.hlo import collectives, summary
 from m4.settings import SettingError
 from m4.train.loop.mesh_checks import check_accumulation
 from m4.train.step import in_parts

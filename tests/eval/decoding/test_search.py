@@ -22,7 +22,7 @@ from m4.model.dispatch.einsum import einsum
 from m4.model.transformer import abstract_variables
 from m4.parallel.layout import Layout
 from m4.parallel.mesh import Rules, make_mesh
-from m4.plan.hlo.collectives import collectives
+from m4.plan.hlo import collectives
 from m4.storage.checkpoints import Checkpoints, shapes
 from tests.eval.small_model import MOE, SETTINGS, Words, sentences, tiny
 

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from m4.model.dispatch.gather import gather
 from m4.model.moe import MoeLayer, mean_metrics
 from m4.parallel.mesh import axis_rules_context, logical_spec, make_mesh
-from m4.plan.hlo.collectives import collectives, summary
+from m4.plan.hlo import collectives, summary
 from tests.model.dispatch.shared import IMPLEMENTATIONS, M, assert_close
 
 B, L = 8, 16

@@ -8,7 +8,7 @@ import pytest
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.plan.machines import GIB
-from m4.plan.oom import decoding_advice, out_of_memory, training_advice
+from m4.plan.memory import decoding_advice, out_of_memory, training_advice
 
 TEMPORARIES = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "

@@ -1,0 +1,750 @@
+"""Reads the text of a compiled program: its collectives, matrix products and estimated cycles.
+
+The text is an optimised HLO module (`compiled.as_text()`), of any backend. That of a large model is
+hundreds of megabytes: it is read once, line by line, and only lines that matter are parsed. What is
+in the body of a `while` counts once for each iteration; XLA's own `cost_analysis()` counts it once.
+"""
+
+import functools
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from m4.model.dispatch.row_exchange import ROUNDS
+
+# https://openxla.org/xla/operation_semantics; each also with "-start" where it is asynchronous.
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "collective-permute",
+    "reduce-scatter",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+Groups = tuple[tuple[int, ...], ...]
+
+
+class Collective(NamedTuple):
+    """One collective of a program, as one device sees it.
+
+    Attributes:
+        kind: One of `KINDS`.
+        name, computation: Its place in the text.
+        operand_bytes, result_bytes: Bytes of one run on one device. The result of an all-gather of
+            n devices is n times its operand, of a reduce-scatter 1/n.
+        groups: The devices that exchange; of a collective-permute (source, target) pairs.
+        source: The operation of the traced program that it comes from, or "".
+        slices: TPU slices that exchange over the data center's network; 1 inside one slice. The
+            text has the program of one slice, whose devices count from 0. Between slices `groups`
+            number the devices slice by slice.
+        times: Runs in one run of the program. Each branch of a conditional counts as taken.
+        loop_unknown: It is in a loop whose length is not in the text; it counts once there.
+    """
+
+    kind: str
+    name: str
+    computation: str
+    operand_bytes: int
+    result_bytes: int
+    groups: Groups
+    source: str
+    slices: int = 1
+    times: int = 1
+    loop_unknown: bool = False
+
+    @property
+    def payload_bytes(self) -> int:
+        """The larger of operand and result, of one run."""
+        return max(self.operand_bytes, self.result_bytes)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that one device sends in one run, by the algorithms that send least.
+
+        For n devices, in a ring: all-reduce 2 (n - 1) / n of its operand, reduce-scatter and
+        all-to-all (n - 1) / n, all-gather n - 1 times, a permutation all of it. Between n slices
+        the same: the bytes that leave a device's slice.
+        """
+        if self.kind in ("collective-permute", "collective-broadcast"):
+            return float(self.operand_bytes)
+        n = self.slices if self.slices > 1 else len(self.groups[0])
+        if self.kind == "all-gather":
+            return float((n - 1) * self.operand_bytes)
+        return (2 if self.kind == "all-reduce" else 1) * self.operand_bytes * (n - 1) / n
+
+
+class Total(NamedTuple):
+    """All collectives of one kind in one run of a program; bytes are those of one device."""
+
+    count: int
+    operand_bytes: int
+    result_bytes: int
+    payload_bytes: int
+    sent_bytes: float
+
+
+def summary(found: Iterable[Collective]) -> dict[str, Total]:
+    """Returns kind -> its total, loops multiplied out, for the kinds that occur."""
+    by_kind: dict[str, list[Collective]] = defaultdict(list)
+    for each in found:
+        by_kind[each.kind].append(each)
+    sizes = ("operand_bytes", "result_bytes", "payload_bytes", "sent_bytes")
+    return {
+        kind: Total(
+            sum(each.times for each in by_kind[kind]),
+            *(sum(each.times * getattr(each, size) for each in by_kind[kind]) for size in sizes),
+        )
+        for kind in KINDS
+        if kind in by_kind
+    }
+
+
+class Work(NamedTuple):
+    """The work of one device in one run of a program, or of a part of it.
+
+    Attributes:
+        collectives: In the order of the text.
+        cycles: Cycles of the device's clock, by the TPU compiler's estimate of each operation,
+            without collectives; 0 where it writes none (CPU, GPU).
+        uncosted: Operations that run without an estimate: custom kernels, and those where the
+            compiler writes the largest integer.
+        flops: Operations of matrix products.
+        unread: Operations that are not counted and may be products: kind -> how often they run.
+    """
+
+    collectives: list[Collective]
+    cycles: int
+    uncosted: int
+    flops: int
+    unread: dict[str, int]
+
+
+class Program(NamedTuple):
+    """The work of a program with loops whose length the data decide, such as a beam search.
+
+    Attributes:
+        once: Work outside of such loops.
+        iteration: Work inside of them, in one iteration of each.
+        whole: Both together.
+        loops: Number of such loops, nested ones included.
+    """
+
+    once: Work
+    iteration: Work
+    whole: Work
+    loops: int
+
+
+def collectives(hlo: str) -> list[Collective]:
+    """Returns the collectives of the text of an HLO module, as `read` does."""
+    return read(hlo).whole.collectives
+
+
+def read(hlo: str) -> Program:
+    """Reads the text of an optimised HLO module.
+
+    Raises:
+        ValueError: Not an HLO module, or replica groups or types in an unknown notation.
+    """
+    computations, entry = _computations(_lines(hlo))
+    once: dict[str, int] = defaultdict(int, {entry: 1})
+    iteration: dict[str, int] = defaultdict(int)
+    loops = 0
+    # In the text a computation precedes its callers: backwards, all callers are done before it.
+    for name, computation in reversed(computations.items()):
+        runs_at_all = once[name] + iteration[name] > 0
+        for callee, runs in computation.calls:
+            if runs is None:
+                iteration[callee] += once[name] + iteration[name]
+                loops += runs_at_all
+            else:
+                once[callee] += once[name] * runs
+                iteration[callee] += iteration[name] * runs
+    first, second = (once, False), (iteration, True)
+    return Program(
+        _work(computations, first),
+        _work(computations, second),
+        _work(computations, first, second),
+        loops // 2,  # a loop calls its body and its condition
+    )
+
+
+# ------------------------------------------------------------------------------ computations
+
+
+@dataclass
+class _Computation:
+    """A computation of the module, for one run and without its callees.
+
+    Attributes:
+        calls: Name of a callee, and how often it runs: None where the text does not say.
+        scalars: Name -> (opcode, text in its parentheses, line) of scalars and tuples, among them
+            the counters of loops. root: Name of the result.
+    """
+
+    collectives: list[Collective] = field(default_factory=list)
+    cycles: int = 0
+    uncosted: int = 0
+    flops: int = 0
+    unread: Counter[str] = field(default_factory=Counter)
+    calls: list[tuple[str, int | None]] = field(default_factory=list)
+    scalars: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    root: str = ""
+
+
+def _work(
+    computations: Mapping[str, _Computation], *counted: tuple[Mapping[str, int], bool]
+) -> Work:
+    """Sums over (computation -> how often it runs, whether in loops of unknown length)."""
+    collectives: list[Collective] = []
+    unread = Counter[str]()
+    cycles = uncosted = flops = 0
+    for name, computation in computations.items():
+        for times, in_unknown in ((of[name], in_unknown) for of, in_unknown in counted):
+            if not times:
+                continue
+            collectives += [
+                each._replace(times=times, loop_unknown=in_unknown)
+                for each in computation.collectives
+            ]
+            unread.update({kind: times * n for kind, n in computation.unread.items()})
+            cycles += times * computation.cycles
+            uncosted += times * computation.uncosted
+            flops += times * computation.flops
+    return Work(collectives, cycles, uncosted, flops, dict(unread))
+
+
+# "  ROOT %name = type opcode(operands": four groups, operands up to the first closing parenthesis.
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\(([^)]*)")
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
+_NAME = re.compile(r"%?([\w.\-]+)")
+_BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=([^,]+))")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+# The text has 2^63 - 1 there; no operation takes a century.
+_NO_ESTIMATE = 2**62
+_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
+_SCALARS = ("constant", "copy", "add", "get-tuple-element", "compare", "tuple")
+# Parts of the lines that can be products.
+_PRODUCTS = (" dot(", " convolution(", " custom-call(", "-dot(")
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yields the lines of a text, one at a time; `splitlines` would copy all of it."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        yield text[start:end]
+        start = end + 1
+
+
+def _computations(lines: Iterable[str]) -> tuple[dict[str, _Computation], str]:
+    """Returns the module's computations by name, and the name of its entry."""
+    devices, entry, name = 1, "", ""
+    current = _Computation()
+    found: dict[str, _Computation] = {}
+    own: list[str] = []  # lines of the current computation, and those that can be products
+    products: list[str] = []
+    for line in lines:
+        if not line.startswith(" "):
+            if line.startswith("HloModule"):
+                devices = math.prod(int(n) for n in _DEVICES.findall(line))
+            elif header := _HEADER.match(line):
+                name, current, own, products = header[2], _Computation(), [], []
+                found[name] = current
+                entry = name if header[1] else entry
+            elif products:  # the computation ends
+                current.flops, current.unread = _product_flops(products, own)
+                products = []
+            continue
+        own.append(line)
+        if any(mark in line for mark in _PRODUCTS):
+            products.append(line)
+        if '"estimated_cycles"' in line and (cycles := _CYCLES.search(line)):
+            known = int(cycles[1]) < _NO_ESTIMATE
+            current.cycles += int(cycles[1]) if known else 0
+            current.uncosted += not known
+        current.uncosted += '"tpu_custom_call"' in line
+        # Substring checks before the regular expressions: nearly every line is none of these.
+        seems = " all-" in line or " collective-" in line or "reduce-s" in line or "-all-" in line
+        calls = "calls=" in line or "to_apply=" in line
+        if seems and (collective := _collective(line, name, devices)):
+            current.collectives.append(collective)
+        elif " send(" in line and _BETWEEN in line:
+            current.collectives.append(_between_slices(line, name, devices))
+        elif calls or " while(" in line or " conditional(" in line:
+            current.calls += _calls(line, current, found)
+        elif "= s32[]" in line or "= s64[]" in line or "= pred[]" in line or ") tuple(" in line:
+            instruction = _INSTRUCTION.match(line)
+            if instruction and instruction[3] in _SCALARS:
+                current.scalars[instruction[1]] = (instruction[3], instruction[4], line)
+                if line.lstrip().startswith("ROOT "):
+                    current.root = instruction[1]
+    if not entry:
+        raise ValueError("not the text of an HLO module: no line begins with ENTRY")
+    return found, entry
+
+
+def _calls(
+    line: str, caller: _Computation, known: Mapping[str, _Computation]
+) -> list[tuple[str, int | None]]:
+    """Returns the computations that a line calls and that contain anything to count."""
+
+    def named(attribute: str) -> str:
+        place = line.find(attribute)
+        found = _NAME.match(line, place + len(attribute)) if place >= 0 else None
+        return found[1] if found else ""
+
+    def matters(name: str) -> bool:
+        of = known.get(name)
+        return of is not None and bool(
+            of.collectives or of.calls or of.cycles or of.uncosted or of.flops or of.unread
+        )
+
+    instruction = _INSTRUCTION.match(line) if " while(" in line else None
+    if instruction and instruction[3] == "while":
+        body, condition = named("body="), named("condition=")
+        if not (matters(body) or matters(condition)):
+            return []
+        trips = _trip_count(line, instruction[4], caller, known[condition], known[body])
+        # The condition runs once more than the body.
+        return [(body, trips), (condition, None if trips is None else trips + 1)]
+    names = [named("calls="), named("to_apply=")]
+    if " conditional(" in line:
+        for several, one in _BRANCHES.findall(line):
+            names += [name.strip().lstrip("%") for name in (several or one).split(",")]
+    return [(name, 1) for name in names if matters(name)]
+
+
+# ------------------------------------------------------------------------------- loops
+
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_ROUNDS = re.compile(rf'{ROUNDS}\)*/while"')
+
+
+def _trip_count(
+    line: str, operand: str, caller: _Computation, condition: _Computation, body: _Computation
+) -> int | None:
+    """Returns how often a loop's body runs, or None where the text does not say.
+
+    XLA writes the number at the loop on CPU and GPU; on TPU it follows from the loop's form, for
+    (i = start; i < limit; i += step). The rounds in which rows travel to their experts are one, as
+    for a balanced routing.
+
+    Args:
+        line: The loop's line.
+        operand: The tuple that it starts with.
+        caller, condition, body: Computations of the loop's place, of its test and of its body.
+    """
+    if noted := _TRIPS.search(line):
+        return int(noted[1])
+    if _ROUNDS.search(line):
+        return 1
+    nothing = ("", "", "")
+    opcode, compared, text = condition.scalars.get(condition.root, nothing)
+    if opcode != "compare" or "direction=LT" not in text:
+        return None
+    counter, limit = _operands(compared)
+    index = _element(condition, counter)
+    first = caller.scalars.get(_operands(operand)[-1], nothing)
+    last = body.scalars.get(body.root, nothing)
+    if index is None or first[0] != "tuple" or last[0] != "tuple":
+        return None
+    start, end = _constant(caller, _operands(first[1])[index]), _constant(condition, limit)
+    opcode, added, _ = body.scalars.get(_operands(last[1])[index], nothing)
+    if start is None or end is None or opcode != "add":
+        return None
+    steps = [_constant(body, name) for name in _operands(added)]
+    step = next((step for step in steps if step is not None), 0)
+    if step < 1 or index not in [_element(body, name) for name in _operands(added)]:
+        return None
+    return max(0, -((start - end) // step))
+
+
+def _operands(text: str) -> list[str]:
+    """Names of operands, each of which may have its type before it."""
+    return re.findall(r"%([\w.\-]+)", text) or [name.strip() for name in text.split(",")]
+
+
+def _constant(computation: _Computation, name: str) -> int | None:
+    opcode, inside, _ = computation.scalars.get(name, ("", "", ""))
+    if opcode == "copy":
+        return _constant(computation, _operands(inside)[-1])
+    return int(inside) if opcode == "constant" and re.fullmatch(r"-?\d+", inside) else None
+
+
+def _element(computation: _Computation, name: str) -> int | None:
+    """Returns the index of a value among the elements of the computation's parameter."""
+    opcode, inside, line = computation.scalars.get(name, ("", "", ""))
+    if opcode == "copy":
+        return _element(computation, _operands(inside)[-1])
+    found = re.search(r"\bindex=(\d+)", line)
+    return int(found[1]) if opcode == "get-tuple-element" and found else None
+
+
+# ------------------------------------------------------------------------- collectives
+
+_KIND = re.compile(rf"({'|'.join(KINDS)})(-start)?")
+_SOURCE = re.compile(r'metadata=\{[^}]*?op_name="((?:[^"\\]|\\.)*)"')
+# libtpu's collectives between slices: a send to the host, and the use that its runtime makes of it.
+_BETWEEN = "_xla_megascale_transfer_type="
+_TRANSFER = re.compile(rf'{_BETWEEN}"(\w+)"')
+_TRANSFERS = {
+    "ALL_REDUCE": "all-reduce",
+    "ALL_GATHER": "all-gather",
+    "ALL_TO_ALL": "all-to-all",
+    "REDUCE_SCATTER": "reduce-scatter",
+    "ONE_TO_ONE": "collective-permute",
+}
+
+
+def _collective(line: str, computation: str, devices: int) -> Collective | None:
+    """Returns the line's collective; None where it is another operation, or only calls one."""
+    instruction = _INSTRUCTION.match(line)
+    if instruction is None or (opcode := _KIND.fullmatch(instruction[3])) is None:
+        return None
+    if "calls=" in line:  # an asynchronous wrapper; the operation is in its callee
+        return None
+    name, kind = instruction[1], opcode[1]
+    groups = read_pairs(line) if kind == "collective-permute" else read_groups(line, devices)
+    # The start of an asynchronous one returns (operand, result, ...); an all-reduce's the result.
+    parts = _elements(instruction[2])
+    if opcode[2] and kind != "all-reduce" and len(parts) > 1:
+        operand, result = type_bytes(parts[0]), type_bytes(parts[1])
+    else:
+        operand = result = type_bytes(instruction[2])
+        if kind == "all-gather":
+            operand = result // len(groups[0])
+        if kind == "reduce-scatter":
+            operand = result * len(groups[0])
+    if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
+        # The TPU compiler's reduce-scatter: a fusion of all-reduce and slice.
+        kind, result = "reduce-scatter", operand // len(groups[0])
+    return Collective(kind, name, computation, operand, result, groups, _source(line))
+
+
+def _between_slices(line: str, computation: str, devices: int) -> Collective:
+    """Returns the collective between slices of `devices` devices each; ValueError if unknown."""
+    instruction, transfer = _INSTRUCTION.match(line), _TRANSFER.search(line)
+    if instruction is None or transfer is None or transfer[1] not in _TRANSFERS:
+        raise ValueError(f"HLO: no readable transfer between slices in '{line.strip()[:200]}'")
+    kind, operand = _TRANSFERS[transfer[1]], type_bytes(_elements(instruction[2])[0])
+    groups, slices = _read_slices(line, devices)
+    of_kind = {"all-gather": operand * slices, "reduce-scatter": operand // slices}
+    result, name = of_kind.get(kind, operand), instruction[1]
+    return Collective(kind, name, computation, operand, result, groups, _source(line), slices)
+
+
+def _source(line: str) -> str:
+    return found[1] if (found := _SOURCE.search(line)) else ""
+
+
+# ----------------------------------------------------------------------- replica groups
+
+_GROUPS = re.compile(
+    r"replica_groups=(?:"
+    r"(?P<all>\{\})|"  # every device, in one group
+    r"\{(?P<list>\{[\d,{}]*\})\}|"  # {{0,1},{2,3}}
+    r"\[(?P<shape>[\d,]+)\]<=(?P<iota>\[[\d,]+\](?:T\([\d,]+\))?)|"  # [4,2]<=[2,2,2]T(0,2,1)
+    # mesh['a'=2,'b'=4] {'b'}: the groups along some axes of a mesh. It may have an order of
+    # devices and sub-axes: 'b':(2)2 has size 2 and is inside of the outermost 2 of 'b'.
+    r"mesh\[(?P<mesh>[^\]]*)\](?:, device_ids=\((?P<ids>.*?)\))? \{(?P<axes>[^}]*)\}"
+    r")"
+)
+_PAIRS = re.compile(r"source_target_pairs=\{([\d,{}]*)\}")
+# "{1,2}x{0:7}": each of the devices 0 to 7 with those of its number in slices 1 and 2; or groups or
+# pairs of numbers slice * 100000 + device, {{100000,200000}} and {{100000->200000}}.
+_TARGET = re.compile(r'_xla_megascale_target="?([\d,:{}x>-]+)')
+_SLICE = 100_000
+
+
+def read_groups(line: str, devices: int) -> Groups:
+    """Reads the replica groups in an instruction's text, in any of HLO's four notations.
+
+    Args:
+        line: The instruction.
+        devices: Devices of the whole program, for `replica_groups={}`.
+
+    Raises:
+        ValueError: There are none, or in an unknown notation.
+    """
+    found = _GROUPS.search(line)
+    if found is None:
+        raise ValueError(f"HLO: no readable replica groups in '{line.strip()[:200]}'")
+    return _groups(found[0], devices)
+
+
+def read_pairs(line: str) -> Groups:
+    """Reads the (source, target) pairs of a collective-permute; ValueError where it has none."""
+    found = _PAIRS.search(line)
+    if found is None:
+        raise ValueError(f"HLO: no source_target_pairs in '{line.strip()[:200]}'")
+    return _lists(found[1])
+
+
+def _read_slices(line: str, devices: int) -> tuple[Groups, int]:
+    """Reads an exchange between slices of `devices` devices.
+
+    Returns:
+        The groups, devices numbered slice by slice, and the number of slices in a group.
+
+    Raises:
+        ValueError: There are none, or in an unknown notation.
+    """
+    found = _TARGET.search(line)
+    if found is None:
+        raise ValueError(f"HLO: no readable slices in '{line.strip()[:200]}'")
+    target = found[1]
+    if "x" in target:
+        slices, places = (_ranges(part) for part in target.split("x"))
+        groups = tuple(tuple((each - 1) * devices + place for each in slices) for place in places)
+    else:
+        groups = tuple(
+            tuple((number // _SLICE - 1) * devices + number % _SLICE for number in group)
+            for group in _lists(target.replace("->", ","))
+        )
+    return groups, len({device // devices for device in groups[0]})
+
+
+def _ranges(text: str) -> list[int]:
+    """Reads {0:3,7} as [0, 1, 2, 3, 7]."""
+    found = [_numbers(part) for part in text.split(",")]
+    return [number for ends in found for number in range(ends[0], ends[-1] + 1)]
+
+
+@functools.lru_cache(maxsize=1024)  # a program has few, and they may list 2048 devices
+def _groups(text: str, devices: int) -> Groups:
+    found = _GROUPS.fullmatch(text)
+    assert found is not None
+    if found["all"]:
+        return (tuple(range(devices)),)
+    if found["list"]:
+        return _lists(found["list"])
+    if found["shape"]:
+        return _tuples(_iota(found["iota"]).reshape(_numbers(found["shape"])))
+    return _mesh_groups(found["mesh"], found["ids"], found["axes"])
+
+
+def _mesh_groups(mesh: str, ids: str | None, axes: str) -> Groups:
+    sizes = {name: int(size) for name, size in re.findall(r"'?([\w.\-]+)'?=(\d+)", mesh)}
+    wanted = re.findall(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", axes)
+    # Each axis is split where a sub-axis of the groups begins or ends.
+    shape: list[int] = []
+    place: dict[tuple[str, int], int] = {}
+    for name, size in sizes.items():
+        cuts = {1, size}
+        for axis, pre, length in wanted:
+            if axis == name and pre:
+                cuts |= {int(pre), int(pre) * int(length)}
+        for start, end in itertools.pairwise(sorted(cuts)):
+            place[name, start] = len(shape)
+            shape.append(end // start)
+    together: list[int] = []
+    for name, pre, length in wanted:
+        first = int(pre) if pre else 1
+        last = first * (int(length) if length else sizes[name])
+        together += [
+            at for (axis, start), at in place.items() if axis == name and first <= start < last
+        ]
+    if ids is None:
+        order = np.arange(math.prod(shape))
+    else:
+        order = _iota(ids) if ids.startswith("[") else np.array(_numbers(ids))
+    apart = [at for at in range(len(shape)) if at not in together]
+    group = math.prod(shape[at] for at in together)
+    return _tuples(order.reshape(shape).transpose(*apart, *together).reshape(-1, group))
+
+
+def _iota(text: str) -> np.ndarray:
+    """Reads [2,4]T(1,0): 0 ... 7 in that shape, transposed by these axes, flattened."""
+    shape, _, axes = text.partition("T")
+    numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
+    return (numbers.transpose(_numbers(axes)) if axes else numbers).reshape(-1)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _lists(text: str) -> Groups:
+    return tuple(tuple(_numbers(group)) for group in re.findall(r"\{([\d,]*)\}", text))
+
+
+def _tuples(array: np.ndarray) -> Groups:
+    return tuple(tuple(row) for row in array.tolist())
+
+
+# ------------------------------------------------------------------------------- types
+
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
+
+
+def type_bytes(text: str) -> int:
+    """Returns the bytes of a type, "f32[2,8]{1,0:T(8,128)}" or a tuple; 4 bits are packed.
+
+    Raises:
+        ValueError: An element type without a size in its name.
+    """
+    total = 0
+    for element, sizes in _ARRAY.findall(text):
+        bits = _BITS.get(element)
+        if bits is None:
+            digits = re.match(r"(?:bf|[suf]|c)(\d+)", element)
+            if digits is None:
+                raise ValueError(f"HLO type '{text}': unknown size of {element}")
+            bits = int(digits[1])
+        total += math.ceil(math.prod(_numbers(sizes)) * bits / 8)
+    return total
+
+
+def _dimensions(text: str) -> list[int]:
+    """Sizes of an array's type, [2, 8]; of a tuple, those of its first array."""
+    found = _ARRAY.search(text)
+    return _numbers(found[2]) if found else []
+
+
+def _elements(text: str) -> list[str]:
+    """Elements of a tuple's type; of any other type, itself."""
+    if not text.startswith("("):
+        return [text]
+    depth, start, parts = 0, 1, []
+    for place, letter in enumerate(text):
+        if letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        if (letter == "," and depth == 1) or depth == 0:
+            parts.append(text[start:place].strip())
+            start = place + 1
+        if depth == 0:
+            break
+    return parts
+
+
+# ------------------------------------------------------------------------- products
+
+# Custom calls without matrix products; the inside of any other is unknown.
+_NO_PRODUCTS = {
+    "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+    "ConcatBitcast",
+    "GatherScatterIndicesBitpacked",
+    "PrepareAsyncCallDone",
+    "PrepareAsyncCallStart",
+    "Sharding",
+    "SliceId",
+    "TopK",
+    "X64Combine",
+    "X64SplitHigh",
+    "X64SplitLow",
+    "ZeroCrop",
+}
+_TYPE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\S+)")
+_CALL_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+# In a GEMM's settings, as JSON.
+_GEMM_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([\d",]*)\]')
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"window=\{([^}]*)\}")
+
+
+def _product_flops(products: Sequence[str], lines: Sequence[str]) -> tuple[int, Counter[str]]:
+    """Counts the operations of a computation's products, without its callees.
+
+    A contraction over n is 2n operations for each number of the result.
+
+    Args:
+        products: Its lines that can be products.
+        lines: All its lines, which have the operands' types.
+
+    Returns:
+        The operations; and how many instructions are not counted and may be products, by opcode
+        or, for custom calls, target.
+    """
+    types = {found[1]: found[2] for line in lines if (found := _TYPE.match(line))}
+    total, unread = 0, Counter[str]()
+    for line in products:
+        found = _INSTRUCTION.match(line)
+        opcode = found[3] if found else ""
+        if found is None or not (
+            opcode in ("dot", "convolution") or opcode.endswith(("-dot", "custom-call"))
+        ):
+            continue
+        target = _CALL_TARGET.search(line) if opcode == "custom-call" else None
+        kind = target[1] if target else opcode
+        if kind in _NO_PRODUCTS or kind.startswith("__cub$"):  # sorts
+            continue
+        # Each operand may have its type before it.
+        names = re.findall(r"%([\w.\-]+)", found[4]) or re.findall(r"[\w.\-]+", found[4])
+        operands = [_dimensions(types[name]) for name in names[:2] if name in types]
+        count = None
+        if len(operands) == 2:
+            result = _dimensions(found[2])
+            if kind == "convolution":
+                count = _convolution(line, result, *operands)
+            elif kind == "dot" or kind.startswith("__cublas$"):
+                axes = (_CONTRACTED if kind == "dot" else _GEMM_CONTRACTED).search(line)
+                contracted = [operands[0][i] for i in _numbers(axes[1])] if axes else []
+                count = 2 * math.prod(result) * math.prod(contracted) if axes else None
+        total += count or 0
+        unread[kind] += count is None
+    return total, +unread
+
+
+def _convolution(line: str, result: list[int], left: list[int], right: list[int]) -> int | None:
+    """Counts a convolution's operations; None where the line does not name its dimensions.
+
+    Padding, and gaps of a dilated operand, are not counted: TPUs write batched products as windows
+    of the batch's size, of which one element is not padding.
+    """
+    labels = _LABELS.search(line)
+    if labels is None:
+        return None
+    window = _WINDOW.search(line)
+    settings = dict(re.findall(r"(\w+)=(\S+)", window[1] if window else ""))
+    meet = 1
+    for axis, letter in enumerate(sorted(letter for letter in labels[1] if letter.isdigit())):
+        own = {name: text.split("x")[axis] for name, text in settings.items()}
+        meet *= _meetings(
+            left[labels[1].index(letter)],
+            right[labels[2].index(letter)],
+            result[labels[3].index(letter)],
+            int(own.get("stride", "1")),
+            int(own.get("pad", "0_0").split("_")[0]),
+            int(own.get("lhs_dilate", "1")),
+            int(own.get("rhs_dilate", "1")),
+        )
+    # The kernel's input features are already those of one group, the result's rows of one batch
+    # group.
+    rows, features = result[labels[3].index("b")], result[labels[3].index("f")]
+    return 2 * rows * features * right[labels[2].index("i")] * meet
+
+
+@functools.cache
+def _meetings(
+    left: int, kernel: int, result: int, stride: int, pad: int, left_step: int, kernel_step: int
+) -> int:
+    """Counts along one axis how often an element of the window meets one of the operand.
+
+    Position o of the result has element k of the kernel at position o * stride + k * kernel_step -
+    pad of the operand, whose element i is at i * left_step.
+    """
+    found = 0
+    for o in range(result):
+        start = o * stride - pad
+        if kernel_step == 1:
+            first, last = -(-start // left_step), (start + kernel - 1) // left_step
+            found += max(0, min(last, left - 1) - max(first, 0) + 1)
+            continue
+        for k in range(kernel):
+            i, rest = divmod(start + k * kernel_step, left_step)
+            found += rest == 0 and 0 <= i < left
+    return found

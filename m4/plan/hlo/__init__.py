@@ -1,1 +1,0 @@
-"""Reads compiled programs: collectives, matrix products, loops."""

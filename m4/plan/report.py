@@ -1,0 +1,320 @@
+"""The report of a plan: one table, on the terminal and as a page of Markdown."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from m4.plan import table3
+from m4.plan.machines import GIB, Machine, topology
+from m4.storage.files import write_text
+
+Row = tuple[str, ...]
+SENTENCES = 10**6
+# Parts of a program -> their names in rows.
+PARTS = {"train": {"step": "step"}, "decode": {"encoding": "encoding", "step": "decoding step"}}
+# Kinds of operations (`m4.plan.flops`) -> their names in rows.
+OPERATIONS = {
+    "attention": "attention projections",
+    "attention_logits": "attention logits and weighted sums",
+    "dense": "dense feed-forward layers",
+    "experts": "experts, all slots",
+    "experts_used": "experts, two a token (model FLOPs)",
+    "dispatch": "one-hot dispatch and combine",
+}
+_OTHER_MODEL, _OTHER_BATCH, _SAME_FLOPS = 0.1, 0.05, 0.01
+
+
+class Report(NamedTuple):
+    """A titled table, with a verdict of one line and notes; the first row is the header."""
+
+    title: str
+    verdict: str
+    rows: Sequence[Row]
+    notes: Sequence[str]
+
+
+def report(facts: Mapping[str, Any]) -> Report:
+    """Returns the report of the facts of one plan (`m4.plan.compile.facts`)."""
+    what = {"train": "a training step", "decode": "a beam search"}[facts["program"]]
+    title = f"{facts['config']} on {facts['topology']}: {what} on {facts['devices']:,} devices"
+    rows = [("", "of one device", ""), *_memory(facts), *_parameters(facts)]
+    if "refused" not in facts:
+        rows += [*_collectives(facts), *_flops(facts), *_time(facts)]
+    return Report(title, verdict(facts), [*rows, *_made(facts)], [*_notes(facts)])
+
+
+def verdict(facts: Mapping[str, Any]) -> str:
+    """Says in one line whether the program fits."""
+    if "refused" in facts:
+        return f"does not fit: {facts['refused']['message']}"
+    used, there = sum(facts["memory_bytes"].values()), facts["device_bytes"]
+    return f"fits: {used / GIB:.2f} of {there / GIB:.0f} GiB a device at most"
+
+
+def file_name(facts: Mapping[str, Any]) -> str:
+    """Returns the stem of a plan's files, such as moe_128e_12l.v3-8x8 or v4_128.v4-4x4x4.decode."""
+    name = f"{facts['config']}.{facts['topology'].replace(':', '-').replace('*', 'x')}"
+    return name if facts["program"] == "train" else f"{name}.{facts['program']}"
+
+
+def show(made: Report, console: Console) -> None:
+    """Prints a report."""
+    console.print(made.title, style="bold", highlight=False)
+    console.print(made.verdict, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD)
+    labels = 2 if len(made.rows[0]) == 3 else 1
+    for index, name in enumerate(made.rows[0]):
+        table.add_column(name, justify="left" if index < labels else "right")
+    for row in made.rows[1:]:
+        table.add_row(*row)
+    console.print(table)
+    for note in made.notes:
+        console.print(note, style="dim", highlight=False)
+
+
+def write(made: Report, stem: Path, facts: Any) -> list[Path]:
+    """Writes stem.json, the facts, and stem.md, the report; returns both paths."""
+
+    def cell(text: str) -> str:
+        return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+    lines = [f"# {cell(made.title)}", "", cell(made.verdict), ""]
+    head, *rest = ("| " + " | ".join(map(cell, row)) + " |" for row in made.rows)
+    lines += [head, "| --- |" + " ---: |" * (len(made.rows[0]) - 1), *rest, ""]
+    for note in made.notes:
+        lines += [f"- {cell(note)}"]
+    paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".json", ".md")]
+    write_text(paths[0], json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
+    write_text(paths[1], "\n".join(lines) + "\n")
+    return paths
+
+
+def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
+    """Returns the figures that follow from the time model; None where there is no time.
+
+    Of training: tokens a second, all rows full (`tokens_per_second` is of both sides, as in
+    metrics.jsonl), days, device-years (of JAX devices) and chip-hours to 10^12 source tokens, and
+    model FLOPs over the peak. Of decoding, if the search takes all steps that it may: seconds of a
+    batch, sentences a second with full batches of the longest sources, and chip-hours for 10^6
+    sentences.
+    """
+    seconds = {name: part["total"] for name, part in facts.get("seconds", {}).items()}
+    if not seconds or None in seconds.values():
+        return None
+    batch, machine = facts["batch"], topology(facts["topology"])
+    if facts["program"] == "decode":
+        whole = seconds["encoding"] + batch["target_length"] * seconds["step"]
+        hours = SENTENCES * whole / batch["rows"] / 3600 * machine.chips
+        rate = batch["rows"] / whole
+        return {"batch_seconds": whole, "sentences_per_second": rate, "chip_hours": hours}
+    step = seconds["step"]
+    source, target = (batch["rows"] * batch[f"{side}_length"] for side in ("source", "target"))
+    days = table3.days(table3.TOKENS, source, 1 / Fraction(step))
+    peak = machine.chip.device_flops(facts["model"]["dtype"])
+    return {
+        "source_tokens_per_second": source / step,
+        "target_tokens_per_second": target / step,
+        "tokens_per_second": (source + target) / step,
+        "days": float(days),
+        "device_years": float(table3.core_years(days, facts["devices"])),
+        "chip_hours": float(days) * 24 * machine.chips,
+        "utilisation": facts["flops"]["step"]["model"] / step / peak,
+    }
+
+
+def paper_model(facts: Mapping[str, Any]) -> table3.PaperRow | None:
+    """Returns the paper's row of this model; None if it has none, or the sizes were changed.
+
+    The paper excludes embeddings and softmax, up to 7%; over 10% off is another model.
+    """
+    row = table3.paper_row_of(facts["config"])
+    if row is None or abs(sum(facts["parameters"].values()) / row.parameters - 1) > _OTHER_MODEL:
+        return None
+    return row
+
+
+def paper_step(facts: Mapping[str, Any]) -> table3.PaperRow | None:
+    """Returns the paper's row of this step: its model, cores and batch, unchanged; else None."""
+    row, batch = paper_model(facts), facts["batch"]
+    if row is None or facts.get("label") or not facts["topology"].startswith("v3:"):
+        return None
+    # The paper rounds: its 4M are 4 * 2^20 here, 4.9% more.
+    ratio = batch["rows"] * batch["source_length"] / row.batch_tokens
+    same = row.cores == facts["devices"] and abs(ratio - 1) <= _OTHER_BATCH
+    return row if same else None
+
+
+def time_notes(machine: Machine) -> list[str]:
+    """Says how the time model computes, and how far it was from measurements."""
+    compute = (
+        "the compiler's estimate of cycles at the chip's clock"
+        if machine.clock_hz
+        else "executed FLOPs at the peak, which no program reaches (there is no estimate of "
+        "cycles, or no published clock)"
+    )
+    fitted = ", the all-to-all at a speed fitted to section 5.2 of the GShard paper on TPU v3"
+    low, high, low_128, high_128 = *table3.band(512, 2048), *table3.band(128)
+    return [
+        f"Times are of a MODEL, not a measurement: {compute}, and collectives at the links' stated "
+        f"speed{fitted if machine.platform == 'tpu' else ''}; no overlap.",
+        f"Its error: for the GShard paper's models of 512 and 2,048 experts, on TPU v3, it gives "
+        f"{low:.2f} to {high:.2f} of the step that the paper measured, for those of 128 experts "
+        f"{low_128:.2f} to {high_128:.2f}. Nothing else was compared with a measurement.",
+    ]
+
+
+def _memory(facts: Mapping[str, Any]) -> Iterator[Row]:
+    name = "memory, GiB"
+    by_kind = facts["given_bytes"] if "refused" in facts else facts["memory_bytes"]
+    yield from ((name, kind, f"{size / GIB:.3f}") for kind, size in by_kind.items())
+    if "refused" not in facts:
+        yield name, "total", f"{sum(by_kind.values()) / GIB:.3f}"
+    elif (needed := facts["refused"]["needed_bytes"]) is not None:
+        yield name, "needed", f"{needed / GIB:.3f}"
+        yield name, "available", f"{facts['refused']['available_bytes'] / GIB:.3f}"
+    yield name, "memory of a device", f"{facts['device_bytes'] / GIB:.3f}"
+
+
+def _parameters(facts: Mapping[str, Any]) -> Iterator[Row]:
+    name, counts = "parameters, all devices", facts["parameters"]
+    yield from ((name, kind, f"{count:,}") for kind, count in counts.items())
+    yield name, "total", f"{sum(counts.values()):,}"
+    if row := paper_model(facts):
+        yield name, "the paper (table 1)", f"{row.parameters:,.0f}"
+
+
+def _collectives(facts: Mapping[str, Any]) -> Iterator[Row]:
+    name = "collectives: payload, sent, GiB"
+    for kind, total in facts.get("collectives", {}).items():
+        payload, sent = total["payload_bytes"] / GIB, total["sent_bytes"] / GIB
+        yield name, f"{kind}, {total['count']:,} x", f"{payload:.3f}, {sent:.3f}"
+    if topology(facts["topology"]).slices > 1 and "sent_bytes" in facts:
+        yield name, "all, inside a slice (ICI)", f"{facts['sent_bytes']['ici'] / GIB:.3f}"
+        yield name, "all, between slices (DCN)", f"{facts['sent_bytes']['dcn'] / GIB:.3f}"
+
+
+def _flops(facts: Mapping[str, Any]) -> Iterator[Row]:
+    totals = {
+        "model": "of the model",
+        "executed": "executed, by arithmetic",
+        "traced": "executed, in the traced program",
+        "compiled": "executed, in the compiled program",
+    }
+    for part, prefix in PARTS[facts["program"]].items():
+        name, flops = f"FLOPs, 10^12: {prefix}", facts["flops"][part]
+        for kind, count in flops["forward"].items():
+            if count:
+                yield name, f"forward: {OPERATIONS.get(kind, kind)}", f"{count / 1e12:.4f}"
+        yield from ((name, totals[k], f"{flops[k] / 1e12:.4f}") for k in totals if k in flops)
+
+
+def _time(facts: Mapping[str, Any]) -> Iterator[Row]:
+    if (cost := costs(facts)) is None:
+        return
+    for part, prefix in PARTS[facts["program"]].items():
+        name, seconds = f"seconds, a model: {prefix}", facts["seconds"][part]
+        yield name, "compute", f"{seconds['compute']:.4f}"
+        yield from ((name, kind, f"{each:.4f}") for kind, each in seconds["communication"].items())
+        yield name, "total", f"{seconds['total']:.4f}"
+    machine = topology(facts["topology"])
+    chip = "GPU" if machine.platform == "cuda" else "chip"
+    if facts["program"] == "decode":
+        name, aim = "follows, all decoding steps", f"{SENTENCES:,} sentences"
+        yield name, "seconds of a batch", f"{cost['batch_seconds']:.2f}"
+        yield name, "sentences/s", f"{cost['sentences_per_second']:,.1f}"
+    else:
+        name, aim = "follows", "10^12 source tokens"
+        step = facts["seconds"]["step"]
+        exchange = sum(s for kind, s in step["communication"].items() if "all-to-all" in kind)
+        yield name, "all-to-all's share of the step", f"{exchange / step['total']:.0%}"
+        for side in ("source", "target"):
+            yield name, f"{side} tokens/s", f"{cost[f'{side}_tokens_per_second']:,.0f}"
+        yield name, "tokens/s (both sides)", f"{cost['tokens_per_second']:,.0f}"
+        yield name, f"days to {aim}", f"{cost['days']:.1f}"
+        yield name, f"{machine.chip.device_name}-years", f"{cost['device_years']:.1f}"
+        yield name, "model FLOPs / peak", f"{cost['utilisation']:.0%}"
+        if (row := paper_step(facts)) and row.steps_per_second:
+            paper = 1 / float(row.steps_per_second)
+            yield name, "the paper's step (table 3), s", f"{paper:.3f}"
+            yield name, "model / paper", f"{step['total'] / paper:.2f}"
+    yield name, f"{chip}-hours for {aim}", f"{cost['chip_hours']:,.0f}"
+    if (price := facts.get("price_per_chip_hour")) is not None:
+        yield name, f"price, at {price:g} a {chip} and hour", f"{cost['chip_hours'] * price:,.0f}"
+
+
+def _made(facts: Mapping[str, Any]) -> Iterator[Row]:
+    name, cost, batch, model = "compiled", facts["compiler"], facts["batch"], facts["model"]
+    yield name, "rows, all devices", f"{batch['rows']:,}"
+    yield name, "pieces a row", f"{batch['source_length']} + {batch['target_length']}"
+    yield name, "vocabulary", f"{model['source_vocab_size'] or 'shared'} / {model['vocab_size']}"
+    yield name, "directions, activations", f"{model['directions']}, {model['dtype']}"
+    yield (
+        name,
+        "seconds to trace, to compile",
+        "{trace_seconds:.0f}, {compile_seconds:.0f}".format(**cost),
+    )
+    yield (
+        name,
+        "CPU seconds, GiB of host",
+        f"{cost['cpu_seconds']:.0f}, {cost['host_bytes'] / GIB:.1f}",
+    )
+    yield from ((name, package, version) for package, version in facts["versions"].items())
+
+
+def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
+    if "refused" in facts:
+        yield from (f"would help: {line}" for line in facts["refused"]["advice"])
+        return
+    yield (
+        "Replicated weights are all but the experts'; temporaries are activations, gradients and "
+        "buffers of collectives. Not all exist at the same time, and the system reserves some "
+        "memory: the compiler decides whether the program fits."
+    )
+    if "no_text" in facts:
+        yield (
+            "The compiler cannot print its program for this machine, so collectives and step time "
+            f"are unknown: {facts['no_text']}"
+        )
+        return
+    if facts["program"] == "decode":
+        yield (
+            "The text decides how many decoding steps there are, at most "
+            f"{facts['batch']['target_length']}; the search's loop counts once. It has "
+            f"{facts['unknown_loops']} loops of unknown length (one is expected)."
+        )
+    elif facts["unknown_loops"]:
+        yield "A loop's length is not in the program: its body counts once."
+    for part, name in PARTS[facts["program"]].items():
+        flops = facts["flops"][part]
+        more = flops["compiled"] / flops.get("traced", flops["executed"]) - 1
+        if abs(more) > _SAME_FLOPS:
+            yield (
+                f"The compiled {name} has {more:+.1%} of the FLOPs expected. More: the compiler "
+                "repeats on several devices what it does not shard, and recomputes. Less: it "
+                "removes unused and duplicate work, and writes products of vectors as sums."
+            )
+        if flops["kernels"]:
+            yield (
+                f"Kernels of grouped products (experts) in the {name} are counted by arithmetic, "
+                "as if routing were balanced over the devices."
+            )
+        if unread := flops["unread"]:
+            yield (
+                f"{sum(unread.values()):,} operations of the {name} are not counted and may be "
+                f"products: {', '.join(sorted(unread))}."
+            )
+        if (count := facts["uncosted"][part]) and topology(facts["topology"]).clock_hz:
+            yield f"{count:,} operations of the {name} have no estimate of cycles."
+    if costs(facts) is None:
+        yield (
+            "No time model: cycles are not estimated for GPUs nor known for this chip's clock, and "
+            "FLOPs do not decide the time of a decoding step."
+        )
+    else:
+        yield from time_notes(topology(facts["topology"]))

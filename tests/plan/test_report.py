@@ -1,0 +1,367 @@
+"""The table of a plan, and the table of the paper's family."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from m4.plan import launch, report, sweep, table3
+from m4.plan.machines import GIB
+from tests.command_line import m4
+
+FACTS: dict[str, Any] = {
+    "format": launch.FORMAT,
+    "config": "moe_2048e_36l",
+    "program": "train",
+    "topology": "v3:32x32",
+    "devices": 2048,
+    "device_bytes": 16 * GIB,
+    "versions": {"jax": "1", "libtpu": "2"},
+    "batch": {"rows": 32_768, "source_length": 128, "target_length": 128, "beams": 1},
+    "model": {
+        "vocab_size": 32_000,
+        "source_vocab_size": 64_000,
+        "directions": 100,
+        "experts": 2048,
+        "eval_capacity_factor": None,
+        "remat": "full",
+        "encoder_layers": 18,
+        "decoder_layers": 18,
+        "dtype": "float32",
+    },
+    "parameters": {"experts": 600_000_000_000, "attention": 19_000_000_000},
+    "given_bytes": {"replicated weights": GIB, "expert weights": 2 * GIB, "optimizer state": 0},
+    "memory_bytes": {
+        "replicated weights": GIB,
+        "expert weights": 2 * GIB,
+        "optimizer state": 0,
+        "batch": 0,
+        "temporaries": 6 * GIB,
+        "code": 0,
+    },
+    "collectives": {"all-to-all": {"count": 108, "payload_bytes": GIB, "sent_bytes": GIB / 2}},
+    "sent_bytes": {"ici": GIB / 2, "dcn": 0.0},
+    "unknown_loops": 0,
+    "cycles": {"step": 752_000_000},
+    "uncosted": {"step": 0},
+    "seconds": {"step": {"compute": 0.8, "communication": {"all-to-all": 0.2}, "total": 1.0}},
+    "flops": {
+        "step": {
+            "forward": {"dense": 1e12},
+            "model": 3e12,
+            "executed": 4e12,
+            "traced": 4.1e12,
+            "compiled": 4.1e12,
+            "kernels": 0.0,
+            "unread": {},
+        }
+    },
+    "compiler": {
+        "trace_seconds": 1.0,
+        "compile_seconds": 2.0,
+        "compile_cpu_seconds": 2.5,
+        "cpu_seconds": 3.0,
+        "host_bytes": 4 * GIB,
+    },
+}
+REFUSED = {
+    **{key: FACTS[key] for key in ("config", "program", "topology", "devices", "device_bytes")},
+    **{key: FACTS[key] for key in ("given_bytes", "batch", "model", "parameters", "compiler")},
+    "versions": FACTS["versions"],
+    "refused": {
+        "message": "Ran out of memory",
+        "needed_bytes": 20 * GIB,
+        "available_bytes": 15 * GIB,
+        "advice": ["a smaller batch"],
+    },
+}
+
+
+def with_step(**changes: Any) -> dict[str, Any]:
+    """The facts with other FLOPs of the step."""
+    return {**FACTS, "flops": {"step": {**FACTS["flops"]["step"], **changes}}}
+
+
+def cells(facts: dict[str, Any]) -> dict[str, str]:
+    """Name -> value of the rows of a plan."""
+    return {name: value for _, name, value in report.report(facts).rows}
+
+
+def notes(facts: dict[str, Any]) -> str:
+    return " ".join(report.report(facts).notes)
+
+
+def test_costs_follow_from_the_time_of_a_step() -> None:
+    found = report.costs(FACTS)
+    assert found is not None
+    # 32,768 rows of 128 source pieces in a second: 4,194,304; 10^12 of them 238,419 s = 2.76 days;
+    # times 2048 cores / 365 days = 15.48 years. 3 * 10^12 of 61.5 * 10^12 operations are 4.9%.
+    assert found["source_tokens_per_second"] == 4_194_304
+    # As many of the target; metrics.jsonl's tokens_per_second is of both.
+    assert found["target_tokens_per_second"] == 4_194_304
+    assert found["tokens_per_second"] == 2 * 4_194_304
+    assert found["days"] == pytest.approx(2.7595, abs=1e-4)
+    assert found["device_years"] == pytest.approx(15.483, abs=1e-3)
+    assert found["utilisation"] == pytest.approx(0.0488, abs=1e-4)
+    unknown = {"step": {"compute": None, "communication": {}, "total": None}}
+    assert report.costs({**FACTS, "seconds": unknown}) is None
+
+
+def test_time_model_is_compared_with_the_same_model_of_the_paper_only() -> None:
+    assert report.verdict(FACTS) == "fits: 9.00 of 16 GiB a device at most"
+    rows = cells(FACTS)
+    # 1 / 0.72 steps a second; 1.0 s / 1.389 s = 0.72.
+    assert (rows["the paper's step (table 3), s"], rows["model / paper"]) == ("1.389", "0.72")
+    # With other devices, another batch or another model there is no comparison.
+    batch, parameters = FACTS["batch"], FACTS["parameters"]
+    others = [
+        {"devices": 1024},
+        {"config": "mine"},
+        {"label": "bfloat16"},
+        {"topology": "v4:8x16x16"},
+        {"batch": {**batch, "rows": 32_768 // 4}},
+        {"batch": {**batch, "source_length": 64}},
+        {"parameters": {**parameters, "experts": 500_000_000_000}},
+    ]
+    for other in others:
+        names = cells({**FACTS, **other})
+        assert "days to 10^12 source tokens" in names
+        assert "model / paper" not in names, other
+
+
+def test_every_plan_has_the_band_of_the_models_error() -> None:
+    for other in ({}, {"config": "mine"}, {"topology": "v6e:16x16"}, {"topology": "h100:256x8"}):
+        text = notes({**FACTS, **other})
+        # docs/pod.md's table.
+        assert "it gives 1.09 to 1.27 of the step that the paper measured" in text, other
+        assert "128 experts 2.04 to 2.27" in text
+        assert ("estimate of cycles at the chip's clock" in text) == ("topology" not in other)
+        assert ("speed fitted to section 5.2" in text) == ("h100" not in str(other))
+    assert "1.09 to 1.27" in notes(DECODING)
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    # Two cores of a chip are one device of v4 and v5p.
+    [("v3:32x32", "core"), ("v5e:16x16", "core"), ("v4:4x4x4", "device"), ("h100:16x8", "GPU")],
+)
+def test_years_are_of_devices_and_tokens_of_named_sides(machine: str, name: str) -> None:
+    found = cells({**FACTS, "topology": machine})
+    assert [row for row in found if row.endswith("-years")] == [f"{name}-years"]
+    assert found["source tokens/s"] == found["target tokens/s"] == "4,194,304"
+    assert found["tokens/s (both sides)"] == "8,388,608"
+    assert found["all-to-all's share of the step"] == "20%"
+
+
+def test_slices_have_separate_figures_for_each_network() -> None:
+    sent = {"count": 46, "payload_bytes": GIB / 4, "sent_bytes": GIB / 4}
+    facts = {
+        **FACTS,
+        "topology": "2*v5e:16x16",
+        "collectives": {**FACTS["collectives"], "all-reduce between slices": sent},
+        "sent_bytes": {"ici": GIB / 2, "dcn": GIB / 4},
+    }
+    found = cells(facts)
+    assert found["all, inside a slice (ICI)"] == "0.500"
+    assert found["all, between slices (DCN)"] == "0.250"
+    assert found["all-reduce between slices, 46 x"] == "0.250, 0.250"
+    assert "all, inside a slice (ICI)" not in cells(FACTS)
+    assert report.file_name(facts) == "moe_2048e_36l.2xv5e-16x16"
+
+
+def test_parameters_are_compared_with_the_same_model_of_the_paper_only() -> None:
+    assert cells(FACTS)["the paper (table 1)"] == "600,000,000,000"
+    # 554 of 600 billion are 7.7% less, 519 of them 13.5%: another model.
+    for experts, shown in ((535e9, True), (500e9, False)):
+        parameters = {**FACTS["parameters"], "experts": int(experts)}
+        assert ("the paper (table 1)" in cells({**FACTS, "parameters": parameters})) == shown
+
+
+def test_compiled_flops_are_compared_with_the_traced_ones() -> None:
+    for compiled, why in ((4.1e12, ""), (5.125e12, "+25.0% of"), (2.05e12, "-50.0% of")):
+        facts = with_step(compiled=compiled)
+        found = cells(facts)["executed, in the compiled program"]
+        assert found == f"{compiled / 1e12:.4f}"
+        assert why in notes(facts)
+        assert ("of the FLOPs expected" in notes(facts)) == bool(why)
+    text = notes(with_step(unread={"tpu_custom_call": 1200}))
+    assert "1,200 operations of the step are not counted and may be products: tpu_custom" in text
+    assert "counts once" in notes({**FACTS, "unknown_loops": 1})
+
+
+def test_program_that_does_not_fit_has_advice() -> None:
+    assert report.verdict(REFUSED) == "does not fit: Ran out of memory"
+    assert notes(REFUSED) == "would help: a smaller batch"
+    rows = cells(REFUSED)
+    assert (rows["needed"], rows["available"]) == ("20.000", "15.000")
+    # The cost of compiling it is there too.
+    assert rows["seconds to trace, to compile"] == "1, 2"
+
+
+def test_plan_reports_a_program_that_cannot_be_printed() -> None:
+    known = {k: v for k, v in FACTS.items() if k not in ("collectives", "seconds", "cycles")}
+    facts = {**known, "no_text": "INTERNAL: RET_CHECK"}
+    assert "cannot print its program" in notes(facts)
+    assert "RET_CHECK" in notes(facts)
+    assert "temporaries" in cells(facts)
+
+
+PART = {"model": 2e12, "executed": 3e12, "compiled": 3.5e12, "kernels": 0.0, "unread": {}}
+DECODING: dict[str, Any] = {
+    **FACTS,
+    "program": "decode",
+    "batch": {"rows": 2048, "source_length": 128, "target_length": 100, "beams": 4},
+    "flops": {
+        "encoding": {**PART, "forward": {"dense": 1e12}},
+        "step": {**PART, "forward": {"dense": 5e11, "logits": 1e9}, "unread": {"Kernel": 3}},
+    },
+    "unknown_loops": 1,
+    "uncosted": {"encoding": 0, "step": 7},
+    "seconds": {
+        "encoding": {"compute": 2.0, "communication": {"all-to-all": 1.0}, "total": 3.0},
+        "step": {"compute": 0.04, "communication": {"all-reduce": 0.01}, "total": 0.05},
+    },
+    "price_per_chip_hour": 2.0,
+}
+
+
+def test_decoding_costs_have_all_steps_of_a_batch() -> None:
+    found = report.costs(DECODING)
+    assert found is not None
+    # 3 s and a hundred steps of 0.05 s are 8 s for 2,048 sentences, 256 a second; 10^6 of them take
+    # 3,906.25 s, with 1,024 chips 1,111.1 hours of a chip.
+    assert found["batch_seconds"] == pytest.approx(8.0)
+    assert found["sentences_per_second"] == pytest.approx(256.0)
+    assert found["chip_hours"] == pytest.approx(1111.11, abs=0.01)
+    rows = report.report(DECODING).rows
+    assert ("seconds, a model: encoding", "total", "3.0000") in rows
+    assert ("seconds, a model: decoding step", "total", "0.0500") in rows
+    assert ("FLOPs, 10^12: decoding step", "forward: logits", "0.0010") in rows
+    assert cells(DECODING)["price, at 2 a chip and hour"] == "2,222"
+    assert "days to 10^12 source tokens" not in cells(DECODING)
+    text = notes(DECODING)
+    assert "at most 100; the search's loop counts once" in text
+    assert "7 operations of the decoding step have no estimate of cycles" in text
+    assert "3 operations of the decoding step are not counted and may be products: Kernel" in text
+
+
+def test_decoding_without_a_clock_has_no_time() -> None:
+    unknown = {"compute": None, "communication": {}, "total": None}
+    v6e = {**DECODING, "topology": "v6e:16x16", "seconds": dict.fromkeys(PART, unknown)}
+    gpus = {key: value for key, value in DECODING.items() if key != "seconds"}
+    for facts in (v6e, {**gpus, "topology": "h100:16x8"}):
+        assert report.costs(facts) is None
+        assert "No time model" in notes(facts)
+        assert "sentences/s" not in cells(facts)
+
+
+def test_files_are_named_after_the_plan_and_escaped(tmp_path: Path) -> None:
+    assert report.file_name(FACTS) == "moe_2048e_36l.v3-32x32"
+    assert report.file_name({**FACTS, "program": "decode"}) == "moe_2048e_36l.v3-32x32.decode"
+    facts = {**FACTS, "config": "<script>a|b</script>", "versions": {"jax": "<img src=x>"}}
+    paths = report.write(report.report(facts), tmp_path / "plan", facts)
+    assert [path.name for path in paths] == ["plan.json", "plan.md"]
+    assert set(tmp_path.iterdir()) == set(paths)
+    assert json.loads(paths[0].read_text("utf-8")) == facts
+    markdown = paths[1].read_text("utf-8")
+    assert "<script" not in markdown
+    assert "a\\|b" in markdown
+    stream = io.StringIO()
+    report.show(report.report(FACTS), Console(file=stream, width=160))
+    assert "fits: 9.00 of 16 GiB" in stream.getvalue()
+
+
+# ------------------------------------------------------------------------------- the family
+
+
+def test_every_plan_has_a_row_with_the_papers_figures() -> None:
+    quarter = {"config": "moe_128e_12l", "label": "quarter batch", "devices": 128}
+    rows = [FACTS, {**FACTS, **quarter}, {**REFUSED, "label": "bfloat16", "config": "t_96l"}]
+    header, *table = sweep.family(rows).rows
+    assert {len(row) for row in table} == {len(header)}
+    first, second, third = (dict(zip(header, row, strict=True)) for row in table)
+    assert first["model"] == "(1) MoE(2048E, 36L)"
+    assert first["10^9 parameters (paper)"] == "619.0 (600)"
+    assert first["all-to-all"] == "108 x, 1.00"
+    # 1 s against 1 / 0.72 s.
+    assert (first["paper, s"], first["model / paper"]) == ("1.389", "0.72")
+    assert first["days to 10^12 (paper)"] == "2.8 (4.0)"
+    assert first["core-years (paper)"] == "15.5 (22.4)"
+    # With another batch than the paper's there is nothing to compare.
+    assert second["model"] == "(6) MoE(128E, 12L), quarter batch"
+    assert (second["step, s"], second["paper, s"], second["model / paper"]) == ("1.000", "", "")
+    assert third["total"] == "does not fit: Ran out of memory"
+    assert third["step, s"] == ""
+
+
+def test_plan_is_reused_if_made_from_the_same(tmp_path: Path) -> None:
+    path, identity = tmp_path / "plan.json", {"arguments": ["a"]}
+    assert sweep.reusable(path, identity, True) is None
+    facts = {"identity": identity, "code": "another", "format": launch.FORMAT}
+    path.write_text(json.dumps(facts), encoding="utf-8")
+    assert sweep.reusable(path, identity, True) == facts
+    assert sweep.reusable(path, identity, False) is None
+    assert sweep.reusable(path, {"arguments": ["b"]}, True) is None
+    path.write_text(json.dumps({**facts, "code": sweep.code_digest()}), encoding="utf-8")
+    assert sweep.reusable(path, identity, False) is not None
+    # Facts in another format may lack some that are shown now.
+    path.write_text(json.dumps({**facts, "format": launch.FORMAT - 1}), encoding="utf-8")
+    assert sweep.reusable(path, identity, True) is None
+
+
+def test_sweep_compiles_only_missing_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def compiled(config, arguments, machine, job, console):
+        asked.append((config, machine, arguments[-1]))
+        cores = {"v3:8x8": 128, "v3:16x16": 512, "v3:32x32": 2048}[machine]
+        return {**FACTS, "config": config, "topology": machine, "devices": cores}
+
+    monkeypatch.setattr("m4.plan.launch.compiled", compiled)
+    folder = Path(__file__).parents[2] / "gin_configs"
+    said = m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}")
+    assert said.status == 0, said.err
+    assert len(asked) == len(sweep.CASES)
+    assert ("t_96l", "v3:32x32", "--gin_bindings=mesh.make_mesh.fsdp = 1") in asked
+    m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}")
+    assert len(asked) == len(sweep.CASES)  # all are kept
+    said = m4("plan", "--sweep", f"--configs={tmp_path}", f"--output={tmp_path}")
+    assert "no moe_128e_12l.gin in it" in said.mistake
+
+
+def test_sweep_passes_arguments_on_or_refuses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def compiled(config, arguments, machine, job, console):
+        asked.append(arguments)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("m4.plan.launch.compiled", compiled)
+    folder = Path(__file__).parents[2] / "gin_configs"
+    both = ("--gin_bindings=DROPOUT_RATE = 0.0", "--gin.BATCH_SIZE=512")
+    with pytest.raises(ValueError, match="enough"):
+        m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}", *both)
+    assert asked[0][-2:] == [
+        "--gin_bindings=DROPOUT_RATE = 0.0",
+        "--gin_bindings=BATCH_SIZE = 512",
+    ]
+    for argument in (
+        "--gin_file=mine.gin",
+        "--model_dir=runs/mine",
+        "--topology=v4:4x4x4",
+        "--program=decode",
+        "--price_per_chip_hour=2.0",
+    ):
+        said = m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}", argument)
+        assert argument.split("=")[0] in said.mistake
+    assert len(asked) == 1
+
+
+def test_the_family_is_the_papers() -> None:
+    assert {case.config for case in sweep.CASES} == {row.config for row in table3.TABLE3}
+    assert len({case.name for case in sweep.CASES}) == len(sweep.CASES)

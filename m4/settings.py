@@ -1,4 +1,4 @@
-"""What a setting may be: kind, range and mutability stand in the parameter's own annotation.
+"""Settings: kind, range and mutability stand in the annotation of the parameter.
 
     @checked
     def rsqrt(step, peak: Annotated[float, Between(0, 10)], warmup_steps: Steps = 1000): ...
@@ -9,7 +9,6 @@ adds the gin name, file and line. `m4.config` checks the same annotations before
 
 import collections.abc
 import dataclasses
-import enum
 import functools
 import inspect
 import math
@@ -25,8 +24,10 @@ _Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 
 
 class SavedModule(str):
-    """A module outside m4 that a run's saved config names and the user has not allowed: it is not
-    imported, because the run may be a stranger's."""
+    """A module outside m4 that a saved config names and the user has not allowed.
+
+    It is not imported, because the run may be a stranger's.
+    """
 
 
 class InputError(ValueError):
@@ -39,8 +40,9 @@ class SettingError(InputError):
     """A setting has a value that it cannot have.
 
     Attributes:
-        setting: the parameter, as "Transformer.width" or "rsqrt.peak". value: what was given.
-        allowed: what may be given: "a whole number from 1 to 1048576".
+        setting: The parameter, as "Transformer.width" or "rsqrt.peak".
+        value: The value that was given.
+        allowed: What may be given, as "a whole number from 1 to 1048576".
     """
 
     def __init__(self, setting: str, value: Any, allowed: str):
@@ -61,6 +63,7 @@ class Between:
     below: bool = False
 
     def holds(self, value: float) -> bool:
+        """Returns whether a number is in the range."""
         low = self.least < value if self.above else self.least <= value
         high = value < self.most if self.below else value <= self.most
         return low and high
@@ -85,17 +88,10 @@ class OneOf:
         return f"one of {', '.join(self.values)}"
 
 
-class Mutable(enum.Enum):
-    """The mark of a setting that may change in a folder where a model is trained.
-
-    All other settings decide what is trained. What a mutable setting refers to is mutable too: with
-    a mesh all its settings may change.
-    """
-
-    MARK = "mutable"
-
-
-MUTABLE = Mutable.MARK
+# The mark of a setting that may change in a folder where a model is trained. All other settings
+# decide what is trained. What a mutable setting refers to is mutable too: with a mesh, all its
+# settings may change.
+MUTABLE = "mutable"
 
 # Sizes of arrays: above these a program only runs out of memory, after minutes.
 Size = Annotated[int, Between(1, 2**20)]
@@ -105,25 +101,32 @@ Period = Annotated[int, Between(1, 10**9)]
 Rate = Annotated[float, Between(0, 1, below=True)]  # of dropout, of label smoothing
 Factor = Annotated[float, Between(0, 1e6)]
 
-_NAMES = {
-    int: "a whole number",
-    float: "a number",
-    bool: "True or False",
-    str: "text that is not empty",
+
+def _is_number(value: Any, kind: Any) -> bool:
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return isinstance(value, kind) and not isinstance(value, bool) and not is_nan
+
+
+# Kind -> (its name in messages, whether a value is of the kind).
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    int: ("a whole number", lambda value: _is_number(value, int)),
+    float: ("a number", lambda value: _is_number(value, int | float)),
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    str: ("text that is not empty", lambda value: isinstance(value, str) and value != ""),
 }
 
 
 def check_value(setting: str, value: Any, annotation: Any) -> None:
-    """SettingError unless the value fits the annotation; kinds that are not known are not checked.
+    """Raises SettingError unless a value fits an annotation; unknown kinds are not checked.
 
-    bool is no number, int is a float, nan is neither; an empty text is no text.
+    A bool is no number, an int is a float, NaN is neither, and empty strings are rejected.
     """
     if not fits(value, annotation):
         raise SettingError(setting, value, describe(annotation))
 
 
 def check_arguments(configurable: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """`check_value` of every argument that has an annotation."""
+    """Checks the value of every argument that has an annotation."""
     annotations = annotations_of(configurable)
     for name, value in arguments.items():
         if name in annotations:
@@ -131,8 +134,10 @@ def check_arguments(configurable: Callable[..., Any], arguments: Mapping[str, An
 
 
 def configurable(function: _Configurable) -> _Configurable:
-    """Marks what a config may name although it has no settings: a saved config may refer
-    to nothing that is neither `checked` nor marked."""
+    """Marks a function without settings as one that a config may name.
+
+    A saved config may refer to nothing that is neither `checked` nor marked.
+    """
     function.__checked__ = True  # type: ignore[attr-defined]
     return function
 
@@ -157,7 +162,7 @@ def checked(configurable: _Configurable) -> _Configurable:
 
 
 def is_checked(configurable: Any) -> bool:
-    """Whether it is a setting's class or function of m4's, or of whoever uses `checked`."""
+    """Returns whether a class or function is `checked` or marked `configurable`."""
     return "__checked__" in getattr(configurable, "__dict__", {})
 
 
@@ -171,7 +176,7 @@ def mutable_of(configurable: Callable[..., Any]) -> list[str]:
 
 
 def annotations_of(configurable: Callable[..., Any]) -> Mapping[str, Any]:
-    """Parameter -> annotation, Annotated kept; {} where annotations cannot be read."""
+    """Returns the annotation of each parameter, Annotated kept; none where they cannot be read."""
     plain = inspect.unwrap(configurable)
     if isinstance(plain, functools.partial):
         return annotations_of(plain.func)
@@ -189,25 +194,29 @@ def _annotations(target: Callable[..., Any]) -> Mapping[str, Any]:
     return {name: value for name, value in found.items() if name != "return"}
 
 
+_UNIONS = (typing.Union, types.UnionType)
+_MAPPINGS = (collections.abc.Mapping, dict)
+_LISTS = (collections.abc.Sequence, list, tuple)
+
+
 def describe(annotation: Any) -> str:
-    """What an annotation allows, in words."""
-    if typing.get_origin(annotation) is Annotated:
-        kind, *marks = typing.get_args(annotation)
-        said = [str(mark) for mark in marks if isinstance(mark, Between | OneOf)]
-        if any(isinstance(mark, OneOf) for mark in marks):
-            return " ".join(said)
-        return " ".join([describe(kind), *said])
+    """Describes in words what an annotation allows."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
+    if origin is Annotated:
+        kind, *marks = args
+        said = [str(mark) for mark in marks if isinstance(mark, Between | OneOf)]
+        named = any(isinstance(mark, OneOf) for mark in marks)
+        return " ".join(said if named else [describe(kind), *said])
+    if origin in _UNIONS:
         return " or ".join("None" if arg is types.NoneType else describe(arg) for arg in args)
     if origin is typing.Literal:
         return f"one of {', '.join(map(str, args))}"
-    if annotation in _NAMES:
-        return _NAMES[annotation]
-    if origin is collections.abc.Mapping or origin is dict:
+    if annotation in _KINDS:
+        return _KINDS[annotation][0]
+    if origin in _MAPPINGS:
         kinds = " to ".join(map(describe, args))
         return f"a dictionary, {kinds}" if args else "a {name: value} dictionary"
-    if origin in (collections.abc.Sequence, list, tuple):
+    if origin in _LISTS:
         return f"a list, each {describe(args[0])}" if args else "a list"
     if origin is os.PathLike:
         return "a path"
@@ -219,37 +228,25 @@ def describe(annotation: Any) -> str:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether a setting of this annotation may have the value."""
+    """Returns whether a setting of this annotation may have the value."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any or isinstance(annotation, str | TypeVar):
         return True
     if annotation is None or annotation is types.NoneType:
         return value is None
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        kind, *marks = args
-        return fits(value, kind) and all(_marked(value, mark) for mark in marks)
-    if origin in (typing.Union, types.UnionType):
+        return fits(value, args[0]) and (value is None or all(_holds(m, value) for m in args[1:]))
+    if origin in _UNIONS:
         return any(fits(value, arg) for arg in args)
     if origin is typing.Literal:
         return value in args
-    if annotation is bool:
-        return isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if annotation is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and not math.isnan(value)
-    if annotation is str:
-        return isinstance(value, str) and value != ""
-    return _fits_container(value, annotation, origin, args)
-
-
-def _fits_container(value: Any, annotation: Any, origin: Any, args: tuple[Any, ...]) -> bool:
-    if origin in (collections.abc.Mapping, dict):
+    if annotation in _KINDS:
+        return _KINDS[annotation][1](value)
+    if origin in _MAPPINGS:
         return isinstance(value, collections.abc.Mapping) and all(
             fits(k, args[0]) and fits(v, args[1]) for k, v in value.items()
         )
-    if origin in (collections.abc.Sequence, list) or (origin is tuple and args[-1:] == (...,)):
+    if origin in _LISTS and (origin is not tuple or args[-1:] == (...,)):
         listed = isinstance(value, collections.abc.Sequence) and not isinstance(value, str)
         return listed and all(fits(item, args[0]) for item in value)
     if origin is os.PathLike:
@@ -257,19 +254,15 @@ def _fits_container(value: Any, annotation: Any, origin: Any, args: tuple[Any, .
     if references.is_call(annotation):
         return references.may_call(value, annotation)
     if references.is_protocol(annotation):
-        return not _literal(value) and references.behaves(value, annotation)
+        literal = bool | int | float | str | list | tuple | dict | None
+        return not isinstance(value, literal) and references.behaves(value, annotation)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return isinstance(value, annotation)
     return True
 
 
-def _literal(value: Any) -> bool:
-    """Whether it is what gin reads from text without a reference; an object of another class that
-    behaves like the right one is allowed."""
-    return value is None or isinstance(value, bool | int | float | str | list | tuple | dict)
-
-
-def _marked(value: Any, mark: Any) -> bool:
+def _holds(mark: Any, value: Any) -> bool:
+    """Returns whether a value is what a mark of Annotated allows."""
     if isinstance(mark, Between):
-        return value is None or mark.holds(value)
-    return not isinstance(mark, OneOf) or value is None or value in mark.values
+        return mark.holds(value)
+    return not isinstance(mark, OneOf) or value in mark.values

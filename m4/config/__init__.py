@@ -1,4 +1,4 @@
-"""gin files and bindings -> `Experiment`; the only importer of gin, and only of its parser.
+"""Configs: from gin files and bindings to an `Experiment`. Of gin, only the parser is used.
 
 gin's own configuration is one for the process, applies a scope only while a function runs, and says
 where a mistake is in prose. Here a config is an object: every binding knows its file and line, a

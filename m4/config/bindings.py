@@ -1,4 +1,7 @@
-"""gin files and the command line -> bindings, each with its file and line; gin's parser alone."""
+"""The bindings of gin files and the command line, each with its file and line.
+
+Of gin, only the parser is used.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ REQUIRED = "gin.REQUIRED"
 
 
 class ConfigError(InputError):
-    """A mistake in a config: its place, what is wrong, what may have been meant, in one line."""
+    """A mistake in a config: its place, the reason and what may have been meant, in one line."""
 
 
 class Reference(NamedTuple):
@@ -57,11 +60,12 @@ class Binding(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Name with scopes, "scope/module.name.parameter"."""
         return "/".join([*self.scopes, f"{self.selector}.{self.parameter}"])
 
 
 class _Values(config_parser.ParserDelegate):
-    """gin's parser hands over references and macros; what they mean is decided later."""
+    """Receives references and macros from gin's parser; their meaning is decided later."""
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
         *scopes, selector = scoped_configurable_name.split("/")
@@ -87,15 +91,14 @@ T5X_MACROS = {
 
 
 class Bindings:
-    """What gin files and the command line bind.
+    """Bindings of gin files and the command line.
 
     Attributes:
-        modules: modules outside m4 that the config imports -> the folder of each.
+        modules: Folder of each module outside m4 that the config imports.
     """
 
     def __init__(self, allowed_modules: Collection[str] | None = None):
-        """allowed_modules: what may be imported outside m4, each as NAME or NAME=FOLDER; None:
-        everything."""
+        """allowed_modules: Modules allowed outside m4, as NAME or NAME=FOLDER. Defaults to all."""
         self._allowed: dict[str, str] | None = None
         if allowed_modules is not None:
             named = (one.partition("=") for one in allowed_modules)
@@ -110,7 +113,7 @@ class Bindings:
         self.modules: dict[str, str] = {}
 
     def read_file(self, name: str, folders: Sequence[str] = (".",), _within: tuple = ()) -> None:
-        """Adds a gin file. ConfigError: its first mistake, with file and line."""
+        """Adds a gin file. Raises ConfigError for its first mistake, with file and line."""
         found = find_file(name, folders)
         if found is None:
             raise ConfigError(f"{name}: no such file in {', '.join(folders)}")
@@ -135,7 +138,7 @@ class Bindings:
         self._read(text, lambda line: f"{found} line {line}", include)
 
     def read_binding(self, text: str) -> None:
-        """Adds a binding of the command line; text for a macro that holds text needs no quotes."""
+        """Adds a binding of the command line; a macro of text needs no quotes."""
         name, equals, value = (part.strip() for part in text.partition("="))
         place = f"'{text}'"
         if equals and "." not in name and _is_text_macro(self._macros.get(name), name, value):
@@ -146,7 +149,7 @@ class Bindings:
         self._read(text, lambda line: place, None)
 
     def begin_from_macro(self) -> None:
-        """INITIAL_CHECKPOINT_PATH, T5X's macro, is the run that training begins from."""
+        """Makes T5X's macro INITIAL_CHECKPOINT_PATH the run that training begins from."""
         if INITIAL in self._macros and INITIAL not in self._named_macros:
             for text in (
                 "experiment.Training.initial = @initial.InitialModel()",
@@ -155,7 +158,7 @@ class Bindings:
                 self._read(text, lambda line: INITIAL, None)
 
     def set_model_dir(self, folder: str) -> None:
-        """Another MODEL_DIR, by the macro where the config takes it from there."""
+        """Sets another MODEL_DIR, by the macro where the config uses one."""
         key = ((), id(experiment_module.Experiment), "model_dir")
         name = "experiment.Experiment.model_dir"
         if key in self._bindings and self._bindings[key].value == Macro("MODEL_DIR"):
@@ -240,7 +243,7 @@ class Bindings:
         )
 
     def _target(self, selector: str) -> Any:
-        """The class or function that a selector names."""
+        """Returns the class or function that a selector names."""
         first, *rest = selector.split(".")
         if first not in self._namespace:
             hint = _import_of(first) or near(first, self._namespace)
@@ -256,7 +259,7 @@ class Bindings:
             hint = f"; did you mean {selector}.{path.rpartition('.')[2]}?" if inside else ""
             raise ConfigError(f"{selector} is neither a class nor a function{hint}")
         module = getattr(found, "__module__", None) or ""
-        # Of m4 its settings alone: a function that writes files is none.
+        # Only settings of m4: a function that writes files is none.
         ours = module.split(".")[0] == "m4" and is_checked(found)
         if self._allowed is not None and not ours and module.split(".")[0] not in self._allowed:
             raise ConfigError(f"{selector} is no setting of m4: refused in a saved config")
@@ -265,19 +268,19 @@ class Bindings:
 
 
 def find_file(name: str, folders: Sequence[str]) -> Path | None:
-    """The file of that name: as it stands, else in the first of the folders that has it."""
+    """Returns the file of a name, as it stands or in the first of the folders that has it."""
     paths = (Path(folder) / name for folder in ("", *folders))
     return next((path for path in paths if path.is_file()), None)
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?", or nothing where no other name is like it."""
+    """Returns "; did you mean ...?", or nothing where no other name is like it."""
     match = difflib.get_close_matches(name, [one for one in known if one != name], n=1)
     return f"; did you mean {match[0]}?" if match else ""
 
 
 def _import_of(name: str) -> str:
-    """ "; add: from m4.... import ...", or nothing where not one part of m4 has the name."""
+    """Returns "; add: from m4.... import ...", where exactly one part of m4 has the name."""
     package = Path(__file__).parents[1]
     rooms = [package / room for room in ("data", "model", "train", "eval", "parallel")]
     found = [path.parent for room in rooms for path in room.rglob(f"{name}.py")]
@@ -291,6 +294,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a class or function that a config may set."""
     try:
         found = inspect.signature(target).parameters
     except (TypeError, ValueError):
@@ -308,7 +312,7 @@ def _is_flax(target: Any) -> bool:
 
 
 def references_in(value: Any) -> list[Reference | Macro]:
-    """All references and macros in a value."""
+    """Returns all references and macros in a value."""
     if isinstance(value, Reference | Macro):
         return [value]
     items = value.values() if isinstance(value, dict) else value
@@ -318,6 +322,6 @@ def references_in(value: Any) -> list[Reference | Macro]:
 
 
 def _is_text_macro(held: tuple[Any, str] | None, name: str, value: str) -> bool:
-    """Whether a bare word is meant as text: the macro holds text, and this is no quoted text."""
+    """Returns whether a bare word is text: the macro holds text, and this is not quoted."""
     known = held is not None and (isinstance(held[0], str) or name == "MODEL_DIR")
     return (known or name == INITIAL) and not re.match(r"""['"%@]|None$""", value)

@@ -1,4 +1,4 @@
-"""Bindings -> the experiment that they describe; what of it may change; its text."""
+"""The experiment that bindings describe, which of its settings may change, and its text."""
 
 from __future__ import annotations
 
@@ -22,8 +22,18 @@ from m4.config.bindings import (
     parameters_of,
     references_in,
 )
-from m4.config.names import PARTS, canonical_name, is_literal, module_of
-from m4.experiment import Baselines, Data, Experiment, SavedFolder
+from m4.data.corpus import CorpusSpec
+from m4.experiment import (
+    BadSteps,
+    Baselines,
+    Data,
+    Decoding,
+    Experiment,
+    ResourceLevels,
+    Sampling,
+    SavedFolder,
+    Training,
+)
 from m4.references import given_twice
 from m4.settings import (
     SavedModule,
@@ -36,18 +46,40 @@ from m4.settings import (
 )
 
 _NESTED = 8  # times that a binding may be met within its own value, under ever longer scopes
+# Parts of an experiment, made from their bindings where no line names them.
+PARTS = (Data, Training, Decoding, Sampling, Baselines, CorpusSpec, ResourceLevels, BadSteps)
+
+
+def canonical_name(target: Any) -> str:
+    """Returns the name that configs use, whatever an import is called: "schedules.rsqrt"."""
+    return f"{module_of(target).rpartition('.')[2]}.{target.__qualname__}"
+
+
+def module_of(target: Any) -> str:
+    """Returns the module from which configs import a class or function."""
+    ours = target is Experiment or (target in PARTS and target is not CorpusSpec)
+    return "m4.experiment" if ours else target.__module__
+
+
+def is_literal(value: Any) -> bool:
+    """Returns whether a value is text in a config, without a reference."""
+    if isinstance(value, list | tuple):
+        return all(map(is_literal, value))
+    if isinstance(value, dict):
+        return all(map(is_literal, [*value, *value.values()]))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 class Config(Bindings):
     """The bindings of gin files and the command line, and the experiment that they describe.
 
     Attributes:
-        settings: "schedules.rsqrt.peak" -> its value as text, macros resolved; as in run.json.
-        mutable: those of them that may change in one folder.
+        settings: Value of each setting as text, macros resolved, by name ("schedules.rsqrt.peak").
+        mutable: Names of the settings that may change in one folder.
     """
 
     def __init__(self, allowed_modules: Collection[str] | None = None):
-        """allowed_modules: what may be imported in addition to m4; None: everything."""
+        """allowed_modules: Modules that may be imported outside m4. Defaults to all."""
         super().__init__(allowed_modules)
         self._used: set[str] = set()  # macros
         self._reached: set[tuple[tuple[str, ...], int, str]] = set()
@@ -58,7 +90,11 @@ class Config(Bindings):
         self.mutable: set[str] = set()
 
     def experiment(self) -> Experiment:
-        """The experiment. ConfigError: a value that cannot be, a name that nothing uses."""
+        """Makes the experiment.
+
+        Raises:
+            ConfigError: A value is not allowed, or nothing uses a name.
+        """
         self._within = []
         made = self._make(Reference((), "experiment.Experiment", True), Experiment, (), False, "")
         made = self._with_saved_folders(made)
@@ -73,7 +109,7 @@ class Config(Bindings):
         return made
 
     def _check_unused(self, binding: Binding) -> None:
-        """ConfigError: nothing refers to it; or its value, which others replace, cannot be."""
+        """Raises ConfigError for a binding that nothing refers to, or with a wrong value."""
         if not self._refers_to(binding):
             raise ConfigError(
                 f"config: {binding.place}: {binding.name} is set and nothing refers to "
@@ -84,7 +120,7 @@ class Config(Bindings):
             self._check(binding, value)
 
     def _check(self, binding: Binding, value: Any) -> None:
-        """ConfigError: a value that the binding's parameter cannot have."""
+        """Raises ConfigError for a value that the parameter of the binding cannot have."""
         target, name = binding.target, binding.parameter
         annotation = annotations_of(target).get(name, Any)
         if twice := given_twice(value, annotation):
@@ -98,7 +134,7 @@ class Config(Bindings):
             raise self._error(error, binding) from error
 
     def _with_saved_folders(self, made: Experiment) -> Experiment:
-        """What a saved config, which may be a stranger's, names is read and never written."""
+        """Marks the folders that a saved config names as read only: it may be a stranger's."""
         if self._allowed is None:
             return made
         for binding in self._bindings.values():
@@ -119,7 +155,7 @@ class Config(Bindings):
         return made
 
     def _with_saved_module(self, made: Experiment) -> Experiment:
-        """The module of a source's seqio tasks is imported only where it is allowed by name."""
+        """Marks the module of a source's seqio tasks, imported only where it is allowed by name."""
         source, name = made.data.corpus.source, "mixture_or_task_module"
         if not isinstance(source, functools.partial):
             return made
@@ -131,8 +167,10 @@ class Config(Bindings):
         return dataclasses.replace(made, data=dataclasses.replace(made.data, corpus=corpus))
 
     def _refers_to(self, binding: Binding) -> bool:
-        """Whether a reference reaches it or did before another binding replaced that reference: a
-        config whose experts are switched off on the command line keeps their settings."""
+        """Returns whether a reference reaches a binding, or did before another one replaced it.
+
+        A config whose experts are switched off on the command line keeps their settings.
+        """
         scopes = {scope for reference in self._references for scope in reference.scopes}
         targets = [*PARTS, *(self._target(one.selector) for one in self._references)]
         return {*binding.scopes} <= scopes and any(one is binding.target for one in targets)
@@ -178,14 +216,16 @@ class Config(Bindings):
     def _parts(
         self, target: Any, given: set[str], scopes: tuple[str, ...]
     ) -> Iterator[tuple[str, Any]]:
-        """Parts of an experiment that need no line in the config: parameter, class. Those that
-        must be there, or that have bindings."""
+        """Yields (parameter, class) of parts that need no line in the config.
+
+        They are those that must be there, and those that have bindings.
+        """
         for name, (part, needed) in _parts_of(target).items():
             if name not in given and (needed or self._bound(part, scopes)):
                 yield name, part
 
     def _bound(self, target: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
-        """parameter -> binding: of the outermost scope first, an inner one replaces it."""
+        """Returns the binding of each parameter; that of an inner scope replaces an outer one."""
         found = {}
         for depth in range(len(scopes) + 1):
             for (of, identity, name), binding in self._bindings.items():
@@ -236,7 +276,7 @@ class Config(Bindings):
         self.settings[key] = repr(self._plain(value))
 
     def _plain(self, value: Any) -> Any:
-        """A value with its macros resolved, for text."""
+        """Returns a value with its macros resolved, for text."""
         if isinstance(value, Macro) and value.name in self._macros:
             return self._plain(self._macros[value.name][0])
         if isinstance(value, Reference):
@@ -252,7 +292,7 @@ class Config(Bindings):
     # ------------------------------------------------------------------------------------- saying
 
     def explain(self, error: SettingError, scopes: tuple[str, ...] = ()) -> str:
-        """A library's SettingError in the config's words: file, line, gin name, macro."""
+        """Says a library's SettingError as the config has it: file, line, gin name, macro."""
         owner, _, parameter = error.setting.partition(".")
         parameter, bracket, rest = parameter.partition("[")
         for (at, _), target in self._visited.items():
@@ -277,7 +317,7 @@ class Config(Bindings):
         return ConfigError(f"config: {where}{said}: must be {error.allowed}{here}")
 
     def _fitting(self, binding: Binding) -> str:
-        """References that the setting may have, of the modules that the config imports."""
+        """Names references that a setting may have, from the modules that the config imports."""
         annotation = annotations_of(binding.target).get(binding.parameter, Any)
         found = []
         for module in filter(inspect.ismodule, self._namespace.values()):
@@ -294,12 +334,14 @@ class Config(Bindings):
         return f", here {' or '.join(dict.fromkeys(found))}" if found else ""
 
     def bindings(self) -> list[Binding]:
-        """All of them, as they stand."""
+        """Returns all bindings, as they stand."""
         return list(self._bindings.values())
 
     def text(self) -> str:
-        """The config as a gin file, without what another binding has made void: what a run keeps as
-        config.gin."""
+        """Returns the config as a gin file, which a run keeps as config.gin.
+
+        Bindings that another one has made void are left out.
+        """
         every = not self._visited  # the experiment was not asked for: nothing is known to be void
         macros = [
             f"{name} = {value!r}"
@@ -315,8 +357,10 @@ class Config(Bindings):
         return "\n".join([*head, "", *macros, "", *bindings, ""])
 
     def operative_text(self) -> str:
-        """Every setting that the experiment uses with its value, defaults included, as a gin file
-        by part; what a report shows and a score row names."""
+        """Returns every setting that the experiment uses, defaults included, as a gin file.
+
+        A report shows this text, and a row of scores names its file.
+        """
         sections, imports = [], {}
         for key, target in self._visited.items():
             scopes = key[0]
@@ -350,10 +394,17 @@ def load(
     folders: Sequence[str] = (".",),
     allowed_modules: Collection[str] | None = None,
 ) -> Config:
-    """Reads gin files, then bindings ("NAME = VALUE"), in their order. ConfigError: a mistake.
+    """Reads gin files, then bindings, in their order.
 
-    model_dir: in place of the config's own. folders: where files are looked for.
-    allowed_modules: what a saved config may import in addition to m4; None: everything.
+    Args:
+        files: Names of gin files.
+        bindings: Further bindings, "NAME = VALUE".
+        model_dir: MODEL_DIR. Defaults to the config's own.
+        folders: Folders where gin files are searched.
+        allowed_modules: Modules that a saved config may import outside m4. Defaults to all.
+
+    Raises:
+        ConfigError: A file or binding has a mistake.
     """
     config = Config(allowed_modules)
     for name in files:
@@ -368,7 +419,7 @@ def load(
 
 @functools.cache
 def _parts_of(target: Any) -> Mapping[str, tuple[type, bool]]:
-    """Parameter -> the part of an experiment that it is, and whether it has no default."""
+    """Returns the class of each parameter that is a part, and whether it has no default."""
     annotations, found = annotations_of(target), {}
     for name, parameter in parameters_of(target).items():
         part = next((one for one in PARTS if _names(annotations.get(name), one)), None)
@@ -378,7 +429,7 @@ def _parts_of(target: Any) -> Mapping[str, tuple[type, bool]]:
 
 
 def _names(annotation: Any, part: type) -> bool:
-    """Whether an annotation is the class, also within Annotated and Optional."""
+    """Returns whether an annotation is the class, also within Annotated and Optional."""
     if annotation is part:
         return True
     return any(_names(one, part) for one in typing.get_args(annotation))

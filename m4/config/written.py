@@ -1,4 +1,4 @@
-"""An experiment that was made in Python -> the config that describes it."""
+"""The config of an experiment that was made in Python."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from m4.config.bindings import ConfigError
-from m4.config.config import Config
-from m4.config.names import canonical_name, is_literal, module_of
+from m4.config.config import Config, canonical_name, is_literal, module_of
 from m4.experiment import Experiment, partial_arguments
 
 
 def of_experiment(experiment: Experiment) -> Config:
-    """The config of an experiment that was made in Python, so that its folder can be read again.
+    """Returns the config of an experiment made in Python, so that its folder can be read again.
 
     Raises:
-        ConfigError: an object in it is neither a literal nor made of named classes and functions.
+        ConfigError: An object in it is neither a literal nor made of named classes and functions.
     """
     return _Written().config(experiment)
 
@@ -69,8 +68,10 @@ class _Written:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not at their defaults; of an experiment all, since a
-    baseline would inherit what it does not say."""
+    """Returns the fields of a dataclass that are not at their defaults.
+
+    Of an experiment all are returned: a baseline would inherit those that it does not say.
+    """
     if isinstance(value, Experiment):
         return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     found = {}

@@ -15,8 +15,7 @@ import pytest
 
 from m4 import config
 from m4.config.bindings import parameters_of
-from m4.config.config import Config
-from m4.config.names import canonical_name
+from m4.config.config import Config, canonical_name
 from m4.data.samplers import Sampler
 from m4.jobs import prepare
 from m4.settings import InputError, SettingError, annotations_of, fits

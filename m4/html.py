@@ -15,10 +15,16 @@ Filters = dict[str, Callable[..., Any]]
 def render(
     template: Path, filters: Filters | None = None, script: Path | None = None, **data: Any
 ) -> str:
-    """One self-contained page, all escaped. Its policy forbids requests, and scripts but `script`,
-    a file of m4's own that the page works without: it is named by its SHA-256.
+    """Renders one self-contained page; everything is escaped.
 
-    A name that the template lacks is an error, not an empty text.
+    The policy of the page forbids requests, and all scripts but `script`, which it names by its
+    SHA-256. A name that the template lacks is an error, not an empty text.
+
+    Args:
+        template: The template.
+        filters: Further filters of the template.
+        script: A file of JavaScript that the page works without. Defaults to none.
+        data: Names of the template.
     """
     code = "" if script is None else script.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()

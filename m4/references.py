@@ -1,4 +1,4 @@
-"""Whether a reference of a config can be what the annotation of a setting asks for.
+"""Checks that a reference of a config can be what the annotation of a setting asks for.
 
 Only what certainly cannot is refused: it cannot be called as the setting is, or what it returns, by
 its own annotation, is something else. A function without annotations may be anything.

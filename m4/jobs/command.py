@@ -1,4 +1,4 @@
-"""What the commands share: groups of arguments, and the way from arguments to an experiment.
+"""Shared code of the commands: groups of arguments, and the way to an experiment.
 
 A command is a module m4.jobs.<command> with `add_arguments(parser)`, `run(arguments)` and EXAMPLE.
 The command line imports the chosen one alone. Such a module, and this one, import heavy libraries

@@ -76,7 +76,7 @@ def watch(
 
 
 class Look(NamedTuple):
-    """What a run's files say now.
+    """The state of a run, from its files.
 
     Attributes:
         lines: Name -> text, for people.

@@ -1,4 +1,4 @@
-"""Which bilingual baselines an experiment has, and where each is found again.
+"""The bilingual baselines of an experiment, and the folders where they are found again.
 
 A baseline is an `Experiment` for one language pair, trained by the same trainer until the scores on
 dev stop rising. It is kept in a folder named by the hash of everything that decides it, so another

@@ -124,7 +124,7 @@ def train_all(missing: Sequence[Baseline], workers: int) -> None:
 
 
 class Progress:
-    """How far the models are: their steps on one bar, whose total shrinks when one ends early."""
+    """Steps of all models on one bar, whose total shrinks when a model ends early."""
 
     def __init__(self, steps: Mapping[str, int]) -> None:
         """steps: Most steps of each model, by language."""

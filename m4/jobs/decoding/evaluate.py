@@ -31,11 +31,12 @@ from m4.storage.remote import remote_path
 def evaluate(
     experiment: Experiment, *, dense: bool = False, split: str = "test", step: int | None = None
 ) -> Path:
-    """Scores the translations of a split, by the latest checkpoint or the one of `step`; returns
-    the path of the scores: scores.jsonl, of the split dev scores.dev.jsonl; of a step next to its
+    """Scores the translations of a split; returns the path of the scores.
+
+    They are in scores.jsonl, those of dev in scores.dev.jsonl, and those of a step next to its
     translations.
 
-    Its systems: the model, the dense one when asked for, bilingual baselines where they are
+    The systems: the model, the dense one when asked for, bilingual baselines where they are
     gathered, and the copy baseline. Several processes translate together; the primary scores.
     """
     decode(experiment, split=split, step=step)
@@ -71,8 +72,10 @@ def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: in
 def _task_metrics(
     experiment: Experiment, cache: Cache, system: System, split: str, scores: Path
 ) -> list[Path]:
-    """What the source's own metrics say, a row a direction: task_metrics.jsonl next to the scores.
-    [] for a source that has none."""
+    """Writes the source's own metrics, a row a direction; returns the files.
+
+    They are in task_metrics.jsonl next to the scores; a source without metrics has no file.
+    """
     source: Any = experiment.data.corpus.opened_source
     if not hasattr(source, "task_metrics"):
         return []
@@ -94,13 +97,13 @@ def _task_metrics(
 def scored(
     experiment: Experiment, cache: Cache, systems: Sequence[System], portion: Portion
 ) -> list[dict[str, Any]]:
-    """The rows of scores.jsonl."""
+    """Returns the rows of scores.jsonl."""
     measured = measure(systems, experiment.decoding.metrics, portion.name)
     return score_rows(measured, train_pairs(cache), portion.subsets(cache))
 
 
 def tested(cache: Cache) -> list[str]:
-    """The directions that have test sentences."""
+    """Returns the directions that have test sentences."""
     return [d for d in cache.directions if cache.size(language_of(d), "test")]
 
 
@@ -112,11 +115,12 @@ def system_of(
     split: str = "test",
     step: int | None = None,
 ) -> System:
-    """The trained model (or the dense one) as a system to score. Its step is the one that each
-    translation was made with: while the model trains, the latest is another one.
+    """Returns the trained model, or the dense one, as a system to score.
+
+    Its step is the one that made each translation: while the model trains, the latest is another.
 
     Raises:
-        ValueError: it is not trained, or was trained on another vocabulary.
+        InputError: The model is not trained, or was trained on another vocabulary.
     """
     folder = prepare.model_folder(experiment, dense)
     model = prepare.model_for(experiment.dense() if dense else experiment, cache)
@@ -127,12 +131,12 @@ def system_of(
 
 
 def system(experiment: Experiment, name: str, decodes: Path, steps: Mapping[str, int]) -> System:
-    """A trained model's translations as a system. steps: direction -> the checkpoint's."""
+    """Returns a model's translations as a system. steps: The checkpoint's, by direction."""
     # On another machine the working copy of a bucket's folder is elsewhere.
     config = remote_path(prepare.run_folder(experiment) / "operative_config.gin")
     return System(name, decodes, config=str(config), checkpoint_step=steps)
 
 
 def system_name(model: Transformer) -> str:
-    """What a model is called in scores: "moe", or "dense" without experts."""
+    """Returns the name of a model in scores: "moe", or "dense" without experts."""
     return "dense" if model.moe is None else "moe"

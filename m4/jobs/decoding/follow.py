@@ -41,13 +41,17 @@ def follow(
     primary one scores.
 
     Args:
-        split, sentences, directions: see `Portion`.
-        steps: these and no others; None: all that there are.
-        seconds: between two looks for new checkpoints, until training has ended; None: one look.
+        experiment: The experiment of the run.
+        split: Split whose sentences are translated.
+        sentences: Sentences per direction. Defaults to all.
+        directions: Directions to score. Defaults to all.
+        steps: Steps to score. Defaults to all that there are.
+        seconds: Time between two looks for new checkpoints, until training has ended. Defaults to
+            a single look.
 
     Raises:
-        ValueError: a step is not there, or none is; the corpus has no such direction. At the end: a
-            step is damaged, or of another model.
+        InputError: A step is not there, or the corpus has no such direction. At the end: a step
+            that is damaged, or of another model.
     """
     folder, portion = prepare.run_folder(experiment), Portion(split, sentences, tuple(directions))
     prepare.check_decoding_sizes(experiment)
@@ -85,8 +89,10 @@ def follow(
 
 
 def _look(folder: Path, before: Sequence[int]) -> tuple[Sequence[int], bool]:
-    """The complete steps, and whether training has ended, so that no more will come. Where a store
-    does not answer: those `before`."""
+    """Returns the complete steps, and whether training has ended, so that no more will come.
+
+    Where a store does not answer, they are those of `before`.
+    """
     try:
         ended = _has_ended(folder)  # first: what is saved meanwhile is in the list
         return complete_steps(folder / "checkpoints"), ended
@@ -105,7 +111,7 @@ def _has_ended(folder: Path) -> bool:
 
 @functools.cache
 def _is_last(checkpoints: Path, step: int) -> bool:
-    """Whether training had finished at a step, by its steps or early stopping."""
+    """Returns whether training had finished at a step, by its steps or early stopping."""
     store = Checkpoints(checkpoints, read_only=True)
     try:
         return store.note(step).get("finished", False)
@@ -124,7 +130,7 @@ class _Scorer:
     """Scores steps, with one program for all of them, and keeps their curve.
 
     Attributes:
-        failed: why a step that is there was not scored: damaged, of another model.
+        failed: The error of a step that is there and was not scored: damaged, of another model.
     """
 
     def __init__(self, experiment: Experiment, portion: Portion) -> None:
@@ -139,7 +145,7 @@ class _Scorer:
         distributed.on_primary_then_broadcast("scores", self._read)
 
     def score(self, step: int) -> None:
-        """Translates with a step's checkpoint and scores; does not where that was done."""
+        """Translates with a step's checkpoint and scores, unless that was done before."""
         if distributed.on_primary_then_broadcast("scores", lambda: step in self._scores):
             return
         if distributed.is_primary():
@@ -157,7 +163,7 @@ class _Scorer:
         return decodes_folder(self._folder, step) / f"scores.{self._portion.name}.jsonl"
 
     def _read(self) -> None:
-        """The steps that were scored before with the same settings, on the same sentences."""
+        """Reads the steps that were scored before with the same settings and sentences."""
         for folder in (self._folder / "decodes").glob("*"):
             if folder.name.isdecimal() and self._path(int(folder.name)).is_file():
                 step, path = int(folder.name), self._path(int(folder.name))

@@ -1,4 +1,4 @@
-"""`m4 translate`: a trained model that answers line by line."""
+"""A trained model that is ready to translate."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -17,7 +17,9 @@ from m4.storage import manifest, remote
 class ReadyModel(NamedTuple):
     """A trained model, ready to translate.
 
-    made_by: JSON, what decides a translation.
+    Attributes:
+        translator: The model, its vocabulary and its settings.
+        made_by: Everything that decides a translation, as JSON.
     """
 
     translator: Translator
@@ -25,7 +27,7 @@ class ReadyModel(NamedTuple):
 
 
 def trained(experiment: Experiment, step: int | None = None, job: str = "m4 decode") -> ReadyModel:
-    """The model of a step, None: the latest; reads the vocabulary and parameters only.
+    """Returns the model of a step, by default the latest; reads vocabulary and parameters only.
 
     It is sharded over the experiment's mesh. Where these devices cannot make that mesh, it is on
     the first one, and stderr has a line with the reason; with several processes it is an error.
@@ -59,6 +61,6 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
 
 
 def translator(experiment: Experiment) -> Translator:
-    """The latest model, for `m4 translate`."""
+    """Returns the latest model, for `m4 translate`."""
     ready = trained(experiment, job="m4 translate").translator
     return dataclasses.replace(ready, programs=private_programs())

@@ -1,4 +1,4 @@
-"""m4 from Python: what `import m4` offers. The command line calls the same jobs."""
+"""The Python interface of m4, as `import m4` offers it. The command line calls the same jobs."""
 
 from __future__ import annotations
 
@@ -30,22 +30,29 @@ from m4.storage.metrics_log import read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A tokenized corpus in a folder; `cache` has its arrays, `spec` what it was built from."""
+    """A tokenized corpus in a folder.
+
+    Attributes:
+        spec: The settings that it was built with.
+        cache: Its arrays, texts and vocabulary.
+    """
 
     spec: CorpusSpec
     cache: Cache
 
     @property
     def languages(self) -> list[str]:
+        """Languages other than English."""
         return self.cache.languages()
 
     @property
     def directions(self) -> list[str]:
+        """Directions, such as en-gl."""
         return self.cache.directions
 
     @property
     def vocabulary(self) -> Any:
-        """Encodes sources and decodes targets: text <-> ids."""
+        """Vocabulary that encodes sources and decodes targets."""
         return self.cache.vocabulary
 
     def stream(
@@ -57,9 +64,14 @@ class Corpus:
         seed: int = 0,
         sample_by: str = "examples",
     ) -> Stream:
-        """The training stream: `stream.batch(step)` is a function of the step alone.
+        """Returns the training stream, whose `batch(step)` is a function of the step alone.
 
-        batch_size: packed rows. total_steps: that samplers with a plan are made for.
+        Args:
+            batch_size: Packed rows of a batch.
+            sampler: Rates of the directions.
+            total_steps: Number of steps, for samplers that plan ahead.
+            seed: Seed of the order.
+            sample_by: Unit of the rates, "examples" or "tokens".
         """
         lengths = self.spec.lengths
         return mixture.make_stream(
@@ -77,8 +89,15 @@ class Corpus:
     def batches(
         self, batch_size: int = 64, *, start: int = 0, **settings: Any
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Batches without end from step `start`, for any trainer: int32 [batch_size, length] arrays
-        by the field's standard names (encoder_input_tokens, ...). settings: of `stream`."""
+        """Yields batches without end, for any trainer.
+
+        A batch has int32 arrays [batch_size, length] by T5X's names (encoder_input_tokens, ...).
+
+        Args:
+            batch_size: Packed rows of a batch.
+            start: The first step.
+            settings: Other settings of `stream`.
+        """
         stream = self.stream(batch_size, **settings)
         for step in itertools.count(start):
             yield dict(stream.batch(step))
@@ -88,7 +107,7 @@ class Corpus:
         return self.cache.ledger()
 
     def preview(self, total_steps: int, batch_size: int = 64, **settings: Any) -> Mapping[str, Any]:
-        """Direction -> pairs drawn in `total_steps`, of the training stream with these settings."""
+        """Returns, by direction, the pairs that the stream with these settings draws."""
         from m4.data.inspection.preview import drawn_of
 
         stream = self.stream(batch_size, total_steps=total_steps, **settings)
@@ -100,7 +119,9 @@ class Run:
     """A trained model and its files.
 
     Attributes:
-        folder: MODEL_DIR. experiment: what it was trained with. config: the same as bindings.
+        folder: The run's folder (MODEL_DIR).
+        experiment: The experiment that it was trained with.
+        config: The bindings of the experiment.
     """
 
     folder: Path
@@ -128,16 +149,17 @@ class Run:
         n_best: int | None = None,
         **decoding: Any,
     ) -> list[str] | list[Translations]:
-        """Lines in any language of the model -> lines in the language `to`, in their order.
+        """Translates lines in any language of the model; returns them in their order.
 
         Args:
-            prefix: what the translations begin with, or that of each line.
-            n_best: so many translations of each line, with their scores; None: a text each.
-            decoding: other settings of `m4.Decoding`: beams, sampling=m4.Sampling(top_p=0.9), ...
+            lines: Lines to translate.
+            to: Target language.
+            prefix: Beginning of all translations, or one for each line. Defaults to none.
+            n_best: Translations per line, with their scores. Defaults to one text per line.
+            decoding: Other settings of `m4.Decoding`: beams, sampling=m4.Sampling(top_p=0.9), ...
 
         Raises:
-            ValueError: the model does not translate into `to`. SettingError: a setting that cannot
-                be.
+            InputError: The model does not translate into `to`, or a setting is wrong.
         """
         if isinstance(lines, str):
             raise InputError(f"lines = {lines!r}: must be a list of lines, [{lines!r}]")
@@ -148,7 +170,10 @@ class Run:
         return found if n_best is not None else [each.texts[0] for each in found]
 
     def decode(self, split: str = "test", step: int | None = None) -> dict[str, list[str]]:
-        """Direction -> translations of a split ("test" or "dev"); written to decodes/ too."""
+        """Translates a split, "test" or "dev"; returns the translations by direction.
+
+        They are written to decodes/, too.
+        """
         from m4.jobs.claim import claimed_together
         from m4.jobs.decoding.testsets import decode
 
@@ -160,8 +185,10 @@ class Run:
         }
 
     def evaluate(self) -> list[dict[str, Any]]:
-        """The rows of scores.jsonl: every system, direction, metric and subset; translates first
-        if needed."""
+        """Scores the test sets, translating them first if needed; returns the rows of scores.jsonl.
+
+        There is a row for every system, direction, metric and subset.
+        """
         from m4.jobs.claim import claimed_together
         from m4.jobs.decoding.evaluate import evaluate
 
@@ -170,13 +197,15 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl: losses, rates and dev scores by step."""
+        """Rows of metrics.jsonl: losses, rates and dev scores by step."""
         return read_metrics(self.folder)
 
     @functools.cached_property
     def params(self) -> Any:
-        """The parameters to use, a tree of numpy arrays: the best or averaged ones where training
-        kept such, else those of the last step."""
+        """Parameters to use, a tree of numpy arrays.
+
+        They are the best or averaged ones where training kept such, else those of the last step.
+        """
         import jax
 
         return jax.tree.map(np.asarray, self._translator.params)
@@ -191,17 +220,17 @@ class Run:
 def prepare_corpus(
     folder: str | Path, source: Source | str | Path, *, rebuild: bool = False, **settings: Any
 ) -> Corpus:
-    """Cleans and tokenizes a corpus into `folder`, or opens what is there; `m4 data prepare` does
-    the same. One job at a time builds in a folder.
+    """Cleans and tokenizes a corpus into a folder, or opens what is there, as `m4 data prepare`.
 
     Args:
-        folder: or an address, gs://bucket/corpus; for runs it is `Data.data_dir`.
-        source: an object of `m4.data.sources`, or a folder of <language>.train.tsv files
+        folder: Folder or address (gs://bucket/corpus); for runs it is `Data.data_dir`.
+        source: An object of `m4.data.sources`, or a folder of <language>.train.tsv files
             (english<TAB>translation).
-        settings: of `m4.CorpusSpec`: languages, vocabulary_size, lengths, cleaning, ...
+        rebuild: Whether to replace a corpus of other settings.
+        settings: Settings of `m4.CorpusSpec`: languages, vocabulary_size, lengths, cleaning, ...
 
     Raises:
-        SettingError: a setting that cannot be. ValueError: text that cannot be read.
+        InputError: A setting is wrong, or the text cannot be read.
     """
     from m4.jobs import corpus
 
@@ -222,12 +251,13 @@ def train(
     """Trains an experiment, or the one of a gin file, from its latest checkpoint.
 
     Args:
-        model_dir: the run's folder, in place of the experiment's own.
-        bindings: of a gin file: "TRAIN_STEPS = 100".
-        fresh: remove what is in the run's folder and start over.
+        experiment: An experiment, or the name of a gin file.
+        model_dir: The run's folder. Defaults to the experiment's own.
+        bindings: Bindings on top of a gin file, as "TRAIN_STEPS = 100".
+        fresh: Whether to remove what is in the run's folder and start over.
 
     Raises:
-        SettingError: a setting that cannot be. ValueError: the folder belongs to another config.
+        InputError: A setting is wrong, or the folder belongs to another config.
     """
     from m4.jobs.claim import claimed_together
     from m4.jobs.train import train as job
@@ -243,13 +273,17 @@ def train(
 
 
 def load(folder: str | Path, *, allow_modules: Collection[str] = ()) -> Run:
-    """A trained model from its run folder.
+    """Returns a trained model from its run folder.
 
-    Reading a run imports nothing outside m4 but `allow_modules`, and runs no code of the folder; of
-    one in a bucket `decode` and `evaluate` run its compiled programs (docs/run_folder.md).
+    Reading a run imports nothing outside m4 but `allow_modules`, and runs no code of the folder.
+    For a run in a bucket, `decode` and `evaluate` use its compiled programs (docs/run_folder.md).
+
+    Args:
+        folder: The run's folder or address.
+        allow_modules: Modules outside m4 that its config may import, as NAME or NAME=FOLDER.
 
     Raises:
-        ValueError: no run's folder; its config names a module that is not allowed.
+        InputError: It is no run's folder, or its config names a module that is not allowed.
     """
     from m4.storage import remote
 
@@ -264,12 +298,13 @@ def load(folder: str | Path, *, allow_modules: Collection[str] = ()) -> Run:
 
 
 def delta(run: Run | str | Path) -> list[dict[str, Any]]:
-    """ΔBLEU of a run against its bilingual baselines: a row a direction and system, with the 95%
-    interval of the difference by paired bootstrap. It trains nothing.
+    """Returns ΔBLEU of a run against its bilingual baselines; trains nothing.
+
+    There is a row for each direction and system, with the 95% interval of the difference by paired
+    bootstrap.
 
     Raises:
-        ValueError: translations or baselines are missing, or the config names no baselines; what
-            to do.
+        InputError: Translations or baselines are missing, or the config names no baselines.
     """
     from m4.jobs.bilingual.baselines import baselines_of
     from m4.jobs.claim import claimed_together
@@ -283,8 +318,12 @@ def delta(run: Run | str | Path) -> list[dict[str, Any]]:
 
 
 def plot_delta(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draws rows of `delta` over the size of the training data (GShard, figure 6): .png, .pdf or
-    .svg."""
+    """Draws rows of `delta` over the size of the training data (GShard, figure 6).
+
+    Args:
+        rows: Rows of `delta`.
+        path: File to write: .png, .pdf or .svg.
+    """
     from m4.eval.report.plot import plot
     from m4.eval.scoring.delta import from_plain
 
@@ -311,6 +350,6 @@ def _config(
 
 
 def _refuse_text(name: str, given: Collection[str]) -> None:
-    """A text is a collection of letters, too."""
+    """Raises InputError for a text, which is a collection of letters, too."""
     if isinstance(given, str):
         raise InputError(f"{name} = {given!r}: must be a list of texts: [{given!r}]")

@@ -40,26 +40,6 @@ def experiment(path: Path) -> Experiment:
     return experiment_of(path)
 
 
-def test_it_is_short_complete_and_says_how_to_run_it(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    # An experiment of results/ lists its languages, and its baselines setting by setting.
-    assert len(lines) <= (100 if path.parent == FOLDER else 140)
-    assert max(map(len, lines)) <= 100
-    assert not [line for line in lines if line.startswith("include")]
-    head = "\n".join(line for line in lines[: lines.index("")] if line.startswith("#"))
-    assert f"--gin_file=gin_configs/{path.relative_to(FOLDER)}" in head
-    assert "Hardware:" in head
-    for name in (
-        "MODEL_DIR",
-        "TRAIN_STEPS",
-        "BATCH_SIZE",
-        "TASK_FEATURE_LENGTHS",
-        "MIXTURE_OR_TASK_NAME",
-        "DROPOUT_RATE",
-    ):
-        assert [line for line in lines if re.match(rf"{name} = ", line)], name
-
-
 def test_its_imports_are_used(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for name in re.findall(r"^from m4[\w.]* import (\w+)$", text, re.MULTILINE):

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import m4
-from m4.cli.main import main
 from m4.config import ConfigError
 from m4.data.corpus import CorpusSpec
 from m4.model.transformer import Transformer
@@ -227,9 +226,3 @@ def test_mistakes_from_python_are_named(tmp_path: Path) -> None:
     empty = command("train", f"--gin_file={ROOT}/gin_configs/demo.gin", "--model_dir=")
     assert empty.status == 2
     assert "must be text that is not empty" in empty.err
-
-
-def test_help_of_a_job_names_no_option_that_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["score", "--help"])
-    assert "--watch" not in capsys.readouterr().out

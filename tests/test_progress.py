@@ -59,16 +59,6 @@ def test_without_a_terminal_it_is_a_line_every_ten_seconds(clock: Clock) -> None
     ]
 
 
-def test_a_percentage_has_no_rate(clock: Clock) -> None:
-    stream = io.StringIO()
-    with ProgressBar("corpus", 100, "%", stream) as bar:
-        for done in (0, 50, 100):
-            clock.now += 10.0
-            bar.update(done)
-    assert stream.getvalue()
-    assert "/s" not in stream.getvalue()
-
-
 def test_total_may_change(clock: Clock) -> None:
     stream = io.StringIO()
     with ProgressBar("baselines", 100, stream=stream) as bar:
@@ -112,21 +102,6 @@ def test_on_a_terminal_it_is_a_bar(clock: Clock) -> None:
     assert "loss [2]" in stream.getvalue()
 
 
-def test_closed_early_it_shows_the_last_state_once(clock: Clock) -> None:
-    stream = io.StringIO()
-    bar = ProgressBar("decode", 30, "sentences", stream)
-    for done in (0, 10, 20):
-        bar.update(done)
-        clock.now += 1.0
-    bar.close()
-    bar.close()
-    bar.update(30)
-    assert stream.getvalue().splitlines() == [
-        "decode: 0/30 sentences  [0:00, left ?]",
-        "decode: 20/30 sentences  [0:03, left 0:02, 6.67 sentences/s]",
-    ]
-
-
 def test_time_left_that_is_given_counts(clock: Clock) -> None:
     stream = io.StringIO()
     with ProgressBar("corpus", 100, "%", stream) as bar:
@@ -138,12 +113,6 @@ def test_time_left_that_is_given_counts(clock: Clock) -> None:
         "corpus: 60/100 %  [0:20, left 1:10]",
         "corpus: 60/100 %  [0:20, left 1:10]",
     ]
-
-
-def test_closed_before_any_work_it_writes_nothing() -> None:
-    stream = io.StringIO()
-    ProgressBar("decode", 30, stream=stream).close()
-    assert stream.getvalue() == ""
 
 
 class ZMQInteractiveShell:

@@ -1,6 +1,5 @@
 """Every kind of annotation allows what it says and refuses the rest, by the parameter's name."""
 
-import ast
 import dataclasses
 import importlib
 import os
@@ -127,21 +126,3 @@ def test_the_table_of_what_may_change_is_that_of_the_annotations() -> None:
             if mutable := mutable_of(one):
                 marked[one.__qualname__] = mutable
     assert said == marked
-
-
-LIBRARIES = ("data", "model", "train", "eval", "storage", "parallel")
-
-
-@pytest.mark.parametrize("room", LIBRARIES)
-def test_libraries_spell_no_gin_names(room: str) -> None:
-    """They say Training.batch_size; the command line makes experiment.Training.batch_size of it."""
-    for path in sorted((pathlib.Path(m4.__file__).parent / room).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        texts = {
-            node.value: node.lineno
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        }
-        for text, line in texts.items():
-            found = re.search(r"\bexperiment\.[A-Z]\w+\.\w+|--gin\.", text)
-            assert found is None or "In gin" in text, f"{path}:{line}: {found}"

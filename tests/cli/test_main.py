@@ -104,29 +104,11 @@ def trained(trained_from: tuple[Path, Path], tmp_path: Path) -> tuple[Path, list
     [
         (
             "experiment.Training.log_period = 2",
-            "experiment.Training.log_perod = 2",
-            "experiment.Training has no parameter log_perod; did you mean log_period?",
-        ),
-        (
-            "cldr.Cldr.dev_pairs",
-            "cldr.Cldr.devpairs",
-            "cldr.Cldr has no parameter devpairs; did you mean dev_pairs?",
-        ),
-        (
-            "experiment.Training.log_period = 2",
             "experimen.Training.log_period = 2",
             "the config imports nothing called experimen; did you mean experiment?",
         ),
-        ("@optimizer.adamw", "@optimizer.adamv", "m4.train.optimizer has no adamv; did you mean"),
-        (
-            "from m4.parallel import mesh",
-            "from m4.parallel import mash",
-            "No module named 'm4.parallel.mash'",
-        ),
-        ("= 1e-3", "= 1e-3)", "cannot be read: Expected newline."),
         ("= 1e-3", "= small", "the value cannot be read; text needs quotes"),
         ("%BATCH_SIZE", "%BATCHSIZE", "is not set; did you mean BATCH_SIZE?"),
-        ("TRAIN_STEPS = 4", "TRAIN_STEPS = 4\nSTEPS = 3", "STEPS is set and nothing uses it; did"),
         ("TRAIN_STEPS = 4", "TRAIN_STEPS = %gin.REQUIRED", "TRAIN_STEPS has no value"),
     ],
 )
@@ -145,12 +127,6 @@ def test_a_mistake_in_a_gin_file_is_named_with_its_line(
     ("argument", "said"),
     [
         ("--gin.TRAIN_STEP=5", "TRAIN_STEP is set and nothing uses it; did you mean TRAIN_STEPS?"),
-        (
-            "--gin.experiment.Training.kept=5",
-            "'experiment.Training.kept = 5': experiment.Training has no parameter kept",
-        ),
-        ("--gin.lop.train.keep=5", "'lop.train.keep = 5': the config imports nothing called lop"),
-        ("--gin.BATCH_SIZE=a b", "'BATCH_SIZE = a b': the value cannot be read; text needs quotes"),
         ("--gin_bindings=TRAIN_STEPS 3", "'TRAIN_STEPS 3': cannot be read: "),
     ],
 )
@@ -158,14 +134,6 @@ def test_a_mistake_on_the_command_line_is_named(tmp_path: Path, argument: str, s
     mistake = train(tmp_path / "model", argument).mistake
     assert said in mistake
     assert not (tmp_path / "model").exists()
-
-
-def test_a_percent_sign_in_a_text_is_no_macro(tmp_path: Path) -> None:
-    # Reported is the next mistake, not this.
-    mistake = train(
-        tmp_path / "m", "--gin.experiment.Data.about='5 %of it'", "--gin.STEPS=1"
-    ).mistake
-    assert "STEPS is set" in mistake
 
 
 def test_missing_files(tmp_path: Path) -> None:
@@ -203,9 +171,7 @@ def test_a_missing_binding_is_named(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         (b"no tab here", "no tab"),
-        (b"one\ttwo\tthree", "more than one tab"),
         (b"caf\xe9\tcaf\xe9", "not UTF-8"),
-        (b"  ", "an empty line"),
     ],
 )
 def test_a_bad_line_is_named_with_file_and_number(tmp_path: Path, line: bytes, reason: str) -> None:
@@ -375,6 +341,3 @@ def test_demo_without_baselines_is_refused_at_once(tmp_path: Path) -> None:
     said = m4("demo", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'model'}", none)
     assert "experiment.Experiment.baselines" in said.mistake
     assert contents(tmp_path / "model") == {}
-
-
-# ------------------------------------------------------------------------------------------- help

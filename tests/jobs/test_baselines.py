@@ -168,22 +168,6 @@ def losses(baseline: Finished) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("platform", "is_distributed", "workers"),
-    [
-        ("cpu", False, 12),
-        ("cpu", True, 12),
-        ("gpu", False, 0),
-        ("tpu", False, 0),
-        ("tpu", True, 12),
-    ],
-)
-def test_an_accelerator_is_used_by_one_process(
-    platform: str, is_distributed: bool, workers: int
-) -> None:
-    assert baselines.workers_for(platform, 12, is_distributed) == workers
-
-
-@pytest.mark.parametrize(
     ("rows", "parts", "devices", "used"),
     [(8, 1, 1, 1), (8, 1, 8, 8), (8, 1, 6, 4), (12, 1, 8, 6), (7, 1, 6, 1), (8, 4, 8, 2)],
 )
@@ -244,15 +228,10 @@ def test_training_ends_when_dev_does_not_rise_enough(
 
 
 @pytest.mark.slow
-def test_what_is_there_is_reused_without_a_process(trained, asked) -> None:
-    run, kept, _ = trained
-    baselines.baselines(experiment_in(run, kept))
-    assert asked == []
-
-
-@pytest.mark.slow
 def test_what_decides_a_baseline_gives_another_folder(trained, asked) -> None:
     run, kept, _ = trained
+    baselines.baselines(experiment_in(run, kept))
+    assert asked == []  # what is there is found again
     model = functools.partial(MODEL, dropout_rate=0.3)
     seeded = dataclasses.replace(TRAINING, seed=1)
     baselines.baselines(experiment_in(run, kept, model=model))
@@ -344,12 +323,6 @@ def test_a_report_trains_nothing(tmp_path: Path) -> None:
     cache = open_corpus(experiment)
     with pytest.raises(ValueError, match=r"no bilingual baseline of gl, de: .* m4 baselines --mod"):
         baselines.find_baselines(experiment, cache)
-
-
-def test_without_baselines_the_lines_to_add_are_printed(tmp_path: Path) -> None:
-    experiment = dataclasses.replace(experiment_in(tmp_path, tmp_path), baselines=None)
-    with pytest.raises(SettingError, match=r"experiment.Baselines.high = @bilingual/high/exper"):
-        baselines.baselines(experiment)
 
 
 def test_the_bar_of_all_models_shrinks_when_one_ends_early() -> None:

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from m4.parallel.platform.accelerator import check_accelerator
 from m4.storage import checksums, manifest
 from m4.storage.checkpoints import Checkpoints, shapes
-from m4.storage.store import Store
 
 _ARRAYS = 16
 _STEPS = 60
@@ -134,7 +133,7 @@ def _report(tree: Any, median: dict[str, float]) -> None:
 
 
 def _no_hashes(
-    store: Store, names: Iterable[str], *, threads: int = 8
+    store: checksums.Folder, names: Iterable[str], *, threads: int = 8
 ) -> dict[str, tuple[int, str]]:
     return dict.fromkeys(names, (0, ""))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from m4.data.cache.cache import Cache
+from m4.data.cache.cache import Cache, manifest_digest
 from m4.data.languages import LANGUAGES
 from m4.data.sources import Source
 from m4.data.sources.cldr import Cldr
@@ -84,6 +84,7 @@ def enlarge(cache: Cache, folder: Path, gigabytes: float) -> Cache:
         _write_tokens(folder / f"train.{side}.tokens.npy", end, block)
         offsets[side].flush()
     manifest["fingerprint"] = f"made up, {gigabytes} GB"
+    manifest["sha256"] = manifest_digest(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     return Cache(folder)
 

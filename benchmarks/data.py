@@ -53,7 +53,7 @@ def start(
     imported = time.process_time()
     if jobs:
         source, codes = corpora.text(text, languages)
-        cache = CorpusSpec(source, codes, vocabulary_size=pieces).build(folder)
+        cache = CorpusSpec(source, codes, vocabulary_size=pieces).build(Path(folder).parent)
     else:
         cache = Cache(folder)
     opened = time.process_time()
@@ -221,7 +221,7 @@ def measured(name: str, **arguments: Any) -> dict[str, Any]:
     return found
 
 
-def build(folder: Path, text: str, languages: int, pieces: int) -> None:
+def build(folder: Path, text: str, languages: int, pieces: int) -> Path:
     """The cache of the text; how fast its stages were."""
     from m4.data.corpus import CorpusSpec
 
@@ -292,7 +292,7 @@ def main() -> None:
     parts = arguments.parts
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         folder, news = Path(scratch) / "text", Path(scratch) / "news"
-        build(folder, arguments.folder, arguments.languages, arguments.pieces)
+        folder = build(folder, arguments.folder, arguments.languages, arguments.pieces)
         from m4.data.cache.cache import Cache
 
         corpora.enlarge(Cache(folder), news, 0.1)

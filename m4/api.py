@@ -174,11 +174,12 @@ class Run:
 
         They are written to decodes/, too.
         """
-        from m4.jobs.claim import claimed_together
         from m4.jobs.decoding.testsets import decode
+        from m4.jobs.open_run import open_run
 
-        with claimed_together(self.experiment, self.config, "eval" if step is None else "steps"):
-            folder = decode(self.experiment, split=split, step=step)
+        kind = "eval" if step is None else "steps"
+        with open_run(self.experiment, self.config, kind) as run:
+            folder = decode(run.experiment, split=split, step=step)
         return {
             path.name.split(".")[1]: [row["hypothesis"] for row in read_jsonl(path)]
             for path in sorted(folder.glob(f"{split}.*.jsonl"))
@@ -189,11 +190,11 @@ class Run:
 
         There is a row for every system, direction, metric and subset.
         """
-        from m4.jobs.claim import claimed_together
         from m4.jobs.decoding.evaluate import evaluate
+        from m4.jobs.open_run import open_run
 
-        with claimed_together(self.experiment, self.config, "eval"):
-            return read_jsonl(evaluate(self.experiment))
+        with open_run(self.experiment, self.config, "eval") as run:
+            return read_jsonl(evaluate(run.experiment))
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -213,20 +214,20 @@ class Run:
     @functools.cached_property
     def _translator(self) -> Any:
         from m4.jobs.decoding.ready_model import translator
+        from m4.jobs.open_run import open_run
 
-        return translator(self.experiment)
+        with open_run(self.experiment, self.config) as run:
+            return translator(run.experiment)
 
 
-def prepare_corpus(
-    folder: str | Path, source: Source | str | Path, *, rebuild: bool = False, **settings: Any
-) -> Corpus:
+def prepare_corpus(folder: str | Path, source: Source | str | Path, **settings: Any) -> Corpus:
     """Cleans and tokenizes a corpus into a folder, or opens what is there, as `m4 data prepare`.
 
     Args:
-        folder: Folder or address (gs://bucket/corpus); for runs it is `Data.data_dir`.
+        folder: Folder or address (gs://bucket/corpora) that may have several corpora, each under
+            its fingerprint; for runs it is `Data.data_dir`.
         source: An object of `m4.data.sources`, or a folder of <language>.train.tsv files
             (english<TAB>translation).
-        rebuild: Whether to replace a corpus of other settings.
         settings: Settings of `m4.CorpusSpec`: languages, vocabulary_size, lengths, cleaning, ...
 
     Raises:
@@ -236,8 +237,8 @@ def prepare_corpus(
 
     made = Tsv(str(source)) if isinstance(source, str | Path) else source
     spec, place = CorpusSpec(source=made, **settings), str(folder)
-    cache = corpus.build_corpus(spec, place, rebuild=rebuild)
-    corpus.fetched(place, corpus.everything)
+    cache = corpus.build_corpus(spec, place)
+    corpus.fetched(place, cache.fingerprint, corpus.everything)
     return Corpus(spec, cache)
 
 
@@ -259,17 +260,17 @@ def train(
     Raises:
         InputError: A setting is wrong, or the folder belongs to another config.
     """
-    from m4.jobs.claim import claimed_together
+    from m4.jobs.open_run import open_run
     from m4.jobs.train import train as job
 
     config = _config(experiment, model_dir, bindings)
     found = config.experiment()
-    with claimed_together(found, config, "train", fresh=fresh) as folder:
+    with open_run(found, config, "train", fresh=fresh) as run:
         try:
-            job(found)
+            job(run.experiment)
         except SettingError as error:
             raise InputError(config.explain(error)) from error
-    return Run(folder, found, config)
+    return Run(run.folder, found, config)
 
 
 def load(folder: str | Path, *, allow_modules: Collection[str] = ()) -> Run:
@@ -285,11 +286,10 @@ def load(folder: str | Path, *, allow_modules: Collection[str] = ()) -> Run:
     Raises:
         InputError: It is no run's folder, or its config names a module that is not allowed.
     """
-    from m4.storage import remote
+    from m4.storage.local_copy import fetched
 
     _refuse_text("allow_modules", allow_modules)
-    here = remote.local(str(folder))
-    remote.fetch(here)
+    here = fetched(folder)
     saved = here / "config.gin"
     if not saved.is_file():
         raise InputError(f"{folder}: no config.gin there; train first")
@@ -307,13 +307,13 @@ def delta(run: Run | str | Path) -> list[dict[str, Any]]:
         InputError: Translations or baselines are missing, or the config names no baselines.
     """
     from m4.jobs.bilingual.baselines import baselines_of
-    from m4.jobs.claim import claimed_together
     from m4.jobs.decoding.report import report
+    from m4.jobs.open_run import open_run
 
     run = run if isinstance(run, Run) else load(run)
-    with claimed_together(run.experiment, run.config, "eval"):
-        baselines_of(run.experiment)
-        written = report(run.experiment).deltas
+    with open_run(run.experiment, run.config, "eval") as opened:
+        baselines_of(opened.experiment)
+        written = report(opened.experiment).deltas
         return [] if written is None else read_jsonl(written)
 
 

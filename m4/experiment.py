@@ -27,7 +27,7 @@ from m4.settings import (
     SettingError,
     checked,
 )
-from m4.storage.store import check_place
+from m4.storage.objects import check_place
 from m4.train.bad_steps import BadSteps as BadSteps
 from m4.train.training import Training as Training
 
@@ -120,7 +120,7 @@ class Experiment:
     def __post_init__(self) -> None:
         own, shared = self.model_dir.rstrip("/"), self.data.data_dir
         if shared is not None and f"{shared.rstrip('/')}/".startswith(f"{own}/"):
-            allowed = "a folder outside of MODEL_DIR, which --fresh empties; None: MODEL_DIR/data"
+            allowed = "a folder outside of MODEL_DIR; None: MODEL_DIR/data"
             raise SettingError("Data.data_dir", shared, allowed)
 
     def build_model(self, sizes: Mapping[str, int], directions: int, **overrides: Any) -> Any:

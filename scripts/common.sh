@@ -156,7 +156,7 @@ check_corpus() {
   if [[ -z $place ]]; then return; fi
   place=${place%/}
   when "ends where there is no corpus:"
-  local ask=(gcloud storage ls "$place/manifest.json" ${project:+"--project=$project"})
+  local ask=(gcloud storage ls "$place/*/manifest.json" ${project:+"--project=$project"})
   if $dry_run; then
     run "${ask[@]}"
   elif ! said=$("${ask[@]}" 2>&1); then

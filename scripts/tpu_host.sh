@@ -106,7 +106,7 @@ launch() {
   echo "$pid" >"$folder/.pid"
   mv "$folder/.pid" "$folder/pid" # `status` must not read half of it
   if [[ $address == *://* ]]; then
-    "$environment/bin/python" -m m4.storage.log_upload "$folder/log" \
+    "$environment/bin/python" "$code/scripts/copy_log.py" "$folder/log" \
       "${address%/}/logs/$(hostname)/$job.$(date -u +%Y%m%dT%H%M%SZ).log" "$pid" &
     uploader=$!
   fi

@@ -108,6 +108,10 @@ class Emulator:
             body = b"".join(part for _, part in sorted(self._parts[asked["uploadId"]].items()))
             method = "PUT"
         lowered = {key.lower(): value for key, value in headers.items()}
+        version = lowered.get("x-goog-if-generation-match", "0")
+        if method == "PUT" and version != "0" and "storage.objects.delete" not in self.rights:
+            said = self.refusal("DELETE", there)
+            return 403, [], f"<Error><Details>{said}</Details></Error>".encode()
         if method == "PUT" and (version := lowered.pop("x-goog-if-generation-match", None)):
             with self._alone:
                 known, _, item = self.ask("GET", there, {}, b"")
@@ -124,7 +128,7 @@ class Emulator:
         if (refused := self.refusal(method, path)) is not None:
             status, said = refused
             return status, [], f"<Error><Details>{said}</Details></Error>".encode()
-        status, _, answer = self.ask("GET" if method == "HEAD" else method, path, {}, body)
+        status, _, answer = self.ask(method, path, {}, body)
         if status >= 300:
             code = "NoSuchBucket" if not name else "Failed"
             return status, [], f"<Error><Code>{code}</Code></Error>".encode()
@@ -146,8 +150,6 @@ class Emulator:
             return 200, given, f"<R><ETag>{_etag(found)}</ETag></R>".encode()
         if method == "POST":
             return 200, given, b""
-        if method == "HEAD":
-            return 200, [*given, ("Content-Length", found["size"])], b""
         content = self.ask("GET", f"{there}?alt=media", {}, b"")[2]
         if (wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", lowered.get("range", ""))) is None:
             return 200, given, content
@@ -236,11 +238,11 @@ def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
             for name, value in headers:
                 if name not in _HOP:
                     self.send_header(name, value)
-            if not any(name == "Content-Length" for name, _ in headers):
-                self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body[: len(body) // 2] if cut else body)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self.wfile.write(body[: len(body) // 2] if cut else body)
             self.close_connection = cut
 
     return Handler

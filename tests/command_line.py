@@ -46,9 +46,15 @@ def experiment_of(path: Path, *bindings: str) -> Experiment:
     return config.load([path], bindings).experiment()
 
 
+def config_and_experiment(path: Path, *bindings: str) -> tuple[config.Config, Experiment]:
+    """The config of a gin file with bindings ("NAME = VALUE") on top, and its experiment."""
+    made = config.load([path], bindings)
+    return made, made.experiment()
+
+
 def contents(folder: Path) -> dict[str, str]:
     """File -> SHA-256 of everything that a job made in a folder: not its locks and records."""
-    records = {".hashes.json", "run.json", "config.gin", "operative_config.gin"}
+    records = {"run.json", "config.gin", "operative_config.gin"}
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

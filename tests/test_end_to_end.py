@@ -16,8 +16,8 @@ import pytest
 from m4.data.preprocess import tag
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.jobs import streams
-from m4.storage import run_folder
 from m4.storage.files import read_jsonl
+from m4.storage.locks import local_lock
 from m4.storage.metrics_log import read_metrics
 from tests.command_line import contents, m4
 from tests.shared import DEMO, demo_run
@@ -63,8 +63,9 @@ def test_everything_is_there(first: tuple[Path, str]) -> None:
         "rates.jsonl",
         "delta_bleu.png",
         "delta_bleu.pdf",
-        "data/manifest.json",
-        "data/vocabulary.model",
+        "data",
+        "vocabulary/manifest.json",
+        "vocabulary/vocabulary.model",
         "checkpoints/2",
         "checkpoints/4",
         "atlas.train.json",
@@ -185,7 +186,7 @@ def test_readers_work_while_a_job_trains(first: tuple[Path, str], tmp_path: Path
     folder = tmp_path / "model"
     shutil.copytree(first[0], folder)
     kept = {name: (folder / name).read_bytes() for name in ("run.json", "config.gin")}
-    with run_folder.locked(folder, "train"):
+    with local_lock(folder / ".lock.train", ""):
         # It has saved a step since the test sets were translated, and writes the next one.
         shutil.copytree(folder / "checkpoints" / "4", folder / "checkpoints" / "5")
         (folder / "checkpoints" / "6.orbax-checkpoint-tmp-3" / "params").mkdir(parents=True)
@@ -234,15 +235,15 @@ def test_what_is_not_as_it_was_written_is_named_and_not_scored(first: tuple[Path
     before = contents(folder)
     own = folder / "decodes" / "test.en-es.jsonl"
     (bilingual,) = folder.glob("baselines/es.*/decodes/test.en-es.jsonl")
-    subsets = folder / "data" / "text" / "test.gl.subsets.json"
+    (subsets,) = folder.glob("data/*/text/test.gl.subsets.json")
     array = next((folder / "checkpoints" / "4" / "params").rglob("ocdbt.process_0/d/*"))
     cases: list[tuple[Path, bool, str, list[str]]] = [
         (own, False, r"decodes: no translations of en-es; make them with m4 decode", []),
         (own, True, r"test\.en-es\.jsonl: its content is not .* again with m4 decode", []),
         (bilingual, False, r"baselines/es\..* no translations of en-es; .* m4 baselines", []),
         (bilingual, True, r"baselines/es\..*test\.en-es\.jsonl: its content is not", []),
-        (subsets, False, r"data: damaged: text/test\.gl\.subsets\.json: missing", []),
-        (subsets, True, r"data: damaged: text/test\.gl\.subsets\.json: its content", []),
+        (subsets, False, r"data/\w+: damaged: text/test\.gl\.subsets\.json: missing", []),
+        (subsets, True, r"data/\w+: damaged: text/test\.gl\.subsets\.json: its content", []),
         (array, True, r"checkpoints/4: damaged \(params/ocdbt", ["--step=4"]),
     ]
     for path, there, words, more in cases:
@@ -319,7 +320,7 @@ def test_the_atlas_counts_every_token(first: tuple[Path, str]) -> None:
         assert (place / "atlas.png").is_file()
     # In evaluation no choice is without a slot: two a token, also of every source.
     encoder = dict(zip(saved["directions"], saved["layers"]["encoder_0"], strict=True))
-    vocabulary = Vocabulary(folder / "data" / "vocabulary.model")
+    vocabulary = Vocabulary(folder / "vocabulary" / "vocabulary.model")
     for direction, counted in encoder.items():
         rows = read_jsonl(folder / "decodes" / f"test.{direction}.jsonl")
         sources = [tag(row["source"], direction.split("-")[1]) for row in rows]

@@ -26,7 +26,8 @@ COMMANDS = {
     "demo": "run all steps: train, baselines, decode, report",
     "average": "make a run folder with the mean of several checkpoints' parameters",
     "translate": "translate the arguments, or standard input line by line",
-    "data": "build or inspect the corpus: prepare, preview, vocabulary, batch, cleaning_report",
+    "data": "build or inspect the corpus: prepare, preview, vocabulary, batch, cleaning_report, "
+    "list, remove",
     "watch": "show a training run from its files: loss, speed, experts, time left, scores",
     "checkpoint": "list, verify, inspect or convert the checkpoints of a run",
     "export": "write a run's model as a checkpoint that T5X can continue from",
@@ -43,6 +44,8 @@ DATA_COMMANDS = {
     "vocabulary": "what the vocabulary makes of each language: pieces a sentence, bytes",
     "batch": "print the sentence pairs of a training step, with their direction, lengths and place",
     "cleaning_report": "report what cleaning drops, changes and flags, and why: data_report.html",
+    "list": "list the corpora of folders, and the runs that use them",
+    "remove": "remove corpora that no given run uses",
 }
 _GIN = (
     "Any setting can be given as --gin.NAME=VALUE: --gin.TRAIN_STEPS=2000,\n"

@@ -15,8 +15,7 @@ from m4.jobs import streams
 from m4.parallel.platform import signals
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.settings import InputError
-from m4.storage.lease import LeaseLost
-from m4.storage.store import Unreachable
+from m4.storage.objects import Unreachable
 
 _AGAIN = "what was written before is whole: the same command resumes (--debug: where it was)"
 
@@ -57,8 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = run_alone(parsed)
     if arguments is None:
         status = environment.flushed(status, f"m4 {parsed.command}")
-        if status == LeaseLost.status:
-            os._exit(status)  # the interpreter's own end would wait for a checkpoint being written
         if status > 128:
             # A signal: a step may be running. The interpreter's own end would take its memory away,
             # and crash.
@@ -100,7 +97,7 @@ def run_alone(parsed: argparse.Namespace) -> int:
             raise
         print(f"m4 {parsed.command}: {one_line(error)}", file=sys.stderr)
         return error.status
-    except (LeaseLost, Unreachable) as error:
+    except Unreachable as error:
         print(f"m4 {parsed.command}: {one_line(error)}", file=sys.stderr)
         return error.status
     except BrokenPipeError:

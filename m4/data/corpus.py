@@ -1,4 +1,9 @@
-"""A corpus as a config decides it: `CorpusSpec(source=...).build(folder)` is its token cache."""
+"""A corpus as a config decides it: `CorpusSpec(source=...).build(data_dir)` is its token cache.
+
+A corpus is its fingerprint: the SHA-256 of everything that decides its token ids (text, cleaning,
+vocabulary settings, format). It lies in `data_dir/<fingerprint>/`, appears there whole, and is
+never changed. So several runs may share a data_dir, whatever their corpora are.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +19,16 @@ from typing import Annotated, Any
 from m4.data.cache import build
 from m4.data.cache.cache import Cache
 from m4.data.cache.corpus_text import Progress
-from m4.data.cache.identity import differences, identity_of
+from m4.data.cache.identity import fingerprint_of, identity_of
 from m4.data.cache.tokens import ROLES, vocabulary_file
 from m4.data.cleaning import clean
 from m4.data.directions import Mixture, directions_of
 from m4.data.sources import Source, gives_ids
 from m4.data.sources.reading.files import remembering
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
-from m4.settings import MUTABLE, Between, InputError, SettingError, checked
-from m4.storage import remote
+from m4.settings import MUTABLE, Between, SettingError, checked
 from m4.storage.files import whole_folder
+from m4.storage.local_copy import cache_folder, fetched
 
 # A tag, a piece, eos.
 Length = Annotated[int, Between(3, 2**20)]
@@ -55,7 +60,6 @@ class CorpusSpec:
             others by BPE-dropout with probability sampling_alpha.
         workers: processes, which change nothing; None: as many as are of use.
         cleaning: what is dropped or changed before anything is tokenized.
-        rebuild: replace a cache of other settings, text or format; else it is an error.
     """
 
     source: Source | Callable[[], Source]
@@ -71,7 +75,6 @@ class CorpusSpec:
     sampling_alpha: Annotated[float, Between(0, 1, above=True, below=True)] = 0.1
     workers: Annotated[int | None, Between(1, 1024), MUTABLE] = None
     cleaning: clean.Cleaning = clean.DEFAULT
-    rebuild: Annotated[bool, MUTABLE] = False
 
     def __post_init__(self) -> None:
         if self.languages is not None:
@@ -136,10 +139,15 @@ class CorpusSpec:
                 raise SettingError(f"CorpusSpec.{name}", value, f"{allowed}, {whose}")
         return {"own_vocabularies": own}
 
-    def identity(self, folder: Path) -> dict[str, Any]:
-        """Settings and text that decide a corpus, as JSON. folder: the corpus's, where the hashes
-        of files are remembered: hidden, they outlive a cache that is rebuilt or not finished."""
-        with remembering(folder / ".hashes.json"):
+    def identity(self, data_dir: str | os.PathLike[str]) -> dict[str, Any]:
+        """Returns everything that decides the corpus, as JSON.
+
+        Args:
+            data_dir: Where the corpus is or will be: for each such folder this machine remembers
+                the hashes of the source's files.
+        """
+        digest = hashlib.sha256(os.path.abspath(data_dir).encode()).hexdigest()
+        with remembering(cache_folder() / "hashes" / f"{digest[:16]}.json"):
             return identity_of(self.opened_source, self.settings())
 
     def directions(self, languages: Sequence[str] = ()) -> list[str]:
@@ -148,41 +156,35 @@ class CorpusSpec:
 
     def build(
         self,
-        folder: str | os.PathLike[str],
+        data_dir: str | os.PathLike[str],
         *,
-        rebuild: bool | None = None,
+        identity: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         built: Callable[[Cache], None] = lambda _: None,
         verified: Callable[[str], bool] = lambda name: True,
     ) -> Cache:
-        """The cache in `folder`: opened if it is there, else built.
+        """Returns the corpus in `data_dir/<fingerprint>`: opened if it is there, else built.
 
-        rebuild: instead of the spec's own. progress(stage, done, total): stages text, vocabulary,
-        tokens. built: called with a cache that was built just now. verified: of the files that are
-        to be as they were built, by name (`Cache.verify`).
+        If two processes build it at once, the one that ends first puts it there.
+
+        Args:
+            identity: The result of `identity`, if it is known already.
+            progress: Called with (stage, done, total); the stages are text, vocabulary, tokens.
+            built: Called with a corpus that was built just now.
+            verified: Which files are compared with their checksums, by name (`Cache.verify`).
 
         Raises:
-            ValueError: the folder holds something else, or (without rebuild) a cache of other
-                settings, text or format; a language has no training pairs.
+            InputError: A file of the corpus is damaged; a language has no training pairs.
         """
-        folder, settings = Path(folder), self.settings()
-        rebuild = self.rebuild if rebuild is None else rebuild
-        identity = self.identity(folder)
-        replaced = None
+        data_dir, settings = Path(data_dir), self.settings()
+        identity = self.identity(data_dir) if identity is None else identity
+        folder = data_dir / fingerprint_of(identity)
         if (folder / "manifest.json").is_file():
-            try:
-                cache = Cache(folder, self.mixture)
-                _check_same(cache, identity)
-                cache.verify(verified)
-                return cache
-            except ValueError as error:
-                if not rebuild:
-                    raise
-                replaced = str(error).partition(" (")[0]
-        elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-            raise InputError(f"{folder}: neither a cache nor empty (give another folder)")
+            cache = Cache(folder, self.mixture)
+            cache.verify(verified)
+            return cache
         self._check_vocabulary_sizes(len(settings["languages"]))
-        with whole_folder(folder) as unfinished:
+        with whole_folder(folder, replace=False) as unfinished:
             build.build(
                 unfinished,
                 self.opened_source,
@@ -190,7 +192,7 @@ class CorpusSpec:
                 self.cleaning,
                 progress or (lambda *_: None),
                 self.workers,
-                {"identity": identity, "replaced": replaced},
+                identity,
                 self._grown_from(),
             )
         cache = Cache(folder, self.mixture)
@@ -203,10 +205,9 @@ class CorpusSpec:
             return None
         if self.vocabulary_from.endswith(".model"):
             return self._grown_from_file(Path(self.vocabulary_from))
-        run = remote.local(self.vocabulary_from)
-        remote.fetch(run, lambda name: name.endswith(".model"))
+        run = fetched(self.vocabulary_from, lambda name: name.startswith("vocabulary"))
         role = None if self.target_vocabulary_size is None else "source"
-        for folder in (run, run / "vocabulary", run / "data"):
+        for folder in (run, run / "vocabulary"):
             if vocabulary_file(folder, role).is_file():
                 return folder
         raise SettingError(
@@ -289,13 +290,3 @@ def _check_languages(languages: Sequence[str]) -> list[str]:
     if len(set(codes)) < len(codes) or not codes:
         raise SettingError("CorpusSpec.languages", codes, "at least one code, each once")
     return codes
-
-
-def _check_same(cache: Cache, identity: dict[str, Any]) -> None:
-    """ValueError where a cache was made of other text or with other settings."""
-    if different := differences(cache.manifest["identity"], identity):
-        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
-        raise InputError(
-            f"{cache.folder}: this cache was made with {'; '.join(different[:3])}{more}"
-            " (give another folder, or set CorpusSpec.rebuild = True)"
-        )

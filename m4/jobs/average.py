@@ -27,20 +27,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.last is not None and arguments.last < 2:
         raise InputError(f"--last={arguments.last}: must be 2 or more")
     asked = None if arguments.steps is None else command.steps_of(arguments.steps)
-    with command.experiment_of(arguments) as (experiment, _):
+    with command.experiment_of(arguments) as (experiment, config):
         from m4.jobs.checkpoints import average
-        from m4.jobs.claim import claimed_together
-        from m4.parallel.platform.accelerator import check_accelerator
-        from m4.storage import run_folder
+        from m4.jobs.open_run import open_run
 
-        run_folder.read(command.local_folder(experiment.model_dir))
-        steps = average.chosen_steps(experiment, arguments.last, asked)
-        place = arguments.output or average.output_of(experiment, steps)
-        made = command.read_config(arguments, average.bindings(experiment), place)
-        check_accelerator()
-        output = made.experiment()
-        with claimed_together(output, made, "train"):
-            average.average(experiment, output, steps)
+        with open_run(experiment, config, computes=False) as run:
+            steps = average.chosen_steps(run.folder, arguments.last, asked)
+            place = arguments.output or average.output_of(experiment, steps)
+            made = command.read_config(arguments, average.bindings(experiment, run.folder), place)
+            with open_run(made.experiment(), made, "train") as output:
+                average.average(run.experiment, output.experiment, steps)
     listed = ", ".join(map(str, steps))
     print(f"{place}: the mean of steps {listed}; next: m4 eval --model_dir={place}")
     return 0

@@ -21,8 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.dry_run:
             return command.dry_run(experiment, arguments)
         from m4.jobs.bilingual.baselines import baselines
+        from m4.jobs.open_run import open_run
 
-        with command.claimed(experiment, config, "baselines") as folder:
-            command.on_primary("baselines", lambda: baselines(experiment))
-        command.print_next(folder, experiment, config, "report")
+        with open_run(experiment, config, "baselines") as run:
+            command.on_primary("baselines", lambda: baselines(run.experiment))
+        command.print_next(experiment, config, "report")
     return 0

@@ -163,11 +163,9 @@ def steps_of(text: str) -> list[int]:
 
 def local_folder(model_dir: str) -> Path:
     """Returns the folder with a run's files: for a bucket, the local copy, brought up to date."""
-    from m4.storage import remote
+    from m4.storage.local_copy import fetched
 
-    folder = remote.local(model_dir)
-    remote.fetch(folder)
-    return folder
+    return fetched(model_dir)
 
 
 def read_config(
@@ -251,45 +249,6 @@ def dry_run(experiment: "Experiment", arguments: argparse.Namespace) -> int:
 # --------------------------------------------------------------------------------- a run's folder
 
 
-@contextmanager
-def claimed(
-    experiment: "Experiment",
-    config: "Config",
-    *kinds: str,
-    fresh: bool = False,
-) -> Iterator[Path]:
-    """Gives the run's folder to one job, once the devices have been checked.
-
-    Args:
-        experiment: The experiment of the run.
-        config: The config of the experiment.
-        kinds: Kinds of files that the job writes there.
-        fresh: Whether to remove what is there first.
-
-    Raises:
-        InputError: The mesh is impossible on these devices, or the folder belongs to another config
-            or job.
-    """
-    from m4.jobs.claim import claimed_together
-    from m4.parallel import distributed
-    from m4.parallel.platform.accelerator import check_accelerator
-
-    check_accelerator()
-    experiment.training.mesh()  # an impossible one is refused before the folder is claimed
-    distributed.check_joined()
-    with claimed_together(experiment, config, *kinds, fresh=fresh) as folder:
-        yield folder
-
-
-def reads(experiment: "Experiment", config: "Config") -> None:
-    """Checks that a run is the config's and sets the process up; nothing is locked or written."""
-    from m4.jobs import prepare
-    from m4.storage import run_folder
-
-    run_folder.check(local_folder(experiment.model_dir), config.settings, config.mutable)
-    prepare.prepare_process(experiment, None)
-
-
 def on_primary(name: str, work: Callable[[], Any]) -> None:
     """Runs `work` in the primary process, for which the others wait."""
     from m4.parallel import distributed
@@ -297,11 +256,11 @@ def on_primary(name: str, work: Callable[[], Any]) -> None:
     distributed.on_primary_then_broadcast(name, lambda: (work(), None)[1])
 
 
-def print_next(folder: Path, experiment: "Experiment", config: "Config", command: str) -> None:
-    """Prints the folder and the command that comes next."""
+def print_next(experiment: "Experiment", config: "Config", command: str) -> None:
+    """Prints the run's folder and the command that comes next."""
     from m4.parallel import distributed
-    from m4.storage import remote
 
     if distributed.is_primary():
         own = "".join(f" --allow_module={name}={at}" for name, at in config.modules.items())
-        print(f"{remote.shown(folder)}; next: m4 {command} --model_dir={experiment.model_dir}{own}")
+        folder = experiment.model_dir
+        print(f"{folder}; next: m4 {command} --model_dir={folder}{own}")

@@ -1,23 +1,21 @@
-"""The corpus of an experiment: where it is, opened or built, and what of it each job needs.
+"""The corpus of an experiment: opened or built, and what of it each job needs.
 
-MODEL_DIR/data, or `Data.data_dir`, which several runs share. In an object store it has a working
-separate copy (`m4.storage.remote`), so that a run's copy never carries it: a process downloads
-only what its job reads.
+It is `<fingerprint>/` in MODEL_DIR/data, or in `Data.data_dir`, which several runs may share
+(`m4.data.corpus`). If that is in a bucket, a process downloads only what its job reads.
 """
 
 import contextlib
-import itertools
 import math
-import re
 import shutil
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from m4.data.cache.cache import Cache, Damaged
 from m4.data.cache.corpus_text import Progress
+from m4.data.cache.identity import differences, fingerprint_of
 from m4.data.cleaning.ledger import LEDGER_FILE
 from m4.data.corpus import CorpusSpec
 from m4.data.inspection.cleaning_report import english_variants, write_report
@@ -25,33 +23,29 @@ from m4.experiment import Experiment, SavedFolder
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError
-from m4.storage import remote, run_folder
-from m4.storage.files import whole
-from m4.storage.lease import Busy
-from m4.storage.store import open_store
+from m4.storage.checkpoints import latest_step
+from m4.storage.files import confined, whole
+from m4.storage.local_copy import copy_of
+from m4.storage.objects import Objects, is_address
+from m4.storage.run_folder import VOCABULARY
 
 # Which of a corpus's files a job reads, by their names in its folder.
 Needs = Callable[[str], bool]
-
-_FILES = re.compile(
-    r"ledger\.json|data_report\.\w+|vocabulary\.[\w.]*model|token_counts\.[\w.]*npy|"
-    r"(train|dev|test)\.[\w.]+\.npy|text/(train|dev|test)\.\w+\.(tsv|origin|subsets\.json)"
-)
-_WAIT_SECONDS, _sleep = 5.0, time.sleep
+_THREADS = 8
 
 
 def settings(name: str) -> bool:
-    """What it was made of, and the vocabularies."""
-    return name.startswith(("manifest.", "vocabulary.", "."))
+    """The manifest and the vocabularies."""
+    return name.startswith(("manifest.", "vocabulary."))
 
 
 def arrays(name: str) -> bool:
-    """What training reads: rows are read in any order, so each process needs all of them."""
+    """The files that training reads: rows come in any order, so each process needs all of them."""
     return not name.startswith(("text/", "data_report.", LEDGER_FILE))
 
 
 def test_sets(name: str) -> bool:
-    """What decoding and scoring read."""
+    """The files that decoding and scoring read."""
     return settings(name) or name.startswith(("text/dev.", "text/test."))
 
 
@@ -60,77 +54,69 @@ def everything(_name: str) -> bool:
 
 
 def place_of(experiment: Experiment) -> str:
-    """The corpus's folder or address."""
+    """Returns the folder or address of the experiment's corpora."""
     return experiment.data.data_dir or f"{experiment.model_dir.rstrip('/')}/data"
 
 
-def fetched(place: str, needs: Needs) -> Path:
-    """The corpus's folder; of one in an object store a working copy with what is needed."""
-    folder = remote.local(place)
-    remote.fetch(folder, needs)
-    return folder
+def local_data_dir(place: str) -> Path:
+    """Returns the folder of corpora on this machine."""
+    return copy_of(place, "corpora") if is_address(place) else Path(place)
 
 
 def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
-    """The tokenized corpus: opened if it is there, else built.
+    """Returns the tokenized corpus: opened if it is there, else built.
 
-    MODEL_DIR/data is rebuilt where the text, the settings or m4's format have changed and no model
-    was trained on it yet; a shared corpus never. With several processes the primary opens or builds
-    it; then all download what they need, at the same time.
+    With several processes the primary opens or builds it; then all download what they need, at the
+    same time.
+
+    Args:
+        needs: The files that the job reads.
 
     Raises:
-        ValueError: the folder holds another corpus.
+        InputError: A file is damaged; a process does not see what the primary opened.
     """
     place = place_of(experiment)
     fingerprint = distributed.on_primary_then_broadcast(
         "the corpus", lambda: opened_or_built(experiment).fingerprint
     )
-    folder = fetched(place, needs)
+    folder = fetched(place, fingerprint, needs)
     # A copy may take longer than what comes next waits for a process.
     distributed.wait_for_all("the corpus")
-    if not (folder / "manifest.json").is_file():
+    if folder is None:
         raise InputError(
             f"data_dir = {place}: {socket.gethostname()} does not see there what process 0 opened; "
             "it must be one folder that all processes share, or an address"
         )
     cache = Cache(folder, experiment.data.corpus.mixture)
-    if cache.fingerprint != fingerprint:
-        raise InputError(
-            f"data_dir = {place}: {socket.gethostname()} has another corpus there than process 0 "
-            f"({cache.fingerprint[:12]} here, {fingerprint[:12]} there)"
-        )
     cache.verify(needs)
     return cache
 
 
 def open_vocabulary(experiment: Experiment) -> Cache:
-    """Opens the corpus's languages and vocabularies alone, which MODEL_DIR keeps: data_dir need not
-    be there."""
-    folder = remote.local(experiment.model_dir) / run_folder.VOCABULARY
-    if not (folder / "manifest.json").is_file():  # a run of an earlier version
-        folder = fetched(place_of(experiment), settings)
-    cache = Cache(folder, experiment.data.corpus.mixture)
+    """Returns the languages and vocabularies of the corpus that the model in MODEL_DIR was trained
+    with, which are kept there: data_dir need not be there any more."""
+    cache = Cache(Path(experiment.model_dir) / VOCABULARY, experiment.data.corpus.mixture)
     cache.verify(settings)
     return cache
 
 
 def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
-    """Copies the corpus's languages and vocabularies into MODEL_DIR, for `open_vocabulary`.
+    """Copies the corpus's manifest and vocabularies into MODEL_DIR, for `open_vocabulary`.
 
     Raises:
-        ValueError: the model there was trained with another vocabulary.
+        InputError: The model there was trained with another corpus.
     """
-    run = remote.local(experiment.model_dir)
-    folder = run / run_folder.VOCABULARY
+    run = Path(experiment.model_dir)
+    folder = run / VOCABULARY
     if (folder / "manifest.json").is_file():
         kept = Cache(folder)
         if kept.fingerprint == cache.fingerprint:
             return
-        if _begun(run) and kept.vocabulary.fingerprint != cache.vocabulary.fingerprint:
+        if latest_step(run / "checkpoints") is not None:
+            changed = differences(kept.manifest["identity"], cache.manifest["identity"])
             raise InputError(
-                f"data_dir = {place_of(experiment)}: its vocabulary is not the one that the model "
-                f"in {remote.shown(run)} was trained with; give that model's data_dir, or start "
-                "over with --fresh"
+                f"MODEL_DIR = {run}: the model there was trained with another corpus "
+                f"({'; '.join(changed[:3])}); give another MODEL_DIR, or start over with --fresh"
             )
     for path in [*cache.folder.glob("vocabulary.*model"), cache.folder / "manifest.json"]:
         with whole(folder / path.name) as part:
@@ -141,121 +127,71 @@ def build_corpus(
     spec: CorpusSpec,
     place: str,
     *,
-    rebuild: bool | None = None,
     built: Callable[[Cache], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> Cache:
-    """The corpus in a folder, or at an address: opened if it is there, else built.
-
-    One job at a time builds there; others wait for it. What a killed one left is removed.
+    """Returns the corpus in `place/<fingerprint>`: opened if it is there, else built.
 
     Args:
-        rebuild: replace another corpus; None: as the spec says.
-        built: called with a corpus that was built just now; what it writes into the folder is
-            uploaded too. progress(stage, done, total): see `CorpusSpec.build`.
+        place: A folder or an address.
+        built: Called with a corpus that was built just now; what it writes into the folder is
+            uploaded, too.
+        progress: Called with (stage, done, total); see `CorpusSpec.build`.
 
     Raises:
-        ValueError: the folder holds another corpus and `rebuild` is False; see `CorpusSpec.build`.
+        InputError: `place` is of a saved config, and the corpus is not there.
     """
-    saved = isinstance(place, SavedFolder)
-    rebuild = (spec.rebuild if rebuild is None else rebuild) and not saved
-    folder = fetched(place, settings)
-    # In a store the manifest comes last: without it an upload was interrupted.
-    there = not remote.is_remote(place) or open_store(place).stat("manifest.json") is not None
-    if there and (found := _opened(spec, place, folder, rebuild)):
-        return found
-    if saved:
+    data_dir = local_data_dir(place)
+    identity = spec.identity(data_dir)
+    fingerprint = fingerprint_of(identity)
+    found = fetched(place, fingerprint, settings)
+    if found is None and isinstance(place, SavedFolder):
         raise InputError(
-            f"data_dir = {place}: no corpus there, and a saved config names no folder to write to; "
-            "give it on the command line (--gin.experiment.Data.data_dir=...)"
+            f"data_dir = {place}: the corpus is not there, and a saved config names no folder to "
+            "write to; give it on the command line (--gin.experiment.Data.data_dir=...)"
         )
-    with _locked(folder, place):
-        if found := _opened(spec, place, folder, rebuild):
-            return found  # of the job that this one waited for, or now uploaded to its end
-        if remote.is_remote(place):
-            open_store(place).delete("manifest.json")
-            _remove_half(folder)
-        try:
-            return spec.build(
-                folder, rebuild=rebuild, progress=progress, built=built, verified=_here(folder)
-            )
-        except InputError as error:
-            raise _other_corpus(place, folder, error) from error
+    if not is_address(place):
+        return spec.build(data_dir, identity=identity, progress=progress, built=built)
+    if found is not None:
+        return Cache(found, spec.mixture)
+    try:  # of a machine that built it and could not upload it all
+        cache = spec.build(data_dir, identity=identity, progress=progress, built=built)
+    except Damaged:  # of one that downloaded a part of it, before it was removed there
+        shutil.rmtree(data_dir / fingerprint)
+        cache = spec.build(data_dir, identity=identity, progress=progress, built=built)
+    upload(cache.folder, f"{place.rstrip('/')}/{fingerprint}")
+    return cache
 
 
-def _opened(spec: CorpusSpec, place: str, folder: Path, rebuild: bool) -> Cache | None:
-    """The corpus; None: there is none, or another one that may be replaced."""
-    if not (folder / "manifest.json").is_file():
+def fetched(place: str, fingerprint: str, needs: Needs) -> Path | None:
+    """Returns the folder of a corpus, with at least the files that are needed, or None if the
+    corpus is not there. Files of a corpus never change, so what is here already stays."""
+    folder = local_data_dir(place) / fingerprint
+    if not is_address(place):
+        return folder if (folder / "manifest.json").is_file() else None
+    objects = Objects(f"{place.rstrip('/')}/{fingerprint}")
+    there = objects.list()
+    if "manifest.json" not in there:  # it comes last: without it an upload was interrupted
         return None
-    try:
-        return spec.build(folder, rebuild=False, verified=_here(folder))
-    except InputError as error:
-        if rebuild:
-            return None
-        raise _other_corpus(place, folder, error) from error
+    missing = [name for name in there if needs(name) and not confined(folder, name).is_file()]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(lambda name: objects.download(name, folder / name), missing))
+    return folder
 
 
-def _here(folder: Path) -> Needs:
-    """Of a working copy little has been downloaded yet: `open_corpus` compares what it needs."""
-    return settings if remote.is_working_copy(folder) else everything
+def upload(folder: Path, address: str) -> None:
+    """Uploads a corpus, its manifest last."""
+    objects = Objects(address)
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        others = [name for name in names if name != "manifest.json"]
+        list(pool.map(lambda name: objects.put(name, folder / name), others))
+    objects.put("manifest.json", folder / "manifest.json")
 
 
-def _remove_half(folder: Path) -> None:
-    """Removes what an interrupted upload left. Other files stay, and are refused."""
-    if not (folder / "manifest.json").is_file():
-        paths = [path for path in folder.rglob("[!.]*") if path.is_file()]
-        if all(_FILES.fullmatch(path.relative_to(folder).as_posix()) for path in paths):
-            for path in paths:
-                path.unlink()
-            with contextlib.suppress(FileNotFoundError):
-                (folder / "text").rmdir()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, place: str) -> Iterator[None]:
-    """`remote.locked`, when the job that builds there has ended."""
-    with contextlib.ExitStack() as stack:
-        for look in itertools.count():
-            try:
-                stack.enter_context(remote.locked(folder, "data_dir"))
-                break
-            except Busy as error:
-                if look == 0:
-                    print(f"{error}; waiting for its corpus", file=sys.stderr)
-            _sleep(_WAIT_SECONDS)
-        yield
-
-
-def _other_corpus(place: str, folder: Path, error: InputError) -> InputError:
-    said = str(error)
-    if isinstance(error, Damaged):
-        return error
-    if not said.startswith(f"{folder}: "):
-        return error  # of the text, not of the folder
-    said = said.removeprefix(f"{folder}: ").partition(" (")[0]
-    return _OtherCorpus(f"data_dir = {place}: {said}")
-
-
-class _OtherCorpus(InputError):
-    """The folder holds another corpus. found: which."""
-
-    def __init__(self, found: str) -> None:
-        self.found = found
-        super().__init__(
-            f"{found}; give another data_dir, or replace it for all its runs with "
-            "m4 data prepare --rebuild"
-        )
-
-
-def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
-    """The experiment's corpus, by one process alone, with a bar. What cleaning left out of one that
-    is built is printed, and in data_report.html next to it.
-
-    rebuild: replaces another one even where it is shared, or a model was trained on it.
-    """
-    run, own = remote.local(experiment.model_dir), experiment.data.data_dir is None
-    rebuild = rebuild or (own and not _begun(run))
-    spec = experiment.data.corpus
+def opened_or_built(experiment: Experiment) -> Cache:
+    """Returns the experiment's corpus, opened or built by one process alone, with a bar. What
+    cleaning left out of one that is built is printed, and in data_report.html next to it."""
     with contextlib.ExitStack() as stack:
         bars: list[ProgressBar] = []  # none while a cache is only opened
         stages: dict[str, tuple[float, int]] = {}
@@ -277,31 +213,20 @@ def opened_or_built(experiment: Experiment, *, rebuild: bool = False) -> Cache:
             text = f"{pairs:,} training pairs in {len(cache.languages())} languages"
             bars[0].update(100, text)
             stack.close()
-            if cache.replaced is not None:
-                print(f"rebuilt: {cache.replaced}")
             ledger = cache.ledger()
             write_report(cache.folder, ledger)
             for line in [*ledger.summary(), *english_variants(ledger)]:
                 print(line)
 
-        try:
-            return build_corpus(
-                spec,
-                place_of(experiment),
-                rebuild=rebuild or None,
-                built=built,
-                progress=progress,
-            )
-        except _OtherCorpus as error:
-            if not own:
-                raise
-            raise InputError(
-                f"{error.found}; choose another MODEL_DIR, where --init_from continues from this "
-                "one, or start over with --fresh"
-            ) from error
+        return build_corpus(
+            experiment.data.corpus, place_of(experiment), built=built, progress=progress
+        )
 
 
-def _begun(run: Path) -> bool:
-    """Tells whether a model was trained in the run's folder."""
-    checkpoints = remote.remote_path(run / "checkpoints")
-    return checkpoints.exists() or any((run / name).exists() for name in ("compare", "baselines"))
+def fetched_corpora(experiment: Experiment) -> Path:
+    """Returns the folder of the experiment's corpora on this machine, with all files of its own
+    corpus, if that is there."""
+    place, data_dir = place_of(experiment), local_data_dir(place_of(experiment))
+    fingerprint = fingerprint_of(experiment.data.corpus.identity(data_dir))
+    fetched(place, fingerprint, everything)
+    return data_dir

@@ -68,29 +68,31 @@ def run(arguments: argparse.Namespace) -> int:
     with command.experiment_of(arguments) as (experiment, config):
         if arguments.dry_run:
             return command.dry_run(experiment, arguments)
+        from m4.jobs.open_run import open_run
+
         if portion is not None:
             from m4.jobs.decoding.batch_invariance import check
 
-            command.reads(experiment, config)
-            return 1 if check(experiment, portion, arguments.step) else 0
+            with open_run(experiment, config) as run:
+                return 1 if check(run.experiment, portion, arguments.step) else 0
         if request is not None:
             from m4.jobs.decoding.text import decode_text
 
-            command.reads(experiment, config)
-            decode_text(experiment, request, arguments.step)
+            with open_run(experiment, config) as run:
+                decode_text(run.experiment, request, arguments.step)
             return 0
         from m4.jobs.decoding.testsets import decode
 
         kind = "eval" if arguments.step is None else "steps"
-        with command.claimed(experiment, config, kind) as folder:
+        with open_run(experiment, config, kind) as run:
             decode(
-                experiment,
+                run.experiment,
                 dense=arguments.compare == "dense",
                 split=arguments.split or "test",
                 step=arguments.step,
                 t5x=arguments.format == "t5x",
             )
-        command.print_next(folder, experiment, config, "eval")
+        command.print_next(experiment, config, "eval")
     return 0
 
 

@@ -28,14 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
     with command.experiment_of(arguments) as (experiment, config):
         if arguments.dry_run:
             return command.dry_run(experiment, arguments)
+        from m4.jobs.open_run import open_run
         from m4.parallel import distributed
 
         if distributed.is_distributed():
             raise InputError("one process does all of the demo; several can share `m4 train`")
-        with command.claimed(
-            experiment, config, "train", "eval", "baselines", fresh=arguments.fresh
-        ):
-            demo(experiment, dense=arguments.compare == "dense")
+        kinds = ("train", "eval", "baselines")
+        with open_run(experiment, config, *kinds, fresh=arguments.fresh) as run:
+            demo(run.experiment, dense=arguments.compare == "dense")
     return 0
 
 

@@ -32,17 +32,19 @@ def run(arguments: argparse.Namespace) -> int:
     with command.experiment_of(arguments) as (experiment, config):
         if arguments.dry_run:
             return command.dry_run(experiment, arguments)
+        from m4.jobs.open_run import open_run
+
         by_step = arguments.step is not None or followed is not None
-        with command.claimed(experiment, config, "steps" if by_step else "eval"):
+        with open_run(experiment, config, "steps" if by_step else "eval") as run:
             if followed is not None:
                 from m4.jobs.decoding.follow import follow
 
-                follow(experiment, **followed)
+                follow(run.experiment, **followed)
                 return 0
             from m4.jobs.decoding.evaluate import evaluate
 
             evaluate(
-                experiment,
+                run.experiment,
                 dense=arguments.compare == "dense",
                 split=arguments.split or "test",
                 step=arguments.step,

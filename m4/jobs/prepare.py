@@ -21,45 +21,21 @@ from m4.experiment import Baselines, Experiment, partial_arguments
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
-from m4.parallel.platform.accelerator import check_accelerator
-from m4.parallel.platform.jax_setup import set_up
 from m4.settings import SettingError
-from m4.storage import remote
 from m4.train.multitask.groups import Directions
 from m4.train.trainer import Trainer
 from m4.train.training import BY_DIRECTION
 
 
 def run_folder(experiment: Experiment) -> Path:
-    """MODEL_DIR; of one in an object store the working copy (`m4.storage.remote`)."""
-    return remote.local(experiment.model_dir)
+    """Returns MODEL_DIR."""
+    return Path(experiment.model_dir)
 
 
 def model_folder(experiment: Experiment, dense: bool = False) -> Path:
     """Where a model's checkpoints and decodes are."""
     folder = run_folder(experiment)
     return folder / "compare" / "dense" if dense else folder
-
-
-def prepare_process(experiment: Experiment, kind: str | None) -> None:
-    """What a process needs before its first computation.
-
-    Args:
-        kind: of the files in MODEL_DIR that it, or its primary process, has locked: in a bucket
-            programs that such jobs compiled are kept there, for other machines. None: it only
-            reads there. Programs of a folder on a disk, which may be anybody's, are never run.
-
-    Raises:
-        InputError: an accelerator that cannot be used.
-    """
-    check_accelerator()
-    if kind is None or not experiment.model_dir.startswith("gs://"):
-        set_up()
-        return
-    folder, compiled = run_folder(experiment), f"compilation_cache/{kind}"
-    if not distributed.is_primary():
-        remote.fetch(folder, lambda name: name.startswith(f"{compiled}/"))
-    set_up(folder / compiled)
 
 
 def check_sizes(experiment: Experiment) -> Mesh:
@@ -250,4 +226,4 @@ def console() -> Console:
 def print_files(terminal: Console, paths: Iterable[Path]) -> None:
     """A line for each file that a job has written."""
     for path in paths:
-        terminal.print(remote.shown_file(path), highlight=False, soft_wrap=True)
+        terminal.print(str(path), highlight=False, soft_wrap=True)

@@ -50,10 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with command.experiment_of(arguments) as (experiment, config):
         from m4.jobs.decoding.report import report
+        from m4.jobs.open_run import open_run
 
         dense = arguments.compare == "dense"
-        with command.claimed(experiment, config, "eval"):
-            command.on_primary("report", lambda: report(experiment, dense=dense))
+        with open_run(experiment, config, "eval") as run:
+            command.on_primary("report", lambda: report(run.experiment, dense=dense))
     return 0
 
 

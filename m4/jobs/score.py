@@ -38,20 +38,21 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.dry_run:
             return command.dry_run(experiment, arguments)
         from m4.jobs.decoding import score
+        from m4.jobs.open_run import open_run
         from m4.parallel import distributed
 
         if files and distributed.is_distributed():
             raise InputError("one process scores files; several can share `m4 score` of a test set")
         if files:
-            command.reads(experiment, config)
-            rows = score.score_files(experiment, arguments.source, arguments.target, arguments.to)
-            for row in rows:
-                print(json.dumps(row, ensure_ascii=False), flush=True)
+            given = arguments.source, arguments.target, arguments.to
+            with open_run(experiment, config) as run:
+                for row in score.score_files(run.experiment, *given):
+                    print(json.dumps(row, ensure_ascii=False), flush=True)
             return 0
         kind = "eval" if arguments.step is None else "steps"
-        with command.claimed(experiment, config, kind):
+        with open_run(experiment, config, kind) as run:
             score.score(
-                experiment,
+                run.experiment,
                 dense=arguments.compare == "dense",
                 split=arguments.split or "test",
                 step=arguments.step,

@@ -58,9 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     with command.experiment_of(arguments) as (experiment, config):
         if arguments.dry_run:
             return command.dry_run(experiment, arguments)
-        with command.claimed(experiment, config, "train", fresh=arguments.fresh) as folder:
-            train(experiment, dense=arguments.compare == "dense")
-        command.print_next(folder, experiment, config, "eval")
+        from m4.jobs.open_run import open_run
+
+        with open_run(experiment, config, "train", fresh=arguments.fresh) as run:
+            train(run.experiment, dense=arguments.compare == "dense")
+        command.print_next(experiment, config, "eval")
     return 0
 
 
@@ -79,7 +81,6 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
     from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
     from m4.parallel import distributed
     from m4.progress import ProgressBar
-    from m4.storage import remote
     from m4.storage.steps import whole_step
 
     training = experiment.training
@@ -99,7 +100,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
         if distributed.is_primary():
             print(
                 f"already at step {latest}, nothing to train to {training.total_steps} "
-                f"(TRAIN_STEPS): {remote.remote_path(folder)}"
+                f"(TRAIN_STEPS): {folder}"
             )
         return folder
     model = prepare.model_for(experiment, cache)

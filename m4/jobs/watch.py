@@ -91,12 +91,10 @@ class Look(NamedTuple):
 
 def _looks(model_dir: str, seconds: float, once: bool) -> Iterator[Look]:
     """Yields a look at the run every so many seconds, until it has ended."""
-    from m4.storage import remote
+    from m4.storage.local_copy import fetched
 
-    folder = remote.local(model_dir)
     while True:
-        remote.fetch(folder, _FILES.__contains__)
-        look = look_at(folder, time.time())
+        look = look_at(fetched(model_dir, _FILES.__contains__), time.time())
         yield look
         if once or look.ended:
             return

@@ -20,8 +20,9 @@ from orbax.checkpoint import future
 
 from m4.parallel import distributed
 from m4.settings import InputError
-from m4.storage import checksums, manifest, remote
+from m4.storage import checksums, manifest
 from m4.storage.files import read_jsonl
+from m4.storage.local_copy import address_of, upload
 from m4.storage.steps import is_removed, latest_step, used_item, whole_step
 
 
@@ -69,7 +70,7 @@ class Checkpoints:
         `SCORES_BY_STEP`."""
         _quiet()
         self._here = Path(folder).absolute()
-        self.folder = remote.remote_path(self._here)
+        self.folder = address_of(self._here)
         if not read_only:
             distributed.on_primary_then_broadcast(
                 "checkpoints", lambda: whole_step(self._here, move_aside=True)
@@ -146,7 +147,7 @@ class Checkpoints:
             )
 
     def _push_then_marked(self) -> list[int]:
-        remote.push(self._here)
+        upload(self._here)
         path = self.folder.parent / SCORES_BY_STEP
         try:
             rows = read_jsonl(path, lambda row: (row["best"], int(row["step"])))
@@ -254,7 +255,7 @@ class Checkpoints:
                 ) from error
             if said:
                 raise InputError(f"{there}: damaged ({said})") from error
-            if checksums.chosen() == "full" and manifest.files_of(there) is not None:
+            if checksums.chosen() == "full":
                 raise
             raise InputError(
                 f"{there}: cannot be read ({distributed.first_line(error)}); where it is damaged, "
@@ -279,16 +280,16 @@ class Checkpoints:
                 self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits and ends threads; does neither once the folder is another job's."""
+        """Waits and ends threads."""
         self._reader.close()
-        if self._manager is not None and not remote.lease_lost(self._here):
+        if self._manager is not None:
             with contextlib.closing(self._hashing), self._writing():
                 self._manager.close()
 
 
 def read_note(folder: Path, step: int) -> dict[str, Any]:
     """Returns the note of a checkpoint in a model's folder. InputError: it is damaged."""
-    there = remote.remote_path(folder / "checkpoints") / str(step)
+    there = address_of(folder / "checkpoints") / str(step)
     if (said := manifest.problem(there, {"note"})) is not None:
         raise InputError(f"{there}: damaged ({said})")
     with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import gzip
@@ -39,11 +40,14 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill that becomes `folder` at the end, or is removed if the filling fails.
+def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
+    """Gives a folder to fill that becomes `folder` at the end, or is removed if the filling fails.
 
-    It replaces what was there, except hidden files: locks, and marks of a working copy. What a
-    killed process left half filled is removed by the next one that writes the same folder.
+    What a killed process left half filled is removed by the next one that writes the same folder: a
+    lock in it, held until the process ends, however it does, tells the two apart.
+
+    Args:
+        replace: Whether it replaces a folder of that name, which otherwise stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*/{_LOCK}"):
@@ -52,19 +56,21 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     unfinished.mkdir()
     try:
         with open_lock(unfinished / _LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until the process ends, however it does
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield unfinished
             (unfinished / _LOCK).unlink()
-        if folder.exists():
-            for kept in folder.glob(".*"):
-                os.replace(kept, unfinished / kept.name)
+        if replace and folder.exists():
             # Aside first: there is never a moment with half a folder under the right name.
             old = unfinished.with_suffix(".old")
             os.replace(folder, old)
             os.replace(unfinished, folder)
             shutil.rmtree(old)
         else:
-            os.replace(unfinished, folder)
+            try:
+                os.replace(unfinished, folder)
+            except OSError as error:
+                if replace or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -3,7 +3,7 @@
 Jobs append to files, lock them and map them into memory, which buckets do not do. So a job works in
 a local copy. Its primary process brings the copy up to date at the start, and uploads what has
 changed before each checkpoint, every half minute and at the end. Checkpoints, which are large and
-sharded over all processes, go straight to the bucket (`in_bucket`).
+sharded over all processes, go straight to the bucket (`address_of`).
 
 Copies are in $XDG_CACHE_HOME/m4 (~/.cache/m4): one for each address and each set of kinds of files
 that a job writes, and one for reading. A job uploads and removes files of its own kinds only.
@@ -11,6 +11,7 @@ that a job writes, and one for reading. A job uploads and removes files of its o
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -25,12 +26,15 @@ from pathlib import Path
 from etils import epath
 
 from m4.parallel.platform import signals
+from m4.settings import InputError
 from m4.storage import locks
 from m4.storage.files import confined, read_json, write_text
 from m4.storage.objects import ERRORS, Objects, Unreachable, check_place, is_address, one_line
 
 COMPILED = "compilation_cache"
 _RECORD = ".bucket.json"
+# What orbax and etils need for checkpoints in a bucket.
+_PACKAGES = ("gcsfs", "google.cloud.storage", "google.cloud.storage_control_v2")
 # For so many periods an upload that the job waits for is repeated.
 _RETRY_PERIODS = 10
 _THREADS = 8
@@ -58,7 +62,7 @@ def copy_of(address: str, use: str = "read") -> Path:
     return folder
 
 
-def in_bucket(folder: Path) -> epath.Path:
+def address_of(folder: Path) -> epath.Path:
     """Returns where a folder's checkpoints and traces are: in the bucket if it is a copy's.
 
     Baselines are trained on one machine, in its copy.
@@ -117,10 +121,15 @@ class LocalCopy:
         """Sends no request.
 
         Args:
+            address: gs://BUCKET/FOLDER.
             kinds: Which files the job writes; none for reading.
             kind_of: The kind of a file, by its name in the folder.
             where: The setting and its value, for messages.
         """
+        if lacking := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+            raise InputError(
+                f"{address}: {lacking[0]} is not installed; gs:// needs pip install 'm4[gcs]'"
+            )
         self.here, self.objects = copy_of(address, "-".join(kinds) or "read"), Objects(address)
         self._kinds, self._kind_of, self._where = kinds, kind_of, where or address
         self._locks: list[locks.BucketLock] = []
@@ -263,6 +272,17 @@ class LocalCopy:
             finally:
                 self._write_record(record)
 
+    def put(self, names: Collection[str]) -> None:
+        """Uploads these files if they have changed, whatever their kind; it must be locked."""
+        with self._alone:
+            record = self._read_record()
+            for name in names:
+                if (path := self.here / name).is_file() and record.get(name, [])[:2] != (
+                    state := _state(path)
+                ):
+                    record[name] = [*state, self.objects.put(name, path)]
+            self._write_record(record)
+
     def clear(self, written: Callable[[str], bool]) -> None:
         """Removes the bucket's objects that are `written`; all kinds must be locked."""
         with self._alone:
@@ -316,7 +336,7 @@ def _checked(record: dict[str, list[int | str]]) -> dict[str, list[int | str]]:
 
 
 def _is_copied(name: str) -> bool:
-    """Returns whether a file or folder is copied: no checkpoints (`in_bucket`), no corpora
+    """Returns whether a file or folder is copied: no checkpoints (`address_of`), no corpora
     (`m4.data.corpus`), no logs, nothing hidden or unfinished."""
     parts = name.split("/")
     if parts[0] != "baselines" and "checkpoints" in parts:

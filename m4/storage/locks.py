@@ -122,7 +122,9 @@ class BucketLock:
                 self._version = version
             else:
                 time.sleep(PERIOD_SECONDS / 5)
-        self.check()  # to write over an object is another right than to create it
+        # To write over an object, and to read it, are other rights than to create it.
+        self.check()
+        self._found()
 
     def _write(self) -> bool:
         """Writes the lock over the known version; returns whether that was still there."""

@@ -18,8 +18,9 @@ from etils import epath
 
 from m4.settings import InputError
 from m4.storage import checksums
+from m4.storage.checksums import Disk, Folder
 from m4.storage.files import read_json
-from m4.storage.store import ERRORS, Disk, Object, Store, open_store
+from m4.storage.objects import ERRORS, Object, Objects
 
 ITEM = "sha256"
 _NAME = f"{ITEM}/manifest.json"
@@ -40,10 +41,10 @@ _DISK_SECONDS = 0.02  # a look takes 0.7 ms; seldom ones leave more to hash afte
 _BUCKET_SECONDS = 5.0  # it is asked for several lists
 
 
-def store_of(folder: epath.Path) -> Store:
-    """The files of a folder, on a disk or in a bucket."""
+def store_of(folder: epath.Path) -> Folder:
+    """Returns the files of a folder, on a disk or in a bucket."""
     name = os.fspath(folder)
-    return open_store(name) if "://" in name else Disk(f"file://{name}")
+    return Objects(name) if "://" in name else Disk(name)
 
 
 class OwnFiles:
@@ -55,7 +56,7 @@ class OwnFiles:
 
     def __init__(self, item: epath.Path, process: int) -> None:
         self._item, self._process = item, process
-        self._stores: dict[epath.Path, Store] = {}
+        self._stores: dict[epath.Path, Folder] = {}
         self._hashed: dict[str, tuple[Object, tuple[int, str]]] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -68,7 +69,7 @@ class OwnFiles:
             with contextlib.suppress(*ERRORS):
                 self._look(_open_files, self._one_by_one)
 
-    def _one_by_one(self, store: Store, names: Iterable[str]) -> dict[str, tuple[int, str]]:
+    def _one_by_one(self, store: Folder, names: Iterable[str]) -> dict[str, tuple[int, str]]:
         """Starts no threads: the program may end at any moment."""
         found = {}
         for name in names:
@@ -79,7 +80,7 @@ class OwnFiles:
     def _look(
         self,
         unfinished: Callable[[], set[str]] = set,
-        hashes: Callable[[Store, Iterable[str]], dict[str, tuple[int, str]]] | None = None,
+        hashes: Callable[[Folder, Iterable[str]], dict[str, tuple[int, str]]] | None = None,
     ) -> list[str]:
         """Hashes what is not hashed as it is now, but for `unfinished`; returns what is there."""
         seen = []
@@ -141,33 +142,25 @@ def write_whole(step: epath.Path) -> None:
     (step / _NAME).write_text(json.dumps({"files": dict(sorted(found.items()))}))
 
 
-def files_of(step: epath.Path) -> checksums.Files | None:
-    """What the manifest says; None: there is none. InputError: it is damaged."""
-    try:
-        return read_json(step / _NAME, lambda found: checksums.well_formed(found["files"], _NAME))
-    except FileNotFoundError:
-        return None
+def files_of(step: epath.Path) -> checksums.Files:
+    """Returns what the manifest of a step says. InputError: it is damaged."""
+    return read_json(step / _NAME, lambda found: checksums.well_formed(found["files"], _NAME))
 
 
-def digest(step: epath.Path) -> str | None:
-    """What a step's files are, in short; None: it has no manifest."""
-    if (files := files_of(step)) is None:
-        return None
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+def digest(step: epath.Path) -> str:
+    """Returns what a step's files are, in short."""
+    return hashlib.sha256(json.dumps(files_of(step), sort_keys=True).encode()).hexdigest()
 
 
 def items_of(step: epath.Path) -> set[str]:
-    """The items of a step: those of its manifest, or without one the folders that are there."""
-    files = files_of(step)
-    if files is None:
-        return {path.name for path in step.iterdir() if path.is_dir()}
-    return {PurePosixPath(name).parts[0] for name in files}
+    """Returns the items of a step."""
+    return {PurePosixPath(name).parts[0] for name in files_of(step)}
 
 
 def problem(
     step: epath.Path, items: Collection[str] | None = None, level: checksums.Level | None = None
 ) -> str | None:
-    """What is wrong with a step's files; None: nothing, or it has no manifest.
+    """Returns what is wrong with a step's files, or None.
 
     items: whose content is needed; None: of all.
     """
@@ -175,10 +168,10 @@ def problem(
         return said
     try:
         files = files_of(step)
+    except FileNotFoundError:
+        return f"{_NAME}: missing"
     except InputError as error:
         return str(error)
-    if files is None:
-        return None
     return checksums.problem(
         store_of(step), files, lambda name: items is None or name.split("/")[0] in items, level
     )

@@ -64,8 +64,26 @@ def check_place(place: str) -> None:
         raise InputError(f"{place}: no bucket is named; gs://BUCKET/FOLDER")
 
 
+def check_readable(address: str) -> None:
+    """Lists a folder of a bucket, and reads its first object: for what is only read there.
+
+    Raises:
+        InputError: It cannot be read; what to do. Unreachable.
+    """
+    objects = Objects(address)
+    objects.role = "roles/storage.objectViewer"
+    for name in [*objects.list()][:1]:
+        next(objects.pieces(name), None)
+
+
 class Objects:
-    """The objects of a folder in a bucket, by their names relative to it, with "/"."""
+    """The objects of a folder in a bucket, by their names relative to it, with "/".
+
+    Attributes:
+        role: What the account needs, for messages.
+    """
+
+    role = "roles/storage.objectAdmin and roles/storage.legacyBucketReader"
 
     def __init__(self, address: str, *, retry_seconds: float = _RETRY_SECONDS) -> None:
         """Sends no request.
@@ -214,8 +232,8 @@ class Objects:
         right = re.search(r"storage\.\w+\.\w+", said)
         return (
             f"{self.address}: {who[1] if who else 'this account'} lacks "
-            f"{right[0] if right else 'a right'}: grant it roles/storage.objectAdmin and "
-            f"roles/storage.legacyBucketReader on gs://{self._bucket} "
+            f"{right[0] if right else 'a right'}: grant it {self.role} on "
+            f"gs://{self._bucket} "
             "(gcloud storage buckets add-iam-policy-binding)"
         )
 

@@ -1,6 +1,5 @@
-"""A run's folder (MODEL_DIR): one config, one job at a time, and a record of what made it."""
+"""A run's folder (MODEL_DIR): whose it is, what jobs write there, and a record of what made it."""
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -11,13 +10,13 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from m4.settings import InputError
-from m4.storage import remote
 from m4.storage.files import read_json, whole, write_text
+from m4.storage.local_copy import address_of
 
 _PACKAGES = [
     "m4",
@@ -54,16 +53,12 @@ _KIND_OF = (
     (r"baselines/", "baselines"),
 )
 
-# In a folder with nothing else no work is lost: another config may take it over. A corpus (data/)
-# checks for itself whether it is the config's.
-_CONFIG = {"run.json", "config.gin", "operative_config.gin"}
-_OWN = {*_CONFIG, "compilation_cache", "data"}
-_OWN |= {".data.hashes.json", "vocabulary"}
+# In a folder with nothing else no work is lost: another config may take it over.
+CONFIG_FILES = ("run.json", "config.gin", "operative_config.gin")
+_OWN = {*CONFIG_FILES, "compilation_cache", "data", VOCABULARY}
 _OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabulary_report")
          for ending in ("json", "html", "png", "pdf")}  # fmt: skip
 
-
-_BY_THE_WAY = {"compilation_cache", "heartbeat.json", "logs"}
 
 # Everything that jobs write at the top of the folder (docs/run_folder.md). A user's files stay.
 _WRITTEN = re.compile(
@@ -71,8 +66,25 @@ _WRITTEN = re.compile(
     r"|dropped\.jsonl\.gz|(data_preview|data_report|vocabulary_report|delta_bleu)\.\w+"
     r"|(scores|deltas|rates|scores_by_step)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
     r"|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines|compare"
-    r"|compilation_cache|\.data\.(hashes\.json|[0-9a-f]{8}(\.old)?)"
+    r"|compilation_cache"
 )
+
+
+class Owner(Protocol):
+    """What a folder keeps of the config that it belongs to.
+
+    settings: setting -> value, as text. mutable: the settings that may change in one folder.
+    modules: the user's modules that the config imports -> their folders.
+    """
+
+    @property
+    def settings(self) -> Mapping[str, str]: ...
+    @property
+    def mutable(self) -> Collection[str]: ...
+    @property
+    def modules(self) -> Mapping[str, str]: ...
+    def text(self) -> str: ...
+    def operative_text(self) -> str: ...
 
 
 def kind_of(name: str) -> str:
@@ -82,87 +94,85 @@ def kind_of(name: str) -> str:
     return next((kind for pattern, kind in _KIND_OF if re.match(pattern, name)), "train")
 
 
-def locked(folder: Path, *kinds: str, wait: bool = True) -> contextlib.AbstractContextManager[None]:
-    """`remote.locked` for files of these kinds of a run's folder."""
-    return remote.locked(folder, kinds=kinds, kind_of=kind_of, wait=wait)
-
-
-def claim(
-    folder: Path,
-    config: Mapping[str, str],
-    text: str,
-    *,
-    mutable: Collection[str] = (),
-    modules: Mapping[str, str] | None = None,
-    fresh: bool = False,
-) -> None:
-    """Makes the folder this config's, or checks that it already is.
+def claim(folder: Path, config: Owner) -> None:
+    """Makes the folder the config's, or checks that it already is.
 
     Args:
-        folder: MODEL_DIR. config: setting -> value, as text. text: the whole config.
-        mutable: The settings that may change in one folder.
-        modules: of the user's that the config imports -> their folders, for whoever reads it again.
-        fresh: start over: what jobs wrote is removed (only from a run's folder).
+        folder: MODEL_DIR.
+        config: The config (`m4.config.Config`).
 
     Raises:
-        ValueError: it belongs to another config, or is no run's folder.
+        InputError: It belongs to another config, or is no run's folder.
     """
     record = folder / "run.json"
-    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    there = {name for name in there if not remote.is_local_file(name)}
-    if remote.remote_path(folder / "checkpoints").exists():
-        there.add("checkpoints")
-    if there:
-        if not record.is_file():
-            raise InputError(
-                f"MODEL_DIR = {remote.shown(folder)}: not empty and not a run's folder "
-                "(it has no run.json)"
-            )
-        if fresh:
-            _start_over(folder)
-        elif there - _OWN:
-            check(folder, config, mutable)
-    versions = {name: _version(name) for name in _PACKAGES}
-    kept = read(folder) if record.is_file() and not fresh else {}
-    if kept and not there - _OWN and changed(kept, config, mutable):
+    there = _names(folder)
+    if there and not record.is_file():
+        raise InputError(
+            f"MODEL_DIR = {folder}: not empty and not a run's folder (it has no run.json)"
+        )
+    kept = read(folder) if there else {}
+    if there - _OWN:
+        check(folder, config.settings, config.mutable)
+    elif kept and changed(kept, config.settings, config.mutable):
         kept = {}  # another config takes the folder over
+    versions = {name: _version(name) for name in _PACKAGES}
     about = {
         **{name: kept[name] for name in _NOTES if name in kept},
-        "config": dict(config),
-        "mutable": sorted(mutable),
-        "modules": dict(modules or {}),
+        "config": dict(config.settings),
+        "mutable": sorted(config.mutable),
+        "modules": dict(config.modules),
         "versions": {**versions, "python": platform.python_version()},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "command": sys.argv,
     }
     write_text(record, json.dumps(about, indent=1, ensure_ascii=False))
-    write_text(folder / "config.gin", text)
-    remote.push(folder)
+    write_text(folder / "config.gin", config.text())
+    _write_operative(folder / "operative_config.gin", config.operative_text())
 
 
-def _start_over(folder: Path) -> None:
-    """Removes what jobs have written into the folder, and prints first what goes and what stays.
+def _names(folder: Path) -> set[str]:
+    """Returns what is in the folder, without what is hidden."""
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    there = {name for name in there if not name.startswith(".")}
+    return there | ({"checkpoints"} if address_of(folder / "checkpoints").exists() else set())
 
-    Of a link only the link goes. A folder data/ is a corpus if it has a corpus's manifest.
+
+def start_over(folder: Path) -> Callable[[str], bool]:
+    """Removes what jobs have written into a run's folder, and prints first what goes and what
+    stays. Corpora (data/) stay: they are right whatever the config is.
+
+    Of a link only the link goes.
+
+    Returns:
+        Whether a file went, by its name in the folder.
     """
-    names = sorted(path.name for path in folder.iterdir() if not remote.is_local_file(path.name))
-    goes = [name for name in names if _is_written(folder, name)]
-    stays = "".join(f"; stays: {', '.join(rest)}" for rest in [sorted({*names} - {*goes})] if rest)
-    print(f"--fresh: removed from {remote.shown(folder)}: {', '.join(goes)}{stays}", flush=True)
-    # run.json last: where this is killed half way, it is still known whose folder it is.
+    if not (there := _names(folder)):
+        return lambda name: False
+    read(folder)
+    goes = sorted(name for name in there if _WRITTEN.fullmatch(name))
+    stays = sorted(there - {*goes, "data"})
+    more = f"; stays: {', '.join(stays)}" if stays else ""
+    print(f"--fresh: removed from {folder}: {', '.join(goes)}{more}", flush=True)
+    # run.json last: if this is killed half way, it is still known whose folder it is.
     for path in sorted((folder / name for name in goes), key=lambda path: path.name == "run.json"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
-            path.unlink()
-    remote.start_over(folder, lambda name: _is_written(folder, name.split("/")[0]))
+            path.unlink(missing_ok=True)
+    return lambda name: _WRITTEN.fullmatch(name.split("/")[0]) is not None
 
 
-def _is_written(folder: Path, name: str) -> bool:
-    if name == "data":
-        data = folder / name
-        return data.is_symlink() or not data.exists() or (data / "manifest.json").is_file()
-    return _WRITTEN.fullmatch(name) is not None
+def config_files(folder: Path) -> dict[str, bytes]:
+    """Returns the content of the config's files that are there."""
+    paths = [folder / name for name in CONFIG_FILES]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
+
+
+def restore(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the config's files as they were."""
+    for name, content in files.items():
+        with whole(folder / name) as unfinished:
+            unfinished.write_bytes(content)
 
 
 def note(folder: Path, **more: Any) -> None:
@@ -180,8 +190,8 @@ def check(folder: Path, config: Mapping[str, str], mutable: Collection[str]) -> 
     lines = [f"{name} is {there} there and {here} here" for name, (there, here) in changes.items()]
     more = f" (and {len(lines) - 3} more)" if len(lines) > 3 else ""
     raise InputError(
-        f"MODEL_DIR = {remote.shown(folder)} belongs to another config: {'; '.join(lines[:3])}"
-        f"{more}; choose another MODEL_DIR, where --init_from={remote.shown(folder)} "
+        f"MODEL_DIR = {folder} belongs to another config: {'; '.join(lines[:3])}"
+        f"{more}; choose another MODEL_DIR, where --init_from={folder} "
         "--keep_optimizer continues from it, or start over with --fresh"
     )
 
@@ -209,63 +219,35 @@ def digest(folder: Path) -> str:
     return hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()
 
 
-def check_shared(folder: Path, written: str, seconds: float = 30.0) -> None:
+def check_shared(folder: Path, written: str, shown: str, seconds: float = 30.0) -> None:
     """Checks that this process sees in the folder what another one has written there.
 
     Args:
-        written: `digest` in that process. seconds: for how long a file server may be behind.
+        written: `digest` in that process.
+        shown: The folder in messages.
+        seconds: How long a file server may be behind.
 
     Raises:
-        ValueError: it does not.
+        InputError: It does not.
     """
     until = time.monotonic() + seconds
     while not (folder / "run.json").is_file() or digest(folder) != written:
         if time.monotonic() >= until:
             raise InputError(
-                f"MODEL_DIR = {remote.shown(folder)}: {socket.gethostname()} does not see there "
-                "what process 0 wrote; it must be one folder that all processes share"
+                f"MODEL_DIR = {shown}: {socket.gethostname()} does not see there what process 0 "
+                "wrote; it must be one folder that all processes share"
             )
-        remote.fetch(folder, lambda name: name in ("run.json", "config.gin"))
         time.sleep(0.5)
 
 
-class Contents(NamedTuple):
-    """What a run's folder has: its config's files, and when all else there was last changed."""
-
-    config: dict[str, bytes]
-    changed: dict[str, tuple[int, int]]
-
-
-def contents(folder: Path) -> Contents:
-    """What `put_back` needs; without hidden files, compiled programs and the heartbeat."""
-    config, changed = dict[str, bytes](), dict[str, tuple[int, int]]()
-    for path in folder.iterdir():
-        if path.name in _CONFIG:
-            config[path.name] = path.read_bytes()
-        elif not path.name.startswith(".") and path.name not in _BY_THE_WAY:
-            status = path.lstat()
-            changed[path.name] = (status.st_mtime_ns, status.st_size)
-    return Contents(config, changed)
-
-
-def put_back(folder: Path, before: Contents) -> None:
-    """The config's files as they were. Of a new folder they stay: they say whose folder it is."""
-    for name, content in before.config.items():
-        with whole(folder / name) as unfinished:
-            unfinished.write_bytes(content)
-    if before.config:
-        remote.push(folder)
-
-
-def write_operative(folder: Path, text: str) -> None:
+def _write_operative(path: Path, text: str) -> None:
     """Keeps the operative config: of what this job called, over that of earlier jobs.
 
     Without that, a second run that trains nothing would drop how the model was trained.
 
     Raises:
-        InputError: what is there is damaged: not UTF-8.
+        InputError: The file that is there is damaged: not UTF-8.
     """
-    path = folder / "operative_config.gin"
     try:
         there = _sections(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except UnicodeDecodeError as error:
@@ -286,9 +268,7 @@ def read(folder: Path) -> dict:
     """What `claim` wrote. ValueError: no run's folder, or its run.json is damaged."""
     path = Path(folder) / "run.json"
     if not path.is_file():
-        raise InputError(
-            f"{remote.shown(Path(folder))}: not a run's folder (no run.json); train first"
-        )
+        raise InputError(f"{folder}: not a run's folder (no run.json); train first")
 
     def parse(record: dict[str, Any]) -> dict[str, Any]:
         versions, mutable = {**record.get("versions", {})}, [*record.get("mutable", [])]

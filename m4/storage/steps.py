@@ -9,12 +9,13 @@ from pathlib import Path
 from etils import epath
 
 from m4.settings import InputError
-from m4.storage import manifest, remote
+from m4.storage import manifest
+from m4.storage.local_copy import address_of
 
 
 def complete_steps(folder: Path) -> list[int]:
     """The complete steps in a folder of checkpoints, ascending; without reading any."""
-    there = remote.remote_path(folder)
+    there = address_of(folder)
     if not there.is_dir():
         return []
     return sorted(
@@ -24,7 +25,7 @@ def complete_steps(folder: Path) -> list[int]:
 
 def damaged_steps(folder: Path) -> list[epath.Path]:
     """The steps that were moved aside."""
-    there = remote.remote_path(folder)
+    there = address_of(folder)
     return sorted(there.glob("*.damaged*")) if there.is_dir() else []
 
 
@@ -33,13 +34,17 @@ def latest_step(folder: Path) -> int | None:
     return max(complete_steps(folder), default=None)
 
 
+def digest(folder: Path, step: int) -> str:
+    """Returns what a step's files are, in short: the SHA-256 of its manifest."""
+    return manifest.digest(address_of(folder) / str(step))
+
+
 def whole_step(
     folder: Path, step: int | None = None, *, used: bool = False, move_aside: bool = False
 ) -> int | None:
     """The last step whose files are as they were written, or the given one; None: there is none.
 
-    Of each damaged one before it a line on stderr names the file. A step of an earlier version of
-    m4 has no manifest: it is used, with a line that says so.
+    Of each damaged one before it a line on stderr names the file.
 
     Args:
         step: no other one will do. used: only the parameters to use and the note are needed.
@@ -48,7 +53,7 @@ def whole_step(
     Raises:
         InputError: no step is whole; the given one is not there, or damaged.
     """
-    there, damaged = remote.remote_path(folder), dict[int, str]()
+    there, damaged = address_of(folder), dict[int, str]()
     if step is not None:
         _check_there(folder, step)
     while True:
@@ -105,7 +110,7 @@ def _check_there(folder: Path, step: int) -> None:
     steps = complete_steps(folder)
     if step not in steps:
         listed = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
-        raise InputError(f"{remote.remote_path(folder)}: no checkpoint of step {step}; {listed}")
+        raise InputError(f"{address_of(folder)}: no checkpoint of step {step}; {listed}")
 
 
 def _problem(step: epath.Path, used: bool) -> str | None:
@@ -113,9 +118,7 @@ def _problem(step: epath.Path, used: bool) -> str | None:
         items = {used_item(manifest.items_of(step)), "note"} if used else None
     except (InputError, UnicodeDecodeError, FileNotFoundError) as error:
         return str(error)
-    if (said := manifest.problem(step, items)) is None and manifest.files_of(step) is None:
-        _warn(f"{step}: not verified: it has no manifest, as steps of earlier versions of m4")
-    return said
+    return manifest.problem(step, items)
 
 
 def _moved_aside(step: epath.Path) -> epath.Path:

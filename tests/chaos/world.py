@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -122,6 +123,7 @@ def _files(folder: Path) -> Result:
             continue
         kept = name.removeprefix("baselines/") if name.startswith("baselines/") else name
         kept = kept.split("/", 1)[1] if kept != name else kept
+        kept = re.sub(r"^data/\w+/", "data/", kept)
         content = path.read_bytes()
         if kept.startswith(_WHOLE) or path.suffix in (".npy", ".model"):
             found[name] = digest(content)

@@ -12,12 +12,14 @@ from etils import epath
 
 from m4.jobs.bilingual.training import Baseline
 from m4.settings import InputError
-from m4.storage import manifest, run_folder, working_copy
+from m4.storage import manifest, run_folder
 from m4.storage.files import read_json, write_json, write_text
+from m4.storage.local_copy import LocalCopy
 from m4.storage.metrics_log import read_metrics
 from m4.train.measuring import routing_counts, watchdog
 from tests.command_line import TINY, experiment_of
 from tests.damage import damaged_json, refused
+from tests.storage.configs import config_of
 
 METRICS = '{"step": 2, "loss": 3.5}'
 HEARTBEAT = '{"step": 3, "phase": "train", "time": 1.5, "started": 0.5}'
@@ -27,13 +29,13 @@ RESULT = '{"note": {"best_step": 4}, "stopped_early": true, "gain_last_quarter":
 
 def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     """File -> (what m4 writes there, what reads it)."""
-    run_folder.claim(folder, {"TRAIN_STEPS": "10"}, "")
+    run_folder.claim(folder, config_of({"TRAIN_STEPS": "10"}))
     counts = routing_counts.Counts(["en-gl"])
     counts.add({"encoder_0": [[3, 4]]})
     routing_counts.write(folder / "atlas.train.json", counts, {"steps": 4})
     (folder / "sha256").mkdir()
-    write_text(folder / working_copy.MARK, f"file://{folder}/store\ncopy\n")
-    copy = working_copy.WorkingCopy(folder)
+    copy = LocalCopy("gs://bucket/run")
+    copy.here = folder
     plan = Baseline("gl", "low", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
     return {
         "run.json": (
@@ -47,7 +49,7 @@ def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
         "metrics.jsonl": (METRICS, lambda: read_metrics(folder)),
         "heartbeat.json": (HEARTBEAT, lambda: watchdog.heartbeat(folder)),
         "sha256/manifest.json": (MANIFEST, lambda: manifest.files_of(epath.Path(folder))),
-        ".remote.json": ('{"scores.jsonl": [9, 1, 1]}', lambda: copy.pull(lambda _: False)),
+        ".bucket.json": ('{"scores.jsonl": [9, 1, 1]}', copy._read_record),
         "result.json": (RESULT, plan.finished),
     }
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
@@ -21,15 +20,15 @@ from m4.data.stream.stream import Stream
 from m4.experiment import Baselines, Data, Experiment, Training
 from m4.jobs import prepare
 from m4.jobs.bilingual.baselines import baselines
-from m4.jobs.corpus import open_corpus
 from m4.jobs.decoding.report import report
 from m4.jobs.decoding.testsets import decode
 from m4.jobs.demo import demo
+from m4.jobs.open_run import _programs
 from m4.jobs.train import train
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
+from m4.parallel.platform.jax_setup import set_up
 from m4.settings import SettingError
-from m4.storage import remote
 from m4.storage.run_folder import KINDS
 from m4.train.average import averaged
 from m4.train.optimizer import adamw
@@ -40,28 +39,6 @@ def experiment(folder: Path, pairs: int = 40, vocabulary_size: int = 400) -> Exp
     spec = CorpusSpec(source=Made({"gl": pairs}), vocabulary_size=vocabulary_size)
     model = functools.partial(Transformer, width=16, encoder_layers=1, decoder_layers=1)
     return Experiment(str(folder), Data(spec), Training(8, 8, adamw), model)
-
-
-def test_a_corpus_is_rebuilt_until_something_is_trained_on_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def opened(**changes: Any) -> Cache:
-        return open_corpus(experiment(tmp_path, **changes))
-
-    first = opened()
-    assert first.replaced is None
-    assert "rebuilt" not in capsys.readouterr().out
-    before = (tmp_path / "data" / "manifest.json").stat().st_mtime_ns
-    assert opened().fingerprint == first.fingerprint
-    assert (tmp_path / "data" / "manifest.json").stat().st_mtime_ns == before  # only opened
-    assert capsys.readouterr() == ("", "")
-    other = opened(pairs=41)
-    assert other.fingerprint != first.fingerprint
-    assert f"rebuilt: {tmp_path}/data: this cache was made with" in capsys.readouterr().out
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(ValueError, match="vocabulary_size = 400, now 380"):
-        opened(pairs=41, vocabulary_size=380)
-    assert Cache(tmp_path / "data").fingerprint == other.fingerprint
 
 
 BUCKETS = functools.partial(Stream, layout="bucketed", rows_multiple=2)
@@ -191,9 +168,9 @@ def test_no_job_runs_a_program_of_a_run_folder(tmp_path: Path) -> None:
         (named,), (swapped,) = (list(at.glob("*-cache")) for at in (planted, tmp_path / "other"))
         named.write_bytes(swapped.read_bytes())
         assert said_by(lambda x: 3 * x + 1, planted) == 10.0  # it would be run
-        for used in (kind, None):
+        for used in ((kind,), ()):
             jax.config.update("jax_compilation_cache_dir", None)
-            prepare.prepare_process(experiment(run), used)
+            set_up(_programs(run, str(run), used))
             assert said_by(lambda x: 3 * x + 1, None) == 7.0
     kept = tmp_path / "home" / "m4" / "compilation_cache"
     assert jax.config.values["jax_compilation_cache_dir"] == str(kept)
@@ -201,14 +178,12 @@ def test_no_job_runs_a_program_of_a_run_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_users_cache")
-def test_programs_are_kept_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_are_kept_in_a_bucket(tmp_path: Path) -> None:
     """Not for a job that only reads there."""
-    monkeypatch.setattr(remote, "local", lambda _: tmp_path / "copy")
-    one = dataclasses.replace(experiment(tmp_path), model_dir="gs://bucket/run")
-    for kind, folder in (
-        ("train", tmp_path / "copy" / "compilation_cache" / "train"),
-        (None, tmp_path / "home" / "m4" / "compilation_cache"),
+    for kinds, folder in (
+        (("train",), tmp_path / "copy" / "compilation_cache" / "train"),
+        ((), tmp_path / "home" / "m4" / "compilation_cache"),
     ):
         jax.config.update("jax_compilation_cache_dir", None)
-        prepare.prepare_process(one, kind)
+        set_up(_programs(tmp_path / "copy", "gs://bucket/run", kinds))
         assert jax.config.values["jax_compilation_cache_dir"] == str(folder)

@@ -10,7 +10,7 @@ import pytest
 
 from m4.cli.arguments import parse
 from m4.parallel import distributed
-from m4.storage.lease import Busy
+from m4.storage.locks import Busy
 
 
 class Service:

@@ -188,7 +188,7 @@ def test_a_zone_without_such_slices_is_one_line_that_says_what_lists_them(fakes:
 @pytest.mark.parametrize(
     ("answer", "status"),
     [
-        ("echo gs://bucket/data/manifest.json", 0),
+        ("echo gs://bucket/data/1/manifest.json", 0),
         # This machine may lack a right that the hosts have.
         ('echo "ERROR: (gcloud.storage.ls) no permission" >&2; exit 1', 0),
         ('echo "ERROR: (gcloud.storage.ls) One or more URLs matched no objects." >&2; exit 1', 2),
@@ -202,7 +202,7 @@ def test_no_slice_is_requested_before_the_corpus_is_there(
         fakes / "gcloud",
         f'echo "$@" >>"{fakes}/calls"\n'
         'case "$*" in\n'
-        f'  "storage ls gs://bucket/data/manifest.json") {answer} ;;\n'
+        f'  "storage ls gs://bucket/data/*/manifest.json") {answer} ;;\n'
         '  *" describe "*) echo ACTIVE ;;\n'
         "esac",
     )

@@ -33,6 +33,7 @@ from scripts.results import draw, kept, page, restore, summary
 from scripts.results.__main__ import main
 from tests.data.corpus import Made
 from tests.jobs.test_baselines import MODEL, TRAINING
+from tests.storage.configs import config_of
 
 SIZES = {"de": 90, "gl": 60, "mt": 40}
 ASKED = """
@@ -108,7 +109,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     open_corpus(experiment)
     for name, words in {"dense": 4, "moe": 6, "late": None}.items():
         text = "TEXT_DIR = '/home/me/texts/tatoeba'\n"
-        run_folder.claim(base / name, CONFIG, text)
+        run_folder.claim(base / name, config_of(CONFIG, text))
         (base / name / "vocabulary").mkdir()
         shutil.copy(base / "data" / "manifest.json", base / name / "vocabulary")
         rows = [{"step": 10 * n, "step_seconds": 3.6, "nll": 2.0, "nll/high": 2.0, "nll/de-en": 2.0,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.storage import lease, locks, remote
+from m4.storage import locks
 from tests.bucket import BUCKET, Emulator, emulated
 
 _number = itertools.count()
@@ -52,17 +52,3 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Pat
 
 def folder_of(address: str) -> str:
     return address.removeprefix(f"gs://{BUCKET}/")
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run's folder on a disk; working copies have a home that is the test's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(lease, "PERIOD_SECONDS", 0.05)
-    return tmp_path / "store" / "run"
-
-
-@pytest.fixture
-def here(store: Path) -> Path:
-    """This machine's working copy of it."""
-    return remote.local(f"file://{store}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ def lost(said: str) -> None:
 
 
 @pytest.fixture
-def job(address: str) -> Iterator[Callable[..., BucketLock]]:
+def job(address: str) -> Callable[..., BucketLock]:
     """Makes locks of one folder in a bucket, each of another machine."""
     made: list[BucketLock] = []
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from m4.settings import InputError
-from m4.storage import remote, run_folder
-from m4.storage.lease import Busy
+from m4.storage import run_folder
+from tests.storage.configs import config_of
 
 CONFIG = {"MODEL_DIR": "'m'", "TRAIN_STEPS": "10", "transformer.Transformer.width": "64"}
 
@@ -20,7 +18,7 @@ CONFIG = {"MODEL_DIR": "'m'", "TRAIN_STEPS": "10", "transformer.Transformer.widt
 def claimed(folder: Path, config: dict[str, str] = CONFIG) -> Path:
     """A folder in which something was made."""
     folder.mkdir(exist_ok=True)
-    run_folder.claim(folder, config, "text of the config\n")
+    run_folder.claim(folder, config_of(config, "text of the config\n"))
     (folder / "checkpoints").mkdir(exist_ok=True)
     (folder / "checkpoints" / "note.json").touch()
     return folder
@@ -38,19 +36,20 @@ def test_claim_records_what_made_the_folder(tmp_path: Path) -> None:
 
 def test_same_config_may_continue(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
-    run_folder.claim(folder, CONFIG, "again")
+    run_folder.claim(folder, config_of(CONFIG))
     assert (folder / "checkpoints" / "note.json").is_file()
 
 
 def test_mutable_settings_may_change(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
     longer = {**CONFIG, "TRAIN_STEPS": "30"}
-    run_folder.claim(folder, longer, "changed", mutable=["TRAIN_STEPS"])
+    run_folder.claim(folder, config_of(longer, mutable=["TRAIN_STEPS"]))
     assert run_folder.read(folder)["config"] == longer
     # What was mutable there may be left out here.
-    run_folder.claim(folder, {k: v for k, v in CONFIG.items() if k != "TRAIN_STEPS"}, "left out")
+    left_out = {k: v for k, v in CONFIG.items() if k != "TRAIN_STEPS"}
+    run_folder.claim(folder, config_of(left_out))
     with pytest.raises(ValueError, match="TRAIN_STEPS is not set there and 30 here"):
-        run_folder.claim(folder, longer, "again")
+        run_folder.claim(folder, config_of(longer))
 
 
 def test_another_config_is_refused_and_nothing_changes(tmp_path: Path) -> None:
@@ -61,12 +60,13 @@ def test_another_config_is_refused_and_nothing_changes(tmp_path: Path) -> None:
         **{f"cldr.Cldr.{name}": "1" for name in ("seed", "largest", "smallest")},
     }
     with pytest.raises(ValueError, match="belongs to another config") as error:
-        run_folder.claim(folder, other, "other")
+        run_folder.claim(folder, config_of(other))
     # Three of four differences are shown.
     assert str(error.value) == (
         f"MODEL_DIR = {folder} belongs to another config: transformer.Transformer.width is 64 "
         "there and 128 here; cldr.Cldr.seed is not set there and 1 here; cldr.Cldr.largest is not "
-        "set there and 1 here (and 1 more); choose another MODEL_DIR, or start over with --fresh"
+        f"set there and 1 here (and 1 more); choose another MODEL_DIR, where --init_from={folder} "
+        "--keep_optimizer continues from it, or start over with --fresh"
     )
     assert (folder / "config.gin").read_text() == "text of the config\n"
     with pytest.raises(ValueError, match="width is 64 there and not set here"):
@@ -75,87 +75,58 @@ def test_another_config_is_refused_and_nothing_changes(tmp_path: Path) -> None:
 
 def test_folder_without_results_may_be_taken_over(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    with remote.locked(folder):
-        run_folder.claim(folder, CONFIG, "first")
-        (folder / "compilation_cache").mkdir()
-        (folder / "data").mkdir()  # a corpus, which checks for itself whose it is
-        run_folder.note(folder, initial={"run": "old", "step": 4})
-        run_folder.claim(folder, CONFIG, "first")
-        assert run_folder.read(folder)["initial"] == {"run": "old", "step": 4}
-        other = {**CONFIG, "transformer.Transformer.width": "128"}
-        run_folder.claim(folder, other, "second")
+    run_folder.claim(folder, config_of(CONFIG))
+    (folder / "compilation_cache").mkdir()
+    (folder / "data").mkdir()
+    run_folder.note(folder, initial={"run": "old", "step": 4})
+    run_folder.claim(folder, config_of(CONFIG))
+    assert run_folder.read(folder)["initial"] == {"run": "old", "step": 4}
+    other = {**CONFIG, "transformer.Transformer.width": "128"}
+    run_folder.claim(folder, config_of(other))
     assert run_folder.read(folder)["config"] == other
     assert "initial" not in run_folder.read(folder)  # of what was there before
 
 
-def test_fresh_removes_a_runs_folder_only(tmp_path: Path) -> None:
-    folder = claimed(tmp_path / "model")
-    with remote.locked(folder):
-        run_folder.claim(folder, {"other": "1"}, "other", fresh=True)
-    there = {path.name for path in folder.iterdir() if not remote.is_local_file(path.name)}
-    assert there == {"config.gin", "run.json"}
-
+def test_only_a_runs_folder_is_removed_or_claimed(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     with pytest.raises(ValueError, match="not empty and not a run's folder"):
-        run_folder.claim(tmp_path / "photos", CONFIG, "", fresh=True)
+        run_folder.claim(tmp_path / "photos", config_of(CONFIG))
+    for use in (run_folder.start_over, run_folder.read):
+        with pytest.raises(ValueError, match="photos: not a run's folder"):
+            use(tmp_path / "photos")
     assert (tmp_path / "photos" / "cat.jpg").is_file()
-    with pytest.raises(ValueError, match="photos: not a run's folder"):
-        run_folder.read(tmp_path / "photos")
 
 
 def test_fresh_removes_what_m4_wrote_and_lists_it_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, elsewhere = claimed(tmp_path / "model"), tmp_path / "large_disk"
-    for user in ("corpus", "decodes", "large_disk"):
-        (folder.parent / "large_disk" if user == "large_disk" else folder / user).mkdir()
-    (elsewhere / "manifest.json").touch()
-    (folder / "data").symlink_to(elsewhere)
+    for path in (folder / "corpus", folder / "decodes", folder / "data", elsewhere):
+        path.mkdir()
+    (elsewhere / "precious").touch()
+    (folder / "tensorboard").symlink_to(elsewhere)
     for name in ("notes.txt", "corpus/gl.train.tsv", "metrics.jsonl", "scores.dev.jsonl"):
         (folder / name).touch()
-    run_folder.claim(folder, {"other": "1"}, "other", fresh=True)
+    went = run_folder.start_over(folder)
     assert capsys.readouterr().out == (
-        f"--fresh: removed from {folder}: checkpoints, config.gin, data, decodes, metrics.jsonl, "
-        "run.json, scores.dev.jsonl; stays: corpus, notes.txt\n"
+        f"--fresh: removed from {folder}: checkpoints, config.gin, decodes, metrics.jsonl, "
+        "operative_config.gin, run.json, scores.dev.jsonl, tensorboard; stays: corpus, notes.txt\n"
     )
-    there = sorted(path.name for path in folder.iterdir())
-    assert there == ["config.gin", "corpus", "notes.txt", "run.json"]
+    assert {path.name for path in folder.iterdir()} == {"corpus", "data", "notes.txt"}
     assert (folder / "corpus" / "gl.train.tsv").is_file()
-    assert (elsewhere / "manifest.json").is_file()  # of a link only the link goes
-    (folder / "data").mkdir()
-    (folder / "data" / "mine.tsv").touch()  # no corpus of m4's
-    run_folder.claim(folder, {"other": "1"}, "other", fresh=True)
-    assert (folder / "data" / "mine.tsv").is_file()
+    assert (elsewhere / "precious").is_file()  # of a link only the link goes
+    assert went("decodes/test.en-gl.jsonl")
+    assert not went("data/1/manifest.json")
 
 
-def test_fresh_knows_every_file_of_the_table(tmp_path: Path) -> None:
+def test_fresh_knows_every_file_of_the_table() -> None:
     page = Path(__file__).parents[2] / "docs" / "run_folder.md"
     rows = re.findall(r"^\| (`.*?) \|", page.read_text().split("\n## ")[0], re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`([\w.<>-]+)[^`]*`", row)]
     ours = [name.replace("<split>", "test") for name in names if not name.startswith(".")]
     assert len(ours) > 25
-    assert [name for name in ours if not run_folder._is_written(tmp_path, name)] == []
-
-
-def test_one_job_at_a_time(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "model"
-    with remote.locked(folder):
-        with pytest.raises(ValueError, match="another m4 job is at work there"):
-            remote.locked(folder).__enter__()
-        with remote.locked(tmp_path / "b"):
-            pass
-    with remote.locked(folder):  # free again
-        pass
-
-
-def test_jobs_that_write_other_files_work_at_the_same_time(tmp_path: Path) -> None:
-    with run_folder.locked(tmp_path, "train"), run_folder.locked(tmp_path, "eval"):
-        for kind in ("train", "eval"):
-            with pytest.raises(Busy):
-                run_folder.locked(tmp_path, kind).__enter__()
-        with run_folder.locked(tmp_path, "data"):
-            pass
+    assert [name for name in ours if not run_folder._WRITTEN.fullmatch(name)] == ["data"]
 
 
 @pytest.mark.parametrize(
@@ -182,34 +153,11 @@ def test_each_file_is_of_the_kind_of_the_job_that_writes_it(name: str, kind: str
     assert run_folder.kind_of(name) == kind
 
 
-def test_killed_job_leaves_no_lock(tmp_path: Path) -> None:
-    code = (
-        "import os, pathlib, signal, sys\n"
-        "from m4.storage import remote\n"
-        "with remote.locked(pathlib.Path(sys.argv[1])):\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    assert ended.returncode < 0
-    with remote.locked(tmp_path):
-        pass
-
-
-def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "folder" / ".lock.files").mkdir(parents=True)  # cannot be opened, also by root
-    for folder in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "folder"):
-        with (
-            pytest.raises(ValueError, match="cannot be made or written"),
-            remote.locked(folder),
-        ):
-            pass
-
-
 def test_a_damaged_operative_config_is_named(tmp_path: Path) -> None:
+    run_folder.claim(tmp_path, config_of({}))
     (tmp_path / "operative_config.gin").write_bytes(b"# Macros:\n\xe1\n")
     with pytest.raises(InputError, match=r"operative_config.gin: damaged, not UTF-8 \(byte 10\)"):
-        run_folder.write_operative(tmp_path, "# Macros:\nWIDTH = 1\n")
+        run_folder.claim(tmp_path, config_of({}, operative="# Macros:\nWIDTH = 1\n"))
 
 
 def test_operative_config_of_a_later_job_drops_nothing(tmp_path: Path) -> None:
@@ -217,18 +165,22 @@ def test_operative_config_of_a_later_job_drops_nothing(tmp_path: Path) -> None:
     macros = "# Macros:\n# ====\nTRAIN_STEPS = {}\n"
     train = "# Parameters for loop.train:\n# ====\nloop.train.keep = 3\n"
     decode = "# Parameters for small/baselines.Recipe:\n# ====\nsmall/baselines.Recipe.heads = 2\n"
-    run_folder.write_operative(tmp_path, "\n".join([imports, macros.format(5), train]))
-    run_folder.write_operative(tmp_path, "\n".join([imports, macros.format(9), decode]))
+    run_folder.claim(
+        tmp_path, config_of({}, operative="\n".join([imports, macros.format(5), train]))
+    )
+    run_folder.claim(
+        tmp_path, config_of({}, operative="\n".join([imports, macros.format(9), decode]))
+    )
     text = (tmp_path / "operative_config.gin").read_text()
     assert text == "\n".join([imports, macros.format(9), train, decode])
 
 
 def test_other_processes_must_see_the_same_folder(tmp_path: Path) -> None:
     here, elsewhere = claimed(tmp_path / "here"), claimed(tmp_path / "elsewhere", {"A": "1"})
-    run_folder.check_shared(here, run_folder.digest(here), seconds=0)
+    run_folder.check_shared(here, run_folder.digest(here), "there", seconds=0)
     for folder in (elsewhere, tmp_path / "empty"):
         with pytest.raises(ValueError, match="one folder that all processes share"):
-            run_folder.check_shared(folder, run_folder.digest(here), seconds=0)
+            run_folder.check_shared(folder, run_folder.digest(here), "there", seconds=0)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"config": 3}', "{}", "\xff"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress, islice
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from m4.data import permutation
 from m4.data.cache import given_ids
-from m4.data.cache.cache import FORMAT, manifest_digest
+from m4.data.cache.cache import manifest_digest
 from m4.data.cache.corpus_text import Progress, text_file, write_text
+from m4.data.cache.identity import FORMAT, fingerprint_of
 from m4.data.cache.tokens import ROLES, tokenize, vocabulary_file
 from m4.data.cleaning.clean import Cleaning
 from m4.data.cleaning.ledger import LEDGER_FILE
@@ -27,7 +28,6 @@ from m4.data.vocabulary.grow import grow
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.storage import checksums
 from m4.storage.files import write_text as write_text_file
-from m4.storage.store import Disk
 
 _BLOCK = 1 << 18
 
@@ -39,14 +39,18 @@ def build(
     cleaning: Cleaning,
     progress: Progress,
     workers: int | None,
-    head: dict[str, Any],
+    identity: Mapping[str, Any],
     grown_from: Path | None = None,
 ) -> None:
-    """Write a cache into `folder`.
+    """Writes a corpus into an empty folder.
 
-    source: a Source, or an IdSource. settings: those of `CorpusSpec.settings`.
-    workers: processes; they change nothing. head: identity and replaced, for the manifest.
-    grown_from: the cache whose vocabularies grow.
+    Args:
+        source: A Source, or an IdSource.
+        settings: Those of `CorpusSpec.settings`.
+        progress: Called with (stage, done, total).
+        workers: Number of processes; it changes no file.
+        identity: Everything that decides the corpus, for the manifest.
+        grown_from: The folder of the vocabularies that this corpus's grow from, if there is one.
     """
     languages = settings["languages"]
     (folder / "text").mkdir(parents=True)
@@ -64,17 +68,16 @@ def build(
     write_text_file(folder / LEDGER_FILE, json.dumps(ledger.as_json(), ensure_ascii=False))
     texts = [[counts[c][s]["sha256"] for s in SPLITS] for c in languages]
     corpus = _sha256(json.dumps(dict(zip(languages, texts, strict=True))))
-    fingerprint = _sha256(json.dumps([head["identity"], corpus, made], sort_keys=True))
-    store = Disk(f"file://{folder.absolute()}")
+    store = checksums.Disk(folder)
     manifest: dict[str, Any] = {
         "format": FORMAT,
-        **head,
+        "identity": identity,
         "languages": counts,
         "vocabularies": made,
         **({"rates": rates()} if (rates := getattr(source, "rates", None)) else {}),
         "ledger": ledger.as_json(examples=False),
         "corpus": corpus,
-        "fingerprint": fingerprint,
+        "fingerprint": fingerprint_of(identity),
         "files": checksums.hashes(store, [n for n in sorted(store.list()) if n[0] != "."]),
     }
     manifest["sha256"] = manifest_digest(manifest)

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache.corpus_text import read_pairs, text_file
+from m4.data.cache.identity import FORMAT
 from m4.data.cache.origins import Origin, read_origins
 from m4.data.cache.tokens import ROLES, array_name, vocabulary_file
 from m4.data.cleaning.ledger import LEDGER_FILE, Ledger
@@ -33,15 +34,8 @@ from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value
 from m4.storage import checksums
 from m4.storage.files import confined, read_json
-from m4.storage.store import Disk
 
-# Raised whenever the same settings would give other files (test_format.py notices).
-FORMAT = 6
 _HEADER_BYTES = 128  # of a .npy file of one axis
-
-
-class OtherFormat(InputError):
-    """A cache of another version of m4."""
 
 
 class Damaged(InputError):
@@ -49,18 +43,28 @@ class Damaged(InputError):
 
 
 def _damaged(folder: Path, said: str) -> Damaged:
-    return Damaged(
-        f"{folder}: damaged: {said}; remove that folder, and it is built again from the text (a "
-        "corpus of several runs: m4 data prepare --rebuild)"
-    )
+    return Damaged(f"{folder}: damaged: {said}; remove that folder, and the corpus is built again")
 
 
 class Cache:
     """A ready cache, opened for reading. Also a Source: pairs(), subsets(), identity()."""
 
     def __init__(self, folder: str | os.PathLike[str], mixture: str | None = None) -> None:
-        """mixture defaults to the one that the cache was made for, or else english_centric."""
+        """Opens a corpus.
+
+        Args:
+            folder: The corpus's folder, or a folder that has one corpus.
+            mixture: Defaults to the one that the corpus was made for, or else english_centric.
+
+        Raises:
+            Damaged: Its manifest is not as it was written.
+            InputError: There is no corpus, or several, or one of another format.
+        """
         self.folder = Path(folder)
+        within = [path.parent for path in self.folder.glob("*/manifest.json")]
+        if len(within) > 1:
+            raise InputError(f"{self.folder}: has {len(within)} corpora; m4 data list names them")
+        self.folder = within[0] if within else self.folder
         path = self.folder / "manifest.json"
         try:
             self.manifest: dict[str, Any] = read_json(path)
@@ -70,11 +74,10 @@ class Cache:
             said = str(error).removeprefix(f"{path}: damaged, ")
             raise _damaged(self.folder, f"{path.name}: {said}") from error
         if self.manifest.get("format") != FORMAT:
-            raise OtherFormat(
+            raise InputError(
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
-                " (rebuild it: CorpusSpec.rebuild = True)"
             )
-        if self.manifest.get("sha256", own := manifest_digest(self.manifest)) != own:
+        if self.manifest.get("sha256") != manifest_digest(self.manifest):
             raise _damaged(self.folder, f"{path.name}: its content is not what was written")
         for language in self.manifest["languages"]:  # part of files' names, also of translations
             confined(self.folder, language)
@@ -85,54 +88,27 @@ class Cache:
         if not self.has_all_directions and self.mixture != made_for:
             raise InputError(
                 f"{self.folder}: its source and target vocabularies are made for the mixture "
-                f"{made_for}, not {self.mixture} (CorpusSpec.mixture, CorpusSpec.rebuild)"
+                f"{made_for}, not {self.mixture} (CorpusSpec.mixture)"
             )
 
     def verify(self, needs: Callable[[str], bool] = lambda name: True) -> None:
-        """Compares the files with their SHA-256, as `m4.storage.checksums` is set to. A cache of an
-        earlier version of m4 has none: then its arrays are looked at.
+        """Compares the files with their SHA-256, as `m4.storage.checksums` is set to.
 
         Args:
-            needs: of the files that are needed, by name.
+            needs: Which files are needed, by name.
 
         Raises:
-            Damaged: the file, and what is wrong with it.
+            Damaged: The file, and what is wrong with it.
         """
-        if "files" not in self.manifest:
-            self._check_arrays(needs)
-            return
         files = {name: one for name, one in self.manifest["files"].items() if needs(name)}
-        store = Disk(f"file://{self.folder.absolute()}")
+        store = checksums.Disk(self.folder)
         if said := checksums.problem(store, files, once=True):
             raise _damaged(self.folder, said)
 
-    def _check_arrays(self, needs: Callable[[str], bool]) -> None:
-        """Damaged: offsets that do not rise from 0 to the number of ids; an id that no vocabulary
-        has, or of padding."""
-        for path in sorted(self.folder.glob("*.offsets.npy")):
-            if not needs(path.name):
-                continue
-            stem = path.name.removesuffix(".offsets.npy")
-            tokens = path.with_name(f"{stem}.tokens.npy")
-            try:
-                offsets, flat = _mapped(path), _mapped(tokens)
-            except (OSError, ValueError, EOFError) as error:
-                raise _damaged(self.folder, f"{stem}.*.npy: {error}") from error
-            vocabulary = (
-                self.target_vocabulary if stem.endswith(".target") else self.source_vocabulary
-            )
-            if said := wrong_arrays(offsets, flat, vocabulary.size):
-                raise _damaged(self.folder, f"{stem}.*.npy: {said}")
-
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the text, the vocabulary and the settings: everything that decides ids."""
+        """The corpus's name: everything that decides its ids (`identity.fingerprint_of`)."""
         return self.manifest["fingerprint"]
-
-    @property
-    def replaced(self) -> str | None:
-        """Why it was rebuilt, in one line; None: it was the first in its folder."""
-        return self.manifest["replaced"]
 
     def languages(self) -> list[str]:
         """The codes, English left out, in the order of the rows."""
@@ -320,17 +296,6 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """SHA-256 of a manifest, which holds its own as "sha256"."""
     rest = {name: value for name, value in manifest.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def wrong_arrays(offsets: npt.NDArray[np.int64], flat: npt.NDArray[Any], pieces: int) -> str | None:
-    """What no token array has, in words; None: it is sound."""
-    if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(flat):
-        return f"its offsets are not those of {len(flat):,} ids"
-    if (offsets[1:] < offsets[:-1]).any():
-        return "an offset is below the one before it"
-    if len(flat) and not 0 < flat.min() <= flat.max() < pieces:
-        return f"ids from {flat.min()} to {flat.max()}, and the vocabulary has 1 to {pieces - 1}"
-    return None
 
 
 def _mapped(path: Path) -> npt.NDArray[Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from m4.data.sources import Source
+
+# Raised whenever the same settings would give other files (test_format.py notices).
+FORMAT = 6
 
 
 def identity_of(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
@@ -18,6 +22,12 @@ def identity_of(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
         }
     # Sorted: the order in which a cache holds its languages decides no ids.
     return {**settings, "languages": sorted(settings["languages"]), "source": text}
+
+
+def fingerprint_of(identity: Mapping[str, Any]) -> str:
+    """Returns the name of a corpus: the SHA-256 of its identity and of the cache's format."""
+    text = json.dumps([FORMAT, identity], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences(made: Any, now: Any, name: str = "") -> list[str]:

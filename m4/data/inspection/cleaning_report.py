@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.table import Table
 
-from m4.data.cache.cache import Cache, OtherFormat
-from m4.data.cache.identity import differences, identity_of
+from m4.data.cache.cache import Cache
+from m4.data.cache.identity import fingerprint_of, identity_of
 from m4.data.cleaning import clean
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.clean import Cleaner, Cleaning, OnDrop
@@ -134,18 +134,13 @@ def clean_corpus(
 
 
 def _tokenized(
-    folder: Path, spec: CorpusSpec, settings: dict[str, Any]
+    data_dir: Path, spec: CorpusSpec, settings: dict[str, Any]
 ) -> tuple[Ledger | None, str]:
     """Returns the ledger of the tokenized corpus, or why there is none of these settings."""
+    folder = data_dir / fingerprint_of(identity_of(spec.opened_source, settings))
     if not (folder / "manifest.json").is_file():
         return None, "not tokenized yet"
-    try:
-        cache = Cache(folder)
-    except OtherFormat:
-        return None, "tokenized by another version of m4"
-    if differences(cache.manifest["identity"], identity_of(spec.opened_source, settings)):
-        return None, "tokenized with other settings"
-    return cache.ledger(), ""
+    return Cache(folder).ledger(), ""
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.settings import InputError
-from m4.storage import remote
 from m4.storage.checkpoints import Checkpoints, Removed, shapes
 from m4.storage.steps import whole_step
 
@@ -38,14 +37,12 @@ def _opened(
     vocabulary: Vocabulary | SourceAndTarget | None,
     item: str | None = None,
 ) -> Iterator[_Found]:
-    folder = remote.remote_path(Path(checkpoints))
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
+    folder = Path(checkpoints)
     found = distributed.on_primary_then_broadcast(
         "checkpoints", lambda: whole_step(Path(checkpoints), step, used=item is None)
     )
     if found is None:
-        raise InputError(f"{folder}: no checkpoint")
+        raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
     store = Checkpoints(checkpoints, read_only=True)
     try:
         note = store.note(found)

@@ -20,9 +20,8 @@ from m4.jobs import prepare
 from m4.jobs.corpus import keep_vocabulary, open_vocabulary, place_of
 from m4.jobs.decoding.testsets import trained_step
 from m4.settings import InputError
-from m4.storage import manifest, remote
 from m4.storage.checkpoints import Checkpoints, read_note
-from m4.storage.steps import complete_steps, latest_step
+from m4.storage.steps import complete_steps, digest, latest_step, whole_step
 
 # Of a note: what it is the mean of. Such a checkpoint has no optimizer to train on with.
 AVERAGED = "averaged"
@@ -30,18 +29,15 @@ AVERAGED = "averaged"
 _NOT_KEPT = ("sampling", "best_step", "best", "risen_to", "since_best", "metrics")
 
 
-def chosen_steps(
-    experiment: Experiment, last: int | None, steps: Sequence[int] | None
-) -> list[int]:
+def chosen_steps(folder: Path, last: int | None, steps: Sequence[int] | None) -> list[int]:
     """The steps to average: the last so many of a run, or these. InputError: they are not there."""
-    folder = prepare.run_folder(experiment)
     if last is not None:
         trained_step(folder)  # there is one
         steps = complete_steps(folder / "checkpoints")
         if len(steps) < last:
             there = ", ".join(map(str, steps))
             raise InputError(
-                f"--last={last}: {remote.shown(folder)} has {len(steps)} checkpoints ({there}); "
+                f"--last={last}: {folder} has {len(steps)} checkpoints ({there}); "
                 "Training.keep_checkpoints sets how many stay"
             )
         steps = steps[-last:]
@@ -56,12 +52,11 @@ def output_of(experiment: Experiment, steps: Sequence[int]) -> str:
     return f"{experiment.model_dir.rstrip('/')}-average{len(steps)}-{steps[-1]}"
 
 
-def bindings(experiment: Experiment) -> list[str]:
+def bindings(experiment: Experiment, folder: Path) -> list[str]:
     """What the mean's config says in addition: where the run's corpus and baselines are."""
     said = [f"experiment.Data.data_dir = {place_of(experiment)!r}"]
     if (levels := experiment.baselines) is not None and levels.folder is None:
-        folder = prepare.run_folder(experiment) / "baselines"
-        said.append(f"experiment.Baselines.folder = {str(folder)!r}")
+        said.append(f"experiment.Baselines.folder = {str(folder / 'baselines')!r}")
     return said
 
 
@@ -75,16 +70,14 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
         ValueError: the steps are of models of other shapes or vocabularies; another mean is there.
     """
     run, folder = prepare.run_folder(experiment), prepare.run_folder(output)
-    of = {str(step): manifest.digest(remote.remote_path(run / "checkpoints") / str(step))
-          for step in steps}  # fmt: skip
+    of = {str(step): digest(run / "checkpoints", step) for step in steps}
     if (latest := latest_step(folder / "checkpoints")) is not None:
-        there = remote.remote_path(folder / "checkpoints") / str(latest)
-        if (said := manifest.problem(there)) is not None:
-            raise InputError(f"{there}: damaged ({said}); remove it, and the mean is made again")
+        try:
+            whole_step(folder / "checkpoints", latest)
+        except InputError as error:
+            raise InputError(f"{error}; remove it, and the mean is made again") from error
         if read_note(folder, latest).get(AVERAGED) != of:
-            raise InputError(
-                f"{remote.shown(folder)}: has the mean of other checkpoints; give another --output"
-            )
+            raise InputError(f"{folder}: has the mean of other checkpoints; give another --output")
         return folder
     cache = open_vocabulary(experiment)
     model = prepare.model_for(experiment, cache)

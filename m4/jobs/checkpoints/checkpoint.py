@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from m4.settings import InputError
-from m4.storage import manifest, remote, run_folder, safetensors
+from m4.storage import manifest, run_folder, safetensors
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
+from m4.storage.local_copy import fetched
 from m4.storage.steps import complete_steps, damaged_steps, used_item, whole_step
 
 # Characters of an entry of a note: counts by direction, layer and expert may be megabytes.
@@ -51,8 +52,7 @@ def checkpoint(
         if what != "convert" and value is not None:
             raise InputError(f"--{name}={value}: only with convert, not {what}")
     jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
-    folder = remote.local(run)
-    remote.fetch(folder)
+    folder = fetched(run)
     run_folder.read(folder)
     if what in ("list", "verify"):
         return _verify(folder, step, console, full=what == "verify")
@@ -64,7 +64,7 @@ def checkpoint(
     if output is None:
         raise InputError("--output: give FILE.safetensors, or a folder that becomes a run's")
     _convert(folder, found, output, dtype, weights)
-    console.print(f"{remote.shown(folder)}, step {found} -> {output}", soft_wrap=True)
+    console.print(f"{folder}, step {found} -> {output}", soft_wrap=True)
     return True
 
 
@@ -80,7 +80,7 @@ def _verify(folder: Path, step: int | None, console: Console, *, full: bool) -> 
     if not steps or (step is not None and step not in steps):
         wanted = "no checkpoints" if step is None else f"no checkpoint of step {step}"
         there = f"; there are {', '.join(map(str, steps))}" if steps else ""
-        raise InputError(f"{remote.shown(folder)}: {wanted}{there}")
+        raise InputError(f"{folder}: {wanted}{there}")
     table = Table(box=SIMPLE_HEAD)
     for name in ("step", "saved", "MB", "items", "note", "SHA-256" if full else "sizes"):
         table.add_column(name, justify="right" if name in ("step", "MB") else "left")

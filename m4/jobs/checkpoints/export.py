@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from m4.settings import InputError
-from m4.storage import manifest, remote, run_folder, t5x
+from m4.storage import manifest, run_folder, t5x
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
+from m4.storage.local_copy import fetched
 from m4.storage.steps import used_item, whole_step
 from m4.train import t5x_layout
 
@@ -32,8 +33,7 @@ def export(run: str, step: int | None, output: Path) -> str:
         InputError: no such run or step; there is such a folder.
     """
     jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
-    folder = remote.local(run)
-    remote.fetch(folder)
+    folder = fetched(run)
     run_folder.read(folder)
     if output.exists():
         raise InputError(f"--output={output}: is there already")
@@ -59,7 +59,7 @@ def export(run: str, step: int | None, output: Path) -> str:
     if count is None:
         why = "its optimizer is no Adafactor" if whole else f"the {item} parameters have none"
         said = f"without an optimizer's state ({why}): in T5X set fallback_to_scratch = True"
-    return f"{remote.shown(folder)}, step {found} -> {output / f'checkpoint_{steps}'}, {said}"
+    return f"{folder}, step {found} -> {output / f'checkpoint_{steps}'}, {said}"
 
 
 def _adafactor(

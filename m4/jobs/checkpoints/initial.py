@@ -17,7 +17,8 @@ from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.settings import SettingError
-from m4.storage import remote, run_folder
+from m4.storage import run_folder
+from m4.storage.local_copy import fetched
 from m4.train import initial
 from m4.train.adafactor_state import check_adafactor
 from m4.train.initial import InitialModel, Leaf, Rows, Shapes, Use
@@ -123,7 +124,6 @@ class Beginning:
         print("\n".join(self._lines()))
         if folder == self._run or _known_step(self._rules, self._run) is None:
             run_folder.note(self._run, initial=self.about)
-            remote.push(self._run)
 
     def _lines(self) -> list[str]:
         """What was taken over, grown and left, for people."""
@@ -199,8 +199,7 @@ def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Begin
 def _opened(rules: InitialModel, run: Path) -> Old:
     """run: the folder of the run that begins."""
     name, step = name_and_step(rules.run)
-    folder = remote.local(name)
-    remote.fetch(folder)
+    folder = fetched(name)
     known = _known_step(rules, run) if step is None else None
     if is_t5x(folder):
         return OldT5x(folder, rules, step, known)

@@ -28,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the pairs; returns the exit status."""
     with command.experiment_of(arguments) as (experiment, config):
-        from m4.jobs.claim import claimed
+        from m4.jobs.open_run import open_run
 
-        with claimed(experiment, config, "data"):
-            batch(experiment, arguments.step)
+        with open_run(experiment, config, "data", computes=False) as run:
+            batch(run.experiment, arguments.step)
     return 0
 
 

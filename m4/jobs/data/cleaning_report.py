@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
     with command.experiment_of(arguments) as (experiment, config):
-        from m4.jobs.claim import claimed
+        from m4.jobs.open_run import open_run
 
-        with claimed(experiment, config, "data"):
-            cleaning_report(experiment, arguments.stages, arguments.list)
+        with open_run(experiment, config, "data", computes=False) as run:
+            cleaning_report(run.experiment, arguments.stages, arguments.list)
     return 0
 
 
@@ -52,12 +52,12 @@ def cleaning_report(experiment: "Experiment", stages: str, list: str | None) -> 
     from m4.data.cleaning import clean
     from m4.data.inspection import cleaning_report as reports
     from m4.jobs import prepare
-    from m4.jobs.corpus import everything, fetched, place_of
+    from m4.jobs.corpus import fetched_corpora
     from m4.progress import ProgressBar
 
     spec = experiment.data.corpus
     cleaning = clean.thorough(spec.cleaning.stages) if stages == "all" else spec.cleaning
-    folder = fetched(place_of(experiment), everything)
+    folder = fetched_corpora(experiment)
     path = prepare.run_folder(experiment) / "dropped.jsonl.gz"
     with ProgressBar("cleaning", 100, "%") as bar:
 

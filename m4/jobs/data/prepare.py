@@ -11,26 +11,24 @@ EXAMPLE = "m4 data prepare --gin_file=gin_configs/demo.gin"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     command.add_config(parser)
-    parser.add_argument(
-        "--rebuild",
-        action="store_true",
-        help="replace a corpus of other settings, for all runs that share it",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Builds the corpus in MODEL_DIR/data or Data.data_dir, or checks what is there."""
     with command.experiment_of(arguments) as (experiment, config):
-        from m4.jobs.claim import claimed
         from m4.jobs.corpus import opened_or_built, place_of
+        from m4.jobs.open_run import open_run
 
-        shared = experiment.data.data_dir is not None
-        with contextlib.nullcontext() if shared else claimed(experiment, config, "data"):
-            cache = opened_or_built(experiment, rebuild=arguments.rebuild)
+        with contextlib.ExitStack() as stack:
+            built = experiment
+            if experiment.data.data_dir is None:
+                opened = open_run(experiment, config, "data", computes=False)
+                built = stack.enter_context(opened).experiment
+            cache = opened_or_built(built)
         languages = cache.languages()
         pairs = sum(cache.size(language, "train") for language in languages)
         print(
             f"{place_of(experiment)}: {pairs:,} training pairs in {len(languages)} languages, "
-            f"corpus {cache.fingerprint[:16]}"
+            f"corpus {cache.fingerprint}"
         )
     return 0

@@ -36,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
     with command.experiment_of(arguments) as (experiment, config):
-        from m4.jobs.claim import claimed
+        from m4.jobs.open_run import open_run
 
-        with claimed(experiment, config, "data"):
-            preview(experiment, arguments.temperatures, arguments.most_epochs)
+        with open_run(experiment, config, "data", computes=False) as run:
+            preview(run.experiment, arguments.temperatures, arguments.most_epochs)
     return 0
 
 

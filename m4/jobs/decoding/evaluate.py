@@ -25,7 +25,7 @@ from m4.jobs.decoding.testsets import decode, decodes_folder, trained_step
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.storage.files import write_jsonl
-from m4.storage.remote import remote_path
+from m4.storage.local_copy import address_of
 
 
 def evaluate(
@@ -132,8 +132,7 @@ def system_of(
 
 def system(experiment: Experiment, name: str, decodes: Path, steps: Mapping[str, int]) -> System:
     """Returns a model's translations as a system. steps: The checkpoint's, by direction."""
-    # On another machine the working copy of a bucket's folder is elsewhere.
-    config = remote_path(prepare.run_folder(experiment) / "operative_config.gin")
+    config = address_of(prepare.run_folder(experiment) / "operative_config.gin")
     return System(name, decodes, config=str(config), checkpoint_step=steps)
 
 

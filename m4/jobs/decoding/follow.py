@@ -16,11 +16,11 @@ from m4.jobs.decoding.evaluate import scored, system, system_name
 from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.parallel import distributed
 from m4.settings import InputError
-from m4.storage import remote
 from m4.storage.checkpoints import SCORES_BY_STEP, Checkpoints, Removed
 from m4.storage.files import read_jsonl
+from m4.storage.local_copy import address_of
+from m4.storage.objects import Unreachable
 from m4.storage.steps import complete_steps, is_removed, latest_step
-from m4.storage.store import Unreachable
 from m4.train.measuring.watchdog import heartbeat
 
 _sleep = time.sleep
@@ -79,11 +79,11 @@ def follow(
         elif seconds is None or ended:
             if scorer is not None and scorer.failed is not None:
                 raise scorer.failed
-            _say(f"{remote.shown(folder)}/{SCORES_BY_STEP}")
+            _say(f"{folder}/{SCORES_BY_STEP}")
             return folder / SCORES_BY_STEP
         else:
             if silent and not done:
-                _say(f"{remote.shown(folder)}: no checkpoint yet; waiting for the first")
+                _say(f"{folder}: no checkpoint yet; waiting for the first")
             silent = False
             _sleep(seconds)
 
@@ -97,7 +97,7 @@ def _look(folder: Path, before: Sequence[int]) -> tuple[Sequence[int], bool]:
         ended = _has_ended(folder)  # first: what is saved meanwhile is in the list
         return complete_steps(folder / "checkpoints"), ended
     except (OSError, Unreachable) as error:
-        _say(f"{remote.shown(folder)}: will look again ({distributed.first_line(error)})")
+        _say(f"{folder}: will look again ({distributed.first_line(error)})")
         return before, False
 
 
@@ -105,7 +105,7 @@ def _has_ended(folder: Path) -> bool:
     latest = latest_step(folder / "checkpoints")
     if latest is None or not _is_last(folder / "checkpoints", latest):
         return False
-    beat = heartbeat(remote.remote_path(folder))
+    beat = heartbeat(address_of(folder))
     return beat is None or beat.ended(time.time())  # else it was made longer, and trains
 
 

@@ -11,7 +11,7 @@ from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
 from m4.parallel import distributed
 from m4.parallel.platform.jax_setup import private_programs
-from m4.storage import manifest, remote
+from m4.storage.steps import digest
 
 
 class ReadyModel(NamedTuple):
@@ -53,7 +53,7 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
     made_by = {
         "step": found,
         # Of another run, or of a mean, the step may be the same.
-        "checkpoint": manifest.digest(remote.remote_path(folder / "checkpoints") / str(found)),
+        "checkpoint": digest(folder / "checkpoints", found),
         "vocabulary": cache.vocabulary.fingerprint,
     }
     made_by |= experiment.decoding.search()

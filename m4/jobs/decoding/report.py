@@ -25,9 +25,10 @@ from m4.jobs.checkpoints.initial import name_and_step
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.evaluate import system_of, tested
 from m4.jobs.decoding.testsets import trained_step
-from m4.storage import remote, run_folder
+from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import read_jsonl, whole_folder
+from m4.storage.local_copy import fetched
 from m4.storage.metrics_log import read_metrics, warn_if_changed
 
 
@@ -163,7 +164,7 @@ def curve(folder: Path) -> list[dict[str, Any]]:
     about = run_folder.read(folder).get("initial") or {}
     if not about.get("optimizer"):
         return rows
-    parent = remote.local(name_and_step(about["run"])[0])
+    parent = fetched(name_and_step(about["run"])[0], ["metrics.jsonl", "run.json"].__contains__)
     before = curve(parent) if (parent / "metrics.jsonl").is_file() else []
     return [*(row for row in before if row["step"] <= about["step"]), *rows]
 

@@ -14,7 +14,6 @@ from m4.jobs.corpus import open_corpus, test_sets
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError
-from m4.storage import remote
 from m4.storage.steps import whole_step
 
 
@@ -23,9 +22,7 @@ def trained_step(folder: Path, step: int | None = None) -> int:
     that."""
     found = whole_step(folder / "checkpoints", step, used=True)
     if found is None:
-        raise InputError(
-            f"{remote.remote_path(folder)}: no checkpoints; train first, or give another MODEL_DIR"
-        )
+        raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
     return found
 
 

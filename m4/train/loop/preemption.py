@@ -17,7 +17,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel.platform import signals
-from m4.storage import lease
 
 # The name of the flags in a batch, and of their sum in the metrics.
 STOP = "stop"
@@ -28,9 +27,7 @@ def stop_signals(to_save: Callable[[], bool] = lambda: True) -> Iterator[list[in
     """Collects Ctrl-C, SIGTERM (a preempted machine's notice) and SIGHUP until the step is done.
 
     An exception in the middle of a step would leave no state to save: its memory is reused. A
-    second Ctrl-C interrupts at once. Only the main thread can have handlers. The loss of MODEL_DIR
-    to another job ends training in the same way: nothing is saved then, but all processes learn of
-    it (`m4.storage.checkpoints`).
+    second Ctrl-C interrupts at once. Only the main thread can have handlers.
 
     Args:
         to_save: whether there is something to save; else a signal does what it did before.
@@ -43,17 +40,14 @@ def stop_signals(to_save: Callable[[], bool] = lambda: True) -> Iterator[list[in
     def note(number: int, frame: FrameType | None) -> None:
         if to_save() and not (received and number == signal.SIGINT):
             received.append(number)
-            if number in signals.NUMBERS:
-                signals.notice(number)
+            signals.notice(number)
             return
         handler = before[number]
         if callable(handler):
             handler(number, frame)
-        if number != lease.LEASE_LOST_SIGNAL:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
-    numbers = (*signals.not_ignored(), lease.LEASE_LOST_SIGNAL)
-    before: dict[int, Any] = {number: signal.signal(number, note) for number in numbers}
+    before: dict[int, Any] = {n: signal.signal(n, note) for n in signals.not_ignored()}
     try:
         with signals.held(to_save):
             yield received

@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 
 from m4.parallel import distributed
-from m4.storage.remote import remote_path
 
 STEP_NAME = "training_step"
 
@@ -49,7 +48,7 @@ class StepProfile:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
-            self._say(f"steps {self._steps[0]} to {self._steps[-1]} in {remote_path(self._folder)}")
+            self._say(f"steps {self._steps[0]} to {self._steps[-1]} in {self._folder}")
 
     def _say(self, text: str) -> None:
         if distributed.is_primary():

@@ -91,10 +91,10 @@ def _built(folder: Path, cache: Path, on_bad_line: str) -> dict:
 
     source = Tsv(folder, on_bad_line=on_bad_line)
     spec = CorpusSpec(source, vocabulary_size=300, lengths={"inputs": 64, "targets": 64})
-    spec.build(cache)
+    folder = spec.build(cache).folder
     skipped = source.reading.skipped
     return {
-        "tokens": {path.name: digest(path.read_bytes()) for path in sorted(cache.glob("*.npy"))},
+        "tokens": {path.name: digest(path.read_bytes()) for path in sorted(folder.glob("*.npy"))},
         "skipped": sum(skipped.values()),
         "reasons": len({reason for _, reason in skipped}),
     }

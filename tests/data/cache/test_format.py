@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from m4.data.cache import cache
+from m4.data.cache.cache import Cache
+from m4.data.cache.identity import FORMAT
 from m4.data.cleaning import clean
 from m4.data.cleaning.clean import Cleaning, thorough
 from m4.data.cleaning.script import Script
@@ -21,7 +22,7 @@ from tests.data.cleaning.cases import Listed, run
 from tests.data.corpora import WRITERS, texts_of
 from tests.data.corpus import Made
 
-# cache.FORMAT, version of SentencePiece, which trains the vocabulary, and what `digest` then gives.
+# FORMAT, version of SentencePiece, which trains the vocabulary, and what `digest` then gives.
 PINNED = (6, "0.2.3", "d3c1eb691572039cd0efaa52a6fce718a22fe80fabb06ee7f8d01d27b71a5a9d")
 # The same of text that every stage of cleaning finds something in.
 CLEANED = "df60ccebc2ed60a7b1e4e41d75328746f236b665ab13afe8c59dedf03a51e4ca"
@@ -57,7 +58,7 @@ def digest(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> cache.Cache:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     trainer = PINNED[1]
     if version("sentencepiece") != trainer:
         pytest.skip(f"needs sentencepiece {trainer}: another one may train another vocabulary")
@@ -71,9 +72,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> cache.Cache:
     ).build(tmp_path_factory.mktemp("format") / "c")
 
 
-def test_the_format_is_raised_with_every_change_of_the_files(made: cache.Cache) -> None:
-    assert (cache.FORMAT, digest(made.folder)) == (PINNED[0], PINNED[2]), (
-        "the same settings give other files: raise FORMAT in m4/data/cache/cache.py and pin again"
+def test_the_format_is_raised_with_every_change_of_the_files(made: Cache) -> None:
+    assert (FORMAT, digest(made.folder)) == (PINNED[0], PINNED[2]), (
+        "the same settings give other files: raise FORMAT in cache/identity.py and pin again"
     )
 
 
@@ -103,8 +104,8 @@ def test_the_format_is_raised_with_every_change_of_what_cleaning_does(tmp_path: 
     at_work = {reason.partition(":")[0] for reason in [*count.dropped, *count.changed]}
     assert at_work == {stage.name for stage in stages}, (count.dropped, count.changed)
     text = repr((sorted(kept.items()), ledger.as_json()))
-    assert (cache.FORMAT, hashlib.sha256(text.encode()).hexdigest()) == (PINNED[0], CLEANED), (
-        "cleaning does something else: raise FORMAT in m4/data/cache/cache.py and pin again"
+    assert (FORMAT, hashlib.sha256(text.encode()).hexdigest()) == (PINNED[0], CLEANED), (
+        "cleaning does something else: raise FORMAT in cache/identity.py and pin again"
     )
 
 
@@ -126,15 +127,14 @@ def test_the_format_is_raised_with_every_change_of_what_a_source_reads(
     source = WRITERS[name](tmp_path, texts)
     read = repr([(code, split, [tuple(pair) for pair in source.pairs(code, split)])
                  for code in source.languages() for split in SPLITS])  # fmt: skip
-    assert (cache.FORMAT, hashlib.sha256(read.encode()).hexdigest()) == (PINNED[0], READ[name]), (
-        f"{name} reads other pairs out of the same files: raise cache.FORMAT, pin again"
-    )
+    assert (FORMAT, hashlib.sha256(read.encode()).hexdigest()) == (
+        PINNED[0],
+        READ[name],
+    ), f"{name} reads other pairs out of the same files: raise FORMAT, pin again"
 
 
 @pytest.mark.parametrize("layout", stream.LAYOUTS)
-def test_the_format_is_raised_with_every_change_of_the_batches(
-    made: cache.Cache, layout: str
-) -> None:
+def test_the_format_is_raised_with_every_change_of_the_batches(made: Cache, layout: str) -> None:
     drawn, total = Stream(made, seed=3, batch_rows=8, layout=layout), hashlib.sha256()
     # Some of the first group of steps, and of a later one (gl comes again after 80 pairs).
     for step in (0, 1, drawn.group_steps, 3 * drawn.group_steps + 1):

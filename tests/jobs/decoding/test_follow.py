@@ -17,9 +17,9 @@ from m4.eval.scoring.by_step import read_rows
 from m4.jobs.decoding import follow
 from m4.jobs.eval import follow_options
 from m4.settings import InputError
-from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import read_jsonl
+from m4.storage.locks import local_lock
 from tests.command_line import Said, m4
 
 COMPILES: list[str] = []
@@ -70,7 +70,7 @@ def test_each_new_checkpoint_is_scored_once_by_one_program(
         pass
 
     # Training works in the folder all the time.
-    with run_folder.locked(run, "train"):
+    with local_lock(run / ".lock.train", ""):
         meanwhile(monkeypatch, nothing_new, later(1), nothing_new, later(2, 3))
         said = watched(run, "--directions=en-gl,gl-en")
     assert said.status == 0, said.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import time
@@ -11,7 +10,6 @@ from typing import NamedTuple
 
 import pytest
 
-from m4.storage import lease, remote
 from m4.storage.checkpoints import read_note
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
@@ -168,79 +166,3 @@ def test_another_number_of_processes_resumes_and_stops_together(
         assert f"m4 train: interrupted at step {stopped} (saved)" in said, said
     assert steps(folder) == stopped
     assert_as_never_interrupted(folder, stopped, tmp_path / "alone", corpus=killed.folder)
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_a_pipeline_over_processes_with_a_folder_in_a_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pipeline across two machines of four devices that share a store only; both end, and another
-    one resumes without a pipeline."""
-    store = tmp_path / "store" / "run"
-    address = f"--model_dir=file://{store}"
-    model = [
-        "--gin.transformer.Transformer.moe=None",
-        "--gin.transformer.Transformer.encoder_layers=2",
-        "--gin.transformer.Transformer.decoder_layers=2",
-        "--gin.transformer.Transformer.scan_layers=True",
-        "--gin.transformer.Transformer.pipeline_microbatches=2",
-        # A pipeline draws other numbers.
-        "--gin.transformer.Transformer.dropout_rate=0.0",
-    ]
-    mesh = ["--gin.mesh.make_mesh.stage=2", "--gin.mesh.make_mesh.data=4"]
-    homes = [tmp_path / "first", tmp_path / "second"]
-    monkeypatch.setenv("XDG_CACHE_HOME", str(homes[0]))
-    here = remote.local(f"file://{store}")
-    job = Job(tmp_path / "two", 2, 4, address, FOR_EVER, *model, *mesh, homes=homes)
-    with started(job):
-        job.wait_for(lambda: (latest_step(store / "checkpoints") or 0) >= 4, 300)
-        job.processes[0].kill()
-        first, second = job.statuses(60)
-        assert first == -signal.SIGKILL
-        assert second in LOST, job.said()
-    assert steps(here) >= 4
-    stopped = latest_step(store / "checkpoints")
-    assert stopped is not None
-    checkpoint = store / "checkpoints" / str(stopped)
-    note = json.loads((checkpoint / "note" / "metadata").read_text(encoding="utf-8"))
-    assert note["pipeline"]["stages"] == 2
-    # Of a checkpoint each has written its parts, and the second one has read the corpus there.
-    parts = {path.name for path in (checkpoint / "params").iterdir()}
-    assert {"ocdbt.process_0", "ocdbt.process_1"} <= parts
-    (corpus,) = (homes[1] / "m4").glob("data.*")
-    assert (corpus / "train.english.tokens.npy").is_file()
-    assert not (corpus / "text").exists(), "training reads no text"
-    (copy,) = (homes[1] / "m4").glob("run.*")
-    assert not list(copy.glob("metrics.jsonl")), "only the first one writes"
-    # The first one could not release its lease.
-    assert list((store / lease.RUNNING).glob("[!.]*.json"))
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
-    monkeypatch.setattr(lease, "PERIOD_SECONDS", 0.05)
-    end = f"--gin.TRAIN_STEPS={stopped + 1}"
-    said = m4("train", *COMMON, *model, address, end)
-    assert said.status == 0, said.err
-    assert not list((store / lease.RUNNING).glob("[!.]*.json"))
-
-    assert_as_never_interrupted(store, stopped + 1, tmp_path / "alone", *model)
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_processes_whose_folder_is_taken_over_end(tmp_path: Path) -> None:
-    store = tmp_path / "store" / "run"
-    homes = [tmp_path / "first", tmp_path / "second"]
-    job = Job(tmp_path / "job", 2, 1, f"--model_dir=file://{store}", FOR_EVER, homes=homes)
-    with started(job):
-        job.wait_for(lambda: latest_step(store / "checkpoints") is not None, 300)
-        (mine,) = (store / lease.RUNNING).glob("[!.]*.json")
-        said = json.loads(mine.read_text(encoding="utf-8"))
-        other = {**said, "host": "elsewhere", "job": "another"}
-        mine.write_text(json.dumps(other), encoding="utf-8")
-        # Long before it would renew: the next checkpoint is where it looks.
-        assert job.statuses(60) == [3, 1], job.said()
-        first, second = (said.splitlines()[-1] for said in job.said())
-        assert first.startswith(f"m4 train: MODEL_DIR = file://{store}: another job has")
-        assert second.startswith("m4 train: process 0 failed: MODEL_DIR")
-    assert json.loads(mine.read_text(encoding="utf-8")) == other

@@ -25,7 +25,7 @@ from etils import epath
 
 from m4.settings import InputError, SettingError
 from m4.storage.files import write_text
-from m4.storage.store import check_readable
+from m4.storage.objects import check_readable
 
 _NOT_READABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
 COMPRESSED = (".gz", ".zst")

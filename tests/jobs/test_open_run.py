@@ -1,11 +1,13 @@
-"""What a job does to a run's folder before it is refused."""
+"""The door of a run's folder."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import m4
+from m4.jobs.open_run import open_run
+from m4.storage.locks import Busy
+from tests.command_line import TINY, config_and_experiment, m4
 from tests.shared import tiny_run
 
 CONFIG = ("run.json", "config.gin", "operative_config.gin")
@@ -38,3 +40,19 @@ def test_a_lock_that_is_a_link_is_not_followed(run: Path, tmp_path: Path) -> Non
         assert said.status == 2, said.err
         assert said.err.count("\n") == 1, said.err
         assert victim.read_text() == "precious"
+
+
+def test_one_job_of_a_kind_at_a_time(tmp_path: Path) -> None:
+    config, experiment = config_and_experiment(TINY, f"MODEL_DIR = '{tmp_path}/run'")
+    with open_run(experiment, config, "train") as run:
+        before = {name: (run.folder / name).read_bytes() for name in CONFIG}
+        for fresh in (False, True):
+            with pytest.raises(Busy, match="another m4 job is at work there"):
+                open_run(experiment, config, "train", fresh=fresh).__enter__()
+        with open_run(experiment, config, "eval") as other, open_run(experiment, config) as reader:
+            assert other.folder == reader.folder == run.folder
+        with pytest.raises(Busy):
+            open_run(experiment, config, "eval", fresh=True).__enter__()
+        assert {name: (run.folder / name).read_bytes() for name in CONFIG} == before
+    with open_run(experiment, config, "train", fresh=True):
+        pass

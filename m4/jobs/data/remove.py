@@ -1,0 +1,38 @@
+"""`m4 data remove`: removes a corpus, if no given run uses it."""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from m4.jobs.data.list import corpora
+from m4.settings import InputError
+
+EXAMPLE = "m4 data remove runs/demo/data/d3c1eb69... --runs runs/*"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("corpus", nargs="+", type=Path, help="folders that `m4 data list` names")
+    parser.add_argument(
+        "--runs", nargs="*", type=Path, default=[], help="run folders whose corpora stay"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Removes corpora; returns the exit status. Removed ones are built again when they are needed.
+
+    Raises:
+        InputError: A folder is no corpus, or a run uses it; then nothing is removed.
+    """
+    for folder in arguments.corpus:
+        known = {one.folder: one for one in corpora([folder.parent], arguments.runs)}
+        if folder not in known:
+            raise InputError(
+                f"{folder}: not a corpus, as `m4 data list {folder.parent}` names them"
+            )
+        if users := known[folder].runs:
+            raise InputError(f"{folder}: {', '.join(users)} was trained with it")
+    for folder in arguments.corpus:
+        shutil.rmtree(folder)
+        print(f"removed {folder}")
+    return 0

@@ -1,0 +1,178 @@
+"""The door of a run's folder: a command opens its run once, and works inside in a plain folder.
+
+Here alone it matters whether MODEL_DIR is in a bucket, whether another job writes there, and
+whether the folder belongs to this config.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from m4.config import Config
+from m4.experiment import Experiment
+from m4.parallel import distributed
+from m4.parallel.platform.accelerator import check_accelerator
+from m4.parallel.platform.jax_setup import set_up
+from m4.settings import InputError
+from m4.storage import local_copy, run_folder
+from m4.storage.checkpoints import Checkpoints
+from m4.storage.local_copy import LocalCopy
+from m4.storage.locks import Busy, local_lock
+from m4.storage.objects import check_place, is_address
+from m4.storage.steps import latest_step
+
+
+class Run(NamedTuple):
+    """An open run: its experiment, whose MODEL_DIR is a folder of this machine, and that folder."""
+
+    experiment: Experiment
+    folder: Path
+
+
+@contextlib.contextmanager
+def open_run(
+    experiment: Experiment,
+    config: Config,
+    *writes: str,
+    fresh: bool = False,
+    computes: bool = True,
+) -> Iterator[Run]:
+    """Opens a run for one command.
+
+    The folder is made the config's, or it is checked that it is. Of a bucket's folder a local copy
+    is brought up to date; while the command works, and at the end, what it writes is uploaded. With
+    several processes the primary does all that, and the others check that they see its folder.
+
+    Args:
+        writes: Kinds of the files that the command writes (`run_folder.KINDS`). One job at a time
+            writes files of a kind. Without kinds the run is only read.
+        fresh: Whether what jobs wrote there is removed first.
+        computes: Whether the command runs programs on the devices.
+
+    Raises:
+        Busy: Another job writes files of these kinds.
+        InputError: The folder belongs to another config, or cannot be used.
+    """
+    address = experiment.model_dir.rstrip("/")
+    check_place(address)
+    bucket = is_address(address)
+    if computes:
+        check_accelerator()
+        if writes:  # a mesh that is impossible is refused before anything is written
+            experiment.training.mesh()
+            distributed.check_joined()
+    with contextlib.ExitStack() as stack:
+        folder = Path(address)
+        if not writes:
+            folder = local_copy.fetched(address)
+            run_folder.check(folder, config.settings, config.mutable)
+        elif distributed.is_primary():
+            folder = local_copy.copy_of(address, "-".join(writes)) if bucket else folder
+        if bucket:
+            stack.enter_context(_named(folder, address))
+        if writes:
+
+            def enter() -> str:
+                stack.enter_context(_owned(folder, address, config, writes, fresh))
+                return run_folder.digest(folder)
+
+            written = distributed.on_primary_then_broadcast("MODEL_DIR", enter)
+            folder = _seen(folder, address, written)
+        if computes:
+            set_up(_programs(folder, address, writes))
+        if bucket:
+            data = experiment.data
+            data_dir = data.data_dir or f"{address}/data"
+            experiment = dataclasses.replace(
+                experiment,
+                model_dir=str(folder),
+                data=dataclasses.replace(data, data_dir=data_dir),
+            )
+            if writes and computes:
+                Checkpoints(folder / "checkpoints", read_only=True).close()
+        yield Run(experiment, folder)
+
+
+@contextlib.contextmanager
+def _named(folder: Path, address: str) -> Iterator[None]:
+    """Makes errors name the address, which the user gave, and not the local copy."""
+    try:
+        yield
+    except InputError as error:
+        error.args = tuple(str(one).replace(str(folder), address) for one in error.args)
+        raise
+
+
+@contextlib.contextmanager
+def _owned(
+    folder: Path, address: str, config: Config, writes: tuple[str, ...], fresh: bool
+) -> Iterator[None]:
+    """Locks the files of these kinds, and makes the folder the config's.
+
+    The config's files are written by training, and by other jobs while none trains there; then they
+    only check them. A job that is refused before it saved a checkpoint leaves the config of before:
+    else a value that cannot be used would be refused again and again.
+    """
+    where = f"MODEL_DIR = {address}"
+    copy = LocalCopy(address, writes, run_folder.kind_of, where) if is_address(address) else None
+    others = sorted({"train", *(run_folder.KINDS if fresh else ())} - {*writes})
+
+    @contextlib.contextmanager
+    def alone() -> Iterator[None]:
+        """Holds the locks that writing the config's files needs in addition."""
+        with contextlib.ExitStack() as stack:
+            for kind in others:
+                if copy is None:
+                    stack.enter_context(local_lock(folder / f".lock.{kind}", where))
+                else:
+                    copy.lock(stack, kind, wait=False)
+            yield
+            if copy is not None:
+                copy.put(run_folder.CONFIG_FILES)
+
+    with contextlib.ExitStack() as stack:
+        if copy is None:
+            for kind in writes:
+                stack.enter_context(local_lock(folder / f".lock.{kind}", where))
+        else:
+            stack.enter_context(copy.locked())
+        before, latest = run_folder.config_files(folder), latest_step(folder / "checkpoints")
+        try:
+            with alone():
+                if fresh:
+                    removed = run_folder.start_over(folder)
+                    if copy is not None:
+                        copy.clear(removed)
+                run_folder.claim(folder, config)
+        except Busy:
+            if fresh:
+                raise
+            run_folder.check(folder, config.settings, config.mutable)
+        try:
+            yield
+        except InputError:
+            if before and not fresh and latest_step(folder / "checkpoints") == latest:
+                with contextlib.suppress(Busy), alone():
+                    run_folder.restore(folder, before)
+            raise
+
+
+def _seen(folder: Path, address: str, written: str) -> Path:
+    """Returns the folder in which this process sees what the primary one wrote."""
+    if not distributed.is_primary() and is_address(address):
+        folder = local_copy.fetched(address)
+    run_folder.check_shared(folder, written, address)
+    return folder
+
+
+def _programs(folder: Path, address: str, writes: tuple[str, ...]) -> Path | None:
+    """Returns the folder of compiled programs of a run in a bucket, which jobs that write there
+    keep there for other machines; None for the user's own. Programs of a folder on a disk, which
+    may be anybody's, are never run."""
+    if not writes or not is_address(address):
+        return None
+    if distributed.is_primary():
+        return folder / local_copy.COMPILED / writes[0]
+    return local_copy.fetch_programs(address, writes[0])

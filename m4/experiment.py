@@ -33,14 +33,14 @@ from m4.train.training import Training as Training
 
 
 class SavedFolder(str):
-    """A folder that a run's saved config names: it is read, never written, because the run may be a
+    """A folder that a saved config names. It is read and never written: the run may be a
     stranger's."""
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What is trained on, and how often each language is seen.
+    """The text that is trained on, and how often each language is seen.
 
     Attributes:
         corpus: the text, how it is cleaned and tokenized.
@@ -92,7 +92,7 @@ class Baselines:
             raise SettingError("Baselines.folder", self.folder, "a local folder, or None")
 
     def of(self, level: str) -> "Experiment":
-        """The experiment of a resource level."""
+        """Returns the experiment of a resource level."""
         return {"high": self.high, "medium": self.medium, "low": self.low}[level]
 
 
@@ -124,7 +124,7 @@ class Experiment:
             raise SettingError("Data.data_dir", shared, allowed)
 
     def build_model(self, sizes: Mapping[str, int], directions: int, **overrides: Any) -> Any:
-        """The model for vocabularies of these sizes (vocab_size, source_vocab_size), rounded up."""
+        """Returns the model for vocabularies of these sizes (vocab_size, source_vocab_size)."""
         multiple, corpus = self.vocabulary_multiple, self.data.corpus
         asked = {"vocab_size": corpus.target_vocabulary_size or corpus.vocabulary_size}
         # At least what is asked for: vocabularies of little text come out smaller by chance, and
@@ -134,7 +134,7 @@ class Experiment:
         return self.model(**rounded, directions=directions, **overrides)
 
     def dense(self) -> "Experiment":
-        """The same experiment without experts."""
+        """Returns this experiment without experts."""
         return dataclasses.replace(self, model=_Without(self.model))
 
 
@@ -149,13 +149,15 @@ class _Without:
 
 
 def partial_arguments(made: functools.partial[Any]) -> dict[str, Any]:
-    """The arguments of a functools.partial by name, those by position too."""
+    """Returns the arguments of a functools.partial by name, those by position, too."""
     return dict(inspect.signature(made.func).bind_partial(*made.args, **made.keywords).arguments)
 
 
 def identity(value: Any) -> Any:
-    """What decides a part of an experiment, as JSON: classes, functions and their arguments by
-    name, defaults included. Equal for equal settings, in any process."""
+    """Returns what decides a part of an experiment, as JSON; equal for equal settings.
+
+    Classes, functions and their arguments are there by name, defaults included.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {one.name: identity(getattr(value, one.name)) for one in dataclasses.fields(value)}
         return {"of": type(value).__qualname__, **fields}

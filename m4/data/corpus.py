@@ -86,12 +86,11 @@ class CorpusSpec:
 
     @functools.cached_property
     def opened_source(self) -> Source:
-        """The source; its files are looked for now."""
+        """The source, whose files are looked for now."""
         return self.source() if callable(self.source) else self.source
 
     def settings(self) -> dict[str, Any]:
-        """All but the text that decides the ids, as JSON. Asks the source for its languages where
-        the spec names none."""
+        """Returns everything but the text that decides the ids, as JSON."""
         languages = self.opened_source.languages() if self.languages is None else self.languages
         separate = self.target_vocabulary_size is not None
         given = self._given_ids()
@@ -113,9 +112,10 @@ class CorpusSpec:
         }
 
     def _given_ids(self) -> dict[str, Any]:
-        """What `settings` says of a source that gives ids; nothing where it gives text.
+        """Returns what `settings` says of a source that gives ids; {} for one that gives text.
 
-        SettingError: a setting that decides ids, which are decided.
+        Raises:
+            SettingError: A setting would decide ids, which the source has decided.
         """
         source = self.opened_source
         if not gives_ids(source):
@@ -151,7 +151,7 @@ class CorpusSpec:
             return identity_of(self.opened_source, self.settings())
 
     def directions(self, languages: Sequence[str] = ()) -> list[str]:
-        """Those of the mixture, from English first. languages: used where the spec names none."""
+        """Returns the mixture's directions, of the spec's languages or of these."""
         return directions_of(self.mixture, self.languages or languages)
 
     def build(
@@ -200,7 +200,7 @@ class CorpusSpec:
         return cache
 
     def _grown_from(self) -> Path | None:
-        """The folder of `vocabulary_from`'s vocabularies; or the file of the one."""
+        """Returns the folder of `vocabulary_from`'s vocabularies, or its file."""
         if self.vocabulary_from is None:
             return None
         if self.vocabulary_from.endswith(".model"):
@@ -217,7 +217,7 @@ class CorpusSpec:
         )
 
     def _grown_from_file(self, path: Path) -> Path:
-        """Another program's vocabulary. SettingError: m4 cannot continue from it."""
+        """Returns another program's vocabulary. SettingError: m4 cannot continue from it."""
         if self.target_vocabulary_size is not None:
             allowed = "None: a SentencePiece model is one vocabulary for sources and targets"
             raise SettingError(
@@ -231,7 +231,7 @@ class CorpusSpec:
         return path
 
     def _grown_from_identity(self) -> dict[str, Any]:
-        """What `settings` says of it; nothing where there is none."""
+        """Returns what `settings` says of `vocabulary_from`; {} if there is none."""
         if (folder := self._grown_from()) is None:
             return {}
         roles = (None,) if self.target_vocabulary_size is None else ROLES
@@ -239,7 +239,7 @@ class CorpusSpec:
         return {"vocabulary_from": digests}
 
     def _check_vocabulary_sizes(self, languages: int) -> None:
-        """SettingError: no room for characters and merges. Before any text is read."""
+        """Raises SettingError if a vocabulary has no room for characters and merges."""
         if gives_ids(self.opened_source):
             return
         for name, tags in (("vocabulary_size", 1 + languages), ("target_vocabulary_size", 0)):
@@ -256,7 +256,7 @@ def bilingual(
     lengths: Mapping[str, int] | None = None,
     **vocabularies: Any,
 ) -> CorpusSpec:
-    """A bilingual corpus out of a multilingual one, with its own small vocabulary.
+    """Returns a bilingual corpus out of a multilingual one, with its own small vocabulary.
 
     It has the same pairs (the parent's text, which is clean) and the parent's directions, en-xx and
     xx-en at equal rates or one of them, and depends on that language's text only: other languages
@@ -278,7 +278,7 @@ def bilingual(
 
 
 def _check_languages(languages: Sequence[str]) -> list[str]:
-    """The codes, each once, none English, all fit for a direction's name; else a SettingError."""
+    """Returns the codes. SettingError: one is there twice, is English or no part of a name."""
     codes = list(languages)
     for code in codes:
         if code == "en" or not re.fullmatch(r"[A-Za-z0-9_]+", code):

@@ -14,7 +14,7 @@ from m4.storage.local_copy import address_of
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """The complete steps in a folder of checkpoints, ascending; without reading any."""
+    """Returns the complete steps in a folder of checkpoints, ascending; reads none of them."""
     there = address_of(folder)
     if not there.is_dir():
         return []
@@ -24,13 +24,13 @@ def complete_steps(folder: Path) -> list[int]:
 
 
 def damaged_steps(folder: Path) -> list[epath.Path]:
-    """The steps that were moved aside."""
+    """Returns the steps that were moved aside."""
     there = address_of(folder)
     return sorted(there.glob("*.damaged*")) if there.is_dir() else []
 
 
 def latest_step(folder: Path) -> int | None:
-    """The last complete step in a folder of checkpoints, or None; without reading any."""
+    """Returns the last complete step in a folder of checkpoints, or None; reads none of them."""
     return max(complete_steps(folder), default=None)
 
 
@@ -42,16 +42,18 @@ def digest(folder: Path, step: int) -> str:
 def whole_step(
     folder: Path, step: int | None = None, *, used: bool = False, move_aside: bool = False
 ) -> int | None:
-    """The last step whose files are as they were written, or the given one; None: there is none.
+    """Returns the last step whose files are as they were written, or None if there is no step.
 
-    Of each damaged one before it a line on stderr names the file.
+    For each damaged step after it, a line on stderr names the file.
 
     Args:
-        step: no other one will do. used: only the parameters to use and the note are needed.
-        move_aside: damaged steps become `<step>.damaged`; for the job that writes there.
+        folder: A folder of checkpoints.
+        step: The step to look at. Defaults to all, from the last one on.
+        used: Whether only the parameters to use and the note must be whole.
+        move_aside: Whether damaged steps become `<step>.damaged`, for the job that writes there.
 
     Raises:
-        InputError: no step is whole; the given one is not there, or damaged.
+        InputError: No step is whole; the given one is not there, or damaged.
     """
     there, damaged = address_of(folder), dict[int, str]()
     if step is not None:
@@ -90,14 +92,14 @@ _warned: set[str] = set()
 
 
 def _warn(line: str) -> None:
-    """A line on stderr, once a process: a job looks for its step several times."""
+    """Prints a line on stderr, once a process: a job looks for its step several times."""
     if line not in _warned:
         _warned.add(line)
         print(line, file=sys.stderr)
 
 
 def is_removed(folder: Path, step: int, seconds: float) -> bool:
-    """Whether a step is removed at this moment, which takes a while."""
+    """Returns whether a step goes within some seconds: to remove it takes a while."""
     until = time.monotonic() + seconds
     while step in complete_steps(folder):
         if time.monotonic() >= until:
@@ -131,10 +133,10 @@ def _moved_aside(step: epath.Path) -> epath.Path:
 
 
 def _is_whole(step: epath.Path) -> bool:
-    """On a disk a step has its name once it is whole; a store cannot rename, so orbax marks it."""
+    """Returns whether a step is complete. A bucket cannot rename, so orbax marks the step there."""
     return "://" not in os.fspath(step) or (step / "commit_success.txt").exists()
 
 
 def used_item(items: Collection[str]) -> str:
-    """The item whose parameters a step is used with: the best, averaged, or plain ones."""
+    """Returns the item whose parameters are used: best, average or params."""
     return next((name for name in ("best", "average") if name in items), "params")

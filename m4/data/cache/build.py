@@ -96,9 +96,15 @@ def _train_vocabularies(
     progress: Progress,
     grown_from: Path | None,
 ) -> dict[str, dict[str, Any]]:
-    """The one called shared, or source and target; returns what is to be said of each.
+    """Trains the shared vocabulary, or one for sources and one for targets.
 
-    pairs: training pairs of each language. Only the sources' vocabulary needs the tags.
+    Only the sources' vocabulary needs the tags.
+
+    Args:
+        pairs: Language -> number of training pairs.
+
+    Returns:
+        Role ("shared", or "source" and "target") -> what the manifest says of the vocabulary.
     """
     size, target_size = settings["vocabulary_size"], settings["target_vocabulary_size"]
     tags = ["en", *pairs]
@@ -136,11 +142,16 @@ def sample(
     sentences: int,
     temperature_: float,
 ) -> Iterator[str]:
-    """Training sentences for a vocabulary: English and every language by temperature.
+    """Yields training sentences for a vocabulary, of English and every language by temperature.
 
-    pairs: the number of each language's. sides: english, translation or both. `sentences` are all
-    that there will be, whatever the corpus. A language's share is taken from a keyed permutation of
-    its sentences, as many times over as it needs. The text is read once.
+    A language's share is taken from a keyed permutation of its sentences, as many times over as it
+    needs. The text is read once.
+
+    Args:
+        pairs: Language -> number of training pairs.
+        sides: english, translation or both.
+        sentences: Number of sentences in all.
+        temperature_: Temperature of the languages' shares.
     """
     total = sum(pairs.values())
     sizes = ({"en": total} if "english" in sides else {}) | (
@@ -172,7 +183,7 @@ def sample(
 
 
 def _times(size: int, start: int, stop: int, name: str, wanted: int) -> npt.NDArray[np.int64]:
-    """How often each of the rows start ... stop - 1 of `size` is in a sample of `wanted`."""
+    """Returns how often each row from start to stop - 1 of `size` is in a sample of `wanted`."""
     rows = np.arange(start, stop, dtype=np.uint64)
     keys = np.full_like(rows, permutation.key("vocabulary", name))
     place = permutation.permute(rows, np.full_like(rows, size), keys).astype(np.int64)

@@ -111,7 +111,7 @@ class Cache:
         return self.manifest["fingerprint"]
 
     def languages(self) -> list[str]:
-        """The codes, English left out, in the order of the rows."""
+        """Returns the codes, without English, in the order of the rows."""
         return list(self.manifest["languages"])
 
     @property
@@ -131,77 +131,81 @@ class Cache:
 
     @property
     def separate(self) -> bool:
-        """Whether sources and targets have separate vocabularies."""
+        """True if sources and targets have separate vocabularies."""
         return self.manifest["identity"]["target_vocabulary_size"] is not None
 
     @property
     def has_all_directions(self) -> bool:
-        """Whether every mixture's tokens are there; else only those of the one it was made for."""
+        """True if the tokens of all mixtures are there, and not only those of the corpus's own."""
         return self.manifest["identity"]["mixture"] in (None, "english_centric")
 
     @cached_property
     def source_vocabulary(self) -> Vocabulary:
-        """Of what a model reads; it has the tags."""
+        """The vocabulary of the sources; it has the tags."""
         return Vocabulary(vocabulary_file(self.folder, "source" if self.separate else None))
 
     @cached_property
     def target_vocabulary(self) -> Vocabulary:
-        """Of what a model writes; the same one as source_vocabulary if they are not separate."""
+        """The vocabulary of the targets; the sources' one if they are not separate."""
         if not self.separate:
             return self.source_vocabulary
         return Vocabulary(vocabulary_file(self.folder, "target"))
 
     @cached_property
     def vocabulary(self) -> Vocabulary | SourceAndTarget:
-        """What a model reads and writes with: encodes sources, decodes targets."""
+        """The vocabulary that encodes sources and decodes targets."""
         if not self.separate:
             return self.source_vocabulary
         return SourceAndTarget(self.source_vocabulary, self.target_vocabulary)
 
     @property
     def marked(self) -> bool:
-        """Whether a source gets a tag and every sentence an eos when it is laid out; False: the ids
-        are a source's own (`m4.data.sources.IdSource`), eos included, and no tag asks for them."""
+        """True if sources get a tag and all sentences an eos when they are laid out.
+
+        Otherwise the ids are the source's own (`m4.data.sources.IdSource`), eos included.
+        """
         return "own_vocabularies" not in self.manifest["identity"]
 
     @property
     def extra_ids(self) -> tuple[int, int]:
-        """How many ids a source and a target have in addition to those in the arrays."""
+        """Number of ids that a source and a target have in addition to those in the arrays."""
         return (TAG_IDS + EOS_IDS, EOS_IDS) if self.marked else (0, 0)
 
     @property
     def source_rates(self) -> dict[str, float] | None:
-        """Direction -> how often the source wants it drawn; None: it does not say."""
+        """Direction -> rate that the source asks for, or None if it asks for none."""
         return self.manifest.get("rates")
 
     @property
     def segmentations(self) -> int:
-        """How many ways each training sentence is tokenized; 1: the best one alone."""
+        """Number of ways in which each training sentence is tokenized."""
         return self.manifest["identity"]["segmentations"]
 
     def sizes(self) -> dict[str, int]:
-        """Direction of the mixture -> training pairs: what a sampler makes rates of."""
+        """Returns direction of the mixture -> number of training pairs, for samplers."""
         pairs = {code: self.size(code, "train") for code in self.languages()}
         return {name: pairs[language_of(name)] for name in self.directions}
 
     def size(self, language: str, split: str) -> int:
-        """Number of pairs."""
+        """Returns the number of pairs."""
         return self._count(language, split)["pairs"]
 
     def train_text(self, language: str) -> str:
-        """SHA-256 of the language's training pairs, in their order."""
+        """Returns the SHA-256 of the language's training pairs, in their order."""
         return self._count(language, "train")["sha256"]
 
     def longest(self, language: str, role: str = "source") -> dict[str, int]:
-        """Ids of the longest training sentence of each side that has the role, without tag and
-        eos."""
+        """Returns the ids of the longest training sentence, by side.
+
+        Without tag and eos, for the sides (english, translation) that have the role.
+        """
         longest = self._count(language, "train")["longest"]
         sides = SIDES_OF[self.mixture][role]
         names = {side: self._array_name(side, role) for side in SIDES if side in sides}
         return {side: longest[name] for side, name in names.items() if name in longest}
 
     def mean_pieces(self, direction: str, split: str) -> tuple[float, float]:
-        """Mean ids of a source and of a target, without tag and eos, over all segmentations."""
+        """Returns the mean ids of sources and targets, without tag and eos, over all segmentations."""
         source, target = split_direction(direction)
         means = self._count(target if source == "en" else source, split)["mean_pieces"]
         sides = ("english", "translation") if source == "en" else ("translation", "english")
@@ -211,17 +215,21 @@ class Cache:
         )
 
     def rows(self, language: str, split: str) -> range:
-        """The rows of a language in the split's arrays."""
+        """Returns the rows of a language in the split's arrays."""
         return range(*self._count(language, split)["rows"])
 
     def tokens(
         self, split: str, side: str, role: str = "source"
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """(flat ids, offsets): sentence r is flat[offsets[r] : offsets[r + 1]]. Memory-mapped.
+        """Returns (flat ids, offsets), memory-mapped: sentence r is flat[offsets[r] : offsets[r + 1]].
 
-        side: english or translation. role: source or target, which differ where the two have
-        separate vocabularies. The train split holds its sentences `segmentations` times: the
-        v-th way to tokenize sentence r of R is entry v * R + r.
+        The train split holds its R sentences `segmentations` times: the v-th way to tokenize
+        sentence r is entry v * R + r.
+
+        Args:
+            split: train, dev or test.
+            side: english or translation.
+            role: source or target, which differ if the two have separate vocabularies.
         """
         assert split in SPLITS, split
         assert side in SIDES, side
@@ -233,28 +241,26 @@ class Cache:
         return _mapped(Path(f"{stem}.tokens.npy")), offsets
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """The text, in the order of the rows."""
+        """Yields the pairs of text, in the order of the rows."""
         return read_pairs(self.text_file(language, split))
 
     def text_file(self, language: str, split: str) -> Path:
-        """A split's text: english<TAB>translation, UTF-8, in the order of the rows."""
+        """Returns the file of a split's text: english<TAB>translation, in the order of the rows."""
         self._count(language, split)
         return text_file(self.folder, split, language)
 
     def origins(self, language: str, split: str) -> list[Origin] | None:
-        """File and line of each pair, in the order of the rows; None: its source has no files, or
-        an earlier version of m4 made the cache."""
+        """Returns file and line of each pair, in the order of the rows, or None without files."""
         files = self._count(language, split).get("files", [])
         return read_origins(self.text_file(language, split), files)
 
     def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
-        """Named parts of a dev or test split, parallel to pairs(); empty where there are none."""
+        """Returns the named parts of a dev or test split, parallel to `pairs`."""
         path = self.text_file(language, split).with_suffix(".subsets.json")
         return read_json(path) if path.is_file() else {}
 
     def summary(self) -> dict[str, Any]:
-        """What the manifest says of the text, as JSON, for a checkpoint: settings, sizes, hashes,
-        and the ledger's counts."""
+        """Returns the manifest's settings, sizes, hashes and counts, as JSON for a checkpoint."""
         return {
             "identity": self.manifest["identity"],
             "languages": {
@@ -267,11 +273,11 @@ class Cache:
         }
 
     def ledger(self) -> Ledger:
-        """What was read, kept and dropped, with examples."""
+        """Returns the ledger of what was read, kept and dropped, with examples."""
         return read_json(self.folder / LEDGER_FILE, Ledger.from_json)
 
     def identity(self) -> dict[str, Any]:
-        """SHA-256 of the text by language and split."""
+        """Returns the SHA-256 of the text by language and split."""
         return {
             "source": "cache",
             "by_language": {
@@ -293,11 +299,11 @@ class Cache:
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest, which holds its own as "sha256"."""
+    """Returns the SHA-256 of a manifest, which holds its own as "sha256"."""
     rest = {name: value for name, value in manifest.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _mapped(path: Path) -> npt.NDArray[Any]:
-    """An array, mapped into memory; an empty one cannot be."""
+    """Maps an array into memory; an empty one is read, as it cannot be mapped."""
     return np.load(path, mmap_mode="r" if path.stat().st_size > _HEADER_BYTES else None)

@@ -1,4 +1,4 @@
-"""What decides a cache: its settings and its source's text; in what two caches differ."""
+"""The identity of a corpus: everything that decides its token ids; and in what two differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMAT = 6
 
 
 def identity_of(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings and text, as JSON."""
+    """Returns settings and text, as JSON."""
     text = json.loads(json.dumps(source.identity()))
     if "by_language" in text:  # files of other languages in the folder do not matter
         text["by_language"] = {
@@ -31,7 +31,7 @@ def fingerprint_of(identity: Mapping[str, Any]) -> str:
 
 
 def differences(made: Any, now: Any, name: str = "") -> list[str]:
-    """'seed = 0, now 1' for every leaf that differs."""
+    """Returns a line for every leaf that differs: 'seed = 0, now 1'."""
     if isinstance(made, dict) and isinstance(now, dict):
         return [
             line
@@ -57,7 +57,7 @@ _LONG, _MOST_LINES = 60, 6
 
 
 def _is_digest(value: Any) -> bool:
-    """Of a file: [bytes, SHA-256] (`m4.data.sources.reading.files.digest`)."""
+    """Returns True for a file's [bytes, SHA-256] (`m4.data.sources.reading.files.digest`)."""
     return (
         isinstance(value, list)
         and len(value) == 2
@@ -67,7 +67,7 @@ def _is_digest(value: Any) -> bool:
 
 
 def _items(made: list[Any], now: list[Any]) -> str:
-    """'; more: en, gl; no more: pt': which they are where they are few, else how many."""
+    """Returns '; more: en, gl; no more: pt', or their numbers if they are many."""
     said = ""
     for word, these, others in (("more", now, made), ("no more", made, now)):
         if found := [str(one) for one in these if one not in others]:

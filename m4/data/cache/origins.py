@@ -1,4 +1,4 @@
-"""Where the pairs of a cache come from: file and line of the source, a few bits a pair.
+"""The origins of a corpus's pairs: file and line of the source, a few bits a pair.
 
 text/<split>.<lang>.origin holds for each pair, in the order of the rows, the number file * 2^32 +
 line, as differences, compressed: mostly ones. The files' names are in the manifest ("files").
@@ -99,7 +99,7 @@ class Recorded:
 
 
 class Compressed:
-    """What `Recorded` has written, without the pairs that leave the text, compressed."""
+    """Compresses what `Recorded` has written, without the pairs that leave the text."""
 
     def __init__(self, text: Path) -> None:
         path = origin_file(text)

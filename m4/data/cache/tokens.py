@@ -42,7 +42,7 @@ def vocabulary_file(folder: Path, role: str | None) -> Path:
 
 
 def array_name(side: str, role: str | None) -> str:
-    """What a split's array is called: 'english', or 'english.source' where roles differ."""
+    """Returns the name of a split's array: 'english', or 'english.source' where roles differ."""
     return f"{STORED[side]}.{role}" if role else STORED[side]
 
 

@@ -205,7 +205,7 @@ class Cache:
         return {side: longest[name] for side, name in names.items() if name in longest}
 
     def mean_pieces(self, direction: str, split: str) -> tuple[float, float]:
-        """Returns the mean ids of sources and targets, without tag and eos, over all segmentations."""
+        """Returns the mean ids of sources and targets, without tag and eos."""
         source, target = split_direction(direction)
         means = self._count(target if source == "en" else source, split)["mean_pieces"]
         sides = ("english", "translation") if source == "en" else ("translation", "english")
@@ -221,10 +221,10 @@ class Cache:
     def tokens(
         self, split: str, side: str, role: str = "source"
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Returns (flat ids, offsets), memory-mapped: sentence r is flat[offsets[r] : offsets[r + 1]].
+        """Returns (flat ids, offsets), memory-mapped.
 
-        The train split holds its R sentences `segmentations` times: the v-th way to tokenize
-        sentence r is entry v * R + r.
+        Sentence r is flat[offsets[r] : offsets[r + 1]]. The train split holds its R sentences
+        `segmentations` times: the v-th way to tokenize sentence r is entry v * R + r.
 
         Args:
             split: train, dev or test.

@@ -118,7 +118,7 @@ class Trainer:
         return TrainProgram(
             step,
             self.model,
-            optimizer if groups is None else groups.begin(optimizer),
+            optimizer if groups is None else groups.with_state(optimizer),
             self.mesh,
             training.seed,
             training.fsdp_axes,

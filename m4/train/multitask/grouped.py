@@ -69,7 +69,7 @@ class DirectionGroups:
         tokens_G = self.sums(weights_BT, ids_BT)
         return tokens_G / jnp.maximum(jnp.sum(tokens_G), 1.0)
 
-    def begin(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    def with_state(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         """Adds the groups' state to an optimizer's; `update` below takes the place of its own."""
 
         def init(params: Any) -> Grouped:

@@ -34,8 +34,12 @@ class Compared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """An experiment with all of its numbers. compared: with the bilingual models, then with each
-    run, by BLEU and chrF; about: system -> about.json, of those that have begun."""
+    """An experiment with all of its numbers.
+
+    Attributes:
+        compared: Differences from the bilingual models, then from each run, by BLEU and chrF.
+        about: System -> about.json, of those that have begun.
+    """
 
     asked: Asked
     levels: ResourceLevels
@@ -51,8 +55,10 @@ class Found:
 
 
 def read(folder: Path, again: bool = True) -> Found:
-    """All that is kept, with the numbers that follow from it: a minute for 102 languages. Not
-    again: with the numbers that stand in deltas.jsonl and means.jsonl.
+    """Returns all that is kept, with the numbers that follow from it.
+
+    These take a minute for 102 languages. Without `again` they are those of deltas.jsonl and
+    means.jsonl.
     """
     asked = kept.asked(folder)
     systems = [kept.read(folder, name) for name in (*asked.runs, BILINGUAL, COPY)]
@@ -70,7 +76,7 @@ def read(folder: Path, again: bool = True) -> Found:
 def computed(
     asked: Asked, systems: Sequence[Kept], sizes: dict[str, int], levels: ResourceLevels
 ) -> list[Compared]:
-    """Differences from the bilingual models, and from each run of those after it."""
+    """Returns differences from the bilingual models, and from each run of those after it."""
     names = [one.name for one in systems]
     found = [
         compare(asked, systems, sizes, levels, baseline, metric)
@@ -82,7 +88,7 @@ def computed(
 
 
 def stored(folder: Path) -> list[Compared]:
-    """What `draw` wrote of them; rows without replicates."""
+    """Returns the differences that `draw` wrote, without replicates."""
     if not (folder / "means.jsonl").is_file():
         return []
     rows = from_plain(read_jsonl(folder / "deltas.jsonl"))
@@ -103,8 +109,7 @@ def compare(
     baseline: str,
     metric: str,
 ) -> Compared | None:
-    """The runs against the bilingual models, or those after a run against it; None: there is
-    none."""
+    """Returns the runs against the bilingual models, or those after a run against it, if any."""
     runs = [*asked.runs]
     later = runs[runs.index(baseline) + 1 :] if baseline in runs else runs
     chosen = [one for one in systems if one.name in (*later, baseline, COPY)]
@@ -146,7 +151,7 @@ def mean_rows(compared: Sequence[Compared]) -> list[dict[str, Any]]:
 
 
 def draw_all(results: Path = kept.RESULTS) -> list[Path]:
-    """Every experiment, then `table`."""
+    """Draws every experiment, then `table`."""
     written = [path for folder in experiments(results) for path in draw(folder)]
     return [*written, table(results)]
 

@@ -40,8 +40,9 @@ _ROWS = 60
 
 
 def keep(asked: Asked, base: Path) -> list[str]:
-    """Keeps what there is of each system; returns a line on each. base: what the paths of runs in
-    experiment.toml are relative to.
+    """Keeps what there is of each system; returns a line on each.
+
+    Paths of runs in experiment.toml are relative to `base`.
 
     Raises:
         InputError: translations are damaged, or of other test sentences than those kept; two
@@ -80,8 +81,11 @@ def _score(system: System, directions: Sequence[str]) -> tuple[System, Measured]
 
 
 def _run(asked: Asked, name: str, run: Path) -> tuple[tuple[System, Measured] | None, str]:
-    """A trained run, scored, and a line on it. Config, curve and facts are kept as soon as it has
-    trained, translations when all directions have them."""
+    """Returns a trained run, scored, and a line on it.
+
+    Config, curve and facts are kept as soon as it has trained, translations when all directions
+    have them.
+    """
     if not (run / "run.json").is_file():
         there = kept.read(asked.folder, name).directions
         return None, f"{name}: {run} is not there" + (", what was kept stays" if there else "")
@@ -125,7 +129,7 @@ def _about(run: Path, rows: Sequence[Mapping[str, Any]], translated: Mapping[str
 
 
 def hours(rows: Sequence[Mapping[str, Any]]) -> float:
-    """In training steps: a row has the mean of the steps since the row before it."""
+    """Returns hours in training steps; a row has the mean of the steps since the one before."""
     total, before = 0.0, 0
     for row in rows:
         if "step_seconds" in row:
@@ -135,13 +139,15 @@ def hours(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def without_paths(text: str) -> str:
-    """A config without the folders of this machine: of a quoted absolute path the last part."""
+    """Returns a config without the folders of this machine: last parts of absolute paths."""
     return re.sub(r"""(['"])/[^'"\n]*?([^/'"\n]+)/?\1""", r"\1\2\1", text)
 
 
 def thinned(rows: Sequence[dict[str, Any]], directions: Sequence[str]) -> list[dict[str, Any]]:
-    """Every n-th row, the last one and those with dev scores, without what is of single directions,
-    experts or layers."""
+    """Returns every n-th row, the last one and those with dev scores.
+
+    Values of single directions, experts or layers are left out.
+    """
     every = max(1, len(rows) // _ROWS)
     names = {*directions, *map(language_of, directions)}
 
@@ -157,8 +163,10 @@ def thinned(rows: Sequence[dict[str, Any]], directions: Sequence[str]) -> list[d
 
 
 def _gather(baselines: Path, gathered: Path) -> dict[str, dict[str, Any]]:
-    """Copies the translations of all finished baselines into one folder; direction -> what is to
-    be kept of its model."""
+    """Copies the translations of all finished baselines into one folder.
+
+    Returns direction -> what is to be kept of its model.
+    """
     results: dict[str, dict[str, Any]] = {}
     for path in sorted(baselines.glob("*/result.json")):
         result = read_json(path, remedy=f"delete {path.parent} to train it again")
@@ -211,7 +219,7 @@ def _keep_scores(
 
 
 def _kept(system: System, one: Measured) -> Kept:
-    """What was measured of a system, as it is kept."""
+    """Returns the measurements of a system as they are kept."""
     new = Kept(system.name)
     steps = system.checkpoint_step if isinstance(system.checkpoint_step, Mapping) else {}
     for direction in one.directions(system.name):
@@ -231,6 +239,6 @@ def _kept(system: System, one: Measured) -> Kept:
 
 
 def _digest(decodes: Sequence[Decode]) -> str:
-    """Of the test sentences: as the notes of translations have it."""
+    """Returns the digest of test sentences, as the notes of translations have it."""
     text = json.dumps([[row.source, row.reference] for row in decodes])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What is kept of an experiment in results/<experiment>/: scores without the corpus.
+"""Results of an experiment in results/<experiment>/: scores without the corpus.
 
 experiment.toml says what was asked; `keep` fills systems/<system>/, `draw` makes the rest again:
 
@@ -52,9 +52,15 @@ _ASKED += ("command", "baselines", "runs")
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """experiment.toml: what a person writes. runs: system -> its run folder, in the order of the
-    tables: each is also compared with those before it; command: made one, "{}" stands for its name;
-    baselines: the folder of bilingual models; notes: paragraphs for the end of the page."""
+    """The content of experiment.toml, which a person writes.
+
+    Attributes:
+        runs: System -> its run folder, in the order of the tables: each is also compared with those
+            before it.
+        command: Command that made a run; "{}" stands for its name.
+        baselines: Folder of bilingual models.
+        notes: Paragraphs for the end of the page.
+    """
 
     folder: Path
     number: str
@@ -140,7 +146,7 @@ def read(folder: Path, system: str) -> Kept:
 
 
 def write(folder: Path, kept: Kept) -> None:
-    """The same content gives the same bytes."""
+    """Writes what is kept of a system; the same content gives the same bytes."""
     place = of(folder, kept.name)
     names = sorted(kept.directions)
     write_jsonl(

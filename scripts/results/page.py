@@ -87,7 +87,7 @@ def _signed(value: float) -> str:
 
 
 def state(found: Found) -> str:
-    """What there is and what is missing."""
+    """Returns what there is and what is missing."""
     have = found.of(BILINGUAL)
     count = len(have.directions) if have else 0
     many = f"{count} of {len(found.sizes)} bilingual models"

@@ -1,5 +1,6 @@
-"""Puts kept bilingual models back where `m4 baselines` looks for them, so that it trains the others
-alone: their result.json, and their translations with the sentences of the corpus, which must be
+"""Puts kept bilingual models back where `m4 baselines` looks for them, to train the others alone.
+
+These are their result.json, and their translations with the sentences of the corpus, which must be
 there. Checkpoints are not kept: these models cannot be trained on or translate anything else.
 """
 
@@ -20,8 +21,9 @@ from scripts.results import kept
 
 
 def restore(folder: Path, experiment: Experiment) -> list[str]:
-    """Writes the kept baselines of the experiment's recipe to its `Baselines.folder`; returns a
-    line on what was done. One that is there is left as it is.
+    """Writes the kept baselines of the experiment's recipe to its `Baselines.folder`.
+
+    Returns a line on what was done. A baseline that is there is left as it is.
 
     Raises:
         InputError: the corpus has other test sentences than the kept translations are of.

@@ -1,4 +1,4 @@
-"""How full the batches are that a model translates, and how fast it is."""
+"""Counts of how full the batches are that a model translates, and how fast it is."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ class BatchCounts:
     places. Those of padding, and of rows that only fill it up, have no real token.
 
     Attributes:
-        sentences, tokens: tokens of translations, with EOS. real: tokens of sources, too.
-        unended: rows of the last call's batch whose translation reached the limit of its length.
+        sentences: Number of sentences.
+        tokens: Tokens of translations, with EOS.
+        real: Tokens of sources and translations.
+        places: Places of the batches.
+        unended: Rows whose translation reached the limit of its length.
     """
 
     sentences: int = 0
@@ -43,11 +46,11 @@ class BatchCounts:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since this was made."""
         return time.monotonic() - self._start
 
     def said(self) -> str:
-        """ "2,011 sentences, 34,112 tokens in 61.0 s: 33.0 sentences/s, ...": for the job's end."""
+        """Returns the line for the job's end: "2,011 sentences, 34,112 tokens in 61.0 s: ..."."""
         seconds = max(self.seconds, 1e-9)
         return (
             f"{self.sentences:,} sentences, {self.tokens:,} tokens in {seconds:,.1f} s: "

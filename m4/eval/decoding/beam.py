@@ -32,7 +32,7 @@ _SHARED_PREFIX = "cross_"
 
 
 class DecodingState(NamedTuple):
-    """What a model may look at when it scores the next token.
+    """The state that a model may look at when it scores the next token.
 
     cur_index: scalar int32, the number of steps done.
     sequences: int32 [B*K, T+1], live hypotheses; column 0 is the start token 0.
@@ -60,7 +60,7 @@ class _Search(NamedTuple):
 
 
 def length_penalty(alpha: float, length: Array | int) -> Array:
-    """((5 + length) / 6) ** alpha, by which a log-probability is divided (GNMT, equation 14)."""
+    """Returns ((5 + length) / 6) ** alpha, which divides a log-probability (GNMT, equation 14)."""
     return jnp.power((5.0 + jnp.asarray(length, jnp.float32)) / 6.0, alpha)
 
 
@@ -102,7 +102,7 @@ def reorder_cache(cache: Any, beam_BK: Array, axis: int = 0, prefilled: bool = F
 
 
 def grow_cache(cache: Any, length: int) -> Any:
-    """Room for the keys and values [rows, N, R, D] of `length` positions; zeros in the new ones."""
+    """Makes room for keys and values [rows, N, R, D] of `length` positions, zeros in new ones."""
 
     def grow(path: tuple[Any, ...], x: Array) -> Array:
         if _leaf_name(path) not in ("cached_key", "cached_value"):
@@ -113,9 +113,11 @@ def grow_cache(cache: Any, length: int) -> Any:
 
 
 class CacheOfBeams(NamedTuple):
-    """What beams keep: `expand` makes it of a cache with a row a sentence, `reorder` gives each
-    beam what its parent has, `grow` makes room for so many tokens. Arguments: as of `expand_cache`,
-    `reorder_cache` and `grow_cache`."""
+    """Functions that keep what beams have computed, like the three above.
+
+    `expand` makes it of a cache with a row a sentence, `reorder` gives each beam what its parent
+    has, `grow` makes room for so many tokens.
+    """
 
     expand: Callable[[Any, int, int, bool], Any]
     reorder: Callable[[Any, Array, int, bool], Any]
@@ -126,7 +128,7 @@ COPIED = CacheOfBeams(expand_cache, reorder_cache, grow_cache)
 
 
 def _pick(index_BK: Array, *arrays: Array) -> tuple[Array, ...]:
-    """The entries `index_BK` along axis 1 of arrays [B, N] or [B, N, T]."""
+    """Returns the entries `index_BK` along axis 1 of arrays [B, N] or [B, N, T]."""
     return tuple(
         jnp.take_along_axis(x, index_BK.reshape(index_BK.shape + (1,) * (x.ndim - 2)), axis=1)
         for x in arrays
@@ -134,14 +136,14 @@ def _pick(index_BK: Array, *arrays: Array) -> tuple[Array, ...]:
 
 
 def _best(score_BN: Array, beams: int) -> Array:
-    """Indices of the `beams` highest scores, ascending by score; ties: the lower index is best."""
+    """Returns indices of the highest scores, ascending; of ties the lower index is best."""
     return jnp.flip(top_k(score_BN, beams)[1], axis=1)
 
 
 def _continuations(
     logits: Array, search: _Search, forced_B1: Array, constrain: Constrain | None
 ) -> tuple[Array, Array, Array]:
-    """The 2K best continuations, best first, of logits [B*K, V]: [B, 2K] each.
+    """Returns the 2K best continuations, best first, of logits [B*K, V]: [B, 2K] each.
 
     Their log-probabilities, next tokens and parents (which beam each continues). 2K, because K of
     them may end here and K must live on. Where a row's next token is forced (not 0) all have it.
@@ -161,7 +163,7 @@ def _continuations(
 
 
 def _beginning(start_B: Array, beams: int, length: int, cache: Any) -> _Search:
-    """One live beam a row, of its start token alone; the others are dead, none is finished."""
+    """Returns a search with one live beam a row, of its start token; none is finished."""
     batch = start_B.shape[0]
     zeros_BKT = jnp.zeros((batch, beams, length + 1), jnp.int32)
     first_K = jnp.where(jnp.arange(beams) == 0, 0.0, NEG_INF).astype(jnp.float32)
@@ -179,7 +181,7 @@ def _beginning(start_B: Array, beams: int, length: int, cache: Any) -> _Search:
 def _best_finished(
     search: _Search, seq_B2KT: Array, score_B2K: Array, ends_B2K: Array
 ) -> tuple[Array, Array, Array]:
-    """The K best of the finished and of the candidates that end: sequences, scores, which are."""
+    """Returns the K best of the finished and of the candidates that end."""
     score_B2K = score_B2K + jnp.where(ends_B2K, 0.0, NEG_INF)
     score_B3K = jnp.concatenate([search.finished_score_BK, score_B2K], axis=1)
     finished_BKT, score_BK, is_finished_BK = _pick(
@@ -192,7 +194,7 @@ def _best_finished(
 
 
 class _Rules(NamedTuple):
-    """What a search does not change: the arguments of `beam_search`, and what follows from them."""
+    """Constants of a search: the arguments of `beam_search`, and what follows from them."""
 
     tokens_to_logits: TokensToLogits
     eos_id: int
@@ -260,7 +262,7 @@ def _advance(rules: _Rules, search: _Search) -> _Search:
 
 
 def _searched(rules: _Rules, search: _Search, stages: Sequence[int]) -> _Search:
-    """A loop for each stage, whose arrays have one shape; without stages one loop."""
+    """Runs a loop for each stage, whose arrays have one shape; without stages one loop."""
     advance = functools.partial(_advance, rules)
     if not stages:
         return lax.while_loop(functools.partial(_continues, rules), advance, search)
@@ -292,7 +294,7 @@ def beam_search(
     cache_of: CacheOfBeams = COPIED,
     stages: Sequence[int] = (),
 ) -> tuple[Array, Array]:
-    """The `num_decodes` best sequences of every row: T5X's `decode_fn`, whose names these are.
+    """Returns the `num_decodes` best sequences of every row: T5X's `decode_fn`, with its names.
 
     Args:
       inputs: int [B, T]; nonzero tokens from column 1 on are a prefix that is forced (score 0).
@@ -337,7 +339,7 @@ def beam_search(
 
 
 def _result(end: _Search) -> tuple[Array, Array]:
-    """Finished hypotheses and their scores; of a row without any the live ones."""
+    """Returns finished hypotheses and their scores; of a row without any the live ones."""
     any_B1 = jnp.any(end.is_finished_BK, axis=1, keepdims=True)
     score_BK = jnp.where(any_B1, end.finished_score_BK, end.live_logp_BK)
     return jnp.where(any_B1[:, :, None], end.finished_BKT, end.live_BKT)[:, :, 1:], score_BK

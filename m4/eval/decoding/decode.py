@@ -8,13 +8,11 @@ beam search keeps rows apart, and routing in evaluation drops no token.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO, TypeVar
 
 import flax.linen as nn
@@ -26,7 +24,6 @@ from m4.eval.decoding.methods.constraints import NEG_INF
 from m4.eval.decoding.methods.mbr import utilities
 from m4.eval.decoding.search import search, search_over
 from m4.eval.decoding.settings import DEFAULTS, Decoding
-from m4.eval.decoding.traced import traced_search
 from m4.parallel.layout import Layout
 from m4.parallel.platform.cpus import available_cpus
 from m4.settings import InputError, SettingError
@@ -50,7 +47,7 @@ _Result = TypeVar("_Result")
 
 
 class Pieces(Protocol):
-    """What decoding needs of a vocabulary: `m4.data.vocabulary.vocabulary.Vocabulary` has it."""
+    """Methods of a vocabulary that decoding needs (`m4.data.vocabulary.vocabulary.Vocabulary`)."""
 
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]: ...
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]: ...
@@ -68,10 +65,12 @@ OnBatch = Callable[[Batch, np.ndarray], None]
 
 
 class Translations(NamedTuple):
-    """Of one source; the first is the translation.
+    """Translations of one source; the first one is the translation.
 
-    scores: log-probability over length penalty of each (docs/decoding.md). utilities: of MBR, the
-    mean metric against the others, percent.
+    Attributes:
+        texts: The translations.
+        scores: Log-probability over length penalty of each (docs/decoding.md).
+        utilities: With MBR, the mean metric of each against the others, percent.
     """
 
     texts: list[str]
@@ -80,13 +79,13 @@ class Translations(NamedTuple):
 
 
 def as_json(found: Translations) -> dict[str, Any]:
-    """A source's translations as an object of a line of JSON."""
+    """Returns a source's translations as an object of a line of JSON."""
     said: dict[str, Any] = {"translations": found.texts, "scores": found.scores}
     return said if found.utilities is None else {**said, "utilities": found.utilities}
 
 
 def default_buckets(max_source_length: int) -> list[int]:
-    """16, 32, 64, ... and the maximum itself: few programs to compile, at most half padding."""
+    """Returns 16, 32, 64, ... and the maximum: few programs to compile, at most half padding."""
     lengths = [SHORTEST_BUCKET]
     while lengths[-1] < max_source_length:
         lengths.append(2 * lengths[-1])
@@ -94,14 +93,14 @@ def default_buckets(max_source_length: int) -> list[int]:
 
 
 def target_limit(source_length: int, max_target_length: int, min_length: int = 0) -> int:
-    """The most tokens (with EOS) that a translation of a bucket's sentences may have."""
+    """Returns the most tokens, with EOS, that a translation of a bucket's sentences may have."""
     return min(max_target_length, 2 * source_length + 16 + min_length)
 
 
 def batches(
     sources: Sequence[Sequence[int]], buckets: Sequence[int], batch_rows: int
 ) -> Iterator[Batch]:
-    """Full batches of sources of similar length, longest first; all of a bucket have one shape.
+    """Yields full batches of sources of similar length, longest first, one shape a bucket.
 
     A last batch is filled up with its last source: padding rows would search to the length limit.
     """
@@ -120,7 +119,7 @@ def batches(
 
 
 def batches_at_once(layout: Layout | None = None) -> int:
-    """How many batches are searched at once: several where one device is a CPU of many cores.
+    """Returns how many batches are searched at once: several on one CPU of many cores.
 
     No threads over a mesh, the caller's too: programs of the processes must come in one order, and
     Ctrl-C must reach a process that waits for the others. An accelerator has one queue anyway.
@@ -133,7 +132,9 @@ def batches_at_once(layout: Layout | None = None) -> int:
 def searched(
     found_for: Callable[[_Part], _Result], coming: Iterable[_Part], at_once: int
 ) -> Generator[tuple[_Part, _Result], None, None]:
-    """Each batch and what was found for it, in order; `at_once` threads search, 1: the caller's.
+    """Yields each batch and what was found for it, in order.
+
+    `at_once` threads search; with 1 the caller's does.
 
     A batch's operations are too small for several cores, and JAX runs one thread's programs one
     after the other. At most `at_once + 1` batches wait; after an error, or when this is closed,
@@ -157,45 +158,37 @@ def searched(
         pool.shutdown(cancel_futures=True)
 
 
-class _Job(NamedTuple):
-    """What a batch is searched with. prefixes: of each source; None: no source has one.
-    programs: where searches are kept that were traced; None: they are not kept."""
-
-    model: nn.Module
-    params: Any
-    settings: Decoding
-    layout: Layout | None
-    prefixes: list[list[int]] | None
-    programs: Path | None
-
-
-def _search_batch(job: _Job, batch: Batch) -> _Found:
-    settings, tokens_BL, more = job.settings, batch.tokens_BL, {}
+def _search_batch(
+    model: nn.Module,
+    params: Any,
+    settings: Decoding,
+    layout: Layout | None,
+    prefixes: list[list[int]] | None,
+    batch: Batch,
+) -> _Found:
+    """Searches a batch; `prefixes` are those of all sources, or None where no source has one."""
+    tokens_BL, more = batch.tokens_BL, {}
     limit = settings.max_target_length
-    if job.prefixes is None:
+    if prefixes is None:
         limit = target_limit(tokens_BL.shape[1], limit, settings.min_length)
     else:
         more["forced_BT"] = np.zeros((len(tokens_BL), limit), np.int32)
         for b, row in enumerate(batch.rows):
-            more["forced_BT"][b, : len(job.prefixes[row])] = job.prefixes[row]
+            more["forced_BT"][b, : len(prefixes[row])] = prefixes[row]
     if settings.sampling is not None:
         more["name_B"] = np.array([zlib.crc32(ids[ids > 0].tobytes()) for ids in tokens_BL], "u4")
-    arguments = (job.model, job.params, tokens_BL, limit, settings.beams, settings.alpha)
-    method = settings.method()
-    if job.layout is None:
-        run = search
-        if job.programs is not None:
-            run = functools.partial(traced_search, job.programs)
-        found = run(*arguments, method, more, grows=True)
+    arguments = (model, params, tokens_BL, limit, settings.beams, settings.alpha)
+    if layout is None:
+        found = search(*arguments, settings.method(), more, grows=True)
     else:
-        found = search_over(job.layout, *arguments, method, more)
+        found = search_over(layout, *arguments, settings.method(), more)
     return jax.block_until_ready(found)
 
 
 def _encoded_sources(
     vocabulary: Pieces, sources: Sequence[str], longest: int, on_cut: OnCut
 ) -> list[list[int]]:
-    """The pieces of each source with EOS, at most `longest`."""
+    """Returns the pieces of each source with EOS, at most `longest`."""
     ids = vocabulary.encode_tagged(sources)
     for index, pieces in enumerate(ids):
         if len(pieces) + 1 > longest:
@@ -206,7 +199,7 @@ def _encoded_sources(
 def _encoded_prefixes(
     vocabulary: Pieces, prefixes: Sequence[str] | None, count: int, settings: Decoding
 ) -> list[list[int]] | None:
-    """The pieces of each source's prefix; None: no source has one."""
+    """Returns the pieces of each source's prefix, or None where no source has one."""
     texts = [settings.prefix or ""] * count if prefixes is None else list(prefixes)
     if len(texts) != count:
         raise InputError(f"{len(texts)} prefixes for {count} lines: must be as many")
@@ -223,9 +216,9 @@ def _encoded_prefixes(
 def _ranked(
     vocabulary: Pieces, sources: Sequence[str], settings: Decoding, found: _Found
 ) -> tuple[list[Translations], np.ndarray]:
-    """The translations of a batch's sources, and the first one's ids of every row, int32 [B, T].
+    """Returns the translations of a batch's sources, and the best ids of every row, int32 [B, T].
 
-    found: sequences [B, K, T], scores [B, K]; rows after the sources fill up the batch.
+    `found` has sequences [B, K, T] and scores [B, K]; rows after the sources fill up the batch.
     """
     sequences_BKT, score_BK = map(np.asarray, found)
     results, first = [], [0] * len(sequences_BKT)
@@ -246,12 +239,12 @@ def _ranked(
 
 
 def warn_of_cut(index: int, pieces: int, limit: int) -> None:
-    """The default `on_cut`: a line on stderr."""
+    """Prints a line on stderr; the default `on_cut`."""
     warn(f"source {index + 1}: {pieces} pieces, cut to {limit}")
 
 
 def warn(text: str, stream: TextIO | None = None) -> None:
-    """A line on `stream`, default stderr; no line where stderr is closed."""
+    """Prints a line on `stream` (default: stderr), or nothing where stderr is closed."""
     stream = stream or sys.stderr
     if stream is not None:
         print(text, file=stream, flush=True)
@@ -265,7 +258,7 @@ def decode(
     settings: Decoding = DEFAULTS,
     **options: Any,
 ) -> list[str]:
-    """The first translation of each source; arguments: as of `translations`."""
+    """Returns the first translation of each source; takes the arguments of `translations`."""
     found = translations(model, params, vocabulary, sources, settings, **options)
     return [each.texts[0] for each in found]
 
@@ -278,7 +271,7 @@ def _padded_lengths(settings: Decoding, buckets: Sequence[int] | None) -> list[i
 
 
 def parts_of_a_batch(rows: int, beams: int, layout: Layout | None = None) -> int:
-    """How many parts of one batch are searched at once: one a core if they are large enough."""
+    """Returns how many parts of one batch are searched at once: one a core if large enough."""
     at_once = batches_at_once(layout)
     return at_once if rows * beams >= at_once * FEWEST_HYPOTHESES else 1
 
@@ -302,41 +295,40 @@ def translations(
     on_cut: OnCut = warn_of_cut,
     on_batch: OnBatch | None = None,
     layout: Layout | None = None,
-    programs: Path | None = None,
 ) -> list[Translations]:
     """Translates tagged sources ("<2en> ola mundo"); the result is in their order.
 
     Args:
-      model, params: a module with T5X's contract (`m4.model.transformer`) and its parameters.
-      vocabulary: text <-> ids, without EOS.
-      sources: the texts.
-      settings: a batch, also the last one, has `settings.batch_rows` sentences. Where they are
-        more than all sources, a batch has as many as each core's part of them.
-      prefixes: what each translation begins with; default `settings.prefix`.
-      buckets: the padded lengths, ascending; default 16, 32, 64, ... max_source_length.
-      progress: called after every batch.
-      on_batch: called after every batch with it and its translations, int32 [B, T].
-      layout: the mesh over which the parameters are sharded; None: one device. With a mesh a batch
-        has as many rows as divide over it, `batch_rows` or more. With several processes all of
-        them call this with the same sources, and all get the result.
-      programs: a folder of this user alone, in which traced searches of one device are kept.
+        model: A module with T5X's contract (`m4.model.transformer`).
+        params: Its parameters.
+        vocabulary: Turns text into ids and back, without EOS.
+        sources: The texts.
+        settings: A batch, also the last one, has `settings.batch_rows` sentences. Where they are
+            more than all sources, a batch has as many as each core's part of them.
+        prefixes: Text that each translation begins with. Defaults to `settings.prefix`.
+        buckets: Padded lengths, ascending. Defaults to 16, 32, 64, ... max_source_length.
+        progress: Called after every batch.
+        on_cut: Called for a source that is too long.
+        on_batch: Called after every batch with it and its translations, int32 [B, T].
+        layout: Mesh over which the parameters are sharded. Defaults to one device. A batch has as
+            many rows as divide over it, `batch_rows` or more. Several processes all call this with
+            the same sources, and all get the result.
 
     Raises:
-      SettingError: buckets that are no lengths; a prefix that is too long.
+        SettingError: The buckets are no lengths, or a prefix is too long.
     """
     lengths = _padded_lengths(settings, buckets)
     at_once = batches_at_once(layout)
     batch_rows = _rows_of_a_batch(settings, layout, len(sources))
     longest = min(settings.max_source_length, lengths[-1])
     ids = _encoded_sources(vocabulary, sources, longest, on_cut)
-    job = _Job(
-        model, params, settings, layout,
-        _encoded_prefixes(vocabulary, prefixes, len(sources), settings), programs,
-    )  # fmt: skip
+    forced = _encoded_prefixes(vocabulary, prefixes, len(sources), settings)
     results: dict[int, Translations] = {}
     done = tokens = 0
     coming = batches(ids, lengths, batch_rows)
-    done_batches = searched(functools.partial(_search_batch, job), coming, at_once)
+    done_batches = searched(
+        lambda batch: _search_batch(model, params, settings, layout, forced, batch), coming, at_once
+    )
     with contextlib.closing(done_batches):
         for batch, found in done_batches:
             texts = [sources[row] for row in batch.rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,15 @@ from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage.files import read_json, write_json, write_jsonl
 
-# In a note: of the file of hypotheses as it was written.
+# Field of a note: digest of the file of hypotheses as it was written.
 _DIGEST = "hypotheses_sha256"
+
+# Direction ("en-gl") -> (source, reference), source without a tag.
+Pairs = Mapping[str, Sequence[tuple[str, str]]]
 
 
 def hypotheses_path(folder: Path, split: str, direction: str) -> Path:
-    """Where the translations of a direction are: FOLDER/<split>.<direction>.jsonl."""
+    """Returns the file of a direction's translations: FOLDER/<split>.<direction>.jsonl."""
     return Path(folder) / f"{split}.{direction}.jsonl"
 
 
@@ -27,7 +30,7 @@ def decode_to_files(
     translate: Callable[[list[str]], list[dict[str, Any]]],
     folder: Path | str,
     split: str,
-    pairs: Mapping[str, Sequence[tuple[str, str]]],
+    pairs: Pairs,
     settings: Mapping[str, Any],
     *,
     sentences_at_once: int = 1024,
@@ -36,62 +39,70 @@ def decode_to_files(
     """Translates the test sets of directions and writes one file each; returns the directions done.
 
     A file has a line {"source", "reference", "hypothesis"} a sentence, in order, and appears whole
-    or not at all. `<split>.<direction>.json` next to it says what made it, and its SHA-256; a
+    or not at all. `<split>.<direction>.json` next to it says what made it, and its SHA-256. A
     direction whose file was made with the same settings from the same sentences, and is as it was
-    written, is left as it is.
-
-    With several processes all of them call this; the primary one reads and writes.
+    written, is left as it is. Several processes all call this; the primary one reads and writes.
 
     Args:
-      translate: tagged sources -> what a line says of each, {"hypothesis": its translation}, or
-        more.
-      folder: MODEL_DIR/decodes.
-      split: "test" or "dev".
-      pairs: direction ("en-gl") -> (source, reference), source without a tag.
-      settings: JSON; all that decides the result: checkpoint step, beams, alpha, lengths,
-        fingerprint of the vocabulary.
-      sentences_at_once: directions are decoded together up to this many sentences (fuller
-        batches); an interrupted run loses at most these.
-      starting: called with the direction of every source before `translate` is.
+        translate: Returns what a line says of each tagged source, {"hypothesis": ...} or more.
+        folder: MODEL_DIR/decodes.
+        split: "test" or "dev".
+        pairs: Sentences of the directions.
+        settings: JSON, all that decides the result: checkpoint step, beams, alpha, lengths,
+            fingerprint of the vocabulary.
+        sentences_at_once: Directions are decoded together up to this many sentences (fuller
+            batches); an interrupted run loses at most these.
+        starting: Called with the direction of every source before `translate` is.
 
     Raises:
-      ValueError: a damaged note.
+        InputError: A note is damaged.
     """
     folder = Path(folder)
     waiting = missing(folder, split, pairs, settings)
     group: list[str] = []
     for position, direction in enumerate(waiting):
         group.append(direction)
-        size = sum(len(pairs[each]) for each in group)
-        if size < sentences_at_once and position + 1 < len(waiting):
+        of_each = [(each, *pair) for each in group for pair in pairs[each]]
+        if len(of_each) < sentences_at_once and position + 1 < len(waiting):
             continue
         if starting is not None:
-            starting([each for each in group for _ in pairs[each]])
-        hypotheses = iter(
-            translate(
-                [tag(pair[0], split_direction(each)[1]) for each in group for pair in pairs[each]]
-            )
+            starting([each for each, *_ in of_each])
+        found = iter(
+            translate([tag(source, split_direction(each)[1]) for each, source, *_ in of_each])
         )
         for each in group if distributed.is_primary() else ():
-            _write(folder, split, each, pairs[each], hypotheses, settings)
+            rows = [{"source": source, "reference": reference, **next(found)}
+                    for source, reference, *_ in pairs[each]]  # fmt: skip
+            path = hypotheses_path(folder, split, each)
+            note = path.with_suffix(".json")
+            note.unlink(missing_ok=True)  # never an old note with new translations
+            write_jsonl(path, rows)
+            made_by = _made_by(pairs[each], settings)
+            write_json(note, {**made_by, _DIGEST: _digest_of(path)}, indent=1)
         group = []
     return waiting
 
 
-def missing(
-    folder: Path,
-    split: str,
-    pairs: Mapping[str, Sequence[tuple[str, str]]],
-    settings: Mapping[str, Any],
-) -> list[str]:
-    """The directions that are not translated yet; arguments: as of `decode_to_files`."""
+def missing(folder: Path, split: str, pairs: Pairs, settings: Mapping[str, Any]) -> list[str]:
+    """Returns the directions that are not translated yet, in all processes.
+
+    The arguments are those of `decode_to_files`.
+    """
+
+    def is_done(direction: str) -> bool:
+        path = hypotheses_path(folder, split, direction)
+        about = _read_note(path)
+        wanted = _made_by(pairs[direction], settings)
+        if not path.is_file() or {k: v for k, v in about.items() if k != _DIGEST} != wanted:
+            return False
+        if not (whole := about.get(_DIGEST) == _digest_of(path)):
+            print(f"{path}: its content is not what was written; it is translated again",
+                  file=sys.stderr)  # fmt: skip
+        return whole
+
     return distributed.on_primary_then_broadcast(
         "the translations that are missing",
-        lambda: [
-            direction
-            for direction in pairs
-            if not _is_done(folder, split, direction, _made_by(pairs[direction], settings))
-        ],
+        lambda: [direction for direction in pairs if not is_done(direction)],
     )
 
 
@@ -102,40 +113,19 @@ def _made_by(pairs: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> d
 
 
 def steps_of(folder: Path, split: str) -> dict[str, int]:
-    """Direction -> the step of the checkpoint that its translations were made with."""
-    notes = {
-        path.name.split(".")[1]: _read_note(path.with_suffix(".json"))
-        for path in folder.glob(f"{split}.*.jsonl")
-    }
+    """Returns direction -> the step of the checkpoint that its translations were made with."""
+    notes = {path.name.split(".")[1]: _read_note(path) for path in folder.glob(f"{split}.*.jsonl")}
     return {direction: note["step"] for direction, note in notes.items() if "step" in note}
 
 
-def _is_done(folder: Path, split: str, direction: str, made_by: Mapping[str, Any]) -> bool:
-    path = hypotheses_path(folder, split, direction)
-    about = _read_note(path.with_suffix(".json"))
-    if not path.is_file() or {k: v for k, v in about.items() if k != _DIGEST} != made_by:
-        return False
-    if said := _difference(path):
-        print(f"{path}: {said}; it is translated again", file=sys.stderr)
-    return said is None
-
-
 def _read_note(path: Path) -> dict[str, Any]:
-    """What made a file of hypotheses; empty: it was not written to its end."""
+    """Returns what made a file of hypotheses, or nothing if it was not written to its end."""
     try:
         direction = path.name.split(".")[1]
-        return read_json(path, remedy=f"remove it, and {direction} is translated again")
+        remedy = f"remove it, and {direction} is translated again"
+        return read_json(path.with_suffix(".json"), remedy=remedy)
     except FileNotFoundError:
         return {}
-
-
-def _difference(path: Path) -> str | None:
-    """How a file of hypotheses is not as it was written; None: it is. Notes of earlier versions of
-    m4 have no SHA-256."""
-    note = _read_note(path.with_suffix(".json"))
-    if note.get(_DIGEST, digest := _digest_of(path)) != digest:
-        return "its content is not what was written"
-    return None
 
 
 def _digest_of(path: Path) -> str:
@@ -143,41 +133,30 @@ def _digest_of(path: Path) -> str:
 
 
 def check_hypotheses(folder: Path, split: str, directions: Iterable[str], remedy: str) -> None:
-    """InputError: translations of a direction are missing, or not as they were written.
+    """Checks that translations of all directions are there and as they were written.
 
-    remedy: the command that makes them, for the message.
+    Args:
+        folder: Folder of the files.
+        split: "test" or "dev".
+        directions: The directions.
+        remedy: The command that makes the translations, for the message.
+
+    Raises:
+        InputError: They are not.
     """
     paths = {direction: hypotheses_path(folder, split, direction) for direction in directions}
-    missing = [direction for direction, path in paths.items() if not path.is_file()]
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    absent = [direction for direction, path in paths.items() if not path.is_file()]
+    if absent:
+        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         raise InputError(
-            f"{folder}: no translations of {', '.join(missing[:3])}{more}; make them with {remedy}"
+            f"{folder}: no translations of {', '.join(absent[:3])}{more}; make them with {remedy}"
         )
     for path in paths.values():
-        note = path.with_suffix(".json")
-        said = "missing" if not note.is_file() else None
-        if said or (said := _difference(path)):
-            which = note.name if said == "missing" else path.name
-            raise InputError(f"{folder}/{which}: {said}; make it again with {remedy}")
-
-
-def _write(
-    folder: Path,
-    split: str,
-    direction: str,
-    pairs: Sequence[tuple[str, str]],
-    hypotheses: Iterator[dict[str, Any]],
-    settings: Mapping[str, Any],
-) -> None:
-    path = hypotheses_path(folder, split, direction)
-    note = path.with_suffix(".json")
-    note.unlink(missing_ok=True)  # never an old note with new translations
-    write_jsonl(
-        path,
-        (
-            {"source": source, "reference": reference, **next(hypotheses)}
-            for source, reference, *_ in pairs
-        ),
-    )
-    write_json(note, {**_made_by(pairs, settings), _DIGEST: _digest_of(path)}, indent=1)
+        note = _read_note(path)
+        if not note:
+            said = f"{path.with_suffix('.json').name}: missing"
+        elif note.get(_DIGEST) != _digest_of(path):
+            said = f"{path.name}: its content is not what was written"
+        else:
+            continue
+        raise InputError(f"{folder}/{said}; make it again with {remedy}")

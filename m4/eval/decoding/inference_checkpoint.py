@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -18,17 +18,6 @@ from m4.storage.checkpoints import Checkpoints, Removed, shapes
 from m4.storage.steps import whole_step
 
 
-class _Found(NamedTuple):
-    """An open checkpoint that fits the model; item: with its parameters; variables: the model's, as
-    shapes."""
-
-    store: Checkpoints
-    step: int
-    item: str
-    note: dict[str, Any]
-    variables: Any
-
-
 @contextmanager
 def _opened(
     model: Transformer,
@@ -36,7 +25,8 @@ def _opened(
     step: int | None,
     vocabulary: Vocabulary | SourceAndTarget | None,
     item: str | None = None,
-) -> Iterator[_Found]:
+) -> Iterator[tuple[Checkpoints, int, str, Any]]:
+    """Yields the store, the step, the item with its parameters and the model's variables."""
     folder = Path(checkpoints)
     found = distributed.on_primary_then_broadcast(
         "checkpoints", lambda: whole_step(Path(checkpoints), step, used=item is None)
@@ -54,7 +44,7 @@ def _opened(
         variables = abstract_variables(model)
         item = store.used(found) if item is None else item
         store.check_shapes(found, item, variables["params"])
-        yield _Found(store, found, item, note, variables)
+        yield store, found, item, variables
     finally:
         store.close()
 
@@ -65,9 +55,12 @@ def trained_step(
     vocabulary: Vocabulary | SourceAndTarget | None = None,
     step: int | None = None,
 ) -> int:
-    """The step, None: the latest, after the checks of `restore_params`; no parameter is read."""
-    with _opened(model, checkpoints, step, vocabulary) as found:
-        return found.step
+    """Returns the step (default: the latest) after the checks of `restore_params`.
+
+    No parameter is read.
+    """
+    with _opened(model, checkpoints, step, vocabulary) as (_, found, _, _):
+        return found
 
 
 def restore_params(
@@ -78,29 +71,29 @@ def restore_params(
     layout: Layout | None = None,
     item: str | None = None,
 ) -> tuple[Any, int, dict[str, Any]]:
-    """Parameters to use of a step (default: the latest), the step, and its note.
+    """Returns the parameters to use of a step, the step, and its note.
 
-    The best ones where training had early stopping, else their average where the optimizer made
-    one, else those of the step.
+    They are the best ones where training had early stopping, else their average where the optimizer
+    made one, else those of the step.
 
     Args:
-      model: the module that was trained; decides the shapes.
-      checkpoints: a folder of `m4.storage.checkpoints.Checkpoints`.
-      vocabulary: the one that the model must have been trained with.
-      layout: how parameters are sharded; None: all on the first device. Each device reads its
-        shards only. With several processes all of them call this.
-      item: "params": those of the step in any case.
+        model: The module that was trained; decides the shapes.
+        checkpoints: A folder of `m4.storage.checkpoints.Checkpoints`.
+        step: Defaults to the latest.
+        vocabulary: The one that the model must have been trained with.
+        layout: Sharding of the parameters. Defaults to the first device. Each device reads its
+            shards only, and several processes all call this.
+        item: "params" for those of the step in any case.
 
     Raises:
-      ValueError: there is no such checkpoint, it belongs to another model, or it was trained with
-        another vocabulary.
+        InputError: There is no such checkpoint, it belongs to another model, or it was trained with
+            another vocabulary.
     """
     while True:
         try:
-            with _opened(model, checkpoints, step, vocabulary, item) as found:
-                wanted = {found.item: _placed(found.variables, layout)}
-                restored = found.store.restore(found.step, wanted)[found.item]
-                return restored, found.step, found.note
+            with _opened(model, checkpoints, step, vocabulary, item) as (store, found, of, shape):
+                wanted = {of: _placed(shape, layout)}
+                return store.restore(found, wanted)[of], found, store.note(found)
         except Removed:
             # Training keeps the last ones only, and there is a newer one now.
             if step is not None or distributed.is_distributed():
@@ -108,7 +101,7 @@ def restore_params(
 
 
 def _placed(variables: Any, layout: Layout | None) -> Any:
-    """The parameters as shapes with shardings: the layout's, or the first device."""
+    """Returns the parameters as shapes with shardings: the layout's, or the first device."""
     params = dict(variables["params"])
     if layout is not None:
         return shapes(params, layout.shardings(variables["params_axes"], params))

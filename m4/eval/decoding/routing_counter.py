@@ -1,4 +1,4 @@
-"""Which experts the sentences that are decoded go to: the counts of a test set's atlas."""
+"""Counts of the experts that decoded sentences go to, for a test set's atlas."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RoutingCounter:
         about: Mapping[str, Any],
         layout: Layout | None = None,
     ) -> None:
-        """directions: those of training, D. about: JSON, what decides the translations."""
+        """Takes the D directions of training, and `about`, JSON that decides the translations."""
         self._path, self._directions = path, list(directions)
         self._about = json.loads(json.dumps(about))
         self._model, self._params, self._layout = model, params, layout
@@ -52,12 +52,12 @@ class RoutingCounter:
             there, saved = routing_counts.read(path)
             if {**saved, **self._about} == saved and there.directions == self._counts.directions:
                 self._counts = there
-        self.group = routing_counts.Counts([])  # of the sources of the present call
+        self._current = routing_counts.Counts([])  # of the sources of the present call
         self._number_of_source = np.zeros(0, np.int32)
 
     def starting(self, directions: Sequence[str]) -> None:
         """The directions of the sources of the next call; they are counted from zero."""
-        self.group = routing_counts.Counts(list(dict.fromkeys(directions)))
+        self._current = routing_counts.Counts(list(dict.fromkeys(directions)))
         numbers = {name: i for i, name in enumerate(self._directions)}
         self._number_of_source = np.array([numbers[name] for name in directions], np.int32)
 
@@ -79,13 +79,15 @@ class RoutingCounter:
             with self._layout.axis_rules():
                 program = _program(self._layout, cast(Any, self._model))
                 found = program(self._params, self._layout.batch(arrays))
-        here = [self._directions.index(name) for name in self.group.directions]
-        self.group.add({layer: x_DE[here] for layer, x_DE in jax.device_get(found).items()})
+        here = [self._directions.index(name) for name in self._current.directions]
+        self._current.add({layer: x_DE[here] for layer, x_DE in jax.device_get(found).items()})
 
     def save(self) -> None:
-        """Writes the file. To be called before the translations are: what has a translation is not
-        counted again."""
-        self._counts.replace(self.group)
+        """Writes the file.
+
+        This comes before the translations are written: those that are there are not counted again.
+        """
+        self._counts.replace(self._current)
         if self._counts.layers:
             routing_counts.write(self._path, self._counts, self._about)
 
@@ -99,7 +101,7 @@ def routing_counter(
     made_by: Mapping[str, Any],
     layout: Layout | None = None,
 ) -> RoutingCounter | None:
-    """Counts in folder/atlas.<split>.json, if the model has experts."""
+    """Returns a counter for folder/atlas.<split>.json, or None for a model without experts."""
     if model.encoder_experts is None:
         return None
     about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
@@ -108,7 +110,7 @@ def routing_counter(
 
 
 def _count(model: Transformer, params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """MoE layer -> assigned choices, int32 [D, E]."""
+    """Returns MoE layer -> assigned choices, int32 [D, E]."""
     _, sown = apply_model(*unstacked(model, params), batch, None)
     return assigned_choices(sown)
 

@@ -21,10 +21,12 @@ from m4.parallel.layout import Layout
 
 
 class Scored(NamedTuple):
-    """How probable a translation is.
+    """Probability of a translation.
 
-    logprob: of all its tokens, EOS too. tokens: how many. score: logprob over the length penalty:
-        what the search gives a translation of the same tokens.
+    Attributes:
+        logprob: Log-probability of all its tokens, EOS too.
+        tokens: Number of tokens.
+        score: logprob over the length penalty, as the search gives it.
     """
 
     logprob: float
@@ -33,9 +35,9 @@ class Scored(NamedTuple):
 
 
 def log_probabilities(model: Any, params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """float32 [B]: of the targets [B, T] with EOS, given the sources; 0 is padding.
+    """Returns the log-probabilities of targets with EOS, given the sources, float32 [B].
 
-    batch: encoder_input_tokens [B, L], decoder_target_tokens [B, T].
+    `batch` has encoder_input_tokens [B, L] and decoder_target_tokens [B, T]; 0 is padding.
     """
     model, params = unstacked(model, params)
     target_BT = batch["decoder_target_tokens"]
@@ -52,7 +54,7 @@ def log_probabilities(model: Any, params: Any, batch: Mapping[str, jax.Array]) -
 
 
 def penalty(alpha: float, tokens: int) -> float:
-    """`m4.eval.decoding.beam.length_penalty` of a number."""
+    """Returns `m4.eval.decoding.beam.length_penalty` of a number."""
     return ((5 + tokens) / 6) ** alpha
 
 
@@ -80,13 +82,12 @@ def score_references(
     on_cut: OnCut = warn_of_cut,
     layout: Layout | None = None,
 ) -> list[Scored]:
-    """Each target, given its tagged source ("<2en> ola mundo"); in their order.
+    """Scores each target, given its tagged source ("<2en> ola mundo"), in their order.
 
     Sources are cut as for a translation; a target has any length. A text is scored as the
     vocabulary splits it: a search may have spelt the same text with other pieces.
 
-    Args:
-      progress: called after every batch. on_cut, layout: as of `decode.translations`.
+    The other arguments are those of `decode.translations`.
     """
     longest = settings.max_source_length
     rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
@@ -117,7 +118,7 @@ def score_references(
 def _batches(
     sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], longest: int, rows: int
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-    """Pairs whose source and target have one padded length each, filled up with the last one."""
+    """Yields batches of pairs of one padded length each, filled up with the last pair."""
     groups: dict[tuple[int, int], list[int]] = {}
     for row in range(len(sources)):
         widths = _padded(len(sources[row])), _padded(len(targets[row]))

@@ -27,7 +27,7 @@ SHORTEST_STAGE = 32  # positions
 
 
 def unstacked(model: Any, params: Any) -> tuple[Any, Any]:
-    """A model of scanned layers as one of single layers; any other as it is."""
+    """Returns a model of scanned layers as one of single layers, any other as it is."""
     if not getattr(model, "scan_layers", False):
         return model, params
     return model.clone(scan_layers=False), unstack(params)
@@ -44,12 +44,11 @@ def _search(
     more: Mapping[str, jax.Array] | None = None,
     grows: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The `method.n_best` sequences of each source, int32 [B, K, T], and their scores [B, K]; of a
-    beam search the best first.
+    """Returns `method.n_best` sequences of each source, int32 [B, K, T], and scores [B, K].
 
-    tokens_BL: int32, 0 is padding. T is `target_length`. more: what else a row has: "forced_BT",
-    the tokens that its translation begins with, and "name_B", which its random numbers are made of.
-    grows: the cache of a beam search grows with the translations (`stages`).
+    A beam search returns the best first. `tokens_BL` is int32, padded with 0; T is `target_length`.
+    `more` has "forced_BT", the tokens that a translation begins with, and "name_B", the seed of a
+    row's random numbers. With `grows` the cache grows with the translations (`stages`).
 
     `model` (static, by equality) follows T5X's contract; `params` are an argument, so that models
     of equal shape share the compiled program. Within `Layout.axis_rules` it is for that mesh.
@@ -98,7 +97,7 @@ def _search(
 def _encoded(
     model: nn.Module, variables: Any, tokens_BL: jax.Array, positions: int
 ) -> tuple[jax.Array, Any]:
-    """Sources encoded [B, L, M], and the cache with which their translations begin.
+    """Returns encoded sources [B, L, M], and the cache with which translations begin.
 
     The memory of cross-attention is the same at every step and for every beam: it is computed
     here, by a step whose other results are not used, and not inside the loop.
@@ -119,7 +118,7 @@ def _step(
     cache: Mapping[str, Any],
     **past: Any,
 ) -> tuple[jax.Array, Mapping[str, Any]]:
-    """Logits of the next token, and the cache with what was computed of the last one."""
+    """Returns logits of the next token, and the cache with what was computed of the last one."""
     changed: Any
     logits, changed = model.apply(
         {**variables, "cache": cache},
@@ -138,8 +137,10 @@ def _step(
 
 
 def stages(target_length: int) -> list[int]:
-    """The lengths of a growing cache: halves of T while they are not too short to be worth a loop
-    of the program. Most translations end in the first half of what they are allowed."""
+    """Returns the lengths of a growing cache: halves of T while a loop of the program is worth it.
+
+    Most translations end in the first half of what they are allowed.
+    """
     lengths = [target_length]
     while lengths[0] >= 2 * SHORTEST_STAGE:
         lengths.insert(0, -(-lengths[0] // 2))
@@ -152,7 +153,7 @@ def _cached_positions(cache: Mapping[str, Any]) -> int:
 
 
 def _empty_cache(model: nn.Module, variables: Any, tokens_BL: jax.Array, target_length: int) -> Any:
-    """The cache as the contract's call allocates it: its leaves start at zero, so shapes do."""
+    """Returns an empty cache; its leaves start at zero, so the contract's shapes suffice."""
     full_BT = jax.ShapeDtypeStruct((tokens_BL.shape[0], target_length), jnp.int32)
     _, allocated = jax.eval_shape(
         functools.partial(model.apply, enable_dropout=False, decode=True, mutable=["cache"]),
@@ -178,7 +179,7 @@ def jit_search(
     alpha: float,
     method: Method = BEST,
 ) -> Any:
-    """`search` over a mesh as one program of (params, {"encoder_input_tokens": tokens_BL, **more}).
+    """Returns `search` over a mesh: one program of (params, {"encoder_input_tokens": ..., **more}).
 
     Parameters are sharded by `Layout.shardings` and rows by `Layout.batch`. Results are replicated,
     so that every process can read them. To be traced within `Layout.axis_rules`.
@@ -208,7 +209,7 @@ def search_over(
     method: Method = BEST,
     more: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The same as `search`, over a mesh; all processes call it with the same whole batch.
+    """Runs `search` over a mesh; all processes call it with the same whole batch.
 
     B must be what `Layout.rows` gives.
     """
@@ -218,7 +219,7 @@ def search_over(
 
 
 def _by_rows(cache: Any) -> Any:
-    """The cache with arrays of rows, [rows, N, R, D], sharded as rows and heads are.
+    """Returns the cache with arrays of rows, [rows, N, R, D], sharded as rows and heads are.
 
     Left to the partitioner, what starts as zeros could be replicated on every device.
     """
@@ -230,7 +231,7 @@ def _by_rows(cache: Any) -> Any:
 
 
 def _with_cross(cache: Mapping[str, Any], stepped: Mapping[str, Any]) -> dict[str, Any]:
-    """`cache` with the cross-attention of `stepped`, marked as filled (`m4.model.attention`)."""
+    """Returns `cache` with the cross-attention of `stepped`, which is filled."""
     if "cross_key" in cache:
         return {name: stepped[name] for name in ("cross_key", "cross_value")}
     return {

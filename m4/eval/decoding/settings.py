@@ -1,4 +1,4 @@
-"""What decides how sentences are translated and scored."""
+"""Settings of translation and scores."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _Length = Between(2, 2**20)  # a piece and EOS
 
 
 class Method(NamedTuple):
-    """How translations are searched for, in addition to beams and length penalty: what decides the
-    compiled program. Fields: as of `Decoding`."""
+    """Settings of the compiled search in addition to beams and length penalty, as in `Decoding`."""
 
     n_best: int = 1
     min_length: int = 0
@@ -28,7 +27,7 @@ class Method(NamedTuple):
     sampling: Sampling | None = None
 
     def rows(self, beams: int) -> int:
-        """Hypotheses of a sentence that are alive together."""
+        """Returns how many hypotheses of a sentence are alive together."""
         return beams if self.sampling is None else self.n_best
 
 
@@ -92,12 +91,14 @@ class Decoding:
             raise SettingError("Decoding.n_best", self.n_best, "2 or more, with Decoding.mbr")
 
     def method(self) -> Method:
-        """What decides the compiled program in addition to beams and alpha."""
+        """Returns what decides the compiled program in addition to beams and alpha."""
         return Method(*(getattr(self, name) for name in Method._fields))
 
     def search(self) -> dict[str, Any]:
-        """The settings that decide a translation, as JSON; of the more special ones those that are
-        not the defaults."""
+        """Returns the settings that decide a translation, as JSON.
+
+        Of the more special ones it has those that are not the defaults.
+        """
         special = ("n_best", "sampling", "prefix", "min_length", "no_repeat_ngram", "mbr")
         values = {name: getattr(self, name) for name in special}
         given = {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
@@ -114,13 +115,13 @@ class Decoding:
         }
 
     def translated(self) -> dict[str, Any]:
-        """What decides the translations of a test set, as JSON: `search`, and how much of it."""
+        """Returns all that decides the translations of a test set, as JSON."""
         made = self.search() | {"test_sentences": self.test_sentences}
         return json.loads(json.dumps(made))  # as it will be read: tuples become lists
 
 
 def _name_of(metric: Metric) -> Any:
-    """A metric and its arguments, as JSON."""
+    """Returns a metric and its arguments, as JSON."""
     if isinstance(metric, functools.partial):
         return [_name_of(metric.func), [*metric.args], dict(metric.keywords)]
     return getattr(metric, "__qualname__", type(metric).__qualname__)

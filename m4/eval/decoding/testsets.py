@@ -24,7 +24,7 @@ _Row = TypeVar("_Row")
 def split_pairs(
     cache: Cache, directions: Iterable[str], split: str
 ) -> dict[str, list[tuple[str, str]]]:
-    """direction -> (source, reference) of every sentence of the split, in its order, untagged."""
+    """Returns direction -> (source, reference) of every sentence of a split, untagged."""
     result = {}
     for direction in directions:
         pairs = cache.pairs(language_of(direction), split)
@@ -36,10 +36,13 @@ def split_pairs(
 
 
 class Portion(NamedTuple):
-    """What is translated and scored of a split ("test", "dev"): all of it, or so many sentences of
-    each direction, at even distances; of these directions, empty: of all.
+    """The sentences of a split that are translated and scored.
 
-    test_sentences: at most so many of a test set; names of files do not say it.
+    Attributes:
+        split: "test" or "dev".
+        sentences: Sentences of each direction, at even distances. Defaults to all.
+        directions: Defaults to all.
+        test_sentences: Most sentences of a test set; names of files do not say it.
     """
 
     split: str
@@ -49,11 +52,15 @@ class Portion(NamedTuple):
 
     @property
     def name(self) -> str:
-        """ "dev", "dev200": which sentences they are, in the names of files."""
+        """Name in files: "dev", or "dev200" of 200 sentences a direction."""
         return self.split if self.sentences is None else f"{self.split}{self.sentences}"
 
     def pairs(self, cache: Cache) -> dict[str, list[tuple[str, str]]]:
-        """`split_pairs` of what is chosen. ValueError: the corpus has no such direction."""
+        """Returns direction -> (source, reference) of the chosen sentences.
+
+        Raises:
+            InputError: The corpus has no such direction.
+        """
         if unknown := [each for each in self.directions if each not in cache.directions]:
             raise InputError(
                 f"--directions: no {', '.join(unknown)}; there are {', '.join(cache.directions)}"
@@ -67,7 +74,7 @@ class Portion(NamedTuple):
         return {direction: self._chosen(each) for direction, each in pairs.items()}
 
     def subsets(self, cache: Cache) -> dict[str, dict[str, Sequence[bool]]]:
-        """Language -> the marks of the chosen sentences by subset."""
+        """Returns language -> the marks of the chosen sentences by subset."""
         return {
             language: {
                 name: self._chosen(marks)
@@ -83,14 +90,17 @@ class Portion(NamedTuple):
 
 
 def train_pairs(cache: Cache) -> dict[str, int]:
-    """Language -> number of its training pairs."""
+    """Returns language -> number of its training pairs."""
     return {name: cache.size(name, "train") for name in cache.languages()}
 
 
 def check_held_out(cache: Cache) -> None:
-    """Raises ValueError for a language that cannot have a fair baseline.
+    """Checks that each language can have a fair baseline.
 
     Dev sentences choose its parameters, test sentences are what it is compared on.
+
+    Raises:
+        InputError: A language has no dev or no test sentences.
     """
     for split in ("dev", "test"):
         if lacking := [code for code in cache.languages() if not cache.size(code, split)]:
@@ -101,7 +111,7 @@ def check_held_out(cache: Cache) -> None:
 
 
 class Counter(Protocol):
-    """What counts routing: `m4.eval.decoding.routing_counter.RoutingCounter`."""
+    """Counts routing: `m4.eval.decoding.routing_counter.RoutingCounter`."""
 
     def starting(self, directions: Sequence[str]) -> None: ...
     def __call__(self, batch: Batch, best_BT: np.ndarray) -> None: ...
@@ -109,10 +119,13 @@ class Counter(Protocol):
 
 
 class ProgressDecoder:
-    """`decode` for `decode_to_files`: shows progress over all calls, and counts the sources that
-    were too long (`cut`) and what is in the batches; with `counter`, routing is counted.
+    """`decode` for `decode_to_files`: shows progress over all calls and counts batches.
 
-    With several processes all of them call it; the primary one writes the counts and warns.
+    Several processes all call it; the primary one writes the counts and warns.
+
+    Attributes:
+        cut: Number of sources that were too long.
+        batches: Counts of what is in the batches.
     """
 
     def __init__(
@@ -125,51 +138,39 @@ class ProgressDecoder:
         counter: Counter | None = None,
         layout: Layout | None = None,
     ) -> None:
-        """layout: how the parameters are sharded; None: on one device."""
+        """Takes the arguments of `translations`, and `counter`, which counts routing."""
         self.cut, self.batches = 0, BatchCounts()
-        self._longest = settings.max_source_length
-        self._counter = counter
-        self._bar, self._start = bar, time.monotonic()
-        self._directions: list[str] = []
-        self._several = settings.n_best > 1
+        self._bar, self._counter, self._settings = bar, counter, settings
+        self._start, self._sentences, self._directions = time.monotonic(), 0, list[str]()
         self._decode = lambda sources, **more: translations(
-            model,
-            params,
-            vocabulary,
-            sources,
-            settings,
-            on_batch=self._count,
-            layout=layout,
-            **more,
+            model, params, vocabulary, sources, settings, layout=layout, **more
         )
-        self._sentences = self._tokens = 0
 
     def starting(self, directions: list[str]) -> None:
-        """The directions of the sources of the next call."""
+        """Notes the directions of the sources of the next call."""
         self._directions = directions
         if self._counter is not None:
             self._counter.starting(directions)
 
     def __call__(self, sources: Sequence[str]) -> list[dict[str, Any]]:
-        """What a file of hypotheses says of each source: "hypothesis"; with Decoding.n_best its
-        direction, and all translations with their scores, too."""
-        tokens = 0
+        """Returns what a file of hypotheses says of each source: "hypothesis".
 
-        def progress(done: int, _: int, tokens_now: int) -> None:
-            nonlocal tokens
-            tokens = tokens_now
-            rate = (self._tokens + tokens) / (time.monotonic() - self._start)
+        With Decoding.n_best it says its direction, and all translations with their scores, too.
+        """
+
+        def progress(done: int, *_: int) -> None:
+            rate = self.batches.tokens / (time.monotonic() - self._start)
             self._bar.update(self._sentences + done, f"{rate:,.0f} tokens/s")
 
         def on_cut(*_: int) -> None:
             self.cut += 1
 
-        found = self._decode(sources, progress=progress, on_cut=on_cut)
+        found = self._decode(sources, progress=progress, on_cut=on_cut, on_batch=self._count)
         if self._counter is not None and distributed.is_primary():
             self._counter.save()
-        self._sentences, self._tokens = self._sentences + len(sources), self._tokens + tokens
+        self._sentences += len(sources)
         rows = [{"hypothesis": each.texts[0]} for each in found]
-        if not self._several:
+        if self._settings.n_best == 1:
             return rows
         return [
             {**row, "direction": direction, **as_json(each)}
@@ -182,9 +183,9 @@ class ProgressDecoder:
             self._counter(batch, best_BT)
 
     def warn_of_cut(self, name: str) -> None:
-        """A line on stderr, if there were sources that were too long."""
+        """Prints a line on stderr if there were sources that were too long."""
         if self.cut and distributed.is_primary():
             warn(
                 f"{name}: {self.cut} sources were cut to Decoding.max_source_length = "
-                f"{self._longest} pieces"
+                f"{self._settings.max_source_length} pieces"
             )

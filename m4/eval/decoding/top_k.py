@@ -14,7 +14,7 @@ _LARGEST_CHUNK, _SMALLEST_CHUNK = 128, 16
 
 
 def top_k(x_BN: Array, k: int) -> tuple[Array, Array]:
-    """`lax.top_k`: values and indices [B, k], the largest first, ties by the lowest index.
+    """Returns values and indices [B, k], the largest first, ties by the lowest index.
 
     Over a mesh each device takes its local rows: where the partitioner decides, it may bring all
     rows, B * K * V numbers, to every device at every step (it does on CPU, jax 0.10.2).
@@ -44,7 +44,7 @@ def _whole(x_BN: Array, k: int) -> tuple[Array, Array]:
 
 
 def _by_chunks(x_BN: Array, k: int, chunk: int) -> tuple[Array, Array]:
-    """The same from k chunks of each row, those with the largest maxima.
+    """Returns the top k from k chunks of each row, those with the largest maxima.
 
     Each number of another chunk has k before it, the maxima of these: larger, or as large with a
     lower index. CPUs find maxima in one quick pass, where `lax.top_k` keeps a heap.

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TextIO
 
 import flax.linen as nn
@@ -26,7 +25,7 @@ _BATCHES_AT_ONCE = 4
 
 
 def check_language(to: str, languages: Sequence[str]) -> None:
-    """Raises ValueError, with the nearest match and all languages, when `to` is none of them."""
+    """Raises InputError, with the nearest match and all languages, if `to` is none of them."""
     if to in languages:
         return
     by_name = {}
@@ -51,12 +50,12 @@ Written = Callable[[str, Translations], str]
 
 
 def first_text(line: str, found: Translations) -> str:
-    """The translation alone."""
+    """Returns the translation alone."""
     return found.texts[0]
 
 
 def json_line(line: str, found: Translations, to: str) -> str:
-    """The line, its target language, its translations and their scores."""
+    """Returns the line, its target language, its translations and their scores as JSON."""
     said = {"source": line, "to": to, **as_json(found)}
     return json.dumps(said, ensure_ascii=False)
 
@@ -65,12 +64,16 @@ def json_line(line: str, found: Translations, to: str) -> str:
 class Translator:
     """A model ready to translate.
 
-    batch_rows: lines that are translated together, in the place of decoding.batch_rows: of what a
-        user types few are waiting.
-    languages: those that it was trained to translate into; None: all that have a tag.
-    layout: how the parameters are sharded; None: on one device.
-    normalise: what training does to a source.
-    programs: as of `m4.eval.decoding.decode.translations`.
+    Attributes:
+        model: A module with T5X's contract.
+        params: Its parameters.
+        vocabulary: Turns text into ids and back.
+        decoding: Settings of the search.
+        batch_rows: Lines that are translated together, in the place of decoding.batch_rows: of what
+            a user types few are waiting.
+        languages: Languages that it was trained to translate into. Defaults to all with a tag.
+        layout: Sharding of the parameters. Defaults to one device.
+        normalise: What training does to a source.
     """
 
     model: nn.Module
@@ -81,7 +84,6 @@ class Translator:
     languages: Sequence[str] | None = None
     layout: Layout | None = None
     normalise: Callable[[str], str] = str
-    programs: Path | None = None
 
     @property
     def _languages(self) -> Sequence[str]:
@@ -90,14 +92,14 @@ class Translator:
     def translate(
         self, lines: Sequence[str], to: str, *, first_line: int = 1, warnings: TextIO | None = None
     ) -> list[str]:
-        """Lines in any language of the model -> lines in the language `to`, in their order.
+        """Translates lines in any language of the model into the language `to`, in their order.
 
         An empty line gives an empty line. A line that is too long is cut after a whole piece, and
         a warning with its number (counted from `first_line`) goes to `warnings`, default stderr.
 
         Raises:
-          ValueError: the model has no language `to`.
-          TypeError: one text in the place of a list.
+            InputError: The model has no language `to`.
+            TypeError: `lines` is one text.
         """
         found = self.candidates(lines, to, first_line=first_line, warnings=warnings)
         return [each.texts[0] for each in found]
@@ -111,9 +113,10 @@ class Translator:
         first_line: int = 1,
         warnings: TextIO | None = None,
     ) -> list[Translations]:
-        """The `decoding.n_best` translations of each line; the rest as of `translate`.
+        """Returns the `decoding.n_best` translations of each line; the rest as of `translate`.
 
-        prefix: what the translations begin with, or that of each line; None: `decoding.prefix`.
+        `prefix` is text that the translations begin with, one or one a line. It defaults to
+        `decoding.prefix`.
         """
         if isinstance(lines, str):
             raise TypeError("lines: must be a list of texts, not one text")
@@ -139,7 +142,6 @@ class Translator:
             replace(self.decoding, batch_rows=self.batch_rows),
             on_cut=on_cut,
             layout=self.layout,
-            programs=self.programs,
             prefixes=None if prefixes is None else [prefixes[number] for number in full],
         )
         result = [Translations([""], [0.0])] * len(lines)
@@ -161,11 +163,11 @@ class Translator:
 
         Lines that are already waiting are translated together, a few batches at a time. No line
         waits for a later one to come: all are written and flushed before more is read.
-        written: (a line, its translations) -> what is written for it.
+        `written` makes the text that is written of a line and its translations.
 
         Raises:
-          ValueError: the model has no language `to`; a line is not UTF-8 (lines before it are
-            answered).
+            InputError: The model has no language `to`, or a line is not UTF-8 (lines before it are
+                answered).
         """
         check_language(to, self._languages)
         number, most = 0, _BATCHES_AT_ONCE * self.batch_rows
@@ -187,7 +189,7 @@ class Translator:
 
 
 def waiting_lines(source: int) -> Iterator[list[bytes]]:
-    """The complete lines that a file descriptor has ready, without their line ends, until its end.
+    """Yields the complete lines that a file descriptor has ready, without their line ends.
 
     os.read returns as soon as there is anything, unlike Python's buffered files, which would wait
     for a full buffer. A last line may lack its line end.
@@ -209,7 +211,7 @@ def _read(source: int) -> bytes:
 
 
 def _decode_lines(raw: Sequence[bytes]) -> tuple[list[str], str | None]:
-    """Lines as text up to the first that is not UTF-8, and what is wrong with that one."""
+    """Returns lines as text up to the first that is not UTF-8, and what is wrong with that one."""
     lines = []
     for line in raw:
         try:

@@ -15,8 +15,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Score:
-    """A corpus score in percent, how it was computed (sacreBLEU's signature), its 95% bootstrap
-    interval, and the number of sentences."""
+    """A corpus score in percent, with its signature, 95% bootstrap interval and sentences.
+
+    The signature is sacreBLEU's: how the score was computed.
+    """
 
     value: float
     signature: str
@@ -27,13 +29,14 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What a corpus score is computed from.
+    """Sufficient statistics of a corpus score.
 
-    counts: int64 [sentences, counts], additive over sentences.
-    formula: sums of rows [..., counts] -> scores in percent [...].
-    metric: its name in scores.jsonl and in file names: letters, digits, "_", "-", ".".
-    signature: sacreBLEU's, without the fields of the bootstrap; of another metric any text that
-        says how it was computed.
+    Attributes:
+        metric: Name in scores.jsonl and in file names: letters, digits, "_", "-", ".".
+        counts: int64 [sentences, counts], additive over sentences.
+        formula: Turns sums of rows [..., counts] into scores in percent [...].
+        signature: sacreBLEU's, without the fields of the bootstrap; for another metric any text
+            that says how it was computed.
     """
 
     metric: str
@@ -46,11 +49,11 @@ class Statistics:
         return len(self.counts)
 
     def value(self) -> float:
-        """The score of all sentences, percent."""
+        """Returns the score of all sentences, percent."""
         return float(self.formula(self.counts.sum(axis=0)))
 
     def select(self, keep: Sequence[bool]) -> Statistics:
-        """The statistics of the sentences that are marked True."""
+        """Returns the statistics of the sentences that are marked True."""
         assert len(keep) == self.sentences
         return replace(self, counts=self.counts[np.asarray(keep, bool)])
 

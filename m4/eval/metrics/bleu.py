@@ -31,9 +31,11 @@ _OF_LANGUAGE = {
 
 
 def tokenizer(language: str) -> str:
-    """sacreBLEU's name of the tokenizer for a target language: CLDR id or ISO 639-3, either with
-    a script, a territory or anything else if wanted ('zh', 'zh_Hant', 'zh_TW', 'cmn_Hans', 'yue').
-    A script in the code decides; what else follows the language does not."""
+    """Returns sacreBLEU's name of the tokenizer for a target language.
+
+    The language is a CLDR id or ISO 639-3, possibly with a script or a territory ('zh', 'zh_Hant',
+    'zh_TW', 'cmn_Hans', 'yue'). A script in the code decides; nothing else behind the language does.
+    """
     base, script = split_code(language)
     if script:
         return _OF_SCRIPT.get(script, DEFAULT_TOKENIZER)
@@ -43,10 +45,13 @@ def tokenizer(language: str) -> str:
 
 @configurable
 def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Statistics:
-    """Corpus BLEU, one reference a sentence. Its counts of a sentence: the two lengths in tokens,
-    then correct and total n-grams for n = 1..4.
+    """Returns statistics of corpus BLEU, one reference a sentence.
 
-    Raises ValueError where the tokenizer of the language needs a package that is not installed.
+    Its counts of a sentence are the two lengths in tokens, then correct and total n-grams for
+    n = 1..4.
+
+    Raises:
+        InputError: The tokenizer of the language needs a package that is not installed.
     """
     name = tokenizer(language)
     try:

@@ -24,8 +24,11 @@ _BLOCK = 1 << 22  # indices drawn at a time: bounds the memory for large test se
 
 @dataclass(frozen=True)
 class Difference:
-    """system - baseline in percent with the 95% interval of the difference; p_value as sacreBLEU's
-    paired bootstrap test gives it; replicates: the difference in every resample [resamples]."""
+    """Difference of a system from the baseline in percent, with its 95% interval.
+
+    p_value is that of sacreBLEU's paired bootstrap test; replicates has the difference in every
+    resample.
+    """
 
     delta: float
     low: float
@@ -35,15 +38,17 @@ class Difference:
 
 
 def interval(samples: np.ndarray) -> tuple[float, float]:
-    """The 95% interval of resampled scores: sacreBLEU's order statistics (it prints half of their
-    distance; the two ends say more where the distribution is skewed)."""
+    """Returns the 95% interval of resampled scores: sacreBLEU's order statistics.
+
+    It prints half of their distance; the two ends say more where the distribution is skewed.
+    """
     ordered = np.sort(samples)
     lower = len(ordered) // 40
     return float(ordered[lower]), float(ordered[len(ordered) - lower - 1])
 
 
 def resample(statistics: Statistics, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
-    """The scores of resampled test sets, float64 [resamples]."""
+    """Returns the scores of resampled test sets, float64 [resamples]."""
     counts = statistics.counts.astype(np.float64)
     draws = _kept_draws if statistics.sentences <= _KEPT_SENTENCES else _draws
     blocks = draws(statistics.sentences, resamples, seed)
@@ -52,8 +57,10 @@ def resample(statistics: Statistics, resamples: int = RESAMPLES, seed: int = SEE
 
 
 def _draws(sentences: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """How often every sentence is in every resample: uint16 [resamples, sentences] in blocks, or
-    uint32 of test sets that it could not count."""
+    """Yields how often each sentence is in each resample: uint16 [resamples, sentences] in blocks.
+
+    Of larger test sets they are uint32.
+    """
     kind = np.uint16 if sentences < 1 << 16 else np.uint32
     rng = np.random.default_rng(seed)
     step = max(1, _BLOCK // sentences)
@@ -75,7 +82,7 @@ def _kept_draws(sentences: int, resamples: int, seed: int) -> tuple[np.ndarray, 
 
 
 def score(statistics: Statistics, resamples: int = RESAMPLES, seed: int = SEED) -> Score:
-    """The score of all sentences with its 95% interval.
+    """Returns the score of all sentences with its 95% interval.
 
     The interval is of percentiles; on a handful of sentences it need not contain the score.
     """
@@ -87,8 +94,9 @@ def score(statistics: Statistics, resamples: int = RESAMPLES, seed: int = SEED) 
 def paired_difference(
     system: Statistics, baseline: Statistics, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Difference:
-    """How far the system is above the baseline on the same sentences, by sacreBLEU's paired
-    bootstrap: both are scored on the same resamples.
+    """Returns how far a system is above the baseline on the same sentences.
+
+    It is sacreBLEU's paired bootstrap: both are scored on the same resamples.
 
     One departure: where no resample distinguishes the two, p_value is 1 (sacreBLEU's formula gives
     its smallest value, 1 / (resamples + 1), for two equal systems).
@@ -107,6 +115,6 @@ def paired_difference(
 
 
 def _signature(signature: str, resamples: int, seed: int) -> str:
-    """With the fields of the bootstrap, where sacreBLEU puts them: after the first field."""
+    """Adds the fields of the bootstrap where sacreBLEU puts them: after the first field."""
     first, _, rest = signature.partition("|")
     return "|".join(filter(None, [first, f"bs:{resamples}", f"seed:{seed}", rest]))

@@ -14,8 +14,11 @@ from m4.settings import configurable
 
 @configurable
 def chrf(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Statistics:
-    """Corpus chrF2, one reference a sentence; `language` plays no part. Its counts of a sentence:
-    n-grams of the hypothesis, of the reference and of both, for n = 1..6 characters."""
+    """Returns statistics of corpus chrF2, one reference a sentence; `language` plays no part.
+
+    Its counts of a sentence are n-grams of the hypothesis, of the reference and of both, for
+    n = 1..6 characters.
+    """
     metric = _with_references(tuple(references))
     rows = metric._extract_corpus_statistics(list(hypotheses), None)
     counts = np.array(rows, np.int64).reshape(len(rows), 3 * CHRF.CHAR_ORDER)

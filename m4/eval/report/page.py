@@ -180,7 +180,7 @@ _FILTERS = {
 
 
 def _by(rows: Iterable[Any], *names: str) -> dict[str, Any]:
-    """Nests rows by some of their fields: _by(rows, "side", "system")[side][system] is a row."""
+    """Nests rows by some of their fields, one level a field, with a row at the end."""
     found: dict[str, Any] = {}
     for row in rows:
         *outer, last = (row[n] if isinstance(row, Mapping) else getattr(row, n) for n in names)

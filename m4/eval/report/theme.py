@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours. The series' are from Okabe and Ito's palette, which colour-blind readers can tell
-    apart; each series also has a marker. Those of families are Tol's muted ones, the last for the
-    rest; on dark paper the dark ones are lighter."""
+    """Colours.
+
+    Those of series are from Okabe and Ito's palette, which colour-blind readers can tell apart.
+    Those of families are Tol's muted ones, the last for the rest; on dark paper the dark ones are
+    lighter.
+    """
 
     paper: str
     ink: str

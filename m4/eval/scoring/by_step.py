@@ -18,7 +18,7 @@ Scores = Mapping[str, Mapping[str, float]]
 
 
 def direction_scores(rows: Iterable[Mapping[str, Any]], system: str) -> dict[str, dict[str, float]]:
-    """Metric -> direction -> score of whole test sets, of rows of scores.jsonl."""
+    """Returns metric -> direction -> score of whole test sets, from rows of scores.jsonl."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         if row["system"] == system and row["subset"] == "all":
@@ -33,7 +33,7 @@ def rows_by_step(
     levels: Mapping[str, Sequence[str]],
     kept: Collection[int],
 ) -> list[dict[str, Any]]:
-    """The rows of scores_by_step.jsonl: a step, metric and level each, and `ALL` levels together.
+    """Returns the rows of scores_by_step.jsonl: a step, metric and level each, and `ALL` levels.
 
     `best` is true for one row: that of the step whose mean over all directions is highest in
     `metric`; of equal ones the first. Steps whose checkpoints are gone are not compared.
@@ -69,7 +69,7 @@ def rows_by_step(
 
 
 def said(rows: Sequence[Mapping[str, Any]], step: int) -> str:
-    """A line on a step: its scores over all directions and by resource level."""
+    """Returns a line on a step: its scores over all directions and by resource level."""
     here = [row for row in rows if row["step"] == step]
     here.sort(key=lambda row: row["level"] != ALL)  # the order of the levels stays
     parts: dict[str, str] = {}
@@ -85,7 +85,11 @@ def said(rows: Sequence[Mapping[str, Any]], step: int) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a scores_by_step.jsonl; none where there is no file. ValueError: damaged."""
+    """Returns the rows of a scores_by_step.jsonl, none where there is no file.
+
+    Raises:
+        InputError: The file is damaged.
+    """
     rows = read_jsonl(path) if path.is_file() else []
     wanted = {"split": str, "step": int, "metric": str, "level": str, "score": float, "best": bool}
     for number, row in enumerate(rows, start=1):

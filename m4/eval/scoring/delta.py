@@ -1,9 +1,11 @@
-"""ΔBLEU: how far a multilingual system is above the bilingual baselines, by language and by
-resource (GShard, section 4.4 and Table 1: ΔBLEU = BLEU - BLEU of the bilingual baseline).
+"""ΔBLEU: differences of a multilingual system from the bilingual baselines, by language and level.
+
+GShard, section 4.4 and Table 1: ΔBLEU = BLEU - BLEU of the bilingual baseline.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -38,10 +40,9 @@ METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF"}
 class Delta:
     """One language, one direction, one system against its baseline on the same sentences.
 
-    Scores in percent; low, high: the 95% interval of the difference by paired bootstrap;
-    replicates: the difference in every resample [resamples], empty where read from a file.
-    side: the group of the direction, one of `SIDES`.
-    closely_related: closely related languages of the same run, whose texts are nearly this one's.
+    Scores are in percent. low and high are the 95% interval of the difference by paired bootstrap;
+    replicates has the difference in every resample, and is empty where read from a file. side is
+    one of `SIDES`; closely_related has languages of the run whose texts are nearly this one's.
     """
 
     direction: str
@@ -65,7 +66,7 @@ class Delta:
 
     @property
     def undertrained(self) -> bool:
-        """Whether the source itself is a better translation: a difference then says nothing."""
+        """True if the source itself is a better translation: a difference then says nothing."""
         return self.copy_score is not None and self.system_score < self.copy_score
 
 
@@ -73,7 +74,7 @@ class Delta:
 class Average:
     """The mean over the languages of a resource level ('all': over every language).
 
-    undertrained: whether the mean of the copies' scores is above the system's.
+    It is undertrained if the mean of the copies' scores is above the system's.
     """
 
     side: str
@@ -94,8 +95,13 @@ def deltas(
     metric: str,
     baseline: str = BILINGUAL,
 ) -> list[Delta]:
-    """Every system against the baseline, in the order of the systems, then by falling training
-    size, into English first. Directions that either has not decoded are left out."""
+    """Returns every system against the baseline, by system, falling training size and side.
+
+    Directions that either has not decoded are left out.
+
+    Raises:
+        InputError: The baseline has no hypotheses, or a language has no training size.
+    """
     ours = set(measured.directions(baseline))
     if not ours:
         known = ", ".join(system.name for system in measured.systems)
@@ -152,28 +158,23 @@ def _delta(
 
 
 def plain(rows: Iterable[Delta]) -> list[dict]:
-    """The rows for deltas.jsonl: everything but the replicates."""
-    kept = []
-    for row in rows:
-        fields = asdict(row)
-        del fields["replicates"]
-        kept.append(fields)
-    return kept
+    """Returns the rows for deltas.jsonl: everything but the replicates."""
+    return [{name: x for name, x in asdict(row).items() if name != "replicates"} for row in rows]
 
 
 def from_plain(rows: Iterable[dict]) -> list[Delta]:
-    """The rows of deltas.jsonl as they were, without replicates."""
+    """Returns the rows of deltas.jsonl as they were, without replicates."""
     return [Delta(**{**row, "closely_related": tuple(row["closely_related"])}) for row in rows]
 
 
 def small_tests(rows: Iterable[Delta], levels: ResourceLevels) -> dict[str, str]:
-    """Direction -> language, of those with too few test sentences for means (`averages`)."""
+    """Returns direction -> language, of those with too few test sentences for means."""
     least = levels.min_test_sentences
     return {row.direction: row.language for row in rows if row.sentences < least}
 
 
 def small_tests_line(small: Mapping[str, str], levels: ResourceLevels) -> str:
-    """What is left out of the means, in a sentence; '' where nothing is."""
+    """Returns a sentence on what is left out of the means, or ''."""
     languages = sorted(set(small.values()))
     if not languages:
         return ""
@@ -185,20 +186,19 @@ def small_tests_line(small: Mapping[str, str], levels: ResourceLevels) -> str:
 
 
 def hollow_means(rows: Sequence[Delta], small: Mapping[str, str], levels: ResourceLevels) -> str:
-    """What hollow points are, for a legend; '' where there are none."""
+    """Returns what hollow points are, for a legend, or '' where there are none."""
     why = [f"under {levels.min_test_sentences} test sentences"] * bool(small)
     why += [UNDERTRAINED] * any(row.undertrained for row in rows)
     return " or ".join(why)
 
 
 def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> list[Average]:
-    """Mean Δ by side, system and resource level, of test sets of `levels.min_test_sentences` or
-    more; levels without languages are left out.
+    """Returns mean Δ by side, system and resource level; levels without languages are left out.
 
-    The interval: in every bootstrap replicate the mean over the languages, then the percentiles of
-    these means. Replicate r draws from one seed for all languages; where their test sets are of
-    one size, it draws the same sentences, so what parallel test sets have in common is not taken
-    for independent evidence.
+    Test sets of fewer than `levels.min_test_sentences` do not count. The interval has the
+    percentiles of the means over the languages in every bootstrap replicate. Replicate r draws from
+    one seed for all languages; where their test sets are of one size, it draws the same sentences,
+    so what parallel test sets have in common is not taken for independent evidence.
     """
     result = []
     systems = list(dict.fromkeys(row.system for row in rows))
@@ -239,18 +239,15 @@ def tables(
     width: int = 120,
     levels: ResourceLevels = DEFAULT_LEVELS,
 ) -> list[Table]:
-    """One table a system for a terminal of `width` characters: languages by falling training size,
-    then the averages. Where it does not fit: first without names, then one table a side. Of more
-    than `MOST_LINES` languages there are the averages alone: the others are in files."""
+    """Returns one table a system: languages by falling training size, then the averages.
+
+    Where a table is wider than `width` characters, it is first without names, then one a side. With
+    more than `MOST_LINES` languages there are the averages alone: the others are in files.
+    """
     sides = [side for side in SIDES if any(row.side == side for row in rows)]
-    layouts = [
-        ([sides], True),
-        ([sides], False),
-        ([[side] for side in sides], True),
-        ([[side] for side in sides], False),
-    ]
     result: list[Table] = []
-    for grouped, names in layouts:
+    layouts = [[sides], [[side] for side in sides]]
+    for grouped, names in itertools.product(layouts, (True, False)):
         result = [
             _table(rows, means, system, group, names, levels)
             for system in dict.fromkeys(row.system for row in rows)

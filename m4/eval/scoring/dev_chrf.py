@@ -15,7 +15,7 @@ from m4.eval.metrics.chrf import chrf
 def dev_chrf(
     cache: Cache, translate: Callable[..., list[str]], decoding: Decoding
 ) -> Callable[[Any], dict[str, float]]:
-    """params -> {"dev/chrf": mean over directions of the greedy translations' chrF, percent}.
+    """Returns a function of params: {"dev/chrf": mean chrF of greedy translations, percent}.
 
     chrF and not the loss picks a model trained on few sentences: its loss rises from overconfidence
     long before its translations stop improving.

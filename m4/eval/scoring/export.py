@@ -34,8 +34,7 @@ _ESCAPES = str.maketrans(
 
 
 def by_direction(rows: Iterable[Delta]) -> dict[str, dict[str, Delta]]:
-    """Direction -> system -> its row; directions in the order of the rows, by falling training
-    size."""
+    """Returns direction -> system -> its row, in the order of the rows."""
     found: dict[str, dict[str, Delta]] = {}
     for row in rows:
         found.setdefault(row.direction, {})[row.system] = row
@@ -43,8 +42,10 @@ def by_direction(rows: Iterable[Delta]) -> dict[str, dict[str, Delta]]:
 
 
 def csv_text(rows: Sequence[Delta], levels: ResourceLevels) -> str:
-    """A line a direction: the language, its family and level, then score, difference, interval and
-    p-value of each system. Numbers in percent, as in deltas.jsonl."""
+    """Returns a line a direction: language, family, level, and the numbers of each system.
+
+    Numbers are in percent, as in deltas.jsonl.
+    """
     systems = list(dict.fromkeys(row.system for row in rows))
     head = ["language", "name", "family", "level", "train_pairs", "direction", "sentences"]
     head += ["metric", "baseline", "copy_score", "baseline_score"]
@@ -74,8 +75,10 @@ def _number(value: float | None) -> str:
 
 
 def latex_text(rows: Sequence[Delta], means: Sequence[Average], levels: ResourceLevels) -> str:
-    r"""A table of the means by resource level, and one of the languages for each side, for a
-    document with \usepackage{booktabs,longtable}."""
+    r"""Returns a table of the means by resource level, and one of the languages for each side.
+
+    The document needs \usepackage{booktabs,longtable}.
+    """
     sides = list(dict.fromkeys(row.side for row in rows))
     small = small_tests(rows, levels)
     parts = [

@@ -1,4 +1,4 @@
-"""What differences are averaged over: resource levels, into English, out of English."""
+"""Resource levels and sides of directions, over which differences are averaged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIDES = (TO_ENGLISH, FROM_ENGLISH)
 
 
 def side_of(direction: str) -> str:
-    """'xx->en' of 'gl-en', 'en->xx' of 'en-gl'. ValueError: no direction."""
+    """Returns 'xx->en' for 'gl-en' and 'en->xx' for 'en-gl'."""
     return TO_ENGLISH if split_direction(direction)[1] == "en" else FROM_ENGLISH
 
 
@@ -23,7 +23,7 @@ def side_of(direction: str) -> str:
 class ResourceLevels:
     """Training pairs from which a language is high-resource, and below which low-resource.
 
-    min_test_sentences: a direction with fewer is reported and is in no mean, trend or axis.
+    A direction with fewer than `min_test_sentences` is reported and is in no mean, trend or axis.
     """
 
     high_resource_from: Annotated[Count, MUTABLE] = 3000
@@ -39,7 +39,7 @@ class ResourceLevels:
             )
 
     def of(self, train_pairs: int) -> str:
-        """The resource level of a language with so many training pairs, one of `LEVELS`."""
+        """Returns the resource level of a language with so many training pairs."""
         if train_pairs >= self.high_resource_from:
             return "high"
         return "low" if train_pairs < self.low_resource_below else "medium"

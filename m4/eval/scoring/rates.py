@@ -1,6 +1,6 @@
-"""How translations fail, in rates: off-target, copies, empty ones, loops, and their length.
+"""Rates of failed translations: off-target, copies, empty ones, loops, and their length.
 
-The same rates of the references, the system `REFERENCE`, are what the tests of it are wrong by.
+The same rates of the references, the system `REFERENCE`, say how often the tests themselves err.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ NO_IDENTIFIER = (
 
 
 class Chooser(Protocol):
-    """Identifies the language of a text among those that it is given
-    (`m4.data.cleaning.language_id.Py3langid`)."""
+    """Identifies the language of a text (`m4.data.cleaning.language_id.Py3langid`)."""
 
     def languages(self) -> set[str]: ...
     def choose_among(self, codes: set[str]) -> None: ...
@@ -65,7 +64,7 @@ class Chooser(Protocol):
 
 
 class _Known:
-    """An identifier that chooses among a run's languages. codes: language -> its code there."""
+    """An identifier that chooses among a run's languages; `codes` has its code of each."""
 
     def __init__(self, identifier: Chooser, languages: Iterable[str]) -> None:
         known = identifier.languages()
@@ -82,11 +81,13 @@ def rates(
     before: Iterable[Mapping[str, Any]] = (),
     languages: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
-    """The rows of rates.jsonl: the references of each direction, then each system's translations.
+    """Returns the rows of rates.jsonl: references of each direction, then each system.
 
-    identifier: None: `off_language` is null. before: rows of an earlier run, kept where texts and
-    identifier are the same. languages: of the run, where not all are measured: the identifier
-    chooses among these, too.
+    Args:
+        measured: Hypotheses of all systems.
+        identifier: Identifies languages. Without one `off_language` is null.
+        before: Rows of an earlier run, kept where texts and identifier are the same.
+        languages: Other languages among which the identifier chooses.
     """
     kept = {(row["system"], row["direction"], row["of"]): dict(row) for row in before}
     names = [system.name for system in measured.systems]
@@ -115,26 +116,27 @@ def rates(
 
 
 def read_rates(path: Path) -> list[dict[str, Any]]:
-    """The rows of an earlier run; none where there is no file, or another version's."""
-    rows = read_jsonl(path) if path.is_file() else []
-    return rows if all({"system", "direction", "of"} <= row.keys() for row in rows) else []
+    """Returns the rows of an earlier run, none where there is no file."""
+    return read_jsonl(path) if path.is_file() else []
 
 
 def _digest(decodes: Sequence[Decode], known: _Known | None) -> str:
-    """Of all that decides a row."""
+    """Returns a digest of all that decides a row."""
     text = json.dumps([FORMAT, known and known.identity, [list(row) for row in decodes]])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _chunk(decodes: Sequence[Decode], direction: str) -> Chunk:
-    """Sources as the English side, translations as the other one, whatever they are in."""
+    """Returns sources as the English side, translations as the other one."""
     sources = [untagged(row.source, direction) for row in decodes]
     return Chunk(np.arange(len(decodes)), sources, [row.hypothesis for row in decodes])
 
 
 def _scripts(direction: str, references: Sequence[Decode]) -> frozenset[str] | None:
-    """The scripts of the target language; None: they are not known, or they are only likely and
-    most references are in others."""
+    """Returns the scripts of the target language, or None where they are not known.
+
+    Scripts that are only likely do not count where most references are in others.
+    """
     target = split_direction(direction)[1]
     if (scripts := scripts_of(target)) is not None:
         return scripts
@@ -150,8 +152,10 @@ def _scripts(direction: str, references: Sequence[Decode]) -> frozenset[str] | N
 def _row(
     decodes: Sequence[Decode], direction: str, scripts: frozenset[str] | None, known: _Known | None
 ) -> dict[str, Any]:
-    """The rates of one direction: shares of its sentences, 0 to 1; `length_ratio`: characters of
-    the translations by those of the references."""
+    """Returns the rates of one direction: shares of its sentences, 0 to 1.
+
+    `length_ratio` is characters of the translations by those of the references.
+    """
     chunk = _chunk(decodes, direction)
     texts = chunk.translation
     empty = np.array([is_empty(text) for text in texts])
@@ -177,7 +181,7 @@ def _row(
 def _languages(
     chunk: Chunk, code: str | None, known: _Known | None
 ) -> tuple[int, dict[str, float]]:
-    """(sentences long enough to be identified, code of another language -> its share of them)."""
+    """Returns how many sentences are identified, and the shares of other languages' codes."""
     if known is None or code is None:
         return 0, {}
     weights = np.concatenate(
@@ -191,8 +195,10 @@ def _languages(
 
 
 def loops(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """[n]: whether a text of up to 40 characters stands in each four times or more in a row, 16
-    characters or more together."""
+    """Returns for each text whether it has a loop.
+
+    A loop is a text of up to 40 characters four times or more in a row, 16 characters in all.
+    """
     found = np.zeros(len(texts), bool)
     points = [code_points(text).astype(np.int64) for text in texts]
     # Between two texts a number that stands in no text.
@@ -208,9 +214,11 @@ def loops(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
 
 
 def confused(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Languages that the identifier cannot tell apart: first those to which it gives one code
-    ('zh = zh_Hant'), then 'gl as pt 12%' where a tenth or more of the references of one are taken
-    for the other, the worst first."""
+    """Returns the languages that the identifier cannot tell apart, the worst first.
+
+    First come those of one code ('zh = zh_Hant'), then 'gl as pt 12%' where a tenth or more of the
+    references of one are taken for the other.
+    """
     pairs: dict[tuple[str, str], float] = {}
     by_code: dict[str, set[str]] = {}
     for row in rows:
@@ -228,8 +236,10 @@ def confused(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def summary(
     rows: Sequence[Mapping[str, Any]], levels: ResourceLevels
 ) -> list[dict[str, str | float | int | None]]:
-    """Means over the directions of a group, a row a group and system, references first. Of small
-    test sets there are none (`ResourceLevels.min_test_sentences`)."""
+    """Returns means over the directions of a side, a row a side and system, references first.
+
+    Small test sets do not count (`ResourceLevels.min_test_sentences`).
+    """
     found = []
     for side in SIDES:
         mine = [
@@ -248,7 +258,7 @@ def summary(
 
 
 def table(rows: Sequence[Mapping[str, Any]], levels: ResourceLevels) -> Table:
-    """`summary` for a terminal, with the languages that are confused."""
+    """Returns `summary` for a terminal, with the languages that are confused."""
     made = Table(
         title="Means of how translations fail, in %",
         caption=Text("\n".join(notes(rows))),  # brackets of theirs are no markup
@@ -268,14 +278,14 @@ def table(rows: Sequence[Mapping[str, Any]], levels: ResourceLevels) -> Table:
 
 
 def shown(name: str, value: Any) -> str:
-    """A rate in percent, a length ratio as it is; '' of one that is not known."""
+    """Returns a rate in percent, a length ratio as it is, '' for one that is not known."""
     if value is None:
         return ""
     return f"{value:.2f}" if name == "length_ratio" else f"{100 * value:.1f}"
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the rates of languages can say: a line each."""
+    """Returns lines on what the rates of languages can say."""
     if not any(row["code"] for row in rows):
         return [NO_IDENTIFIER]
     unknown = sorted({split_direction(row["direction"])[1] for row in rows if row["code"] is None})

@@ -18,7 +18,7 @@ from rich.table import Table
 from m4.data.preprocess import language_of, split_direction, tag_symbol
 from m4.eval.metrics import Metric, Statistics, bootstrap
 from m4.settings import InputError
-from m4.storage.files import read_jsonl, write_jsonl
+from m4.storage.files import read_jsonl
 
 COPY = "copy"
 
@@ -36,8 +36,14 @@ class Decode(NamedTuple):
 
 @dataclass(frozen=True)
 class System:
-    """A system to score: its name ('moe', 'dense', 'bilingual'), the folder of its hypotheses, and
-    what its rows are to name: the operative gin config and the step, one or one a direction."""
+    """A system to score.
+
+    Attributes:
+        name: 'moe', 'dense', 'bilingual', ...
+        decodes: Folder of its hypotheses.
+        config: Operative gin config that its rows name, one or one a direction.
+        checkpoint_step: Step that its rows name, one or one a direction.
+    """
 
     name: str
     decodes: Path
@@ -63,7 +69,11 @@ class Measured:
 
 
 def read_decodes(path: Path) -> list[Decode]:
-    """The hypotheses of one direction. Raises ValueError naming file and line."""
+    """Returns the hypotheses of one direction.
+
+    Raises:
+        InputError: The file is damaged; file and line.
+    """
     decodes = []
     for number, row in enumerate(read_jsonl(path), start=1):
         fields = [row.get(name) for name in Decode._fields]
@@ -77,7 +87,7 @@ def read_decodes(path: Path) -> list[Decode]:
 
 
 def find_decodes(folder: Path, split: str) -> dict[str, Path]:
-    """direction -> its file of hypotheses, sorted by direction."""
+    """Returns direction -> its file of hypotheses, sorted by direction."""
     found = [*folder.glob(f"{split}.*.jsonl"), *folder.glob(f"{split}.*.jsonl.gz")]
     if not found:
         raise InputError(
@@ -89,18 +99,18 @@ def find_decodes(folder: Path, split: str) -> dict[str, Path]:
 
 
 def train_pairs_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Language -> its training pairs, as rows of scores.jsonl say."""
+    """Returns language -> its training pairs, as rows of scores.jsonl say."""
     return {language_of(row["direction"]): row["train_pairs"]
             for row in rows if row.get("train_pairs") is not None}  # fmt: skip
 
 
 def untagged(source: str, direction: str) -> str:
-    """The source text without the tag that asks for the target language, where it has one."""
+    """Returns the source text without the tag that asks for the target language."""
     return source.removeprefix(tag_symbol(split_direction(direction)[1])).strip()
 
 
 def copied(decodes: Sequence[Decode], direction: str) -> list[Decode]:
-    """The copy baseline: the source without its tag of the target language as the hypothesis."""
+    """Returns the copy baseline: the source without its tag as the hypothesis."""
     return [row._replace(hypothesis=untagged(row.source, direction)) for row in decodes]
 
 
@@ -113,11 +123,16 @@ def measure(
 ) -> Measured:
     """Reads every system's hypotheses and counts what its scores need.
 
-    directions: of these alone; None: all that there are.
+    Args:
+        systems: The systems.
+        metrics: Metrics of the scores.
+        split: Split of the test sets.
+        copy: Adds the copy baseline.
+        directions: Defaults to all that there are.
 
     Raises:
-        ValueError: systems disagree on the test set (a difference of scores on different sentences
-            would mean nothing); files of hypotheses are missing or damaged; two metrics have one
+        InputError: Systems disagree on the test set (a difference of scores on different sentences
+            would mean nothing), files of hypotheses are missing or damaged, two metrics have one
             name, or a metric does not count every sentence.
     """
     systems = tuple(systems)
@@ -150,7 +165,7 @@ def measure(
 def _counted(
     rows: Sequence[Decode], direction: str, metrics: Sequence[Metric]
 ) -> dict[str, Statistics]:
-    """What each metric counts of one system's hypotheses, by its name."""
+    """Returns the counts of each metric for one system's hypotheses, by its name."""
     target = split_direction(direction)[1]
     hypotheses = [row.hypothesis for row in rows]
     references = [row.reference for row in rows]
@@ -171,7 +186,7 @@ def _counted(
 
 
 def metric_names(metrics: Sequence[Metric]) -> list[str]:
-    """What the metrics are called in rows of scores."""
+    """Returns the names of the metrics in rows of scores."""
     return [metric(["a"], ["a"], "en").metric for metric in metrics]
 
 
@@ -186,8 +201,10 @@ def with_complements(marks: Mapping[str, Sequence[bool]]) -> dict[str, list[bool
 def score_rows(
     measured: Measured, train_pairs: Mapping[str, int], subsets: Subsets | None = None
 ) -> list[dict]:
-    """The rows of scores.jsonl, by system, direction, metric, subset. A subset without sentences
-    has no row. low and high: the 95% interval by bootstrap."""
+    """Returns the rows of scores.jsonl, by system, direction, metric and subset.
+
+    A subset without sentences has no row. low and high are the 95% interval by bootstrap.
+    """
     about = {system.name: system for system in measured.systems}
     rows = []
     for (name, direction, metric), statistics in measured.statistics.items():
@@ -228,7 +245,7 @@ def score_rows(
 
 
 def score_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """System, direction, every metric with its interval, for a terminal; whole test sets only."""
+    """Returns the scores of whole test sets with their intervals, for a terminal."""
     rows = [row for row in rows if row["subset"] == "all"]
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     table = Table(box=SIMPLE_HEAD)
@@ -245,16 +262,11 @@ def score_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
-def write_scores(path: Path, rows: Iterable[dict]) -> None:
-    """Writes scores.jsonl: whole or not at all."""
-    write_jsonl(path, rows)
-
-
 def _of(value: object, direction: str) -> object:
-    """The value itself, or the direction's where there is one a direction."""
+    """Returns the value itself, or the direction's where there is one a direction."""
     return value.get(direction) if isinstance(value, Mapping) else value
 
 
 def _rounded(value: float) -> float:
-    """To 1e-6, where the platform's summation order begins to show; files stay comparable."""
+    """Rounds to 1e-6, where the platform's summation order begins to show."""
     return round(value, 6)

@@ -1,20 +1,31 @@
-"""`m4 decode --batch_invariance`: a sample of a test set in several batch sizes and over a mesh."""
+"""`m4 decode --batch_invariance`: checks that translations do not depend on batch or devices.
+
+They should not: a sentence's padded length follows from its own length, a search keeps rows apart, no
+token is dropped. But programs of other shapes round otherwise, which decides where two candidates
+are equal to nearly the last bit. The check translates sentences one by one on one device, and again
+in larger batches, in another order and over a mesh, and compares tokens.
+"""
 
 from __future__ import annotations
 
 import math
+import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import flax.linen as nn
 import jax
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import split_direction, tag
-from m4.eval.decoding import batch_invariance
-from m4.eval.decoding.batch_invariance import Compared, Placed, Way
+from m4.eval.decoding.decode import Batch, Pieces, decode
 from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import Portion
 from m4.experiment import Experiment
 from m4.jobs import prepare
@@ -27,6 +38,10 @@ from m4.parallel.mesh import make_mesh
 from m4.progress import ProgressBar
 from m4.settings import InputError
 
+# Rows a batch, and whether the sentences are shuffled; the first is what the others are compared
+# with. Over a mesh a batch has as many rows as divide over it.
+WAYS = ((1, False), (8, False), (64, False), (64, True))
+
 
 def check(experiment: Experiment, portion: Portion, step: int | None = None) -> int:
     """Prints, by direction, how many tokens of the translations change; returns their number.
@@ -35,7 +50,7 @@ def check(experiment: Experiment, portion: Portion, step: int | None = None) -> 
     many as divide them.
 
     Raises:
-        InputError: several processes; the corpus has no such direction; there is no checkpoint.
+        InputError: There are several processes, or no checkpoint, or no such direction.
     """
     if distributed.is_distributed():
         raise InputError("--batch_invariance: one process alone compares one device with several")
@@ -52,21 +67,24 @@ def check(experiment: Experiment, portion: Portion, step: int | None = None) -> 
             "eight of a CPU)",
             file=sys.stderr,
         )
-    checkpoints = folder / "checkpoints"
-    placed = [
-        Placed(restore_params(model, checkpoints, found, cache.vocabulary, one)[0], one)
-        for one in layouts
-    ]
-    sources = {
-        direction: [tag(source, split_direction(direction)[1]) for source, _ in pairs]
-        for direction, pairs in portion.pairs(cache).items()
-    }
-    chosen = batch_invariance.ways(placed)
-    with ProgressBar("batch invariance", len(chosen), "ways") as bar:
-        rows = batch_invariance.changed_tokens(
-            model, cache.vocabulary, sources, experiment.decoding, chosen, bar.update
-        )
-    return _show(rows, chosen, found)
+    pairs = portion.pairs(cache)
+    directions = [direction for direction, each in pairs.items() for _ in each]
+    texts = [tag(source, split_direction(direction)[1])
+             for direction, each in pairs.items() for source, _ in each]  # fmt: skip
+    ways: dict[str, list[list[int]]] = {}
+    with ProgressBar("batch invariance", len(layouts) * len(WAYS), "ways") as bar:
+        for layout in layouts:
+            checkpoints = folder / "checkpoints"
+            params, _, _ = restore_params(model, checkpoints, found, cache.vocabulary, layout)
+            place = "1 device" if layout is None else f"{layout.mesh.size} devices"
+            for rows, shuffled in WAYS:
+                name = f"{place}, {rows} rows" + (", shuffled" if shuffled else "")
+                settings = replace(experiment.decoding, batch_rows=rows)
+                ways[name] = translated(
+                    model, params, cache.vocabulary, texts, settings, layout, shuffled
+                )
+                bar.update(len(ways))
+    return _show(directions, ways, found)
 
 
 def _layout(experiment: Experiment, model: Transformer, cache: Cache) -> Layout:
@@ -77,17 +95,51 @@ def _layout(experiment: Experiment, model: Transformer, cache: Cache) -> Layout:
     return Layout(make_mesh(expert=math.gcd(jax.device_count(), experts)))
 
 
-def _show(rows: Mapping[str, Compared], chosen: Sequence[Way], step: int) -> int:
-    table = Table(
-        "direction", "sentences", "tokens", *(way.name for way in chosen[1:]),
-        title=f"step {step}: tokens that differ from those of {chosen[0].name}",
-        title_justify="left", box=SIMPLE_HEAD,
+def translated(
+    model: nn.Module,
+    params: Any,
+    vocabulary: Pieces,
+    texts: Sequence[str],
+    settings: Decoding,
+    layout: Layout | None = None,
+    shuffled: bool = False,
+) -> list[list[int]]:
+    """Returns the tokens of each text's translation, with EOS, in the order of the texts."""
+    order = list(range(len(texts)))
+    if shuffled:
+        random.Random(0).shuffle(order)
+    found: list[list[int]] = [[] for _ in texts]
+
+    def keep(batch: Batch, best_BT: np.ndarray) -> None:
+        for b, row in enumerate(batch.rows):
+            found[order[row]] = [int(token) for token in best_BT[b] if token]
+
+    decode(
+        model, params, vocabulary, [texts[i] for i in order], settings,
+        on_cut=lambda *_: None, on_batch=keep, layout=layout,
     )  # fmt: skip
-    for direction, row in rows.items():
-        changed = [str(row.changed[way.name]) for way in chosen[1:]]
-        table.add_row(direction, str(row.sentences), str(row.tokens), *changed)
+    return found
+
+
+def changed(before: Sequence[int], after: Sequence[int]) -> int:
+    """Returns how many tokens are others, or are not there, or are new behind them."""
+    differ = sum(a != b for a, b in zip(before, after, strict=False))
+    return differ + abs(len(before) - len(after))
+
+
+def _show(directions: Sequence[str], ways: dict[str, list[list[int]]], step: int) -> int:
+    first, *others = ways
+    table = Table(
+        "direction", "sentences", "tokens", *others, title_justify="left", box=SIMPLE_HEAD,
+        title=f"step {step}: tokens that differ from those of {first}",
+    )  # fmt: skip
+    every = 0
+    for direction in dict.fromkeys(directions):
+        mine = [i for i, name in enumerate(directions) if name == direction]
+        counts = [sum(changed(ways[first][i], ways[way][i]) for i in mine) for way in others]
+        tokens = sum(len(ways[first][i]) for i in mine)
+        table.add_row(direction, str(len(mine)), str(tokens), *map(str, counts))
+        every += sum(counts)
     prepare.console().print(table)
-    every = sum(sum(row.changed.values()) for row in rows.values())
-    tokens = sum(row.tokens for row in rows.values()) * (len(chosen) - 1)
-    print(f"{every:,} of {tokens:,} tokens changed")
+    print(f"{every:,} of {sum(map(len, ways[first])) * len(others):,} tokens changed")
     return every

@@ -29,8 +29,13 @@ _LEVELS = "experiment.ResourceLevels."
 
 
 class ComparedRun(NamedTuple):
-    """A system of the report: its name, the folder that was given, and the one in it that has the
-    translations: itself, its decodes/, or of a baseline decodes/bilingual/."""
+    """A system of the report.
+
+    Attributes:
+        name: Its name.
+        folder: The folder that was given.
+        decodes: The folder of the translations: itself, its decodes/, or decodes/bilingual/.
+    """
 
     name: str
     folder: Path
@@ -38,11 +43,11 @@ class ComparedRun(NamedTuple):
 
     @property
     def bilingual(self) -> bool:
-        """Whether it is a run's gathered baselines: the run's config is not theirs."""
+        """True for a run's gathered baselines: the run's config is not theirs."""
         return self.decodes.name == BILINGUAL and self.decodes.parent.name == "decodes"
 
     def above(self, name: str) -> Path | None:
-        """A file of the run that the translations are in: in their folder or the two above it."""
+        """Returns a file of the translations' run: in their folder or the two above it."""
         # As the folder was given: rows of scores name the path, on any machine.
         places = (Path(os.path.normpath(self.decodes / up / name)) for up in ("", "..", "../.."))
         return next((path for path in places if path.is_file()), None)
@@ -51,18 +56,20 @@ class ComparedRun(NamedTuple):
 def compare(
     runs: Sequence[str], baseline: str, output: Path, levels: ResourceLevels | None = None
 ) -> Results:
-    """Scores the translations of all runs, compares them with the baseline's, and writes the files
-    of a report to `output`; no config is read and nothing is translated.
+    """Scores the translations of all runs and the baseline's, and writes the files of a report.
+
+    No config is read and nothing is translated.
 
     Args:
-        runs: each a run folder, or a folder of translations (<split>.<direction>.jsonl, plain or
-            .gz), named by its last part, or NAME=FOLDER.
-        baseline: the same. A run folder with bilingual baselines stands for these.
-        levels: None: those of the first run that has a config, else the defaults.
+        runs: Run folders, or folders of translations (<split>.<direction>.jsonl, plain or .gz),
+            named by their last part, or NAME=FOLDER.
+        baseline: Another one. A run folder with bilingual baselines stands for these.
+        output: Folder of the report.
+        levels: Defaults to those of the first run that has a config.
 
     Raises:
-        InputError: a folder has no translations, or damaged ones; they are of different test sets,
-            or were scored with different signatures; names that are not unique.
+        InputError: A folder has no translations or damaged ones, they are of different test sets or
+            were scored with different signatures, or names are not unique.
     """
     if (output / "run.json").is_file():
         raise InputError(f"--output={output}: a run's folder, whose own report is there")
@@ -130,7 +137,7 @@ def _check(source: ComparedRun) -> None:
 
 
 def _common(sources: Sequence[ComparedRun]) -> list[str]:
-    """The directions that all have translated: a mean over others would not compare."""
+    """Returns the directions that all have translated: a mean over others would not compare."""
     found = [set(find_decodes(one.decodes, _SPLIT)) for one in sources]
     common = set.intersection(*found)
     if not common:
@@ -143,7 +150,7 @@ def _common(sources: Sequence[ComparedRun]) -> list[str]:
 
 
 def _check_signatures(sources: Sequence[ComparedRun]) -> None:
-    """InputError: two runs scored a direction by the same metric in two ways."""
+    """Raises InputError if two runs scored a direction by the same metric in two ways."""
     first: dict[tuple[str, str], tuple[Path, str]] = {}
     for path in dict.fromkeys(filter(None, (one.above("scores.jsonl") for one in sources))):
         for row in read_jsonl(path):
@@ -158,7 +165,7 @@ def _check_signatures(sources: Sequence[ComparedRun]) -> None:
 
 
 def _sizes(source: ComparedRun) -> dict[str, int]:
-    """Language -> training pairs: by the run's scores, or its corpus."""
+    """Returns language -> training pairs, by the run's scores or its corpus."""
     if (scores := source.above("scores.jsonl")) is not None:
         return train_pairs_of(read_jsonl(scores))
     if (manifest := source.above("vocabulary/manifest.json")) is not None:
@@ -167,7 +174,7 @@ def _sizes(source: ComparedRun) -> dict[str, int]:
 
 
 def _levels(source: ComparedRun) -> ResourceLevels | None:
-    """Those of the run's config; None: it is not kept with the translations."""
+    """Returns the levels of the run's config, if it is kept with the translations."""
     if (path := source.above("run.json")) is None:
         return None
     config: dict[str, Any] = run_folder.read(path.parent)["config"]

@@ -16,7 +16,6 @@ from m4.eval.scoring.score import (
     read_decodes,
     score_rows,
     score_table,
-    write_scores,
 )
 from m4.experiment import Experiment
 from m4.jobs import prepare
@@ -62,7 +61,7 @@ def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: in
         systems.append(System("bilingual", gathered))
     portion = Portion(split, test_sentences=experiment.decoding.test_sentences)
     rows = scored(experiment, cache, systems, portion)
-    write_scores(path, rows)
+    write_jsonl(path, rows)
     made = _task_metrics(experiment, cache, systems[0], split, path)
     terminal = prepare.console()
     terminal.print(score_table(rows))

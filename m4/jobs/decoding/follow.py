@@ -9,7 +9,7 @@ from typing import Any
 from m4.eval.decoding.testsets import Portion
 from m4.eval.report.curves import draw
 from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows_by_step, said
-from m4.eval.scoring.score import metric_names, write_scores
+from m4.eval.scoring.score import metric_names
 from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.decoding.evaluate import scored, system, system_name
@@ -17,7 +17,7 @@ from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_st
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage.checkpoints import SCORES_BY_STEP, Checkpoints, Removed
-from m4.storage.files import read_jsonl
+from m4.storage.files import read_jsonl, write_jsonl
 from m4.storage.local_copy import address_of
 from m4.storage.objects import Unreachable
 from m4.storage.steps import complete_steps, is_removed, latest_step
@@ -175,7 +175,7 @@ class _Scorer:
         steps = dict.fromkeys(self._decoder.pairs, step)
         found = system(self._experiment, self._system, path.parent, steps)
         rows = scored(self._experiment, self._decoder.cache, [found], portion)
-        write_scores(path, rows)
+        write_jsonl(path, rows)
         self._add(step, rows)
         kept = complete_steps(self._folder / "checkpoints")
         curve = rows_by_step(self._scores, portion.name, self._metrics[0], self._levels, kept)

@@ -1,6 +1,5 @@
 """A trained model that is ready to translate."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 from m4.data.preprocess import split_direction
@@ -10,7 +9,6 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
 from m4.parallel import distributed
-from m4.parallel.platform.jax_setup import private_programs
 from m4.storage.steps import digest
 
 
@@ -62,5 +60,4 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
 
 def translator(experiment: Experiment) -> Translator:
     """Returns the latest model, for `m4 translate`."""
-    ready = trained(experiment, job="m4 translate").translator
-    return dataclasses.replace(ready, programs=private_programs())
+    return trained(experiment, job="m4 translate").translator

@@ -33,11 +33,12 @@ from m4.storage.metrics_log import read_metrics, warn_if_changed
 
 
 def report(experiment: Experiment, *, dense: bool = False) -> Results:
-    """Scores everything that is decoded against the bilingual baselines; writes and prints it. An
-    experiment that names no baselines has no ΔBLEU.
+    """Scores everything that is decoded against the bilingual baselines; writes and prints it.
+
+    An experiment that names no baselines has no ΔBLEU.
 
     Raises:
-        ValueError: a model, translations or baselines are missing; the command that makes them.
+        InputError: A model, translations or baselines are missing; the command that makes them.
     """
     for which in (False, True) if dense else (False,):
         trained_step(prepare.model_folder(experiment, which))
@@ -93,7 +94,7 @@ def show(written: Results, levels: ResourceLevels) -> None:
 
 
 def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
-    """ValueError: a test set of the system is not translated, or its translations are damaged."""
+    """Raises InputError if a test set is not translated, or its translations are damaged."""
     check_hypotheses(
         system.decodes,
         "test",
@@ -104,7 +105,7 @@ def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
 
 
 def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[str, float]]:
-    """(share of the pairs, epochs) by language, of what the model was trained on."""
+    """Returns the share of the pairs and the epochs by language, of the model's training."""
     folder = prepare.run_folder(experiment)
     store = Checkpoints(folder / "checkpoints", read_only=True)
     try:
@@ -133,7 +134,7 @@ def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[
 
 
 def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> list[System]:
-    """The bilingual models as one system: their hypotheses gathered in one folder."""
+    """Returns the bilingual models as one system, with hypotheses gathered in one folder."""
     gathered = prepare.run_folder(experiment) / "decodes" / "bilingual"
     configs, steps = {}, {}
     paths: list[Path] = []

@@ -29,10 +29,10 @@ def score(
 
     A direction's file is logprob-<split>.<direction>.jsonl, a line {"source", "reference",
     "logprob", "tokens", "score"} a sentence. What is there and was made with the same settings is
-    left as it is. Arguments: as of `m4.jobs.decoding.testsets.decode`.
+    left as it is. The arguments are those of `m4.jobs.decoding.testsets.decode`.
 
     Raises:
-        ValueError: there is no such checkpoint.
+        InputError: There is no such checkpoint.
     """
     folder = prepare.model_folder(experiment, dense)
     prepare.check_decoding_sizes(experiment.dense() if dense else experiment)
@@ -66,12 +66,13 @@ def score(
 def score_files(
     experiment: Experiment, source: Path, target: Path, to: str
 ) -> Iterator[dict[str, Any]]:
-    """Scores each line of `target` as a translation of that line of `source` into `to`; both are
-    read and normalised as `m4 decode --input` does.
+    """Scores each line of `target` as a translation of that line of `source` into `to`.
+
+    Both are read and normalised as `m4 decode --input` does.
 
     Raises:
-        InputError: a file that is not there or not UTF-8, files of different lengths; the model has
-            no language `to`.
+        InputError: A file is not there or not UTF-8, the files have different lengths, or the model
+            has no language `to`.
     """
     sources, targets = _lines(source), _lines(target)
     if len(sources) != len(targets):

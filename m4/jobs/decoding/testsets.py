@@ -18,8 +18,11 @@ from m4.storage.steps import whole_step
 
 
 def trained_step(folder: Path, step: int | None = None) -> int:
-    """The step of the model in a folder, None: the last whole one. InputError: it has none, or not
-    that."""
+    """Returns the step of the model in a folder (default: the last whole one).
+
+    Raises:
+        InputError: The folder has no checkpoint, or not this one.
+    """
     found = whole_step(folder / "checkpoints", step, used=True)
     if found is None:
         raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
@@ -27,7 +30,7 @@ def trained_step(folder: Path, step: int | None = None) -> int:
 
 
 def decodes_folder(folder: Path, step: int | None = None) -> Path:
-    """Where the hypotheses of a model are: of the latest step, or of one that was asked for."""
+    """Returns the folder of a model's hypotheses, by the latest step or the given one."""
     return folder / "decodes" if step is None else folder / "decodes" / str(step)
 
 
@@ -37,14 +40,15 @@ class PortionDecoder:
     The program is compiled once: parameters are its arguments.
 
     Attributes:
-        folder: The model's.
+        folder: Folder of the model.
         cache: The corpus.
         pairs: Direction -> (source, reference) of its sentences.
-        model, layout: The model without parameters, and how it is sharded. None: on one device.
+        model: The model without parameters.
+        layout: Sharding of the parameters, or None on one device.
     """
 
     def __init__(self, experiment: Experiment, portion: Portion, *, dense: bool = False) -> None:
-        """ValueError: sizes that cannot be; the corpus has no such direction."""
+        """Raises InputError for sizes that cannot be, or if the corpus has no such direction."""
         self.folder = prepare.model_folder(experiment, dense)
         self._name = "decode dense" if dense else f"decode {portion.split}"
         self.experiment = experiment.dense() if dense else experiment
@@ -55,14 +59,14 @@ class PortionDecoder:
         self.layout = prepare.decoding_layout(self.experiment, self.model, self.cache.directions)
 
     def missing(self, step: int, folder: Path) -> list[str]:
-        """The directions whose translations by this step are not in `folder`."""
+        """Returns the directions whose translations by this step are not in `folder`."""
         return missing(folder, self.portion.name, self.pairs, self._made_by(step))
 
     def decode(self, step: int, folder: Path) -> None:
         """Translates what is missing in `folder` with the checkpoint of a step.
 
         Raises:
-            ValueError: training has removed it, it is damaged, or of another model.
+            InputError: Training has removed it, it is damaged, or of another model.
         """
         cache, model, layout = self.cache, self.model, self.layout
         pairs, made_by = self.pairs, self._made_by(step)
@@ -98,11 +102,14 @@ def decode(
     together; the primary writes.
 
     Args:
-        split: "test" or "dev". step: of a checkpoint that is kept; None: the latest. t5x: writes
-            them as T5X's inference does, too (`m4.eval.decoding.t5x_lines`).
+        experiment: The run's.
+        dense: Translate with the dense model.
+        split: "test" or "dev".
+        step: Step of a checkpoint that is kept. Defaults to the latest.
+        t5x: Write them as T5X's inference does, too (`m4.eval.decoding.t5x_lines`).
 
     Raises:
-        ValueError: there is no such checkpoint.
+        InputError: There is no such checkpoint.
     """
     folder = prepare.model_folder(experiment, dense)
     prepare.check_decoding_sizes(experiment.dense() if dense else experiment)

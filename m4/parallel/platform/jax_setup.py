@@ -39,14 +39,6 @@ def set_up(compilation_cache: Path | str | None = None) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def private_programs() -> Path | None:
-    """The folder of compiled programs, where it is on this machine and no other user's."""
-    folder = jax.config.values["jax_compilation_cache_dir"]
-    if not folder or "://" in folder or not Path(folder).is_dir() or not _is_private(Path(folder)):
-        return None
-    return Path(folder)
-
-
 def _trim(folder: Path, most_bytes: int) -> None:
     """Removes the oldest programs beyond a size, in a bucket too: those of other versions and
     machines, and of earlier sizes of the model, are never asked for again."""

@@ -118,13 +118,3 @@ def test_hypotheses_that_are_not_as_written_are_named_and_translated_again(tmp_p
     assert ("is translated again" in capsys.readouterr().err) == (what in ("a letter", "half"))
     assert path.read_bytes() == before
     check_hypotheses(tmp_path, "test", PAIRS, "m4 decode")
-
-
-def test_hypotheses_of_an_earlier_version_have_no_sha256(tmp_path):
-    decode_to_files(Upper(), tmp_path, "test", PAIRS, {})
-    for note in tmp_path.glob("*.json"):
-        about = json.loads(note.read_text())
-        del about["hypotheses_sha256"], about["checksum"]
-        note.write_text(json.dumps(about))
-    assert decode_to_files(Upper(), tmp_path, "test", PAIRS, {}) == []
-    check_hypotheses(tmp_path, "test", PAIRS, "m4 decode")

@@ -56,7 +56,7 @@ def test_rows_of_every_system_metric_and_subset(systems, tmp_path):
     assert (bilingual["config"], bilingual["checkpoint_step"]) == ("c/gl.gin", 400)
     copy = next(row for row in rows if row["system"] == "copy")
     assert (copy["config"], copy["checkpoint_step"]) == (None, None)
-    score.write_scores(tmp_path / "scores.jsonl", rows)
+    write_jsonl(tmp_path / "scores.jsonl", rows)
     assert read_jsonl(tmp_path / "scores.jsonl") == rows
 
 

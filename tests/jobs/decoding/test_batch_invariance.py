@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from m4.eval.decoding.batch_invariance import Compared
 from m4.jobs.decoding import batch_invariance as job
 from tests.command_line import m4
+from tests.eval.small_model import MOE, SETTINGS, Words, sentences, tiny
 
 # One length of sources, and so one program a number of rows.
 SHORT = "--gin.experiment.Decoding.max_source_length=16"
@@ -28,15 +31,27 @@ def test_no_token_changes_by_batch_order_or_mesh(trained: Path) -> None:
 
 
 def test_a_changed_token_is_exit_status_1(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(model: object, vocabulary: object, sources: object, *more: object):
-        found = Compared(sentences=1, tokens=9)
-        found.changed["1 device, 8 rows"] = 2
-        return {"en-gl": found}
+    def found(model: Any, params: Any, pieces: Any, texts: Any, settings: Any, *more: Any):
+        return [[7, 8, 8, 1] if settings.batch_rows == 8 else [7, 9, 1] for _ in texts]
 
-    monkeypatch.setattr(job.batch_invariance, "changed_tokens", changed)
+    monkeypatch.setattr(job, "translated", found)
     said = check(trained, "--sentences=1", "--directions=en-gl")
     assert said.status == 1
-    assert said.out.rstrip().endswith("2 of 63 tokens changed")
+    # Of 7 9 1 -> 7 8 8 1 two tokens are others and one is new, on one device and over the mesh.
+    assert said.out.rstrip().endswith("6 of 21 tokens changed")
+
+
+@pytest.mark.parametrize("dropping", [pytest.param(False, marks=pytest.mark.thorough), True])
+def test_a_model_that_drops_tokens_depends_on_its_batch(dropping: bool) -> None:
+    """The planted fault: experts with too few slots for the tokens of a batch of beams."""
+    model, params = tiny(moe=partial(MOE, decode_capacity_factor=0.5) if dropping else MOE)
+    texts = sentences(11, seed=1)
+    one, *others = (
+        job.translated(model, params, Words(), texts, replace(SETTINGS, batch_rows=rows), None, mix)
+        for rows, mix in ((1, False), (8, False), (8, True))
+    )
+    differ = [sum(map(job.changed, one, each)) for each in others]
+    assert (max(differ) > 0) == dropping
 
 
 @pytest.mark.parametrize(

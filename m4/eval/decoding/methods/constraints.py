@@ -1,4 +1,4 @@
-"""What a translation may not say: one function of log-probabilities, for every search."""
+"""Constraints of a translation: one function of log-probabilities, for every search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Constrain = Callable[[Array, Array, Array], Array]
 def constraints(
     forced_BT: Array | None = None, min_length: int = 0, no_repeat_ngram: int = 0
 ) -> Constrain | None:
-    """`constrain` with these rules; None: there are none, and nothing is compiled for them."""
+    """Returns `constrain` with these rules, or None where there are none."""
     if forced_BT is None and not min_length and not no_repeat_ngram:
         return None
     return functools.partial(
@@ -35,8 +35,9 @@ def constrain(
     min_length: int = 0,
     no_repeat_ngram: int = 0,
 ) -> Array:
-    """`logp_BKV` of the next token, with `NEG_INF` for tokens that may not come. Not normalised
-    again: a translation's score stays the model's.
+    """Returns `logp_BKV` of the next token with `NEG_INF` for tokens that may not come.
+
+    It is not normalised again: a translation's score stays the model's.
 
     Args:
       sequences_BKT: int32 [B, K, T+1]: the start token, then `step` tokens.
@@ -61,7 +62,7 @@ def constrain(
 
 
 def repeats(sequences_BKT: Array, step: Array, n: int, vocab: int) -> Array:
-    """bool [B, K, V]: the tokens that would end an n-gram that the sequence has already."""
+    """Returns the tokens that would end an n-gram that the sequence has already, bool [B, K, V]."""
     length = sequences_BKT.shape[-1]
     if n >= length:
         return jnp.zeros((*sequences_BKT.shape[:2], vocab), bool)

@@ -1,5 +1,4 @@
-"""Flat beam search (GShard, arXiv 2006.16668, appendix A.1): the beams of a sentence are one
-sequence.
+"""Flat beam search (GShard, appendix A.1): the beams of a sentence are one sequence.
 
 The K tokens of a step are K neighbouring positions of one interleaved sequence of K * T, of which
 keys and values are kept once and never moved. A mask of zeros and ones says which positions are the
@@ -20,12 +19,12 @@ from m4.eval.decoding.beam import CacheOfBeams, grow_cache
 
 
 def with_past(cache: Any, beams: int, length: int, batch: int) -> dict[str, Any]:
-    """The cache of a flat search for T = `length`: the model's, [B, N, R, D], and `past_BKR`."""
+    """Returns the cache of a flat search: the model's, [B, N, R, D], and `past_BKR`."""
     return {"past_BKR": jnp.zeros((batch, beams, beams * length), bool), "model": cache}
 
 
 def with_present(past_BKR: Array, step: Array) -> Array:
-    """The mask with the position of each beam's present token, K * step + k, too."""
+    """Returns the mask with the position of each beam's present token, K * step + k, too."""
     beams = past_BKR.shape[1]
     here_KR = jnp.arange(past_BKR.shape[2])[None] == (beams * step + jnp.arange(beams))[:, None]
     return past_BKR | here_KR[None]

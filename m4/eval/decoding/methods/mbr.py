@@ -1,5 +1,7 @@
-"""Minimum Bayes risk: of several translations the one that is most like the others (Kumar and Byrne
-2004; Eikema and Aziz 2020)."""
+"""Minimum Bayes risk: of several translations the one that is most like the others.
+
+Kumar and Byrne 2004; Eikema and Aziz 2020.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from m4.eval.metrics import Metric
 
 
 def utilities(candidates: Sequence[str], metric: Metric, language: str) -> np.ndarray:
-    """The mean of each candidate's metric with every candidate as reference, percent: [K].
+    """Returns each candidate's mean metric with every candidate as reference, percent: [K].
 
     Equal candidates count as often as they come: of samples this is the expectation under the
     model.

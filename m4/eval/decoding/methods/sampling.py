@@ -132,7 +132,7 @@ def sample(
 
 
 def _counts(ends_BKT: Array) -> Array:
-    """How many tokens a sequence has with its EOS; all T where it has none."""
+    """Returns how many tokens a sequence has with its EOS; all T where it has none."""
     return jnp.where(ends_BKT.any(axis=2), ends_BKT.argmax(axis=2) + 1, ends_BKT.shape[2])
 
 

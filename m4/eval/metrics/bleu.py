@@ -34,7 +34,7 @@ def tokenizer(language: str) -> str:
     """Returns sacreBLEU's name of the tokenizer for a target language.
 
     The language is a CLDR id or ISO 639-3, possibly with a script or a territory ('zh', 'zh_Hant',
-    'zh_TW', 'cmn_Hans', 'yue'). A script in the code decides; nothing else behind the language does.
+    'zh_TW', 'cmn_Hans', 'yue'). A script in the code decides, nothing else behind the language.
     """
     base, script = split_code(language)
     if script:

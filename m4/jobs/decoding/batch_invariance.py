@@ -1,7 +1,7 @@
 """`m4 decode --batch_invariance`: checks that translations do not depend on batch or devices.
 
 They should not: a sentence's padded length follows from its own length, a search keeps rows apart,
-no token is dropped. But programs of other shapes round otherwise, which decides where two candidates
+no token is dropped. But programs of other shapes round otherwise, which decides where candidates
 are equal to nearly the last bit. The check translates sentences one by one on one device, and again
 in larger batches, in another order and over a mesh, and compares tokens.
 """

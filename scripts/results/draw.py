@@ -20,7 +20,6 @@ from scripts.results import kept, page, summary
 from scripts.results.kept import Asked, Kept
 
 METRICS = ("bleu", "chrf")
-WINDOW = 10  # languages of the trend line, as in the paper
 
 
 class Compared(NamedTuple):
@@ -135,7 +134,7 @@ def draw(folder: Path) -> list[Path]:
         written += [folder / "deltas.jsonl", folder / "means.jsonl"]
     first = found.compared[0] if found.compared else None
     if first is not None and first.baseline == BILINGUAL:
-        drawn = report.draw(first.rows, first.means, folder, found.levels, WINDOW)
+        drawn = report.draw(first.rows, first.means, folder, found.levels)
         drawn.pdf.unlink()  # GitHub shows it no better than the SVG
         written += [path for path in drawn if path != drawn.pdf]
     write_text(folder / "README.md", page.text(found))

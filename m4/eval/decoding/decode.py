@@ -263,13 +263,6 @@ def decode(
     return [each.texts[0] for each in found]
 
 
-def _padded_lengths(settings: Decoding, buckets: Sequence[int] | None) -> list[int]:
-    lengths = sorted(default_buckets(settings.max_source_length) if buckets is None else buckets)
-    if not lengths or lengths[0] < 1:
-        raise SettingError("decode.buckets", list(lengths), "a list of positive lengths")
-    return lengths
-
-
 def parts_of_a_batch(rows: int, beams: int, layout: Layout | None = None) -> int:
     """Returns how many parts of one batch are searched at once: one a core if large enough."""
     at_once = batches_at_once(layout)
@@ -290,7 +283,6 @@ def translations(
     settings: Decoding = DEFAULTS,
     *,
     prefixes: Sequence[str] | None = None,
-    buckets: Sequence[int] | None = None,
     progress: Progress | None = None,
     on_cut: OnCut = warn_of_cut,
     on_batch: OnBatch | None = None,
@@ -306,7 +298,6 @@ def translations(
         settings: A batch, also the last one, has `settings.batch_rows` sentences. Where they are
             more than all sources, a batch has as many as each core's part of them.
         prefixes: Text that each translation begins with. Defaults to `settings.prefix`.
-        buckets: Padded lengths, ascending. Defaults to 16, 32, 64, ... max_source_length.
         progress: Called after every batch.
         on_cut: Called for a source that is too long.
         on_batch: Called after every batch with it and its translations, int32 [B, T].
@@ -315,13 +306,12 @@ def translations(
             the same sources, and all get the result.
 
     Raises:
-        SettingError: The buckets are no lengths, or a prefix is too long.
+        SettingError: A prefix is too long.
     """
-    lengths = _padded_lengths(settings, buckets)
+    lengths = default_buckets(settings.max_source_length)
     at_once = batches_at_once(layout)
     batch_rows = _rows_of_a_batch(settings, layout, len(sources))
-    longest = min(settings.max_source_length, lengths[-1])
-    ids = _encoded_sources(vocabulary, sources, longest, on_cut)
+    ids = _encoded_sources(vocabulary, sources, settings.max_source_length, on_cut)
     forced = _encoded_prefixes(vocabulary, prefixes, len(sources), settings)
     results: dict[int, Translations] = {}
     done = tokens = 0

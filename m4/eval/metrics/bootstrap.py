@@ -47,25 +47,25 @@ def interval(samples: np.ndarray) -> tuple[float, float]:
     return float(ordered[lower]), float(ordered[len(ordered) - lower - 1])
 
 
-def resample(statistics: Statistics, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
+def resample(statistics: Statistics) -> np.ndarray:
     """Returns the scores of resampled test sets, float64 [resamples]."""
     counts = statistics.counts.astype(np.float64)
     draws = _kept_draws if statistics.sentences <= _KEPT_SENTENCES else _draws
-    blocks = draws(statistics.sentences, resamples, seed)
+    blocks = draws(statistics.sentences)
     sums = [times.astype(np.float64) @ counts for times in blocks]
     return np.concatenate([statistics.formula(each) for each in sums])
 
 
-def _draws(sentences: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+def _draws(sentences: int) -> Iterator[np.ndarray]:
     """Yields how often each sentence is in each resample: uint16 [resamples, sentences] in blocks.
 
     Of larger test sets they are uint32.
     """
     kind = np.uint16 if sentences < 1 << 16 else np.uint32
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     step = max(1, _BLOCK // sentences)
-    for start in range(0, resamples, step):
-        rows = min(step, resamples - start)
+    for start in range(0, RESAMPLES, step):
+        rows = min(step, RESAMPLES - start)
         indices = rng.choice(sentences, size=(rows, sentences), replace=True)
         # Each resample is offset by a separate range: one bincount then counts them all.
         indices += np.arange(rows)[:, None] * sentences
@@ -77,44 +77,42 @@ def _draws(sentences: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
 # At most 8 MB each with the default of 1,000 resamples; of 102 languages with 42,000 sentences in
 # all 84 MB.
 @lru_cache(maxsize=128)
-def _kept_draws(sentences: int, resamples: int, seed: int) -> tuple[np.ndarray, ...]:
-    return tuple(_draws(sentences, resamples, seed))
+def _kept_draws(sentences: int) -> tuple[np.ndarray, ...]:
+    return tuple(_draws(sentences))
 
 
-def score(statistics: Statistics, resamples: int = RESAMPLES, seed: int = SEED) -> Score:
+def score(statistics: Statistics) -> Score:
     """Returns the score of all sentences with its 95% interval.
 
     The interval is of percentiles; on a handful of sentences it need not contain the score.
     """
-    low, high = interval(resample(statistics, resamples, seed))
-    signature = _signature(statistics.signature, resamples, seed)
+    low, high = interval(resample(statistics))
+    signature = _signature(statistics.signature)
     return Score(statistics.value(), signature, low, high, statistics.sentences)
 
 
-def paired_difference(
-    system: Statistics, baseline: Statistics, resamples: int = RESAMPLES, seed: int = SEED
-) -> Difference:
+def paired_difference(system: Statistics, baseline: Statistics) -> Difference:
     """Returns how far a system is above the baseline on the same sentences.
 
     It is sacreBLEU's paired bootstrap: both are scored on the same resamples.
 
     One departure: where no resample distinguishes the two, p_value is 1 (sacreBLEU's formula gives
-    its smallest value, 1 / (resamples + 1), for two equal systems).
+    its smallest value, 1 / (RESAMPLES + 1), for two equal systems).
     """
     assert system.metric == baseline.metric
     assert system.signature == baseline.signature
     assert system.sentences == baseline.sentences, "not the same sentences"
-    replicates = resample(system, resamples, seed) - resample(baseline, resamples, seed)
+    replicates = resample(system) - resample(baseline)
     delta = system.value() - baseline.value()
     low, high = interval(replicates)
     if not replicates.any():
         return Difference(delta, low, high, 1.0, replicates)
     centred = np.abs(replicates) - np.abs(replicates).mean()
-    p_value = (np.count_nonzero(centred > abs(delta)) + 1) / (resamples + 1)
+    p_value = (np.count_nonzero(centred > abs(delta)) + 1) / (RESAMPLES + 1)
     return Difference(delta, low, high, float(p_value), replicates)
 
 
-def _signature(signature: str, resamples: int, seed: int) -> str:
+def _signature(signature: str) -> str:
     """Adds the fields of the bootstrap where sacreBLEU puts them: after the first field."""
     first, _, rest = signature.partition("|")
-    return "|".join(filter(None, [first, f"bs:{resamples}", f"seed:{seed}", rest]))
+    return "|".join(filter(None, [first, f"bs:{RESAMPLES}", f"seed:{SEED}", rest]))

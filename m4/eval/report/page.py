@@ -80,7 +80,6 @@ def page(
     levels: ResourceLevels,
     samples: int,
     rate_rows: Sequence[Mapping[str, Any]],
-    window: int = 10,
     experts: Sequence[Mapping[str, Any]] = (),
     by_step: Sequence[Mapping[str, Any]] = (),
     cosines: Sequence[Mapping[str, Any]] = (),
@@ -100,7 +99,6 @@ def page(
         levels: Resource levels.
         samples: Sentences shown a direction.
         rate_rows: Rows of rates.jsonl.
-        window: Languages of the trend line.
         experts: {title, figure, alarms} of each atlas.
         by_step: {split, figure, best} of each curve of checkpoints; best is a row.
         cosines: {system, step, figure, names} of each heat map of gradients.
@@ -130,7 +128,7 @@ def page(
         means=_by(means, "level", "side", "system"),
         headline=_by(means, "system", "side", "level"),
         differences=_by(rows, "language", "side", "system"),
-        charts=_charts(rows, levels, window),
+        charts=_charts(rows, levels),
         metric_key=metric,
         experts=experts,
         by_step=by_step,
@@ -253,13 +251,13 @@ def _chips(languages: Iterable[str]) -> dict[str, int]:
     return {name: last if name == families.OTHER else rank for rank, name in enumerate(names)}
 
 
-def _charts(rows: Sequence[Delta], levels: ResourceLevels, window: int) -> list[Markup]:
+def _charts(rows: Sequence[Delta], levels: ResourceLevels) -> list[Markup]:
     """Returns the plot in both widths, or nothing without differences."""
     if not rows:
         return []
     metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
     label = f"Δ{metric} of {len({row.language for row in rows})} languages by training size"
-    return [inline(plot.figure(rows, window, levels, kind), f"{label}, {kind}", f"chart {kind}")
+    return [inline(plot.figure(rows, levels, kind), f"{label}, {kind}", f"chart {kind}")
             for kind in plot.WIDTHS]  # fmt: skip
 
 

@@ -26,16 +26,14 @@ _MARKERS = ("o", "s", "^", "D")
 def plot(
     rows: Sequence[Delta],
     paths: Sequence[Path],
-    window: int = 10,
     levels: ResourceLevels = DEFAULT_LEVELS,
 ) -> None:
     """Draws `figure` to every path (.png, .pdf, .svg). The same rows give the same bytes."""
-    save(figure(rows, window, levels), paths)
+    save(figure(rows, levels), paths)
 
 
 def figure(
     rows: Sequence[Delta],
-    window: int = 10,
     levels: ResourceLevels = DEFAULT_LEVELS,
     page: str | None = None,
 ) -> Figure:
@@ -52,7 +50,6 @@ def figure(
 
     Args:
         rows: Differences of one metric from one baseline.
-        window: Languages of the trend line.
         levels: Resource levels, and the smallest test set that counts.
         page: One of `WIDTHS`: for a page, where each language has an area that its script finds
             (gid "language:gl"). Defaults to a figure of files.
@@ -78,13 +75,13 @@ def figure(
     for panel, side in zip(sheet.panels, sides, strict=False):
         panel.set_ylim(min(edges) - margin, max(edges) + 2 * margin)
         mine = [row for row in rows if row.side == side]
-        _panel(sheet, panel, mine, languages, systems, window, small)
+        _panel(sheet, panel, mine, languages, systems, small)
         arrow = side.replace("->", " → ")
         panel.set_ylabel(f"Δ{metric}, {arrow}", fontsize=sheet.size, color=LIGHT.ink)
     sizes = [pairs[language] for language in languages]
     _levels(sheet, sizes, levels)
     counted = {row.language for row in rows if row.direction not in small}
-    taken = window_size(len(counted), window)
+    taken = window_size(len(counted))
     note = f"; line: mean of {taken}" if taken > 1 else ""
     colours = family_colours(languages) if page or len(languages) > FEW else {}
     sheet.size_bars(sizes, note, [colours[one][1] for one in languages] if colours else None)
@@ -111,14 +108,13 @@ def family_colours(languages: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {language: (family, of[family]) for language, family in families.items()}
 
 
-def window_size(languages: int, window: int = 10) -> int:
+def window_size(languages: int) -> int:
     """Returns the size of the sliding window for so many languages.
 
-    It is `window`, but at most a quarter of them (12 languages: 3, 24: 6, from 40 on: 10), so that
-    the trend keeps both ends of the range apart. Fewer than 8 languages have no trend, a window
-    of 1.
+    It is 10, as in the paper, but at most a quarter of them (12 languages: 3, 24: 6), so that the
+    trend keeps both ends of the range apart. Fewer than 8 languages have no trend, a window of 1.
     """
-    return max(1, min(window, languages // 4))
+    return max(1, min(10, languages // 4))
 
 
 def trend(values: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray]:
@@ -142,7 +138,6 @@ def _panel(
     rows: Sequence[Delta],
     languages: Sequence[str],
     systems: Sequence[str],
-    window: int,
     small: Collection[str],
 ) -> None:
     """Draws points, whiskers and trend of every system; directions in `small` are hollow."""
@@ -176,7 +171,7 @@ def _panel(
         # Of the languages that count, so that each mean is of as many.
         places = [i for i, language in enumerate(languages) if language in counted]
         values = [at[languages[i]].delta if languages[i] in at else np.nan for i in places]
-        middles, means = trend(values, window_size(len(counted), window))
+        middles, means = trend(values, window_size(len(counted)))
         middles = np.interp(middles, range(len(places)), places) if places else middles
         # Few points are read one by one, and the line keeps behind them; of many, the line is what
         # is read: it runs before them with a rim of paper.

@@ -18,7 +18,7 @@ from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, p
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import rates, read_rates
 from m4.eval.scoring.score import Subsets, System, measure, score_rows
-from m4.settings import Count, Size
+from m4.settings import Count
 from m4.storage.checkpoints import SCORES_BY_STEP
 from m4.storage.files import write_jsonl, write_text
 from m4.storage.steps import complete_steps
@@ -58,7 +58,6 @@ def draw(
     means: Sequence[Average],
     folder: Path,
     levels: ResourceLevels = DEFAULT_LEVELS,
-    window: Size = 10,
 ) -> PlotFiles:
     """Writes the plot and the tables of differences to a folder; the same rows give the same bytes.
 
@@ -71,11 +70,10 @@ def draw(
         means: Their means (`delta.averages`).
         folder: Any folder.
         levels: Resource levels.
-        window: Languages of the trend line.
     """
     stem = Path(folder) / f"delta_{rows[0].metric}"
     drawn = PlotFiles(*(stem.with_suffix(f".{kind}") for kind in PlotFiles._fields))
-    plot(rows, [drawn.png, drawn.pdf, drawn.svg], window, levels)
+    plot(rows, [drawn.png, drawn.pdf, drawn.svg], levels)
     write_text(drawn.csv, export.csv_text(rows, levels))
     write_text(drawn.tex, export.latex_text(rows, means, levels))
     return drawn
@@ -91,7 +89,6 @@ def write_results(
     baseline: str | None = BILINGUAL,
     split: str = "test",
     levels: ResourceLevels = DEFAULT_LEVELS,
-    window: Size = 10,
     samples: Count = 3,
     directions: Collection[str] | None = None,
 ) -> Results:
@@ -110,7 +107,6 @@ def write_results(
         baseline: System to compare with; None makes no differences and no plot.
         split: Split of the test sets.
         levels: Resource levels.
-        window: Languages of the trend line.
         samples: Sentences shown a direction.
         directions: Directions that are scored. Defaults to all.
 
@@ -131,11 +127,11 @@ def write_results(
     drawn = None
     if rows:
         write_jsonl(different, plain(rows))
-        drawn = draw(rows, means, folder, levels, window)
+        drawn = draw(rows, means, folder, levels)
     background = background or Background()
     text = page(
         measured, metric, baseline, rows, means, scores, train_pairs, background, subsets or {},
-        levels, samples, rate_rows, window, _experts(folder, split), _by_step(folder),
+        levels, samples, rate_rows, _experts(folder, split), _by_step(folder),
         _cosines(background),
     )  # fmt: skip
     write_text(html, text)

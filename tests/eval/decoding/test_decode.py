@@ -226,12 +226,6 @@ def test_a_bad_setting_is_named(setting, value):
         Decoding(**{setting: value})
 
 
-def test_bad_buckets_are_named(model_and_params):
-    model, params = model_and_params
-    with pytest.raises(SettingError, match=re.escape("decode.buckets = []: must be ")):
-        decode(model, params, Words(), ["w1"], buckets=[])
-
-
 def test_each_batch_comes_with_its_translations(model_and_params):
     model, params = model_and_params
     texts, seen = sentences(6), {}

@@ -37,7 +37,6 @@ def rows(languages, systems=("moe", "dense"), sides=("xx->en", "en->xx")):
 def test_window_of_the_paper_shrinks_for_few_languages():
     sizes = [plot.window_size(n) for n in (1, 7, 8, 12, 24, 40, 100)]
     assert sizes == [1, 1, 2, 3, 6, 10, 10]
-    assert plot.window_size(100, window=25) == 25
 
 
 def test_trend_by_hand():

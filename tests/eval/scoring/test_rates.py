@@ -153,8 +153,6 @@ def test_rows_of_the_same_texts_are_kept(tmp_path: Path) -> None:
     assert of(rates.rates(other, changed, rates.read_rates(path)), "moe", "en-pt")["sentences"] == 1
     assert changed.asked == 2
     assert rates.rates(languages(), None, rates.read_rates(path))[0]["off_language"] is None
-    write_jsonl(path, [{"system": "moe"}])
-    assert rates.read_rates(path) == []
 
 
 def test_a_likely_script_that_references_are_not_in_is_not_asked_for() -> None:

@@ -52,12 +52,12 @@ class RoutingCounter:
             there, saved = routing_counts.read(path)
             if {**saved, **self._about} == saved and there.directions == self._counts.directions:
                 self._counts = there
-        self._current = routing_counts.Counts([])  # of the sources of the present call
+        self.current = routing_counts.Counts([])  # of the sources of the present call
         self._number_of_source = np.zeros(0, np.int32)
 
     def starting(self, directions: Sequence[str]) -> None:
         """The directions of the sources of the next call; they are counted from zero."""
-        self._current = routing_counts.Counts(list(dict.fromkeys(directions)))
+        self.current = routing_counts.Counts(list(dict.fromkeys(directions)))
         numbers = {name: i for i, name in enumerate(self._directions)}
         self._number_of_source = np.array([numbers[name] for name in directions], np.int32)
 
@@ -79,15 +79,15 @@ class RoutingCounter:
             with self._layout.axis_rules():
                 program = _program(self._layout, cast(Any, self._model))
                 found = program(self._params, self._layout.batch(arrays))
-        here = [self._directions.index(name) for name in self._current.directions]
-        self._current.add({layer: x_DE[here] for layer, x_DE in jax.device_get(found).items()})
+        here = [self._directions.index(name) for name in self.current.directions]
+        self.current.add({layer: x_DE[here] for layer, x_DE in jax.device_get(found).items()})
 
     def save(self) -> None:
         """Writes the file.
 
         This comes before the translations are written: those that are there are not counted again.
         """
-        self._counts.replace(self._current)
+        self._counts.replace(self.current)
         if self._counts.layers:
             routing_counts.write(self._path, self._counts, self._about)
 

@@ -28,7 +28,7 @@ def test_every_token_of_source_and_translation_has_two_choices(tmp_path: Path) -
     got = decode(model, params, Words(), texts, SETTINGS, on_batch=counter)
     # The same translations as without.
     assert got == decode(model.clone(directions=0), params, Words(), texts, SETTINGS)
-    layers = counter.group.layers
+    layers = counter.current.layers
     assert layers.keys() == {"encoder_0", "decoder_0"}
     for row, text in enumerate(texts):
         # With EOS, which a translation at its limit of 10 tokens lacks.
@@ -73,7 +73,7 @@ def test_the_choices_are_those_of_the_search(tmp_path: Path) -> None:
         found = jax.tree_util.tree_flatten_with_path(sown["intermediates"])[0]
         (assigned_DE,) = [x for path, x in found if "assigned_DE" in str(path)]
         expected += np.asarray(assigned_DE)[0]
-    np.testing.assert_array_equal(counter.group.layers["decoder_0"], [expected])
+    np.testing.assert_array_equal(counter.current.layers["decoder_0"], [expected])
 
 
 def test_counts_grow_by_groups_and_are_replaced_for_another_model(

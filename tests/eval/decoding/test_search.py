@@ -59,7 +59,7 @@ def run(
         asked = (model, params, batch.tokens_BL, 10, beams, 0.6)
         _, found = search(*asked) if layout is None else search_over(layout, *asked)
         scores[batch.rows] = np.asarray(found)[: len(batch.rows), 0]
-    return texts, counter.group.layers, scores
+    return texts, counter.current.layers, scores
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def main() -> None:
         )
         for step in range(parsed.rounds + 1):
             with (
-                _timed(manifest.OwnFiles, "finish", seconds),
+                _timed(manifest, "write_own", seconds),
                 _timed(manifest, "write_whole", seconds),
             ):
                 _save(hashed, step, tree, "hashed", seconds)

@@ -32,7 +32,7 @@ class Removed(InputError):
 
 # In a run's folder: the scores of its checkpoints by step (`m4 eval --watch`).
 SCORES_BY_STEP = "scores_by_step.jsonl"
-# Of a file, which holds arrays: small enough that some are hashed while others are written.
+# Size of a file of arrays: small enough that several threads share the hashing.
 _FILE_BYTES = 1 << 25
 # What a disk refuses, and the modules of orbax that save in threads.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
@@ -78,11 +78,11 @@ class Checkpoints:
         self._reader = ocp.Checkpointer(
             ocp.CompositeCheckpointHandler(), multiprocessing_options=_processes(alone=read_only)
         )
-        self._marked, self._hashing = _Marked(), _Hashing()
+        self._marked = _Marked()
         self._manager = None if read_only else self._writer(keep, keep_period, keep_best)
 
     def _writer(self, keep: int, keep_period: int | None, keep_best: int) -> ocp.CheckpointManager:
-        hashing = self._hashing
+        hashing = _Hashing()
         policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep), self._marked]
         if keep_period is not None:
             policies.append(managers.EveryNSteps(keep_period))
@@ -283,7 +283,7 @@ class Checkpoints:
         """Waits and ends threads."""
         self._reader.close()
         if self._manager is not None:
-            with contextlib.closing(self._hashing), self._writing():
+            with self._writing():
                 self._manager.close()
 
 
@@ -361,18 +361,11 @@ def by_path(tree: Any) -> dict[str, Any]:
 class _Hashing(ocp.AsyncCheckpointHandler):
     """Writes the manifest, as the item `sha256` of each step."""
 
-    _own: manifest.OwnFiles | None = None
-
     async def async_save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> list[Any]:
-        self.close()  # of a save that failed
-        self._item, self._own = directory, manifest.OwnFiles(directory, jax.process_index())
+        self._item = directory
+        write_own = functools.partial(manifest.write_own, directory, jax.process_index())
         # orbax waits in the order of the items' names: for `sha256` when all others are written.
-        return [future.ChainedFuture([], self._own.finish)]
-
-    def close(self) -> None:
-        """Called by orbax when its manager is closed."""
-        if self._own is not None:
-            self._own.end()
+        return [future.ChainedFuture([], write_own)]
 
     def finish(self) -> None:
         """Called by orbax in the primary when the items of all processes are there, and only the

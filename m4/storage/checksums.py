@@ -78,8 +78,11 @@ _same: set[tuple[str, str, str, str]] = set()  # address, name, version, SHA-256
 
 
 def choose(level: Level | None) -> None:
-    """How much this process compares from now on. None: all, but for files that this machine has
-    compared before and that have not changed since (`problem(once=True)`)."""
+    """Sets how much this process compares from now on.
+
+    Without a level it compares everything but files that this machine has compared before and that
+    have not changed since (`problem(once=True)`).
+    """
     _Choice.level, _Choice.remembered = level or "full", level is None
 
 
@@ -87,14 +90,10 @@ def chosen() -> Level:
     return _Choice.level
 
 
-def hashes(
-    store: Folder, names: Iterable[str], *, threads: int = _THREADS
-) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of a store's files, read by several threads, or by this one."""
+def hashes(store: Folder, names: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """Returns size and SHA-256 of a folder's files, which several threads read."""
     names = list(names)
-    if threads == 1:
-        return {name: _hash(store, name) for name in names}
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(names, pool.map(lambda name: _hash(store, name), names), strict=True))
 
 
@@ -114,12 +113,15 @@ def problem(
     *,
     once: bool = False,
 ) -> str | None:
-    """What is wrong with a folder's files, the first in their order; None: nothing.
+    """Returns what is wrong with the first of a folder's files that is wrong, or None.
 
     Args:
-        files: as they were written. wanted: the names of those whose content counts; sizes are
-            compared of all. level: None: the process's choice. once: a machine remembers what it
-            has compared, in $XDG_CACHE_HOME/m4/verified, and does not read it again.
+        store: The folder.
+        files: Sizes and hashes as they were written.
+        wanted: Which files' content is compared, by name; sizes are compared of all.
+        level: How much is compared. Defaults to the process's choice.
+        once: Whether the machine remembers what it has compared, in $XDG_CACHE_HOME/m4/verified,
+            and does not read it again.
     """
     there, record = store.list(), _record_of(store.address)
     if once and _Choice.remembered:
@@ -164,7 +166,7 @@ def _record_of(address: str) -> Path:
 
 
 def _read_record(path: Path, address: str) -> list[tuple[str, str, str, str]]:
-    """What this machine has compared; nothing where the file is not as it was written."""
+    """Returns what this machine has compared; [] if the file is not as it was written."""
     try:
         found = [tuple(one) for one in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError, RecursionError):
@@ -173,7 +175,7 @@ def _read_record(path: Path, address: str) -> list[tuple[str, str, str, str]]:
 
 
 def well_formed(files: Any, where: str) -> Files:
-    """`files` as they were read from JSON. InputError: they are something else."""
+    """Returns `files` as they were read from JSON. InputError: they are something else."""
     entries = files.values() if isinstance(files, dict) else [None]
     if not all(isinstance(e, list) and [*map(type, e)] == [int, str] for e in entries):
         raise InputError(f"{where}: damaged, not what m4 wrote")
@@ -181,5 +183,5 @@ def well_formed(files: Any, where: str) -> Files:
 
 
 def forget() -> None:
-    """Everything is read again."""
+    """Forgets what was compared, so that everything is read again."""
     _same.clear()

@@ -106,11 +106,7 @@ def claim(folder: Path, config: Owner) -> None:
     """
     record = folder / "run.json"
     there = _names(folder)
-    if there and not record.is_file():
-        raise InputError(
-            f"MODEL_DIR = {folder}: not empty and not a run's folder (it has no run.json)"
-        )
-    kept = read(folder) if there else {}
+    kept = _checked(folder) if there else {}
     if there - _OWN:
         check(folder, config.settings, config.mutable)
     elif kept and changed(kept, config.settings, config.mutable):
@@ -137,6 +133,19 @@ def _names(folder: Path) -> set[str]:
     return there | ({"checkpoints"} if address_of(folder / "checkpoints").exists() else set())
 
 
+def _checked(folder: Path) -> dict[str, Any]:
+    """Returns run.json of a folder that is not empty, or {} if it has corpora only.
+
+    Raises:
+        InputError: It is no run's folder.
+    """
+    if (folder / "run.json").is_file():
+        return read(folder)
+    if _names(folder) == {"data"} and any(folder.glob("data/*/manifest.json")):
+        return {}
+    raise InputError(f"MODEL_DIR = {folder}: not empty and not a run's folder (it has no run.json)")
+
+
 def start_over(folder: Path) -> Callable[[str], bool]:
     """Removes what jobs have written into a run's folder, and prints first what goes and what
     stays. Corpora (data/) stay: they are right whatever the config is.
@@ -146,9 +155,8 @@ def start_over(folder: Path) -> Callable[[str], bool]:
     Returns:
         Whether a file went, by its name in the folder.
     """
-    if not (there := _names(folder)):
+    if not (there := _names(folder)) or not _checked(folder):
         return lambda name: False
-    read(folder)
     goes = sorted(name for name in there if _WRITTEN.fullmatch(name))
     stays = sorted(there - {*goes, "data"})
     more = f"; stays: {', '.join(stays)}" if stays else ""

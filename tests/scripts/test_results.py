@@ -111,7 +111,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = "TEXT_DIR = '/home/me/texts/tatoeba'\n"
         run_folder.claim(base / name, config_of(CONFIG, text))
         (base / name / "vocabulary").mkdir()
-        shutil.copy(base / "data" / "manifest.json", base / name / "vocabulary")
+        (manifest,) = base.glob("data/*/manifest.json")
+        shutil.copy(manifest, base / name / "vocabulary")
         rows = [{"step": 10 * n, "step_seconds": 3.6, "nll": 2.0, "nll/high": 2.0, "nll/de-en": 2.0,
                  "load/0": 0.5, **({"dev/nll": 2.0} if n == 7 else {})}
                 for n in range(1, 151)]  # fmt: skip

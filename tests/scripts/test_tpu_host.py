@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bucket import BUCKET, emulated
 from tests.scripts.cloud import ROOT, SCRIPTS, call, make_program
 
 
@@ -133,23 +134,31 @@ def test_progress_is_what_a_job_writes(host: Path, monkeypatch: pytest.MonkeyPat
     assert process.wait(20) == 130  # m4's own
 
 
-def test_log_is_copied_to_the_run_folder_with_a_traceback(host: Path) -> None:
-    """The made-up m4 crashes as Python does; the bucket is a disk (file://)."""
+def test_log_is_copied_to_the_run_folder_with_a_traceback(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The made-up m4 crashes as Python does."""
     make_program(host / "m4-env" / "bin" / "python", f'exec {sys.executable} "$@"')
     make_program(host / "m4-env" / "bin" / "m4", f'{sys.executable} -c "1/0"; exit 1')
-    bucket = host / "bucket"
-    words = ("train", "--model_dir", f"file://{bucket}/run/")
-    said = call("tpu_host.sh", "run", *words)
-    assert said.returncode == 1
-    assert "ZeroDivisionError" in said.stdout  # for `kubectl logs`
-    (copied,) = bucket.glob(f"run/logs/{socket.gethostname()}/pod.*Z.log")
-    assert copied.read_text() == said.stdout
-    assert call("tpu_host.sh", "start", "train", *words).returncode == 0
-    assert settled("failed 1")
-    end = time.monotonic() + 20
-    while not (found := [*bucket.glob("run/logs/*/train.*Z.log")]) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert "ZeroDivisionError" in found[0].read_text()
+    words = ("train", "--model_dir", f"gs://{BUCKET}/run/")
+    with emulated() as (emulator, environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        said = call("tpu_host.sh", "run", *words)
+        assert said.returncode == 1
+        assert "ZeroDivisionError" in said.stdout  # for `kubectl logs`
+        (copied,) = emulator.names(f"run/logs/{socket.gethostname()}")
+        assert re.fullmatch(r"pod\..*Z\.log", copied)
+        place = f"run/logs/{socket.gethostname()}"
+        assert emulator.read(f"{place}/{copied}").decode() == said.stdout
+        assert call("tpu_host.sh", "start", "train", *words).returncode == 0
+        assert settled("failed 1")
+        end = time.monotonic() + 20
+        while len(names := emulator.names(place) - {copied}) < 1 and time.monotonic() < end:
+            time.sleep(0.05)
+        (name,) = names
+        assert name.startswith("train.")
+        assert b"ZeroDivisionError" in emulator.read(f"{place}/{name}")
 
 
 def test_the_environment_of_a_host_is_locked(tmp_path: Path, fakes: Path) -> None:

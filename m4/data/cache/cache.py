@@ -190,10 +190,6 @@ class Cache:
         """Returns the number of pairs."""
         return self._count(language, split)["pairs"]
 
-    def train_text(self, language: str) -> str:
-        """Returns the SHA-256 of the language's training pairs, in their order."""
-        return self._count(language, "train")["sha256"]
-
     def longest(self, language: str, role: str = "source") -> dict[str, int]:
         """Returns the ids of the longest training sentence, by side.
 

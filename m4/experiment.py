@@ -33,8 +33,10 @@ from m4.train.training import Training as Training
 
 
 class SavedFolder(str):
-    """A folder that a saved config names. It is read and never written: the run may be a
-    stranger's."""
+    """A folder that a saved config names.
+
+    It is read and never written, because the run may be a stranger's.
+    """
 
 
 @checked

@@ -93,8 +93,10 @@ def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
 
 
 def open_vocabulary(experiment: Experiment) -> Cache:
-    """Returns the languages and vocabularies of the corpus that the model in MODEL_DIR was trained
-    with, which are kept there: data_dir need not be there any more."""
+    """Returns the languages and vocabularies of the corpus that the model was trained with.
+
+    MODEL_DIR keeps them: data_dir need not be there any more.
+    """
     cache = Cache(Path(experiment.model_dir) / VOCABULARY, experiment.data.corpus.mixture)
     cache.verify(settings)
     return cache
@@ -164,8 +166,10 @@ def build_corpus(
 
 
 def fetched(place: str, fingerprint: str, needs: Needs) -> Path | None:
-    """Returns the folder of a corpus, with at least the files that are needed, or None if the
-    corpus is not there. Files of a corpus never change, so what is here already stays."""
+    """Returns the folder of a corpus with the files that are needed, or None if it is not there.
+
+    Files of a corpus never change, so what is on this machine already stays.
+    """
     folder = local_data_dir(place) / fingerprint
     if not is_address(place):
         return folder if (folder / "manifest.json").is_file() else None
@@ -190,8 +194,10 @@ def upload(folder: Path, address: str) -> None:
 
 
 def opened_or_built(experiment: Experiment) -> Cache:
-    """Returns the experiment's corpus, opened or built by one process alone, with a bar. What
-    cleaning left out of one that is built is printed, and in data_report.html next to it."""
+    """Returns the experiment's corpus, opened or built by one process alone, with a bar.
+
+    What cleaning left out of one that is built is printed, and in data_report.html next to it.
+    """
     with contextlib.ExitStack() as stack:
         bars: list[ProgressBar] = []  # none while a cache is only opened
         stages: dict[str, tuple[float, int]] = {}
@@ -224,8 +230,7 @@ def opened_or_built(experiment: Experiment) -> Cache:
 
 
 def fetched_corpora(experiment: Experiment) -> Path:
-    """Returns the folder of the experiment's corpora on this machine, with all files of its own
-    corpus, if that is there."""
+    """Returns the folder of corpora on this machine, with the experiment's own if there is one."""
     place, data_dir = place_of(experiment), local_data_dir(place_of(experiment))
     fingerprint = fingerprint_of(experiment.data.corpus.identity(data_dir))
     fetched(place, fingerprint, everything)

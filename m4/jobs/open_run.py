@@ -168,9 +168,11 @@ def _seen(folder: Path, address: str, written: str) -> Path:
 
 
 def _programs(folder: Path, address: str, writes: tuple[str, ...]) -> Path | None:
-    """Returns the folder of compiled programs of a run in a bucket, which jobs that write there
-    keep there for other machines; None for the user's own. Programs of a folder on a disk, which
-    may be anybody's, are never run."""
+    """Returns the folder of compiled programs, or None for the user's own.
+
+    Jobs that write to a run in a bucket keep their programs there, for other machines. Programs of
+    a folder on a disk, which may be anybody's, are never run.
+    """
     if not writes or not is_address(address):
         return None
     if distributed.is_primary():

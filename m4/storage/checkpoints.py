@@ -42,11 +42,11 @@ MEASURE = "dev/nll"
 
 
 class Checkpoints:
-    """The folder `checkpoints/<step>/` of a model: items params, optimizer, groups, average, best,
-    note.
+    """The checkpoints of a model, `checkpoints/<step>/`.
 
-    `average` are averaged parameters, where the optimizer makes them (`m4.train.average`), `best`
-    those of the best evaluation so far, where there is early stopping.
+    A step has the items params, optimizer, groups, average, best and note. `average` are averaged
+    parameters, where the optimizer makes them (`m4.train.average`), `best` those of the best
+    evaluation so far, where there is early stopping.
 
     With several processes all of them open, save and restore together; read-only, each alone.
 
@@ -65,9 +65,18 @@ class Checkpoints:
         keep_best: int = 0,
         read_only: bool = False,
     ):
-        """A save removes all steps but the last `keep`, the multiples of `keep_period`, the
-        `keep_best` ones of lowest `MEASURE`, and those that are marked as best in
-        `SCORES_BY_STEP`."""
+        """Opens a folder of checkpoints.
+
+        A save removes all steps but those that these rules keep, and those that are marked as best
+        in `SCORES_BY_STEP`.
+
+        Args:
+            folder: The folder `checkpoints/`.
+            keep: Number of the last steps that stay.
+            keep_period: Steps that it divides stay. Defaults to none.
+            keep_best: Number of steps of lowest `MEASURE` that stay.
+            read_only: Whether nothing is saved.
+        """
         _quiet()
         self._here = Path(folder).absolute()
         self.folder = address_of(self._here)
@@ -110,7 +119,7 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """The last complete step, or None."""
+        """Last complete step, or None."""
         return latest_step(self._here)
 
     def save(
@@ -120,10 +129,16 @@ class Checkpoints:
         note: Mapping[str, Any],
         measured: Mapping[str, float] | None = None,
     ) -> None:
-        """Starts to save trees of arrays under their names ("params", "optimizer", ...).
+        """Starts to save a step; returns once the arrays may be overwritten.
 
-        measured: with these parameters, at this step; with `MEASURE` it may be one of the best.
-        Returns once the arrays may be overwritten. A step that is saved already stays as it is.
+        A step that is saved already stays as it is.
+
+        Args:
+            step: The step.
+            items: Name ("params", "optimizer", ...) -> tree of arrays.
+            note: JSON.
+            measured: Values measured with these parameters; with `MEASURE` the step may be one of
+                the best.
         """
         assert self._manager is not None, "read-only"
         if step in self._manager.all_steps():
@@ -159,18 +174,21 @@ class Checkpoints:
             return list(self._marked.steps)
 
     def note(self, step: int) -> dict[str, Any]:
-        """The JSON note of a step: what made it, and its data's and vocabulary's fingerprints."""
+        """Returns the JSON note of a step."""
         with self._reading(step):
             args = ocp.args.Composite(note=ocp.args.JsonRestore())
             return dict(self._reader.restore(self.folder / str(step), args=args)["note"])
 
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
-        """The named trees of a step, in the shapes, types and shardings of the given ones.
+        """Returns the named trees of a step; what is not named is not read.
 
-        Give ShapeDtypeStructs; what is not named is not read.
+        Args:
+            step: The step.
+            items: Name -> tree of ShapeDtypeStructs, which have the shapes, types and shardings.
 
         Raises:
-            Removed: it went meanwhile. InputError: it has no such item, or cannot be read.
+            Removed: It went meanwhile.
+            InputError: It has no such item, or cannot be read.
         """
         restores = {
             name: ocp.args.PyTreeRestore(
@@ -190,7 +208,7 @@ class Checkpoints:
         return {name: found[name] for name in items}
 
     def used(self, step: int) -> str:
-        """The item whose parameters a step is used with: the best, averaged, or plain ones."""
+        """Returns the item whose parameters are used: best, average or params."""
         with self._reading(step):
             return used_item(manifest.items_of(self.folder / str(step)))
 
@@ -210,11 +228,11 @@ class Checkpoints:
                 )
 
     def arrays(self, step: int, name: str) -> dict[str, Any]:
-        """ "a/b" -> what is known of every array of an item: shape, dtype, sharding."""
+        """Returns "a/b" -> shape, dtype and sharding of every array of an item."""
         return by_path(self._tree(step, name))
 
     def read(self, step: int, name: str) -> dict[str, np.ndarray]:
-        """ "a/b" -> every array of an item, in this process's memory."""
+        """Returns "a/b" -> every array of an item, in this process's memory."""
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         tree = self._tree(step, name)
         wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
@@ -237,7 +255,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """orbax's errors over files in one line.
+        """Turns errors of orbax over files into one line.
 
         A step whose content was compared with its manifest is whole: then an error is m4's own.
         """
@@ -264,7 +282,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """What the disk refuses, as an OSError with the folder."""
+        """Turns what the disk refuses into an OSError with the folder."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -297,7 +315,7 @@ def read_note(folder: Path, step: int) -> dict[str, Any]:
 
 
 class _Marked:
-    """orbax's rule that these steps stay."""
+    """The rule, for orbax, that marked steps stay."""
 
     steps: Collection[int] = ()
 
@@ -311,7 +329,7 @@ class _Marked:
 
 
 def _quiet() -> None:
-    """orbax logs every save; and its threads print tracebacks of what `save` and `wait` raise."""
+    """Silences orbax: it logs every save, and its threads print what `save` and `wait` raise."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_not_raised)
@@ -332,7 +350,7 @@ def _is_not_raised(record: logging.LogRecord) -> bool:
 
 
 def _refused(error: BaseException) -> int | None:
-    """What a disk refused: tensorstore's errors have the system's words in their text."""
+    """Returns the number of the disk's error, whose words are in tensorstore's errors, or None."""
     return next((number for number in _OF_DISKS if os.strerror(number) in str(error)), None)
 
 
@@ -341,7 +359,7 @@ def _measure(measured: Mapping[str, float]) -> float:
 
 
 def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
-    """Which processes wait for each other: all of them, or none for this one."""
+    """Returns which processes wait for each other: all, or none for this one."""
     if jax.process_count() == 1 or not alone:
         return ocp.options.MultiprocessingOptions()
     here = jax.process_index()
@@ -351,7 +369,7 @@ def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """ "a/b" -> every array of nested dicts."""
+    """Returns "a/b" -> every array of nested dicts."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -368,12 +386,14 @@ class _Hashing(ocp.AsyncCheckpointHandler):
         return [future.ChainedFuture([], write_own)]
 
     def finish(self) -> None:
-        """Called by orbax in the primary when the items of all processes are there, and only the
-        step's own name is missing."""
+        """Writes the manifest, when only the step's own name is missing.
+
+        The primary calls it, once the items of all processes are there.
+        """
         manifest.write_whole(self._item.parent)
 
     def save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> None:
-        """orbax's interface asks for it; its manager saves and restores this item otherwise."""
+        """Raises: orbax's interface has it, and its manager does not call it."""
         raise NotImplementedError("only async_save")
 
     restore = save
@@ -386,7 +406,7 @@ class _HashAll(ocp.args.CheckpointArgs):
 
 
 def shapes(tree: Any, shardings: Any | None = None) -> Any:
-    """ShapeDtypeStructs of a tree of arrays, with these shardings (or each array's own)."""
+    """Returns the ShapeDtypeStructs of a tree of arrays, with these shardings or their own."""
     if shardings is None:
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),

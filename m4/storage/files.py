@@ -28,7 +28,7 @@ _Parsed = TypeVar("_Parsed")
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file to write that becomes `path` at the end, or is removed if the writing fails."""
+    """Gives a file to write that becomes `path` at the end, or is removed if the writing fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The suffix stays last: matplotlib and others go by it.
     unfinished = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
@@ -76,11 +76,12 @@ def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
 
 
 def open_lock(path: Path) -> IO[str]:
-    """The file of a lock, made if it is not there. A link is refused: it is not followed, because
-    a stranger's folder may have one that leads elsewhere.
+    """Opens the file of a lock, which is made if it is not there.
+
+    A link is not followed: a stranger's folder may have one that leads elsewhere.
 
     Raises:
-        OSError: it is a link, or cannot be written.
+        OSError: It is a link, or cannot be written.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "r+")
@@ -96,11 +97,13 @@ def _remove_abandoned(lock: Path) -> None:
 
 
 def confined(folder: Path, name: str) -> Path:
-    """The file of that name, relative and with "/", in a folder.
+    """Returns the file of that name, relative and with "/", in a folder.
+
+    Names that are read from a run's files decide what is written and deleted, and the run may be
+    from a stranger.
 
     Raises:
-        ValueError: it is outside of the folder. Names that are read from a run's files decide what
-            is written and deleted, and the run may be from a stranger.
+        InputError: The file is outside of the folder.
     """
     target = folder / name
     inside = bool(name) and ".." not in PurePosixPath(name).parts and not Path(name).is_absolute()
@@ -111,7 +114,7 @@ def confined(folder: Path, name: str) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A whole UTF-8 file."""
+    """Writes a whole UTF-8 file."""
     with whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
@@ -140,7 +143,7 @@ def keep_result(content: bytes, output: Path | None, place: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """A JSON object with a checksum of the rest, which `read_json` compares."""
+    """Writes a JSON object with a checksum of the rest, which `read_json` compares."""
     found = json.loads(json.dumps(content))  # as it will be read: names are texts
     text = json.dumps({**found, _CHECKSUM: _checksum(found)}, ensure_ascii=False, indent=indent)
     write_text(path, text + "\n")
@@ -151,7 +154,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
-    """One JSON object a line, not escaped to ASCII: people read these files."""
+    """Writes one JSON object a line, not escaped to ASCII: people read these files."""
     with whole(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -168,16 +171,21 @@ def read_json(
     parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
     remedy: str = "",
 ) -> _Parsed:
-    """A file of one JSON object, which m4 has written, as `parse` makes something of it.
+    """Returns what `parse` makes of a file of one JSON object, which m4 has written.
+
+    Args:
+        path: The file.
+        parse: Makes something of the object. Defaults to the object itself.
+        remedy: What to do about a damaged file, for the message.
 
     Raises:
-        InputError: it is damaged: no JSON, no object, other content than its checksum is of, or
-            one that `parse` stumbles over. The path, what is wrong, and the remedy.
-        FileNotFoundError: it is not there.
+        InputError: It is damaged: no JSON, no object, other content than its checksum is of, or
+            one that `parse` stumbles over.
+        FileNotFoundError: It is not there.
     """
 
     def compared(found: dict[str, Any]) -> _Parsed:
-        # Those of earlier versions have none.
+        # `write_json` writes one, and others do not.
         if (checksum := found.pop(_CHECKSUM, None)) and checksum != _checksum(found):
             raise ValueError("its content is not what was written")
         return parse(found)
@@ -192,10 +200,16 @@ def read_jsonl(
     *,
     cut_off: bool = False,
 ) -> list[_Parsed]:
-    """The lines of a file, plain or .gz, each a JSON object. InputError with file and line, as
-    `read_json`.
+    """Returns what `parse` makes of the lines of a file, plain or .gz, each a JSON object.
 
-    cut_off: whether a last line without its end, of a job that was killed, is left out.
+    Args:
+        path: The file.
+        parse: Makes something of an object. Defaults to the object itself.
+        cut_off: Whether a last line without its end, of a job that was killed, is left out.
+
+    Raises:
+        InputError: A line is damaged: file, line and what is wrong.
+        FileNotFoundError: The file is not there.
     """
     content = path.read_bytes()
     if str(path).endswith(".gz"):

@@ -93,8 +93,10 @@ def fetched(place: str | Path, wanted: Callable[[str], bool] = lambda name: True
 
 
 def fetch_programs(address: str, kind: str) -> Path:
-    """Returns the folder of the programs that jobs of a kind compiled, for a process of such a
-    job that is not the primary one."""
+    """Returns the folder of the programs that jobs of a kind compiled.
+
+    It is for a process of such a job that is not the primary one.
+    """
     copy = LocalCopy(address)
     with locks.local_lock(copy.here / ".lock", address, seconds=-1):
         copy.pull(lambda name: name.startswith(f"{COMPILED}/{kind}/"))
@@ -308,8 +310,11 @@ class LocalCopy:
         return {name for name in found if _is_copied(name) and self._is_own(name)}
 
     def _read_record(self) -> dict[str, list[int | str]]:
-        """Returns name -> [bytes, time of change in ns, version in the bucket] of the copy's files
-        as they were when both were equal. A copy without a record is begun again."""
+        """Returns name -> [bytes, time of change in ns, version in the bucket].
+
+        They are of the copy's files, as they were when both were equal. A copy without a record is
+        begun again.
+        """
         path = self.here / _RECORD
         try:
             record = read_json(path, _checked, "remove it")
@@ -336,8 +341,11 @@ def _checked(record: dict[str, list[int | str]]) -> dict[str, list[int | str]]:
 
 
 def _is_copied(name: str) -> bool:
-    """Returns whether a file or folder is copied: no checkpoints (`address_of`), no corpora
-    (`m4.data.corpus`), no logs, nothing hidden or unfinished."""
+    """Returns whether a file or folder is copied.
+
+    Checkpoints (`address_of`), corpora (`m4.jobs.corpus`), logs and what is hidden or unfinished
+    are not.
+    """
     parts = name.split("/")
     if parts[0] != "baselines" and "checkpoints" in parts:
         return False

@@ -35,8 +35,9 @@ class Busy(InputError):
 
 @contextlib.contextmanager
 def local_lock(path: Path, where: str, seconds: float = _WAIT_SECONDS) -> Iterator[None]:
-    """Holds a lock among this machine's processes. A link is refused and not followed, because a
-    stranger's folder may have one that leads elsewhere.
+    """Holds a lock among this machine's processes.
+
+    A link is refused and not followed: a stranger's folder may have one that leads elsewhere.
 
     Args:
         path: The lock's file; its folder is made.
@@ -138,8 +139,9 @@ class BucketLock:
         return True
 
     def check(self, older_than_seconds: float = 0.0) -> None:
-        """Renews the lock, before every write to the bucket and in every period; ends the job
-        where another one has taken the lock over.
+        """Renews the lock, before every write to the bucket and in every period.
+
+        If another job has taken the lock over, this one ends.
 
         Args:
             older_than_seconds: A younger renewal is good enough.

@@ -23,12 +23,11 @@ T5X_TAGS: Mapping[str, tuple[str, Callable[[float], float]]] = {
 
 
 class Metrics:
-    """Rows {"step": ..., name: number} to `metrics.jsonl` and to `tensorboard/`, there under
-    `T5X_TAGS` too.
+    """A log of rows {"step": ..., name: number}, in `metrics.jsonl` and `tensorboard/`.
 
-    Opened again at `resume_step`, rows of later steps (of work that was lost) are removed first,
-    so that a resumed run leaves the file that an uninterrupted one would have left. A folder None:
-    nothing is written (another process does it).
+    TensorBoard has them under `T5X_TAGS`, too. Opened again at `resume_step`, rows of later steps
+    (of work that was lost) are removed first, so that a resumed run leaves the file that an
+    uninterrupted one would have left. Without a folder nothing is written: another process does it.
     """
 
     def __init__(
@@ -39,8 +38,15 @@ class Metrics:
         saved: Mapping[str, Any] | None = None,
         tensorboard: bool = True,
     ):
-        """saved: the note of the checkpoint of that step; rows that are not those of `note` are a
-        line on stderr."""
+        """Opens the log.
+
+        Args:
+            folder: The run's folder, or None.
+            resume_step: The step that training resumes from.
+            saved: The note of that step's checkpoint; rows that are not those that it names are a
+                line on stderr.
+            tensorboard: Whether TensorBoard's files are written.
+        """
         self._file = self._board = None
         self._written = hashlib.sha256()
         if folder is None:

@@ -71,7 +71,7 @@ _WRITTEN = re.compile(
 
 
 class Owner(Protocol):
-    """What a folder keeps of the config that it belongs to.
+    """The parts of a config that its folder keeps.
 
     settings: setting -> value, as text. mutable: the settings that may change in one folder.
     modules: the user's modules that the config imports -> their folders.
@@ -147,10 +147,9 @@ def _checked(folder: Path) -> dict[str, Any]:
 
 
 def start_over(folder: Path) -> Callable[[str], bool]:
-    """Removes what jobs have written into a run's folder, and prints first what goes and what
-    stays. Corpora (data/) stay: they are right whatever the config is.
+    """Removes what jobs have written into a run's folder; prints first what goes and what stays.
 
-    Of a link only the link goes.
+    Corpora (data/) stay: they are right whatever the config is. Of a link only the link goes.
 
     Returns:
         Whether a file went, by its name in the folder.
@@ -267,13 +266,13 @@ def _write_operative(path: Path, text: str) -> None:
 
 
 def _sections(text: str) -> dict[str, str]:
-    """gin's text by the heading of each part: imports, "# Macros:", "# Parameters for ...:"."""
+    """Returns the parts of a gin file by heading: imports, "# Macros:", "# Parameters for ...:"."""
     parts = re.split(r"\n(?=# (?:Macros|Parameters for .*):\n)", text)
     return {part.split("\n")[0] if part.startswith("# ") else "": part for part in parts}
 
 
 def read(folder: Path) -> dict:
-    """What `claim` wrote. ValueError: no run's folder, or its run.json is damaged."""
+    """Returns run.json. InputError: no run's folder, or its run.json is damaged."""
     path = Path(folder) / "run.json"
     if not path.is_file():
         raise InputError(f"{folder}: not a run's folder (no run.json); train first")

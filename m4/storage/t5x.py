@@ -32,7 +32,7 @@ _STEP = re.compile(r"checkpoint_(\d+)")
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """The checkpoints in T5X's MODEL_DIR: step -> folder. Of other folders none."""
+    """Returns step -> folder of the checkpoints in T5X's MODEL_DIR; {} for other folders."""
     if not folder.is_dir():
         return {}
     named = {path: _STEP.fullmatch(path.name) for path in folder.iterdir()}
@@ -40,7 +40,7 @@ def steps(folder: Path) -> dict[int, Path]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether it is one of T5X's checkpoints, in either form."""
+    """Returns whether a folder is one of T5X's checkpoints, in either form."""
     return (folder / "checkpoint").is_file() or (folder / "state" / "manifest.ocdbt").is_file()
 
 
@@ -153,7 +153,7 @@ def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
 
 
 def _written(folder: Path, name: str, array: np.ndarray) -> Any:
-    """What the index says of an array: itself, or the zarr array that is written now."""
+    """Returns what the index says of an array: the array, or the zarr array written now."""
     if array.size < _IN_INDEX:
         return array
     rows = max(1, _CHUNK_BYTES // max(1, array.itemsize * math.prod(array.shape[1:])))

@@ -93,7 +93,7 @@ def test_only_a_runs_folder_is_removed_or_claimed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not empty and not a run's folder"):
         run_folder.claim(tmp_path / "photos", config_of(CONFIG))
     for use in (run_folder.start_over, run_folder.read):
-        with pytest.raises(ValueError, match="photos: not .*a run's folder"):
+        with pytest.raises(ValueError, match=r"photos: not .*a run's folder"):
             use(tmp_path / "photos")
     assert (tmp_path / "photos" / "cat.jpg").is_file()
 

@@ -31,8 +31,14 @@ def read_pairs(path: Path) -> Iterator[Pair]:
 def write_text(
     folder: Path, source: Source, languages: Sequence[str], cleaning: Cleaning, progress: Progress
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger]:
-    """Source -> text/<split>.<lang>.tsv, cleaned; returns {language: {split: {"pairs"}}} and the
-    ledger. ValueError: a language without training pairs."""
+    """Writes the cleaned text of a source, text/<split>.<language>.tsv.
+
+    Returns:
+        {language: {split: {"pairs": number}}}, and the ledger.
+
+    Raises:
+        InputError: A language has no training pairs.
+    """
     counts: dict[str, dict[str, dict[str, Any]]] = {code: {} for code in languages}
     done, subsets = 0, getattr(source, "subsets", None)
     recorded = Recorded(source)

@@ -31,8 +31,11 @@ MIXTURE = "from_english"  # what is read is called English, and what is written 
 def write(
     folder: Path, source: IdSource, settings: dict[str, Any], progress: Progress
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger, dict[str, dict[str, Any]]]:
-    """Text, arrays and vocabularies of all languages; returns the manifest's counts, the ledger,
-    and what is to be said of each vocabulary."""
+    """Writes text, arrays and vocabularies of all languages.
+
+    Returns:
+        The manifest's counts, the ledger, and what the manifest says of each vocabulary.
+    """
     languages = settings["languages"]
     made = _write_vocabularies(folder, source)
     roles = [None, None] if "shared" in made else list(ROLES)
@@ -162,8 +165,11 @@ class _Blocks:
 
 
 def _write_token_counts(folder: Path, arrays: Sequence[TokenArray]) -> None:
-    """token_counts.npy, [V]: how often a model takes in each id when every training pair comes once
-    (see tokens.py): sources whole, targets without their last id and with a pad in front."""
+    """Writes token_counts.npy, [V]: how often a model takes in each id (see tokens.py).
+
+    Every training pair counts once: its source whole, its target without the last id and with a pad
+    in front.
+    """
     totals: dict[Path, npt.NDArray[np.int64]] = {}
     for array, role in zip(arrays, ROLES, strict=True):
         size = Vocabulary(array.vocabulary).size

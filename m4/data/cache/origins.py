@@ -79,8 +79,11 @@ class Recorded:
             numbers.astype(np.int64).tofile(file)
 
     def end(self) -> dict[str, list[str]]:
-        """For the manifest. The origins of the pairs that stay are in their file, one after the
-        other, until they are `Compressed`."""
+        """Returns what the manifest says of the files.
+
+        The origins of the pairs that stay are in their file, one after the other, until they are
+        `Compressed`.
+        """
         if not self.knows:
             return {}
         kept = np.fromfile(self._kept, np.int64)
@@ -109,7 +112,7 @@ class Compressed:
         self._parts: list[bytes] = []
 
     def append(self, pairs: int, kept: npt.NDArray[np.int64] | None) -> None:
-        """The next `pairs` pairs, of which those stay; None: all."""
+        """Takes the next `pairs` pairs, of which those in `kept` stay, or all."""
         if self._path is None:
             return
         found = np.fromfile(self._path, np.int64, pairs, offset=8 * self._place)
@@ -125,7 +128,7 @@ class Compressed:
 
 
 def read_origins(text: Path, files: Sequence[str]) -> list[Origin] | None:
-    """Of each row of a split's text; None: its source did not know."""
+    """Returns the origin of each row of a split's text, or None if its source knew none."""
     path = origin_file(text)
     if not path.is_file():
         return None

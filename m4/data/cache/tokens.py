@@ -34,8 +34,12 @@ _BLOCK = 1 << 22
 
 
 def vocabulary_file(folder: Path, role: str | None) -> Path:
-    """role: source or target, or None for the one that they share. A `folder` that is itself a
-    SentencePiece model (FILE.model) is that."""
+    """Returns the file of a vocabulary.
+
+    Args:
+        folder: A corpus's folder, or a SentencePiece model (FILE.model), which is the file itself.
+        role: source or target, or None for the vocabulary that they share.
+    """
     if folder.suffix == ".model":
         return folder
     return folder / (f"vocabulary.{role}.model" if role else "vocabulary.model")
@@ -47,7 +51,7 @@ def array_name(side: str, role: str | None) -> str:
 
 
 def arrays_of(folder: Path, settings: dict[str, Any]) -> list[TokenArray]:
-    """The arrays that the directions of a cache need."""
+    """Returns the arrays that the directions of a corpus need."""
     longest = {"source": settings["source_length"] - 2, "target": settings["target_length"] - 1}
     if settings["target_vocabulary_size"] is None:
         # Every side is source in one direction, with tag and eos, and target in the other, with
@@ -111,8 +115,16 @@ def write_arrays(
     results: Callable[[str, str], Iterator[Tokenized]],
     ways: int = 1,
 ) -> None:
-    """(split, language) -> its pairs, into the arrays of every split and its text; `counts` gets
-    what the manifest says of them. InputError: a language without training pairs."""
+    """Writes the arrays of every split, and leaves pairs that are too long out of its text.
+
+    Args:
+        counts: Gets what the manifest says of each language and split.
+        results: (split, language) -> its tokenized pairs.
+        ways: Number of ways in which training sentences are tokenized.
+
+    Raises:
+        InputError: A language has no training pairs.
+    """
     for split in SPLITS:
         kind = ways if split == "train" else 1
         files = {a.name: _ArrayFile(folder / f"{split}.{a.name}", a, kind) for a in arrays}
@@ -234,12 +246,12 @@ def blocks_of(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 def _write_token_counts(
     folder: Path, arrays: Sequence[TokenArray], pairs: dict[str, int], ways: int
 ) -> None:
-    """token_counts.npy, [V]: how often a model takes in each id when every training pair comes
-    once each way in all its segmentations.
+    """Writes token_counts.npy, [V]: how often a model takes in each id.
 
-    Each side is a source, with tag and eos, and a target, whose eos is predicted and not taken in;
-    the decoder's first input is pad. With separate vocabularies there are token_counts.source.npy,
-    of what the encoder takes in, and token_counts.target.npy, of the decoder.
+    Every training pair comes once each way in all its segmentations. Each side is a source, with
+    tag and eos, and a target, whose eos is predicted and not taken in; the decoder's first input is
+    pad. With separate vocabularies there are token_counts.source.npy, of what the encoder takes in,
+    and token_counts.target.npy, of the decoder.
     """
     of: dict[Path, list[TokenArray]] = {}
     for array in arrays:

@@ -266,3 +266,12 @@ def _holds(mark: Any, value: Any) -> bool:
     if isinstance(mark, Between):
         return mark.holds(value)
     return not isinstance(mark, OneOf) or value in mark.values
+
+
+def nearest_valid(size: int, parts: int) -> str:
+    """Names the sizes next to `size` that divide by `parts`, for messages.
+
+    Below the first valid size it names that one alone.
+    """
+    down, up = size // parts * parts, (size // parts + 1) * parts
+    return f"nearest valid sizes: {down} and {up}" if down > 0 else f"nearest valid size: {parts}"

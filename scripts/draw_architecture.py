@@ -1,18 +1,15 @@
 """Draws docs/images/architecture.svg from the code: `python scripts/draw_architecture.py`.
 
 A box is a room of m4/ (a folder or a file), a band a layer of import-linter's contract in
-pyproject.toml, an arrow the imports of one room from another, counted in the syntax trees. The
-numbers stand in the picture as JSON too, so that a test can compare them with the code.
+pyproject.toml, an arrow the imports of one room from another, counted in the syntax trees.
 """
 
 import argparse
 import ast
 import collections
 import dataclasses
-import json
 import re
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -23,20 +20,23 @@ PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """Rooms by layer from the top, what each says of itself, (importer, imported) -> imports."""
+    """Rooms of the code.
+
+    Attributes:
+        layers: Rooms by layer, from the top.
+        texts: Room -> the first line of its docstring.
+        folders: Room -> its folders.
+        imports: (importer, imported) -> number of imports.
+    """
 
     layers: list[list[str]]
     texts: dict[str, str]
     folders: dict[str, list[str]]
     imports: dict[tuple[str, str], int]
 
-    def to_json(self) -> str:
-        arrows = {f"{a} -> {b}": count for (a, b), count in sorted(self.imports.items())}
-        return json.dumps({"layers": self.layers, "folders": self.folders, "imports": arrows})
-
 
 def read_graph(root: Path = ROOT) -> Graph:
-    """The graph of the code as it is now."""
+    """Reads the graph from the code."""
     layers = _layers(root)
     rooms = [room for layer in layers for room in layer]
     texts = {room: _first_line(root / "m4", room) for room in rooms}
@@ -55,7 +55,7 @@ def read_graph(root: Path = ROOT) -> Graph:
 
 
 def _layers(root: Path) -> list[list[str]]:
-    """Layers as the contract has them, with the rooms that are there."""
+    """Reads the layers of the contract, with the rooms that exist."""
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
     (contract,) = (each for each in contracts if each["type"] == "layers")
@@ -70,7 +70,7 @@ def _layers(root: Path) -> list[list[str]]:
 
 
 def _first_line(package: Path, room: str) -> str:
-    """The first line of a room's docstring, as plain text."""
+    """Returns the first line of a room's docstring, as plain text."""
     path = package / room / "__init__.py"
     path = path if path.is_file() else package / f"{room}.py"
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -78,7 +78,7 @@ def _first_line(package: Path, room: str) -> str:
 
 
 def imported_modules(path: Path, root: Path) -> set[str]:
-    """The modules of m4 that a file imports, wherever in the file, each once."""
+    """Returns the modules of m4 that a file imports, anywhere in the file, each once."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -89,26 +89,6 @@ def imported_modules(path: Path, root: Path) -> set[str]:
                 is_module = inner.is_dir() or inner.with_suffix(".py").is_file()
                 found.add(f"{node.module}.{alias.name}" if is_module else node.module)
     return {name for name in found if name.startswith("m4.")}
-
-
-def committed(picture: Path = PICTURE) -> dict[str, Any]:
-    """The graph that a picture was drawn from."""
-    found = re.search(r"<dc:description>(.*?)</dc:description>", picture.read_text("utf-8"), re.S)
-    assert found is not None, f"{picture} was not drawn by {__file__}"
-    return json.loads(found[1].replace("&quot;", '"').replace("&gt;", ">"))
-
-
-def differences(drawn: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What the picture shows and the code does not have, or the reverse. A number may be a third
-    off, so that not every import needs another picture."""
-    found = [name for name in ("layers", "folders") if drawn[name] != now[name]]
-    before, after = drawn["imports"], now["imports"]
-    found += [f"gone: {arrow}" for arrow in sorted(before.keys() - after)]
-    found += [f"new: {arrow}" for arrow in sorted(after.keys() - before)]
-    for arrow in sorted(before.keys() & after):
-        if abs(before[arrow] - after[arrow]) > max(3, after[arrow] / 3):
-            found.append(f"{arrow}: {before[arrow]} imports, now {after[arrow]}")
-    return found
 
 
 # ------------------------------------------------------------------------------------ the drawing
@@ -127,7 +107,7 @@ def draw(graph: Graph, path: Path) -> None:
     mpl.rcParams.update({"svg.hashsalt": "m4", "svg.fonttype": "none", "font.size": 9})
     from matplotlib.figure import Figure
 
-    # What every room may use gets a box and a number, but no arrows: they would hide the others.
+    # Rooms of the last layer, which all may use, have no arrows: they would hide the others.
     common = graph.layers[-1]
     rooms = [room for layer in graph.layers for room in layer]
     arrows = {pair: n for pair, n in graph.imports.items() if pair[1] not in common}
@@ -174,12 +154,12 @@ def draw(graph: Graph, path: Path) -> None:
             if importer == room
         }
         _arrows(axes, x, start, list(ends.values()), COLOURS[k % len(COLOURS)])
-    kept = {"Date": None, "Creator": None, "Description": graph.to_json()}
-    figure.savefig(path, metadata=kept if path.suffix == ".svg" else None, facecolor="white")
+    metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else None
+    figure.savefig(path, metadata=metadata, facecolor="white")
 
 
 def _lines(graph: Graph, room: str, is_common: bool) -> list[str]:
-    """What stands in a room's box under its name."""
+    """Returns the lines in a room's box under its name."""
     folders = ["folders: " + ", ".join(graph.folders[room])] if graph.folders[room] else []
     used = sum(count for (_, imported), count in graph.imports.items() if imported == room)
     counted = [f"imported {used} times"] if is_common else []
@@ -187,7 +167,7 @@ def _lines(graph: Graph, room: str, is_common: bool) -> list[str]:
 
 
 def _arrows(axes: Any, x: float, start: float, ends: list[tuple[float, int]], colour: str) -> None:
-    """From the box's edge at `start` to the line at x, along it, and back to each end."""
+    """Draws from the box's edge at `start` to the line at x, along it, and back to each end."""
     edge = LEFT + BOX
     every = [start, *(y for y, _ in ends)]
     style = {"color": colour, "linewidth": 1.2, "solid_capstyle": "round"}
@@ -212,9 +192,4 @@ def _box(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("picture", type=Path, nargs="?", default=PICTURE, help="(%(default)s)")
-    parser.add_argument(
-        "--if_stale", action="store_true", help="only where it does not show the code as it is"
-    )
-    given, graph = parser.parse_args(), read_graph()
-    if not given.if_stale or differences(committed(given.picture), json.loads(graph.to_json())):
-        draw(graph, given.picture)
+    draw(read_graph(), parser.parse_args().picture)

@@ -24,7 +24,7 @@ from m4.data.sources.gettext import ENGLISH_CATALOGUE
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.jobs import prepare
-from m4.parallel.platform.cpus import available_cpus
+from m4.parallel.platform.hardware import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError
 

@@ -21,9 +21,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from m4.model.layers import Array, constrain
 from m4.model.stack import REMAT, Block, Inputs, Mode
-from m4.parallel.divisible import nearest_valid
 from m4.parallel.mesh import split_axes
-from m4.settings import SettingError
+from m4.settings import SettingError, nearest_valid
 
 STAGE = "stage"
 

@@ -18,7 +18,7 @@ _LARGEST = 2**20
 
 
 def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, with like draws made as one batched draw; the same values, to rounding.
+    """Returns `function` with like draws made as one batched draw: the same values, to rounding.
 
     Each draw from a random key is a separate program to XLA, some hundred instructions long: those
     of a new model's weights take longer to compile than a training step. Draws are alike
@@ -26,7 +26,7 @@ def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
     result.
 
     Args:
-        function: of arrays, to a tree of arrays; traced, so it is to be called within jax.jit.
+        function: Maps arrays to a tree of arrays; it is traced, so it must be called in jax.jit.
     """
 
     def together(*args: Any) -> Any:
@@ -56,7 +56,7 @@ def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_order(jaxpr: Any) -> list[list[Any]]:
-    """The equations in an order in which they can be evaluated, those that are alike together."""
+    """Orders the equations so that they can be evaluated, with those that are alike together."""
     level: dict[Any, int] = defaultdict(int)
     groups: dict[Any, list[Any]] = defaultdict(list)
     for number, equation in enumerate(jaxpr.eqns):
@@ -74,7 +74,7 @@ def _in_order(jaxpr: Any) -> list[list[Any]]:
 
 
 def _is_draw(equation: Any) -> bool:
-    """Whether it is an operation on a random key and its results are small."""
+    """Tells if it is an operation on a random key whose results are small."""
     key = any(jnp.issubdtype(atom.aval.dtype, jax.dtypes.prng_key) for atom in equation.invars)
     small = all(var.aval.size <= _LARGEST for var in equation.outvars)
     name = equation.primitive.name
@@ -82,7 +82,7 @@ def _is_draw(equation: Any) -> bool:
 
 
 def unoptimized(mesh: Mesh) -> dict[str, Any]:
-    """Options of XLA for a program that runs once, on these devices: for jax.jit, `lower`."""
+    """Returns XLA's options for a program that runs once on these devices."""
     if mesh.devices.flat[0].platform != "cpu":
         return {}
     options: dict[str, Any] = {"xla_backend_optimization_level": 0}

@@ -1,7 +1,7 @@
-"""Checks, before a job of several processes starts, that all of them will do the same.
+"""Checks before a job of several processes starts that all of them will do the same.
 
 Processes with different code, configs or versions of JAX compile different programs, and then wait
-for each other for ever, or add up what does not belong together.
+for each other for ever, or add up numbers that do not belong together.
 """
 
 import hashlib
@@ -19,17 +19,20 @@ from jax.experimental import multihost_utils
 from m4.parallel import distributed
 from m4.settings import InputError
 
-# What is gathered must have one shape in all processes: so many bytes a fact.
+# Bytes of each gathered fact: their shape must be the same in all processes.
 _BYTES = 64
 
 Gather = Callable[[np.ndarray], np.ndarray]
 
 
 def check_agreement(config: Mapping[str, str]) -> None:
-    """Raises a ValueError, in every process, unless all have the same code, config and devices.
+    """Raises InputError, in every process, unless all have the same code, config and devices.
 
-    To be called after jax.distributed.initialize, by all processes, before anything is compiled.
-    config: setting -> value, as text. One process always agrees.
+    All processes call it after jax.distributed.initialize, before anything is compiled. One process
+    always agrees.
+
+    Args:
+        config: Setting -> value, as text.
     """
     if jax.process_count() > 1:
         counts = Counter(device.process_index for device in jax.devices())
@@ -38,7 +41,7 @@ def check_agreement(config: Mapping[str, str]) -> None:
 
 
 def facts(config: Mapping[str, str]) -> dict[str, str]:
-    """What must be the same in all processes, by its name in messages."""
+    """Returns the facts that must be the same in all processes, by their names in messages."""
     return {
         "code": code_digest(),
         "config": config_digest(config),
@@ -61,13 +64,13 @@ def agree(
     host: str | None = None,
     gather: Gather = multihost_utils.process_allgather,
 ) -> None:
-    """Raises a ValueError unless all processes have the same facts: which process differs in what.
+    """Raises InputError unless all processes have the same facts; it says which differs in what.
 
     Args:
-        facts: name -> value; the names are the same in all processes. Values of more than 64 bytes
+        facts: Name -> value; the names are the same in all processes. Values of more than 64 bytes
             are compared by their SHA-256.
-        host: this process's name in the message; None: the machine's.
-        gather: uint8 [rows, 64] of this process -> those of all, [processes, rows, 64].
+        host: This process's name in the message. Defaults to the machine's name.
+        gather: Maps uint8 [rows, 64] of this process to those of all, [processes, rows, 64].
     """
     values = [socket.gethostname() if host is None else host, *facts.values()]
     gathered_PRB = np.asarray(gather(np.stack([_encoded(value) for value in values])))
@@ -76,7 +79,7 @@ def agree(
     )
     differences = []
     for name, column in zip(facts, columns, strict=True):
-        # What most have; without a majority, what process 0 has.
+        # The value that most have; without a majority, that of process 0.
         usual = Counter(column).most_common(1)[0][0]
         others = [index for index, value in enumerate(column) if value != usual]
         if others:
@@ -94,10 +97,13 @@ def agree(
 
 
 def check_device_counts(counts: list[int]) -> None:
-    """ValueError: processes have different numbers of devices, given in the processes' order.
+    """Raises InputError where processes have different numbers of devices.
 
-    Apart from `agree`, because gathering needs as many devices in every process. Every process
-    knows all counts, so that all raise the same.
+    It is apart from `agree`, because gathering needs as many devices in every process. Every
+    process knows all counts, so that all raise the same.
+
+    Args:
+        counts: Number of devices of each process, in their order.
     """
     usual = Counter(counts).most_common(1)[0][0]
     others = [index for index, count in enumerate(counts) if count != usual]
@@ -109,9 +115,12 @@ def check_device_counts(counts: list[int]) -> None:
 
 
 def code_digest(package: Path | None = None) -> str:
-    """SHA-256 over the names and contents of the package's files; None: of m4 as it is imported.
+    """Returns the SHA-256 over the names and contents of the package's files.
 
-    Not git's commit: hosts get the code without its history, and uncommitted changes count.
+    It is not git's commit: hosts get the code without its history, and uncommitted changes count.
+
+    Args:
+        package: Folder of the package. Defaults to m4 as it is imported.
     """
     package = Path(__file__).parents[1] if package is None else package
     digest = hashlib.sha256()
@@ -124,7 +133,7 @@ def code_digest(package: Path | None = None) -> str:
 
 
 def config_digest(config: Mapping[str, str]) -> str:
-    """SHA-256 over the settings, in any order."""
+    """Returns the SHA-256 over the settings, in any order."""
     text = "\n".join(f"{name} = {value}" for name, value in sorted(config.items()))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -141,7 +150,7 @@ def _decoded(row_B: np.ndarray) -> str:
 
 
 def _short(value: str) -> str:
-    """The beginning of a hash, as git shows it; other values whole."""
+    """Shortens a hash to its beginning, as git does; other values stay whole."""
     if len(value) == 64 and not set(value) - set("0123456789abcdef"):
         return value[:12]
     return value or "not set"

@@ -1,4 +1,4 @@
-"""One job in several processes: joining, what only the primary one does, ending.
+"""One job in several processes: joining, work of the primary one alone, ending.
 
 Every process runs the same program on its own devices, one process a host; JAX joins them
 (`jax.distributed`). Only process 0, the primary, writes files, but for shards of checkpoints.
@@ -46,15 +46,17 @@ class PeerLost(Exception):
     """Another process of the job is gone."""
 
 
-# What `peer_lost` recognizes is one of these.
+# `peer_lost` recognizes some of these.
 PEER_LOST_ERRORS = (PeerLost, jax.errors.JaxRuntimeError)
 
 
 class _State:
-    """What this process knows of the job.
+    """State of this process in the job.
 
-    calls: of `on_primary_then_broadcast`, the same number in all processes. alone: the others wait
-        for this one.
+    Attributes:
+        calls: Calls of `on_primary_then_broadcast`, the same number in all processes.
+        alone: The others wait for this one.
+        linger_seconds: How long the primary stays at most after an error.
     """
 
     def __init__(self) -> None:
@@ -67,13 +69,13 @@ _state = _State()
 
 
 def join(options: DistributedOptions) -> None:
-    """Joins the other processes of the job; to be called before JAX is used.
+    """Joins the other processes of the job, before JAX is used.
 
     From here on only the primary writes to standard output; all processes report errors.
 
     Raises:
-        ValueError: the job's processes are not known; an accelerator that cannot be used.
-        PeerLost: the others do not join in time.
+        InputError: The job's processes are not known, or an accelerator cannot be used.
+        PeerLost: The others do not join in time.
     """
     # Processes that have ended must not count as dead meanwhile.
     _state.linger_seconds = min(_LINGER_SECONDS, options.heartbeat_seconds / 2)
@@ -122,7 +124,7 @@ def join(options: DistributedOptions) -> None:
 
 
 def _unknown_processes(options: DistributedOptions, said: str) -> str:
-    """What to do where JAX does not know the job's processes, and why it does not."""
+    """Says why JAX does not know the job's processes, and how to name them."""
     if os.environ.get("JAX_PLATFORMS", "").startswith("tpu") and not options.coordinator_address:
         return (
             f"JAX_PLATFORMS=tpu, but JAX finds no TPU slice here ({said}): start it on a slice's "
@@ -136,7 +138,7 @@ def _unknown_processes(options: DistributedOptions, said: str) -> str:
 
 
 def _check_port(address: str) -> None:
-    """PeerLost: another program has the port of process 0.
+    """Raises PeerLost where another program has the port of process 0.
 
     JAX's own service sometimes ends the process there (a segmentation fault), and shares the port
     with another one of its kind, so that two jobs would meet.
@@ -157,7 +159,7 @@ def _check_port(address: str) -> None:
 
 
 def check_joined() -> None:
-    """ValueError: JAX sees several processes, and this one has not joined them."""
+    """Raises InputError where JAX sees several processes that this one has not joined."""
     if jax.process_count() > 1 and distributed.global_state.client is None:
         raise InputError(
             f"this is one of {jax.process_count()} processes of a slice: multiprocess joins them"
@@ -165,33 +167,34 @@ def check_joined() -> None:
 
 
 def is_distributed() -> bool:
-    """Whether the job has more than one process; touches no accelerator."""
+    """Tells if the job has more than one process, without use of an accelerator."""
     state = distributed.global_state
     return state.client is not None and (state.num_processes or 1) > 1
 
 
 def declared_process_count() -> int:
-    """How many processes there are by this one's options; those of process 0 count."""
+    """Returns the number of processes by this one's options; JAX takes that of process 0."""
     return distributed.global_state.num_processes or 1
 
 
 def is_primary() -> bool:
-    """Whether this is the process that writes files and prints."""
+    """Tells if this is the process that writes files and prints."""
     return not is_distributed() or jax.process_index() == 0
 
 
 def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
-    """Has the primary do something while the others wait; returns its result in all of them.
+    """Calls `work` on the primary while the others wait; returns its result in all of them.
 
     Waiting has no limit: a process that dies meanwhile ends the others. With one process it is
     work().
 
     Args:
-        what: what the others wait for, for their message. work: its result must be JSON.
+        what: Name of the work, for the message of those that wait.
+        work: The work; its result must be JSON.
 
     Raises:
-        ValueError: raised by work, in all processes.
-        PeerLost: in the others, where work raised another error.
+        ValueError: Raised by work, in all processes.
+        PeerLost: In the others, where work raised another error.
     """
     client = distributed.global_state.client
     if not is_distributed() or _state.alone:
@@ -235,11 +238,11 @@ def _wait(client: Any, key: str, what: str) -> str:
 
 
 class SynchronizedProgram:
-    """A jitted function that all processes call together: a program for each shape of a batch, its
-    last argument.
+    """A jitted function that all processes call together.
 
-    Where one compiles for longer than another, the others wait here and not in the program's first
-    exchange: on CPU that one has a limit of 30 seconds.
+    It has a program for each shape of a batch, its last argument. Where one compiles for longer
+    than another, the others wait here and not in the program's first exchange: on CPU that one has
+    a limit of 30 seconds.
     """
 
     def __init__(self, jitted: Any, what: str) -> None:
@@ -258,7 +261,7 @@ class SynchronizedProgram:
 
 
 def wait_for_all(what: str) -> None:
-    """Returns when all processes are here; a process that dies meanwhile ends the others."""
+    """Waits for all processes; a process that dies meanwhile ends the others."""
     if is_distributed() and not _state.alone:
         _state.calls += 1
         client: Any = distributed.global_state.client
@@ -266,7 +269,7 @@ def wait_for_all(what: str) -> None:
 
 
 def peer_lost(error: BaseException) -> str | None:
-    """The message for an error that another process's end caused; None: it is another error."""
+    """Returns the message of an error that another process's end caused; None of other errors."""
     if isinstance(error, PeerLost):
         return first_line(error)  # gin adds more lines
     if isinstance(error, jax.errors.JaxRuntimeError) and _PEER_LOST_WORDS.search(str(error)):
@@ -275,7 +278,7 @@ def peer_lost(error: BaseException) -> str | None:
 
 
 def shutdown() -> None:
-    """At the end of the work, which all processes reach: waits for them, and disconnects."""
+    """Waits for all processes at the end of the work, and disconnects."""
     sys.stdout.flush()
     jax.distributed.shutdown()
 
@@ -301,6 +304,6 @@ def abort_process(status: int) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's message in one line: the first."""
+    """Returns the first line of an error's message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

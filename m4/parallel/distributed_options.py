@@ -1,4 +1,4 @@
-"""Whether a job has several processes, and how this one finds the others. Without JAX."""
+"""Options by which a process finds the others of its job; without JAX."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,13 +7,15 @@ from m4.settings import InputError, SettingError
 
 
 class DistributedOptions(NamedTuple):
-    """How a process joins the others.
+    """Options for joining the other processes.
 
     Attributes:
-        coordinator_address: "host:port" of process 0. process_count: of the job. process_index: of
-            this one. All None: JAX asks the cluster (Cloud TPU, GKE, Slurm, Open MPI).
-        heartbeat_seconds: without a heartbeat for so long a process counts as dead.
-        join_timeout_s: to wait for all processes at start-up.
+        coordinator_address: "host:port" of process 0. With it process_count and process_index are
+            given; if all are None, JAX asks the cluster (Cloud TPU, GKE, Slurm, Open MPI).
+        process_count: Number of processes of the job.
+        process_index: Index of this process.
+        heartbeat_seconds: Seconds without a heartbeat until a process counts as dead.
+        join_timeout_s: Seconds to wait for all processes at start-up.
     """
 
     coordinator_address: str | None
@@ -37,14 +39,14 @@ def distributed_options(
     heartbeat_seconds: int,
     join_timeout_s: int | None = None,
 ) -> DistributedOptions | None:
-    """How to join, from the arguments of the command line; None: this process is alone.
+    """Returns the options of the command line's arguments, or None if this process is alone.
 
     Where JAX uses TPUs first (JAX_PLATFORMS=tpu,cpu), the hosts of a slice are found as with
     multiprocess.
 
     Raises:
-        SettingError: an argument that cannot be.
-        ValueError: arguments that contradict each other, or of which some are missing.
+        SettingError: An argument has an impossible value.
+        InputError: Arguments contradict each other, or some are missing.
     """
     arguments: dict[str, object] = {
         "coordinator_address": coordinator_address,

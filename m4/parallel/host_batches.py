@@ -1,4 +1,4 @@
-"""Host batches: which rows of a batch a process reads, and host arrays -> arrays over the mesh.
+"""Rows of a batch that a process reads, and host arrays -> arrays over the mesh.
 
 The mesh decides, not the process's number alone: processes that share the work on a row (where mesh
 axes such as "model" or "stage" cross processes) read the same rows.
@@ -12,14 +12,14 @@ from jax.sharding import Mesh, NamedSharding
 
 from m4.parallel.mesh import logical_spec
 
-# (i, n): the i-th of n equal shards of the rows.
+# (i, n) is the i-th of n equal shards of the rows.
 Part = tuple[int, int]
 
 
 def host_shards(mesh: Mesh) -> list[Part]:
-    """The shards of every batch that this process reads, in the order of the rows.
+    """Returns the shards of every batch that this process reads, in the order of the rows.
 
-    One where they are neighbours, as nearly always.
+    It is one shard where they are neighbours, as nearly always.
     """
     own, parts = _own(_sharding(mesh))
     if parts % len(own) == 0 and own[0] % len(own) == 0 and own[-1] - own[0] == len(own) - 1:
@@ -30,7 +30,7 @@ def host_shards(mesh: Mesh) -> list[Part]:
 def host_batch(
     batch: Callable[[int, Part], Mapping[str, np.ndarray]], step: int, parts: Sequence[Part]
 ) -> Mapping[str, np.ndarray]:
-    """This process's rows of a step's batch; parts: of `host_shards`."""
+    """Returns this process's rows of a step's batch, for `parts` from `host_shards`."""
     if len(parts) == 1:
         return batch(step, parts[0])
     each = [batch(step, part) for part in parts]
@@ -38,7 +38,7 @@ def host_batch(
 
 
 def host_rows(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """This process's rows of a batch that every process has in full."""
+    """Returns this process's rows of a batch that every process has in full."""
     own, parts = _own(_sharding(mesh))
     return {
         name: np.concatenate([np.split(value, parts)[i] for i in own])
@@ -47,7 +47,7 @@ def host_rows(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def to_global(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Host arrays [rows of this process, ...] -> arrays [B, ...] sharded by rows over the mesh."""
+    """Makes arrays [B, ...], sharded by rows, from host arrays [rows of this process, ...]."""
     sharding = _sharding(mesh)
     own, parts = _own(sharding)
 
@@ -70,8 +70,8 @@ def _sharding(mesh: Mesh) -> NamedSharding:
 
 
 def _own(sharding: NamedSharding) -> tuple[list[int], int]:
-    """(The shards on this process's devices, in order; how many shards there are.)"""
-    # Of as many rows as the mesh has devices, which every number of shards divides.
+    """Returns the shards on this process's devices, in order, and the number of shards."""
+    # The number of devices is a number of rows that every number of shards divides.
     rows = sharding.mesh.size
     starts = [index[0].start or 0 for index in sharding.devices_indices_map((rows,)).values()]
     parts = len(set(starts))

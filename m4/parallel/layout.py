@@ -1,4 +1,4 @@
-"""How a model's weights and its batches are sharded over a mesh when it translates."""
+"""Sharding of a model's weights and batches over a mesh when it translates."""
 
 import dataclasses
 import math
@@ -19,7 +19,8 @@ class Layout:
     """A mesh and how weights and rows are sharded over it; equal ones share compiled programs.
 
     Attributes:
-        fsdp_axes, extra_axis_rules: those under which the model was trained.
+        mesh: The mesh.
+        fsdp_axes, extra_axis_rules: The settings under which the model was trained.
     """
 
     mesh: Mesh
@@ -38,21 +39,21 @@ class Layout:
         object.__setattr__(self, "fsdp_axes", tuple(self.fsdp_axes))
 
     def axis_rules(self) -> AbstractContextManager[None]:
-        """Within it logical axes mean the mesh's; trace and call programs there."""
+        """Returns a context in which logical axes mean the mesh's; programs are called in it."""
         return axis_rules_context(self.mesh, self.extra_axis_rules)
 
     def shardings(self, params_axes: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
-        """Of parameters (arrays or shapes), from their logical axes."""
+        """Returns the shardings of parameters (arrays or shapes), from their logical axes."""
         with self.axis_rules():
             return parameter_shardings(self.mesh, params_axes, params, self.fsdp_axes)
 
     def rows(self, least: int) -> int:
-        """The fewest rows, `least` or more, that divide over the devices that split rows."""
+        """Returns the fewest rows, `least` or more, that divide over the devices that split them."""
         with self.axis_rules():
             parts = math.prod(self.mesh.shape[axis] for axis in split_axes(self.mesh, "batch"))
         return -(-least // parts) * parts
 
     def batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Arrays [B, ...] that every process has in full -> the same, sharded by rows."""
+        """Shards arrays [B, ...], which every process has in full, by rows."""
         with self.axis_rules():
             return to_global(self.mesh, host_rows(self.mesh, batch))

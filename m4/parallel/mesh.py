@@ -14,10 +14,9 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel.axes import LOGICAL_AXIS_RULES, MESH_AXES
-from m4.parallel.divisible import nearest_valid
-from m4.settings import Between, InputError, SettingError, checked
+from m4.settings import Between, InputError, SettingError, checked, nearest_valid
 
-# Logical axis -> mesh axis, or several, or None; a logical axis may have more than one rule.
+# Logical axis -> mesh axis, several, or None. A logical axis may have more than one rule.
 MeshSize = Annotated[int, Between(-1, 2**20)]
 Rules = Sequence[tuple[str, str | Sequence[str] | None]]
 
@@ -33,25 +32,25 @@ def make_mesh(
     model: MeshSize = 1,
     devices: Any = None,
 ) -> Mesh:
-    """A mesh with these axes over all devices; -1 takes what is left.
+    """Makes a mesh with these axes over all devices; -1 takes the devices that are left.
 
     Devices of several TPU slices: slices are along `data` where they divide it, else along `node`,
     so that only these axes send over the data center network. The other axes stay inside a slice.
 
     Args:
-        stage: parts of each stack, its layers in order: the stages of a pipeline.
-        data: copies of the whole model, each with separate rows. None: what is left or, where
-            another axis is -1, the number of slices (1 without slices).
-        fsdp: the same, but every weight is sharded over these devices and gathered where a layer
-            uses it.
-        node, expert: experts, and rows, are sharded over node * expert devices. With `node` the
+        stage: Parts of each stack, its layers in order: the stages of a pipeline.
+        data: Copies of the whole model, each with separate rows. Defaults to the devices that are
+            left or, where another axis is -1, to the number of slices (1 without slices).
+        fsdp: Copies as with `data`, but every weight is sharded over these devices and gathered
+            where a layer uses it.
+        node, expert: Experts, and rows, are sharded over node * expert devices. With `node` the
             dispatch `hierarchical_all_to_all` treats machines (node) and the devices of one
             (expert) differently.
-        model: parts of each matrix.
-        devices: a sequence of devices, such as those of a topology (`m4.plan`); None: all.
+        model: Parts of each matrix.
+        devices: Sequence of devices, such as those of a topology (`m4.plan`). Defaults to all.
 
     Raises:
-        SettingError: the sizes do not multiply to the number of devices, or no axis takes the
+        SettingError: The sizes do not multiply to the number of devices, or no axis takes the
             slices.
     """
     devices = jax.devices() if devices is None else devices
@@ -71,7 +70,7 @@ def make_mesh(
 
 
 def slice_count(devices: Sequence[Any]) -> int:
-    """The number of TPU slices; 1 for other devices.
+    """Returns the number of TPU slices; 1 for other devices.
 
     A GPU has a slice_index too, of its NVLink domain: `node` describes those.
     """
@@ -81,7 +80,7 @@ def slice_count(devices: Sequence[Any]) -> int:
 
 
 def _arranged(sizes: Mapping[str, int], slices: int, devices: Sequence[Any]) -> np.ndarray:
-    """The devices in the mesh's shape: neighbours of an axis are linked, slices along one axis."""
+    """Arranges the devices so that neighbours of an axis are linked, and slices are on one axis."""
     # With it any sizes are possible, such as 2 x 32 on a torus of 4 x 4 x 4 chips.
     split = {"allow_split_physical_axes": True}
     if slices == 1:
@@ -100,7 +99,7 @@ def _arranged(sizes: Mapping[str, int], slices: int, devices: Sequence[Any]) -> 
 
 
 def _check_sizes(sizes: Mapping[str, int], count: int) -> str | None:
-    """The axis whose size is -1. SettingError: the sizes do not fit that many devices."""
+    """Returns the axis whose size is -1; SettingError if the sizes do not fit the devices."""
     for name, size in sizes.items():
         if size == 0:
             raise SettingError(f"make_mesh.{name}", size, "at least 1, or -1 for what is left")
@@ -125,10 +124,10 @@ def _check_sizes(sizes: Mapping[str, int], count: int) -> str | None:
 
 
 def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
-    """The mesh axes that a logical axis is split over: those with more than one part.
+    """Returns the mesh axes with more than one part that a logical axis is split over.
 
-    By its first rule; a second one is for arrays in which the first one's axes are taken. Without a
-    rule, as T5X's dense ones have none for experts, it is whole.
+    Its first rule decides; a second one is for arrays in which the first one's axes are taken. An
+    axis without a rule, such as experts in T5X's dense rules, is whole.
     """
     rule = next((rule for name, rule in _rules() if name == logical_axis), None)
     return tuple(name for name in _names(rule) if mesh.shape.get(name, 1) > 1)
@@ -137,7 +136,7 @@ def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
 def check_divides(
     mesh: Mesh | AbstractMesh, array: str, size: int, logical_axis: str, setting: str
 ) -> None:
-    """SettingError, of the setting that an axis's size is: it cannot be split over the mesh."""
+    """Raises SettingError where an axis, whose size is a setting, cannot be split over the mesh."""
     for rule in [rule for name, rule in _rules() if name == logical_axis]:
         names = [name for name in _names(rule) if mesh.shape.get(name, 1) > 1]
         parts = math.prod(mesh.shape[name] for name in names)
@@ -148,14 +147,16 @@ def check_divides(
 
 @contextlib.contextmanager
 def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
-    """Within it logical axes in the model mean axes of this mesh, by the table of parallel/axes.py.
+    """Makes logical axes in the model mean axes of this mesh, by the table of parallel/axes.py.
 
-    extra_rules: for the axes that the table leaves whole. Without any, a context inside another
-        one keeps that one's.
+    Args:
+        mesh: The mesh.
+        extra_rules: Rules for the axes that the table leaves whole. Defaults to those of a context
+            around this one, if any.
 
     Raises:
-        SettingError: a rule that names no logical axis or no axis of the mesh, or an axis that the
-            table splits already.
+        SettingError: A rule names no logical axis or no axis of the mesh, or an axis that the table
+            splits already.
     """
     rules = with_extra_rules(extra_rules) if extra_rules else _rules()
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
@@ -163,7 +164,7 @@ def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
 
 
 def with_extra_rules(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
-    """The table with `rules` after those that split, before those that leave an axis whole."""
+    """Returns the table with `rules` after those that split, before those that leave axes whole."""
     whole = {name for name, _ in LOGICAL_AXIS_RULES}
     further: list[tuple[str, str | tuple[str, ...] | None]] = []
     for entry in rules:
@@ -194,7 +195,7 @@ def with_extra_rules(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | N
 
 
 def _rules() -> Sequence[tuple[str, Any]]:
-    """Those of the `axis_rules_context` around the call; without one, the table."""
+    """Returns the active axis rules: those of the `axis_rules_context`, else the table."""
     return nn.get_logical_axis_rules() or LOGICAL_AXIS_RULES
 
 
@@ -204,13 +205,17 @@ def parameter_shardings(
     params: Mapping[str, Any],
     fsdp_axes: Sequence[str] = ("fsdp",),
 ) -> Any:
-    """Shardings in the shape of `params` (arrays or shapes) from the collection `params_axes`.
+    """Returns shardings in the shape of `params` from the collection `params_axes`.
 
-    fsdp_axes: mesh axes over which a parameter is sharded further (`shard_further`).
+    Args:
+        mesh: The mesh.
+        params_axes: Logical axes of the parameters.
+        params: Parameters, as arrays or shapes.
+        fsdp_axes: Mesh axes over which a parameter is sharded further (`shard_further`).
 
     Raises:
         SettingError: fsdp_axes names no axis of the mesh.
-        ValueError: a dimension does not divide over its mesh axes.
+        InputError: A dimension does not divide over its mesh axes.
     """
     if isinstance(fsdp_axes, str) or not set(fsdp_axes) <= set(mesh.shape):
         allowed = (
@@ -234,7 +239,7 @@ def parameter_shardings(
 def _check_parameter(
     mesh: Mesh, name: str, axes: tuple[str | None, ...], shape: Sequence[int]
 ) -> None:
-    """ValueError: a dimension of a parameter does not divide over its mesh axes."""
+    """Raises InputError where a dimension of a parameter does not divide over its mesh axes."""
     for logical_axis, entry, size in zip(axes, logical_spec(axes), shape, strict=True):
         over = [axis for axis in _names(entry) if mesh.shape[axis] > 1]
         parts = math.prod(mesh.shape[axis] for axis in over)
@@ -258,11 +263,11 @@ def shard_further(
     over: Sequence[str],
     fixed: Sequence[int] = (),
 ) -> PartitionSpec:
-    """`spec` with one dimension split over those axes of `over` that it does not use yet.
+    """Splits one dimension of `spec` over those axes of `over` that it does not use yet.
 
-    The largest dimension that they divide, none of `fixed`; where there is none, `spec`: what does
-    not divide is small. Weights that are stored so and used whole are ZeRO's third stage
-    (Rajbhandari et al. 2020, section 5; Xu et al. 2020, "Automatic Cross-Replica Sharding of
+    It is the largest dimension that they divide, and none of `fixed`. Where there is none, the
+    array is small and `spec` stays. Weights that are stored so and used whole are ZeRO's third
+    stage (Rajbhandari et al. 2020, section 5; Xu et al. 2020, "Automatic Cross-Replica Sharding of
     Weight Update"): the partitioner gathers each where a layer uses it.
     """
     axes = [_names(entry) for entry in (*spec, *[None] * (len(shape) - len(spec)))]
@@ -283,7 +288,7 @@ def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def logical_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
-    """The mesh axes of an array with these logical axes."""
+    """Returns the mesh axes of an array with these logical axes."""
     spec = spmd.logical_to_mesh_axes(axes, _rules())
     assert spec is not None
     return spec

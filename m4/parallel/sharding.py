@@ -39,7 +39,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from m4.parallel.divisible import nearest_valid
+from m4.settings import nearest_valid
 
 A = TypeVar("A", jax.Array, jax.ShapeDtypeStruct)
 Devices = Sequence[Any] | None  # of jax.Device
@@ -47,23 +47,23 @@ Ids = np.ndarray | Sequence
 
 
 def replicate(x: A, *, devices: Devices = None) -> A:
-    """Every device has all of it.
+    """Gives every device all of the array.
 
     Raises:
-        ValueError: under a mesh of Explicit or Manual axes.
+        ValueError: Called under a mesh of Explicit or Manual axes.
     """
     held = _devices("replicate", devices)
     return _annotate("replicate", x, np.arange(len(held)), [-1] * x.ndim, held)
 
 
 def split(x: A, split_dimension: int, num_partitions: int, *, devices: Devices = None) -> A:
-    """One dimension in equal parts over the devices in their order.
+    """Splits one dimension into equal parts over the devices in their order.
 
     With fewer parts than devices, neighbours hold copies: 2 parts over 8 devices are the first half
     on 0-3 and the second on 4-7.
 
     Raises:
-        ValueError: the dimension does not exist or does not divide; the parts do not divide the
+        ValueError: The dimension does not exist or does not divide, or the parts do not divide the
             devices.
     """
     held = _devices("split", devices)
@@ -80,35 +80,39 @@ def split(x: A, split_dimension: int, num_partitions: int, *, devices: Devices =
 
 
 def shard(x: A, device_assignment: Ids, *, devices: Devices = None) -> A:
-    """Several dimensions sharded, and which device has which shard.
+    """Splits several dimensions, and says which device has which shard.
 
     An array [256, 1024, 8192] with an assignment of shape [2, 1, 4] has parts
     [128, 1024, 2048]; `device_assignment[i, 0, k]` has rows 128 i ... of columns 2048 k ... .
 
     Args:
-        device_assignment: ids of devices, with as many dimensions as x.
+        x: The array, or its shape.
+        device_assignment: Ids of devices, with as many dimensions as x.
+        devices: The devices in order. Defaults to `jax.devices()`.
 
     Raises:
-        ValueError: the dimensions are not as many; one does not divide; an id is missing, too
+        ValueError: The dimensions are not as many, one does not divide, or an id is missing, too
             large or there twice.
     """
     return _tiled("shard", x, device_assignment, devices, copies=0)
 
 
 def tile(x: A, tile_assignment: Ids, *, devices: Devices = None) -> A:
-    """`shard`, by Lingvo's name."""
+    """Does the same as `shard`, by Lingvo's name."""
     return _tiled("tile", x, tile_assignment, devices, copies=0)
 
 
 def partial_tile(x: A, tile_assignment: Ids, *, devices: Devices = None) -> A:
-    """Tiles of which there are copies.
+    """Splits into tiles of which there are copies.
 
     Args:
-        tile_assignment: ids of devices, with one dimension more than x has; the devices along the
+        x: The array, or its shape.
+        tile_assignment: Ids of devices, with one dimension more than x has; the devices along the
             last one hold the same tile.
+        devices: The devices in order. Defaults to `jax.devices()`.
 
     Raises:
-        ValueError: as `shard`.
+        ValueError: The same cases as for `shard`.
     """
     return _tiled("partial_tile", x, tile_assignment, devices, copies=1)
 
@@ -116,19 +120,21 @@ def partial_tile(x: A, tile_assignment: Ids, *, devices: Devices = None) -> A:
 def mesh_split(
     x: A, device_mesh: Mesh | Ids, dims_mapping: Sequence[int], *, devices: Devices = None
 ) -> A:
-    """Dimensions over those of a mesh of devices.
+    """Splits dimensions over those of a mesh of devices.
 
     The paper's 2-D sharded dense weights: attention [heads, depth, width] by [1, -1, 0],
     feed-forward [width, hidden] by [0, 1].
 
     Args:
-        device_mesh: ids of devices, or a mesh of JAX with Auto axes (which includes devices).
-        dims_mapping: for each dimension of x the dimension of the mesh that it is split over; -1:
-            it is not. Along dimensions of the mesh that are not named there are copies.
+        x: The array, or its shape.
+        device_mesh: Ids of devices, or a mesh of JAX with Auto axes (which includes devices).
+        dims_mapping: For each dimension of x the dimension of the mesh that it is split over, or -1
+            where it is not. Along dimensions of the mesh that are not named there are copies.
+        devices: The devices in order. Defaults to `jax.devices()`.
 
     Raises:
-        ValueError: the mapping is not as long as x has dimensions, or names what the mesh lacks, or
-            one dimension twice; a dimension does not divide; ids as `shard`.
+        ValueError: The mapping is not as long as x has dimensions, names a dimension that the mesh
+            lacks, or one twice; a dimension does not divide; or ids are wrong as for `shard`.
     """
     mapping = [int(dimension) for dimension in dims_mapping]
     over = np.ndim(device_mesh.devices if isinstance(device_mesh, Mesh) else device_mesh)
@@ -166,7 +172,7 @@ def _tiled(name: str, x: A, assignment: Ids, devices: Devices, copies: int) -> A
 
 
 def _annotate(name: str, x: A, ids: Ids, mapping: Sequence[int], devices: Sequence[Any]) -> A:
-    """The array with dimension i over dimension mapping[i] of the ids (-1: not split)."""
+    """Splits dimension i over dimension mapping[i] of the ids; -1 leaves it whole."""
     ids = np.asarray(ids)
     if sorted(ids.reshape(-1).tolist()) != list(range(len(devices))):
         raise ValueError(
@@ -205,7 +211,7 @@ class _Grid(NamedTuple):
 
 
 def _grid(ids: np.ndarray) -> _Grid:
-    """A mesh with this assignment: in the order 0, 1, 2 ... where there is one, else in its own.
+    """Returns a mesh with this assignment, in the order 0, 1, 2 ... where that is possible.
 
     Its axes have prime sizes, so that all of a program's annotations share one mesh where that is
     possible: JAX states an output's sharding by the axes of one of them, and fails where they are
@@ -215,7 +221,7 @@ def _grid(ids: np.ndarray) -> _Grid:
     if digits is None:
         in_order = _grid(np.arange(ids.size).reshape(ids.shape))
         return in_order._replace(order=ids.reshape(-1).tolist())
-    # All ids occur once, so that the sorted steps are 1, the size of the first, their product ...
+    # All ids occur once, so the sorted steps are 1, the size of the first, their product ...
     steps = sorted((digit for own in digits for digit in own), reverse=True)
     axis = {step: place for place, (step, _) in enumerate(steps)}
     axes = [[axis[step] for step, _ in reversed(own)] for own in digits]
@@ -223,7 +229,7 @@ def _grid(ids: np.ndarray) -> _Grid:
 
 
 def _all_digits(ids: np.ndarray) -> list[list[tuple[int, int]]] | None:
-    """Of each dimension (step, size) of its digits, innermost first; None: it has none.
+    """Returns for each dimension (step, size) of its digits, innermost first; None without digits.
 
     Along a dimension the ids must grow as the digits of a number do: 0, 1, 4, 5 is a digit of step
     1 inside of one of step 4. The steps of all digits are the steps of a grid's axes.
@@ -238,10 +244,11 @@ def _all_digits(ids: np.ndarray) -> list[list[tuple[int, int]]] | None:
 
 
 def _digits(along: np.ndarray, done: int = 1) -> list[tuple[int, int]] | None:
-    """(step, size) of the digits that count 0, along[1], ... , innermost first; None: no digits.
+    """Returns (step, size) of the digits that count 0, along[1], ..., innermost first, or None.
 
     Args:
-        done: so many, the first of `along`, are counted by inner digits.
+        along: The ids along a dimension, minus the first.
+        done: The first `done` of them are counted by inner digits.
     """
     if done == len(along):
         return []
@@ -256,7 +263,7 @@ def _digits(along: np.ndarray, done: int = 1) -> list[tuple[int, int]] | None:
 
 
 def _prime_factors(number: int) -> list[int]:
-    """12 -> [2, 3]."""
+    """Returns the prime factors, [2, 3] for 12."""
     dividing = [n for n in range(2, number + 1) if number % n == 0]
     return [n for n in dividing if not any(n % m == 0 for m in dividing if m < n)]
 
@@ -278,7 +285,7 @@ def _check_dimension(name: str, dimension: int, dimensions: int) -> None:
 def _check_divides(
     name: str, shape: Sequence[int], parts: Sequence[int], mapping: Sequence[int]
 ) -> None:
-    """ValueError: a dimension does not divide into the parts of the one that it is split over."""
+    """Raises ValueError where a dimension does not divide into the parts that it is split into."""
     for dimension, over in enumerate(mapping):
         size, count = shape[dimension], parts[over] if over != -1 else 1
         if size % count:

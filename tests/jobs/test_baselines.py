@@ -24,7 +24,7 @@ from m4.jobs.bilingual import training as bilingual
 from m4.jobs.bilingual.baselines import Finished
 from m4.jobs.corpus import open_corpus
 from m4.model.transformer import Transformer
-from m4.parallel.platform.cpus import available_cpus
+from m4.parallel.platform.hardware import available_cpus
 from m4.settings import SettingError
 from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.files import read_json, read_jsonl

@@ -24,7 +24,7 @@ from m4.data.vocabulary.tokenizing import (
     tokenized,
 )
 from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
-from m4.parallel.platform.cpus import available_cpus
+from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError
 
 ROLES = ("source", "target")

@@ -20,7 +20,6 @@ from m4.data.stream.batches import evaluation_batches as evaluation_batches
 from m4.data.stream.packing import BatchPlan, Ints, Shape
 from m4.data.stream.phases import Phases, listed
 from m4.data.stream.sampling_order import WINDOW, Draws
-from m4.parallel.divisible import nearest_valid
 from m4.settings import (
     Between,
     Count,
@@ -29,6 +28,7 @@ from m4.settings import (
     SettingError,
     Size,
     check_arguments,
+    nearest_valid,
 )
 
 # Raised whenever the same arguments would give other batches.

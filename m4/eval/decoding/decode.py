@@ -25,7 +25,7 @@ from m4.eval.decoding.methods.mbr import utilities
 from m4.eval.decoding.search import search, search_over
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.layout import Layout
-from m4.parallel.platform.cpus import available_cpus
+from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError, SettingError
 
 SHORTEST_BUCKET = 16

@@ -23,7 +23,7 @@ from m4.jobs import prepare
 from m4.jobs.bilingual.training import Baseline, train_all
 from m4.jobs.corpus import open_corpus
 from m4.parallel import distributed
-from m4.parallel.platform.cpus import available_cpus
+from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError, SettingError
 from m4.train.training import BY_DIRECTION
 

@@ -32,7 +32,7 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.parallel.mesh import make_mesh
 from m4.parallel.platform import signals
-from m4.parallel.platform.cpus import available_cpus
+from m4.parallel.platform.hardware import available_cpus
 from m4.parallel.platform.jax_setup import set_up
 from m4.parallel.platform.signals import end_with
 from m4.progress import ProgressBar

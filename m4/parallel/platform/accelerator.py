@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import jax
 
-from m4.parallel.platform.plugins import gpu_plugin
+from m4.parallel.platform.hardware import gpu_plugin
 from m4.settings import InputError
 
 _GPUS = ("cuda", "rocm", "gpu")
@@ -22,14 +22,14 @@ _GPUS = ("cuda", "rocm", "gpu")
 
 @functools.cache
 def check_accelerator() -> None:
-    """Starts JAX on the devices that were asked for; cheap afterwards.
+    """Starts JAX on the devices that were asked for; further calls cost nothing.
 
-    Asked for is what JAX_PLATFORMS names first, or else the GPU whose plug-in is installed. A line
-    on stderr where that plug-in is installed and JAX_PLATFORMS=cpu leaves it unused. (libtpu is
-    installed on machines without TPUs too, for `m4 plan`.)
+    Those are the devices that JAX_PLATFORMS names first, or else the GPU whose plug-in is
+    installed. It prints a line on stderr where that plug-in is installed and JAX_PLATFORMS=cpu
+    leaves it unused. (libtpu is installed on machines without TPUs too, for `m4 plan`.)
 
     Raises:
-        InputError: it cannot be used; what to do.
+        InputError: They cannot be used; the message says what to do.
     """
     plugin = gpu_plugin()
     if jax.config.values["jax_platforms"] is None and importlib.util.find_spec("libtpu"):
@@ -66,7 +66,7 @@ def check_accelerator() -> None:
 
 
 def _start() -> tuple[str | None, str]:
-    """(JAX's platform, None where it has none; the first line of what was wrong)."""
+    """Returns JAX's platform, or None, and the first line of an error."""
     with _errors_kept() as errors:
         try:
             platform = jax.default_backend()
@@ -79,7 +79,7 @@ def _start() -> tuple[str | None, str]:
 
 @contextmanager
 def _errors_kept() -> Iterator[list[str]]:
-    """The first line of every error of a plug-in, which JAX would log with its traceback."""
+    """Collects the first line of each plug-in error, which JAX would log with its traceback."""
     lines: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from m4.parallel.platform import signals
-from m4.parallel.platform.plugins import gpu_expected
+from m4.parallel.platform.hardware import gpu_expected
 
 TUNABLES = "GLIBC_TUNABLES"
 HUGE = "glibc.malloc.hugetlb=1"  # madvise(MADV_HUGEPAGE); glibc 2.35, older ones ignore it
@@ -23,16 +23,17 @@ KEPT = ":".join(
         f"glibc.malloc.trim_threshold={4 * 2**30}",  # and whose end is kept up to 4 GiB
     )
 )
-# Where more threads than these may run at once they might wait for the one heap: not measured.
+# With more threads than these, they might wait for the one heap: not measured.
 KEPT_CPUS = 8
 KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def wanted(kernel: Path = KERNEL) -> bool:
-    """Whether to request them: Linux with glibc, where programs may get huge pages.
+    """Tells if to request them: on Linux with glibc, where programs may get huge pages.
 
-    A GLIBC_TUNABLES that is set already stays as it is. Not where JAX computes on a GPU: a step's
-    temporaries are in its memory, and one heap for all threads would only slow what feeds it.
+    A GLIBC_TUNABLES that is set already stays as it is. Where JAX computes on a GPU there is no
+    request: a step's temporaries are in its memory, and one heap would slow the threads that feed
+        it.
     """
     if gpu_expected():
         return False
@@ -42,7 +43,7 @@ def wanted(kernel: Path = KERNEL) -> bool:
 
 
 def request() -> str:
-    """The value of GLIBC_TUNABLES."""
+    """Returns the value of GLIBC_TUNABLES."""
     return f"{HUGE}:{KEPT}" if len(os.sched_getaffinity(0)) <= KEPT_CPUS else HUGE
 
 

@@ -11,7 +11,7 @@ from jax._src import compilation_cache as programs
 
 from m4.settings import InputError
 
-# Of a folder of compiled programs.
+# Size of a folder of compiled programs.
 _MOST_BYTES = 2 << 30
 
 
@@ -40,8 +40,10 @@ def set_up(compilation_cache: Path | str | None = None) -> None:
 
 
 def _trim(folder: Path, most_bytes: int) -> None:
-    """Removes the oldest programs beyond a size, in a bucket too: those of other versions and
-    machines, and of earlier sizes of the model, are never asked for again."""
+    """Removes the oldest programs beyond a size.
+
+    Programs of other versions, machines and sizes of the model are never asked for again.
+    """
     found = [(path.stat(), path) for path in folder.glob("*-cache")]
     for stat_, path in sorted(found, key=lambda one: -one[0].st_mtime_ns):
         most_bytes -= stat_.st_size
@@ -50,7 +52,7 @@ def _trim(folder: Path, most_bytes: int) -> None:
 
 
 def _with_checksum(executable: bytes) -> bytes:
-    """As JAX compresses a program for its cache, and with a checksum, which unpacking verifies.
+    """Compresses a program for JAX's cache with a checksum, which unpacking verifies.
 
     Without one, every second flipped bit gives another program, which is run; with it JAX warns and
     compiles again.
@@ -59,7 +61,7 @@ def _with_checksum(executable: bytes) -> bytes:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether the folder, if it exists, is this user's, and no other user can write there."""
+    """Tells if the folder is this user's, and no other user can write there, or is missing."""
     if not folder.exists():
         return True
     found = folder.stat()
@@ -67,12 +69,12 @@ def _is_private(folder: Path) -> bool:
 
 
 def use_fake_devices(count: int) -> None:
-    """Makes JAX show that many CPU devices, all of them this machine's CPUs.
+    """Makes JAX show `count` CPU devices, all of them this machine's CPUs.
 
-    Before anything else uses JAX; where JAX runs already, its devices must be enough.
+    It is called before JAX is used; where JAX runs already, its devices must be enough.
 
     Raises:
-        ValueError: they are not.
+        InputError: They are not.
     """
     try:
         jax.config.update("jax_platforms", "cpu")

@@ -39,9 +39,15 @@ class Stopped(KeyboardInterrupt):
 
 
 class _State:
-    """first: the first signal. raised: whether the program knows of it. thrown: whether by an
-    exception of this module. swallowed: whether what was
-    raised was lost. holds: of the `held` blocks the main thread is in, whether they hold."""
+    """State of the signals.
+
+    Attributes:
+        first: The first signal.
+        raised: The program knows of it.
+        thrown: It knows by an exception of this module.
+        swallowed: The exception was lost.
+        holds: Conditions of the `held` blocks that the main thread is in.
+    """
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -53,10 +59,10 @@ _state = _State()
 
 
 def install() -> dict[int, Any]:
-    """Makes NUMBERS raise Stopped in the main thread, also those that came while they were blocked
-    (`blocked`). What the program was started to ignore (nohup) stays ignored.
+    """Makes NUMBERS raise Stopped in the main thread, and returns the replaced handlers.
 
-    Returns the handlers that were replaced, by number.
+    Signals that came while they were `blocked` count too. A signal that the program was started to
+    ignore (nohup) stays ignored.
     """
     sys.unraisablehook = _unraisable
     before = {number: signal.signal(number, _stop) for number in not_ignored()}
@@ -65,11 +71,12 @@ def install() -> dict[int, Any]:
 
 
 def not_ignored() -> list[int]:
+    """Returns those of NUMBERS that the program was not started to ignore."""
     return [number for number in NUMBERS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def notice(number: int) -> None:
-    """A handler of another part has taken the signal and will end the program by itself."""
+    """Notes that another handler has taken the signal and will end the program by itself."""
     if _state.first is None:
         _state.first = number
     _state.raised = True
@@ -85,8 +92,10 @@ def watch() -> None:
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Within it NUMBERS wait. So does the program that this process is replaced by (exec), until it
-    calls `install`: none is lost between two handlers."""
+    """Blocks NUMBERS, so that none is lost between two handlers.
+
+    They stay blocked in the program that replaces this process (exec), until it calls `install`.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     try:
         yield
@@ -96,8 +105,10 @@ def blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(condition: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Within it, while the condition is true, the process is not ended for one signal: what is done
-    here notices it, or ends by itself."""
+    """Keeps one signal from ending the process while the condition is true.
+
+    The block notices the signal, or ends by itself.
+    """
     _state.holds.append(condition)
     try:
         yield
@@ -129,7 +140,7 @@ def _end_after(parent: int) -> None:
 
 
 def check() -> None:
-    """Raises Stopped where a signal has come before: for a worker's next task."""
+    """Raises Stopped if a signal has come, before a worker's next task."""
     if _state.first is not None:
         raise _stopped()
 
@@ -141,10 +152,10 @@ def _stopped() -> Stopped:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The exit status where a signal caused the error; else None.
+    """Returns the exit status where a signal caused the error, else None.
 
-    What is raised in an import or in C++ may come out as another error: after a signal all errors
-    but a training loop's, which ends by itself, are taken for its consequences.
+    An exception in an import or in C++ may come out as another error: after a signal all errors but
+    a training loop's, which ends by itself, count as its consequences.
     """
     if _state.thrown and not isinstance(error, SystemExit):
         return 128 + (_state.first or signal.SIGINT)
@@ -152,7 +163,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def message(error: BaseException) -> str:
-    """What to print for such an error, in one line."""
+    """Returns the message for such an error, in one line."""
     said = str(error) if isinstance(error, KeyboardInterrupt) else ""
     more = "" if isinstance(error, KeyboardInterrupt) else f" ({type(error).__name__}: {error})"
     return said or " ".join(f"interrupted; run the same command to resume{more}".split())
@@ -172,7 +183,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _within_extension(frame: FrameType | None) -> bool:
-    """Whether a module in C++ is being imported: half of jaxlib would crash the interpreter."""
+    """Tells if a module in C++ is being imported: half of jaxlib would crash the interpreter."""
     while frame is not None:
         if isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
             return True

@@ -7,9 +7,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from m4.model import pipeline
 from m4.model.transformer import Transformer
-from m4.parallel.divisible import nearest_valid
 from m4.parallel.mesh import check_divides, split_axes
-from m4.settings import SettingError
+from m4.settings import SettingError, nearest_valid
 from m4.train.loop.batches import BatchShape
 
 

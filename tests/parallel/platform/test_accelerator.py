@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from m4.parallel.platform import accelerator, huge_pages, plugins
+from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError
 
 TINY = Path(__file__).parents[2] / "testdata" / "tiny.gin"
@@ -127,8 +128,8 @@ def test_a_gpu_left_unused_is_reported_once(monkeypatch: pytest.MonkeyPatch, cap
 
 def test_the_plug_in_is_found_without_jax(tmp_path: Path) -> None:
     program = (
-        "import sys; from m4.parallel.platform import plugins\n"
-        "print(plugins.gpu_plugin(), plugins.gpu_expected(), 'jax' in sys.modules)"
+        "import sys; from m4.parallel.platform import hardware\n"
+        "print(hardware.gpu_plugin(), hardware.gpu_expected(), 'jax' in sys.modules)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
     found = subprocess.run(
@@ -154,3 +155,18 @@ def test_no_huge_pages_are_asked_for_where_a_gpu_computes(
     monkeypatch.setenv("JAX_PLATFORMS", asked)
     (tmp_path / "enabled").write_text("always [madvise] never")
     assert huge_pages.wanted(tmp_path / "enabled") is not expected
+
+
+def test_linux_reports_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(pid):
+        return {5, 2} if pid == 0 else set()
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "sched_getaffinity", mine, raising=False)  # only Linux has it
+    assert available_cpus() == [2, 5]
+
+
+def test_elsewhere_all_cpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert available_cpus() == [0, 1, 2]

@@ -1,0 +1,31 @@
+"""CPUs of this process, and JAX's plug-ins for GPUs; without JAX."""
+
+import importlib.util
+import os
+import pkgutil
+import sys
+
+
+def available_cpus() -> list[int]:
+    """Returns the numbers of the CPUs that this process may use, ascending.
+
+    Only Linux reports them; elsewhere they are all CPUs.
+    """
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def gpu_plugin() -> str | None:
+    """Returns the name of an installed plug-in, such as "xla_cuda12", or None."""
+    spec = importlib.util.find_spec("jax_plugins")
+    if spec is None:
+        return None
+    names = [module.name for module in pkgutil.iter_modules(spec.submodule_search_locations)]
+    return next((name for name in sorted(names) if name.startswith(("xla_cuda", "xla_rocm"))), None)
+
+
+def gpu_expected() -> bool:
+    """Tells if JAX will compute on a GPU: a plug-in is installed, and JAX_PLATFORMS leaves it."""
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    return gpu_plugin() is not None and (not asked or asked.startswith(("cuda", "gpu", "rocm")))

@@ -48,7 +48,7 @@ class Layout:
             return parameter_shardings(self.mesh, params_axes, params, self.fsdp_axes)
 
     def rows(self, least: int) -> int:
-        """Returns the fewest rows, `least` or more, that divide over the devices that split them."""
+        """Returns the fewest rows, at least `least`, that divide over the devices of rows."""
         with self.axis_rules():
             parts = math.prod(self.mesh.shape[axis] for axis in split_axes(self.mesh, "batch"))
         return -(-least // parts) * parts

@@ -34,15 +34,17 @@ _IMPORTED = (
     "m4.jobs.decoding.report",
     "m4.train.multitask.cosines",
 )
-# Of a child that is not killed: so long, and it counts as hanging.
+# A child that lasts longer counts as hanging.
 MOST_SECONDS = 180.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a child ended. status: its exit status, or minus the signal; None: it had to be ended.
+    """The end of a child.
 
-    orphans: command lines of processes that it left behind.
+    Attributes:
+        status: Its exit status, or minus the signal; None if it had to be ended.
+        orphans: Command lines of processes that it left behind.
     """
 
     status: int | None
@@ -57,14 +59,14 @@ class Ended:
 
     @property
     def last(self) -> str:
-        """The last line that it printed, without a progress bar's."""
+        """Returns the last line that it printed, without a progress bar's."""
         lines = [*self.out.splitlines(), *self.err.splitlines()]
         lines = [line for line in lines if line.strip() and "] " not in line[-40:]]
         return lines[-1].strip() if lines else ""
 
 
 def warm() -> None:
-    """Imports what jobs import, without a computation."""
+    """Imports the modules of jobs, without a computation."""
     for name in _IMPORTED:
         importlib.import_module(name)
     # Tracing makes many objects that stay, and there are many already.
@@ -82,7 +84,9 @@ def in_child(
     """Runs `work` in a fork; its result is the exit status.
 
     Args:
-        watch: called in the parent with the child's id and the time when it is given up; returns
+        work: The child's work.
+        most_seconds: Time after which the child is ended.
+        watch: Called in the parent with the child's id and the time when it is given up; returns
             when there is nothing more to watch.
     """
     sys.stdout.flush()
@@ -133,7 +137,7 @@ def _wait(child: int, until: float) -> int | None:
 
 
 def _orphans(session: int) -> tuple[str, ...]:
-    """Ends what is left of a session, and names what did not end by itself within 5 seconds."""
+    """Ends the rest of a session, and names processes that did not end within 5 seconds."""
     until = time.monotonic() + 5
     while left := members(session):
         if time.monotonic() > until:
@@ -146,7 +150,7 @@ def _orphans(session: int) -> tuple[str, ...]:
 
 
 def members(session: int) -> dict[int, str]:
-    """Process -> command line of a session's processes that live."""
+    """Returns process -> command line of a session's processes that live."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdecimal():
@@ -160,7 +164,7 @@ def members(session: int) -> dict[int, str]:
 
 
 def computed(work: Callable[[], Any]) -> Any:
-    """What `work` returns in a fork, as JSON: for what uses JAX. RuntimeError: it failed."""
+    """Runs work that uses JAX in a fork, and returns its result, which is JSON."""
     with tempfile.NamedTemporaryFile("r") as file:
 
         def write() -> int:

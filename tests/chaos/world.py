@@ -1,4 +1,4 @@
-"""The run that everything happens to: its command, its folders, and what counts as its result."""
+"""The run of all trials: its command, its folders, and its result."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from tests.chaos.forks import Ended, computed, in_child
 
@@ -37,7 +38,7 @@ COMMANDS = {
     "text": ("decode", "--input={base}/text.txt", "--to=gl", "--output={base}/run/translated.txt"),
     "average": ("average", "--last=2", "--output={base}/run/mean"),
 }
-# What differs between two runs that are the same.
+# Results that differ between two equal runs: times in these files.
 _JSON = ("data/manifest.json", "result.json", "atlas.train.json")
 _JSON += ("metrics.jsonl", "scores.jsonl", "deltas.jsonl")
 _WHOLE = ("data/text/", "decodes/", "translated.")
@@ -70,12 +71,12 @@ Result = dict[str, str]  # name -> digest of an array or a file
 
 
 def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
-    """What is other than in the undisturbed run, or not there."""
+    """Returns the results that differ from those of the undisturbed run, or are missing."""
     return sorted(name for name in wanted if found.get(name) != wanted[name])
 
 
 def _weights(folder: Path, name: str) -> Result:
-    """Of the last checkpoint of each model that the job makes: each array, and the note."""
+    """Digests each array and the note in the last checkpoint of each model that the job makes."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     found = {}
     made = {"baselines": "baselines/*/", "average": "mean/"}
@@ -95,7 +96,7 @@ def _weights(folder: Path, name: str) -> Result:
 
 
 def _arrays(item: Path) -> Iterable[tuple[str, Any]]:
-    """By path; read as they are, however many devices wrote them."""
+    """Yields the arrays by path, read as they are, however many devices wrote them."""
     import jax
     import numpy as np
     import orbax.checkpoint as ocp
@@ -158,7 +159,7 @@ def digest(content: bytes | str) -> str:
     return hashlib.sha256(raw).hexdigest()[:16]
 
 
-# What each job makes, and what is compared after it.
+# Job -> the beginnings of the names of its results, which are compared after it.
 _MAKES = {
     "train": ("./checkpoints/", "metrics.jsonl", "atlas.train.json", "data/", "vocabulary/"),
     "baselines": ("baselines/",),
@@ -169,33 +170,35 @@ _MAKES = {
     "average": ("mean/",),
 }
 _MAKES["begin"] = _MAKES["train"]
-# Jobs that are run on a trained model, and change nothing that another job makes.
+# Jobs on a trained model that change nothing of another job's.
 AFTER = ("score", "text", "average")
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """base/run: where all jobs run; base/states: what it is a copy of when a trial begins.
+    """base/run, where all jobs run, and base/states, copies of it with which a trial begins.
 
     Attributes:
-        result: job -> what it makes when nothing happens. spans: (state, job) -> its phases, once
-            they are measured.
-        means: of a full disk, see `tests.chaos.disk`.
+        base: The folder.
+        result: Job -> its results when nothing happens.
+        lasts: (state, job) -> seconds of the undisturbed job, once they are measured.
     """
 
     base: Path
     result: dict[str, Result]
-    spans: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
-    means: str = "namespaces"
+    lasts: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
 
     @property
     def run(self) -> Path:
         return self.base / "run"
 
     def state(self, name: str) -> Path:
-        """nothing, begun (a corpus, no step), half (checkpoints of steps 2 and 4, killed in step
-        5), finished (trained), compared (and its baselines, and decoded), whole (and reported); of
-        the jobs of AFTER the name: finished, and that job was run."""
+        """Returns the folder of a state.
+
+        The states are nothing, begun (a corpus, no checkpoint), half (killed after the checkpoint
+        of step 4), finished (trained), compared (and its baselines, and decoded), whole (and
+        reported); of the jobs of AFTER the name: finished, and that job was run.
+        """
         return self.base / "states" / name
 
     def begin(self, name: str) -> None:
@@ -204,22 +207,33 @@ class World:
         if name != "nothing":
             shutil.copytree(self.state(name), self.run)
 
-    def expected(self, name: str) -> Result:
-        """What the job makes when nothing happens."""
-        return self.result[name]
+    def seconds(self, state: str, name: str) -> float:
+        """Returns how long the undisturbed job lasts, measured once."""
+        if (state, name) not in self.lasts:
+            self.begin(state)
+            ended = job(name, self.run)
+            _must(ended)
+            self.lasts[state, name] = ended.seconds
+        return self.lasts[state, name]
 
     def found(self, name: str) -> Result:
-        """What it has made in the run's folder."""
+        """Digests the job's results in the run's folder."""
         weights = name in ("train", "begin", "baselines", "average")
         found = computed(lambda: _weights(self.run, name)) if weights else {}
         found |= _files(self.run)
         return {k: v for k, v in found.items() if k.startswith(_MAKES[name])}
 
+    def changed(self, name: str) -> list[str]:
+        """Returns the job's results that differ from those of the undisturbed run."""
+        return differences(self.found(name), self.result[name])
 
-def made(base: Path, *, baselines: bool = True, reuse: bool = False) -> World:
-    """Runs all jobs, undisturbed, and keeps what the folder looks like on the way.
 
-    reuse: takes what an earlier call has made there.
+def made(base: Path, *, reuse: bool = False) -> World:
+    """Runs all jobs, undisturbed, and keeps copies of the folder on the way.
+
+    Args:
+        base: The world's folder.
+        reuse: Takes the folder of an earlier call.
     """
     world, states, record = World(base, {}), base / "states", base / "result.json"
     run = world.run
@@ -237,19 +251,17 @@ def made(base: Path, *, baselines: bool = True, reuse: bool = False) -> World:
         _must(job(name, run))
         world.result[name] = world.found(name)
 
-    _must(in_child(lambda: _killed_at(1, run)), -9)
+    _killed_when(lambda: any(run.glob("data/**/manifest.json")), run)
     keep("begun")
-    _must(in_child(lambda: _killed_at(5, run)), -9)
+    _killed_when(lambda: (run / "checkpoints" / "4").is_dir(), run)
     keep("half")
     shutil.rmtree(run)
     make("train")
     keep("finished")
-    if baselines:
-        make("baselines")
+    make("baselines")
     make("decode")
     keep("compared")
-    if baselines:
-        make("report")
+    make("report")
     keep("whole")
     for name in AFTER:
         world.begin("finished")
@@ -261,26 +273,15 @@ def made(base: Path, *, baselines: bool = True, reuse: bool = False) -> World:
     return world
 
 
-def _killed_at(step: int, folder: Path) -> int:
-    """Trains until a step begins."""
-    import contextlib
-    import signal
+def _killed_when(reached: Callable[[], bool], folder: Path) -> None:
+    """Trains until `reached` is true, and kills the training."""
 
-    from m4.storage.steps import latest_step
-    from m4.train.measuring.step_clock import StepClock
+    def watch(child: int, until: float) -> None:
+        while not reached() and time.monotonic() < until:
+            time.sleep(0.002)
+        os.kill(child, signal.SIGKILL)
 
-    waiting = StepClock.waiting
-
-    def killed(clock: StepClock, at: int) -> contextlib.AbstractContextManager[None]:
-        if at == step:
-            # Saves are asynchronous; there is none before the first step.
-            while step > 1 and latest_step(folder / "checkpoints") != step - 1:
-                signal.sigtimedwait([], 0.02)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return waiting(clock, at)
-
-    mock.patch.object(StepClock, "waiting", killed).start()
-    return main("train", folder)
+    _must(in_child(lambda: main("train", folder), watch=watch), -signal.SIGKILL)
 
 
 def _must(ended: Ended, status: int = 0) -> None:

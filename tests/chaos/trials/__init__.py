@@ -1,1 +1,0 @@
-"""What happens to a run: one file a kind."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -106,7 +107,7 @@ def kill(world: World, name: str, draw: random.Random) -> Trial:
     after = draw.random() * world.seconds(state, name)
     for _ in range(4):
         world.begin(state)
-        ended = in_child(lambda: main(name, world.run), watch=lambda child, _: _kill(child, after))
+        ended = in_child(lambda: main(name, world.run), watch=functools.partial(_kill, after))
         if ended.status == -signal.SIGKILL:
             break
         after /= 2
@@ -116,7 +117,7 @@ def kill(world: World, name: str, draw: random.Random) -> Trial:
     return again(world, trial, name)
 
 
-def _kill(child: int, after: float) -> None:
+def _kill(after: float, child: int, _until: float) -> None:
     time.sleep(after)
     os.kill(child, signal.SIGKILL)  # one that has ended is not waited for yet
 

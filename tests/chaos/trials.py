@@ -129,14 +129,14 @@ DAMAGED = {
     "half": ("train", r"(?!baselines/|decodes/)"),
     "finished": (
         "decode",
-        r"checkpoints/6|data/(.*text/test|.*[mv])|vocabulary/|run\.json|config\.gin",
+        r"checkpoints/6|data/\w+/(text/test|[mv])|vocabulary/|run\.json|config\.gin",
     ),
     "compared": (
         "report",
-        r"baselines/|decodes/|metrics|run\.json|checkpoints/6/note|data/.*text/test",
+        r"baselines/|decodes/|metrics|run\.json|checkpoints/6/note|data/\w+/text/test",
     ),
     "whole": ("report", r"[^/]+$|decodes/"),
-    "score": ("score", r"decodes/logprob|checkpoints/6|data/(.*text/test|.*[mv])|config\.gin"),
+    "score": ("score", r"decodes/logprob|checkpoints/6|data/\w+/(text/test|[mv])|config\.gin"),
     "text": ("text", r"checkpoints/6|vocabulary/|run\.json|config\.gin"),
     "average": ("average", r"mean/|checkpoints/[46]|vocabulary/|run\.json|config\.gin"),
 }

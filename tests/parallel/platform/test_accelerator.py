@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from m4.parallel.platform import accelerator, huge_pages, plugins
+from m4.parallel.platform import accelerator, hardware, huge_pages
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError
 
@@ -151,7 +151,7 @@ def test_no_huge_pages_are_asked_for_where_a_gpu_computes(
     monkeypatch.delenv(huge_pages.TUNABLES, raising=False)
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr(plugins, "gpu_plugin", lambda: "xla_cuda12")
+    monkeypatch.setattr(hardware, "gpu_plugin", lambda: "xla_cuda12")
     monkeypatch.setenv("JAX_PLATFORMS", asked)
     (tmp_path / "enabled").write_text("always [madvise] never")
     assert huge_pages.wanted(tmp_path / "enabled") is not expected

@@ -15,7 +15,7 @@ from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
 from m4.train.bad_steps import RECENT, BadSteps, guarded
 from m4.train.optimizer import adamw
-from m4.train.trainer import Trainer
+from m4.train.program import train_program
 from m4.train.training import Training
 
 
@@ -25,7 +25,7 @@ def main(steps: int = 10, warm: int = 3) -> None:
         decoder_layers=1, directions=2, dropout_rate=0.0,
     )  # fmt: skip
     training = Training(total_steps=100, batch_size=16, optimizer=adamw)
-    program = Trainer(training, model, ["en-gl", "gl-en"], make_mesh()).program
+    program = train_program(training, model, ["en-gl", "gl-en"], make_mesh())
     ids = np.random.default_rng(0).integers(3, 1000, (16, 64), dtype=np.int32)
     batch: dict[str, Any] = {
         "encoder_input_tokens": ids,

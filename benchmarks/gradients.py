@@ -21,10 +21,10 @@ from process import device
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
-from m4.train.multitask.groups import Directions, Listed
+from m4.train.multitask.groups import Listed
 from m4.train.multitask.surgery import GradientVaccine, PCGrad
 from m4.train.optimizer import adamw
-from m4.train.trainer import Trainer
+from m4.train.program import train_program
 from m4.train.training import Training
 
 SURGERY = {"PCGrad": PCGrad, "GradientVaccine": GradientVaccine}
@@ -52,9 +52,7 @@ class Setting:
             moe=moe if args.experts else None,
             dropout_rate=0.0,
         )
-        program = Trainer(
-            training, model, names, make_mesh(), (), Directions.assumed(names)
-        ).program
+        program = train_program(training, model, names, make_mesh())
         with program.axis_rules():
             self.state = program.new_state()
             self.batch = batch_of(args, len(names))

@@ -37,8 +37,8 @@ from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.plan.flops import forward_flops, model_flops
 from m4.plan.peaks import peak_flops
 from m4.train.optimizer import adafactor, adamw, muon
+from m4.train.program import train_program
 from m4.train.state import initialize
-from m4.train.trainer import Trainer
 from m4.train.training import Training
 
 DISPATCH = {"einsum": einsum, "gather": gather}
@@ -121,7 +121,7 @@ class Setting:
         )
         training = Training(1000, args.rows, OPTIMIZERS[args.optimizer])
         directions = [f"en-{i}" for i in range(max(args.directions, 2))]
-        program = Trainer(training, model, directions, make_mesh()).program
+        program = train_program(training, model, directions, make_mesh())
         step, init = program.step, functools.partial(initialize, model, program.optimizer)
         lead = ()
         if args.models > 1:

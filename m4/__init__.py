@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from m4.model.moe import MoeLayer as MoeLayer
     from m4.model.transformer import Transformer as Transformer
     from m4.settings import SettingError as SettingError
-    from m4.train.trainer import Trainer as Trainer
 
 _HOMES = {
     "m4.api": ("Corpus", "Run", "delta", "load", "plot_delta", "prepare_corpus"),
@@ -41,7 +40,6 @@ _HOMES = {
     "m4.model.moe": ("MoeLayer",),
     "m4.model.transformer": ("Transformer",),
     "m4.settings": ("SettingError",),
-    "m4.train.trainer": ("Trainer",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

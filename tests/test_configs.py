@@ -16,7 +16,7 @@ from m4.data import samplers
 from m4.data.stream.mixture import takes
 from m4.experiment import Experiment, identity
 from m4.model.transformer import abstract_variables, count_parameters
-from m4.plan.program import planned_model
+from m4.plan.program import planned
 from m4.plan.table3 import TABLE3, paper_row_of
 from tests.command_line import experiment_of
 
@@ -74,8 +74,9 @@ def test_its_model_and_optimizer_can_be_built(experiment: Experiment) -> None:
 def test_the_papers_models_have_the_papers_sizes(path: Path, experiment: Experiment) -> None:
     row = paper_row_of(VARIANTS.get(path.stem, path.stem))
     assert row is not None
-    model, directions = planned_model(experiment, 100)
-    assert len(directions) == 100
+    parts = planned(experiment, 100)
+    model = parts.model
+    assert len(parts.directions.names) == 100
     assert (model.source_vocab_size, model.vocab_size) == (64_000, 32_000)
     assert model.encoder_layers == model.decoder_layers
     # MoE(128E, 12L): 6 layers of 128 experts of 2 * 1024 * 8192 and 6 dense ones; 6 + 12 times

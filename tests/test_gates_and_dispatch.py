@@ -27,7 +27,8 @@ from m4.model import dispatch, gates
 from m4.model.moe import MoeLayer
 from m4.parallel.axes import MESH_AXES
 from m4.storage.metrics_log import read_metrics
-from m4.train.trainer import Trainer
+from m4.train import loop
+from m4.train.program import train_program
 from tests.command_line import experiment_of
 from tests.shared import parts_in
 from tests.xla_flags import OPTIMIZED
@@ -125,7 +126,8 @@ def test_fifty_steps(
         training = dataclasses.replace(
             experiment.training, total_steps=STEPS, log_period=10, tensorboard=False
         )
-        Trainer(training, model, stream.directions, mesh(run.mesh)).run(tmp_path, stream)
+        program = train_program(training, model, stream.directions, mesh(run.mesh))
+        loop.train(program, training, tmp_path, stream)
     rows = [row for row in read_metrics(tmp_path) if "loss" in row]
     losses = [row["loss"] for row in rows]
     assert len(losses) == STEPS // 10

@@ -22,7 +22,7 @@ from m4.parallel.axes import MESH_AXES
 from m4.parallel.host_batches import to_global
 from m4.parallel.mesh import make_mesh
 from m4.plan.hlo import collectives
-from m4.train.trainer import Trainer
+from m4.train.program import train_program
 from tests.strategies import FIRST, documented, experiment_named, names
 
 VOCABULARY, DIRECTIONS, ROWS, LENGTH = 64, ["en-gl", "gl-en"], 24, 8
@@ -101,7 +101,7 @@ def a_step(name: str, alone: bool, *bindings: str) -> Taken:
         training = dataclasses.replace(
             training, fsdp_axes=(), extra_axis_rules=(), grad_accum_steps=1
         )
-    program = Trainer(training, model, DIRECTIONS, mesh, Rows.shapes).program
+    program = train_program(training, model, DIRECTIONS, mesh, Rows.shapes)
     with program.axis_rules():
         state = program.new_state()
         batch = to_global(mesh, Rows().batch(0))

@@ -20,10 +20,9 @@ from jax.sharding import PartitionSpec
 
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.model.transformer import Transformer, abstract_variables
-from m4.plan.program import planned_model
-from m4.train.loop.program import TrainProgram
+from m4.plan.program import planned
+from m4.train.program import TrainProgram
 from m4.train.state import initialize
-from m4.train.trainer import Trainer
 from tests.strategies import FIRST, documented, experiment_named, names
 
 LANGUAGES = 11
@@ -268,9 +267,7 @@ class Step(NamedTuple):
 
 def program_of(name: str) -> TrainProgram:
     experiment = experiment_named(name)
-    model, directions = planned_model(experiment, LANGUAGES)
-    training = experiment.training
-    return Trainer(training, model, directions, training.mesh()).program
+    return planned(experiment, LANGUAGES).program
 
 
 @functools.cache

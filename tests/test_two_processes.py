@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 
 from m4 import config
+from m4.build import build
 from m4.cli.arguments import split_arguments
-from m4.jobs import prepare
 from m4.parallel.mesh import make_mesh
 
 ROOT = Path(__file__).parents[1]
@@ -31,4 +31,6 @@ def test_sizes_of_the_example_divide_over_its_devices() -> None:
     experiment = config.load([DEMO], bindings).experiment()
     mesh = functools.partial(make_mesh, devices=jax.devices()[:4])
     training = dataclasses.replace(experiment.training, mesh=mesh)
-    assert prepare.check_sizes(dataclasses.replace(experiment, training=training)).size == 4
+    parts = build(dataclasses.replace(experiment, training=training), None)
+    parts.check_training()
+    assert parts.mesh.size == 4

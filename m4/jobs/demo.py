@@ -46,17 +46,17 @@ def demo(experiment: "Experiment", *, dense: bool = False) -> "Results":
         experiment: The experiment, with baselines.
         dense: Whether to train and decode a dense model for comparison, too.
     """
+    from m4.build import build
     from m4.eval.decoding.testsets import check_held_out
-    from m4.jobs import prepare
-    from m4.jobs.bilingual.baselines import baselines, baselines_of
+    from m4.jobs.bilingual.baselines import baselines, baselines_of, check_baselines
     from m4.jobs.corpus import open_corpus
     from m4.jobs.decoding.report import report
     from m4.jobs.decoding.testsets import decode
 
     # What later steps need is checked before the training.
-    prepare.check_baselines(baselines_of(experiment))
+    check_baselines(baselines_of(experiment))
     for one in (experiment, experiment.dense())[: 1 + dense]:
-        prepare.check_sizes(one)
+        build(one, None).check_training()
     check_held_out(open_corpus(experiment))
     models = (False, True)[: 1 + dense]
     for which in models:

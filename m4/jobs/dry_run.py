@@ -9,15 +9,17 @@ import jax
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from m4.build import build
 from m4.eval.decoding.decode import target_limit
 from m4.experiment import Experiment
 from m4.jobs import prepare
+from m4.jobs.bilingual.baselines import check_baselines
 from m4.jobs.checkpoints.initial import check_beginning
 from m4.model.layers import shapes_only
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.plan import memory
-from m4.plan.program import planned_model, train_program
+from m4.plan.program import planned, train_program
 from m4.settings import InputError
 from m4.storage.steps import latest_step
 
@@ -60,13 +62,15 @@ def dry_run(experiment: Experiment, job: str, *, dense: bool = False, alone: boo
 
 
 def _training(experiment: Experiment, languages: int) -> Table:
-    prepare.check_sizes(experiment)
-    if latest_step(prepare.model_folder(experiment) / "checkpoints") is None:
-        check_beginning(experiment)
+    training, expected = experiment.training, build(experiment, None)
+    expected.check_training()
+    begins = latest_step(prepare.model_folder(experiment) / "checkpoints") is None
+    if begins and training.initial is not None:
+        run = prepare.run_folder(experiment)
+        check_beginning(training.initial, run, expected.model, training)
     program = train_program(experiment, jax.devices(), languages)
     held = memory.given(program)
     gradients = sum(map(memory.shard_bytes, jax.tree.leaves(program.params)))
-    training = experiment.training
     table = _table("training", program, held, {"gradients": gradients})
     rows = f"{program.rows:,} rows of {program.source_length} + {program.target_length} pieces"
     table.add_row("a batch", rows)
@@ -78,24 +82,12 @@ def _training(experiment: Experiment, languages: int) -> Table:
 
 
 def _decoding(experiment: Experiment, languages: int) -> Table:
-    prepare.check_decoding_sizes(experiment)
-    model, directions = planned_model(experiment, languages)
-    variables = abstract_variables(model)
-    layout = prepare.decoding_layout(experiment, model, directions)
-    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    params = variables["params"]
-    placed = (
-        jax.tree.map(lambda _: one, params)
-        if layout is None
-        else layout.shardings(variables["params_axes"], params)
-    )
-    params = jax.tree.map(
-        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), params, placed
-    )
+    parts = planned(experiment, languages)
+    model, layout = parts.model, parts.layout()
     settings = experiment.decoding
     rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
     longest = target_limit(settings.max_source_length, settings.max_target_length)
-    of = _Parameters(params, variables["params_axes"])
+    of = _Parameters(parts.placed_params(), abstract_variables(model)["params_axes"])
     cache = _cache_bytes(model, rows * settings.beams, settings.max_source_length, longest)
     held = {name: size for name, size in memory.given(of).items() if "optimizer" not in name}
     table = _table("decoding", of, held, {"cache, over all devices": cache})
@@ -124,10 +116,10 @@ def _check_baselines(experiment: Experiment, console: Any) -> None:
     levels = experiment.baselines
     if levels is None:
         raise InputError("experiment.Baselines: the config has none")
-    prepare.check_baselines(levels)
+    check_baselines(levels)
     for name in ("high", "medium", "low"):
         one = levels.of(name)
-        model, _ = planned_model(one, 1)
+        model = planned(one, 1).model
         total = sum(x.size for x in jax.tree.leaves(abstract_variables(model)["params"]))
         steps = one.training.total_steps
         console.print(f"bilingual, {name}: {total:,} parameters, {steps:,} steps at most")

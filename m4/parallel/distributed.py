@@ -80,7 +80,7 @@ def join(options: DistributedOptions) -> None:
     # Processes that have ended must not count as dead meanwhile.
     _state.linger_seconds = min(_LINGER_SECONDS, options.heartbeat_seconds / 2)
     # JAX's own handler would swallow SIGTERM, also where its service is not used. The training
-    # loop's handler has the processes agree on the step (`m4.train.loop.preemption`).
+    # loop's handler has the processes agree on the step (`m4.train.preemption`).
     jax.config.update("jax_enable_preemption_service", False)
     given: dict[str, Any] = {}
     where = "the cluster's own settings"

@@ -1,7 +1,6 @@
 """Sharding of a model's weights and batches over a mesh when it translates."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from m4.parallel.host_batches import host_rows, to_global
-from m4.parallel.mesh import Rules, axis_rules_context, parameter_shardings, split_axes
+from m4.parallel.mesh import Rules, axis_rules_context, parameter_shardings, rows_over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Layout:
     def rows(self, least: int) -> int:
         """Returns the fewest rows, at least `least`, that divide over the devices of rows."""
         with self.axis_rules():
-            parts = math.prod(self.mesh.shape[axis] for axis in split_axes(self.mesh, "batch"))
+            parts = rows_over(self.mesh)
         return -(-least // parts) * parts
 
     def batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:

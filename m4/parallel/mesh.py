@@ -133,6 +133,11 @@ def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
     return tuple(name for name in _names(rule) if mesh.shape.get(name, 1) > 1)
 
 
+def rows_over(mesh: Mesh | AbstractMesh) -> int:
+    """Returns the number of shards of a batch's rows over the mesh."""
+    return math.prod(mesh.shape[axis] for axis in split_axes(mesh, "batch"))
+
+
 def check_divides(
     mesh: Mesh | AbstractMesh, array: str, size: int, logical_axis: str, setting: str
 ) -> None:

@@ -4,6 +4,7 @@ Nothing is computed and no corpus is read: shapes alone go in. Vocabularies have
 config asks for.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
+from m4.build import Parts, build
 from m4.data.languages import LANGUAGES
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.eval.decoding.decode import target_limit
@@ -19,7 +21,6 @@ from m4.experiment import Experiment
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.mesh import logical_spec, split_axes
 from m4.settings import InputError
-from m4.train.trainer import Trainer
 
 
 class PlannedProgram(NamedTuple):
@@ -55,24 +56,26 @@ class PlannedProgram(NamedTuple):
     log_period: int = 0
 
 
-def planned_model(experiment: Experiment, languages: int) -> tuple[Transformer, list[str]]:
-    """Returns the model and the directions.
+def planned(experiment: Experiment, languages: int, devices: Sequence[Any] | None = None) -> Parts:
+    """Returns the parts of an experiment without its corpus.
 
     Args:
         experiment: The config.
         languages: Number of languages where the config names none.
+        devices: Devices of the mesh. Defaults to all that are here.
 
     Raises:
         InputError: More languages than m4 knows.
     """
     if not 1 <= languages <= len(LANGUAGES):
         raise InputError(f"--languages={languages}: must be from 1 to {len(LANGUAGES)}")
-    corpus = experiment.data.corpus
-    directions = corpus.directions(list(LANGUAGES)[:languages])
-    source, target = corpus.vocabulary_size, corpus.target_vocabulary_size
-    separate = {} if target is None else {"source_vocab_size": source}
-    sizes = {"vocab_size": target or source, **separate}
-    return experiment.build_model(sizes, len(directions)), directions
+    make = experiment.training.mesh
+    return build(
+        experiment,
+        None,
+        languages=list(LANGUAGES)[:languages],
+        make_mesh=make if devices is None else functools.partial(make, devices=devices),
+    )
 
 
 def train_program(experiment: Experiment, devices: Sequence[Any], languages: int) -> PlannedProgram:
@@ -87,11 +90,9 @@ def train_program(experiment: Experiment, devices: Sequence[Any], languages: int
         SettingError: The mesh is impossible, or sizes do not divide over it.
     """
     training, lengths = experiment.training, experiment.data.corpus.lengths
-    mesh: Mesh = training.mesh(devices=devices)
-    model, directions = planned_model(experiment, languages)
+    parts = planned(experiment, languages, devices)
+    mesh, model, program = parts.mesh, parts.model, parts.program
     rows, source_length, target_length = training.batch_size, lengths["inputs"], lengths["targets"]
-    shapes = [(rows, source_length, target_length)]
-    program = Trainer(training, model, directions, mesh, shapes).program
     with program.axis_rules():
         state = program.abstract_state()
         traced = program.jit().trace(state, _batch(mesh, rows, source_length, target_length))
@@ -107,7 +108,7 @@ def train_program(experiment: Experiment, devices: Sequence[Any], languages: int
         source_length,
         target_length,
         1,
-        len(directions),
+        len(parts.directions.names),
         _apart(mesh),
         metrics=traced.out_info[1],
         log_period=training.log_period,
@@ -123,24 +124,20 @@ def decode_program(
     has `Decoding.batch_rows` sentences, rounded up to a multiple of the mesh's shards of rows.
     Arguments and errors are those of `train_program`.
     """
-    model, directions = planned_model(experiment, languages)
+    parts = planned(experiment, languages, devices)
+    model, mesh, layout = parts.model, parts.mesh, parts.layout()
     settings = experiment.decoding
     source_length, rows = settings.max_source_length, settings.batch_rows
     target_length = target_limit(source_length, settings.max_target_length)
     options = target_length, settings.beams, settings.alpha
-    variables = abstract_variables(model)
-    params = dict(variables["params"])
-    mesh = experiment.training.mesh(devices=devices)
-    layout = Trainer(experiment.training, model, directions, mesh).layout()
+    params = parts.placed_params()
     if layout is None:
         one = SingleDeviceSharding(devices[0])
-        params = _sharded(params, jax.tree.map(lambda _: one, params))
         tokens_BL = jax.ShapeDtypeStruct((rows, source_length), jnp.int32, sharding=one)
         traced = search.trace(model, params, tokens_BL, *options)
         lowered = traced.lower()
     else:
         rows = layout.rows(rows)
-        params = _sharded(params, layout.shardings(variables["params_axes"], params))
         with layout.axis_rules():
             tokens_BL = _rows(layout.mesh, (rows, source_length), jnp.int32)
             batch = {"encoder_input_tokens": tokens_BL}
@@ -151,13 +148,13 @@ def decode_program(
         traced.jaxpr,
         model,
         params,
-        variables["params_axes"],
+        abstract_variables(model)["params_axes"],
         None,
         rows,
         source_length,
         target_length,
         settings.beams,
-        len(directions),
+        len(parts.directions.names),
         _apart(mesh),
     )
 
@@ -179,11 +176,3 @@ def _batch(mesh: Mesh, rows: int, source_length: int, target_length: int) -> dic
 def _rows(mesh: Mesh, shape: tuple[int, int], dtype: Any) -> jax.ShapeDtypeStruct:
     sharding = NamedSharding(mesh, logical_spec(("batch",)))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-
-def _sharded(shapes: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        shardings,
-    )

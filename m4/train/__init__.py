@@ -1,1 +1,1 @@
-"""Loss, optimizers, state, step and the trainer."""
+"""Loss, optimizers, state, step, program and the training loop."""

@@ -12,7 +12,7 @@ import optax
 from m4.model.layers import constrain
 from m4.model.moe import assigned_choices, layer_metrics, mean_metrics
 from m4.model.transformer import Transformer
-from m4.train.loop.mesh_checks import rows_over
+from m4.parallel.mesh import rows_over
 from m4.train.loss import cross_entropy
 from m4.train.multitask.grouped import DirectionGroups, gradients_of
 from m4.train.state import TrainState

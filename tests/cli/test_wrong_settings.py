@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from m4 import config
+from m4.build import build
 from m4.config.bindings import parameters_of
 from m4.config.config import Config, canonical_name
 from m4.data.samplers import Sampler
-from m4.jobs import prepare
 from m4.settings import InputError, SettingError, annotations_of, fits
 
 DEMO = Path(__file__).parents[2] / "gin_configs" / "demo.gin"
@@ -57,7 +57,7 @@ def refusal(binding: str) -> str | None:
     """What is said of a binding; None: nothing."""
     try:
         made = demo_with(binding)
-        prepare.check_sizes(made.experiment())
+        build(made.experiment(), None).check_training()
     except SettingError as error:
         return made.explain(error)
     except InputError as error:

@@ -16,8 +16,8 @@ import pytest
 from m4.jobs.bilingual import training as bilingual
 from m4.storage.files import read_jsonl
 from m4.storage.steps import latest_step
-from m4.train.loop.preemption import stop_signals
-from m4.train.loop.run import Interrupted
+from m4.train.loop import Interrupted
+from m4.train.preemption import stop_signals
 from tests.command_line import TINY
 from tests.descendants import descendants
 

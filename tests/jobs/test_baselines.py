@@ -14,11 +14,11 @@ import jax
 import optax
 import pytest
 
+from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Baselines, Data, Decoding, Experiment, SavedFolder, Training
-from m4.jobs import prepare
 from m4.jobs.bilingual import baselines
 from m4.jobs.bilingual import training as bilingual
 from m4.jobs.bilingual.baselines import Finished
@@ -196,7 +196,7 @@ def test_the_format_is_raised_with_every_change_of_what_is_trained(trained) -> N
     assert number == baselines.FORMAT
     levels = experiment_in(run, kept).baselines
     assert levels is not None
-    model = prepare.model_for(levels.low, Cache(found["gl"].folder / "data"))
+    model = build(levels.low, Cache(found["gl"].folder / "data")).model
     folder = found["gl"].folder / "checkpoints"
     # Its average, not its best: of two evaluations of next to nothing either may be that.
     wanted = {"average": shapes(restore_params(model, folder)[0])}

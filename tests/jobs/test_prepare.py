@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from m4.build import build
 from m4.data.corpus import CorpusSpec
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
 from m4.data.stream.stream import Stream
 from m4.experiment import Baselines, Data, Experiment, Training
-from m4.jobs import prepare
 from m4.jobs.bilingual.baselines import baselines
 from m4.jobs.decoding.report import report
 from m4.jobs.decoding.testsets import decode
@@ -117,7 +117,7 @@ def test_a_sampler_that_never_learns_is_refused(tmp_path: Path) -> None:
         one = experiment(tmp_path)
         training = dataclasses.replace(one.training, dev_period=dev_period)
         data = dataclasses.replace(one.data, sampler=sampler)
-        prepare.check_sizes(dataclasses.replace(one, data=data, training=training))
+        build(dataclasses.replace(one, data=data, training=training), None).check_training()
 
     with pytest.raises(SettingError, match=r"Training.dev_period = 8: must be less than .* = 8"):
         checked(Learned(), 8)

@@ -15,8 +15,8 @@ from m4.eval.decoding import inference_checkpoint, search
 from m4.experiment import Experiment
 from m4.model.transformer import abstract_variables
 from m4.plan import memory
-from m4.plan.program import PlannedProgram, decode_program, planned_model, train_program
-from m4.train.loop import program
+from m4.plan.program import PlannedProgram, decode_program, planned, train_program
+from m4.train import program
 from tests.command_line import TINY, experiment_of, m4
 
 
@@ -141,14 +141,15 @@ def test_planned_search_is_the_one_that_decodes(
 
 def test_sizes_come_from_the_config(tmp_path: Path) -> None:
     experiment = planned_experiment(tmp_path, "--gin.corpus.CorpusSpec.target_vocabulary_size=300")
-    model, directions = planned_model(experiment, 5)
+    parts = planned(experiment, 5)
+    model, directions = parts.model, parts.directions.names
     # Rounded up to whole tiles of 128.
     assert (model.source_vocab_size, model.vocab_size) == (512, 384)
     assert len(directions) == 10  # five languages, from English and into it
     with pytest.raises(ValueError, match=r"^--languages=0: must be from 1 to 137$"):
-        planned_model(experiment, 0)
+        planned(experiment, 0)
     experiment = planned_experiment(tmp_path, "--gin.corpus.CorpusSpec.languages=['es', 'gl']")
-    assert len(planned_model(experiment, 5)[1]) == 4  # the config's own
+    assert len(planned(experiment, 5).directions.names) == 4  # the config's own
 
 
 def test_search_has_rows_for_every_device(tmp_path: Path) -> None:

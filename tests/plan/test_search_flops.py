@@ -15,7 +15,7 @@ from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.flops import forward_executed_flops, forward_model_flops, search_flops, traced_flops
 from m4.plan.hlo import read
-from m4.plan.program import planned_model
+from m4.plan.program import planned
 from tests.command_line import experiment_of
 from tests.plan.test_flops import SIZES
 
@@ -101,7 +101,7 @@ def test_without_capacity_the_experts_have_rows_for_all_choices() -> None:
 
 def test_paper_scale_search_does_at_most_twice_the_work_there_is() -> None:
     experiment = experiment_of(CONFIGS / "v4_128.gin")
-    model, _ = planned_model(experiment, 100)
+    model = planned(experiment, 100).model
     # 64 chips, a sentence each, 4 beams; 1,682 operations of 59 before the dispatch `dropless`.
     parts = search_flops(model, 64, 128, 128, 4, experts_apart=True)
     ratios = [

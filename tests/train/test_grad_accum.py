@@ -14,7 +14,7 @@ from m4.parallel.host_batches import to_global
 from m4.parallel.mesh import axis_rules_context
 from m4.plan.hlo import collectives, summary
 from m4.settings import SettingError
-from m4.train.loop.mesh_checks import check_accumulation
+from m4.train.program import check_accumulation
 from m4.train.step import in_parts
 from tests.shared import SMALL_MOE
 from tests.train.test_step import SHALLOW, a_batch, mesh_of

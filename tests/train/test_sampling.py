@@ -19,11 +19,10 @@ from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
-from m4.train.loop.run import Evaluator, Interrupted
+from m4.train.loop import Evaluator, Interrupted, Trained
 from m4.train.measuring.training_counts import DATA_COUNTS, DataCounter
 from m4.train.sampling import LearnedSampling
 from m4.train.step import count_data
-from m4.train.trainer import Trained
 from tests.shared import small_corpus, small_model
 from tests.train.test_step import mesh_of
 from tests.train.trainers import learned_sampling, timeless_rows, train

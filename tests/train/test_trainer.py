@@ -19,9 +19,9 @@ from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import complete_steps, latest_step
 from m4.train.average import averaged
 from m4.train.early_stopping import EarlyStopping
-from m4.train.loop.mesh_checks import check_model
-from m4.train.loop.run import Evaluator, Interrupted
+from m4.train.loop import Evaluator, Interrupted
 from m4.train.optimizer import adamw
+from m4.train.program import check_model
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import timeless_rows, train

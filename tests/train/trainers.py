@@ -14,11 +14,12 @@ from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.model.transformer import Transformer
 from m4.storage.metrics_log import read_metrics
-from m4.train.loop.batches import BatchStream
-from m4.train.loop.program import TrainProgram
+from m4.train import loop
+from m4.train.batches import BatchStream
+from m4.train.loop import Trained
 from m4.train.optimizer import adamw
+from m4.train.program import TrainProgram, train_program
 from m4.train.sampling import LearnedSampling
-from m4.train.trainer import Trained, Trainer
 from m4.train.training import Training
 
 
@@ -38,7 +39,7 @@ def program_of(
 ) -> TrainProgram:
     """The step of this optimizer."""
     training = training_of(lambda steps: optimizer, **changes)
-    return Trainer(training, model, [f"en-x{i}" for i in range(directions)], mesh).program
+    return train_program(training, model, [f"en-x{i}" for i in range(directions)], mesh)
 
 
 # What differs from run to run in rows of metrics: all that a clock measures.
@@ -69,7 +70,7 @@ def learned_sampling(
     return stream, LearnedSampling(sampler, start, rates, stream, settings)
 
 
-# What `Trainer.run` takes; all else are settings.
+# What `loop.train` takes; all else are settings.
 _OF_RUN = ("evaluators", "sampling", "groups", "note", "flops", "progress")
 
 
@@ -81,8 +82,9 @@ def train(
     optimizer: Callable[[int], optax.GradientTransformation] = adamw,
     **options: Any,
 ) -> Trained:
-    """Trains; options: settings of `Training`, and arguments of `Trainer.run`."""
+    """Trains; options: settings of `Training`, and arguments of `loop.train`."""
     run = {name: options.pop(name) for name in _OF_RUN if name in options}
     shapes: Sequence[Any] = stream.shapes
     training = training_of(optimizer, **{"batch_size": shapes[0][0], **options})
-    return Trainer(training, model, stream.directions, mesh, shapes).run(folder, stream, **run)
+    program = train_program(training, model, stream.directions, mesh, shapes)
+    return loop.train(program, training, folder, stream, **run)

@@ -13,15 +13,18 @@ from typing import Any
 
 import jax
 
+from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.corpus import bilingual
 from m4.data.samplers.proportional import proportional
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import check_held_out
+from m4.eval.scoring.levels import LEVELS
 from m4.experiment import Baselines, Experiment, SavedFolder, identity
 from m4.jobs import prepare
 from m4.jobs.bilingual.training import Baseline, train_all
 from m4.jobs.corpus import open_corpus
+from m4.model.transformer import abstract_variables
 from m4.parallel import distributed
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError, SettingError
@@ -57,7 +60,7 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
         m4.train.bad_steps.BadStep: A model diverged.
     """
     folder = baselines_of(experiment).folder
-    prepare.check_baselines(baselines_of(experiment))
+    check_baselines(baselines_of(experiment))
     cache = open_corpus(experiment)
     check_held_out(cache)
     missing = [one for one in plans_of(experiment, cache).values() if one.finished() is None]
@@ -94,6 +97,13 @@ def find_baselines(experiment: Experiment, cache: Cache) -> dict[str, Finished]:
             f"m4 baselines --model_dir={experiment.model_dir}"
         )
     return found
+
+
+def check_baselines(levels: Baselines) -> None:
+    """SettingError: a bilingual model or its optimizer that cannot be made."""
+    for one in map(levels.of, LEVELS):
+        abstract_variables(build(one, None).model)
+        one.training.optimizer(one.training.total_steps)
 
 
 def baselines_of(experiment: Experiment) -> Baselines:

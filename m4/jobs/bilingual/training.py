@@ -24,12 +24,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from m4.build import build
 from m4.eval.decoding.decode import decode
 from m4.eval.decoding.hypotheses import decode_to_files
 from m4.eval.decoding.testsets import Portion
 from m4.eval.scoring.dev_chrf import dev_chrf
 from m4.experiment import Experiment
-from m4.jobs import prepare
 from m4.parallel.mesh import make_mesh
 from m4.parallel.platform import signals
 from m4.parallel.platform.hardware import available_cpus
@@ -38,9 +38,10 @@ from m4.parallel.platform.signals import end_with
 from m4.progress import ProgressBar
 from m4.storage.files import read_json, write_json
 from m4.storage.metrics_log import read_metrics
+from m4.train import loop
 from m4.train.bad_steps import BadStep
-from m4.train.loop.run import Evaluator
-from m4.train.trainer import Trained, Training
+from m4.train.loop import Trained
+from m4.train.training import Training
 
 # (language, step, text): how far a model is.
 Report = Callable[[str, int, str], None]
@@ -100,7 +101,7 @@ def train_all(missing: Sequence[Baseline], workers: int) -> None:
 
     Raises:
         BadStep: One of them diverged.
-        m4.train.loop.run.Interrupted: A signal came, and the step is saved.
+        m4.train.loop.Interrupted: A signal came, and the step is saved.
     """
     ordered = sorted(missing, key=lambda one: -one.train_pairs)
     shown = Progress({one.language: one.experiment.training.total_steps for one in ordered})
@@ -291,24 +292,23 @@ def train_one(
     language = identity["language"]
     folder, training = Path(experiment.model_dir), experiment.training
     cache = experiment.data.corpus.build(folder / "data")
-    model = prepare.model_for(experiment, cache)
-    stream = prepare.training_stream(experiment, cache)
-    mesh = mesh_for(training, devices)
-    trainer = prepare.trainer_of(experiment, model, stream.directions, mesh, stream.shapes)
+    parts = build(experiment, cache, make_mesh=lambda: mesh_for(training, devices))
     # The decoding of the multilingual model reports sources that are too long.
     translate = functools.partial(
         decode,
-        model,
+        parts.model,
         vocabulary=cache.vocabulary,
         on_cut=lambda *_: None,
-        layout=trainer.layout(),
+        layout=parts.layout(),
     )
     decoding = experiment.decoding
     dev = dev_chrf(cache, translate, decoding)
-    trained = trainer.run(
+    trained = loop.train(
+        parts.program,
+        training,
         folder,
-        stream,
-        evaluators=[Evaluator(training.dev_period, dev)],
+        parts.stream,
+        evaluators=[loop.Evaluator(training.dev_period, dev)],
         note={"language": language, "vocabulary": cache.vocabulary.fingerprint},
         progress=_Reported(language, training.total_steps, report),
     )
@@ -337,7 +337,7 @@ def train_one(
         # Is it trained out? Whether dev ended it, and how much it rose in the last quarter.
         "stopped_early": _stopped_early(training, trained),
         "gain_last_quarter": gain_last_quarter(read_metrics(folder), step),
-        "epochs": stream.epochs(step),
+        "epochs": parts.stream.epochs(step),
     }
     write_json(folder / "result.json", result, indent=1)
     return language, step

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from m4.build import build
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Experiment
 from m4.jobs import prepare
@@ -80,8 +81,8 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
             raise InputError(f"{folder}: has the mean of other checkpoints; give another --output")
         return folder
     cache = open_vocabulary(experiment)
-    model = prepare.model_for(experiment, cache)
-    layout = prepare.layout_or_first_device(experiment, model, cache.directions, "m4 average")
+    parts = build(experiment, cache)
+    model, layout = parts.model, parts.layout_or_first_device("m4 average")
     notes: list[dict[str, Any]] = []
 
     def params() -> Iterable[Any]:

@@ -9,8 +9,7 @@ import jax
 
 from m4.data.cache.cache import Cache
 from m4.data.vocabulary.vocabulary import Vocabulary
-from m4.experiment import Experiment
-from m4.jobs import prepare
+from m4.experiment import Training
 from m4.jobs.checkpoints.old_run import OldRun
 from m4.jobs.checkpoints.old_t5x import OldT5x, is_t5x
 from m4.model.transformer import Transformer, abstract_variables
@@ -22,7 +21,7 @@ from m4.storage.local_copy import fetched
 from m4.train import initial
 from m4.train.adafactor_state import check_adafactor
 from m4.train.initial import InitialModel, Leaf, Rows, Shapes, Use
-from m4.train.loop.program import TrainProgram
+from m4.train.program import TrainProgram
 from m4.train.state import TrainState
 
 
@@ -53,17 +52,24 @@ class Beginning:
             by rule.
     """
 
-    def __init__(self, experiment: Experiment, model: Transformer, cache: Cache) -> None:
-        """Everything is checked; no parameter is read.
+    def __init__(self, rules: InitialModel, run: Path, model: Transformer, cache: Cache) -> None:
+        """Checks everything; no parameter is read.
+
+        It is the same each time: once run.json has the step that a run without @STEP began from, it
+        is that one.
+
+        Args:
+            rules: What the new model takes over.
+            run: Folder of the new run.
+            model: The new model.
+            cache: Its corpus.
 
         Raises:
             SettingError: there is no such run or step.
             ValueError: the vocabulary is another one; something that no rule takes over.
         """
-        rules = experiment.training.initial
-        assert rules is not None
-        self._run, self._cache = prepare.run_folder(experiment), cache
-        self._rules, self._old = rules, _opened(rules, self._run)
+        self._run, self._cache = run, cache
+        self._rules, self._old = rules, _opened(rules, run)
         before = self._old.shapes
         after = initial.shapes_of(abstract_variables(model)["params"])
         self._leaves = initial.plan(before, after, rules.layers)
@@ -146,7 +152,7 @@ class Beginning:
             found.append(f"  {loss}")
         return found
 
-    def state(self, program: TrainProgram) -> tuple[TrainState, Mapping[str, Any]]:
+    def state(self, program: TrainProgram) -> tuple[TrainState, dict[str, Any]]:
         """Returns the state before the first step, over the program's mesh, and what of the old
         note the run continues with."""
         if self._rules.optimizer:
@@ -168,32 +174,29 @@ class Beginning:
         return TrainState(fresh.step, params, optimizer), {}
 
 
-def check_beginning(experiment: Experiment) -> None:
-    """What is known before the corpus is built.
+def check_beginning(rules: InitialModel, run: Path, model: Transformer, training: Training) -> None:
+    """Checks what is known of a beginning before the corpus is built.
+
+    Args:
+        rules: What the new model takes over.
+        run: Folder of the new run.
+        model: The new model, with vocabularies of the sizes that the config asks for.
+        training: The settings.
 
     Raises:
-        SettingError: no run or checkpoint is there to begin from.
-        InputError: no rule takes over a parameter, or the layers.
+        SettingError: No run or checkpoint is there to begin from.
+        InputError: No rule takes over a parameter, or the layers.
     """
-    if (rules := experiment.training.initial) is not None:
-        old = _opened(rules, prepare.run_folder(experiment))
-        model = prepare.expected_model(experiment)
-        after = initial.shapes_of(abstract_variables(model)["params"])
-        leaves = initial.plan(old.shapes, after, rules.layers)
-        old.check(model, initial.unused(leaves, old.shapes))
-        total = experiment.training.total_steps
-        if rules.optimizer and total < old.step:
-            raise SettingError(
-                "Training.total_steps", total, f"{old.step} or more, where the run continues"
-            )
-        if rules.optimizer and isinstance(old, OldT5x):
-            check_adafactor(experiment.training.optimizer(experiment.training.total_steps))
-
-
-def beginning(experiment: Experiment, model: Transformer, cache: Cache) -> Beginning | None:
-    """What a new run takes over; None: nothing. It is the same each time: once run.json has the
-    step that a run without @STEP began from, it is that one."""
-    return None if experiment.training.initial is None else Beginning(experiment, model, cache)
+    total = training.total_steps
+    old = _opened(rules, run)
+    after = initial.shapes_of(abstract_variables(model)["params"])
+    leaves = initial.plan(old.shapes, after, rules.layers)
+    old.check(model, initial.unused(leaves, old.shapes))
+    if rules.optimizer and total < old.step:
+        allowed = f"{old.step} or more, where the run continues"
+        raise SettingError("Training.total_steps", total, allowed)
+    if rules.optimizer and isinstance(old, OldT5x):
+        check_adafactor(training.optimizer(total))
 
 
 def _opened(rules: InitialModel, run: Path) -> Old:

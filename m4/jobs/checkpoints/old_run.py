@@ -10,10 +10,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4 import config as configs
+from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding.inference_checkpoint import restore_params
-from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
@@ -25,8 +25,8 @@ from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import whole_step
 from m4.train import average, initial
 from m4.train.initial import InitialModel, Leaf, Rows, Shapes, Use
-from m4.train.loop.program import TrainProgram
 from m4.train.measuring.routing_counts import Counts
+from m4.train.program import TrainProgram
 from m4.train.state import TrainState
 
 
@@ -69,7 +69,7 @@ class OldRun:
             raise SettingError("InitialModel.run", rules.run, "a run that has a checkpoint")
         self.folder, self.step, self._rules = folder, found, rules
         self._cache: Cache = open_vocabulary(experiment)
-        self._model: Transformer = prepare.model_for(experiment, self._cache)
+        self._model: Transformer = build(experiment, self._cache).model
         self.shapes = initial.shapes_of(abstract_variables(self._model)["params"])
 
     def vocabulary(self, role: str) -> Vocabulary:

@@ -51,12 +51,12 @@ def batch(experiment: Experiment, step: int) -> None:
     if not 1 <= step <= experiment.training.total_steps:
         allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
         raise InputError(f"--step={step}: must be {allowed}")
+    from m4.build import training_stream
     from m4.data.preprocess import language_of
-    from m4.jobs import prepare
     from m4.jobs.corpus import open_corpus
 
     cache = open_corpus(experiment)
-    stream = prepare.training_stream(experiment, cache)
+    stream = training_stream(experiment.training, experiment.data, cache)
     _take_learned_rates(experiment, cache, stream, step)
     pairs, rows = stream.pairs(step - 1)
     lengths = [
@@ -90,9 +90,9 @@ def _take_learned_rates(experiment: Experiment, cache: Cache, stream: Stream, st
     Raises:
         InputError: New rates were learned after that checkpoint, before the step.
     """
+    from m4.build import learned_sampling
     from m4.data.samplers.learned import Learned
     from m4.jobs import prepare
-    from m4.jobs.train import learned_sampling
     from m4.storage.checkpoints import read_note
     from m4.storage.steps import latest_step
 
@@ -105,6 +105,6 @@ def _take_learned_rates(experiment: Experiment, cache: Cache, stream: Stream, st
             f"--step={step}: its batch is not known, because the sampler learns its rates and the "
             f"latest checkpoint is of step {latest}"
         )
-    sampling = learned_sampling(experiment, cache, stream)
+    sampling = learned_sampling(experiment.training, experiment.data, cache, stream)
     assert sampling is not None
     sampling.resume(read_note(folder, latest).get("sampling") if latest else None)

@@ -52,6 +52,7 @@ def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> 
             on, or inf.
         most_epochs: Languages that the sampler repeats more often are warned of.
     """
+    from m4.build import training_stream
     from m4.data.inspection import preview as previews
     from m4.data.inspection.preview import Column, drawn_of
     from m4.eval.report import preview_page
@@ -67,7 +68,7 @@ def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> 
     for name, sampler in samplers.items():
         data = dataclasses.replace(experiment.data, sampler=sampler)
         try:
-            stream = prepare.training_stream(dataclasses.replace(experiment, data=data), cache)
+            stream = training_stream(experiment.training, data, cache)
         except ValueError as error:
             if not columns:
                 raise

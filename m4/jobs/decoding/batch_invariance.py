@@ -21,7 +21,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from m4.data.cache.cache import Cache
+from m4.build import build
 from m4.data.preprocess import split_direction, tag
 from m4.eval.decoding.decode import Batch, Pieces, decode
 from m4.eval.decoding.inference_checkpoint import restore_params
@@ -57,10 +57,11 @@ def check(experiment: Experiment, portion: Portion, step: int | None = None) -> 
     folder = prepare.run_folder(experiment)
     found = trained_step(folder, step)
     cache = open_corpus(experiment, test_sets)
-    model = prepare.model_for(experiment, cache)
+    parts = build(experiment, cache)
+    model = parts.model
     layouts: list[Layout | None] = [None]
     if jax.device_count() > 1:
-        layouts.append(_layout(experiment, model, cache))
+        layouts.append(parts.layout() or _every_device(model))
     else:
         print(
             "one device is here: nothing is compared with a mesh (JAX_NUM_CPU_DEVICES=8 makes "
@@ -87,10 +88,8 @@ def check(experiment: Experiment, portion: Portion, step: int | None = None) -> 
     return _show(directions, ways, found)
 
 
-def _layout(experiment: Experiment, model: Transformer, cache: Cache) -> Layout:
-    layout = prepare.decoding_layout(experiment, model, cache.directions)
-    if layout is not None:
-        return layout
+def _every_device(model: Transformer) -> Layout:
+    """Returns a layout over all devices, where the config's mesh has one."""
     experts = 1 if model.moe is None else model.moe().num_experts
     return Layout(make_mesh(expert=math.gcd(jax.device_count(), experts)))
 

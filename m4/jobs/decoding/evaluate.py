@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.eval.decoding import inference_checkpoint
@@ -122,7 +123,7 @@ def system_of(
         InputError: The model is not trained, or was trained on another vocabulary.
     """
     folder = prepare.model_folder(experiment, dense)
-    model = prepare.model_for(experiment.dense() if dense else experiment, cache)
+    model = build(experiment.dense() if dense else experiment, cache).model
     found = trained_step(folder, step)
     inference_checkpoint.trained_step(model, folder / "checkpoints", cache.vocabulary, found)
     decodes = decodes_folder(folder, step)

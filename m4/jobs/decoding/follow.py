@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from m4.build import build, levels_of
 from m4.eval.decoding.testsets import Portion
 from m4.eval.report.curves import draw
 from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows_by_step, said
@@ -54,7 +55,7 @@ def follow(
             that is damaged, or of another model.
     """
     folder, portion = prepare.run_folder(experiment), Portion(split, sentences, tuple(directions))
-    prepare.check_decoding_sizes(experiment)
+    build(experiment, None).check_decoding()
     if seconds is None:
         distributed.on_primary_then_broadcast(
             "checkpoints", lambda: [trained_step(folder, step) for step in steps or (None,)]
@@ -137,9 +138,9 @@ class _Scorer:
         self._decoder = PortionDecoder(experiment, portion)
         self._experiment, self._portion = experiment, portion
         self._folder = prepare.run_folder(experiment)
-        self._system = system_name(prepare.model_for(experiment, self._decoder.cache))
+        self._system = system_name(self._decoder.model)
         self._metrics = metric_names(experiment.decoding.metrics)
-        self._levels = prepare.levels_of(experiment, self._decoder.cache)
+        self._levels = levels_of(experiment.data, self._decoder.cache)
         self._scores: dict[int, Scores] = {}  # of the primary process
         self.failed: InputError | None = None
         distributed.on_primary_then_broadcast("scores", self._read)

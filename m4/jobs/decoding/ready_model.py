@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from m4.build import build
 from m4.data.preprocess import split_direction
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.translate import Translator
@@ -32,11 +33,10 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
     """
     folder = prepare.run_folder(experiment)
     cache = open_vocabulary(experiment)
-    model = prepare.model_for(experiment, cache)
-    if distributed.is_distributed():
-        layout = prepare.decoding_layout(experiment, model, cache.directions)
-    else:
-        layout = prepare.layout_or_first_device(experiment, model, cache.directions, job)
+    parts = build(experiment, cache)
+    model = parts.model
+    together = distributed.is_distributed()
+    layout = parts.layout() if together else parts.layout_or_first_device(job)
     params, found, _ = restore_params(model, folder / "checkpoints", step, cache.vocabulary, layout)
     targets = list(dict.fromkeys(split_direction(d)[1] for d in cache.directions))
     translator = Translator(

@@ -6,6 +6,7 @@ from typing import Any
 
 from etils import epath
 
+from m4.build import build
 from m4.data.preprocess import tag
 from m4.eval.decoding.hypotheses import decode_to_files
 from m4.eval.decoding.inference_checkpoint import restore_params
@@ -35,7 +36,7 @@ def score(
         InputError: There is no such checkpoint.
     """
     folder = prepare.model_folder(experiment, dense)
-    prepare.check_decoding_sizes(experiment.dense() if dense else experiment)
+    build(experiment.dense() if dense else experiment, None).check_decoding()
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
     portion = PortionDecoder(experiment, Portion(split), dense=dense)
     cache, model, layout, pairs = portion.cache, portion.model, portion.layout, portion.pairs

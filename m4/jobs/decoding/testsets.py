@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from m4.build import build
 from m4.eval.decoding.hypotheses import decode_to_files, missing
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.routing_counter import routing_counter
@@ -55,8 +56,8 @@ class PortionDecoder:
         self.portion = portion
         self.cache = open_corpus(experiment, test_sets)
         self.pairs = portion.pairs(self.cache)
-        self.model = prepare.model_for(self.experiment, self.cache)
-        self.layout = prepare.decoding_layout(self.experiment, self.model, self.cache.directions)
+        parts = build(self.experiment, self.cache)
+        self.model, self.layout = parts.model, parts.layout()
 
     def missing(self, step: int, folder: Path) -> list[str]:
         """Returns the directions whose translations by this step are not in `folder`."""
@@ -112,7 +113,7 @@ def decode(
         InputError: There is no such checkpoint.
     """
     folder = prepare.model_folder(experiment, dense)
-    prepare.check_decoding_sizes(experiment.dense() if dense else experiment)
+    build(experiment.dense() if dense else experiment, None).check_decoding()
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
     decodes = decodes_folder(folder, step)
     portion = Portion(split, test_sentences=experiment.decoding.test_sentences)

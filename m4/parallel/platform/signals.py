@@ -7,7 +7,7 @@ C++ (a compilation, a wait for another process) returns to Python late: a thread
 does not end by itself. An abort by C++ that an exception must not leave has the signal's status.
 
 What must not be cut off stands within `held`: the training loop saves its step there
-(`m4.train.loop.preemption`). Only a second Ctrl-C ends that.
+(`m4.train.preemption`). Only a second Ctrl-C ends that.
 """
 
 import contextlib

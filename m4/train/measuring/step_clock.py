@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from m4.train.loop.batches import BatchShape
+from m4.train.batches import BatchShape
 
 # The typical step is the median of so many.
 _TYPICAL_STEPS = 101

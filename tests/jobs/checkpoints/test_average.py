@@ -14,8 +14,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4 import config
+from m4.build import build
 from m4.eval.decoding.inference_checkpoint import restore_params
-from m4.jobs import prepare
 from m4.jobs.checkpoints.average import mean
 from m4.jobs.corpus import open_vocabulary
 from m4.parallel.mesh import make_mesh
@@ -25,7 +25,7 @@ from tests.command_line import Said, m4
 
 def params(run: Path, step: int | None = None) -> list[np.ndarray]:
     experiment = config.load([run / "config.gin"], model_dir=run).experiment()
-    model = prepare.model_for(experiment, open_vocabulary(experiment))
+    model = build(experiment, open_vocabulary(experiment)).model
     tree, _, _ = restore_params(model, run / "checkpoints", step)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 

@@ -18,13 +18,12 @@ from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
-from m4.train.bad_steps import BAD, RECENT, BadStep, BadSteps, guarded, z_scores
-from m4.train.loop.guard import StepGuard
+from m4.train.bad_steps import BAD, RECENT, BadStep, BadSteps, StepGuard, guarded, z_scores
+from m4.train.loop import Trained
 from m4.train.state import TrainState
-from m4.train.trainer import Trained
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
-from tests.train.trainers import timeless_rows, train, training_of
+from tests.train.trainers import timeless_rows, train
 
 DEMO = Path(__file__).parents[3] / "gin_configs" / "demo.gin"
 Run = Callable[..., Trained]
@@ -126,8 +125,7 @@ def test_a_run_ends_at_a_bad_step_and_its_last_checkpoint_is_good(run: Run, tmp_
 
 
 def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
-    training = training_of(on_bad_step="skip", bad_steps=BadSteps(most_in_a_row=2))
-    guard = StepGuard(training, {}, HERE)
+    guard = StepGuard("skip", BadSteps(most_in_a_row=2), {}, HERE)
     for step in (2, 4, 5):
         bad = {"bad": step != 3, "z": np.zeros(2)}
         guard.add(step, {"loss": math.nan, "gradient_norm": 1.0, BAD: bad, RECENT: None})
@@ -138,7 +136,7 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
 
 
 def test_the_default_step_is_the_one_without_a_guard() -> None:
-    guard = StepGuard(training_of(), {}, HERE)
+    guard = StepGuard("stop", BadSteps(), {}, HERE)
     step = object()
     assert guard.wrap(step) is step
     assert (guard.inputs(), guard.note(), guard.row(3)) == ({}, {}, {})

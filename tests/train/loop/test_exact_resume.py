@@ -25,7 +25,7 @@ from m4.data.stream.stream import Stream
 from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.steps import latest_step
 from m4.train import average
-from m4.train.loop.run import Evaluator, Interrupted
+from m4.train.loop import Evaluator, Interrupted
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of

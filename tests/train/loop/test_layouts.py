@@ -10,7 +10,7 @@ from m4.data.cache import cache as caches
 from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage.metrics_log import read_metrics
-from m4.train.trainer import Trained
+from m4.train.loop import Trained
 from tests.data.corpus import Made
 from tests.train.test_step import MODEL, mesh_of
 from tests.train.trainers import train

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from m4.train.loop.preemption import stop_signals
+from m4.train.preemption import stop_signals
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

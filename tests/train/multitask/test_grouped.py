@@ -17,7 +17,7 @@ from m4.train.average import averaged
 from m4.train.multitask.groups import Listed, by_language, by_side
 from m4.train.multitask.surgery import GradientVaccine, PCGrad
 from m4.train.optimizer import adamw
-from m4.train.trainer import Trainer
+from m4.train.program import train_program
 from tests.shared import SMALL_MOE, small_corpus
 from tests.train.test_step import SHALLOW, a_batch, mesh_of
 from tests.train.trainers import train, training_of
@@ -55,7 +55,7 @@ class Without:
 def step_of(mesh, model=MODEL, optimizer: Any = GRADIENT, batch=None, steps=1, **settings):
     """(weights before, weights after, metrics)."""
     training = training_of(lambda total: optimizer, **settings)
-    program = Trainer(training, model, NAMES, mesh).program
+    program = train_program(training, model, NAMES, mesh)
     with program.axis_rules():
         state, found, step = program.new_state(), {}, program.jit()
         before = jax.device_get(state.params)
@@ -80,7 +80,7 @@ def test_the_sum_of_the_groups_gradients_is_the_gradient(parts):
 
 def lowered(**settings):
     training = training_of(lambda total: GRADIENT, **settings)
-    program = Trainer(training, SHALLOW, NAMES, mesh_of(1, 1)).program
+    program = train_program(training, SHALLOW, NAMES, mesh_of(1, 1))
     with program.axis_rules():
         state = program.abstract_state()
         return program.jit().lower(state, mixed()).as_text()
@@ -180,7 +180,7 @@ def test_a_row_that_one_direction_alone_uses_has_its_rate():
 )
 def test_wrong_names_are_one_line(settings, words):
     with pytest.raises(SettingError, match=words) as raised:
-        _ = Trainer(training_of(**settings), MODEL, NAMES, mesh_of(1, 1)).program
+        train_program(training_of(**settings), MODEL, NAMES, mesh_of(1, 1))
     assert "\n" not in str(raised.value)
 
 
@@ -189,7 +189,7 @@ def test_the_groups_gradients_are_sharded_as_their_parameters():
     # Two groups; of a weight of 8 x 2,048 two devices have 1,024 columns or rows each.
     model = SHALLOW.clone(moe=None, mlp_width=2048)
     training = training_of(gradients=PCGrad(by_language))
-    program = Trainer(training, model, NAMES, mesh_of(1, 1, fsdp=2)).program
+    program = train_program(training, model, NAMES, mesh_of(1, 1, fsdp=2))
     with program.axis_rules():
         lowered = program.jit().lower(program.abstract_state(), to_global(program.mesh, mixed(2)))
     text = lowered.compile().as_text()

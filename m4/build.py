@@ -1,0 +1,278 @@
+"""What a job computes with, built from an experiment in one place: `build(experiment, corpus)`.
+
+Training, plans, dry runs, decoding and baselines use it. Without a corpus the sizes are those that
+the config asks for: checking them is the same call.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from m4.data.cache.cache import Cache
+from m4.data.preprocess import language_of
+from m4.data.samplers.learned import ALIGNMENT, Learned
+from m4.data.stream import mixture
+from m4.data.stream.buckets import batch_shapes
+from m4.data.stream.stream import Stream
+from m4.experiment import Data, Experiment, Training, identity, partial_arguments
+from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel import distributed
+from m4.parallel.layout import Layout
+from m4.settings import SettingError
+from m4.train import program
+from m4.train.batches import BatchShape
+from m4.train.loop import Evaluator
+from m4.train.measuring.dev import dev_loss
+from m4.train.multitask.cosines import gradient_cosines
+from m4.train.multitask.groups import Directions
+from m4.train.program import TrainProgram
+from m4.train.sampling import LearnedSampling
+from m4.train.training import BY_DIRECTION
+
+
+def build(
+    experiment: Experiment,
+    corpus: Cache | None,
+    *,
+    languages: Sequence[str] | None = None,
+    make_mesh: Callable[[], Mesh] | None = None,
+) -> "Parts":
+    """Returns the parts of an experiment; nothing is computed, and each is made when it is used.
+
+    Args:
+        experiment: The experiment.
+        corpus: Decides the sizes of vocabularies and the directions. None: the sizes that the
+            config asks for, which a built vocabulary may come a little below.
+        languages: Languages without a corpus. Defaults to those of the config.
+        make_mesh: Makes the mesh. Defaults to the config's, over all devices.
+
+    Raises:
+        SettingError: A model that cannot be made.
+    """
+    training, data = experiment.training, experiment.data
+    if corpus is not None:
+        names, directions = corpus.directions, _directions_of(data, corpus)
+        sizes = {"vocab_size": corpus.target_vocabulary.size}
+        if corpus.separate:
+            sizes["source_vocab_size"] = corpus.source_vocabulary.size
+    else:
+        spec = data.corpus
+        names = spec.directions(_expected_languages(experiment) if languages is None else languages)
+        directions = Directions.assumed(names)
+        sizes = {"vocab_size": spec.target_vocabulary_size or spec.vocabulary_size}
+        if spec.target_vocabulary_size is not None:
+            sizes["source_vocab_size"] = spec.vocabulary_size
+    model = experiment.build_model(sizes, len(names))
+    return Parts(training, data, model, directions, corpus, make_mesh or training.mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts of an experiment.
+
+    Attributes:
+        model: The model, without parameters.
+        directions: Directions in the order of the corpus, with their sizes and resource levels.
+    """
+
+    training: Training
+    data: Data
+    model: Transformer
+    directions: Directions
+    _corpus: Cache | None
+    _make_mesh: Callable[[], Mesh]
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """The mesh. SettingError: these devices cannot make it."""
+        return self._make_mesh()
+
+    @property
+    def corpus(self) -> Cache:
+        """The corpus, which a part needs that is asked for."""
+        assert self._corpus is not None
+        return self._corpus
+
+    @functools.cached_property
+    def stream(self) -> Stream:
+        """The batches of training, drawn at the sampler's first rates."""
+        return training_stream(self.training, self.data, self.corpus)
+
+    @functools.cached_property
+    def batch_shapes(self) -> Sequence[BatchShape]:
+        """Shapes that batches can have."""
+        if self._corpus is not None:
+            return self.stream.shapes
+        stream, lengths = self.data.stream, self.data.corpus.lengths
+        return batch_shapes(
+            self.training.batch_size,
+            lengths["inputs"],
+            lengths["targets"],
+            **(partial_arguments(stream) if isinstance(stream, functools.partial) else {}),
+        )
+
+    @functools.cached_property
+    def trained(self) -> Directions:
+        """The directions that are trained, in the order of the stream."""
+        if self._corpus is None:
+            return self.directions
+        names = self.stream.directions
+        inside = {level: [name for name in members if name in names]
+                  for level, members in self.directions.levels.items()}  # fmt: skip
+        return Directions(names, {name: self.directions.sizes[name] for name in names}, inside)
+
+    @functools.cached_property
+    def program(self) -> TrainProgram:
+        """The training step. SettingError: sizes that do not divide over the mesh."""
+        return program.train_program(
+            self.training, self.model, self.trained, self.mesh, self.batch_shapes
+        )
+
+    def layout(self) -> Layout | None:
+        """Returns the model's layout in translation. None: on one device."""
+        return program.decoding_layout(self.training, self.model, self.mesh)
+
+    def layout_or_first_device(self, job: str) -> Layout | None:
+        """Returns `layout`; None, with a line on stderr, where the mesh cannot be made."""
+        try:
+            return self.layout()
+        except ValueError as error:
+            why = distributed.first_line(error)
+            print(f"{job}: on the first device alone: {why}", file=sys.stderr)
+            return None
+
+    def evaluators(self) -> list[Evaluator]:
+        """Returns dev losses and, where they are asked for, cosines of gradients."""
+        training, given = self.training, (self.corpus, self.stream, self.model, self.mesh)
+        made = [Evaluator(training.dev_period, dev_loss(*given, training.dev_pairs))]
+        if (cosines := training.cosines) is not None:
+            made.append(Evaluator(cosines.period, gradient_cosines(*given, cosines, self.trained)))
+        return made
+
+    def sampling(self) -> LearnedSampling | None:
+        """Returns `learned_sampling` of the stream."""
+        return learned_sampling(self.training, self.data, self.corpus, self.stream)
+
+    def check_training(self) -> None:
+        """Checks all of a multilingual training whose size is known before the corpus is there.
+
+        Raises:
+            SettingError: A mesh that these devices cannot make, sizes that do not divide over it or
+                do not fit together, an optimizer or sampler that cannot be made.
+        """
+        training, sampler = self.training, self.data.sampler
+        _ = self.mesh
+        if isinstance(sampler, Learned):
+            _check_learned(training, sampler)
+        if training.early_stopping is not None:
+            allowed = "None: a multilingual training does not measure dev/chrf, bilingual ones do"
+            raise SettingError("Training.early_stopping", training.early_stopping, allowed)
+        if training.cosines is not None:
+            training.cosines.of(self.directions)
+        _ = self.program.shardings
+
+    def check_decoding(self) -> None:
+        """Checks the model and its layout. SettingError: it cannot lie over the mesh."""
+        variables = abstract_variables(self.model)
+        if layout := self.layout():
+            layout.shardings(variables["params_axes"], variables["params"])
+
+    def placed_params(self) -> Any:
+        """Returns the parameters to translate with as shapes with shardings."""
+        variables = abstract_variables(self.model)
+        params, layout = dict(variables["params"]), self.layout()
+        if layout is None:
+            one = jax.sharding.SingleDeviceSharding(self.mesh.devices.flat[0])
+            placed = jax.tree.map(lambda _: one, params)
+        else:
+            placed = layout.shardings(variables["params_axes"], params)
+        return jax.tree.map(
+            lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), params, placed
+        )
+
+
+def training_stream(training: Training, data: Data, corpus: Cache) -> Stream:
+    """Returns the batches of training, drawn at the sampler's first rates."""
+    return mixture.make_stream(
+        corpus,
+        data.sampler,
+        data.sample_by,
+        training.total_steps,
+        data.stream,
+        seed=training.seed,
+        batch_rows=training.batch_size,
+        source_length=data.corpus.lengths["inputs"],
+        target_length=data.corpus.lengths["targets"],
+    )
+
+
+def learned_sampling(
+    training: Training, data: Data, corpus: Cache, stream: Stream
+) -> LearnedSampling | None:
+    """Returns what joins a sampler that learns to the stream. None: it does not learn."""
+    if not isinstance(data.sampler, Learned):
+        return None
+    unit = mixture.units(corpus, data.sample_by)
+    return LearnedSampling(
+        data.sampler,
+        data.sampler(mixture.sizes(corpus, data.sample_by)),
+        lambda rates: mixture.pair_rates(rates, unit),
+        stream,
+        _measured(training, data.sampler),
+    )
+
+
+def levels_of(data: Data, corpus: Cache) -> dict[str, list[str]]:
+    """Returns resource level -> directions."""
+    levels: dict[str, list[str]] = {"high": [], "medium": [], "low": []}
+    for direction in corpus.directions:
+        pairs = corpus.size(language_of(direction), "train")
+        levels[data.levels.of(pairs)].append(direction)
+    return levels
+
+
+def _directions_of(data: Data, corpus: Cache) -> Directions:
+    sizes = {name: corpus.size(language_of(name), "train") for name in corpus.directions}
+    return Directions(corpus.directions, sizes, levels_of(data, corpus))
+
+
+def _expected_languages(experiment: Experiment) -> Sequence[str]:
+    """Returns the languages before the corpus is there.
+
+    The source is asked where a setting may name them; else no checked size depends on their number.
+    """
+    training, spec = experiment.training, experiment.data.corpus
+    if any(getattr(training, name) is not None for name in BY_DIRECTION):
+        return spec.settings()["languages"]
+    return spec.languages or ["gl"]
+
+
+def _check_learned(training: Training, sampler: Learned) -> None:
+    """SettingError: a sampler that learns has nothing to learn from."""
+    setting, period = "Training.dev_period", training.dev_period
+    if sampler.reads == ALIGNMENT:
+        if training.cosines is None:
+            allowed = "measured for the signal alignment: @cosines.GradientCosines()"
+            raise SettingError("Training.cosines", None, allowed)
+        setting, period = "GradientCosines.period", training.cosines.period
+    if period >= training.total_steps:
+        raise SettingError(
+            setting,
+            period,
+            f"less than total_steps = {training.total_steps}: a learned sampler learns from the "
+            "evaluations within training",
+        )
+
+
+def _measured(training: Training, sampler: Learned) -> Mapping[str, Any]:
+    """Returns the settings that decide when and on what a sampler learns."""
+    if sampler.reads == ALIGNMENT and (cosines := training.cosines) is not None:
+        periods = {"period": cosines.period, "pairs": cosines.pairs}
+        about = {**periods, "groups": identity(cosines.groups)}
+        return {f"GradientCosines.{name}": value for name, value in about.items()}
+    return {"Training.dev_period": training.dev_period, "Training.dev_pairs": training.dev_pairs}

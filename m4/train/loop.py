@@ -1,0 +1,388 @@
+"""The training loop: for each step a batch, the step, then hooks in a fixed order.
+
+The hooks guard, log, evaluate, save and stop. `train` wires them up and is to be read from top to
+bottom; what each of them keeps over an interruption is what its part's `note()` returns, which goes
+into the note of every checkpoint.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from m4.model import pipeline
+from m4.parallel import distributed
+from m4.progress import ProgressBar
+from m4.settings import InputError
+from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.metrics_log import Metrics
+from m4.train import average
+from m4.train.bad_steps import StepGuard
+from m4.train.batches import BatchStream, device_batches
+from m4.train.early_stopping import EarlyStopper
+from m4.train.measuring import watchdog
+from m4.train.measuring.counters import Counters
+from m4.train.measuring.profile import StepProfile
+from m4.train.measuring.step_clock import Flops, StepClock
+from m4.train.preemption import stop_signals
+from m4.train.program import TrainProgram
+from m4.train.run import Run, StepsInFlight, most_in_flight
+from m4.train.sampling import LearnedSampling
+from m4.train.state import TrainState
+from m4.train.training import Training
+
+# Makes the state before the first step over the program's mesh, and what of another run's note the
+# run continues with.
+Begin = Callable[[TrainProgram], tuple[TrainState, dict[str, Any]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """A measurement every `period` steps and at the end: run(params) -> {name: number}."""
+
+    period: int
+    run: Callable[[Any], dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The result of a training.
+
+    Attributes:
+        params: Parameters to use: the best ones with early stopping, their average where the
+            optimizer makes one.
+        note: Note of the last checkpoint.
+    """
+
+    params: Any
+    note: dict[str, Any]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, SIGTERM or SIGHUP during training; `step` is saved."""
+
+    def __init__(self, step: int):
+        super().__init__(f"interrupted at step {step} (saved); run the same command to resume")
+        self.step = step
+
+    def __reduce__(self) -> tuple[type["Interrupted"], tuple[int]]:  # from a worker to its parent
+        return Interrupted, (self.step,)
+
+
+class Hook(Protocol):
+    """Something that is done after every step."""
+
+    def after(self, run: Run) -> None: ...
+
+
+def train(
+    program: TrainProgram,
+    training: Training,
+    folder: Path,
+    stream: BatchStream,
+    *,
+    evaluators: Sequence[Evaluator] = (),
+    sampling: LearnedSampling | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    note: Mapping[str, Any] | None = None,
+    flops: Flops | None = None,
+    begin: Begin | None = None,
+    progress: ProgressBar | None = None,
+) -> Trained:
+    """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
+
+    Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end,
+    folder/metrics.jsonl and folder/tensorboard every `log_period` steps, the files of
+    `m4.train.measuring.watchdog`, and of a model that counts directions atlas.train.json. A run
+    that was killed and started again takes the same steps as one that was not: batches, dropout and
+    routing are functions of (seed, step).
+
+    Of several processes each gives its host batch and saves its local shards; the primary one
+    writes the other files.
+
+    Args:
+        program: The training step.
+        training: The settings.
+        folder: The model's folder.
+        stream: The batches.
+        evaluators: Run in this order.
+        sampling: Learns from evaluations how often directions are drawn.
+        groups: Resource level -> directions, for the loss that is shown.
+        note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
+        flops: FLOPs of a step and of the devices, for the share that is used (MFU).
+        begin: Makes the state before the first step. Defaults to random numbers.
+        progress: Where progress is shown.
+
+    Raises:
+        InputError: A checkpoint of another stream or vocabulary. BadStep: a step whose numbers are
+            bad, where that ends training (`m4.train.bad_steps`).
+        Interrupted: Ctrl-C or SIGTERM, in any process; the step is saved first.
+    """
+    about = {**(note or {}), **_about(program, stream)}
+    with contextlib.closing(_checkpoints(training, folder)) as checkpoints:
+        latest = distributed.on_primary_then_broadcast(
+            "latest checkpoint", lambda: checkpoints.latest
+        )
+        saved = {} if latest is None else checkpoints.note(latest)
+        stopper = EarlyStopper(training.early_stopping)
+        begun, continued = latest is None and begin is not None, dict[str, Any]()
+        if latest is not None:
+            state = _restored(checkpoints, latest, saved, program.new_state(), stopper, about)
+        elif begin is not None:
+            state, continued = begin(program)
+        else:
+            state = program.new_state()
+        start, end = int(state.step), training.total_steps
+        if sampling is not None and begun:
+            sampling.begin(start, continued.get("sampling"))
+        elif sampling is not None:
+            sampling.resume(saved.get("sampling"))
+
+        first_start = watchdog.first_start(folder)
+        clock = StepClock(flops, first_start, saved)
+        guard = StepGuard(training.on_bad_step, training.bad_steps, saved, state.step.sharding)
+        tokens = max(rows * max(lengths) for rows, *lengths in stream.shapes)
+        counters = Counters(stream.directions, groups or {}, saved, start, tokens)
+        run = Run(program, state, end, StepsInFlight(most_in_flight(program.mesh), clock),
+                  clock, guard, counters)  # fmt: skip
+        rows_to = -1 if begun else start  # a run that begins has its first row again
+        with (
+            watchdog.watched(clock, folder, first_start),
+            stop_signals(lambda: run.together or run.stepped) as run.received,
+            program.axis_rules(),
+            Metrics(
+                folder if distributed.is_primary() else None,
+                resume_step=rows_to,
+                saved=saved,
+                tensorboard=training.tensorboard,
+            ) as metrics,
+            contextlib.closing(device_batches(program.mesh, stream, start)) as batches,
+            StepProfile(training.profile, folder, start, end) as profile,
+        ):
+            parts = [counters, clock, guard, metrics, stopper, *([sampling] if sampling else [])]
+            evaluate = Evaluate(evaluators, metrics, stopper, sampling)
+            save = Save(training.checkpoint_period, checkpoints, folder, about, parts, stopper)
+            hooks: list[Hook] = [
+                EndProfile(profile),
+                Log(training.log_period, metrics, progress),
+                evaluate,
+                save,
+            ]
+            if begun:
+                evaluate.before(run)
+            while run.step < end and not stopper.stopped:
+                if profile.begins(run.step + 1):
+                    run.pause("profile", profile.start)
+                with clock.waiting(run.step + 1):
+                    batch = next(batches)
+                run.take(batch)
+                for hook in hooks:
+                    hook.after(run)
+            written = save.save(run, finished=True)
+            run.pause("save", checkpoints.wait)
+            if run.stopping:
+                raise Interrupted(run.step)
+        return Trained(average.used(run.state) if stopper.best is None else stopper.best, written)
+
+
+class EndProfile:
+    """Ends the trace of some steps after the last of them."""
+
+    def __init__(self, profile: StepProfile):
+        self._profile = profile
+
+    def after(self, run: Run) -> None:
+        if self._profile.ends(run.step):
+            run.pause("profile", self._profile.stop)
+
+
+class Log:
+    """Guards the steps and writes a row of metrics every `period` steps and at the end."""
+
+    def __init__(self, period: int, metrics: Metrics, progress: ProgressBar | None):
+        self._period, self._metrics, self._progress = period, metrics, progress
+
+    def after(self, run: Run) -> None:
+        due = run.step % self._period == 0 or run.last
+        if due or run.in_flight.most == 1:
+            run.catch_up()
+        if due:
+            row = {**run.counters.row(), **run.clock.row(), **run.guard.row(run.step)}
+            self._metrics.write(run.step, row)
+        if self._progress is not None:
+            self._progress.update(run.step, run.counters.text)
+
+
+class Evaluate:
+    """Runs the evaluators whose period divides the step, at the last step all.
+
+    A learned sampler takes only what was measured at its period: a run that is made longer
+    afterwards learns from the same steps.
+    """
+
+    def __init__(
+        self,
+        evaluators: Sequence[Evaluator],
+        metrics: Metrics,
+        stopper: EarlyStopper,
+        sampling: LearnedSampling | None,
+    ):
+        self._evaluators, self._metrics = evaluators, metrics
+        self._stopper, self._sampling = stopper, sampling
+
+    def after(self, run: Run) -> None:
+        learned_from: dict[str, float] = {}
+        for evaluator in self._evaluators:
+            due = run.step % evaluator.period == 0
+            if due or run.last:
+                params, values = self._measure(run, evaluator)
+                self._stopper.evaluated(run.step, values, params)
+                run.measured |= values
+                learned_from |= values if due else {}
+        if self._sampling is not None and learned_from:
+            learned = self._sampling.evaluated(run.step, learned_from)
+            if learned:
+                self._metrics.write(run.step, learned)
+        # The last step of early stopping says that training has finished, too.
+        run.last = run.last or self._stopper.stopped
+
+    def before(self, run: Run) -> None:
+        """Measures and prints what the parameters are worth with which a run begins."""
+        for evaluator in self._evaluators:
+            _, values = self._measure(run, evaluator)
+            if distributed.is_primary():
+                shown = [f"{name} {values[name]:.4f}" for name in values if name.count("/") < 2]
+                print(f"before the first step: {', '.join(shown)}")
+
+    def _measure(self, run: Run, evaluator: Evaluator) -> tuple[Any, dict[str, float]]:
+        params = average.used(run.state)
+        values = run.pause("evaluate", functools.partial(evaluator.run, params))
+        self._metrics.write(run.step, values)
+        return params, values
+
+
+class Noted(Protocol):
+    """A part of a run that continues from what it has noted in a checkpoint."""
+
+    def note(self) -> Mapping[str, Any]: ...
+
+
+class Save:
+    """Saves every `period` steps, and stops where a signal asks for it; `train` saves the end."""
+
+    def __init__(
+        self,
+        period: int,
+        checkpoints: Checkpoints,
+        folder: Path,
+        about: Mapping[str, Any],
+        parts: Sequence[Noted],
+        stopper: EarlyStopper,
+    ):
+        self._period, self._checkpoints, self._folder = period, checkpoints, folder
+        self._about, self._parts, self._stopper = about, parts, stopper
+
+    def after(self, run: Run) -> None:
+        if run.last:
+            return
+        if run.stopping:
+            self.save(run)
+            run.pause("save", self._checkpoints.wait)
+            raise Interrupted(run.step)
+        if run.step % self._period == 0:
+            self.save(run)
+
+    def save(self, run: Run, **more: Any) -> dict[str, Any]:
+        """Starts to save the state; returns the checkpoint's note, with `more`."""
+
+        def start() -> dict[str, Any]:
+            note = {**self._about, **more}
+            for part in self._parts:
+                note |= part.note()
+            note["step"] = run.step
+            items = average.items(run.state)
+            if self._stopper.best is not None:
+                items["best"] = self._stopper.best
+            self._checkpoints.save(run.step, items, note, run.measured)
+            if distributed.is_primary():
+                run.counters.write(self._folder, note)
+            return note
+
+        return run.pause("save", start)
+
+
+def _about(program: TrainProgram, stream: BatchStream) -> dict[str, Any]:
+    """Returns what every checkpoint of the run says about it."""
+    about = {"stream": stream.fingerprint(), "directions": stream.directions}
+    about |= program.groups.note() if program.groups else {}
+    if stages := pipeline.about(program.mesh, program.model):
+        about["pipeline"] = stages
+        if distributed.is_primary():
+            print(
+                f"pipeline: {stages['stages']} stages, {stages['microbatches']} microbatches; "
+                f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
+            )
+    return about
+
+
+def _checkpoints(training: Training, folder: Path) -> Checkpoints:
+    return Checkpoints(
+        folder / "checkpoints",
+        keep=training.keep_checkpoints,
+        keep_period=training.keep_period,
+        keep_best=training.keep_best,
+    )
+
+
+def _restored(
+    checkpoints: Checkpoints,
+    step: int,
+    saved: Mapping[str, Any],
+    state: TrainState,
+    stopper: EarlyStopper,
+    about: Mapping[str, Any],
+) -> TrainState:
+    """Returns the state of a step, sharded as `state`; the stopper continues from it.
+
+    The state of groups of directions is taken over from a step with the same groups; else it begins
+    again.
+
+    Args:
+        checkpoints: The run's.
+        step: The step.
+        saved: Its note.
+        state: A state of the same shapes, which is given away.
+        stopper: Of early stopping.
+        about: What this run's checkpoints say.
+
+    Raises:
+        InputError: The step was trained on something else, or is a mean of checkpoints.
+    """
+    place = f"{checkpoints.folder}/{step}"
+    for name in ("vocabulary", "stream"):
+        if name in about and saved.get(name) != about[name]:
+            raise InputError(
+                f"{place} was trained with another {name} "
+                f"({str(saved.get(name))[:12]} there, {str(about[name])[:12]} here); "
+                "choose another MODEL_DIR, or start over with --fresh"
+            )
+    if "averaged" in saved:  # by `m4 average`
+        raise InputError(
+            f"{place} is a mean of checkpoints, without an optimizer's state: begin another run "
+            "from its parameters with --init_from"
+        )
+    items = {name: shapes(tree) for name, tree in average.items(state).items()}
+    if saved.get("gradients", {}) != about.get("gradients"):
+        items.pop("groups", None)
+    if stopper.rule is not None and "best_step" in saved:
+        items["best"] = shapes(state.params)
+    found = checkpoints.restore(step, items)
+    if "best" in found:
+        stopper.resume(saved, found["best"])
+    at = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
+    return average.from_items(at, found, state.optimizer)

@@ -1,1 +1,0 @@
-"""What a trainer does around its steps: batches, the run, stopping, resuming."""

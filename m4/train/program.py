@@ -1,0 +1,226 @@
+"""The training step of a model on a mesh, before its compilation, and the sharding of its state."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import AbstractMesh, Mesh
+
+from m4.model import pipeline
+from m4.model.layers import shapes_only
+from m4.model.transformer import Transformer
+from m4.parallel.layout import Layout
+from m4.parallel.mesh import Rules, axis_rules_context, check_divides, rows_over
+from m4.settings import SettingError, nearest_valid
+from m4.train.batches import BatchShape
+from m4.train.multitask.grouped import DirectionGroups, direction_groups
+from m4.train.multitask.groups import Directions, by_direction
+from m4.train.state import TrainState, initialize, new_state, state_shardings
+from m4.train.step import make_train_step
+from m4.train.training import Training
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainProgram:
+    """One training step over a mesh; nothing is computed until `jit` or `new_state` is called.
+
+    Attributes:
+        step: (state, batch) -> (state, metrics), pure (`m4.train.step.make_train_step`).
+        optimizer: With the state of the groups of directions.
+        fsdp_axes, extra_axis_rules: See `m4.train.training.Training`.
+        groups: Groups of directions whose gradients a step computes. None where it needs none.
+    """
+
+    step: Callable[..., Any]
+    model: Transformer
+    optimizer: optax.GradientTransformation
+    mesh: Mesh
+    seed: int
+    fsdp_axes: Sequence[str] = ()
+    extra_axis_rules: Rules = ()
+    groups: DirectionGroups | None = None
+
+    def axis_rules(self) -> AbstractContextManager[None]:
+        """Within it logical axes mean the mesh's; the step must be traced and called there."""
+        return axis_rules_context(self.mesh, self.extra_axis_rules)
+
+    @functools.cached_property
+    def shardings(self) -> TrainState:
+        """Sharding of each array of the state."""
+        with self.axis_rules():
+            return state_shardings(self.mesh, self.model, self.optimizer, self.fsdp_axes)
+
+    def abstract_state(self) -> TrainState:
+        """Returns shapes and shardings of the state: enough to lower the step."""
+        with shapes_only():
+            shapes = jax.eval_shape(
+                functools.partial(initialize, self.model, self.optimizer, self.seed)
+            )
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            self.shardings,
+        )
+
+    def new_state(self) -> TrainState:
+        """Makes the state before the first step, shard by shard where it belongs."""
+        with self.axis_rules():
+            return new_state(self.mesh, self.model, self.optimizer, self.seed, self.shardings)
+
+    def jit(self, step: Callable[..., Any] | None = None) -> Any:
+        """Returns the step, or another one with its state, as jax.jit; call it in `axis_rules`."""
+        return jit_step(step or self.step, self.shardings)
+
+
+def jit_step(step: Callable[..., Any], shardings: TrainState) -> Any:
+    """Returns the step as jax.jit: the new state takes the place of the old one in memory.
+
+    Metrics are replicated, so that every process can read them.
+    """
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
+
+
+def train_program(
+    training: Training,
+    model: Transformer,
+    directions: Directions | Sequence[str],
+    mesh: Mesh,
+    batch_shapes: Sequence[BatchShape] = (),
+) -> TrainProgram:
+    """Returns the training step of a model; nothing is computed, read or written.
+
+    Args:
+        training: The settings.
+        model: The model.
+        directions: Directions in the order of a batch's direction_ids. Names alone are of one size.
+        mesh: The mesh.
+        batch_shapes: Shapes that batches can have. Defaults to none, which are not checked.
+
+    Raises:
+        SettingError: Sizes of the model or of batches that do not divide over the mesh, or a
+            setting that names an unknown direction.
+    """
+    if not isinstance(directions, Directions):
+        directions = Directions.assumed(directions)
+    with axis_rules_context(mesh, training.extra_axis_rules):
+        parts = training.grad_accum_steps
+        check_batches(mesh, model, batch_shapes, training.batch_size, parts)
+        check_model(mesh, model)
+    weights, rates = (
+        None if given is None else by_direction(f"Training.{name}", given, directions)
+        for name, given in (
+            ("loss_weights", training.loss_weights),
+            ("learning_rates", training.learning_rates),
+        )
+    )
+    groups = direction_groups(training.gradients, rates, directions)
+    optimizer = training.optimizer(training.total_steps)
+    step = make_train_step(
+        model,
+        optimizer,
+        directions=len(directions.names),
+        seed=training.seed,
+        label_smoothing=training.label_smoothing,
+        z_loss=training.z_loss,
+        aux_loss_factor=training.aux_loss_factor,
+        router_z_loss_factor=training.router_z_loss_factor,
+        grad_accum_steps=parts,
+        rng=training.rng,
+        loss_weights=weights,
+        groups=groups,
+    )
+    return TrainProgram(
+        step,
+        model,
+        optimizer if groups is None else groups.with_state(optimizer),
+        mesh,
+        training.seed,
+        training.fsdp_axes,
+        training.extra_axis_rules,
+        groups,
+    )
+
+
+def decoding_layout(training: Training, model: Transformer, mesh: Mesh) -> Layout | None:
+    """Returns how the model is sharded when it translates: as in training. None: on one device.
+
+    Lengths are never sharded (rules for "length" are left out): a step of decoding has one
+    position.
+
+    Raises:
+        SettingError: Sizes of the model that do not divide over the mesh.
+    """
+    with axis_rules_context(mesh, training.extra_axis_rules):
+        check_model(mesh, model)
+    if mesh.size == 1:
+        return None
+    rules = [rule for rule in training.extra_axis_rules if rule[0] != "length"]
+    return Layout(mesh, training.fsdp_axes, rules)
+
+
+def check_model(mesh: Mesh, model: Transformer) -> None:
+    """SettingError where an array of the model cannot be split evenly over the mesh."""
+    width = model.heads * model.head_width
+    check_divides(mesh, "width", model.width, "embed", "Transformer.width")
+    check_divides(mesh, "attention", model.heads, "heads", "Transformer.heads")
+    joined = "attention: heads * head_width"
+    check_divides(mesh, joined, width, "joined_kv", "Transformer.head_width")
+    check_divides(mesh, "attention", model.head_width, "kv", "Transformer.head_width")
+    check_divides(mesh, "feed-forward", model.mlp_width, "mlp", "Transformer.mlp_width")
+    shared = model.source_vocab_size is None
+    vocabularies = {("" if shared else "target_") + "vocabulary_size": model.vocab_size}
+    if model.source_vocab_size is not None:
+        vocabularies["vocabulary_size"] = model.source_vocab_size
+    for setting, size in vocabularies.items():
+        check_divides(mesh, "embedding, rounded up", size, "vocab", f"CorpusSpec.{setting}")
+    for experts in (model.encoder_experts, model.decoder_experts):
+        if experts is not None:
+            assert experts.mlp_width is not None
+            check_divides(mesh, "experts", experts.num_experts, "expert", "MoeLayer.num_experts")
+            check_divides(mesh, "experts", experts.mlp_width, "expert_mlp", "MoeLayer.mlp_width")
+
+
+def check_batches(
+    mesh: Mesh,
+    model: Transformer,
+    shapes: Sequence[BatchShape],
+    batch_size: int,
+    grad_accum_steps: int,
+) -> None:
+    """SettingError where batches do not divide over the mesh or into accumulation steps.
+
+    batch_size: rows of a full batch; where rows are sorted by length, shapes have other numbers.
+    """
+    for rows, source_length, target_length in shapes:
+        check_divides(mesh, "batch", rows, "batch", "Training.batch_size")
+        for length in (source_length, target_length):
+            check_divides(mesh, "batch", length, "length", "CorpusSpec.lengths")
+        check_accumulation(mesh, rows, grad_accum_steps, batch_size)
+        try:
+            pipeline.check(mesh, model, rows // grad_accum_steps, "Training.batch_size")
+        except SettingError as error:
+            if grad_accum_steps == 1 or error.setting != "Training.batch_size":
+                raise
+            allowed = f"{grad_accum_steps} (Training.grad_accum_steps) times {error.allowed}"
+            raise SettingError(error.setting, rows, allowed) from None
+
+
+def check_accumulation(
+    mesh: Mesh | AbstractMesh, rows: int, grad_accum_steps: int, batch_size: int | None = None
+) -> None:
+    """SettingError where a batch's rows do not make that many equal parts on every device."""
+    devices = rows_over(mesh)
+    if rows % (devices * grad_accum_steps) == 0:
+        return
+    allowed = (
+        f"a multiple of {devices * grad_accum_steps}: Training.grad_accum_steps = "
+        f"{grad_accum_steps} parts on each of {devices} devices with different rows; "
+        f"{nearest_valid(rows, devices * grad_accum_steps)}"
+    )
+    if batch_size not in (None, rows):
+        allowed = f"such that batches have, where this one has {rows} rows, {allowed}"
+    raise SettingError("Training.batch_size", batch_size or rows, allowed)

@@ -1,0 +1,144 @@
+"""A training run between its hooks: the state, and the steps that were dispatched and run."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from m4.parallel import distributed
+from m4.train.bad_steps import StepGuard
+from m4.train.batches import BatchShape, shape_of
+from m4.train.measuring.counters import Counters
+from m4.train.measuring.profile import STEP_NAME
+from m4.train.measuring.step_clock import StepClock
+from m4.train.preemption import STOP, stop_flags, with_stop_flags
+from m4.train.program import TrainProgram
+from m4.train.state import TrainState
+
+
+def most_in_flight(mesh: Mesh) -> int:
+    """Returns how many steps may have been dispatched and not have ended.
+
+    On accelerators three: one runs, the next one waits on the device, so that it never waits for
+    the host, and the loop prepares the one after that. On CPUs one: on few cores, more than two
+    steps with collectives in flight deadlock in XLA's thread pool.
+    """
+    return 1 if mesh.devices.flat[0].platform == "cpu" else 3
+
+
+class StepsInFlight:
+    """The steps that were dispatched and have not been seen to end.
+
+    Attributes:
+        stop: Whether a step that has ended had a flag of a process that is to stop
+            (`m4.train.preemption`). All processes wait for the same steps at the same points of
+            their loops, so they agree.
+    """
+
+    def __init__(self, most: int, clock: StepClock):
+        self.most, self.stop = most, False
+        self._clock = clock
+        self._steps: collections.deque[tuple[BatchShape | None, Any, Any]] = collections.deque()
+
+    def add(self, shape: BatchShape | None, result: jax.Array, stop: jax.Array | None) -> None:
+        """Takes a step; waits until one more may be dispatched.
+
+        Args:
+            shape: Shape of its batch. None where its time does not count.
+            result: An array that is ready when the step has ended.
+            stop: Sum of the processes' flags. None where there is one process.
+        """
+        if stop is not None:
+            stop.copy_to_host_async()
+        self._steps.append((shape, result, stop))
+        self.wait(self.most - 1)
+
+    def wait(self, left: int = 0) -> None:
+        """Returns once at most `left` steps are in flight."""
+        while len(self._steps) > left:
+            shape, result, stop = self._steps.popleft()
+            jax.block_until_ready(result)
+            if shape is not None:
+                self._clock.ended(shape)
+            self.stop = self.stop or (stop is not None and int(stop) > 0)
+
+
+@dataclasses.dataclass
+class Run:
+    """A run as its hooks see it.
+
+    Attributes:
+        state: State after the last step that was dispatched.
+        end: The step that ends training.
+        received: Signals that this process has received.
+        measured: Numbers that evaluators found at the present step.
+        step: The last step that was dispatched.
+        stepped: Whether there was one; else there is nothing to save yet.
+        last: Whether training ends with it.
+    """
+
+    program: TrainProgram
+    state: TrainState
+    end: int
+    in_flight: StepsInFlight
+    clock: StepClock
+    guard: StepGuard
+    counters: Counters
+    received: Sequence[int] = ()
+    measured: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.step = int(self.state.step)
+        self.last, self.stepped = self.step == self.end, False
+        self.together = distributed.is_distributed()
+        self._compiled: set[BatchShape] = set()
+        guarded = self.guard.wrap(self.program.step)
+        jitted = self.program.jit(with_stop_flags(guarded) if self.together else guarded)
+        self._call = distributed.SynchronizedProgram(jitted, "the step's program")
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal ends training after this step; all processes agree on it."""
+        return self.in_flight.stop if self.together else bool(self.received)
+
+    def take(self, batch: dict[str, jax.Array]) -> None:
+        """Dispatches a step. While it runs, or those before it, the next batch is sent."""
+        self.step += 1
+        self.last, self.measured = self.step == self.end, {}
+        shape = shape_of(batch)
+        batch |= self.guard.inputs()
+        if self.together:
+            batch[STOP] = stop_flags(self.program.mesh, bool(self.received))
+
+        def dispatch() -> dict[str, Any]:
+            with jax.profiler.StepTraceAnnotation(STEP_NAME, step_num=self.step):
+                self.state, metrics = self._call(self.state, batch)
+            return metrics
+
+        compile_first = shape not in self._compiled
+        if compile_first:
+            self._compiled.add(shape)
+            metrics = self.pause("compile", lambda: jax.block_until_ready(dispatch()))
+        else:
+            metrics = dispatch()
+            self.clock.dispatched()
+        counted = None if compile_first else shape
+        self.in_flight.add(counted, metrics["loss"], metrics.pop(STOP, None))
+        self.guard.add(self.step, metrics)
+        self.counters.add(self.step, metrics)
+        self.stepped = True
+
+    def catch_up(self) -> None:
+        """Waits for all steps. BadStep: one of them ends training."""
+        self.in_flight.wait()
+        for step in self.guard.check():
+            self.counters.leave_out(step)
+
+    def pause(self, phase: str, work: Callable[[], Any]) -> Any:
+        """Waits for all steps, then runs `work`, whose time is no step's."""
+        self.catch_up()
+        with self.clock.pause(phase):
+            return work()

@@ -20,7 +20,7 @@ from m4.eval.decoding import translate as translation
 from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.settings import Decoding
-from m4.eval.decoding.translate import Translator, check_language, waiting_lines
+from m4.eval.decoding.translate import Translator, check_language
 from m4.model.transformer import Transformer
 from m4.storage.checkpoints import Checkpoints
 
@@ -90,12 +90,6 @@ def test_an_unknown_language_gets_a_hint(to, hint):
         check_language(to, ["en", "gl", "sr_Latn"])
     assert str(error.value).endswith("It knows: en, gl, sr_Latn")
     assert "\n" not in str(error.value)
-
-
-def test_without_a_near_language_there_is_no_hint(translator):
-    with pytest.raises(ValueError, match=r"into it\. It knows: en, gl, sr_Latn"):
-        translator.translate(["ola"], "xyzzy")
-    check_language("gl", ["en", "gl"])
 
 
 def test_a_language_that_was_not_trained_into_is_refused(pieces, louder):
@@ -177,12 +171,6 @@ def test_a_line_that_is_not_utf8(translator, louder):
     with pytest.raises(ValueError, match="line 2: not UTF-8"):
         translator.stream(source, "en", output)
     assert output.getvalue() == "OLA\n"
-    os.close(source)
-
-
-def test_no_lines_of_an_empty_file():
-    source = piped(b"")
-    assert list(waiting_lines(source)) == []
     os.close(source)
 
 

@@ -2,14 +2,12 @@ import base64
 import gzip
 import hashlib
 import html.parser
-import json
 import re
 
 import pytest
 
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.report import results
-from m4.eval.report.atlas import path_of
 from m4.eval.report.page import SCRIPT, Background, language_tag
 from m4.eval.report.results import draw, write_results
 from m4.eval.scoring.by_step import read_rows, replace_rows, rows_by_step, said
@@ -17,7 +15,6 @@ from m4.eval.scoring.delta import from_plain
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import System, measure, score_rows, train_pairs_of
 from m4.storage.files import read_jsonl, write_jsonl
-from m4.train.measuring import routing_counts
 
 ATTACK = '<script>alert("x")</script><img src=https://example.org/a.png onerror=x>'
 TRAIN = {"pt": 4000, "gl": 250, "he": 150}
@@ -139,19 +136,6 @@ def test_the_numbers_are_those_of_the_rows(made):
         assert signature in text
 
 
-def test_rates_of_each_direction_and_their_means(made):
-    written, text = made
-    rows = read_jsonl(written.rates)
-    assert [row["system"] for row in rows] == ["reference", "moe", "bilingual"] * 6
-    row = next(r for r in rows if (r["system"], r["direction"]) == ("moe", "en-he"))
-    # The attack is in Latin letters: 1 of 20; and no translation is a copy, empty or a loop.
-    assert [row[name] for name in ("off_script", "copies", "empty", "loops")] == [0.05, 0, 0, 0]
-    part = text[text.index('id="rates"') : text.index('id="translations"')]
-    assert part.count("<td>reference</td>") == 2 + 6  # two means, six directions
-    assert part.count("<td>moe</td>") == 2 + 6
-    assert "5.0" in part
-
-
 def test_languages_and_directions_of_writing(made):
     _, text = made
     assert '<dd dir="auto" lang="he" class="reference">1 פרנקים' in text
@@ -159,29 +143,6 @@ def test_languages_and_directions_of_writing(made):
     assert [language_tag(code) for code in ("zh_Hant", "glg", "srp_Latn", "xx_yy")] == [
         "zh-Hant", "gl", "sr-Latn", "xx-yy",
     ]  # fmt: skip
-
-
-def test_optional_parts(made, tmp_path):
-    written, text = made
-    for part in ("subsets", "training", "made", "translations"):
-        assert f'id="{part}"' in text
-    assert "25.0%" in text
-    assert "41.0" in text
-    folder = written.html.parent.parent
-    plain = write_results(
-        tmp_path,
-        [System(name, folder / name) for name in ("moe", "bilingual")],
-        DEFAULTS.metrics,
-        TRAIN,
-    ).html.read_text(encoding="utf-8")
-    # 20 sentences are too few for means, and the page says so.
-    assert "no mean" not in text
-    assert "3 languages with fewer than 50 test sentences in no mean: gl, he, pt." in plain
-    assert "○" in plain
-    for part in ("subsets", "training"):
-        assert f'"{part}"' not in plain
-        assert f'"#{part}"' not in plain
-    assert "epochs" not in plain
 
 
 def test_same_files_same_bytes(made, tmp_path):
@@ -217,30 +178,6 @@ def test_hypotheses_may_be_gzipped(made, tmp_path):
     (tmp_path / "moe" / "test.gl-en.jsonl.gz").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"test.gl-en.jsonl.gz: damaged \(Not a gzipped file"):
         measure(systems, DEFAULTS.metrics)
-
-
-def test_the_atlas_is_shown_where_there_are_counts(made, tmp_path):
-    written, text = made
-    assert 'id="experts"' not in text
-    assert '"#experts"' not in text
-    assert "ALARM" not in text
-    folder = written.html.parent.parent
-    for split in ("train", "test"):
-        found = routing_counts.Counts(["gl-en", "en-gl"])
-        found.add({"encoder_1": [[5, 5, 0], [5, 5, 0]]})
-        routing_counts.write(
-            path_of(tmp_path, split), found, {"split": split, "train_pairs": TRAIN}
-        )
-    systems = [System(name, folder / name) for name in ("moe", "bilingual")]
-    text = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN).html.read_text(
-        encoding="utf-8"
-    )
-    assert text.count("ALARM encoder_1: 1 of 3 experts is dead") == 2
-    assert text.count('<svg class="figure"') == 2
-    outline = Outline()
-    outline.feed(text)
-    outline.close()
-    assert outline.open == []
 
 
 def test_a_step_whose_checkpoint_is_gone_or_that_has_fewer_directions_is_not_the_best():
@@ -319,10 +256,3 @@ def test_unknown_curve_is_an_error(made, tmp_path):
     background = Background(curves={"moe": [{"step": 1, "nll": 2.0}]}, curve_keys=("los",))
     with pytest.raises(ValueError, match="no 'los' in the metrics to draw; they have nll, step"):
         write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN, background=background)
-
-
-def test_rows_are_json(made):
-    written, _ = made
-    for path in (written.scores, written.deltas):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            assert isinstance(json.loads(line), dict)

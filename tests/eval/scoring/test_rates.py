@@ -177,12 +177,6 @@ def test_the_table_has_means_of_directions_with_enough_sentences() -> None:
         assert wanted in text
 
 
-def test_the_table_without_an_identifier_says_what_to_install() -> None:
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(rates.table(rates.rates(languages(), None), LEVELS))
-    assert "pip install 'm4[langid]'" in console.export_text()
-
-
 @pytest.fixture
 def no_langid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))

@@ -1,5 +1,4 @@
 import functools
-import json
 
 import numpy as np
 import pytest
@@ -151,15 +150,3 @@ def test_bad_names_are_refused(systems, tmp_path):
         score.find_decodes(tmp_path, "test")
     with pytest.raises(ValueError, match="names are unique"):
         score.measure([systems[0], systems[0]], [chrf])
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "scores.jsonl"
-    path.write_text("old")
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        write_jsonl(path, [{"fine": 1}, {"not": {1}}])
-    assert [p.name for p in tmp_path.iterdir()] == ["scores.jsonl"]
-    assert path.read_text() == "old"
-    write_jsonl(path, [{"text": "é"}])
-    assert path.read_text(encoding="utf-8") == '{"text": "é"}\n'
-    assert json.loads(path.read_text(encoding="utf-8")) == {"text": "é"}

@@ -17,7 +17,7 @@ SECONDS = 400
 
 
 def together(log: Path, *arguments: str) -> list[str]:
-    """What each of two processes of two devices says of `m4 ARGUMENTS`; both must succeed."""
+    """Returns the output of each of two processes of two devices; both must succeed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

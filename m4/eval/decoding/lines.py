@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from m4.data.preprocess import tag
 from m4.data.sentences import Chunks, chunks, joined
-from m4.eval.decoding.batch_counts import BatchCounts
-from m4.eval.decoding.decode import Translations, translations
+from m4.eval.decoding.decode import BatchCounts, Translations, translations
 from m4.eval.decoding.t5x_lines import t5x_line
 from m4.eval.decoding.translate import Translator, json_line
 

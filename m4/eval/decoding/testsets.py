@@ -10,8 +10,7 @@ import numpy as np
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.eval.decoding.batch_counts import BatchCounts
-from m4.eval.decoding.decode import Batch, as_json, translations, warn
+from m4.eval.decoding.decode import Batch, BatchCounts, as_json, translations, warn
 from m4.eval.decoding.settings import Decoding
 from m4.parallel import distributed
 from m4.parallel.layout import Layout

@@ -24,8 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from m4.data.preprocess import language_of
-from m4.eval.report.figures import FEW, blank, colorbar, page_size, png
-from m4.eval.report.theme import LIGHT
+from m4.eval.report.figures import FEW, LIGHT, blank, colorbar, page_size, png
 from m4.eval.scoring.levels import SIDES, side_of
 from m4.settings import InputError
 from m4.storage.files import keep_result

@@ -12,8 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from m4.eval.report.figures import blank, colorbar
-from m4.eval.report.theme import LIGHT
+from m4.eval.report.figures import LIGHT, blank, colorbar
 
 _NAME = "gradients/cosine/"
 _LONGEST = 14  # letters of a label

@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from m4.eval.report.figures import SIZE, blank, legend, save, style
-from m4.eval.report.theme import LIGHT
+from m4.eval.report.figures import LIGHT, SIZE, blank, legend, save, style
 from m4.eval.scoring.by_step import ALL
 from m4.eval.scoring.delta import METRIC_NAMES
 from m4.eval.scoring.levels import LEVELS

@@ -18,8 +18,7 @@ from m4.data.languages import describe
 from m4.data.preprocess import language_of, split_direction
 from m4.eval.metrics import bootstrap
 from m4.eval.report import curves, plot
-from m4.eval.report.figures import inline
-from m4.eval.report.theme import DARK, LIGHT
+from m4.eval.report.figures import DARK, LIGHT, inline
 from m4.eval.scoring import rates
 from m4.eval.scoring.delta import (
     METRIC_NAMES,

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from m4.data.families import OTHER, shown
-from m4.eval.report.figures import FEW, Sheet, halfway, legend, save
-from m4.eval.report.theme import LIGHT
+from m4.eval.report.figures import FEW, LIGHT, Sheet, halfway, legend, save
 from m4.eval.scoring.delta import METRIC_NAMES, Delta, hollow_means, small_tests
 from m4.eval.scoring.levels import DEFAULT_LEVELS, LEVELS, SIDES, ResourceLevels
 from m4.settings import InputError

@@ -15,8 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from m4 import html as pages
 from m4.data.inspection.preview import Column, Preview, repeated_more_than, short, times
 from m4.data.languages import describe
-from m4.eval.report.figures import Sheet, inline, legend, save
-from m4.eval.report.theme import LIGHT
+from m4.eval.report.figures import LIGHT, Sheet, inline, legend, save
 from m4.storage.files import write_text
 
 TEMPLATE = Path(__file__).with_name("preview.html.j2")

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from m4.data.preprocess import split_direction
-from m4.eval.decoding.batch_counts import BatchCounts
-from m4.eval.decoding.decode import warn
+from m4.eval.decoding.decode import BatchCounts, warn
 from m4.eval.decoding.lines import FORMS, Line, translate_lines
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.translate import Translator, check_language

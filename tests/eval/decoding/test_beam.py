@@ -272,8 +272,7 @@ def test_cache_rule_by_leaf_name():
 
 
 def second_order(table, state):
-    """Logits from the last two tokens; the one before the last is in the cache, which must follow
-    its beam."""
+    """Returns logits from the last two tokens; the first of them is in the cache of its beam."""
     last = state.cur_token[:, 0]
     rows = jnp.arange(last.shape[0]) // (last.shape[0] // table.shape[0])
     return table[rows, state.cache["previous"][:, 0], last], {"previous": state.cur_token}

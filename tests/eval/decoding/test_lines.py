@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from m4.eval.decoding import lines as module
-from m4.eval.decoding.batch_counts import BatchCounts
-from m4.eval.decoding.decode import Batch, Translations
+from m4.eval.decoding.decode import Batch, BatchCounts, Translations
 from m4.eval.decoding.lines import Line, together, translate_lines
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.translate import Translator

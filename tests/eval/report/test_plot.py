@@ -9,8 +9,7 @@ from matplotlib.colors import to_hex
 
 from m4.data.languages import LANGUAGES
 from m4.eval.report import plot
-from m4.eval.report.figures import inline
-from m4.eval.report.theme import LIGHT
+from m4.eval.report.figures import LIGHT, inline
 from m4.eval.scoring.delta import Delta
 from m4.eval.scoring.levels import ResourceLevels
 

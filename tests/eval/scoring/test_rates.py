@@ -1,4 +1,4 @@
-"""How translations fail: each rate by hand, the identifier's own errors, rows that are kept."""
+"""Rates of failed translations: by hand, the identifier's own errors, rows that are kept."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ LONG = "a sentence of enough letters"
 
 
 def languages() -> Measured:
-    """gl is once taken for pt; the system translates into Portuguese and English twice each."""
+    """Returns sentences: gl is once taken for pt; the system translates into Portuguese and English twice each."""
     references = ["[gl] " + LONG] * 9 + ["[pt] " + LONG]
     made = ["[pt] " + LONG] * 2 + ["[en] " + LONG] * 2 + ["[gl] " + LONG] * 5 + ["[gl] short"]
     gl = [Decode("<2gl> x", r, h) for r, h in zip(references, made, strict=True)]

@@ -37,7 +37,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *events: Callable[[], object]) -> None:
-    """What happens while it waits, from look to look; it may not look again after the last."""
+    """Sets what happens while it waits; it may not look again after the last event."""
     later = iter(events)
     monkeypatch.setattr(follow, "_sleep", lambda _: next(later)())
 

@@ -1,4 +1,4 @@
-"""What a translation may not say: against loops over lists, in one step and in a whole search."""
+"""Constraints of translations: against loops over lists, in one step and in a whole search."""
 
 from __future__ import annotations
 

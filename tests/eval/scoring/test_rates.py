@@ -108,7 +108,7 @@ LONG = "a sentence of enough letters"
 
 
 def languages() -> Measured:
-    """Returns sentences: gl is once taken for pt; the system translates into Portuguese and English twice each."""
+    """Returns sentences: gl is taken for pt once; the system translates into pt and en twice."""
     references = ["[gl] " + LONG] * 9 + ["[pt] " + LONG]
     made = ["[pt] " + LONG] * 2 + ["[en] " + LONG] * 2 + ["[gl] " + LONG] * 5 + ["[gl] short"]
     gl = [Decode("<2gl> x", r, h) for r, h in zip(references, made, strict=True)]

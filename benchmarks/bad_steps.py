@@ -1,4 +1,4 @@
-"""What guarding a step costs: CPU time a step with and without, interleaved.
+"""Cost of guarding a step: CPU time a step with and without, interleaved.
 
 python benchmarks/bad_steps.py
 """

@@ -1,5 +1,6 @@
-"""Balanced routing for benchmarks of training: each expert is as many tokens' first choice, and as
-many tokens' second.
+"""Balanced routing for benchmarks of training.
+
+Each expert is as many tokens' first choice, and as many tokens' second.
 
 An untrained router is not balanced on random tokens. A peer then keeps two thirds of the choices
 and computes only those, where m4 computes all slots: two different amounts of work.

@@ -1,5 +1,7 @@
-"""What a checkpoint's manifest costs: saves with and without it interleaved, steps of training
-during which they are written, a restore, its verification.
+"""Cost of a checkpoint's manifest.
+
+It times saves with and without it, interleaved, steps of training during which they are written, a
+restore, and its verification.
 
 python benchmarks/checkpoint_hashing.py --megabytes=400 --rounds=5
 """

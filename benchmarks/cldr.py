@@ -1,4 +1,4 @@
-"""How fast the embedded corpus is made: `python benchmarks/cldr.py --languages 24 --pairs 48000`.
+"""Speed of making the embedded corpus: `python benchmarks/cldr.py --languages 24 --pairs 48000`.
 
 One JSON line a language, then one for all: accepted pairs (train, dev and test) a second of this
 process's CPU time on one core, imports and loading of the locales included; wall time and peak

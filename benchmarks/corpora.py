@@ -19,8 +19,10 @@ _CHUNK_PAIRS = 1 << 20
 
 
 def text(folder: str, languages: int) -> tuple[Source, list[str]]:
-    """The source and its codes: of a folder of TSV files, or else from the embedded corpus, 10,000
-    pairs of the largest language down to 120 of the smallest."""
+    """Returns the source and its codes, of a folder of TSV files or of the embedded corpus.
+
+    The latter has 10,000 pairs of the largest language down to 120 of the smallest.
+    """
     if folder:
         source = Tsv(folder, on_bad_line="skip")
         return source, source.languages()[:languages]

@@ -1,4 +1,4 @@
-"""How fast text becomes batches, and what it costs: `python benchmarks/data.py [--folder FOLDER]`.
+"""Speed and cost of text that becomes batches: `python benchmarks/data.py [--folder FOLDER]`.
 
 Text of 100 languages, from a folder of <lang>.{train,dev,test}.tsv files or else from the embedded
 corpus, becomes a cache; then, each in a separate process:
@@ -42,8 +42,10 @@ def tokens_in(batch: dict[str, Any]) -> list[int]:
 def start(
     folder: str, directions: int, jobs: bool, text: str, languages: int, pieces: int
 ) -> dict[str, Any]:
-    """From the beginning of this process to the first batch; with jobs as `m4 train` does it: with
-    JAX, and the cache's settings and source are compared."""
+    """Measures from the beginning of this process to the first batch.
+
+    With `jobs` it does so as `m4 train`: with JAX, comparing the cache's settings and source.
+    """
     if jobs:
         importlib.import_module("m4.jobs")
     from m4.data.cache.cache import Cache
@@ -125,8 +127,10 @@ def feed(folder: str, rows: int, layout: str, seconds: float, drop: bool = False
 
 
 def seqio(folder: str, rows: int, seconds: float) -> dict[str, Any]:
-    """The mixture of all directions, tokenized, shuffled and packed as T5X does it; for so many CPU
-    seconds, after as many to warm up."""
+    """Reads the mixture of all directions, tokenized, shuffled and packed as T5X does it.
+
+    It measures for `seconds` of CPU time, after as many to warm up.
+    """
     from m4.data import tasks
     from m4.data.cache.cache import Cache
 
@@ -162,7 +166,7 @@ def seqio(folder: str, rows: int, seconds: float) -> dict[str, Any]:
 
 
 def shares(folder: str) -> dict[str, Any]:
-    """How far from its share each direction is after a million pairs, in binomial sigmas."""
+    """Measures each direction's distance from its share after a million pairs, in sigmas."""
     import numpy as np
 
     from m4.data.cache.cache import Cache
@@ -179,8 +183,10 @@ def shares(folder: str) -> dict[str, Any]:
 
 
 def resume(folder: str, steps: int, layout: str) -> dict[str, Any]:
-    """Steps whose batch differs: of one stream, and of a new stream on every step, whose parts are
-    those of 1, of 2 and of 8 hosts."""
+    """Counts steps whose batch differs between one stream and a new stream on every step.
+
+    The new streams' parts are those of 1, of 2 and of 8 hosts.
+    """
     import numpy as np
 
     from m4.data.cache.cache import Cache
@@ -373,7 +379,7 @@ def feeds(folder: Path, what: str, seconds: float) -> list[Row]:
 
 
 def feeds_of_large(folder: Path, seconds: float) -> list[Row]:
-    """Of a cache that memory may not hold: from the disk, and once more."""
+    """Measures a cache that memory may not hold, from the disk and once more."""
     rows = []
     for drop, how in ((True, "from the disk"), (False, "once more")):
         values = {"rows": 64, "layout": "packed", "seconds": seconds, "drop": drop}

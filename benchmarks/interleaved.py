@@ -54,8 +54,10 @@ def interleaved_steps(steps: int, alone: Callable[[], object] = lambda: None) ->
 
 
 class Benchmark:
-    """A process that waits before each step; `seconds` and `cpu_seconds` of its steps, by this
-    process's clock and by the system's."""
+    """A process that waits before each step.
+
+    It has `seconds` and `cpu_seconds` of its steps, by this process's clock and by the system's.
+    """
 
     def __init__(self, command: str):
         self.command = command

@@ -1,4 +1,4 @@
-"""What a process has used so far, from Linux' /proc: for the benchmarks."""
+"""Memory and time that a process has used so far, from Linux' /proc: for the benchmarks."""
 
 import time
 from pathlib import Path
@@ -8,8 +8,10 @@ _OWN = Path("/proc/self")
 
 
 def memory() -> dict[str, int]:
-    """Resident megabytes: now, at most, and now without the pages of files, which the system takes
-    back when it needs them."""
+    """Returns resident megabytes: now, at most, and now without the pages of files.
+
+    The system takes those pages back when it needs them.
+    """
     lines = (_OWN / "status").read_text().splitlines()
     # VmHWM and not getrusage: that begins with the parent's memory.
     names = {"VmRSS": "rss_mb", "VmHWM": "peak_rss_mb", "RssAnon": "rss_anon_mb"}
@@ -27,7 +29,7 @@ def device() -> dict[str, Any]:
 
 
 class Meter:
-    """Where the time of this process' first thread goes between begin and end, added up.
+    """Sums of the time that this process' first thread spends between begin and end.
 
     seconds: wall time. cpu_seconds: of all threads. thread_seconds: CPU time of the first one.
     queued_seconds: it was ready, but other work had the cores. The rest of its seconds is

@@ -1,5 +1,5 @@
-# What the scripts share: options, one line for a mistake, commands that are shown or run, slices.
-# To be sourced by bash 4.4 or later.
+# Functions of all scripts: options, mistakes in one line, commands that are shown or run, slices.
+# Bash 4.4 or later sources it.
 # shellcheck shell=bash
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || {
@@ -10,16 +10,16 @@ shopt -s inherit_errexit
 
 dry_run=false
 
-# A mistake of the user's: one line, exit status 2.
+# Ends the script for a mistake of the user's: one line, exit status 2.
 mistake() {
   printf '%s: %s\n' "$(basename "$0")" "$*" >&2
   exit 2
 }
 
-# What the script says of itself, not the command's output.
+# Prints a line of the script's own, apart from the output of commands.
 say() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
 
-# The words as they would be typed: quoted where the shell would read them as something else.
+# Prints words as they would be typed, quoted where the shell needs it.
 quoted() {
   local word line=""
   for word in "$@"; do
@@ -34,12 +34,12 @@ run() {
   if $dry_run; then quoted "$@"; else "$@"; fi
 }
 
-# With --dry_run: says when the commands that follow are run.
+# With --dry_run, says when the commands that follow are run.
 when() {
   if $dry_run; then printf '# %s\n' "$*"; fi
 }
 
-# With --help, in front of --: prints the head of the script, and ends.
+# With --help in front of --, prints the head of the script and ends.
 show_help() {
   local word
   for word in "$@"; do
@@ -53,8 +53,8 @@ show_help() {
   done
 }
 
-# Sets the variables of the options: VALUES (--name=VALUE), LISTS (may be repeated) and SWITCHES
-# (--name: true) name them. `arguments` is what follows --.
+# Sets the variables of the options. VALUES (--name=VALUE), LISTS (may be repeated) and SWITCHES
+# (--name: true) name them. `arguments` gets the words after --.
 parse() {
   local _option
   while (($#)); do
@@ -78,7 +78,7 @@ parse() {
   done
 }
 
-# need name "$name" ...: every option has a value.
+# need name "$name" ...: ends the script where an option has no value.
 need() {
   while (($#)); do
     [[ -n $2 ]] || mistake "--$1=... is missing"
@@ -104,7 +104,7 @@ check_zone() {
   [[ $1 =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || mistake "--zone=$1: e.g. us-central2-b"
 }
 
-# check_lists ENV GCLOUD: the names of both lists.
+# check_lists ENV GCLOUD: checks the words of both lists, given by name.
 check_lists() {
   local -n variables=$1 flags=$2
   local word
@@ -117,7 +117,7 @@ check_lists() {
   done
 }
 
-# The job of m4 and its arguments, behind --. Others than these use one machine.
+# Checks the job of m4 behind --. Other jobs than these use one machine.
 check_job() {
   case ${1:-} in
     train | decode | eval) ;;
@@ -126,7 +126,7 @@ check_job() {
   esac
 }
 
-# The line of gcloud's output that says what is wrong.
+# Prints the line of gcloud's output that says what is wrong.
 error_line() { grep -m 1 ERROR <<<"$1" || echo "gcloud: ${1%%$'\n'*}"; }
 
 # check_gcloud OUTPUT ZONE: ends the script where gcloud's output names what the user must change.
@@ -134,7 +134,7 @@ check_gcloud() {
   local line
   line=$(error_line "$1")
   case $1 in
-    # Also where it was a login that the network did not let it renew.
+    # A login that the network did not let gcloud renew is no mistake either.
     *UNAVAILABLE* | *DEADLINE_EXCEEDED* | *"Max retries"* | *onnection* | *"timed out"*) ;;
     *"not found in zone"*)
       mistake "$line; what this zone has: gcloud compute tpus accelerator-types list --zone=$2"

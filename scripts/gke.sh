@@ -1,31 +1,31 @@
 #!/usr/bin/env bash
-# Jobs on TPU slices of a GKE cluster, as a JobSet or with XPK: docs/cloud_tpu.md.
+# Runs jobs on TPU slices of a GKE cluster, as a JobSet or with XPK: docs/cloud_tpu.md.
 #
 #   scripts/gke.sh COMMAND [OPTIONS] [-- ARGUMENTS]
 #
 #   image      builds the image from the Dockerfile and pushes it       --image
 #   pool       adds a node pool for every slice                         --name --cluster --zone --slice
 #   manifest   prints the JobSet that runs `m4 ARGUMENTS`               --name --image --slice
-#   apply      the same, given to the cluster
-#   xpk        the same job by XPK instead                              ... --cluster --zone
-#   status     the JobSet and its pods                                  --name
+#   apply      gives that JobSet to the cluster
+#   xpk        runs the same job by XPK                                 ... --cluster --zone
+#   status     shows the JobSet, its pods                               --name
 #   logs       follows the log of one host                              --name
 #   delete     ends the job: it saves its step first                    --name
 #
 #   --name=NAME          of the job or the pool       --image=IMAGE    repository/name:tag
-#   --slice=v4-128       v4-, v5e-, v5p-, v6e- or tpu7x-...            --slices=1  so many of them
+#   --slice=v4-128       v4-, v5e-, v5p-, v6e- or tpu7x-...            --slices=1  number of them
 #   --cluster=NAME       --zone=ZONE of the slices    --project=PROJECT  default: gcloud's
 #   --location=PLACE     of the cluster: its region, or the zone of a zonal one; default: the region
 #                        of --zone
-#   --spot, --reservation=NAME, --flex_start  what the slices are; both for pool and for the job
-#   --gcloud=FLAG        more of gcloud's flags for the pool, each with its own --gcloud
+#   --spot, --reservation=NAME, --flex_start  kind of capacity, for the pool and for the job
+#   --gcloud=FLAG        a further flag of gcloud's for the pool, may be repeated
 #   --env=NAME=VALUE     for m4 in every pod, may be repeated: LIBTPU_INIT_ARGS, XLA_FLAGS ...
 #   --service_account=N  Kubernetes' account that may read and write the bucket
 #   --host_network       pods use the hosts' network: faster between slices, but without Workload
 #                        Identity: they have the rights of the pool's own account
-#   --stall_minutes=60   a job that writes nothing for so long is started again; 0: never
-#   --max_restarts=100   of the whole job; a preemption is one
-#   --worker=0 --slice_index=0  whose log
+#   --stall_minutes=60   a job that writes nothing for this time is started again; 0: never
+#   --max_restarts=100   restarts of the whole job; a preemption is one
+#   --worker=0 --slice_index=0  the host whose log is shown
 #   --dry_run            prints every command, one a line, and runs nothing
 #   --help               prints this
 set -euo pipefail
@@ -61,7 +61,7 @@ check() {
   fi
 }
 
-# The slices, and of a job that is spread over several.
+# Checks the slices of a job.
 check_slices() {
   need slice "$slice"
   describe_slice "$slice"
@@ -113,7 +113,7 @@ pool() {
   done
 }
 
-# A YAML string: JSON's, which YAML takes.
+# Prints a YAML string in JSON's notation.
 yaml() {
   local text=${1//\\/\\\\}
   text=${text//\"/\\\"}
@@ -121,7 +121,7 @@ yaml() {
   printf '"%s"' "${text//"\$("/"\$\$("}"
 }
 
-# A line of the manifest, indented by so many spaces, where the condition is a text.
+# line CONDITION INDENT TEXT: prints a line of the manifest where the condition is not empty.
 line() {
   if [[ -n $1 ]]; then printf '%*s%s\n' "$2" "" "$3"; fi
 }

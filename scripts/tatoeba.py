@@ -46,8 +46,10 @@ def main() -> int:
 
 
 def pairs_of(sentences: Path, links: Path) -> dict[str, list[tuple[str, str]]]:
-    """Language -> (English, translation). The files are larger than memory should be: only
-    translations of English sentences are kept."""
+    """Returns language -> (English, translation).
+
+    The files are larger than memory should be: only translations of English sentences are kept.
+    """
     english = {number: text for number, code, text in rows(sentences, 3) if code == ENGLISH}
     wanted: dict[str, list[str]] = collections.defaultdict(list)
     for number, translation in rows(links, 2):
@@ -78,8 +80,11 @@ def write(
     most: int,
     least: int,
 ) -> dict[str, int]:
-    """A file a split, in an order by hash, so that `most` takes any pairs and not the oldest; of a
-    language with fewer pairs than `least` none. Returns the pairs by split."""
+    """Writes a file a split and returns the number of pairs by split.
+
+    Their order is by hash, so that `most` takes any pairs and not the oldest. A language with fewer
+    pairs than `least` gets no file.
+    """
     parts: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
     for pair in sorted({*pairs}, key=lambda pair: (text_hash("\t".join(pair)), pair)):
         parts[split(pair[0])].append("\t".join(pair) + "\n")

@@ -46,7 +46,7 @@ _TIMES = ("second", "goodput", "mfu", "time", "wall")
 
 
 def job(name: str, folder: Path, *more: str) -> Ended:
-    """`m4 NAME` on the run in `folder`, in a fork."""
+    """Runs `m4 NAME` on the run in `folder`, in a fork."""
     return in_child(lambda: main(name, folder, *more))
 
 
@@ -58,8 +58,10 @@ def arguments(name: str, folder: Path, *more: str) -> list[str]:
 
 
 def main(name: str, folder: Path, *more: str) -> int:
-    """`m4 NAME`, or one of COMMANDS, in this process. Baselines are trained in it: workers take ten
-    seconds to start."""
+    """Runs `m4 NAME`, or one of COMMANDS, in this process.
+
+    Baselines are trained in it too: workers take ten seconds to start.
+    """
     from m4.cli.main import main as m4
     from m4.jobs.bilingual import baselines
 

@@ -32,7 +32,7 @@ class Processes:
         return rows_RB[None]
 
     def message(self, process: int) -> str | None:
-        """What one process raises, when all are heard."""
+        """Returns the error of one process, when all are heard."""
         try:
             agree(
                 self.of_each[process],

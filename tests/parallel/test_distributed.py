@@ -1,4 +1,4 @@
-"""What only the primary process does, and its result in the others; without other processes."""
+"""Work of the primary process alone, and its result in the others; without other processes."""
 
 from __future__ import annotations
 
@@ -138,8 +138,7 @@ def test_connection_errors_are_recognized() -> None:
 
 
 def test_dead_process_is_noticed_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the defaults that `m4 train` gives JAX; a process is killed in
-    tests/train/loop/test_processes.py."""
+    """The defaults that `m4 train` gives JAX; tests/train/loop/test_processes.py kills one."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(jax.distributed, "initialize", lambda **given: asked.update(given))
     monkeypatch.setattr(jax.config, "update", lambda *_: None)  # the tests keep their own

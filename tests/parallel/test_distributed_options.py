@@ -1,4 +1,4 @@
-"""How a process finds out whether it is one of several."""
+"""Options by which a process knows that it is one of several."""
 
 from __future__ import annotations
 

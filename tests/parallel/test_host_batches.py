@@ -24,7 +24,7 @@ def a_batch(step: int, part: host_batches.Part) -> dict[str, np.ndarray]:
 
 
 def on(monkeypatch: pytest.MonkeyPatch, mine: set[int]) -> None:
-    """As if this process had the devices of these numbers only."""
+    """Makes this process have the devices of these numbers only."""
     whole = jax.sharding.NamedSharding
 
     class Mine(whole):

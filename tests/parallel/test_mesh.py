@@ -1,4 +1,4 @@
-"""The mesh, and what does not divide over it."""
+"""The mesh, and sizes that do not divide over it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_minus_one_takes_what_is_left() -> None:
 
 
 class Tpu:
-    """What a mesh asks of a device, of the first of two slices of 2 x 4 chips or of the second."""
+    """A device of the first of two slices of 2 x 4 chips, or of the second."""
 
     platform, device_kind, core_on_chip = "tpu", "TPU v5 lite", 0
 

@@ -35,8 +35,7 @@ def plan(config: str, folder: Path, *arguments: str) -> Said:
 
 
 def is_quiet(said: Said) -> bool:
-    """Whether standard error has no log of the compiler, which would be passed on; a line about
-    waiting for another plan is allowed."""
+    """Tells if standard error has no log of the compiler; a line about waiting is allowed."""
     return all(line.startswith(launch.WAITING) for line in said.err.splitlines())
 
 

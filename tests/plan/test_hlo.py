@@ -40,7 +40,7 @@ CUBE = np.arange(8).reshape(2, 2, 2)
 
 @functools.cache
 def nested() -> str:
-    """psum over a and c, 5 x 3 times; a loop of unknown length with an exchange over c."""
+    """Sums over a and c, 5 x 3 times, and a loop of unknown length with an exchange over c."""
 
     def inner(x, _):
         return lax.psum(x, ("a", "c")) * 0.5, None

@@ -27,8 +27,7 @@ def planned_experiment(folder: Path, *flags: str) -> Experiment:
 
 
 def assert_counts_are_kept_once(planned: PlannedProgram) -> None:
-    """Of choices by direction and expert there is one sum, however rarely a row is logged; of all
-    else the steps of a row."""
+    """Choices by direction and expert are one sum; other metrics are kept for a row's steps."""
     model, experts = planned.model, planned.model.encoder_experts
     assert experts is not None
     layers = (model.encoder_layers + model.decoder_layers) // model.moe_every

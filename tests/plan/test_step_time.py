@@ -17,8 +17,11 @@ def collective(kind: str, operand: int, devices: int, times: int = 1, result: in
 
 
 def busiest_link(machine: Topology, payload: float) -> float:
-    """Bytes over the busiest link when every device sends its payload to all, evenly, along one
-    dimension after the other the shortest way; both ways where they are equally long."""
+    """Returns the bytes over the busiest link when every device sends its payload to all, evenly.
+
+    They go along one dimension after the other the shortest way, and both ways where those are
+    equally long.
+    """
     loads: dict[tuple, float] = defaultdict(float)
     chips = list(itertools.product(*map(range, machine.sizes)))
     each = payload / machine.devices * machine.chip.cores**2  # between two chips

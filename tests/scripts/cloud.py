@@ -60,7 +60,7 @@ SLICES = {
 
 @functools.cache
 def all_described() -> dict[str, dict[str, str]]:
-    """What the scripts know of each slice: SLICE_TOPOLOGY, SLICE_HOSTS and the others."""
+    """Returns the scripts' variables of each slice: SLICE_TOPOLOGY, SLICE_HOSTS and the others."""
     names = ["TYPE", "RUNTIME", "TOPOLOGY", "HOSTS", "CHIPS", "GKE", "MACHINE"]
     text = " ".join(f"$SLICE_{name}" for name in names)
     said = subprocess.run(
@@ -82,7 +82,7 @@ def described(slice_name: str) -> dict[str, str]:
 
 
 def remote(words: list[str]) -> str:
-    """What an ssh command runs on the hosts."""
+    """Returns the command that an ssh command runs on the hosts."""
     (command,) = [word for word in words if word.startswith("--command=")]
     return command.removeprefix("--command=")
 

@@ -1,4 +1,4 @@
-"""What all scripts have in common: dry runs, mistakes, and the files that they rest on."""
+"""All scripts: dry runs, mistakes, and the files that they rest on."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def host_state(job: str = "train") -> str:
 
 
 def settled(state: str) -> bool:
-    """Whether the job comes to a state, within 20 seconds."""
+    """Waits for the job to come to a state, for 20 seconds; tells if it did."""
     end = time.monotonic() + 20
     while host_state() != state and time.monotonic() < end:
         time.sleep(0.05)

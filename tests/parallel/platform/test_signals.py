@@ -93,7 +93,7 @@ def test_a_signal_waits_for_the_import_of_a_module_in_cpp() -> None:
 
 
 def test_an_error_that_the_signal_became_has_its_status() -> None:
-    """jaxlib's import makes an ImportError of what a handler raises within it."""
+    """The import of jaxlib makes an ImportError of an exception that a handler raises in it."""
     done = run(
         "try: signal.raise_signal(15)\nexcept BaseException: raise ImportError('x') from None"
     )
@@ -124,7 +124,7 @@ def test_a_second_ctrl_c_ends_what_is_held() -> None:
 
 
 def test_what_is_ignored_stays_ignored() -> None:
-    """As nohup does."""
+    """A program that nohup starts ignores SIGHUP."""
     code = PROGRAM.format(work="    interrupt(1)\n    time.sleep(0.4)")
     ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     done = subprocess.run([sys.executable, "-c", ignoring + code], timeout=60)
@@ -132,7 +132,7 @@ def test_what_is_ignored_stays_ignored() -> None:
 
 
 def test_no_signal_is_lost_while_the_program_replaces_itself() -> None:
-    """As for huge pages: it comes before exec, and there is no handler yet after it."""
+    """The signal comes before exec, and there is no handler yet after it."""
     again = "from m4.__main__ import main; import sys; sys.exit(main())"
     code = (
         "import os, signal, sys\n"

@@ -256,10 +256,10 @@ def test_annotations_need_nothing_else_of_m4(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     # [8, 8] over 4 x 2.
-    # m4.settings has the messages.
+    # m4.settings, for a message, and m4.references below it: the lowest rooms.
     assert message.stdout.splitlines() == [
         "(2, 4)",
-        "m4 m4.parallel m4.parallel.sharding m4.settings m4.train",
+        "m4 m4.parallel m4.parallel.sharding m4.references m4.settings m4.train",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a job computes with, built from an experiment in one place: `build(experiment, corpus)`.
+"""The parts that a job computes with, built in one place: `build(experiment, corpus)`.
 
 Training, plans, dry runs, decoding and baselines use it. Without a corpus the sizes are those that
 the config asks for: checking them is the same call.

@@ -28,7 +28,7 @@ _MIB = 2**20
 
 
 class _Parameters(NamedTuple):
-    """As `m4.plan.memory.State`."""
+    """Parameters as `m4.plan.memory.State` has them."""
 
     params: Any
     params_axes: Any
@@ -97,7 +97,7 @@ def _decoding(experiment: Experiment, languages: int) -> Table:
 
 
 def _cache_bytes(model: Transformer, rows: int, source: int, target: int) -> int:
-    """Of keys and values of `rows` hypotheses, by the call that allocates T5X's cache."""
+    """Returns the bytes of keys and values of `rows` hypotheses."""
 
     def run(params: Any, encoder: Any, decoder: Any) -> Any:
         _, made = model.apply(

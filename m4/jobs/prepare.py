@@ -15,7 +15,7 @@ def run_folder(experiment: Experiment) -> Path:
 
 
 def model_folder(experiment: Experiment, dense: bool = False) -> Path:
-    """Where a model's checkpoints and decodes are."""
+    """Returns the folder of a model's checkpoints and decodes."""
     folder = run_folder(experiment)
     return folder / "compare" / "dense" if dense else folder
 

@@ -32,7 +32,7 @@ class BadStep(InputError):
 @checked
 @dataclasses.dataclass(frozen=True)
 class BadSteps:
-    """Which steps are bad, next to those whose loss or gradient norm is not finite.
+    """Rules for steps that are bad, next to those whose loss or gradient norm is not finite.
 
     Attributes:
         spike_threshold: a value is a spike where its robust z-score, (value - median) / (1.4826

@@ -16,7 +16,7 @@ BatchShape = tuple[int, int, int]
 
 
 def shape_of(batch: Mapping[str, jax.Array]) -> BatchShape:
-    """Of a batch over the mesh."""
+    """Returns the shape of a batch over the mesh."""
     rows, source_length = batch["encoder_input_tokens"].shape
     return rows, source_length, batch["decoder_input_tokens"].shape[1]
 
@@ -28,7 +28,7 @@ class BatchStream(Protocol):
 
     @property
     def shapes(self) -> Sequence[BatchShape]:
-        """All that its batches can have."""
+        """All shapes that its batches can have."""
         ...
 
     def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Mapping[str, np.ndarray]: ...

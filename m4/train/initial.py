@@ -37,7 +37,7 @@ Use = Mapping[str, npt.NDArray[np.int64]]
 @checked
 @dataclasses.dataclass(frozen=True)
 class InitialModel:
-    """Which trained model a new one begins from, and by which rules it grows.
+    """The trained model that a new one begins from, and the rules by which it grows.
 
     Attributes:
         run: its folder or address; RUN@STEP: a step that is kept, else the latest. Of T5X its
@@ -65,7 +65,7 @@ class InitialModel:
 
 
 class Rows(NamedTuple):
-    """How the rows of a new vocabulary [V] come from an old one's.
+    """The sources of the rows of a new vocabulary [V] in an old one.
 
     old_V: the old row of each, -1 for a new piece. spelled: new id -> the old ids that spell it.
     """
@@ -247,8 +247,11 @@ def _made(
 
 
 def _grown(old_VM: Array, fresh_VM: Array, rows: Rows) -> Array:
-    """Old rows bit-equal where their pieces are now; new pieces as `rows` spells them, and rows
-    that no piece has (the table is rounded up) as before, else as they start."""
+    """Returns the new table: old rows, bit-equal, where their pieces are now.
+
+    New pieces are as `rows` spells them, and rows that no piece has (the table is rounded up) as
+    before, else as they start.
+    """
     source = np.arange(len(fresh_VM), dtype=np.int32)
     source[: len(rows.old_V)] = rows.old_V
     source[source >= len(old_VM)] = -1

@@ -101,7 +101,7 @@ class Run:
 
     @property
     def stopping(self) -> bool:
-        """Whether a signal ends training after this step; all processes agree on it."""
+        """True if a signal ends training after this step; all processes agree on it."""
         return self.in_flight.stop if self.together else bool(self.received)
 
     def take(self, batch: dict[str, jax.Array]) -> None:

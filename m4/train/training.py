@@ -1,4 +1,4 @@
-"""How a model is trained: the settings."""
+"""The settings of training."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ BY_DIRECTION = ("loss_weights", "learning_rates", "gradients", "cosines")
 @checked
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """How a model is trained.
+    """Settings of training.
 
     Attributes:
         total_steps: where training ends. batch_size: packed rows a step, over all devices.
@@ -52,10 +52,10 @@ class Training:
             give none. So they lengthen steps and do not turn them: what one direction alone uses,
             such as its tag's embedding, has that direction's rate, and so has a batch of one
             direction (Jean et al. 2019, arXiv 1909.06434, implicit schedules).
-        gradients: alters the gradients of groups of directions for each other's sake,
-            `PCGrad` or `GradientVaccine` of `m4.train.multitask.surgery`; None: as they are.
+        gradients: alters the gradients of groups of directions to reduce conflicts between
+            them, `PCGrad` or `GradientVaccine` of `m4.train.multitask.surgery`. Defaults to none.
         cosines: how often the gradients of groups of directions are compared
-            (`m4.train.multitask.cosines`); None: never.
+            (`m4.train.multitask.cosines`). Defaults to never.
         label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor, rng, grad_accum_steps: see
             `m4.train.step.make_train_step`.
         checkpoint_period: steps between checkpoints. keep_checkpoints: the last so many stay;
@@ -68,11 +68,12 @@ class Training:
         log_period: steps between rows of metrics.jsonl. tensorboard: writes TensorBoard files too.
         dev_period: steps between dev losses. dev_pairs: at most so many pairs a direction.
         early_stopping: ends training before total_steps, and keeps the best parameters.
-        initial: the trained model that this one begins from; None: random numbers.
+        initial: the trained model that this one begins from. Defaults to random numbers.
         on_bad_step: what is done about a step whose loss or gradient is not finite or a spike:
             "stop" ends training; "skip" leaves parameters and optimizer as they are.
         bad_steps: which steps are bad, and how many are too many.
-        profile: (first, last) step of a trace by JAX's profiler in MODEL_DIR/profile; None: none.
+        profile: (first, last) step of a trace by JAX's profiler in MODEL_DIR/profile. Defaults
+            to none.
     """
 
     total_steps: Annotated[Steps, MUTABLE]

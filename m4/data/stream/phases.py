@@ -14,7 +14,7 @@ from m4.settings import InputError
 
 
 class Stretch:
-    """The groups of one phase: the first one, the phase's draws, and how many pairs a group has."""
+    """The groups of steps of one phase: the first one, the phase's draws, pairs of a group."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class Stretch:
 
     @cached_property
     def pairs(self) -> int:
-        """Of a group."""
+        """Number of pairs in a group of steps."""
         return self._pairs_of(self.draws) if self._pairs is None else self._pairs
 
     def first_draw(self, group: int) -> int:
-        """Of a group, counted in the phase."""
+        """Returns the first draw of a group, counted in the phase."""
         return (group - self.first_group) * self.pairs if group > self.first_group else 0
 
 
@@ -98,7 +98,7 @@ class Phases:
         del self._stretches[len(self._entries) :]
 
     def as_json(self) -> list[dict[str, Any]]:
-        """All phases; __init__ takes them."""
+        """Returns all phases as JSON, which `__init__` takes."""
         return [
             # With the numbers that are known, those phases need no trials when a run resumes.
             dataclasses.asdict(entry)
@@ -107,7 +107,7 @@ class Phases:
         ]
 
     def initial(self) -> list[list[Any]]:
-        """Those that were there from the beginning: first steps and cumulative shares."""
+        """Returns first step and cumulative shares of each phase that `__init__` got."""
         initial = (entry for entry in self._entries if entry.initial)
         return [[entry.first_step, self._draws(entry).bounds] for entry in initial]
 

@@ -54,7 +54,7 @@ def output_of(experiment: Experiment, steps: Sequence[int]) -> str:
 
 
 def bindings(experiment: Experiment, folder: Path) -> list[str]:
-    """What the mean's config says in addition: where the run's corpus and baselines are."""
+    """Returns what the mean's config says in addition: the places of corpus and baselines."""
     said = [f"experiment.Data.data_dir = {place_of(experiment)!r}"]
     if (levels := experiment.baselines) is not None and levels.folder is None:
         said.append(f"experiment.Baselines.folder = {str(folder / 'baselines')!r}")

@@ -39,7 +39,7 @@ def checkpoint(
     weights: Path | None = None,
     output: Path | None = None,
 ) -> bool:
-    """Whether all that was looked at is whole.
+    """Looks at checkpoints, or converts one; returns whether all that was looked at is whole.
 
     Args:
         what: list, verify, inspect or convert. run: its folder. step: None: all, or the last whole
@@ -125,8 +125,11 @@ def _noted(note: Mapping[str, Any]) -> str:
 
 
 def _inspect(folder: Path, step: int, console: Console) -> bool:
-    """Every array: shape, dtype, sharding as it was saved, norm, and values that are not finite;
-    and what the note says, a line an entry."""
+    """Prints every array and what the note says, a line an entry.
+
+    An array's line has its shape, dtype, sharding as it was saved, norm, and how many of its values
+    are not finite.
+    """
     finite = True
     with _opened(folder) as store:
         there = store.folder / str(step)

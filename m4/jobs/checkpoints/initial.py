@@ -10,8 +10,8 @@ import jax
 from m4.data.cache.cache import Cache
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.experiment import Training
-from m4.jobs.checkpoints.old_run import OldRun
-from m4.jobs.checkpoints.old_t5x import OldT5x, is_t5x
+from m4.jobs.checkpoints.source_run import SourceRun
+from m4.jobs.checkpoints.source_t5x import SourceT5x, is_t5x
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
@@ -25,8 +25,8 @@ from m4.train.program import TrainProgram
 from m4.train.state import TrainState
 
 
-class Old(Protocol):
-    """What is begun from: a run (`OldRun`) or a checkpoint of T5X (`OldT5x`)."""
+class Source(Protocol):
+    """The model that a run begins from: a run of m4 (`SourceRun`) or of T5X (`SourceT5x`)."""
 
     @property
     def folder(self) -> Path: ...
@@ -45,7 +45,7 @@ class Old(Protocol):
 
 
 class Beginning:
-    """What the model of an experiment takes over from another run's, by `Training.initial`.
+    """The beginning of a model: what it takes over from another run, by `Training.initial`.
 
     Attributes:
         about: JSON for run.json: the run, its step, the settings that changed, and the parameters
@@ -69,8 +69,8 @@ class Beginning:
             ValueError: the vocabulary is another one; something that no rule takes over.
         """
         self._run, self._cache = run, cache
-        self._rules, self._old = rules, _opened(rules, run)
-        before = self._old.shapes
+        self._rules, self._source = rules, _opened(rules, run)
+        before = self._source.shapes
         after = initial.shapes_of(abstract_variables(model)["params"])
         self._leaves = initial.plan(before, after, rules.layers)
         self._rows: dict[str, Rows] = {}
@@ -78,17 +78,17 @@ class Beginning:
             if leaf.rule == "pieces":
                 self._rows[leaf.path] = self._rows_of(leaf)
         unchanged = before == after and not any(rows.spelled for rows in self._rows.values())
-        if rules.optimizer and not unchanged and isinstance(self._old, OldT5x):
+        if rules.optimizer and not unchanged and isinstance(self._source, SourceT5x):
             allowed = "False where a model of T5X or its vocabulary has grown"
             raise SettingError("InitialModel.optimizer", True, allowed)
         left = initial.unused(self._leaves, before)
-        self._old.check(model, left)
+        self._source.check(model, left)
         self.about = self._about(left)
 
     def _rows_of(self, leaf: Leaf) -> Rows:
         role = "source" if "source_token_embedder" in leaf.path else "target"
         new = getattr(self._cache, f"{role}_vocabulary")
-        return initial.rows_of(self._old.vocabulary(role), new, self._rules.new_pieces)
+        return initial.rows_of(self._source.vocabulary(role), new, self._rules.new_pieces)
 
     def _about(self, left: list[str]) -> dict[str, Any]:
         grown = {path: len(rows.spelled) for path, rows in self._rows.items() if rows.spelled}
@@ -99,7 +99,7 @@ class Beginning:
         taken = sum(leaf.rule in ("taken", "pieces") for leaf in self._leaves)
         return {
             "run": self._rules.run,
-            "step": self._old.step,
+            "step": self._source.step,
             "optimizer": self._rules.optimizer,
             "changes": self._changes(),
             "taken": taken,
@@ -110,11 +110,11 @@ class Beginning:
 
     def _changes(self) -> Mapping[str, list[str]]:
         """Returns the settings of which this run has another value than the old one."""
-        if isinstance(self._old, OldT5x):
+        if isinstance(self._source, SourceT5x):
             return {}
         here = run_folder.read(self._run)
         found = run_folder.changed(
-            run_folder.read(self._old.folder), here["config"], here["mutable"]
+            run_folder.read(self._source.folder), here["config"], here["mutable"]
         )
         own = ("initial.InitialModel.", "experiment.Training.initial")
         return {name: values for name, values in found.items() if not name.startswith(own)}
@@ -132,11 +132,11 @@ class Beginning:
             run_folder.note(self._run, initial=self.about)
 
     def _lines(self) -> list[str]:
-        """What was taken over, grown and left, for people."""
+        """Returns lines for people: what was taken over, grown and left."""
         rules = Counter(leaf.rule for leaf in self._leaves)
         taken = rules.pop("taken", 0) + rules.pop("pieces", 0)
         found = [
-            f"begins from {self._old.folder} at step {self._old.step}: {taken} of "
+            f"begins from {self._source.folder} at step {self._source.step}: {taken} of "
             f"{len(self._leaves)} arrays of parameters are taken over"
         ]
         for rule, count in sorted(rules.items()):
@@ -148,21 +148,23 @@ class Beginning:
             found.append(f"  {name}: {before} -> {now}")
         if left := self.about["left"]:
             found.append(f"  left: {len(left)} ({left[0]}{', ...' if len(left) > 1 else ''})")
-        if (loss := self._old.last_loss()) is not None:
+        if (loss := self._source.last_loss()) is not None:
             found.append(f"  {loss}")
         return found
 
     def state(self, program: TrainProgram) -> tuple[TrainState, dict[str, Any]]:
-        """Returns the state before the first step, over the program's mesh, and what of the old
-        note the run continues with."""
+        """Returns the state before the first step, and what the run continues with.
+
+        The state is over the program's mesh; the rest is from the note of the other run.
+        """
         if self._rules.optimizer:
-            state, said = self._old.with_optimizer(program, self._leaves, self._rows.__getitem__)
+            state, said = self._source.with_optimizer(program, self._leaves, self._rows.__getitem__)
             if distributed.is_primary():
                 print(f"  the optimizer's state: {said}")
-            return state, self._old.learned()
+            return state, self._source.learned()
         fresh = program.new_state()
         layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
-        there, use = self._old.params(layout)
+        there, use = self._source.params(layout)
 
         def make(there: Mapping[str, Any], start: Mapping[str, Any]) -> tuple[Any, Any]:
             params = initial.take_over(self._leaves, there, start, self._rows.__getitem__, use)
@@ -195,18 +197,18 @@ def check_beginning(rules: InitialModel, run: Path, model: Transformer, training
     if rules.optimizer and total < old.step:
         allowed = f"{old.step} or more, where the run continues"
         raise SettingError("Training.total_steps", total, allowed)
-    if rules.optimizer and isinstance(old, OldT5x):
+    if rules.optimizer and isinstance(old, SourceT5x):
         check_adafactor(training.optimizer(total))
 
 
-def _opened(rules: InitialModel, run: Path) -> Old:
+def _opened(rules: InitialModel, run: Path) -> Source:
     """run: the folder of the run that begins."""
     name, step = name_and_step(rules.run)
     folder = fetched(name)
     known = _known_step(rules, run) if step is None else None
     if is_t5x(folder):
-        return OldT5x(folder, rules, step, known)
-    return OldRun(folder, name, rules, step, known)
+        return SourceT5x(folder, rules, step, known)
+    return SourceRun(folder, name, rules, step, known)
 
 
 def name_and_step(run: str) -> tuple[str, int | None]:

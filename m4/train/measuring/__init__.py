@@ -1,1 +1,1 @@
-"""What is measured and counted in training: losses, loads, data, dev."""
+"""Measurements and counts in training: losses, loads, data, dev, time."""

@@ -1,4 +1,4 @@
-"""What a training run sums over its steps."""
+"""Sums over the steps of a training run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from m4.train.measuring.training_counts import DataCounter, ExpertLoadCounter
 
 
 class Counters:
-    """What is summed over steps: until the next row of metrics, and over the whole run.
+    """Sums over steps: until the next row of metrics, and over the whole run.
 
     Everything stays on the devices until it is asked for. Checkpoints' notes have it, so that a
     resumed run continues to count and its next row is the one of a run that was not interrupted.
@@ -23,14 +23,22 @@ class Counters:
         start: int,
         tokens: int,
     ):
-        """saved: a checkpoint's note. tokens: of one side of a batch, at most."""
+        """Continues from a checkpoint.
+
+        Args:
+            directions: Names of the directions.
+            groups: Resource level -> directions.
+            saved: Note of the checkpoint. Empty at the beginning.
+            start: Step of the checkpoint.
+            tokens: Tokens of one side of a batch, at most.
+        """
         # A token chooses an expert once.
         self._loads = ExpertLoadCounter(directions, saved.get("assigned"), start, tokens)
         self._data = DataCounter(directions, saved.get("seen"), start, tokens, saved.get("drawn"))
         self._window = MetricWindow(directions, groups, saved.get("window"))
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
-        """Takes what a step returned."""
+        """Takes the metrics of a step."""
         self._loads.add(metrics.pop("expert_loads"))
         self._data.add(metrics.pop("data_counts"))
         self._window.add(step, metrics)
@@ -40,7 +48,7 @@ class Counters:
         self._window.leave_out(step)
 
     def row(self) -> dict[str, float]:
-        """The metrics since the last row."""
+        """Returns the metrics since the last row."""
         self._loads.flush()
         return {**self._window.flush(), **self._data.flush()}
 

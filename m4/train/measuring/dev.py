@@ -20,7 +20,7 @@ from m4.train.step import make_eval_step
 def dev_loss(
     cache: Cache, stream: Stream, model: Transformer, mesh: Mesh, limit: int | None = None
 ) -> Callable[[Any], dict[str, float]]:
-    """params -> {"dev/nll": nats a token over all directions, "dev/nll/<direction>": of each}.
+    """Returns params -> {"dev/nll": nats a token, "dev/nll/<direction>": of each direction}.
 
     Packed rows of the training batch's shape; at most `limit` pairs a direction.
     """
@@ -51,8 +51,10 @@ def dev_loss(
 def dev_batches(
     cache: Cache, stream: Stream, mesh: Mesh, limit: int | None
 ) -> Iterator[dict[str, jax.Array]]:
-    """The dev sentences of the stream's directions over the mesh, in packed rows of the training
-    batch's shape; at most `limit` pairs a direction."""
+    """Yields the dev sentences of the stream's directions over the mesh.
+
+    They are in packed rows of the training batch's shape, at most `limit` pairs a direction.
+    """
     directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
     # A gate may know directions by number: here they are those of training.
     number = np.array([stream.directions.index(d) for d in directions], np.int32)

@@ -22,7 +22,7 @@ def _layer_row(layers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, floa
 
 
 def shown_layers(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What of the layers' metrics a row has: all else need not be kept."""
+    """Returns the layers' metrics that a row has: all else need not be kept."""
     return {
         layer: {name: value for name, value in values.items() if value.size <= _MOST_LOADS}
         for layer, values in layers.items()
@@ -30,7 +30,7 @@ def shown_layers(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
 
 
 def _array(values: list[Any]) -> np.ndarray:
-    """Of JSON's numbers, with what all metrics that are no integers have: 32 bits."""
+    """Returns numbers of JSON as an array; those that are no integers have 32 bits."""
     array = np.asarray(values)
     return array.astype(np.float32) if array.dtype.kind == "f" else array
 
@@ -72,8 +72,11 @@ class MetricWindow:
         del self._steps[step]
 
     def note(self) -> dict[str, Any]:
-        """What `saved` must be to continue from here, under its name in a note. Every step, not
-        their sums: NumPy adds up many numbers in another order than one after the other."""
+        """Returns what `saved` must be to continue from here, under its name in a note.
+
+        It has every step, not their sums: NumPy adds up many numbers in another order than one
+        after the other.
+        """
         if not self._steps:
             return {}
         steps = jax.device_get([*self._steps.values()])
@@ -82,8 +85,11 @@ class MetricWindow:
         return {"window": {"steps": [*self._steps], "seconds": seconds, "metrics": stacked}}
 
     def flush(self) -> dict[str, float]:
-        """The row: loss, nll, nll/<direction>, tokens_per_second, and the MoE layers' metrics, on
-        average and of each ("moe/encoder_1/load/0"); empty where all steps were left out."""
+        """Returns the row, which is empty where all steps were left out.
+
+        It has loss, nll, nll/<direction>, tokens_per_second, and the MoE layers' metrics, on
+        average and of each ("moe/encoder_1/load/0").
+        """
         steps = jax.device_get([*self._steps.values()])
         seconds = time.monotonic() - self._since
         self._steps, self._since = {}, time.monotonic()

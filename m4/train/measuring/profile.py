@@ -32,11 +32,11 @@ class StepProfile:
             )
 
     def begins(self, step: int) -> bool:
-        """Whether the trace is to `start` before this step, once those before have ended."""
+        """Returns True if the trace is to `start` before this step."""
         return step == next(iter(self._steps), None)
 
     def ends(self, step: int) -> bool:
-        """Whether the trace is to `stop` after this step, once it has ended."""
+        """Returns True if the trace is to `stop` after this step, once it has ended."""
         return bool(self._steps) and step == self._steps[-1]
 
     def start(self) -> None:

@@ -1,5 +1,6 @@
-"""Tokens' choices of experts by MoE layer, translation direction and expert, as JSON: choices that
-found a slot in the expert's buffer.
+"""Tokens' choices of experts by MoE layer, translation direction and expert, as JSON.
+
+Choices count that found a slot in the expert's buffer.
 
 Training writes MODEL_DIR/atlas.train.json, decoding MODEL_DIR/decodes/atlas.<split>.json;
 `m4.eval.report.atlas` shows them.
@@ -45,7 +46,7 @@ class Counts:
                 mine[self.directions.index(direction)] = row
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """Returns JSON for `from_json`."""
         return {
             "directions": self.directions,
             "layers": {layer: assigned_DE.tolist() for layer, assigned_DE in self.layers.items()},

@@ -1,4 +1,4 @@
-"""Where the time of a training run goes: steps, waiting for data, and all else."""
+"""The time of a training run: in steps, waiting for data, and all else."""
 
 import collections
 import contextlib
@@ -16,8 +16,7 @@ _TYPICAL_STEPS = 101
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """steps: model FLOPs of a step, by its batch's shape. peak: a second, of all devices
-    together."""
+    """Model FLOPs of a step by its batch's shape, and the peak FLOPs a second of all devices."""
 
     steps: Mapping[BatchShape, float]
     peak: float
@@ -37,7 +36,13 @@ class StepClock:
     """
 
     def __init__(self, flops: Flops | None, started: float, saved: Mapping[str, Any]):
-        """started: when the run was started first, `time.time`. saved: a checkpoint's note."""
+        """Continues from a checkpoint.
+
+        Args:
+            flops: FLOPs of a step and of the devices. Defaults to no MFU.
+            started: Time of the run's first start, `time.time`.
+            saved: Note of the checkpoint. Empty at the beginning.
+        """
         self.step, self.phase, self.since = 0, "step", time.monotonic()
         self._flops, self._started = flops, started
         self._waited = 0.0
@@ -89,11 +94,11 @@ class StepClock:
         return statistics.median(recent) if recent else 0.0
 
     def longest_seconds(self, phase: str) -> float | None:
-        """Of the pauses of that name that have ended; None: there was none."""
+        """Returns the longest finished pause of this phase. None: there was none."""
         return self._longest.get(phase)
 
     def row(self) -> dict[str, float]:
-        """What a row of metrics says of the steps since the last one (docs/performance.md)."""
+        """Returns a row of metrics of the steps since the last one (docs/performance.md)."""
         wall = max(time.time() - self._started, self._in_steps, 1e-9)
         row = {"goodput": self._in_steps / wall}
         if self._waits:
@@ -107,5 +112,5 @@ class StepClock:
         return row
 
     def note(self) -> dict[str, Any]:
-        """What `saved` must be to continue from here."""
+        """Returns what `saved` must be to continue from here."""
         return {"seconds_in_steps": self._in_steps}

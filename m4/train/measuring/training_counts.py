@@ -1,5 +1,7 @@
-"""What is counted over all steps of a run and kept in its checkpoints' notes, so that a resumed run
-continues to count: choices of experts (the atlas), and the training data."""
+"""Counts over all steps of a run: choices of experts (the atlas), and the training data.
+
+The notes of checkpoints keep them, so that a resumed run continues to count.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -59,7 +61,14 @@ class ExpertLoadCounter:
     def __init__(
         self, directions: Sequence[str], saved: Mapping[str, Any] | None, start: int, most: int
     ):
-        """most: choices that a step can count for one direction and expert."""
+        """Continues from a note.
+
+        Args:
+            directions: Names of the directions.
+            saved: What `note` gave. None at the beginning.
+            start: Step at which counting begins.
+            most: Choices that a step can count for one direction and expert.
+        """
         # A checkpoint without counts: counting begins with the next step.
         self._from = start if saved is None else saved["from_step"]
         self._counts = routing_counts.Counts(directions)
@@ -76,7 +85,7 @@ class ExpertLoadCounter:
         self._counts.add(self._steps.take() or {})
 
     def note(self) -> dict[str, Any]:
-        """What `saved` must be to continue from here, under its name in a note."""
+        """Returns what `saved` must be to continue from here, under its name in a note."""
         self.flush()
         if not self._counts.layers:
             return {}
@@ -103,8 +112,15 @@ class DataCounter:
         most: int,
         drawn: Sequence[int] | None = None,
     ):
-        """most: tokens that a step can count for one direction. drawn: of a note, the tokens by
-        direction since the last row."""
+        """Continues from a note.
+
+        Args:
+            directions: Names of the directions.
+            saved: What `note` gave. None at the beginning.
+            start: Step at which counting begins.
+            most: Tokens that a step can count for one direction.
+            drawn: Tokens by direction since the last row, of a note.
+        """
         self._directions = list(directions)
         self._from = start if saved is None else saved["from_step"]
         old = {} if saved is None else saved["directions"]
@@ -135,7 +151,7 @@ class DataCounter:
         return {f"share/{name}": float(f"{share:.6g}") for name, share in row if share}
 
     def note(self) -> dict[str, Any]:
-        """What `saved` and `drawn` must be to continue from here, under their names in a note."""
+        """Returns what `saved` and `drawn` must be to continue from here, by name."""
         self._read()
         directions = {
             direction: {name: int(self._counts[name][i]) for name in DATA_COUNTS}

@@ -1,5 +1,7 @@
-"""A thread that watches a training run: its heartbeat on disk, and a report of what stalls: a step,
-an evaluation, a checkpoint."""
+"""A thread that watches a training run.
+
+It writes a heartbeat to the disk, and reports a step, an evaluation or a checkpoint that stalls.
+"""
 
 import contextlib
 import faulthandler
@@ -38,8 +40,12 @@ _PAUSES = ("evaluate", "save")
 
 
 class Heartbeat(NamedTuple):
-    """What heartbeat.json says: the step and phase that a run is at; when it was written, and when
-    the run was started first, `time.time`."""
+    """The content of heartbeat.json.
+
+    Attributes:
+        step, phase: Where the run is.
+        time, started: When it was written, and when the run was started first, `time.time`.
+    """
 
     step: int
     phase: str
@@ -47,11 +53,11 @@ class Heartbeat(NamedTuple):
     started: float
 
     def silent(self, now: float) -> bool:
-        """Whether a job that has not ended gives no sign of life; now: `time.time`."""
+        """Returns True if a job that has not ended gives no sign of life; now: `time.time`."""
         return self.phase != "end" and now - self.time > SILENT_SECONDS
 
     def ended(self, now: float) -> bool:
-        """Whether the job has ended, or gives no sign of life."""
+        """Returns True if the job has ended, or gives no sign of life."""
         return self.phase == "end" or self.silent(now)
 
 

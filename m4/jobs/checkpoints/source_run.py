@@ -30,7 +30,7 @@ from m4.train.program import TrainProgram
 from m4.train.state import TrainState
 
 
-class OldRun:
+class SourceRun:
     """Its checkpoint of a step, its vocabularies and its model.
 
     Attributes:
@@ -73,11 +73,11 @@ class OldRun:
         self.shapes = initial.shapes_of(abstract_variables(self._model)["params"])
 
     def vocabulary(self, role: str) -> Vocabulary:
-        """Of sources or targets."""
+        """Returns the vocabulary of sources or targets."""
         return getattr(self._cache, f"{role}_vocabulary")
 
     def check(self, model: Transformer, left: list[str]) -> None:
-        """Its own model has what it has: nothing that is left behind is wrong."""
+        """Checks nothing: what a model of m4 leaves behind is named by a rule."""
 
     def params(self, layout: Layout, item: str | None = None) -> tuple[Any, Use]:
         """Returns the parameters that the step is used with, and how often each expert was chosen.
@@ -149,7 +149,7 @@ class OldRun:
         return TrainState(step, made["params"], optimizer), "from zero: it has other arrays"
 
     def last_loss(self) -> str | None:
-        """Its last loss on dev up to the step whose parameters are used, for people."""
+        """Returns its last dev loss up to the step whose parameters are used, for people."""
         note = {} if self._rules.optimizer else read_note(self.folder, self.step)
         used = note.get("best_step") or self.step
         rows = [row for row in read_metrics(self.folder) if row["step"] <= used]
@@ -160,7 +160,7 @@ class OldRun:
 
 
 def _use(note: Mapping[str, Any]) -> Use:
-    """How often each expert was chosen in training, by layer."""
+    """Returns how often each expert was chosen in training, by layer."""
     if "assigned" not in note:
         return {}
     counts = Counts.from_json(note["assigned"])

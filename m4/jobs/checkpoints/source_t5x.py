@@ -25,7 +25,7 @@ from m4.train.state import TrainState
 _EMBEDDING = re.compile(r"(source_)?token_embedder/embedding")
 
 
-class OldT5x:
+class SourceT5x:
     """Its arrays under m4's names, and the vocabulary that it was trained with.
 
     Attributes:
@@ -35,8 +35,13 @@ class OldT5x:
     def __init__(
         self, folder: Path, rules: InitialModel, step: int | None, known: int | None
     ) -> None:
-        """folder: T5X's MODEL_DIR, or a checkpoint in it. step: None: `known`, the one that the new
-        run began from before, or the latest.
+        """Opens a checkpoint.
+
+        Args:
+            folder: T5X's MODEL_DIR, or a checkpoint in it.
+            rules: What the new model takes over.
+            step: The step. Defaults to `known`, else to the latest.
+            known: The step that the new run began from before.
 
         Raises:
             SettingError: no such step; no vocabulary is known.
@@ -82,7 +87,7 @@ class OldT5x:
         return "source_token_embedder/embedding" in self.shapes
 
     def vocabulary(self, role: str) -> Vocabulary:
-        """Of sources or targets."""
+        """Returns the vocabulary of sources or targets."""
         return Vocabulary(vocabulary_file(self._place, role if self._separate else None))
 
     def _check_rows(self, role: str, rows: int) -> None:
@@ -94,8 +99,12 @@ class OldT5x:
             )
 
     def check(self, model: Transformer, left: list[str]) -> None:
-        """Raises InputError or SettingError: without what is left behind, or with what the model
-        has in addition, it would not compute what the checkpoint does."""
+        """Checks that the model computes what the checkpoint does.
+
+        Raises:
+            InputError: It lacks something that is left behind.
+            SettingError: It has something in addition.
+        """
         is_t5 = any(source.name.startswith("encoder/") for source in self._sources.values())
         if is_t5 and model.absolute_positions:
             allowed = "False: the checkpoint of T5X has relative positions alone"
@@ -111,7 +120,7 @@ class OldT5x:
                 )
 
     def params(self, layout: Layout) -> tuple[Any, Use]:
-        """The parameters, in this process's memory; T5X does not count what experts are chosen."""
+        """Returns the parameters in this process's memory; T5X does not count experts' choices."""
         del layout
         return self._params(), {}
 
@@ -155,12 +164,12 @@ class OldT5x:
         return TrainState(step, params, optimizer), "kept"
 
     def last_loss(self) -> str | None:
-        """T5X's losses are in files of TensorBoard alone."""
+        """Returns None: T5X's losses are in files of TensorBoard alone."""
         return None
 
 
 def is_t5x(folder: Path) -> bool:
-    """Whether a folder is T5X's MODEL_DIR with a checkpoint, or one of its checkpoints."""
+    """Returns True if a folder is T5X's MODEL_DIR with a checkpoint, or one of these."""
     return t5x.is_checkpoint(folder) or bool(t5x.steps(folder))
 
 

@@ -21,7 +21,7 @@ from m4.storage.files import write_text
 TEMPLATE = Path(__file__).with_name("preview.html.j2")
 _MARKERS = ("o", "^", "D", "v", "P", "X")
 # From faint to strong through one hue, evenly in lightness, legible on light and dark paper.
-_SHADES = LinearSegmentedColormap.from_list("temperatures", ["#8fc4e8", "#3d8fcb", "#1a5c94"])
+_SHADES = LinearSegmentedColormap.from_list("temperatures", ["#9fcdec", "#5aa3d8", "#2b78b8"])
 
 
 def write(preview: Preview, most_epochs: float, folder: Path) -> list[Path]:

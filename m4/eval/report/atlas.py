@@ -262,7 +262,8 @@ def figure(atlas: Atlas) -> Figure:
         labels = [atlas.languages[row] for row in chosen] if column == 0 else []
         panel.set_yticks([rows.index(row) for row in chosen] if labels else [], labels)
     bar = colorbar(page, ScalarMappable(norm, _COLOURS), size, ax=panels, orientation="horizontal",
-                   pad=0.01, ticks=MaxNLocator(6), fraction=0.6 * line / page.get_figheight(), aspect=60)  # fmt: skip
+                   pad=0.01, ticks=MaxNLocator(6), aspect=60,
+                   fraction=0.6 * line / page.get_figheight())  # fmt: skip
     bar.ax.xaxis.set_major_formatter(PercentFormatter(1.0, 0 if most > 0.1 else None))
     bar.set_label(f"share of a language's choices; even: {100 / experts:.3g}%",
                   fontsize=0.95 * size, color=LIGHT.ink)  # fmt: skip

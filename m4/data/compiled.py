@@ -1,4 +1,4 @@
-"""How loops are compiled by Numba; without Numba they run in Python, much slower."""
+"""Compiles loops with Numba; without Numba they run in Python, much slower."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import numpy as np
 
 
 class _Compiled:
-    """A function that is compiled when it is first called. Jobs that only translate never do, and
-    importing Numba is an eighth of the time until `m4 translate` answers."""
+    """A function that is compiled when it is first called.
+
+    Commands that only translate never call one, and importing Numba would be an eighth of the time
+    until `m4 translate` answers.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
 
     def __call__(self, *args: Any) -> Any:
-        # What is compiled calls others of its file by their names there.
+        # A compiled function calls others of its file by their names there.
         names = self._function.__globals__
         for name, one in [*names.items()]:
             if isinstance(one, _Compiled):
@@ -39,9 +42,9 @@ class _Compiled:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled when first called, and kept next to its file or in the user's cache folder.
+    """Compiles a function at its first call, and keeps the result for later processes.
 
-    What a compiled function calls must be in its own file, or never change (`permutation.mix`):
+    The functions that it calls must be in its own file, or never change (`permutation.mix`):
     Numba's cache looks at that file only, and a change elsewhere would go unnoticed.
     """
     return _Compiled(function)

@@ -1,4 +1,4 @@
-"""Directions of translation ("en-gl") and the mixtures that name which of them a corpus has."""
+"""Directions of translation ("en-gl"), and mixtures, which name those of a corpus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIDES: tuple[str, ...] = ("english", "translation")
 # What files and fingerprints of a corpus call them, as ever: with other names each corpus would
 # have to be built again, and no run that was trained on one would resume.
 STORED = {"english": "english", "translation": "foreign"}
-# Sides that are source and sides that are target in a mixture.
+# Mixture -> the sides that are sources, and those that are targets.
 SIDES_OF = {
     "to_english": {"source": ("translation",), "target": ("english",)},
     "from_english": {"source": ("english",), "target": ("translation",)},
@@ -30,7 +30,7 @@ def mixture_of(name: str | None) -> str | None:
 
 
 def directions_of(mixture: str, languages: Sequence[str]) -> list[str]:
-    """'english_centric', ['gl'] -> ['en-gl', 'gl-en']."""
+    """Returns the directions of a mixture: 'english_centric', ['gl'] -> ['en-gl', 'gl-en']."""
     from_english, to_english = [f"en-{c}" for c in languages], [f"{c}-en" for c in languages]
     return {
         "from_english": from_english,

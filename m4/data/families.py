@@ -1,4 +1,4 @@
-"""The family of a language: for colours, filters and tables of reports."""
+"""Families of languages, for colours, filters and tables of reports."""
 
 from __future__ import annotations
 
@@ -71,15 +71,19 @@ _FAMILIES = _parse()
 
 
 def family_of(code: str) -> str:
-    """'Romance' of 'glg', 'gl_ES' and 'lat', by the base language; 'other' of what the table does
-    not have."""
+    """Returns the family of a code, by its base language: 'Romance' for 'glg' and 'gl_ES'.
+
+    It is 'other' for languages that the table does not have.
+    """
     base = describe(code).code.split("_")[0]
     return _FAMILIES.get(base) or _FAMILIES.get(code.split("_")[0], OTHER)
 
 
 def shown(codes: Iterable[str], most: int) -> dict[str, str]:
-    """Code -> its family, of the `most` families with the most codes; 'other' of the rest. The
-    largest family comes first, 'other' last."""
+    """Returns code -> family for the `most` families with the most codes, and 'other'.
+
+    The largest family comes first, 'other' last.
+    """
     family = {code: family_of(code) for code in codes}
     counts = Counter(name for name in family.values() if name != OTHER)
     kept = sorted(counts, key=lambda name: (-counts[name], name))[:most]

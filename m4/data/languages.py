@@ -1,4 +1,4 @@
-"""Languages: the 137 of the embedded corpus in its order of size, and of others what CLDR knows."""
+"""Languages: the 137 of the embedded corpus in its order of size, and others from CLDR."""
 
 from __future__ import annotations
 
@@ -15,8 +15,16 @@ RIGHT_TO_LEFT = ("Arab", "Aran", "Hebr", "Syrc", "Thaa", "Nkoo", "Adlm", "Rohg",
 
 @dataclass(frozen=True)
 class Language:
-    """A language as m4 names it: its CLDR identifier, ISO 639-3 code, English name, ISO 15924
-    script, branch of its family, and whether it is written from right to left."""
+    """A language as m4 names it.
+
+    Attributes:
+        code: CLDR identifier.
+        iso639_3: ISO 639-3 code.
+        name: English name.
+        script: ISO 15924 script.
+        branch: Branch of its family.
+        rtl: True if it is written from right to left.
+    """
 
     code: str
     iso639_3: str
@@ -192,19 +200,20 @@ _MEANT = {"no": "nb"}
 
 
 def listed(code: str) -> Language | None:
-    """The language of m4's table that an m4 code ('gl', 'zh_Hant') or ISO 639-3 with or without a
-    script ('glg', 'srp_Latn') names; None: none does."""
+    """Returns the language of m4's table with this code, or None.
+
+    The code is m4's ('gl', 'zh_Hant') or that of ISO 639-3, with or without a script ('srp_Latn').
+    """
     return LANGUAGES.get(code) or _ISO.get(code)
 
 
 @lru_cache(maxsize=4096)
 def describe(code: str) -> Language:
-    """What is known of `code`: m4's and ISO 639-3's, and any tag of BCP 47, written with '-' or '_'
-    ('pt_BR', 'zh-Hant', 'nb_NO', 'kab'), of which CLDR knows name and likely script. A code that
-    neither knows names itself: users may bring their own.
+    """Returns the language of a code.
 
-    The result's `code` is that of the table or of CLDR: use it for what is known of the language,
-    not as a key.
+    The code may be m4's, ISO 639-3's, or any tag of BCP 47 with '-' or '_' ('pt_BR', 'zh-Hant',
+    'kab'), for which CLDR knows name and likely script. An unknown code names itself: users may
+    bring their own. The result's `code` is that of the table or of CLDR; it is not a key.
     """
     if known := listed(code):
         return known
@@ -229,29 +238,33 @@ def describe(code: str) -> Language:
 
 
 def is_english(code: str) -> bool:
-    """Whether a code is English or a variant of it: 'en', 'eng', 'en_GB'."""
+    """Returns whether a code is English or a variant of it: 'en', 'eng', 'en_GB'."""
     tag = tags.parse(code)
     return tag is not None and tag.language == "en"
 
 
 def split_code(code: str) -> tuple[str, str]:
-    """(language, ISO 15924 script or ''): 'zh_Hant_TW' -> ('zh', 'Hant'), 'zh_TW' -> ('zh', '').
-    Only the part after the language is a script, if it is written as one: the others are a
-    territory or a user's own."""
+    """Splits a code into language and ISO 15924 script: 'zh_Hant_TW' -> ('zh', 'Hant').
+
+    Only the part after the language is a script, if it is written as one: 'zh_TW' -> ('zh', '').
+    """
     language, _, rest = code.partition("_")
     return language, rest[:4] if re.match(r"[A-Z][a-z]{3}(_|$)", rest) else ""
 
 
 def closely_related(code: str, among: Iterable[str]) -> list[str]:
-    """Those of the languages `among` whose texts are nearly the ones of `code`: of one group of
-    CLDR's, or the same language in the same script, as in another territory ('pt' and 'pt_BR')."""
+    """Returns the languages `among` others whose texts are nearly those of `code`.
+
+    They are in one group of CLDR's, or the same language in the same script, as in another
+    territory ('pt' and 'pt_BR').
+    """
     base = _base(code)
     group = next((group for group in _GROUPS if base in group), (base,))
     return [other for other in among if other != code and _base(other) in group]
 
 
 def _base(code: str) -> str:
-    """The code of the same language and script without territory: 'sr_Latn' of 'sr_Latn_RS'."""
+    """Returns the code without territory: 'sr_Latn' for 'sr_Latn_RS'."""
     known = describe(code)
     if not known.script:
         return code

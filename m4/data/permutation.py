@@ -1,4 +1,4 @@
-"""Keyed random numbers and permutations that need no state: a number in, a number out."""
+"""Keyed random numbers and permutations without state: a number in, a number out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROUNDS = 4
 
 
 def key(*parts: int | str) -> int:
-    """A 64-bit key from a seed, names and numbers; the same on every machine."""
+    """Returns a 64-bit key from a seed, names and numbers, the same on every machine."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -21,9 +21,10 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 
 
 def mix(x: U64) -> U64:
-    """64 bits -> 64 bits, a bijection. Steele et al. 2014, splitmix64's output function.
+    """Maps 64 bits to 64 bits, one to one. Steele et al. 2014, splitmix64's output function.
 
-    Arrays or one number; compiled too. It never changes: caches and batches hang on it.
+    It takes an array or one number, and is also compiled. It never changes: corpora and batches
+    depend on it.
     """
     x = x + GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -32,12 +33,12 @@ def mix(x: U64) -> U64:
 
 
 def permute(index: U64, size: U64, keys: U64) -> U64:
-    """index[i] in [0, size[i]) -> its place in the permutation of that range under keys[i].
+    """Permutes index[i] within [0, size[i]) under keys[i]; all three have one shape.
 
-    All three have one shape. A Feistel network of 4 rounds over the fewest bits that hold
-    size - 1, walked until it lands in the range (fewer than 2 walks on average).
+    A Feistel network of 4 rounds over the fewest bits that hold size - 1, walked until it lands in
+    the range (fewer than 2 walks on average).
     Source: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5.
-    The same of one number, compiled: kernels.permute.
+    `numba_loops.permute` is the same for one number, compiled.
     """
     assert index.shape == size.shape == keys.shape
     bits = np.maximum(_bit_length(size - np.uint64(1)), np.uint64(2))
@@ -48,7 +49,7 @@ def permute(index: U64, size: U64, keys: U64) -> U64:
 
 
 def permutation(size: int, seed: int) -> npt.NDArray[np.int64]:
-    """A whole permutation of range(size): the order of keyed random numbers."""
+    """Returns a permutation of range(size): the order of keyed random numbers."""
     numbers = mix(mix(np.arange(size, dtype=np.uint64)) ^ np.full(size, seed, np.uint64))
     return np.argsort(numbers)  # all different: any kind of sorting gives the same
 

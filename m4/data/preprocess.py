@@ -1,4 +1,4 @@
-"""Tag, tokenize, trim: text to ids, in batches, the same for training, decoding and seqio."""
+"""Tags, tokenizes and trims text, in batches, alike for training, decoding and seqio."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from typing import Protocol
 from m4.settings import InputError
 
 PAD_ID, EOS_ID = 0, 1
-# What a source and a target have in addition to their text.
+# Ids that a source has in addition to its text, and a source or a target.
 TAG_IDS, EOS_IDS = 1, 1
 
 
 class Encoder(Protocol):
-    """What is needed of a vocabulary here."""
+    """The part of a vocabulary that is needed here."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]: ...
 
 
 def tag_symbol(language: str) -> str:
-    """The text that asks for a translation into `language`: '<2gl>'."""
+    """Returns the text that asks for a translation into `language`: '<2gl>'."""
     return f"<2{language}>"
 
 
 def tag(text: str, target_language: str) -> str:
-    """'ola mundo', 'en' -> '<2en> ola mundo'."""
+    """Puts the tag before a text: 'ola mundo', 'en' -> '<2en> ola mundo'."""
     return f"{tag_symbol(target_language)} {text}"
 
 
 def target_of(tagged: str) -> str:
-    """'<2en> ola mundo' -> 'en'."""
+    """Returns the language of a tag: '<2en> ola mundo' -> 'en'."""
     return tagged.partition(" ")[0].removeprefix("<2").removesuffix(">")
 
 
 def trim(ids: Sequence[int], length: int) -> list[int]:
-    """At most `length` ids, the last one always eos (as seqio's append_eos_after_trim)."""
+    """Returns at most `length` ids, the last one always eos (seqio's append_eos_after_trim)."""
     return [*ids[: length - 1], EOS_ID]
 
 
 def source_ids(
     vocabulary: Encoder, texts: Sequence[str], target_language: str, length: int
 ) -> list[list[int]]:
-    """Source texts -> tagged, tokenized, trimmed ids with eos, each at most `length` long."""
+    """Returns tagged, tokenized, trimmed ids with eos, each at most `length` long."""
     tagged = [tag(text, target_language) for text in texts]
     return [trim(ids, length) for ids in vocabulary.encode_tagged(tagged)]
 
 
 def target_ids(vocabulary: Encoder, texts: Sequence[str], length: int) -> list[list[int]]:
-    """Target texts -> tokenized, trimmed ids with eos, each at most `length` long."""
+    """Returns tokenized, trimmed ids with eos, each at most `length` long."""
     return [trim(ids, length) for ids in vocabulary.encode(list(texts))]
 
 
 def split_direction(direction: str) -> tuple[str, str]:
-    """'en-gl' -> ('en', 'gl'). Exactly one side is English."""
+    """Splits a direction, of which one side is English: 'en-gl' -> ('en', 'gl')."""
     parts = direction.split("-")
     if len(parts) != 2 or parts.count("en") != 1 or not all(parts):
         raise InputError(
@@ -63,6 +63,6 @@ def split_direction(direction: str) -> tuple[str, str]:
 
 
 def language_of(direction: str) -> str:
-    """The side of a direction that is not English: "gl" of "en-gl" and of "gl-en"."""
+    """Returns the side of a direction that is not English: "gl" of "en-gl" and of "gl-en"."""
     source, target = split_direction(direction)
     return target if source == "en" else source

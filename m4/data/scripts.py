@@ -1,4 +1,4 @@
-"""Which Unicode scripts a language is written in, and which one a character belongs to."""
+"""Scripts of languages, and of characters, after Unicode."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ WEIGHTS = np.array([0 if one in COMMON else _CARRIES.get(one, 10) for one in SCR
 
 
 def scripts_of(code: str) -> frozenset[str] | None:
-    """The ISO 15924 scripts of a language's letters: 'ja' -> Hani, Hira, Kana; 'srp_Latn' -> Latn.
-    None: nothing is known of the code, which is m4's or ISO 639's with or without a script.
+    """Returns the ISO 15924 scripts of a language's letters: 'ja' -> Hani, Hira, Kana.
 
-    The code's own script counts before m4's table of languages.
+    The code is m4's or ISO 639's, with or without a script; its own script counts before m4's table
+    of languages. The result is None for an unknown code.
     """
     _, own = split_code(code)
     known = describe(code) if code == "en" else listed(code)
@@ -50,7 +50,7 @@ def scripts_of(code: str) -> frozenset[str] | None:
 
 
 def likely_scripts_of(code: str) -> frozenset[str] | None:
-    """The same of a code of which only the likely script is known, which need not be a text's.
+    """Returns the scripts of a code of which only the likely one is known.
 
     Ladino is written in Hebrew letters and in Latin ones. And in a code with a territory or a
     user's own addition ('zh_TW', 'pt_BR_2') nothing says the script: CLDR may know one of the
@@ -70,7 +70,7 @@ def _letters_of(script: str) -> frozenset[str] | None:
 
 @lru_cache(maxsize=1)
 def _table() -> npt.NDArray[np.uint8]:
-    """[0x110000]: the number of each character's script."""
+    """Returns [0x110000] numbers of the characters' scripts."""
     assert len(SCRIPTS) <= 256
     ends = [*Scripts.RANGES[1:], 0x110000]
     sizes = np.array(ends) - np.array(Scripts.RANGES)
@@ -79,5 +79,5 @@ def _table() -> npt.NDArray[np.uint8]:
 
 
 def script_numbers(code_points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    """[n] characters -> [n] their scripts, as places in SCRIPTS."""
+    """Returns [n] scripts of [n] characters, as places in SCRIPTS."""
     return _table()[code_points]

@@ -1,4 +1,4 @@
-"""The sentences of a text, for one that is too long to be translated in one piece."""
+"""Splits a text that is too long to be translated in one piece into sentences."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ _WITHOUT_SPACES = ("Jpan", "Hans", "Hant")
 
 
 class Chunks(NamedTuple):
-    """A text in chunks. cut: how many of its sentences are cut at a space or inside a word."""
+    """A text in chunks; `cut` counts the sentences that are cut at a space or inside a word."""
 
     texts: list[str]
     cut: int
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, without the spaces between them."""
+    """Returns the sentences of a text, without the spaces between them."""
     ends = [match.end() for match in _END.finditer(text)]
     return _pieces(text, ends)
 
 
 def chunks(text: str, fits: Callable[[str], bool]) -> Chunks:
-    """The sentences of a text; one that does not fit is halved at the space, the character, or at
-    last the code point next to its middle until its chunks do, or are a code point."""
+    """Returns the sentences of a text, halved until they fit.
+
+    A sentence is halved at the space, the character, or in the end the code point next to its
+    middle.
+    """
     found, cut = [], 0
     for sentence in sentences(text):
         pieces = list(_fitting(sentence, fits))
@@ -52,7 +55,7 @@ def chunks(text: str, fits: Callable[[str], bool]) -> Chunks:
 
 
 def joined(translations: Sequence[str], language: str) -> str:
-    """The translations of a text's chunks as one text in that language."""
+    """Joins the translations of a text's chunks to one text in that language."""
     if len(translations) == 1:
         return translations[0]
     space = "" if describe(language).script in _WITHOUT_SPACES else " "

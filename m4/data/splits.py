@@ -1,4 +1,4 @@
-"""Splits by a hash of the English text, for corpora that come in one piece.
+"""Splits corpora that come in one piece by a hash of the English text.
 
 The same sentence falls into the same split in every language and every file, so no English test
 sentence is in any language's training pairs.
@@ -15,12 +15,12 @@ _ALL = 1 << 64
 
 
 def text_hash(text: str) -> int:
-    """64 bits of a text, the same in every process (Python's own hash is not)."""
+    """Returns 64 bits of a text, the same in every process (unlike Python's own hash)."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def normal(text: str) -> str:
-    """A sentence without what does not distinguish sentences: case, width and spacing."""
+    """Returns a sentence without case, width and spacing, which do not distinguish sentences."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -31,7 +31,7 @@ class HashSplit:
     """
 
     def __init__(self, owner: str, dev_every: int, test_every: int) -> None:
-        """owner: the source's class. SettingError where nothing would be left to train on."""
+        """Checks the numbers; `owner` is the source's class, for messages."""
         for name, every in (("dev_every", dev_every), ("test_every", test_every)):
             if every < 0 or every == 1:
                 raise SettingError(
@@ -51,7 +51,7 @@ class HashSplit:
         return bool(self.dev_every or self.test_every)
 
     def __call__(self, english: str) -> str:
-        """'train', 'dev' or 'test'."""
+        """Returns 'train', 'dev' or 'test'."""
         value = text_hash(normal(english))
         if value < self._test_below:
             return "test"

@@ -40,7 +40,7 @@ from m4.settings import InputError
 
 @contextlib.contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """TensorFlow's C++ announces its build on file descriptor 2 before any setting is read."""
+    """Keeps TensorFlow's C++ quiet, which writes to file descriptor 2 before reading settings."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as said:
@@ -63,20 +63,20 @@ with _quiet_stderr():
 
     tf.config.set_visible_devices([], "GPU")  # they are JAX's
 
-# What T5X's run files call it.
+# Names of splits in T5X's run files.
 _ALIASES = {"validation": "dev"}
-# direction -> what seqio's Evaluator calls, (targets, predictions) -> {name: score}
+# direction -> functions that seqio's Evaluator calls: (targets, predictions) -> {name: score}
 MetricFns = Callable[[str], Sequence[Callable[..., Mapping[str, float]]]]
-# (SHA-256 of a model, what was made of it) -> tf-text's op
+# (SHA-256 of a model, the change to it) -> tf-text's op
 _TOKENIZERS: dict[tuple[str, Callable[[bytes], bytes]], Any] = {}
-# prefix -> what it was registered for
+# prefix -> identity of the corpus
 _REGISTERED: dict[str, dict[str, Any]] = {}
-# task name -> direction: a code may have '_' in it, so the name alone does not say.
+# task name -> direction: a code may have '_' in it, so the name alone is not enough.
 _DIRECTIONS: dict[str, str] = {}
 
 
 class SharedVocabulary(seqio.SentencePieceVocabulary):
-    """A SentencePieceVocabulary with one tf-text op a model, not one every time it is used.
+    """A SentencePieceVocabulary with one tf-text op for each model, not for each use.
 
     At 200 tasks that is 1.7 GB of memory instead of 6.2 GB.
     """
@@ -86,7 +86,7 @@ class SharedVocabulary(seqio.SentencePieceVocabulary):
         return _tokenizer(self.sp_model or b"", bytes)
 
     def text_ids(self, text: tf.Tensor) -> tf.Tensor:
-        """The ids of a text, in which "<2gl>" is no tag."""
+        """Returns the ids of a text, in which "<2gl>" is no tag."""
         return _tokenizer(self.sp_model or b"", without_tags).tokenize(text)
 
 
@@ -109,7 +109,7 @@ class PairSource(seqio.DataSource):
         self._sizes: dict[str, int] = {}
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        """The pairs as plain Python, without TensorFlow."""
+        """Returns the pairs as plain Python, without TensorFlow."""
         return self.source.pairs(self.language, _ALIASES.get(split, split))
 
     @property
@@ -136,7 +136,7 @@ class PairSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **unused: Any,
     ) -> tf.data.Dataset:
-        """The pairs in the source's order; the task shuffles them in a buffer afterwards."""
+        """Returns the pairs in the source's order; the task shuffles them in a buffer later."""
         if shard_info and shard_info.num_shards > 1:
             raise InputError(f"{self.language}: one shard only, use tf.data.Dataset.shard")
         if isinstance(self.source, Cache):
@@ -164,16 +164,28 @@ def register(
     unit: Mapping[str, float] | None = None,
     metric_fns: MetricFns = lambda direction: (),
 ) -> None:
-    """Register the tasks and mixtures of a corpus under `prefix`.
+    """Registers the tasks and mixtures of a corpus.
 
-    Rates come from the number of training pairs that `source` has. seqio's rates do not change: of
-    a schedule they are those of its first phase, of a learned sampler those at the beginning.
-    unit: how much a pair of each direction is where the sampler counts something else
-    (`m4.data.stream.mixture`); UniMax must be given its budget. target_vocabulary_path: of
-    `targets`, where that is another vocabulary. mixtures: which of them, with their tasks.
-    metric_fns: of each direction's task; T5X evaluates none without (`m4.t5x_tasks.metric_fns`).
-    Again for the same corpus it does nothing; ValueError when the prefix is another corpus's, or
-    when a vocabulary's file has changed since seqio read it in this process.
+    Rates come from the number of training pairs of `source`. seqio's rates do not change: those of
+    a schedule are of its first phase, those of a learned sampler from its beginning. A second call
+    for the same corpus does nothing.
+
+    Args:
+        source: The corpus.
+        languages: Its languages.
+        vocabulary_path: SentencePiece model of sources, and of targets by default.
+        prefix: Beginning of the names.
+        sampler: Sizes -> rates. UniMax must be given its budget.
+        target_vocabulary_path: SentencePiece model of targets, where that is another one.
+        mixtures: Mixtures to register, with their tasks.
+        unit: Size of a pair of each direction, where the sampler counts something else
+            (`m4.data.stream.mixture`).
+        metric_fns: Direction -> metrics of its task. T5X evaluates no task without metrics
+            (`m4.t5x_tasks.metric_fns`).
+
+    Raises:
+        InputError: The prefix is another corpus's, or a vocabulary's file has changed since seqio
+            read it in this process.
     """
     paths = [Path(p or vocabulary_path).resolve() for p in (None, target_vocabulary_path)]
     meaning = {
@@ -226,10 +238,19 @@ def register_cache(
     sample_by: str = "examples",
     metric_fns: MetricFns = lambda direction: (),
 ) -> None:
-    """Register the tasks and mixtures of a ready cache: the same pairs, ids and rates.
+    """Registers the tasks and mixtures of a tokenized corpus: its pairs, ids and rates.
 
-    sample_by: what the sampler counts, "examples" or "tokens". A cache whose two vocabularies are
-    made for one mixture has that one only. InputError: the cache has ids of seqio tasks.
+    A corpus whose two vocabularies are made for one mixture has that one only.
+
+    Args:
+        cache: The corpus.
+        prefix: Beginning of the names.
+        sampler: Sizes -> rates.
+        sample_by: Unit of the sizes, "examples" or "tokens".
+        metric_fns: Direction -> metrics of its task.
+
+    Raises:
+        InputError: The corpus has ids of seqio tasks.
     """
     if not cache.marked:
         raise InputError(
@@ -250,7 +271,7 @@ def register_cache(
 
 
 def unregister(prefix: str = "m4") -> None:
-    """Take the tasks and mixtures of `prefix` out of seqio's registries."""
+    """Removes the tasks and mixtures of a prefix from seqio's registries."""
     meaning = _REGISTERED.pop(prefix, {"languages": []})
     for name in MIXTURES:
         seqio.MixtureRegistry.remove(f"{prefix}.{name}")
@@ -261,13 +282,13 @@ def unregister(prefix: str = "m4") -> None:
 
 
 def task_name(direction: str, prefix: str = "m4") -> str:
-    """'en-gl' -> 'm4.en_gl': seqio allows no '-' in a name."""
+    """Returns the name of a task: 'en-gl' -> 'm4.en_gl'; seqio allows no '-'."""
     first, second = split_direction(direction)
     return f"{prefix}.{first}_{second}"
 
 
 def mixture_rates(name: str) -> dict[str, float]:
-    """Direction -> rate of a registered mixture of m4 tasks, as seqio gives it; they sum to 1."""
+    """Returns direction -> rate of a registered mixture of m4 tasks; they sum to 1."""
     mixture = seqio.MixtureRegistry.get(name)
     rates = {_DIRECTIONS[task.name]: float(mixture.get_rate(task)) for task in mixture.tasks}
     total = sum(rates.values())
@@ -275,8 +296,10 @@ def mixture_rates(name: str) -> dict[str, float]:
 
 
 class _Rates:
-    """The rate function of a mixture: a sampler over the sizes of its tasks, which are counted
-    when the first rate is asked for."""
+    """The rate function of a mixture: a sampler over the sizes of its tasks.
+
+    Sizes are counted when the first rate is asked for.
+    """
 
     def __init__(
         self, sampler: Sampler, names: Sequence[str], unit: Mapping[str, float] | None
@@ -302,8 +325,10 @@ class _Rates:
 def _tokenize(
     dataset: tf.data.Dataset, direction: str, output_features: Mapping[str, Any]
 ) -> tf.data.Dataset:
-    """{english, translation} -> the ids {inputs, targets} of a direction, the tag's in front of the
-    inputs, and their texts, as seqio's `tokenize` names them."""
+    """Turns {english, translation} into the ids {inputs, targets} of a direction.
+
+    The tag is in front of the inputs. Texts keep the names of seqio's `tokenize`.
+    """
     first, second = split_direction(direction)
     source, target = ("english", "translation") if first == "en" else ("translation", "english")
     of = {name: feature.vocabulary for name, feature in output_features.items()}

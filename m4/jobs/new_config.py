@@ -53,7 +53,7 @@ _SIZES, _BILINGUAL = (Size(256, 4, 4.9e-3), Size(128, 2, 7.0e-3)), Size(64, 2, 1
 
 
 class Corpus(NamedTuple):
-    """What was read of a folder.
+    """Summary of the text in a folder.
 
     Attributes:
         sizes: Language -> split -> pairs that cleaning leaves.

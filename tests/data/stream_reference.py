@@ -1,4 +1,4 @@
-"""What m4/data/stream/kernels.py compiles, in plain numpy and Python: slow and obvious."""
+"""What m4/data/stream/numba_loops.py compiles, in plain numpy and Python: slow and obvious."""
 
 from __future__ import annotations
 

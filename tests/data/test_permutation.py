@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from m4.data.permutation import key, mix, permutation, permute
-from m4.data.stream import kernels
+from m4.data.stream import numba_loops
 
 
 def test_mix_is_splitmix64() -> None:
@@ -37,9 +37,9 @@ def test_compiled_is_the_same(size: int) -> None:
     keys = mix(np.arange(len(index), dtype=np.uint64))
     sizes = np.full_like(index, size)
     wanted = permute(index, sizes, keys)
-    found = [kernels.permute(i, n, k) for i, n, k in zip(index, sizes, keys, strict=True)]
+    found = [numba_loops.permute(i, n, k) for i, n, k in zip(index, sizes, keys, strict=True)]
     assert [int(x) for x in found] == wanted.tolist()
-    assert [int(kernels.mix(k)) for k in keys] == mix(keys).tolist()
+    assert [int(numba_loops.mix(k)) for k in keys] == mix(keys).tolist()
 
 
 def test_keys_differ_and_stay() -> None:

@@ -1,4 +1,4 @@
-"""Dates, times and intervals by a locale's own patterns (LDML part 4), compiled once a pattern."""
+"""Writes dates, times and intervals by a locale's own patterns (LDML part 4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from babel.dates import parse_pattern, tokenize_pattern
 
 from m4.data.cldr.tables import Tables, find, own_names, root_data
 
-# What a moment is, in the order of moment()'s tuple.
+# Places in the tuple of moment().
 YEAR, MONTH, DAY, WEEKDAY, QUARTER, MINUTE_OF_DAY, HOUR, HOUR12, MINUTE, HALF = range(10)
 Moment = tuple[int, ...]
 # A pattern: literal text, or the index of a value and the table of its texts.
@@ -28,7 +28,7 @@ NAMED = {
 
 
 def moment(ordinal: int, minute_of_day: int = 0) -> Moment:
-    """The values that patterns speak of; `ordinal` as in datetime.date.fromordinal."""
+    """Returns the values that patterns name; `ordinal` is that of datetime.date.fromordinal."""
     day = datetime.date.fromordinal(ordinal)
     hour, minute = divmod(minute_of_day, 60)
     return (
@@ -46,7 +46,7 @@ def moment(ordinal: int, minute_of_day: int = 0) -> Moment:
 
 
 def native_digits(system: str | None) -> dict[int, str] | None:
-    """A str.translate table from 0-9 to the digits of a CLDR numbering system; None for latn.
+    """Returns a str.translate table from 0-9 to the digits of a numbering system, or None.
 
     Unicode gives a script's ten digits one run of code points from its zero.
     """
@@ -65,7 +65,7 @@ def native_digits(system: str | None) -> dict[int, str] | None:
 
 
 class _Numbers(dict[int, str]):
-    """value -> its digits, padded to `width` (a width of 2 cuts years), made when first asked."""
+    """Value -> its digits, padded to `width` (a width of 2 cuts years), made when needed."""
 
     def __init__(self, width: int, year: bool, digits: dict[int, str] | None):
         super().__init__()
@@ -80,7 +80,7 @@ class _Numbers(dict[int, str]):
 
 
 class Calendar:
-    """The date and time patterns of one locale; what needs a name that it lacks is None.
+    """The date and time patterns of one locale; texts with a missing name are None.
 
     Where a locale has its own formats, those it lacks are root's: CLDR leaves out what equals
     root, and patterns have no words. The names in them (months, AM and PM) are never root's.
@@ -96,15 +96,15 @@ class Calendar:
         self._periods = own_names(own, "day_periods", "format", "abbreviated") or {}
 
     def date(self, name: str, when: Moment) -> str | None:
-        """A day by a format's name ('full', 'long', 'medium') or a skeleton ('yMMMEd')."""
+        """Writes a day by a format's name ('full', 'long', 'medium') or a skeleton ('yMMMEd')."""
         return self._apply(self._dates.get(name), when)
 
     def time(self, when: Moment) -> str | None:
-        """The time of day, hours and minutes."""
+        """Writes the time of day, hours and minutes."""
         return self._apply(self._times.get("short"), when)
 
     def interval(self, skeleton: str, start: Moment, end: Moment) -> str | None:
-        """Two days, what they share said once (LDML part 4, intervalFormats)."""
+        """Writes two days with their common parts once (LDML part 4, intervalFormats)."""
         formats = self._intervals.get(skeleton) or {}
         for field, index in (("y", YEAR), ("M", MONTH), ("d", DAY)):
             if start[index] != end[index]:
@@ -178,7 +178,7 @@ def _table(index: int, names: list[str | None]) -> Part | None:
 
 
 def _period_at(rules: dict, second: int) -> str | None:
-    """The day period of a second of the day; `at` rules go first, periods may cross midnight."""
+    """Returns the day period of a second; `at` rules go first, periods may cross midnight."""
     within = None
     for name, spans in rules.items():
         for span in spans:

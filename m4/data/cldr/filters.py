@@ -1,4 +1,4 @@
-"""What becomes of a drawn pair: its split, whether it says anything, what is held out of it."""
+"""Decides on a drawn pair: its split, its use, and the names that are held out of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORDS = re.compile(r"[^\W\d_]{2,}")  # letters only, two or more: digits and "e
 
 
 def split_of(english: str) -> str:
-    """'train', 'dev' or 'test', by the English text alone: the same in every language."""
+    """Returns 'train', 'dev' or 'test' by the English text: the same in every language."""
     value = text_hash(english) % 1000
     if value < TEST_PERMILLE:
         return "test"
@@ -22,7 +22,7 @@ def split_of(english: str) -> str:
 
 
 def held(language: str, atom: Atom) -> bool:
-    """Whether `atom` is kept out of this language's training pairs (about 6 % of the atoms are).
+    """Returns whether `atom` is kept out of this language's training pairs (about 6 % are).
 
     Other languages still see it, so that a right translation of it is transfer.
     """
@@ -30,7 +30,7 @@ def held(language: str, atom: Atom) -> bool:
 
 
 def accept(english: str, translation: str) -> bool:
-    """Whether there is something to translate: not a copy, with letters, not too long.
+    """Returns whether there is something to translate: no copy, with letters, not too long.
 
     A copy is an equal text, or one half or more of whose different words stand in the English.
     Letters that make no word ("2.5 m", "5月18日") pass.

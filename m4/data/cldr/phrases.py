@@ -1,4 +1,4 @@
-"""One locale's voice: a specification (m4/data/cldr/specs.py) in, its text in that locale out."""
+"""Renders specifications (m4/data/cldr/specs.py) as texts of one locale."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPACES = re.compile(r"\s{2,}")
 
 
 def normalise(text: str) -> str:
-    """Plain spaces, no bidirectional marks; a pattern's outer spaces are stripped too."""
+    """Returns a text with plain spaces and without bidirectional marks and outer spaces."""
     return _SPACES.sub(" ", text.translate(_NORMAL)).strip()
 
 
@@ -71,7 +71,7 @@ class Phrases:
         }
 
     def render(self, spec: Spec) -> str | None:
-        """The text of `spec`, or None where the locale has no own data for a part of it."""
+        """Returns the text of `spec`, or None where the locale lacks own data for a part of it."""
         if spec[0] == "list":
             return self._list(spec[1], spec[2])
         memo = self._memo
@@ -119,7 +119,7 @@ class Phrases:
         return long if "other" in long else {**(widths.get("short") or {}), **long}
 
     def _number(self, value: int | str) -> tuple[str, str]:
-        """A number's text and its plural category; decimals are given as strings, '2.5'."""
+        """Returns a number's text and its plural category; decimals are strings, '2.5'."""
         if value not in self._numbers:
             whole, _, part = str(value).partition(".")
             primary, secondary = self._groups
@@ -169,7 +169,7 @@ class Phrases:
         return glue.replace("{1}", date).replace("{0}", time)
 
     def _big(self, digits: int, zeros: int) -> str | None:
-        """`digits` (1-999) followed by `zeros` zeros, in words: 5 million."""
+        """Writes `digits` (1-999) followed by `zeros` zeros, in words: 5 million."""
         forms = find(self._own, "compact_decimal_formats", "long")
         if not forms:
             return None
@@ -197,7 +197,7 @@ class Phrases:
 
 
 def _symbol(own: Tables, system: str, name: str) -> str:
-    """A number symbol: CLDR leaves out what equals root, so here root is the locale's own data."""
+    """Returns a number symbol; CLDR leaves out those that equal root's."""
     for kind in (system, "latn"):
         for tables in (own, root_data()):
             symbol = find(tables, "number_symbols", kind, name)
@@ -208,11 +208,11 @@ def _symbol(own: Tables, system: str, name: str) -> str:
 
 @lru_cache(maxsize=1)
 def english() -> Phrases:
-    """The English voice; one for all languages, so that its phrases are rendered once."""
+    """Returns the English phrases, one object for all, so that each is rendered once."""
     return Phrases("en")
 
 
 @lru_cache(maxsize=4)
 def phrases(code: str) -> Phrases:
-    """The voice of locale `code`; the last few are kept (a locale's tables take 10-60 ms)."""
+    """Returns the phrases of a locale; the last few are kept (its tables take 10-60 ms)."""
     return Phrases(code)

@@ -55,7 +55,7 @@ DAYS = datetime.date(2100, 1, 1).toordinal() - FIRST_DAY  # 91,310
 
 @lru_cache(maxsize=1)
 def inventory() -> dict[str, tuple[Spec, ...]]:
-    """The atoms that English names, by kind; a name that two of them share stays with the first.
+    """Returns the atoms that English names, by kind; a shared name stays with the first.
 
     So "Arabic" is the language, not the script, and "Luxembourg" the country, not the city: the
     English side never has two meanings.
@@ -88,7 +88,7 @@ def inventory() -> dict[str, tuple[Spec, ...]]:
 
 
 def atoms(spec: Spec) -> tuple[Atom, ...]:
-    """The lexical atoms of a specification: (kind, identifier), with repetitions.
+    """Returns the lexical atoms of a specification: (kind, identifier), with repetitions.
 
     Those are the words of the great tables (territories, languages, scripts, currencies, cities,
     zones, units); a unit's name and an amount in it are one atom. Calendar words are none.
@@ -153,7 +153,7 @@ class Drawer:
         }
 
     def draw(self) -> Spec:
-        """The next specification."""
+        """Returns the next specification."""
         return self._make[self._category(self._random())]()
 
     def _choose(self, options: Sequence):
@@ -196,7 +196,7 @@ class Drawer:
         return ("at", name, self._day(), int(self._random() * 1440))
 
     def _span(self) -> Spec:
-        """Two days of one year: months apart where the skeleton has no day."""
+        """Draws two days of one year, months apart where the skeleton has no day."""
         skeleton = self._choose(SPANS)
         days = self._count(28) if skeleton.endswith("d") else 31 + self._count(300)
         start = self._day()
@@ -223,7 +223,7 @@ class Drawer:
         return self._list(lambda: self._choose(options), 4)
 
     def _list(self, make: Callable[[], Spec], most: int) -> Spec:
-        """From 2 to `most` different items, joined by `and`, one time in four by `or`."""
+        """Draws 2 to `most` different items, joined by `and`, one time in four by `or`."""
         style = "or" if self._random() < 0.25 else "standard"
         items: list[Spec] = []
         count = min(most, self._length(self._random()))

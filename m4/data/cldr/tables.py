@@ -1,4 +1,4 @@
-"""The locale tables of CLDR, read through Babel: a locale's own data, and what may stand in for it.
+"""Reads the locale tables of CLDR through Babel: a locale's own data, and its substitutes.
 
 Babel merges every locale into the root locale and resolves aliases in place, in dictionaries that
 all locales share, so what it returns depends on which locales came before (python-babel issue
@@ -21,7 +21,7 @@ Tables = dict[str, Any]
 
 
 def cldr_version() -> str:
-    """The CLDR release behind the installed Babel, '47': the text changes with it."""
+    """Returns the CLDR release of the installed Babel, '47': the text changes with it."""
     return core.get_cldr_version()
 
 
@@ -38,7 +38,7 @@ def _empty_cache() -> Iterator[None]:
 
 
 def _parent(code: str) -> str:
-    """The locale that `code` inherits from (LDML part 1, section 4.1.3), or 'root'."""
+    """Returns the locale that `code` inherits from (LDML part 1, section 4.1.3), or 'root'."""
     exception = core.get_global("parent_exceptions").get(code)
     if exception:
         return exception
@@ -48,7 +48,7 @@ def _parent(code: str) -> str:
 
 
 def own_data(code: str) -> Tables:
-    """The tables of locale `code` over those of its parents, without the root locale's.
+    """Returns the tables of a locale over those of its parents, without the root locale's.
 
     What is missing here CLDR's contributors have not given, or it equals root; root's texts are
     codes or English ("M01", "{0} km"), no translations.
@@ -67,13 +67,13 @@ def own_data(code: str) -> Tables:
 
 @lru_cache(maxsize=1)
 def root_data() -> Tables:
-    """The root locale as it is in its file: aliases unresolved; for structure, never for words."""
+    """Returns the root locale as in its file, with aliases: for structure, never for words."""
     with _empty_cache():
         return localedata.load("root", merge_inherited=False)
 
 
 def find(tables: Mapping, *path: object) -> Any:
-    """The entry at `path`, or None."""
+    """Returns the entry at `path`, or None."""
     node: Any = tables
     for key in path:
         if not isinstance(node, Mapping) or key not in node:
@@ -83,7 +83,7 @@ def find(tables: Mapping, *path: object) -> Any:
 
 
 def own_names(own: Tables, *path: str) -> dict | None:
-    """A table of names at `path`, e.g. ('months', 'stand-alone', 'wide'), from own data only.
+    """Returns a table of names at `path`, as ('months', 'stand-alone', 'wide'), from own data.
 
     Follows root's aliases (stand-alone months are the format months where not given), and returns
     None where the last parent is root's own text.
@@ -99,12 +99,12 @@ def own_names(own: Tables, *path: str) -> dict | None:
 
 @lru_cache(maxsize=1)
 def zones() -> tuple[str, ...]:
-    """CLDR's identifiers of the time zones that are named by a city, sorted."""
+    """Returns CLDR's identifiers of the time zones that are named by a city, sorted."""
     return tuple(sorted(zone for zone in core.get_global("meta_zones") if "/" in zone))
 
 
 @lru_cache(maxsize=1)
 def current_currencies() -> frozenset[str]:
-    """Codes of the currencies that are legal tender somewhere today."""
+    """Returns the codes of the currencies that are legal tender somewhere today."""
     uses = core.get_global("territory_currencies").values()
     return frozenset(code for use in uses for code, _, end, tender in use if tender and not end)

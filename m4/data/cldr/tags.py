@@ -12,8 +12,10 @@ from m4.data.cldr.tables import own_data
 
 
 class Tag(NamedTuple):
-    """'zh-hant-TW' taken apart: 'zh', 'Hant', 'TW'; '' is what a tag leaves open. variants: what
-    else CLDR knows, such as 'valencia'."""
+    """Parts of a tag: 'zh', 'Hant', 'TW' of 'zh-hant-TW'; '' where the tag leaves one open.
+
+    `variants` are further parts that CLDR knows, such as 'valencia'.
+    """
 
     language: str
     script: str = ""
@@ -21,15 +23,16 @@ class Tag(NamedTuple):
     variants: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """As CLDR writes it: 'zh_Hant_TW'."""
+        """Returns the tag as CLDR writes it: 'zh_Hant_TW'."""
         return "_".join(filter(None, (self.language, self.script, self.territory, *self.variants)))
 
 
 @lru_cache(maxsize=4096)
 def parse(code: str) -> Tag | None:
-    """The parts of a code, old codes replaced ('iw' -> 'he', 'sh' -> 'sr_Latn', 'tl' -> 'fil');
-    '-', '_' and case do not matter. A script may be its English name, as gettext writes it:
-    'sr_latin'. None: the code has a part that CLDR does not know.
+    """Returns the parts of a code, or None if CLDR does not know one of them.
+
+    Old codes are replaced ('iw' -> 'he', 'sh' -> 'sr_Latn', 'tl' -> 'fil'); '-', '_' and case do
+    not matter. A script may be its English name, as gettext writes it: 'sr_latin'.
     """
     first, *rest = re.split("[-_@]", code)
     known = core.get_global("language_aliases").get(first.lower(), first.lower())
@@ -51,7 +54,7 @@ def parse(code: str) -> Tag | None:
 
 
 def likely_script(tag: Tag) -> str:
-    """'kab' -> 'Latn', 'zh_TW' -> 'Hant', 'pa_PK' -> 'Arab'; '' where CLDR does not know."""
+    """Returns the likely script: 'kab' -> 'Latn', 'pa_PK' -> 'Arab'; '' if CLDR has none."""
     likely = core.get_global("likely_subtags")
     of_territory = likely.get(f"{tag.language}_{tag.territory}")
     _, script, *_ = [*(of_territory or likely.get(tag.language, "")).split("_"), "", ""]
@@ -59,8 +62,10 @@ def likely_script(tag: Tag) -> str:
 
 
 def shortest(code: str) -> str:
-    """The shortest tag of the same language: 'de_DE' -> 'de', 'zh-Hans-CN' -> 'zh', 'zh_TW' ->
-    'zh_Hant'. A code that CLDR does not know stays, with _ for other signs."""
+    """Returns the shortest tag of the same language: 'de_DE' -> 'de', 'zh_TW' -> 'zh_Hant'.
+
+    A code that CLDR does not know stays, with _ for other signs.
+    """
     tag = parse(code)
     if tag is None:
         return re.sub(r"\W", "_", code)
@@ -75,19 +80,18 @@ def shortest(code: str) -> str:
 
 @lru_cache(maxsize=8)
 def names(kind: str) -> dict[str, str]:
-    """Code -> English name. kind: 'languages', 'scripts', 'territories' or 'variants'."""
+    """Returns code -> English name of languages, scripts, territories or variants."""
     return own_data("en")[kind]
 
 
 def english_name(tag: Tag) -> str:
-    """'Guarani' of 'gn'; the code of a language that CLDR has no name of."""
+    """Returns 'Guarani' for 'gn'; the code of a language without a name in CLDR."""
     return names("languages").get(tag.language, tag.language)
 
 
 @lru_cache(maxsize=4096)
 def own_name(tag: Tag) -> str:
-    """What a language calls itself: 'العربية' of 'ar', '繁體中文' of 'zh_Hant'; '' where CLDR
-    has no locale of it."""
+    """Returns a language's own name: 'العربية' for 'ar'; '' where CLDR has no locale of it."""
     for code in (f"{tag.language}_{tag.script}", tag.language):
         if localedata.exists(code):
             found = own_data(code).get("languages", {})
@@ -96,7 +100,7 @@ def own_name(tag: Tag) -> str:
 
 
 def additions(tag: Tag) -> str:
-    """What a name says in brackets: 'Traditional, Taiwan' of 'zh_Hant_TW', '' of 'zh'."""
+    """Returns the part of a name in brackets: 'Traditional, Taiwan' for 'zh_Hant_TW'."""
     script = names("scripts").get(tag.script, tag.script)
     territory = names("territories").get(tag.territory, "")
     variants = [names("variants")[one.upper()] for one in tag.variants]
@@ -109,7 +113,7 @@ def _scripts_by_name() -> dict[str, str]:
 
 
 def _script(part: str) -> str:
-    """'hant' -> 'Hant', 'latin' -> 'Latn', else ''."""
+    """Returns the code of a script: 'hant' -> 'Hant', 'latin' -> 'Latn', else ''."""
     code = part.title()
     return code if len(part) == 4 and code in names("scripts") else _scripts_by_name().get(
         part.lower(), ""

@@ -22,7 +22,7 @@ Share = Annotated[float, Between(0, 1)]
 
 @dataclass(frozen=True)
 class Findings:
-    """What a check found in a chunk of n pairs.
+    """Findings of a check in a chunk of n pairs.
 
     Attributes:
         drop: Reason -> mask [n] of the pairs to drop. A pair that several reasons name is dropped

@@ -1,1 +1,1 @@
-"""What `m4 data` computes: audit, preview, vocabulary report."""
+"""Reports on a corpus: its cleaning, a preview of the sampling, its vocabulary."""

@@ -20,7 +20,7 @@ _MOST_NAMES = 12
 
 
 class DrawnLanguage(NamedTuple):
-    """What a whole run draws of one language.
+    """Pairs and tokens that a whole run draws of one language.
 
     Attributes:
         pairs: Pairs drawn, in all its directions together.

@@ -40,7 +40,7 @@ COLUMNS = {
 
 
 class Row(NamedTuple):
-    """What a vocabulary makes of some sentences of a language, without tag and eos.
+    """Numbers of a vocabulary on some sentences of a language, without tag and eos.
 
     Attributes:
         language: Its code; "en" is English.

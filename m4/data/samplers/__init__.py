@@ -1,4 +1,4 @@
-"""Samplers: how often each direction is drawn. One file a sampler, a plain function.
+"""Samplers say how often each direction is drawn: one file each, a plain function.
 
 To add one: write one file whose function fits `Sampler`, and name it in gin.
 """
@@ -12,18 +12,18 @@ from m4.settings import InputError, SettingError
 
 
 class Sampler(Protocol):
-    """Sizes of the directions' training data -> rates that sum to 1, in the same order.
+    """Turns the sizes of the directions' training data into rates that sum to 1.
 
-    Sizes and rates are in one unit: pairs, or tokens (`m4.data.stream.mixture`). A sampler
-    with a parameter `drawn` is also given what the whole run draws, in that unit; one with `rates`
-    those that the corpus's source gives, or None.
+    Sizes and rates are in one unit: pairs, or tokens (`m4.data.stream.mixture`). A sampler with a
+    parameter `drawn` also gets what the whole run draws, in that unit; one with `rates` gets those
+    of the corpus's source, or None.
     """
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]: ...
 
 
 class Phase(NamedTuple):
-    """From `first_step` on, directions are drawn at these rates; one without a rate is not."""
+    """Rates of the directions from `first_step` on; one without a rate is not drawn."""
 
     first_step: int
     rates: dict[str, float]
@@ -31,19 +31,19 @@ class Phase(NamedTuple):
 
 @runtime_checkable
 class Planned(Protocol):
-    """A sampler whose rates change at given steps. Called, it gives those of the first phase."""
+    """A sampler whose rates change at given steps; called, it returns those of the first phase."""
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]: ...
     def plan(self, sizes: dict[str, int]) -> list[Phase]: ...
 
 
 def plan(sampler: Sampler, sizes: dict[str, int]) -> list[Phase]:
-    """The phases of any sampler; one from step 0 on, where it does not plan them."""
+    """Returns the phases of any sampler: one from step 0 on, where it does not plan them."""
     return sampler.plan(sizes) if isinstance(sampler, Planned) else [Phase(0, sampler(sizes))]
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:
-    """ValueError: there is nothing to sample from, or a direction has no data."""
+    """Raises InputError where there is nothing to sample from, or a direction has no data."""
     if not sizes:
         raise InputError("no directions to sample from (CorpusSpec.languages)")
     if empty := [name for name, size in sizes.items() if size <= 0]:
@@ -51,15 +51,16 @@ def check_sizes(sizes: Mapping[str, int]) -> None:
 
 
 def normalized(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights divided by their sum."""
+    """Returns weights divided by their sum."""
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
 
 
 def matching(languages: Sequence[str], directions: Sequence[str], setting: str) -> list[str]:
-    """The directions of some languages, in their order: 'gl' means en-gl and gl-en, 'en-gl' itself.
+    """Returns the directions of some languages: 'gl' means en-gl and gl-en, 'en-gl' itself.
 
-    SettingError: one of them is neither a language nor a direction here.
+    Raises:
+        SettingError: One of them is neither a language nor a direction here.
     """
     chosen = set()
     for name in languages:

@@ -1,4 +1,4 @@
-"""Direction weights: the share of what is drawn that is from English."""
+"""Direction weights: a given share of the draws is from English."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class DirectionWeights:
     their proportions; where there is one kind alone, they stay as they are.
 
     Attributes:
-        sampler: rates of all directions. It does not get what the run draws: unimax needs its own
+        sampler: Rates of all directions. It is not told what the run draws: unimax needs its own
             budget here, and its bound on repeats does not hold, since rates rise with their share.
-        from_english: in (0, 1).
+        from_english: Share in (0, 1).
 
     Raises:
-        SettingError: the sampler is a schedule, which can have this one in its phases, or learns,
+        SettingError: The sampler is a schedule, which can have this one in its phases, or learns,
             which can start from this one.
     """
 
@@ -43,7 +43,7 @@ class DirectionWeights:
             )
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
-        """The rates of all directions; they sum to 1."""
+        """Returns the rates of all directions, which sum to 1."""
         check_sizes(sizes)
         rates = self.sampler(sizes)
         out = {name for name in rates if split_direction(name)[0] == "en"}

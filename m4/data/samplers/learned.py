@@ -1,4 +1,4 @@
-"""Learned sampling: weights of the directions that follow what training measures."""
+"""Learned sampling: weights of the directions follow measurements of the training."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ State = dict[str, Any]  # JSON
 
 
 class Signal(Protocol):
-    """What an evaluation says for or against a direction: measured numbers -> rewards.
+    """Turns measured numbers into rewards of directions; a higher one asks for more of it.
 
-    `before` and `now` are the numbers of two evaluations by name, as they stand in metrics.jsonl
-    ("dev/nll/en-gl"). The result has the directions that the signal knows something of; higher
-    is "more of this". Only the order and the proportions of the rewards count: they are centred
-    and scaled.
+    `before` and `now` are the numbers of two evaluations by name, as in metrics.jsonl
+    ("dev/nll/en-gl"). The result has the directions that the signal can judge. Rewards are centred
+    and scaled, so that only their order and proportions count.
     """
 
     def __call__(
@@ -29,14 +28,14 @@ class Signal(Protocol):
     ) -> dict[str, float]: ...
 
 
-# Of the names of what is measured.
 _DEV, ALIGNMENT = "dev/nll/", "gradients/alignment/"
 
 
 @configurable
 def improvement(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """By which part the dev loss of each direction fell since the last evaluation: more of what is
-    being learned, less of what is known or memorised.
+    """Rewards the share by which the dev loss of a direction fell since the last evaluation.
+
+    It asks for more of what is being learned.
 
     Source: loss-driven progress, Graves et al. 2017, "Automated Curriculum Learning for Neural
     Networks"; here on dev sets, and relative, since directions differ in difficulty.
@@ -50,7 +49,7 @@ def improvement(before: Mapping[str, float], now: Mapping[str, float]) -> dict[s
 
 @configurable
 def loss(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """The dev loss of each direction: more of what is still bad.
+    """Rewards the dev loss of a direction: more of what is still bad.
 
     Source: Sagawa et al. 2020, "Distributionally Robust Neural Networks", Algorithm 1: the same
     exponentiated ascent on the losses of groups.
@@ -60,8 +59,9 @@ def loss(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, flo
 
 @configurable
 def alignment(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """The mean cosine of a direction's gradient with those of the other groups: more of what helps
-    others. `Training.cosines` measures it, and says which directions are a group.
+    """Rewards the mean cosine of a direction's gradient with those of the other sets of directions.
+
+    `Training.cosines` measures it, and names the sets.
 
     Source: Wang, Tsvetkov and Neubig 2020 (MultiDDS, arXiv 2004.06748), section 3: a language's
     reward is the cosine of its gradient and the dev gradients, averaged over languages. Here both
@@ -72,7 +72,7 @@ def alignment(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str
     return {k.removeprefix(ALIGNMENT): value for k, value in named if k.startswith(ALIGNMENT)}
 
 
-# What a signal of this file reads.
+# Beginnings of the names that the signals of this file read.
 _READS: dict[Any, str] = {improvement: _DEV, loss: _DEV, alignment: ALIGNMENT}
 
 
@@ -92,8 +92,10 @@ class Learned:
     al. 2002, with `start` in the place of the uniform distribution.
 
     Attributes:
-        start: rates at the beginning. signal: rewards from measured numbers.
-        step_size: above 0. floor: in (0, 1]; no direction falls below floor * its start.
+        start: Rates at the beginning.
+        signal: Rewards from measured numbers.
+        step_size: Largest change of a weight's logarithm in one evaluation, above 0.
+        floor: In (0, 1]; no direction falls below floor * its start.
     """
 
     start: Sampler = temperature
@@ -106,21 +108,20 @@ class Learned:
             raise SettingError("Learned.start", self.start, "a sampler without phases")
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
-        """The rates at the beginning."""
+        """Returns the rates at the beginning."""
         return self.start(sizes)
 
     def begin(self) -> State:
-        """What is known before the first evaluation: nothing. JSON, and so is what `update` makes
-        of it: a checkpoint holds it, and a resumed run continues from the same numbers."""
+        """Returns the state before the first evaluation: JSON that checkpoints hold."""
         return {"log_weights": {}, "measured": {}}
 
     @property
     def reads(self) -> str:
-        """How the names begin that the signal reads; "" of a signal that is not of this file."""
+        """Beginning of the names that the signal reads; "" for a signal of another file."""
         return _READS.get(inspect.unwrap(self.signal), "")
 
     def update(self, state: State, measured: Mapping[str, float]) -> State:
-        """The state after an evaluation; a signal that compares two has nothing at the first."""
+        """Returns the state after an evaluation; the first one has nothing to compare with."""
         rewards = self.signal(state["measured"], measured)
         if bad := [name for name, reward in rewards.items() if not math.isfinite(reward)]:
             raise InputError(
@@ -133,17 +134,17 @@ class Learned:
         for name, reward in rewards.items():
             moved = self.step_size * (reward - mean) / most if most else 0.0
             log_weights[name] = log_weights.get(name, 0.0) + moved
-        # What was not measured this time is compared with when it is measured again.
+        # A number that was not measured this time is compared with its next measurement.
         return {"log_weights": log_weights, "measured": {**state["measured"], **measured}}
 
     def weights(self, state: State, directions: list[str]) -> dict[str, float]:
-        """Factor of each direction to its start; their largest is 1, so that none overflows."""
+        """Returns the factor of each direction to its start; the largest is 1, against overflow."""
         log_weights = {name: state["log_weights"].get(name, 0.0) for name in directions}
         largest = max(log_weights.values())
         return {name: math.exp(value - largest) for name, value in log_weights.items()}
 
     def rates(self, state: State, start: Mapping[str, float]) -> dict[str, float]:
-        """The rates now; `start` are those at the beginning."""
+        """Returns the present rates; `start` are those at the beginning."""
         weights = self.weights(state, list(start))
         learned = normalized({name: rate * weights[name] for name, rate in start.items()})
         return {n: (1 - self.floor) * learned[n] + self.floor * start[n] for n in start}

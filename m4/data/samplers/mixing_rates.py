@@ -1,4 +1,4 @@
-"""Mixing rates: those that the corpus's source gives, as a seqio Mixture."""
+"""Mixing rates: the rates that the corpus's source gives, such as a seqio Mixture."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from m4.settings import InputError, configurable
 def mixing_rates(
     sizes: dict[str, int], rates: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """The rates of the cache (`Cache.source_rates`), divided by their sum; 0: it is not drawn.
+    """Returns the rates of the corpus (`Cache.source_rates`), divided by their sum.
 
-    Rates are shares of pairs. It does not get them inside of another sampler.
+    Rates are shares of pairs. Inside of another sampler they are not known.
     """
     check_sizes(sizes)
     if rates is None:

@@ -8,6 +8,6 @@ from m4.settings import configurable
 
 @configurable
 def proportional(sizes: dict[str, int]) -> dict[str, float]:
-    """Rates n / sum of all n: temperature 1, all languages end an epoch at the same step."""
+    """Returns rates n / sum of all n: all languages end an epoch at the same step."""
     check_sizes(sizes)
     return normalized(sizes)

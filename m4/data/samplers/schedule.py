@@ -29,14 +29,13 @@ class Schedule:
     join late, so that they do not overfit).
 
     Attributes:
-        phases: (first step, sampler, languages) each. languages: codes ('gl') or directions
-            ('en-gl'); None: all. What a phase does not name is not drawn in it. A phase begins at
-            the first group of steps that begins at or after its first step (`m4.data.stream`).
-
-            A phase's sampler does not get what the run draws: unimax needs its own budget there.
+        phases: (first step, sampler, languages) of each phase. Languages are codes ('gl') or
+            directions ('en-gl'), or None for all; others are not drawn in the phase. It begins at
+            the first group of steps that begins at or after its first step (`m4.data.stream`). Its
+            sampler is not told what the run draws: unimax needs its own budget there.
 
     Raises:
-        SettingError: no phase begins at step 0, or the steps do not rise.
+        SettingError: No phase begins at step 0, or the steps do not rise.
     """
 
     phases: Sequence[tuple[int, Sampler, Sequence[str] | None]]
@@ -55,11 +54,11 @@ class Schedule:
             raise SettingError(f"{name}: first steps", steps, "whole numbers from 0, rising")
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
-        """Rates of the first phase; 0 for what it does not draw."""
+        """Returns the rates of the first phase, 0 for directions that it does not draw."""
         return dict.fromkeys(sizes, 0.0) | self.plan(sizes)[0].rates
 
     def plan(self, sizes: dict[str, int]) -> list[Phase]:
-        """All phases; each has rates for the directions that it draws."""
+        """Returns all phases, each with rates for the directions that it draws."""
         check_sizes(sizes)
         made = []
         for number, (first_step, sampler, languages) in enumerate(self.phases):

@@ -15,7 +15,7 @@ def temperature(
     scale: Annotated[float, Between(0, 1e9, above=True)] = 1.0,
     maximum: Annotated[float | None, Between(0, 1e15, above=True)] = None,
 ) -> dict[str, float]:
-    """Rates min(n * scale, maximum) ** (1 / temperature), divided by their sum.
+    """Returns rates min(n * scale, maximum) ** (1 / temperature), divided by their sum.
 
     The order (scale, then cap, then root) and the numbers are those of
     seqio.mixing_rate_num_examples. temperature 1 is proportional, a high one nearly uniform.

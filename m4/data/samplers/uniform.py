@@ -8,6 +8,6 @@ from m4.settings import configurable
 
 @configurable
 def uniform(sizes: dict[str, int]) -> dict[str, float]:
-    """Equal rates, whatever the sizes: temperature infinity. Small languages repeat the most."""
+    """Returns equal rates, whatever the sizes; small languages repeat the most."""
     check_sizes(sizes)
     return dict.fromkeys(sizes, 1.0 / len(sizes))

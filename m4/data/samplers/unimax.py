@@ -15,18 +15,20 @@ def unimax(
     budget: Annotated[float | None, Between(0, 1e15, above=True)] = None,
     drawn: float | None = None,
 ) -> dict[str, float]:
-    """Rates at which no direction is seen more than `max_epochs` times.
+    """Returns rates at which no direction is seen more than `max_epochs` times.
 
     The budget is shared out evenly, the smallest direction first; one that would be seen more than
     max_epochs times gets just that, and what is left over goes to the larger ones. Draws are random
     in the short run, so that a small direction may be seen a little more often.
 
     Args:
-        sizes: of the directions. budget: what training draws, in the unit of the sizes; None: what
-            the whole run draws (`drawn`, which m4 works out from the steps).
+        sizes: Sizes of the directions.
+        max_epochs: Largest number of epochs.
+        budget: Draws of the training, in the unit of the sizes. Defaults to `drawn`.
+        drawn: Draws of the whole run, which m4 computes from the steps.
 
     Raises:
-        SettingError: all data max_epochs times is less than the budget; the budget is not known.
+        SettingError: All data max_epochs times is less than the budget; the budget is not known.
 
     Source: Chung et al. 2023, "UniMax: Fairer and more Effective Language Sampling for Large-Scale
     Multilingual Pretraining", Algorithm 1 (there in characters).

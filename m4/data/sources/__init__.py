@@ -1,4 +1,4 @@
-"""Sources of sentence pairs: one file a source, each with a class that is a Source."""
+"""Sources of sentence pairs: one file each, with a class that is a Source."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ class Pair(NamedTuple):
 
 
 class Source(Protocol):
-    """What gives English-centric sentence pairs.
+    """A source of English-centric sentence pairs.
 
-    A source may also have `subsets(language, split) -> dict[str, list[bool]]`: marks for the
-    sentences of pairs(), in their order, for scores of each ({"seen": [...]}). And one of files
-    `origin`: (file, line) of the pair that pairs() gave last. And `rates() -> dict[str, float]`:
-    direction -> how often it is to be drawn, for the sampler mixing_rates.
+    It may also have `subsets(language, split) -> dict[str, list[bool]]`, marks of the sentences in
+    the order of pairs(), for scores of each subset ({"seen": [...]}); `origin`, the (file, line) of
+    the last pair; and `rates() -> dict[str, float]`, direction -> its rate for the sampler
+    mixing_rates.
     """
 
     def languages(self) -> list[str]:
-        """The m4 codes of the languages that it has, English excepted."""
+        """Returns the m4 codes of its languages, without English."""
         ...
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """The pairs of a language in one of SPLITS, in the same order every time."""
+        """Yields the pairs of a language in one of SPLITS, in the same order every time."""
         ...
 
     def identity(self) -> dict:
-        """All that decides the text, as JSON: what a cached result is keyed by. Cheap."""
+        """Returns all that decides the text, as JSON; it is quick, and the key of a corpus."""
         ...
 
 
 class IdBlock(NamedTuple):
-    """Some pairs as ids, eos included, with their texts before they were tokenized ('': none)."""
+    """Some pairs as ids, with eos, and with their texts before tokenizing, or ''."""
 
     inputs: Ragged
     targets: Ragged
@@ -48,7 +48,7 @@ class IdBlock(NamedTuple):
 
 
 class IdSource(Source, Protocol):
-    """A source of ids in its own vocabulary, which are trained on as they are: no tag, no cleaning.
+    """A source of ids in its own vocabulary, which are trained on as they are, without tag.
 
     "english" is what a model reads and "translation" what it writes, in whatever language.
     """
@@ -56,14 +56,14 @@ class IdSource(Source, Protocol):
     gives_ids: bool
 
     def blocks(self, language: str, split: str) -> Iterator[IdBlock]:
-        """The pairs of a language in one of SPLITS, in the same order every time."""
+        """Yields the pairs of a language in one of SPLITS, in the same order every time."""
         ...
 
     def vocabularies(self) -> dict[str, bytes]:
-        """ "source" and "target" -> SentencePiece models; the same bytes: one vocabulary."""
+        """Returns SentencePiece models of "source" and "target"; equal ones are one vocabulary."""
         ...
 
 
 def gives_ids(source: object) -> TypeGuard[IdSource]:
-    """Whether a source gives ids in the place of text."""
+    """Returns whether a source gives ids instead of text."""
     return bool(getattr(source, "gives_ids", False))

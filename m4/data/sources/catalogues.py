@@ -1,4 +1,4 @@
-"""gettext's PO and MO files: bytes -> entries. PO by Babel's parser, MO by Python's gettext."""
+"""Reads gettext's PO files with Babel's parser, and MO files with Python's gettext."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LETTERS = {"a": 7, "b": 8, "f": 12, "v": 11}
 
 
 class Entry(NamedTuple):
-    """One message of a catalogue. line: its line in a PO file, its number in an MO file."""
+    """One message of a catalogue; `line` is its line in a PO file, its number in an MO file."""
 
     line: int
     english: str
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 
 class CatalogueError(Exception):
-    """Not a catalogue; `line` is where."""
+    """Error in a catalogue, at `line`."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -41,8 +41,11 @@ class CatalogueError(Exception):
 
 
 class _Collected(Catalog):
-    """Keeps the messages as they come. Babel's own catalogue unites those that are alike and takes
-    the header apart, which fails on many real ones (dates, plural forms left to be filled in)."""
+    """Keeps the messages as they come.
+
+    Babel's own catalogue unites equal ones and parses the header, which fails on many real ones
+    (dates, plural forms left to be filled in).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,9 +60,10 @@ class _Collected(Catalog):
 
 
 def read_po(content: bytes) -> tuple[list[Entry], int]:
-    """The entries of a PO file, without its header, and the number of obsolete ones.
+    """Returns the entries of a PO file, without its header, and the number of obsolete ones.
 
-    CatalogueError: msgfmt would refuse it, or its charset is not what it says.
+    Raises:
+        CatalogueError: msgfmt would refuse it, or its charset is not what it says.
     """
     charset = re.search(rb"charset=([A-Za-z0-9_.:-]+)", content[:65_536])
     name = charset[1].decode() if charset and charset[1] != b"CHARSET" else "utf-8"
@@ -98,7 +102,7 @@ def read_po(content: bytes) -> tuple[list[Entry], int]:
 
 
 def read_mo(content: bytes) -> tuple[list[Entry], int]:
-    """The entries of an MO file, without its header; 0. CatalogueError: it is damaged."""
+    """Returns the entries of an MO file, without its header, and 0; CatalogueError if damaged."""
     file = io.BytesIO(content)
     try:
         # No public name gives the messages; the attribute is as old as the module.
@@ -118,7 +122,7 @@ def read_mo(content: bytes) -> tuple[list[Entry], int]:
 
 
 def _unescaped(quoted: str, charset: str, number: int) -> str:
-    """The escapes that Babel leaves as they are: \\101, \\x41, \\a."""
+    """Replaces the escapes that Babel leaves as they are: \\101, \\x41, \\a."""
 
     def character(match: re.Match[str]) -> str:
         if match[0] == r"\\":

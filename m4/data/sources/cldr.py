@@ -55,7 +55,7 @@ class _Heldout(NamedTuple):
 
 
 def power_law(largest: int, smallest: int) -> dict[str, int]:
-    """Training pairs a language, from `largest` to `smallest`, log-linear in rank (as in M4)."""
+    """Returns training pairs a language, log-linear in rank (as in M4)."""
     ratio = smallest / largest
     last = len(LANGUAGES) - 1
     return {code: round(largest * ratio ** (rank / last)) for rank, code in enumerate(LANGUAGES)}
@@ -64,14 +64,18 @@ def power_law(largest: int, smallest: int) -> dict[str, int]:
 @checked
 @dataclass(eq=False)
 class Cldr:
-    """The corpus `cldr`; decided by its arguments and the CLDR version, whatever is asked first.
+    """The corpus `cldr`, which depends on its arguments and the CLDR version alone.
 
     Pairs are made when a language is first asked for and kept. Digits are those of the locale's
     default numbering system: fa, ps, bn, as, mr, ne, my, sd and ckb have their own.
 
     Attributes:
-        sizes: language -> training pairs; None: all 137 languages, `largest` to `smallest`.
-        test_pairs, dev_pairs: of each language.
+        sizes: Language -> training pairs. Defaults to all 137 languages.
+        largest: Training pairs of the first of these.
+        smallest: Training pairs of the last of these.
+        seed: Decides the sentences.
+        test_pairs: Test pairs of each language.
+        dev_pairs: Dev pairs of each language.
     """
 
     sizes: Mapping[str, Pairs] | None = None
@@ -101,14 +105,17 @@ class Cldr:
         self._candidate_texts: set[str] = set()
 
     def languages(self) -> list[str]:
-        """The languages of `sizes`, in its order."""
+        """Returns the languages of `sizes`, in its order."""
         return list(self._sizes)
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """The pairs of `language` in `split`: distinct English sides, in the order drawn.
+        """Returns the pairs of a language in a split: distinct English sides, as drawn.
 
-        dev and test take their sentences from one stream for all languages, in order, so most of
-        a test set is the same sentences everywhere. Raises ValueError where the language has fewer.
+        Dev and test take their sentences from one stream for all languages, in order, so most of a
+        test set is the same sentences everywhere.
+
+        Raises:
+            InputError: The language has fewer pairs.
         """
         self._check(language, split)
         if split == "train":
@@ -116,7 +123,7 @@ class Cldr:
         return iter(self._held_out(language, split).pairs)
 
     def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
-        """{'seen': [...]}: whether all names and units of a sentence are in the training pairs."""
+        """Marks sentences all of whose names and units are in the training pairs as 'seen'."""
         self._check(language, split)
         train = self._training(language)
         if split == "train":
@@ -125,7 +132,7 @@ class Cldr:
         return {"seen": [train.atoms.issuperset(sentence) for sentence in sentences]}
 
     def identity(self) -> dict:
-        """All that decides the text, as JSON."""
+        """Returns all that decides the text, as JSON."""
         return {
             "source": "cldr",
             "generator": GENERATOR,
@@ -136,7 +143,7 @@ class Cldr:
         }
 
     def fingerprint(self) -> str:
-        """The sha256 of identity(), hexadecimal."""
+        """Returns the SHA-256 of identity(), in hexadecimal."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
     def _check(self, language: str, split: str) -> None:
@@ -183,7 +190,7 @@ class Cldr:
         return train
 
     def _take(self, language: str, split: str) -> _Heldout:
-        """The first sentences of the common stream that this language can say."""
+        """Returns the first sentences of the common stream that this language can say."""
         wanted = self.counts[split]
         target = phrases(language)
         drawn = _Heldout([], [])
@@ -202,7 +209,7 @@ class Cldr:
         return drawn
 
     def _candidate(self, split: str, index: int) -> tuple[Spec, str]:
-        """Sentence `index` of the common stream's dev or test part."""
+        """Returns sentence `index` of the common stream's dev or test part."""
         if self._common is None:
             self._common = Drawer(_stream_seed(self.seed, "common"))
         candidates = self._candidates[split]
@@ -224,7 +231,7 @@ def _stream_seed(seed: int, name: str) -> int:
 
 
 def _nearest(code: str) -> str:
-    """The languages with names like this one, or all, as text."""
+    """Returns the languages with names like this one, or all, as text."""
     by_word = {
         word.casefold(): known
         for known, language in LANGUAGES.items()

@@ -66,7 +66,7 @@ _NO_SIDES = ("tsv", "jsonl", "json", "po", "mo", "txt", "md", "csv", "html", "zi
 
 @dataclasses.dataclass(frozen=True)
 class Detected:
-    """How a folder is to be read.
+    """The way in which a folder is to be read.
 
     Attributes:
         source: Class of the source.
@@ -97,7 +97,7 @@ class Detected:
 
     @property
     def hash_rule(self) -> str:
-        """What the hash decides, as 'dev 1 in 100, test 1 in 50'."""
+        """Rule of the hash, as 'dev 1 in 100, test 1 in 50'."""
         return ", ".join(f"{split} 1 in {_EVERY[split]}" for split in self.by_hash)
 
     def english_side(self) -> str:

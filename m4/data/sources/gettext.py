@@ -1,4 +1,4 @@
-"""gettext's catalogues: the messages of programs, msgid English and msgstr its translation.
+"""gettext's catalogues: messages of programs, msgid in English and msgstr its translation.
 
 OPUS's GNOME, KDE4 and Ubuntu are these.
 """
@@ -43,9 +43,10 @@ class Gettext(Folder):
     are no languages here, and an MO file next to the PO file of its name is not read. A catalogue
     that msgfmt would refuse is one bad line.
 
-    placeholders: 'same' leaves out entries whose sides do not have the same %s, %1, {name};
-    'drop' those that have any; 'keep' takes all. mnemonics: 'strip' takes the & or _ of '_Open' off
-    where both sides have one; 'keep' leaves it there.
+    Attributes:
+        placeholders: 'same' leaves out entries whose sides do not have the same %s, %1, {name};
+            'drop' leaves out those that have any; 'keep' takes all.
+        mnemonics: 'strip' removes the & or _ of '_Open' where both sides have one; 'keep' does not.
     """
 
     files: str = "{lang}.po"
@@ -113,13 +114,13 @@ class Gettext(Folder):
 
 
 def placeholders(text: str) -> Counter[str]:
-    """What is filled in later: '%2$s of %1$s' and '%s of %s' have the same."""
+    """Counts placeholders; '%2$s of %1$s' and '%s of %s' have the same."""
     found = (match[0] for match in _PLACEHOLDER.finditer(text))
     return Counter(re.sub(r"^%\d+\$", "%", name) for name in found if name != "%%")
 
 
 def strip_mnemonics(english: str, translation: str) -> tuple[str, str]:
-    """'_Open', 'A_brir' -> 'Open', 'Abrir'; '_File', '文件(_F)' -> 'File', '文件'.
+    """Removes mnemonics: '_Open', 'A_brir' -> 'Open', 'Abrir'; '文件(_F)' -> '文件'.
 
     Only where each side has exactly one & or _ before a letter, of the same kind, and it is no
     entity (&amp;), no abbreviation (R&D) and no part of a name that both sides have (file_name).

@@ -7,60 +7,43 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from m4.data.sources import Pair
 from m4.data.sources.reading.files import seekable
-from m4.data.sources.reading.folder import Folder
 from m4.data.sources.reading.layout import File
-from m4.data.sources.reading.lines import Reason
-from m4.data.sources.reading.records import Fields
+from m4.data.sources.reading.lines import Reason, Tally
+from m4.data.sources.reading.records import RecordFolder
 from m4.settings import InputError, checked
 
 _BATCH_ROWS = 1000
-# What an Arrow stream ends with: a continuation, and a message of no bytes.
+# An Arrow stream ends with a continuation and a message of no bytes.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 @checked
 @dataclass(eq=False)
-class HuggingFace(Folder):
+class HuggingFace(RecordFolder):
     """Sentence pairs from Arrow files (stream or file format) or Parquet.
 
     The default is the hub's layout of a dataset with a configuration a pair, and its column
-    `translation`: {"en": ..., "gl": ...}. The fields: `Fields` in sources/records.py; a field's
-    first part is a column.
+    `translation`: {"en": ..., "gl": ...}. The first part of a field (`Fields`) is a column.
     """
 
     files: str = "{pair}/{split}-*.parquet"
-    translation_field: str = "translation.{lang}"
-    english_field: str | None = None
-    language_field: str | None = None
+    unit: ClassVar[str] = "row"
 
     def __post_init__(self) -> None:
         if self.splits is None:  # the names of Hugging Face's own splits
             self.splits = {"train": "train", "dev": "validation", "test": "test"}
         super().__post_init__()
-        self.fields = Fields(
-            self.owner,
-            self.english,
-            self.translation_field,
-            self.english_field,
-            self.language_field,
-            self.layout.language,
-        )
-        self.fields.check(self.owner, self.layout)
-
-    def _settings(self) -> dict:
-        return self.fields.identity()
 
     def _choose(self, files: list[File]) -> list[File]:
-        """Also sees to it that of files called like train-00000-of-00002 none is missing."""
+        """Returns the files, after a check that no part such as train-00000-of-00002 is missing."""
         shards: dict[tuple[str, int], set[int]] = {}
         for file in files:
             if match := re.search(r"-(\d{5})-of-(\d{5})(?=\.)", file.name):
@@ -74,18 +57,7 @@ class HuggingFace(Folder):
                 )
         return files
 
-    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
-        for file in files:
-            with self.reading.of(file.name, file.path, "row") as tally:
-                for number, record in enumerate(self._records(file), 1):
-                    if isinstance(record, Reason):
-                        tally.bad(number, record)
-                        continue
-                    for language, english, translation in self.fields.sides(record, file.code):
-                        if pair := tally.pair(number, english, translation):
-                            yield language, pair
-
-    def _records(self, file: File) -> Iterator[dict[str, Any] | Reason]:
+    def _records(self, file: File, tally: Tally) -> Iterator[dict[str, Any] | Reason]:
         with seekable(file.path) as stream:
             try:
                 names, batches = _open(stream)
@@ -107,7 +79,7 @@ class HuggingFace(Folder):
 
 
 def _open(stream: IO[bytes]) -> tuple[list[str], Callable[[list[str]], Iterator[Any]]]:
-    """A file's columns, and what reads some of them, batch by batch."""
+    """Returns a file's columns, and a function that reads some of them, batch by batch."""
     start = stream.read(6)
     stream.seek(0)
     if start.startswith(b"PAR1"):
@@ -131,7 +103,7 @@ def _open(stream: IO[bytes]) -> tuple[list[str], Callable[[list[str]], Iterator[
 def _rows(batch: Any) -> Iterator[dict[str, Any] | Reason]:
     try:
         yield from batch.to_pylist()
-    except UnicodeDecodeError:  # of one of the rows; none was given yet
+    except UnicodeDecodeError:  # in one of the rows; none was given yet
         for row in range(batch.num_rows):
             try:
                 yield from batch.slice(row, 1).to_pylist()

@@ -21,8 +21,8 @@ class Moses(Folder):
 
     `files` must have {side}. With the other language in the name ({pair} or {lang}) the two files
     of a pair have all but {side} in common; without it ('{split}/{side}.txt') all languages share
-    one English file, as in many-way test sets. Files that are not equally long are an error
-    whatever on_bad_line says: which of their lines belong together is not known.
+    one English file, as in many-way test sets. Files of different lengths are an error
+    whatever on_bad_line says, because it is not known which of their lines belong together.
     """
 
     files: str = "{split}.{pair}.{side}"
@@ -35,7 +35,7 @@ class Moses(Folder):
             )
 
     def languages(self) -> list[str]:
-        """The codes of the languages but English that have training data, sorted."""
+        """Returns the codes of the languages with training data, without English, sorted."""
         return sorted(
             {
                 file.language

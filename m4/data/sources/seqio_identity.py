@@ -1,4 +1,4 @@
-"""What decides a seqio task's examples, as JSON: its features, preprocessors and source."""
+"""Identity of a seqio task's examples as JSON: its features, preprocessors and source."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", 
 
 
 def identity_of(task: Any, splits: Mapping[str, str], use_cached: bool) -> dict[str, Any]:
-    """A task's. splits: m4's -> seqio's. Reads the files of a source, and their hashes are
-    remembered; of a function the file that it is in, without comments and layout."""
+    """Returns the identity of a task.
+
+    It reads the files of the source, whose hashes are remembered, and the file of each function,
+    without comments and layout. `splits` are m4's -> seqio's.
+    """
     there = {theirs for theirs in splits.values() if theirs in task.splits}
     return {
         "features": {
@@ -34,8 +37,11 @@ def identity_of(task: Any, splits: Mapping[str, str], use_cached: bool) -> dict[
 
 
 def described(value: Any) -> Any:
-    """A function by its name and the hash of its file, with the arguments that are bound to it; any
-    other value as text, without addresses in memory."""
+    """Returns a value as JSON.
+
+    A function is its name, the hash of its file, and the arguments that are bound to it; other
+    objects are text, without addresses in memory.
+    """
     if isinstance(value, functools.partial):
         given = {**{str(i): v for i, v in enumerate(value.args)}, **value.keywords}
         return {"of": described(value.func), **{k: described(v) for k, v in given.items()}}
@@ -52,7 +58,7 @@ def described(value: Any) -> Any:
 
 
 def _code(named: Any) -> str | None:
-    """SHA-256 of the file that defines something; None: it is installed, its name says enough."""
+    """Returns the SHA-256 of the file that defines a value, or None for installed code."""
     try:
         path = inspect.getsourcefile(named)
     except TypeError:  # built in
@@ -69,7 +75,7 @@ def _code_of_file(path: str, _changed_ns: int) -> str:
 
 
 def _source(source: Any, splits: set[str]) -> dict[str, Any]:
-    """A seqio.DataSource: hashes of its files, name and version of a TFDS dataset, its function."""
+    """Returns a seqio.DataSource as its files' hashes, its TFDS dataset, or its function."""
     about: dict[str, Any] = {"of": described(type(source))}
     if loader := getattr(source, "tfds_dataset", None):
         chosen = loader.tfds_splits or {}
@@ -95,7 +101,7 @@ def _files(pattern: Any) -> dict[str, list[Any]]:
 
 
 def _cached(folder: str, splits: set[str]) -> dict[str, Any]:
-    """What seqio_cache_tasks wrote: its statistics and the sizes of its files."""
+    """Returns the statistics and sizes of the files that seqio_cache_tasks wrote."""
     return {
         split: {
             path.name: digest(path)

@@ -1,4 +1,4 @@
-"""Tasks and mixtures of seqio, as T5X trains on them: a user's own, those of TFDS, cached ones.
+"""Reads tasks and mixtures of seqio, as T5X trains on them.
 
 A module that registers them is imported, as T5X's MIXTURE_OR_TASK_MODULE. Nothing is downloaded.
 """
@@ -39,18 +39,20 @@ class SeqioTasks(CountsLines):
     m4's own vocabulary; of a task that does not keep its text, ids are decoded.
 
     Attributes:
-        mixture_or_task_name: as registered. mixture_or_task_module: what registers it when it is
-            imported; None: it is registered already.
+        mixture_or_task_name: Name as registered.
+        mixture_or_task_module: Module that registers it when it is imported. Defaults to none: the
+            name is registered already.
         use: "ids" or "text".
-        directions: task -> direction, 'en-de'; and of text 'de-en', whose targets are English.
-            Tasks of text with one language follow each other. None: 'en-<name of the task>'.
-        splits: split -> seqio's. None: train, validation, and test if there is one.
-        task_feature_lengths: what preprocessors get as their sequence_length; longer ids are cut,
-            as T5X does. None: nothing is cut, and training pairs beyond CorpusSpec.lengths are
-            dropped.
-        use_cached: read what seqio_cache_tasks wrote, below one of cache_dirs.
-        seed: of preprocessors that draw. on_bad_line, max_line_bytes: of text, as in
-            `m4.data.sources.reading.folder.Folder`.
+        directions: Task -> direction 'en-de', or, for text, 'de-en', whose targets are English.
+            Tasks of text with one language follow each other. Defaults to 'en-<name of the task>'.
+        splits: Split -> seqio's. Defaults to train, validation, and test if there is one.
+        task_feature_lengths: The sequence_length of preprocessors; longer ids are cut, as T5X does.
+            By default nothing is cut, and training pairs beyond CorpusSpec.lengths are dropped.
+        use_cached: Reads the output of seqio_cache_tasks, below one of cache_dirs.
+        cache_dirs: Folders of such outputs.
+        seed: Seed of preprocessors that draw.
+        on_bad_line: For text, as in `m4.data.sources.reading.folder.Folder`.
+        max_line_bytes: For text, as there.
     """
 
     mixture_or_task_name: str
@@ -82,13 +84,14 @@ class SeqioTasks(CountsLines):
                 raise SettingError("SeqioTasks.directions", direction, allowed)
 
     def languages(self) -> list[str]:
-        """The languages of the directions, in the order of the tasks. Imports seqio (seconds)."""
+        """Returns the languages in the order of the tasks; imports seqio (seconds)."""
         return list(dict.fromkeys(_language(direction) for direction in self._directions.values()))
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """The text of a language's tasks, one after another.
+        """Yields the text of a language's tasks, one after another.
 
-        ValueError: a bad example, unless on_bad_line is 'skip'.
+        Raises:
+            InputError: An example is bad and on_bad_line is "fail".
         """
         assert split in SPLITS, split
         for name in self._named(language):
@@ -103,12 +106,12 @@ class SeqioTasks(CountsLines):
                             yield pair
 
     def blocks(self, language: str, split: str) -> Iterator[IdBlock]:
-        """The ids of a task, in the order of its source."""
+        """Yields the ids of a task, in the order of its source."""
         (name,) = self._named(language)
         return self._blocks(name, split)
 
     def vocabularies(self) -> dict[str, bytes]:
-        """Of inputs ("source") and targets ("target"), as SentencePiece models."""
+        """Returns the SentencePiece models of inputs ("source") and targets ("target")."""
         features = next(iter(self._tasks.values())).output_features
         models = {}
         for role, name in zip(("source", "target"), _FEATURES, strict=True):
@@ -128,7 +131,7 @@ class SeqioTasks(CountsLines):
         return models
 
     def rates(self) -> dict[str, float]:
-        """Direction -> seqio's mixing rate, of tasks with one direction their sum."""
+        """Returns direction -> seqio's mixing rate, summed over the tasks of a direction."""
         found: dict[str, float] = {}
         for name, direction in self._directions.items():
             task, mixture = self._tasks[name], self._provider
@@ -137,8 +140,10 @@ class SeqioTasks(CountsLines):
         return found
 
     def identity(self) -> dict:
-        """The settings, and of each task its features, preprocessors and source: see
-        `m4.data.sources.seqio_identity`. The code that they call is not part of it."""
+        """Returns the settings, and features, preprocessors and source of each task.
+
+        The code that these call is not part of it (`m4.data.sources.seqio_identity`).
+        """
         return {
             "source": "seqio",
             "use": self.use,
@@ -161,10 +166,11 @@ class SeqioTasks(CountsLines):
     def task_metrics(
         self, direction: str, split: str, predictions: Sequence[str]
     ) -> dict[str, Any] | None:
-        """What seqio's Evaluator says of a task's predictions, in the order of its examples: its
-        name ("task"), and the numbers that metric_fns of (targets, predictions) return.
+        """Returns the metrics of seqio's Evaluator for a task's predictions.
 
-        None: the direction is not that of one task alone, or examples were left out of the text.
+        They are the task's name ("task") and the numbers of its metric_fns of (targets,
+        predictions), or None where the direction is not that of one task alone, or examples were
+        left out of the text. Predictions are in the order of the examples.
         """
         language = _language(direction)
         if direction not in self._directions.values() or len(named := self._named(language)) > 1:
@@ -193,7 +199,7 @@ class SeqioTasks(CountsLines):
         return found
 
     def warnings(self) -> list[str]:
-        """One line for every task and reason of which examples were left out, for the log."""
+        """Returns a line for the log for every task and reason of skipped examples."""
         return self.reading.warnings(self.mixture_or_task_name)
 
     @property
@@ -208,7 +214,7 @@ class SeqioTasks(CountsLines):
 
     @cached_property
     def _provider(self) -> Any:
-        """The Task or Mixture. SettingError: no such module, no such name."""
+        """The Task or Mixture; SettingError for an unknown module or name."""
         seqio = self._seqio
         if isinstance(self.mixture_or_task_module, SavedModule):
             top = self.mixture_or_task_module.split(".")[0]
@@ -241,7 +247,7 @@ class SeqioTasks(CountsLines):
 
     @cached_property
     def _tasks(self) -> dict[str, Any]:
-        """Name -> task. InputError: one that cannot be read here."""
+        """Name -> task; InputError for one that cannot be read here."""
         tasks = {task.name: task for task in self._seqio.get_subtasks(self._provider)}
         for name, task in tasks.items():
             if lacking := [f for f in _FEATURES if f not in task.output_features]:
@@ -260,7 +266,7 @@ class SeqioTasks(CountsLines):
         return tasks
 
     def _check_splits(self, tasks: Mapping[str, Any]) -> None:
-        """InputError: training pairs of a task, or dev pairs of all, are missing."""
+        """Raises InputError where training pairs of a task, or dev pairs of all, are missing."""
         for split, theirs in self._splits.items():
             having = [name for name, task in tasks.items() if theirs in task.splits]
             lacking = next((name for name in tasks if name not in having), None)
@@ -278,7 +284,7 @@ class SeqioTasks(CountsLines):
 
     @cached_property
     def _directions(self) -> dict[str, str]:
-        """Task -> direction. SettingError: a task that is not there, two of ids with one name."""
+        """Task -> direction; SettingError for an unknown task, or two of ids with one name."""
         given = dict(self.directions or {})
         if unknown := [name for name in given if name not in self._tasks]:
             allowed = f"of the tasks {', '.join(self._tasks)}"
@@ -296,7 +302,7 @@ class SeqioTasks(CountsLines):
         return named
 
     def _dataset(self, name: str, split: str) -> Any:
-        """A task's examples in their order, as a tf.data.Dataset."""
+        """Returns a task's examples in their order, as a tf.data.Dataset."""
         return self._tasks[name].get_dataset(
             sequence_length=self.task_feature_lengths,
             split=self._splits[split],

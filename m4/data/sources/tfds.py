@@ -1,4 +1,4 @@
-"""TensorFlow Datasets: what `tfds build` has prepared. Nothing is downloaded here."""
+"""Reads TensorFlow Datasets that `tfds build` has prepared; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ class Tfds(CountsLines):
 
     Attributes:
         datasets: 'name/config' or 'name/config:version' (without it the newest), as for
-            `tfds build`. data_dir: None: TFDS_DATA_DIR, else ~/tensorflow_datasets.
-        splits: split -> TFDS's, which may be a part ('train[:90%]'). None: train, validation and
-            test; with dev_every and test_every train alone, split by a hash of the English side.
-        The others: as in `m4.data.sources.reading.folder.Folder`.
+            `tfds build`.
+        data_dir: Defaults to TFDS_DATA_DIR, else ~/tensorflow_datasets.
+        splits: Split -> TFDS's, which may be a part ('train[:90%]'). Defaults to train, validation
+            and test; with dev_every and test_every to train alone, split by a hash of the English.
+
+    The others are those of `m4.data.sources.reading.folder.Folder`.
     """
 
     datasets: str | Sequence[str]
@@ -70,7 +72,7 @@ class Tfds(CountsLines):
         self._codes = dict(self.codes or {})
 
     def languages(self) -> list[str]:
-        """The codes of all datasets, sorted. Imports TensorFlow Datasets (seconds)."""
+        """Returns the codes of all datasets, sorted; imports TensorFlow Datasets (seconds)."""
         found = {
             self._m4(code, dataset.folder)
             for dataset in self._datasets
@@ -79,9 +81,10 @@ class Tfds(CountsLines):
         return sorted(found.union(self._spool.languages()))
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """The pairs of a language, dataset by dataset, in the order of their files.
+        """Yields the pairs of a language, dataset by dataset, in the order of their files.
 
-        ValueError: a language that is not there; a bad example, unless on_bad_line is 'skip'.
+        Raises:
+            InputError: There is no such language; an example is bad and on_bad_line is "fail".
         """
         assert split in SPLITS, split
         if language not in self.languages():
@@ -105,7 +108,7 @@ class Tfds(CountsLines):
         self.reading.restore(self._spool_counts)
 
     def identity(self) -> dict:
-        """The settings, and sizes and SHA-256 of the datasets' files. Without TensorFlow."""
+        """Returns the settings, and sizes and SHA-256 of the files; without TensorFlow."""
         return {
             "source": "tfds",
             "splits": self._splits,
@@ -124,7 +127,7 @@ class Tfds(CountsLines):
         }
 
     def warnings(self) -> list[str]:
-        """One line for every dataset and reason of which examples were left out, for the log."""
+        """Returns a line for the log for every dataset and reason of skipped examples."""
         return self.reading.warnings(self._data_dir)
 
     def _version_folder(self, dataset: str) -> epath.Path:
@@ -165,7 +168,7 @@ class Tfds(CountsLines):
 
     @cached_property
     def _spool(self) -> Spool:
-        """The pairs of the datasets whose examples say their languages."""
+        """Pairs of the datasets whose examples name their languages."""
         spool = Spool(self._variable_pairs(), self.reading)
         self._spool_counts = self.reading.counts_of(
             self._names(dataset, split)[0]
@@ -199,7 +202,7 @@ class Tfds(CountsLines):
 
 
 class _Dataset:
-    """A prepared dataset: its feature of translations, and what is in it."""
+    """A prepared dataset with its feature of translations."""
 
     def __init__(self, name: str, folder: epath.Path) -> None:
         import tensorflow_datasets as tfds  # seconds, and hundreds of megabytes
@@ -227,7 +230,7 @@ class _Dataset:
             self.codes = list(features.languages)
 
     def check(self, english: str, splits: Any) -> None:
-        """ValueError: no English in it, or no such split. Takes English off the codes."""
+        """Raises InputError for no English or no such split; removes English from the codes."""
         if self.codes is not None:
             if english not in self.codes:
                 raise InputError(
@@ -243,13 +246,13 @@ class _Dataset:
                 )
 
     def pairs(self, split: str, english: str, code: str) -> Iterator[tuple[bytes, bytes]]:
-        """Both sides of every example, where all have the same languages."""
+        """Yields both sides of every example, where all have the same languages."""
         for batch in self._as_numpy(self._open(split).batch(_BATCH)):
             sides = batch if self._feature is None else batch[self._feature]
             yield from zip(sides[english], sides[code], strict=True)
 
     def examples(self, split: str) -> Iterator[dict[str, list[bytes]]]:
-        """Code -> texts of every example, where each says its languages."""
+        """Yields code -> texts of every example, where each names its languages."""
         for example in self._as_numpy(self._open(split)):
             sides = example if self._feature is None else example[self._feature]
             texts: dict[str, list[bytes]] = {}

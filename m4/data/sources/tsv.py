@@ -17,10 +17,13 @@ from m4.settings import Between, InputError, SettingError, checked
 @checked
 @dataclass(eq=False)
 class Tsv(Folder):
-    """Sentence pairs, one a line: english<TAB>translation, UTF-8. Files may be .gz or .zst.
+    """Sentence pairs, one a line: english<TAB>translation, UTF-8; files may be .gz or .zst.
 
-    Bad lines (no tab, several tabs, and reading/lines.py) are errors, or with on_bad_line='skip'
-    left out and counted. english_column: 2 where lines are translation<TAB>english.
+    Bad lines (no tab, several tabs, and those of `reading.lines`) are errors, or with
+    on_bad_line='skip' left out and counted.
+
+    Attributes:
+        english_column: 2 where lines are translation<TAB>english.
     """
 
     files: str = "{lang}.{split}.tsv"
@@ -34,8 +37,7 @@ class Tsv(Folder):
             )
 
     def _settings(self) -> dict:
-        # Not in what earlier versions wrote.
-        return {} if self.english_column == 1 else {"english_column": self.english_column}
+        return {"english_column": self.english_column}
 
     def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
         for file in files:

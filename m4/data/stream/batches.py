@@ -1,4 +1,4 @@
-"""Pairs laid out in the rows of a batch; and the batches of dev and test."""
+"""Lays out pairs in the rows of a batch; makes the batches of dev and test."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import EOS_ID, PAD_ID, split_direction
-from m4.data.stream import kernels
+from m4.data.stream import numba_loops
 from m4.data.stream.packing import Ints, Shape, first_fit_decreasing
 from m4.settings import InputError
 
 Batch = dict[str, npt.NDArray[Any]]
-# A corpus that is smaller stays in memory.
+# A smaller corpus stays in memory.
 _KEPT_BYTES = 1 << 30
-# In the order in which kernels.lay_out takes them.
+# In the order in which numba_loops.lay_out takes them.
 ENCODER_KEYS = (
     "encoder_input_tokens",
     "encoder_segment_ids",
@@ -36,8 +36,10 @@ DECODER_KEYS = (
 
 
 class Examples(NamedTuple):
-    """K pairs to lay out. Lengths are in ids with tag and eos (of a `marked` cache); start is in
-    the flat arrays."""
+    """K pairs to lay out.
+
+    Lengths count tag and eos (of a `marked` corpus); starts are places in the flat arrays.
+    """
 
     directions: Ints
     source_starts: Ints
@@ -89,24 +91,29 @@ class SplitReader:
         self._check(max(r.stop for r in rows))
 
     def examples(self, directions: Ints, indices: Ints, epochs: Ints | None = None) -> Examples:
-        """The pairs `indices` of their directions; each in the way of its epoch."""
+        """Returns the pairs `indices` of their directions, each segmented by its epoch."""
         entries = self.first_rows[directions] + indices
         if epochs is not None and self.ways > 1:
             entries += epochs % self.ways * self._entries
         return Examples(
             directions,
-            *kernels.places(directions, entries, self.english_source, *self._extra, *self.offsets),
+            *numba_loops.places(
+                directions, entries, self.english_source, *self._extra, *self.offsets
+            ),
         )
 
     def release(self) -> None:
-        """Lets go of the files' pages that were read: they stay in the system's cache, but are no
-        longer counted as this process's memory, which would grow to the size of the corpus."""
+        """Releases the files' pages that were read.
+
+        They stay in the system's cache, but no longer count as this process's memory, which would
+        grow to the size of the corpus.
+        """
         if sum(map(len, self._maps)) > _KEPT_BYTES:
             for mapped in self._maps:
                 mapped.madvise(MADV_DONTNEED)
 
     def _check(self, most_rows: int) -> None:
-        """ValueError where compiled code would read beyond an array."""
+        """Raises InputError where compiled code would read beyond an array."""
         for flat, offsets in zip(self.flats, self.offsets, strict=True):
             entries = len(offsets) - 1
             if entries != self._entries * self.ways or self._entries < most_rows:
@@ -129,7 +136,7 @@ def lay_out(
     shape: Shape,
     part: tuple[int, int] = (0, 1),
 ) -> Batch:
-    """The pairs `chosen`, each in its row -> a batch, or part i of n equal ones (a host batch).
+    """Lays out the chosen pairs, each in its row, as a batch or as part i of n equal ones.
 
     Returns encoder_input_tokens, encoder_segment_ids, encoder_positions, encoder_direction_ids
     [B, L]; decoder_input_tokens (targets moved right inside each segment, 0 first),
@@ -147,7 +154,7 @@ def lay_out(
         )
         for key in keys
     }
-    wrong = kernels.lay_out(
+    wrong = numba_loops.lay_out(
         chosen,
         row_of,
         rows,
@@ -172,7 +179,7 @@ def lay_out(
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same memory in the one array type that the kernels are compiled for."""
+    """Returns the same memory as the one array type that the loops are compiled for."""
     view = np.asarray(array).view()
     view.flags.writeable = False
     return view
@@ -189,13 +196,22 @@ def evaluation_batches(
     pack: bool = False,
     limit: int | None = None,
 ) -> Iterator[Batch]:
-    """The pairs of a split once, in order, in batches of `batch_rows` rows.
+    """Yields the pairs of a split once, in order, in batches of `batch_rows` rows.
 
-    The last batch is filled up with empty rows (segment 0, weight 0). Longer pairs are trimmed
-    to the lengths, which default to the cache's. With length_multiple each batch is as wide as
-    its longest pair needs, rounded up to a multiple. direction_ids count in `directions`. limit
-    takes the first pairs of each direction only. With pack=True several pairs share a row, in an
-    order that is not that of the split: for losses, not for decoding.
+    The last batch is filled up with empty rows (segment 0, weight 0). Longer pairs are trimmed.
+
+    Args:
+        cache: The corpus.
+        directions: One direction, or several, in which `direction_ids` count.
+        split: "train", "dev" or "test".
+        batch_rows: Rows of a batch.
+        source_length: Longest source. Defaults to the corpus's.
+        target_length: Longest target. Defaults to the corpus's.
+        length_multiple: Each batch is only as wide as its longest pair needs, rounded up to a
+            multiple of this. Defaults to full lengths.
+        pack: Several pairs share a row, in another order than the split's: for losses, not for
+            decoding.
+        limit: Takes the first pairs of each direction only. Defaults to all.
     """
     names = [directions] if isinstance(directions, str) else list(directions)
     widest = (source_length or cache.source_length, target_length or cache.target_length)
@@ -224,7 +240,7 @@ def evaluation_batches(
 def _rows_in_order(
     examples: Examples, batch_rows: int, widths: tuple[int, int], pack: bool
 ) -> Iterator[tuple[npt.NDArray[np.int64], Ints]]:
-    """(indices of the pairs, their rows) of one batch after another."""
+    """Yields (indices of the pairs, their rows) of one batch after another."""
     left = np.arange(len(examples.directions))
     while left.size:
         if not pack:
@@ -240,5 +256,5 @@ def _rows_in_order(
 
 
 def _rounded(rows: Ints, lengths: Ints, multiple: int, most: int) -> int:
-    """Ids of the fullest row, rounded up to a multiple, at most `most`."""
+    """Returns the ids of the fullest row, rounded up to a multiple, at most `most`."""
     return min(-(-int(np.bincount(rows, lengths).max()) // multiple) * multiple, most)

@@ -1,4 +1,4 @@
-"""Length buckets: one pair a row, each batch as wide as its pairs need, about equal in tokens."""
+"""Length buckets: one pair a row, batches as wide as their pairs need, about equal in tokens."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ def shapes(
     widths: Sequence[int] | None = None,
     rows_multiple: int = 8,
 ) -> list[Shape]:
-    """The shapes of the batches, the narrowest first; the last one is the lengths'.
+    """Returns the shapes of the batches, the narrowest first.
 
-    A bucket of width w holds the pairs of which both sides have at most w ids. It has as many rows
-    as have the tokens of batch_rows rows at the full lengths, rounded down to rows_multiple.
-    widths default to 1/8, 1/4, 3/8, 1/2, 3/4 and all of the longer length, rounded up to eights.
+    A bucket of width w holds the pairs whose sides have at most w ids. Its number of rows gives it
+    as many tokens as `batch_rows` rows of the full lengths have.
+
+    Args:
+        batch_rows: Rows of a batch of full lengths.
+        source_length: Longest source.
+        target_length: Longest target.
+        widths: Widths below the longer length. Defaults to 1/8, 1/4, 3/8, 1/2 and 3/4 of it,
+            rounded up to eights.
+        rows_multiple: Rows are rounded down to a multiple of this number.
     """
     longest = max(source_length, target_length)
     if widths is None:
@@ -51,25 +58,31 @@ def batch_shapes(
     rows_multiple: int = 8,
     **_others: Any,
 ) -> list[Shape]:
-    """The shapes that a stream's batches have, without a corpus; a program is compiled for each."""
+    """Returns the shapes of a stream's batches; a program is compiled for each."""
     whole = Shape(batch_rows, source_length, target_length)
     return shapes(*whole, widths, rows_multiple) if layout == "bucketed" else [whole]
 
 
 def bucket_of(source_lengths: Ints, target_lengths: Ints, buckets: Sequence[Shape]) -> Ints:
-    """Pairs [K] -> the narrowest bucket that holds both sides."""
+    """Returns [K] narrowest buckets that hold both sides of pairs."""
     source = np.searchsorted([bucket.source_length for bucket in buckets], source_lengths)
     target = np.searchsorted([bucket.target_length for bucket in buckets], target_lengths)
     return np.maximum(source, target)
 
 
 def plan(bucket: Ints, steps: int, buckets: Sequence[Shape], key: int) -> BatchPlan:
-    """Buckets of pairs [K], K >= steps, in the order of their draws -> steps, none without a pair.
+    """Plans steps of pairs whose buckets are given, so that no step is without a pair.
 
-    A bucket's pairs make whole batches, and one with empty rows of what is left over where there
-    are steps enough; else that goes up to the next bucket. Steps to spare make more batches with
-    empty rows, which a bucket's batches share. The order of the batches is a permutation under
-    `key`. The last pairs of the widest bucket have row -1 where there are not steps enough.
+    A bucket's pairs make whole batches. Its left-over pairs make one with empty rows where there
+    are enough steps, and go up to the next bucket otherwise. Further steps make more batches with
+    empty rows, which a bucket's batches share. The last pairs of the widest bucket have row -1
+    where there are not enough steps.
+
+    Args:
+        bucket: [K] buckets of pairs in the order of their draws; K >= steps.
+        steps: Number of steps.
+        buckets: Shapes of the buckets.
+        key: Decides the order of the batches.
     """
     bucket = bucket.copy()
     counts = _batches(bucket, steps, buckets)
@@ -95,7 +108,7 @@ def plan(bucket: Ints, steps: int, buckets: Sequence[Shape], key: int) -> BatchP
 
 
 def _batches(bucket: Ints, steps: int, buckets: Sequence[Shape]) -> list[int]:
-    """Batches of each bucket, `steps` together; pairs that go up are moved in `bucket`."""
+    """Returns batches of each bucket, `steps` together; moves pairs that go up in `bucket`."""
     sizes = np.bincount(bucket, minlength=len(buckets)).tolist()
     counts: list[int] = []
     for number, shape in enumerate(buckets):
@@ -108,7 +121,7 @@ def _batches(bucket: Ints, steps: int, buckets: Sequence[Shape]) -> list[int]:
             sizes[number], sizes[number + 1] = whole * shape.rows, sizes[number + 1] + rest
         counts.append(min(whole, left))
     for _ in range(steps - sum(counts)):
-        # To the bucket whose batches are the fullest.
+        # One more batch for the bucket whose batches are the fullest.
         loads = [
             size / (count * shape.rows) if size > count else 0.0
             for size, count, shape in zip(sizes, counts, buckets, strict=True)
@@ -118,8 +131,10 @@ def _batches(bucket: Ints, steps: int, buckets: Sequence[Shape]) -> list[int]:
 
 
 def _fewest(sizes: Sequence[int], buckets: Sequence[Shape]) -> int:
-    """The fewest batches that hold so many pairs of each bucket: what is left over goes up where
-    that costs one batch at most."""
+    """Returns the fewest batches that hold so many pairs of each bucket.
+
+    Left-over pairs go up where that costs at most one batch.
+    """
     count = up = 0
     for number, (size, shape) in enumerate(zip(sizes, buckets, strict=True)):
         whole, up = divmod(size + up, shape.rows)

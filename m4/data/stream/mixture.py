@@ -1,9 +1,9 @@
-"""What a sampler's rates mean for a corpus: the phases of pairs that the stream draws.
+"""Turns a sampler's rates into the phases of pairs that the stream draws.
 
-A sampler counts in pairs ("examples") or in tokens ("tokens"). By tokens its sizes are tokens and
-its rates shares of the tokens; pairs are then drawn at share / mean tokens of a pair, so that a
-language with long sentences is drawn less often. Tokens are ids of source and target together,
-with tag and eos: what a packed row holds.
+A sampler counts in pairs ("examples") or in tokens ("tokens"). With tokens, its sizes are tokens
+and its rates are shares of the tokens; pairs are then drawn at share / mean tokens of a pair, so
+that a language with long sentences is drawn less often. Tokens are the ids of source and target
+together, with tag and eos, as a packed row holds them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,23 @@ Unit = Annotated[str, OneOf(UNITS)]
 
 
 def check_unit(sample_by: str) -> None:
-    """SettingError: neither examples nor tokens."""
+    """Raises SettingError unless the unit is "examples" or "tokens"."""
     check_value("make_stream.sample_by", sample_by, Unit)
 
 
 def pair_tokens(cache: Cache, direction: str) -> float:
-    """Mean ids of a training pair, source and target, with tag and eos."""
+    """Returns the mean ids of a training pair, source and target, with tag and eos."""
     return sum(cache.mean_pieces(direction, "train")) + sum(cache.extra_ids)
 
 
 def units(cache: Cache, sample_by: str, mixture: str | None = None) -> dict[str, float]:
-    """How much a mean pair of each direction is, in the sampler's unit; of the cache's mixture or
-    of another one that it has."""
+    """Returns the size of a mean pair of each direction, in the sampler's unit.
+
+    Args:
+        cache: The corpus.
+        sample_by: "examples" or "tokens".
+        mixture: Mixture of directions. Defaults to the corpus's own.
+    """
     check_unit(sample_by)
     names = directions_of(mixture or cache.mixture, cache.languages())
     if sample_by == "examples":
@@ -45,20 +50,20 @@ def units(cache: Cache, sample_by: str, mixture: str | None = None) -> dict[str,
 
 
 def sizes(cache: Cache, sample_by: str) -> dict[str, int]:
-    """What a sampler gets: the training pairs of each direction, or their tokens."""
+    """Returns the training pairs of each direction, or their tokens, for a sampler."""
     unit = units(cache, sample_by)
     return {direction: round(pairs * unit[direction]) for direction, pairs in cache.sizes().items()}
 
 
 def pair_rates(shares: Mapping[str, float], unit: Mapping[str, float]) -> dict[str, float]:
-    """A sampler's rates -> shares of the pairs; what is not drawn (rate 0) is left out."""
+    """Turns a sampler's rates into shares of the pairs, without directions of rate 0."""
     return normalized({name: rate / unit[name] for name, rate in shares.items() if rate > 0})
 
 
 def phases(
     cache: Cache, sampler: Sampler, sample_by: str = "examples", drawn: float | None = None
 ) -> list[Phase]:
-    """Shares of the pairs by phase. drawn: all that training draws, in the sampler's unit."""
+    """Returns shares of the pairs by phase; `drawn` is all that training draws, in the unit."""
     known = {"drawn": drawn, "rates": cache.source_rates}
     wanted = {n: v for n, v in known.items() if takes(sampler, n) and (n, v) != ("drawn", None)}
     informed: Any = functools.partial(sampler, **wanted) if wanted else sampler
@@ -68,8 +73,11 @@ def phases(
 
 
 def takes(sampler: Sampler, name: str) -> bool:
-    """Whether a sampler wants to know what the whole run draws ("drawn"), or the rates that the
-    corpus's source gives ("rates")."""
+    """Returns whether a sampler takes an argument.
+
+    Such arguments are "drawn", what the whole run draws, and "rates", which the corpus's source
+    gives.
+    """
     return name in inspect.signature(sampler).parameters
 
 
@@ -81,12 +89,19 @@ def make_stream(
     stream: Callable[..., Stream] = Stream,
     **options: Any,
 ) -> Stream:
-    """The training stream of a sampler; `options` are the stream's (seed, rows, lengths).
+    """Returns the training stream of a sampler.
 
-    How many pairs a step holds depends on their lengths, so on the rates; and the rates of a
-    sampler like UniMax depend on the number of pairs. Both are found together here: the
-    sampler gets at least what the stream then draws in `total_steps`, and little more (how many
-    pairs a step holds is found to about 1%).
+    The number of pairs in a step depends on their lengths, and so on the rates; the rates of a
+    sampler like UniMax depend on the number of pairs. Both are found together here: the sampler is
+    told at least what the stream then draws in `total_steps`, and at most about 1% more.
+
+    Args:
+        cache: The corpus.
+        sampler: Sizes -> rates.
+        sample_by: Unit of sizes and rates, "examples" or "tokens".
+        total_steps: Steps of the training.
+        stream: Makes the stream.
+        **options: Arguments of the stream, such as seed, rows and lengths.
     """
     if not takes(sampler, "drawn"):
         planned = phases(cache, sampler, sample_by)
@@ -97,9 +112,7 @@ def make_stream(
     made = stream(cache, phases=phases(cache, proportional, sample_by), **options)
     at_most = 0.0
     for _ in range(_ROUNDS):  # at_most only rises, so this ends
-        at_most = max(
-            at_most, _drawn(made, total_steps, unit) * _MORE
-        )  # it only rises, so this ends
+        at_most = max(at_most, _drawn(made, total_steps, unit) * _MORE)
         made = stream(cache, phases=phases(cache, sampler, sample_by, at_most), **options)
         if _drawn(made, total_steps, unit) <= at_most:
             return made
@@ -110,8 +123,10 @@ def make_stream(
 
 
 def _check_they_begin(planned: Sequence[Phase], stream: Stream, total_steps: int) -> None:
-    """Raises a ValueError where a phase is due in training and no group of steps is drawn by it:
-    its first one is after the training, or is the first one of the next phase too."""
+    """Raises InputError where training has a phase by which no group of steps is drawn.
+
+    Its first group is then after the training, or also the first group of the next phase.
+    """
     group_steps = stream.group_steps
     starts = [-(-phase.first_step // group_steps) * group_steps for phase in planned]
     why = f"phases change at multiples of {group_steps} steps"
@@ -130,6 +145,6 @@ _ROUNDS, _MORE = 8, 1.0005
 
 
 def _drawn(stream: Stream, total_steps: int, unit: Mapping[str, float]) -> float:
-    """All that is drawn before `total_steps`, in the sampler's unit."""
+    """Returns all that is drawn before `total_steps`, in the sampler's unit."""
     seen = stream.examples_seen(total_steps)
     return sum(pairs * unit[direction] for direction, pairs in seen.items())

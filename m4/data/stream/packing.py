@@ -1,4 +1,4 @@
-"""Packing: which pairs share a row, and which rows a step."""
+"""Packing: chooses the pairs of a row, and the rows of a step."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.stream import kernels
+from m4.data.stream import numba_loops
 
 Ints = npt.NDArray[np.int64]
-# How far ahead of an even share the steps of a plan go, in thousandths, tried in this order.
+# Shares of the load that a plan's steps take, in thousandths of an even one, in order of trial.
 _HURRIES = (1000, 1005, 1010, 1020, 1050)
 TRIES = len(_HURRIES)
-# First fit looks at every row: beyond so many, parts of a step are packed apart.
+# First fit looks at every row: with more of them, parts of a step are packed apart.
 _MOST_ROWS = 512
 
 
 class Shape(NamedTuple):
-    """Of a batch."""
+    """Shape of one batch."""
 
     rows: int
     source_length: int
@@ -50,14 +50,23 @@ def plan(
     shape: Shape,
     tries: int = TRIES,
 ) -> BatchPlan:
-    """Pairs [K], K >= steps * rows, in the order of their draws -> steps of about the same load.
+    """Plans steps of about the same load for pairs in the order of their draws.
 
-    Each step takes the next pairs, its part of the load that is left, less where that does not
-    pack (first_fit_decreasing). The gaps then go to pairs further on, the largest first, up to
-    that part of the load; but only to pairs of the epoch that their direction is in, so that after
-    every step no pair has been seen twice before another one of its direction was seen once. If in
-    the end pairs are left over, all steps are planned again to take a little more than their part,
-    which leaves the last ones more room; `tries` plans at most.
+    Each step takes the next pairs, its part of the remaining load, or fewer where these do not pack
+    (`first_fit_decreasing`). The gaps then go to later pairs, the largest first, up to that part of
+    the load, but only to pairs of their direction's present epoch: after every step no pair has
+    been seen twice before another one of its direction was seen once. If pairs are left over in the
+    end, all steps are planned again to take a little more than their part, which leaves the last
+    ones more room.
+
+    Args:
+        source_lengths: [K] lengths of the sources; K >= steps * rows.
+        target_lengths: [K] lengths of the targets.
+        directions: [K] numbers of the directions.
+        epochs: [K] epochs of the pairs.
+        steps: Number of steps.
+        shape: Shape of each batch.
+        tries: Plans at most.
     """
     assert len(source_lengths) >= steps * shape.rows
     parts = _parts(shape.rows)
@@ -65,7 +74,7 @@ def plan(
     made = []
     for hurry in _HURRIES[:tries]:
         part_of, row_of = np.empty_like(source_lengths), np.empty_like(source_lengths)
-        left = kernels.plan(
+        left = numba_loops.plan(
             source_lengths,
             target_lengths,
             directions,
@@ -89,18 +98,18 @@ def plan(
 
 
 def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:
-    """Pairs [K] -> the row of each, -1 for what fits in none.
+    """Returns [K] rows of pairs, -1 for pairs that fit in none.
 
-    Longest first, each into the first row that has room for both sides. Source: Johnson 1973,
-    in two dimensions as vector bin packing, the size of a pair being its larger share of a row.
+    Pairs go, the longest first, into the first row that has room for both sides. Source: Johnson
+    1973, in two dimensions as vector bin packing; the size of a pair is its larger share of a row.
     """
-    share = kernels.shares(source_lengths, target_lengths, shape.source_length, shape.target_length)
+    lengths = source_lengths, target_lengths
+    share = numba_loops.shares(*lengths, shape.source_length, shape.target_length)
     row_of = np.empty(len(share), np.int64)
-    kernels.first_fit(
-        kernels.decreasing(np.arange(len(share)), share),
+    numba_loops.first_fit(
+        numba_loops.decreasing(np.arange(len(share)), share),
         len(share),
-        source_lengths,
-        target_lengths,
+        *lengths,
         np.full(shape.rows, shape.source_length),
         np.full(shape.rows, shape.target_length),
         row_of,
@@ -109,7 +118,9 @@ def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shap
 
 
 def _parts(rows: int) -> int:
-    """Into how many equal parts a step's rows are cut: the fewest with at most _MOST_ROWS rows,
-    1 where only many small parts would be equal."""
+    """Returns the number of equal parts that a step's rows are cut into.
+
+    It is the fewest with at most _MOST_ROWS rows, or 1 where only many small parts are equal.
+    """
     fewest = -(-rows // _MOST_ROWS)
     return next((parts for parts in range(fewest, 2 * fewest + 1) if rows % parts == 0), 1)

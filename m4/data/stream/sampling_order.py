@@ -1,4 +1,4 @@
-"""Which pair is drawn k-th: a pure function of (seed, k), with exact shares and strict epochs."""
+"""Draws pairs: the k-th is a pure function of (seed, k), with exact shares and strict epochs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data import permutation
-from m4.data.stream import kernels
+from m4.data.stream import numba_loops
 from m4.settings import InputError
 
 Ints = npt.NDArray[np.int64]
 _ONE = 1 << 48
-# More than a shuffle buffer holds; with 70 ids a pair 5 MB.
+# More pairs than a shuffle buffer holds: 5 MB with 70 ids a pair.
 WINDOW = 1 << 15
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 20
 
 
 class Drawn(NamedTuple):
-    """K draws: the direction of each, which of the direction's pairs it is, and how often this pair
-    was drawn before."""
+    """Pairs of K draws.
+
+    Attributes:
+        directions: [K] numbers of the directions.
+        examples: [K] numbers of the pairs within their directions.
+        epochs: [K] earlier draws of the same pair.
+    """
 
     directions: Ints
     examples: Ints
@@ -32,17 +37,26 @@ class Drawn(NamedTuple):
 
 
 class Draws:
-    """An endless sequence of pairs, of which any stretch can be asked for.
+    """An endless sequence of pairs of which any stretch can be asked for.
 
-    Draws come in blocks. A block holds each direction floor or ceil of its share (or one more
-    or less), so that after any number of blocks no count is off by more than 1; a keyed
-    permutation orders the block. So the o-th draw of a direction is known by arithmetic, and a
-    second keyed permutation, a new one each epoch, says which of its n examples that is:
-    example = permute(o mod n) under the key of epoch o div n. Every example is drawn once
-    before any is drawn twice. A direction with more than `window` examples is drawn from one
-    stretch of so many after the other, in another order each epoch: what is read of a corpus that
-    is larger than memory stays close together.
+    Draws come in blocks. A block holds each direction floor or ceil of its share (or one more or
+    less), so that after any number of blocks no count is off by more than 1; a keyed permutation
+    orders the block. So the o-th draw of a direction is known by arithmetic, and a second keyed
+    permutation, a new one each epoch, names the example: permute(o mod n) under the key of epoch
+    o div n, of n examples. Every example is drawn once before any is drawn twice. A direction with
+    more than `window` examples is drawn from one stretch of so many after the other, in another
+    order each epoch: reads of a corpus that is larger than memory stay close together.
     Source: shared stateless sampling as in grain's MapDataset.mix; Feistel: permutation.py.
+
+    Args:
+        names: [D] directions.
+        sizes: [D] training pairs.
+        rates: [D] rates; a direction with rate 0 is not drawn.
+        seed: Decides the order, with the phase.
+        first: [D] draws of each direction before these, from where its epochs continue. Defaults to
+            none.
+        phase: Number of the phase.
+        window: Examples of a stretch.
     """
 
     def __init__(
@@ -55,8 +69,6 @@ class Draws:
         phase: int = 0,
         window: int = WINDOW,
     ) -> None:
-        """A direction with rate 0 is not drawn. first: draws of each direction before these, from
-        where its epochs continue. phase: decides the order. window: see the class."""
         assert len(names) == len(sizes) == len(rates) > 0
         for name, size, rate in zip(names, sizes, rates, strict=True):
             if not 0 <= rate < math.inf:
@@ -94,7 +106,7 @@ class Draws:
         self._cached = lru_cache(maxsize=2)(self._make_block)
 
     def draw(self, start: int, stop: int) -> Drawn:
-        """Draws start ... stop - 1."""
+        """Returns the draws start ... stop - 1."""
         parts = []
         for number in range(start // self.block, -(-stop // self.block)):
             first = number * self.block
@@ -103,11 +115,11 @@ class Draws:
         if not parts:
             return Drawn(*(np.zeros(0, np.int64) for _ in Drawn._fields))
         directions, occurrences = (np.concatenate(part) for part in zip(*parts, strict=True))
-        found = kernels.examples(directions, occurrences, self._sizes, self._keys, self._window)
+        found = numba_loops.examples(directions, occurrences, self._sizes, self._keys, self._window)
         return Drawn(directions, *found)
 
     def counts(self, stop: int) -> list[int]:
-        """How often each direction is drawn before draw `stop`, those of `first` included."""
+        """Returns how often each direction is drawn before draw `stop`, with those of `first`."""
         number, rest = divmod(stop, self.block)
         counts = self._before(number)
         if rest:
@@ -116,16 +128,16 @@ class Draws:
         return counts
 
     def _before(self, number: int) -> list[int]:
-        """Draws of each direction before block `number`."""
+        """Returns the draws of each direction before block `number`."""
         edges = [number * self.block * bound // _ONE for bound in self.bounds]
         counts = (stop - start for start, stop in pairwise(edges))
         return [first + count for first, count in zip(self.first, counts, strict=True)]
 
     def _make_block(self, number: int) -> tuple[Ints, Ints]:
-        """(direction, draws of that direction before it) of a block's draws."""
+        """Returns the directions of a block's draws, and the earlier draws of each direction."""
         before, after = (np.array(self._before(n)) for n in (number, number + 1))
         order = permutation.permutation(
             self.block, permutation.key("order", self._block_key, number)
         )
         directions = np.repeat(np.arange(len(before)), after - before)[order]
-        return directions, kernels.occurrences(directions, before)
+        return directions, numba_loops.occurrences(directions, before)

@@ -34,18 +34,18 @@ from m4.settings import (
 # Raised whenever the same arguments would give other batches.
 FORMAT = 2
 LAYOUTS = ("packed", "bucketed", "single")
-# How many rows (bucketed: steps) a group has at least. The load of larger groups varies less, so
-# that they may be filled better; but a group is planned at once.
+# Rows, or with buckets steps, that a group has at least. The load of larger groups varies less, so
+# that they can be filled better; but a group is planned at once.
 _GROUP_ROWS, _GROUP_STEPS, _BUCKETED_STEPS = 2048, 4, 64
-# Of the planned load to what the rows hold. What is lost: no packing is perfect, and a step has
-# more of sources or more of targets.
+# Shares of the rows' room that a plan may use. The rest is lost: no packing is perfect, and a step
+# has more of sources or more of targets.
 _FILLS = [percent / 100 for percent in range(99, 0, -1)]
 # Trials are few, so plans have something to spare: more tries, fewer pairs than the trials held.
 _TRIAL_GROUPS, _TRIAL_TRIES = 4, 2
 _SPARE = {"packed": 0.99, "bucketed": 0.97}
 
 
-# After so many groups the pages that were read are let go: some tens of megabytes a group.
+# Groups after which the pages that were read are released: tens of megabytes a group.
 _RELEASE_GROUPS = 128
 
 
@@ -77,14 +77,25 @@ class Stream:
         rows_multiple: Size = 8,
         window: Annotated[int, Between(1, 10**9)] = WINDOW,
     ) -> None:
-        """directions default to those that a phase has rates for, lengths to the cache's.
+        """Plans nothing yet, but tries a few groups to find their number of pairs.
 
-        phases: rates by direction (shares of the pairs, need not sum to 1), or phases of them, or
-        what `self.phases` was of another stream; default: temperature(T=5). widths and
-        rows_multiple: of the layout "bucketed", see buckets.shapes. window: a direction with more
-        pairs is read in stretches of so many, see Draws.
-        ValueError for a direction without a rate, SettingError for lengths below the longest
-        training pair.
+        Args:
+            cache: The corpus.
+            directions: Defaults to those that a phase has rates for.
+            phases: Rates by direction (shares of the pairs, which need not sum to 1), or phases of
+                them, or `phases` of another stream. Defaults to temperature(T=5).
+            seed: Decides the order of the pairs.
+            batch_rows: Rows of a batch of full lengths.
+            source_length: Ids of a row. Defaults to the corpus's.
+            target_length: Ids of a row. Defaults to the corpus's.
+            layout: "packed", "bucketed" or "single".
+            widths: Widths of the layout "bucketed" (`buckets.shapes`).
+            rows_multiple: Divides the rows of the layout "bucketed".
+            window: A direction with more pairs is read in stretches of so many (`Draws`).
+
+        Raises:
+            InputError: A direction has no rate.
+            SettingError: A length is below the longest training pair.
         """
         check_arguments(Stream, locals())
         phases = listed(phases, cache.sizes())
@@ -117,9 +128,14 @@ class Stream:
         self._fingerprint = self._hash()
 
     def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
-        """The batch of a step, see batches.lay_out; of host i of n the host batch: part=(i, n).
+        """Returns the batch of a step (`batches.lay_out`).
 
-        ValueError where the rows do not divide over the hosts.
+        Args:
+            step: Number of the step.
+            part: (i, n) gives the part of host i of n.
+
+        Raises:
+            InputError: The rows do not divide over the hosts.
         """
         assert 0 <= part[0] < part[1], part
         with self._lock:
@@ -136,11 +152,14 @@ class Stream:
         return lay_out(self._split, group.examples, chosen, group.plan.row_of, shape, part)
 
     def begin(self, step: int, rates: Mapping[str, float]) -> int:
-        """From now on other rates: appends a phase and returns the step at which it starts.
+        """Appends a phase with other rates and returns the step at which it starts.
 
-        step: how many steps are done. The batch of the next one may be loading already, so that
-        the phase starts at the first group after it: always the same step, whatever the loading
-        thread has done by now. Rates of directions that the stream does not have are an error.
+        The batch of the next step may be loading already, so the phase starts at the first group
+        after it: always at the same step, whatever the loading thread has done by now.
+
+        Args:
+            step: Number of finished steps.
+            rates: Rates of directions of this stream.
         """
         if unknown := [name for name in rates if name not in self.directions]:
             raise InputError(f"rates for {', '.join(unknown)}: not in this stream")
@@ -151,7 +170,7 @@ class Stream:
         return start
 
     def pairs(self, step: int) -> tuple[list[StepPair], Batch]:
-        """The pairs of a step's batch; and the same without packing, a pair a row."""
+        """Returns the pairs of a step's batch, and the same unpacked, with one pair a row."""
         number, place = divmod(step, self.group_steps)
         with self._lock:
             group, stretch = self._group(number), self._phases.of(number)
@@ -168,7 +187,7 @@ class Stream:
         return found, lay_out(self._split, group.examples.take(chosen), rows, rows, alone)
 
     def restart(self) -> None:
-        """As it was made: phases that began later are forgotten, whatever batches were given."""
+        """Forgets the phases that began later, as if no batch had been given."""
         with self._lock:
             self._phases.restart()
             self._groups.clear()
@@ -176,12 +195,12 @@ class Stream:
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """All phases, as JSON: with them a new stream is the same as this."""
+        """All phases, as JSON, from which a new stream gives the same batches."""
         with self._lock:
             return self._phases.as_json()
 
     def examples_seen(self, step: int) -> dict[str, int]:
-        """Pairs of each direction in the steps before `step`; those left out count as seen."""
+        """Returns the pairs of each direction before `step`; those left out count as seen."""
         number, place = divmod(step, self.group_steps)
         with self._lock:
             stretch = self._phases.of(number)
@@ -194,7 +213,7 @@ class Stream:
         return dict(zip(self.directions, counts, strict=True))
 
     def epochs(self, step: int) -> dict[str, float]:
-        """How often each direction's pairs were seen in the steps before `step`."""
+        """Returns how often each direction's pairs were seen in the steps before `step`."""
         seen = self.examples_seen(step)
         return {d: seen[d] / n for d, n in zip(self.directions, self._split.sizes, strict=True)}
 
@@ -279,7 +298,7 @@ class Stream:
         return rows * min(self.source_length / source, self.target_length / target)
 
     def _group(self, number: int) -> _Group:
-        """A group, planned now or one of the last two that were. The caller has the lock."""
+        """Returns a group, planned now or kept from the last two; the caller has the lock."""
         if number not in self._groups:
             stretch = self._phases.of(number)
             self._groups[number] = self._plan(
@@ -293,7 +312,7 @@ class Stream:
         return self._groups[number]
 
     def _plan(self, draws: Draws, number: int, pairs: int, tries: int = packing.TRIES) -> _Group:
-        """The number-th group of a phase if a group has so many pairs."""
+        """Plans the number-th group of a phase, with so many pairs a group."""
         drawn = draws.draw(number * pairs, (number + 1) * pairs)
         examples = self._split.examples(*drawn)
         lengths = examples.source_lengths, examples.target_lengths
@@ -314,7 +333,7 @@ class Stream:
 
 
 class StepPair(NamedTuple):
-    """A pair of a batch. index: of its language's rows in the split; row: of the batch."""
+    """A pair of a batch: `index` is its row in the language's split, `row` that of the batch."""
 
     direction: str
     index: int
@@ -322,9 +341,9 @@ class StepPair(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Consecutive steps: their pairs in the order of the draws, and where those go.
+    """Consecutive steps: their pairs in the order of the draws, and the places of these.
 
-    The pairs of step i of them are by_step[edges[i] : edges[i + 1]].
+    The pairs of step i of the group are by_step[edges[i] : edges[i + 1]].
     """
 
     examples: Examples
@@ -338,7 +357,7 @@ def _directions(
     directions: Sequence[str] | None,
     phases: Sequence[Phase | Mapping[str, Any]],
 ) -> list[str]:
-    """The chosen ones, or all with a rate, in the order of the cache."""
+    """Returns the chosen directions, or all with a rate, in the order of the corpus."""
     rated: dict[str, None] = {}
     for phase in phases:
         rates = phase.rates if isinstance(phase, Phase) else phase["rates"]

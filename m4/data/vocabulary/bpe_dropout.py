@@ -1,8 +1,9 @@
-"""Other ways to tokenize a sentence than the best one: BPE-dropout (Provilkov et al. 2020, arXiv
-1910.13267, algorithm 1).
+"""BPE-dropout: other ways to tokenize a sentence than the best one.
+
+Source: Provilkov et al. 2020, arXiv 1910.13267, algorithm 1.
 
 SentencePiece can do this too, but its random numbers differ from process to process, whatever the
-seed (measured with 0.2.3): a cache that is made twice would not be the same.
+seed (measured with 0.2.3): a corpus that is built twice would not be the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Keys = npt.NDArray[np.int64]
 
 
 class Dropout:
-    """Leaves merges out at random. Works on the ids of the best segmentation, taken apart."""
+    """Leaves merges out at random, of the best segmentation's ids, which are taken apart."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         pieces = vocabulary.pieces
@@ -44,10 +45,13 @@ class Dropout:
         self._keys, self._merged = _table(keys.copy(), merged.astype(np.int32))
 
     def sample(self, best: Ragged, alpha: float, seed: int) -> Ragged:
-        """The best ways to tokenize some texts -> others; each merge is left out with probability
-        alpha, drawn again at every step. The same arguments give the same ids, always."""
+        """Returns other segmentations of texts, from the best ones.
+
+        Each merge is left out with probability `alpha`, drawn again at every step. The same
+        arguments always give the same ids.
+        """
         characters = self._characters.take(best.ids)
-        # Of each text: its pieces' characters, added up. reduceat has no empty rows.
+        # The ends of each text's characters. np.add.reduceat has no empty rows.
         ends = np.concatenate([[0], np.cumsum(characters.lengths)])[np.cumsum(best.lengths)]
         table = (self._keys, self._merged, self._size)
         ends = ends.astype(np.int64)
@@ -56,7 +60,7 @@ class Dropout:
 
 @compiled
 def _place(keys: Keys, key: int | np.int64) -> int:
-    """Where a key is in the table, or would be: the next free place from its own on."""
+    """Returns the place of a key in the table, or the next free one."""
     mask = len(keys) - 1
     place = (np.uint64(key) * GOLDEN) >> np.uint64(20)
     index = np.int64(place & np.uint64(mask))
@@ -67,7 +71,7 @@ def _place(keys: Keys, key: int | np.int64) -> int:
 
 @compiled
 def _table(keys: Keys, values: Ids) -> tuple[Keys, Ids]:
-    """A hash table with open addressing, at most half full; free places have the key -1."""
+    """Makes a hash table with open addressing, at most half full; free places have the key -1."""
     size = 2
     while size < 2 * len(keys) + 2:
         size *= 2
@@ -80,7 +84,7 @@ def _table(keys: Keys, values: Ids) -> tuple[Keys, Ids]:
 
 @compiled
 def _merged(table: tuple[Keys, Ids, int], left: int, right: int) -> int:
-    """The piece that two pieces make, or -1."""
+    """Returns the piece that two pieces make, or -1."""
     keys, values, size = table
     return int(values[_place(keys, np.int64(left) * size + right)])
 
@@ -94,7 +98,7 @@ def _sample(
     alpha: float,
     seed: np.uint64,
 ) -> tuple[Ids, Keys]:
-    """ends: where each text's characters end. Returns ids and their number by text."""
+    """Returns ids and their number by text; `ends` are the ends of each text's characters."""
     ids, lengths = np.empty(len(characters), np.int32), np.zeros(len(ends), np.int64)
     pair = np.empty(len(characters), np.int32)  # the piece that a symbol makes with the next one
     limit = np.uint64(alpha * 2.0**53)

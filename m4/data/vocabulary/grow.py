@@ -1,4 +1,4 @@
-"""A vocabulary that has all pieces of another one under their ids, and more behind them."""
+"""Grows a vocabulary: all pieces keep their ids, and new ones come behind them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,23 @@ _NORMAL, _USER_DEFINED = Model.SentencePiece.NORMAL, Model.SentencePiece.USER_DE
 def grow(
     path: Path, old: Vocabulary, texts: Iterable[str], size: int, languages: Sequence[str]
 ) -> dict[str, int | float]:
-    """Writes to `path` the old vocabulary, tags of the languages that it lacks, and pieces of a
-    vocabulary trained on `texts` until there are `size`, the ones learned first.
+    """Writes the old vocabulary with new tags and pieces behind its own.
 
     Old pieces keep their ids and the order of their merges; new merges come after all of them.
-    Returns what `train` does.
+
+    Args:
+        path: The new file.
+        old: The vocabulary to grow.
+        texts: Text of which a vocabulary is trained; its pieces are taken in the order in which
+            they were learned.
+        size: Number of pieces in all.
+        languages: Languages that get a tag, unless they have one.
+
+    Returns:
+        What `train` returns, and "grown_from".
 
     Raises:
-        ValueError: `size` is too small for the old pieces and the new tags.
+        InputError: `size` is too small for the old pieces and the new tags.
     """
     model = Model.FromString(old.path.read_bytes())
     tags = [tag for code in languages if (tag := SPACE + tag_symbol(code)) not in set(old.pieces)]

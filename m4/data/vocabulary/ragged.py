@@ -11,17 +11,17 @@ import numpy.typing as npt
 
 
 class Ragged(NamedTuple):
-    """Rows of different lengths: all ids one after another, and the number of each row's."""
+    """Rows of different lengths: all ids one after another, and the length of each row."""
 
     ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int64]
 
     def take(self, rows: npt.NDArray[np.integer]) -> Ragged:
-        """The rows of these numbers, in that order."""
+        """Returns the rows of these numbers, in that order."""
         lengths = self.lengths[rows]
         ends = np.cumsum(lengths)
         starts = (np.cumsum(self.lengths) - self.lengths)[rows]
-        # Of every id: its place in the row, counted from where the row is in self.ids.
+        # The place of every id in self.ids: its place in the row, counted from the row's start.
         index = np.arange(lengths.sum()) + np.repeat(starts - ends + lengths, lengths)
         return Ragged(self.ids[index], lengths)
 

@@ -1,7 +1,7 @@
-"""Stretches of a cache's text -> ids, on as many cores as there are.
+"""Tokenizes stretches of a corpus's text on all cores.
 
-A worker has its own vocabularies: what it makes of a stretch depends on the stretch alone, so that
-the number of workers changes nothing.
+A worker has its own vocabularies: its result depends on the stretch alone, so that the number of
+workers changes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RANGE_BYTES = 1 << 20
 
 
 class TokenArray(NamedTuple):
-    """One token array of a split: whose sentences, by which vocabulary, at most how many ids."""
+    """One token array of a split: its side, its vocabulary, and its largest number of ids."""
 
     name: str
     side: str
@@ -37,8 +37,10 @@ class TokenArray(NamedTuple):
 
 
 class TextRange(NamedTuple):
-    """Whole lines of a text file, from byte `start` up to `stop`. train: too long pairs are left
-    out, and there are several segmentations."""
+    """Whole lines of a text file, from byte `start` up to `stop`.
+
+    In `train` pairs that are too long are left out, and there are several segmentations.
+    """
 
     path: Path
     start: int
@@ -47,9 +49,14 @@ class TextRange(NamedTuple):
 
 
 class Tokenized(NamedTuple):
-    """What a range became. `arrays`: by name, one Ragged a segmentation, the best one first.
+    """A tokenized range.
 
-    kept: which pairs of the range are left, None: all.
+    Attributes:
+        text: The lines that are left.
+        pairs: Number of these.
+        too_long: Pairs with a side that is too long.
+        arrays: Name -> one Ragged for each segmentation, the best one first.
+        kept: Numbers of the pairs that are left. Defaults to all.
     """
 
     text: bytes
@@ -60,11 +67,11 @@ class Tokenized(NamedTuple):
 
 
 class RangeTokenizer:
-    """TextRange -> Tokenized.
+    """Tokenizes ranges of text.
 
-    Training sentences are tokenized `segmentations` times: once in the best way, else with
-    BPE-dropout `alpha`, from the range's own seed. A sampled way that is longer than allowed
-    is the best one instead.
+    Training sentences are tokenized `segmentations` times: once in the best way, then with
+    BPE-dropout `alpha`, from the range's own seed. A sampled segmentation that is longer than
+    allowed is replaced by the best one.
     """
 
     def __init__(
@@ -119,7 +126,7 @@ class RangeTokenizer:
         )
 
     def _way(self, array: TokenArray, best: Ragged, span: TextRange, way: int) -> Ragged:
-        """The way-th segmentation of each sentence, its ids in the type of the array's file."""
+        """Returns one segmentation of each sentence, with ids of the array's type."""
         found = best
         if way > 0:
             assert self.alpha is not None
@@ -136,12 +143,12 @@ class RangeTokenizer:
 
 
 def id_type(vocabulary: Path) -> type[np.uint16] | type[np.int32]:
-    """What the ids of a vocabulary are kept as."""
+    """Returns the type in which the ids of a vocabulary are stored."""
     return np.uint16 if Vocabulary(vocabulary).size <= 1 << 16 else np.int32
 
 
 def ranges_of(path: Path, train: bool) -> Iterator[TextRange]:
-    """A text file in stretches of about a megabyte."""
+    """Yields a text file in stretches of about a megabyte."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = 0
@@ -159,7 +166,7 @@ def tokenized(
     alpha: float | None,
     workers: int,
 ) -> Iterator[Tokenized]:
-    """The ranges' results in their order; a few of them are in memory at a time."""
+    """Yields the ranges' results in their order; a few of them are in memory at a time."""
     if workers < 2:
         yield from map(RangeTokenizer(arrays, segmentations, alpha), spans)
         return

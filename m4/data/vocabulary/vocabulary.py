@@ -31,7 +31,7 @@ SPACE = "▁"
 Model: Any = vars(sentencepiece_model_pb2)["ModelProto"]
 _BPE = 2  # TrainerSpec.ModelType
 _TAG = re.compile(SPACE + r"<2(\w+)>")
-# Below this many pieces for merges and characters a vocabulary spells everything out.
+# With fewer pieces for merges and characters a vocabulary spells everything out.
 _LEAST_PIECES = 16
 
 
@@ -72,17 +72,19 @@ class Vocabulary:
         return self._processor.get_piece_size()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts -> ids, without eos. The word "<2gl>" is text there, too: no tag."""
+        """Returns the ids of texts, without eos; the word "<2gl>" in a text is no tag."""
         _ = self._processor  # which reports what is no model
         return self._text_processor.encode(list(texts), num_threads=1)
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Targets -> ids, without eos."""
+        """Returns the ids of targets, without eos."""
         return self.encode(texts)
 
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts behind a tag ("<2gl> three birds") -> ids: the tag's, then `encode`'s. A vocabulary
-        without tags (`m4.data.sources.IdSource`) leaves them out."""
+        """Returns the ids of texts behind a tag ("<2gl> three birds"): the tag's, then `encode`'s.
+
+        A vocabulary without tags (`m4.data.sources.IdSource`) leaves them out.
+        """
         parts = [text.partition(" ") for text in texts]
         if not self.languages:
             return self.encode([text for _, _, text in parts])
@@ -95,24 +97,25 @@ class Vocabulary:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """Every piece, in the order of their ids; a space is '▁'."""
+        """All pieces in the order of their ids; a space is '▁'."""
         return [self._processor.id_to_piece(i) for i in range(self.size)]
 
     @cached_property
     def by_words(self) -> bool:
-        """Whether the ids of a text are those of its words, one after another: no piece has a
-        space inside."""
+        """True if the ids of a text are those of its words: no piece has a space inside."""
         return not any(SPACE in piece[1:] for piece in self.pieces)
 
     @property
     def byte_ids(self) -> range:
-        """The ids of the bytes 0 ... 255, which spell what has no piece; empty: a vocabulary of
-        others (T5's) may have none."""
+        """Ids of the bytes 0 ... 255, which spell characters without a piece.
+
+        T5's vocabularies have none.
+        """
         first = self._processor.piece_to_id("<0x00>")
         return range(0) if first == UNK_ID else range(first, first + _BYTES)
 
     def check_special(self) -> None:
-        """InputError: pad, eos or unk have other ids than in T5 and here."""
+        """Raises InputError unless pad, eos and unk have the ids of T5's vocabularies."""
         of = self._processor
         found = of.pad_id(), of.eos_id(), of.unk_id()
         if found != (PAD_ID, EOS_ID, UNK_ID):
@@ -123,12 +126,15 @@ class Vocabulary:
 
     @property
     def has_merges(self) -> bool:
-        """Whether its pieces are merges of pieces (BPE); T5's are a unigram model's."""
+        """True if the pieces are merges of pieces (BPE); those of T5 are a unigram model's."""
         return Model.FromString(self._proto).trainer_spec.model_type == _BPE
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Ids -> texts. Each list ends at its first eos; padding is left out; an id that the
-        vocabulary does not have (a model's table may be rounded up) counts as unknown."""
+        """Returns the texts of ids.
+
+        Each list ends at its first eos, without padding. An id that the vocabulary does not have (a
+        model's table may be rounded up) counts as unknown.
+        """
         size, clean = self.size, []
         for row in ids:
             kept = []
@@ -141,7 +147,7 @@ class Vocabulary:
         return self._processor.decode(clean, num_threads=1)
 
     def tag_id(self, language: str) -> int:
-        """The id in front of a source that is to be translated into `language`."""
+        """Returns the id in front of a source that is to be translated into `language`."""
         piece = self._processor.piece_to_id(SPACE + tag_symbol(language))
         if piece == UNK_ID:
             raise InputError(
@@ -151,8 +157,10 @@ class Vocabulary:
 
     @cached_property
     def languages(self) -> list[str]:
-        """The languages that have a tag, in the order of their ids: those of a vocabulary that has
-        grown (`m4.data.vocabulary.grow`) are behind its pieces."""
+        """Languages that have a tag, in the order of their ids.
+
+        Tags of a vocabulary that has grown (`m4.data.vocabulary.grow`) are behind its pieces.
+        """
         matches = (_TAG.fullmatch(piece) for piece in self.pieces)
         return [match[1] for match in matches if match is not None]
 
@@ -162,8 +170,10 @@ class Vocabulary:
 
 
 def without_tags(model: bytes) -> bytes:
-    """The SentencePiece model with its tags as control pieces, which are never found in a text:
-    what users write must not choose the language. All else has the ids of `model`."""
+    """Returns the SentencePiece model with its tags as control pieces, without changing ids.
+
+    These are never found in a text: what users write must not choose the language.
+    """
     changed = Model.FromString(model)
     for piece in changed.pieces:
         if _TAG.fullmatch(piece.piece):
@@ -172,15 +182,17 @@ def without_tags(model: bytes) -> bytes:
 
 
 class SourceAndTarget:
-    """A vocabulary for sources, which has the tags, and another one for targets: what a model
-    reads and writes with. Where it is one vocabulary for both, a `Vocabulary` does the same."""
+    """A vocabulary for sources, which has the tags, and another one for targets.
+
+    Where one vocabulary serves both, a `Vocabulary` has the same methods.
+    """
 
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
         self.source, self.target = source, target
 
     @property
     def path(self) -> Path:
-        """The folder of both."""
+        """Folder of both."""
         return self.source.path.parent
 
     @cached_property
@@ -191,27 +203,27 @@ class SourceAndTarget:
 
     @property
     def languages(self) -> list[str]:
-        """The languages that have a tag."""
+        """Languages that have a tag."""
         return self.source.languages
 
     def tag_id(self, language: str) -> int:
-        """The id in front of a source that is to be translated into `language`."""
+        """Returns the id in front of a source that is to be translated into `language`."""
         return self.source.tag_id(language)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Sources -> ids, without eos."""
+        """Returns the ids of sources, without eos."""
         return self.source.encode(texts)
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Targets -> ids, without eos."""
+        """Returns the ids of targets, without eos."""
         return self.target.encode(texts)
 
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
-        """Sources behind a tag -> ids."""
+        """Returns the ids of sources behind a tag."""
         return self.source.encode_tagged(texts)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Ids of targets -> texts."""
+        """Returns the texts of targets' ids."""
         return self.target.decode(ids)
 
 
@@ -222,13 +234,19 @@ def train(
     languages: Sequence[str],
     coverage: float = 0.9995,
 ) -> dict[str, int | float]:
-    """Train a BPE model on `texts` and write it to `path`. The same input gives the same file.
+    """Trains a BPE model and writes it to `path`; the same input gives the same file.
 
-    `languages` get a tag each. Text that is too small for `size` pieces gives the largest
-    vocabulary that it has; characters beyond `coverage`, or beyond half of the free pieces,
-    are left to the byte fallback (a script with thousands of characters would otherwise leave
-    no room for merges). Returns what was made: requested_size, size, coverage (share of the
-    text's characters that have a piece), characters.
+    Args:
+        path: The file.
+        texts: Sentences.
+        size: Number of pieces. Text that is too small for it gives the largest vocabulary possible.
+        languages: Languages that get a tag.
+        coverage: Share of the text's characters that get a piece, with at most half of the free
+            pieces (a script with thousands of characters would leave no room for merges). The rest
+            is spelled in bytes.
+
+    Returns:
+        requested_size, size, coverage (the share reached) and characters.
     """
     tags = [SPACE + tag_symbol(language) for language in languages]
     if size < (least := least_size(len(tags))):
@@ -257,12 +275,12 @@ def train(
 
 
 def least_size(tags: int) -> int:
-    """The fewest pieces of a vocabulary that has so many tags."""
+    """Returns the fewest pieces of a vocabulary that has so many tags."""
     return UNK_ID + 1 + tags + _BYTES + _LEAST_PIECES
 
 
 def _keep(counts: Counter[str], coverage: float, most: int) -> tuple[set[str], float]:
-    """The commonest characters, until they cover the text or are `most`; and their share."""
+    """Returns the commonest characters that cover the text, at most `most`, and their share."""
     total, covered, kept = counts.total(), 0, set[str]()
     # By count, then by code point: Counter's own order would be that of the first occurrence.
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
@@ -274,7 +292,7 @@ def _keep(counts: Counter[str], coverage: float, most: int) -> tuple[set[str], f
 
 
 def _train_largest(lines: list[str], size: int, tags: list[str]) -> bytes:
-    """Train; when the text has fewer pieces than `size`, train again with what it has."""
+    """Trains; when the text has fewer pieces than `size`, trains again with as many as it has."""
     try:
         return _train(lines, size, tags)
     except RuntimeError as error:

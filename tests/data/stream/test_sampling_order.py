@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from m4.data.stream import kernels
+from m4.data.stream import numba_loops
 from m4.data.stream.sampling_order import Draws
 from tests.data import stream_reference
 
@@ -124,11 +124,11 @@ def test_compiled_is_the_same() -> None:
     rng = np.random.default_rng(0)
     directions, before = rng.integers(0, 4, 3000), np.array([0, 10**12, 5, 999])
     occurrence = stream_reference.occurrences(directions, before)
-    assert np.array_equal(kernels.occurrences(directions, before), occurrence)
+    assert np.array_equal(numba_loops.occurrences(directions, before), occurrence)
     sizes, keys = np.array(SIZES, np.uint64), rng.integers(0, 2**64, 4, np.uint64)
     for window in (np.uint64(1 << 16), np.uint64(64), np.uint64(99)):
         for found, wanted in zip(
-            kernels.examples(directions, occurrence, sizes, keys, window),
+            numba_loops.examples(directions, occurrence, sizes, keys, window),
             stream_reference.examples(directions, occurrence, sizes, keys, window),
             strict=True,
         ):

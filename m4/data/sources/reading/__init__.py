@@ -1,1 +1,1 @@
-"""What sources share: files of a folder by pattern, lines and records read as pairs."""
+"""Shared parts of sources: files of a folder by pattern, lines and records read as pairs."""

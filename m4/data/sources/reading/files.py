@@ -1,7 +1,7 @@
-"""Files of corpora: local or remote, compressed or not; and the hashes of their contents.
+"""Reads files of corpora, local or remote, compressed or not, and hashes their contents.
 
-Paths are etils.epath's: a folder on disk, or gs://, s3:// and the like. What ends in .gz or .zst is
-unpacked while it is read. Nothing here holds a whole file in memory.
+Paths are those of etils.epath: a folder on disk, or gs://, s3:// and the like. Files called .gz or
+.zst are unpacked while they are read. Nothing here holds a whole file in memory.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from m4.storage.objects import check_readable
 _NOT_READABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
 COMPRESSED = (".gz", ".zst")
 _CHUNK_BYTES = 1 << 20
-# Of one piece of a .zst file everything comes out at once, up to 32,768 times its size.
+# A piece of a .zst file is unpacked at once, to up to 32,768 times its size.
 _ZST_PIECE_BYTES = 1 << 13
 # A file may change twice within one tick of its clock; remote clocks tick in seconds.
 _TICK_SECONDS = 2.0
 
 
 def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
-    """The folder that a setting names, as a path; SettingError: it cannot be read."""
+    """Returns the folder that a setting names; SettingError where it cannot be read."""
     path = epath.Path(folder)
     scheme, _, rest = os.fspath(path).partition("://")
     by_tensorflow = os.environ.get("EPATH_USE_TF", "").lower() not in ("false", "no", "f", "0")
@@ -60,13 +60,13 @@ def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
 
 
 def unpacked_name(path: epath.Path) -> str:
-    """The file's name without .gz or .zst."""
+    """Returns the file's name without .gz or .zst."""
     return path.name.removesuffix(".gz").removesuffix(".zst")
 
 
 @contextmanager
 def _opened(path: epath.Path) -> Iterator[Any]:
-    """The file for reading; ValueError for a folder, and for what may not be read."""
+    """Opens a file for reading; InputError for a folder, and for a file that may not be read."""
     with ExitStack() as stack:
         with _readable(path):
             file = stack.enter_context(path.open("rb"))
@@ -75,7 +75,7 @@ def _opened(path: epath.Path) -> Iterator[Any]:
 
 @contextmanager
 def _readable(path: epath.Path) -> Iterator[None]:
-    """ValueError for a folder, a broken link, one to itself, and what is not allowed."""
+    """Raises InputError for a folder, a broken link, and a file that may not be read."""
     try:
         yield
     except OSError as error:
@@ -86,7 +86,7 @@ def _readable(path: epath.Path) -> Iterator[None]:
 
 
 def chunks(path: epath.Path) -> Iterator[bytes]:
-    """The file's contents, unpacked; ValueError where it is damaged or cut off."""
+    """Yields the file's contents, unpacked; InputError where it is damaged or cut off."""
     with _opened(path) as file:
         try:
             if path.name.endswith(".gz"):
@@ -120,8 +120,10 @@ def _unzstd(file: Any) -> Iterator[bytes]:
 
 
 def lines(path: epath.Path, most_bytes: int) -> Iterator[bytes]:
-    """The lines without their line feeds. Of a line longer than `most_bytes` comes the beginning,
-    `most_bytes` + 1 bytes: no line takes more memory than that."""
+    """Yields the lines without their line feeds.
+
+    No line takes more memory than `most_bytes` + 1 bytes: of a longer one only this much comes.
+    """
     line = b""
     for chunk in chunks(path):
         first, *others = chunk.split(b"\n")
@@ -135,7 +137,7 @@ def lines(path: epath.Path, most_bytes: int) -> Iterator[bytes]:
 
 @contextmanager
 def seekable(path: epath.Path) -> Iterator[IO[bytes]]:
-    """The file as Python's own kind of binary file, for libraries that jump about in it."""
+    """Opens a file as Python's own kind of binary file, for libraries that seek in it."""
     with _opened(path) as file:
         # TensorFlow's files have read, seek and tell alone.
         yield file if isinstance(file, io.IOBase) else io.BufferedReader(_Raw(file), _CHUNK_BYTES)  # type: ignore
@@ -165,7 +167,7 @@ class _Raw(io.RawIOBase):
 
 
 class _Memory:
-    """A JSON file {path: [stamp, sha256]}; the stamp shows whether the file is still the same."""
+    """A JSON file {path: [stamp, sha256]}; an equal stamp means that a file is unchanged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -186,10 +188,10 @@ _MEMORY: ContextVar[_Memory | None] = ContextVar("hashes of files", default=None
 
 @contextmanager
 def remembering(path: Path) -> Iterator[None]:
-    """Inside it, `digest` takes from the JSON file `path` the hashes of files that did not change.
+    """Lets `digest` take the hashes of unchanged files from the JSON file `path`.
 
-    At the end `path` holds the files that were asked for. Not changed: same size, same times of
-    change to the nanosecond (to the second where the file is remote).
+    At the end `path` has the files that were asked for. A file is unchanged if it has the same size
+    and times of change, to the nanosecond, or for remote files to the second.
     """
     memory = _Memory(path)
     token = _MEMORY.set(memory)
@@ -205,7 +207,7 @@ def remembering(path: Path) -> Iterator[None]:
 
 
 def digest(path: epath.Path) -> list:
-    """[size in bytes, SHA-256] of the file as it is stored. See `remembering`."""
+    """Returns [size in bytes, SHA-256] of the file as it is stored (see `remembering`)."""
     memory, name = _MEMORY.get(), os.fspath(path)
     stamp, changed = _stamp(path)
     entry = memory.known.get(name) if memory else None
@@ -228,7 +230,7 @@ def digest(path: epath.Path) -> list:
 
 
 def _stamp(path: epath.Path) -> tuple[list[int], float]:
-    """([size, times of change], the last of them in seconds; 0 where the file has none)."""
+    """Returns [size, times of change], and the last time in seconds (0: the file has none)."""
     name = os.fspath(path)
     if "://" in name:
         remote = path.stat()

@@ -1,4 +1,4 @@
-"""What sources that are a folder of files have in common."""
+"""Folder: the base class of sources that read a folder of files."""
 
 from __future__ import annotations
 
@@ -20,26 +20,30 @@ from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, OneOf, SettingError
 
-# One sentence in so many; 0: none.
+# One sentence in so many is dev, or test; 0 is none.
 Every = Annotated[int, Between(0, 10**9)]
 
 
 @dataclass(eq=False)
 class Folder(CountsLines, abc.ABC):
-    """A Source over a folder; its child reads files. Nothing is read before it is asked for pairs,
-    languages or its identity.
+    """A Source over a folder; a subclass reads the files.
 
-    The split of a pair is in its file's name ({split} in `files`), or decided by a hash of the
-    English side (dev_every, test_every), of training files where `splits` leaves the split out. The
-    language is in the name, or in the file: then all
-    files are read once and sorted by language on disk.
+    Nothing is read before pairs, languages or the identity are asked for. The split of a pair is in
+    its file's name ({split} in `files`), or a hash of the English side decides it (dev_every,
+    test_every): for all files, or for training files where `splits` leaves a split out. The
+    language is in the name, or in the file: then all files are read once and sorted by language on
+    disk.
 
     Attributes:
-        folder: also gs://, s3:// and the like. files: pattern of names, see `FileLayout`.
-        on_bad_line: fail, or skip and count. max_line_bytes: longer lines are bad.
-        splits: split -> its word in names. codes: m4's code -> the code in names.
-        dev_every, test_every: one English sentence in so many is dev, or test; 0: none.
-        english: the code of English in names.
+        folder: Folder on disk, or gs://, s3:// and the like.
+        files: Pattern of names (`FileLayout`).
+        on_bad_line: "fail", or "skip", which counts the line.
+        splits: Split -> its word in names. Defaults to train, dev and test.
+        codes: m4's code -> the code in names, where they differ by more than '-' and '_'.
+        dev_every: One English sentence in so many is dev; 0 is none.
+        test_every: One English sentence in so many is test; 0 is none.
+        max_line_bytes: Longer lines are bad.
+        english: Code of English in names.
     """
 
     folder: str | os.PathLike[str]
@@ -71,7 +75,7 @@ class Folder(CountsLines, abc.ABC):
             raise SettingError(f"{owner}.files", self.files, allowed)
 
     def languages(self) -> list[str]:
-        """The codes that have training data, sorted."""
+        """Returns the codes that have training data, sorted."""
         if self._mixed:
             return self._spool.languages()
         return sorted(
@@ -79,10 +83,12 @@ class Folder(CountsLines, abc.ABC):
         )
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """The pairs of a language in the order of the files' names, then in the files' order.
+        """Yields the pairs of a language in the order of the files' names and lines.
 
-        A language without dev or test has no such pairs. ValueError: a language without train; a
-        bad line, unless on_bad_line is 'skip'.
+        A language without dev or test has no such pairs.
+
+        Raises:
+            InputError: The language has no training pairs; a line is bad and on_bad_line is "fail".
         """
         assert split in SPLITS, split
         if language not in self.languages():
@@ -98,7 +104,7 @@ class Folder(CountsLines, abc.ABC):
                         yield pair
 
     def identity(self) -> dict:
-        """The settings, and sizes and SHA-256 of the files, by language where names have it."""
+        """Returns the settings, and sizes and SHA-256 of the files, by language if possible."""
         by_language: dict[str, dict[str, list]] = {}
         common: dict[str, list] = {}
         for file in self._files:
@@ -116,23 +122,23 @@ class Folder(CountsLines, abc.ABC):
         }
 
     def warnings(self) -> list[str]:
-        """One line for every file and reason of which lines were left out, for the log."""
+        """Returns a line for the log for every file and reason of skipped lines."""
         return self.reading.warnings(self.folder)
 
     @abc.abstractmethod
     def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
-        """The pairs of some files, each with its language."""
+        """Yields (language, pair) of some files."""
 
     def _settings(self) -> dict:
-        """What else decides the text."""
+        """Returns the subclass's settings that decide the text."""
         return {}
 
     def _choose(self, files: list[File]) -> list[File]:
-        """Those of the files that belong to the corpus; where some are missing, a ValueError."""
+        """Returns the files that belong to the corpus; InputError where some are missing."""
         return files
 
     def _has(self, file: File, split: str) -> bool:
-        """Whether a file may have pairs of a split."""
+        """Returns whether a file may have pairs of a split."""
         return file.split in (split, None) or (file.split == "train" and split in self._hashed)
 
     def _split_of(self, file: File, pair: Pair) -> str:
@@ -157,7 +163,7 @@ class Folder(CountsLines, abc.ABC):
 
     @property
     def _mixed(self) -> bool:
-        """Whether files hold several languages."""
+        """True if files hold several languages."""
         return not self.layout.names_language
 
     @cached_property

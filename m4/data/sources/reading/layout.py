@@ -1,8 +1,7 @@
-"""Which files of a folder hold what: a pattern of file names with fields in braces."""
+"""Finds the files of a folder by a pattern of their names with fields in braces."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from m4.settings import InputError, SettingError
 
 # Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn.
 _CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
-_FIELD = re.compile(r"\{(\w*)\}|(\*\*/|\*)")
+_FIELD = re.compile(r"\{(\w*)\}|(\*)")
 _FIELDS = ("lang", "pair", "side", "split")
 # Codes are part of files' names.
 _LONGEST_CODE = 64
@@ -23,10 +22,16 @@ _LONGEST_CODE = 64
 
 @dataclass(frozen=True)
 class File:
-    """A file and what its name says. Fields that the pattern does not have are None.
+    """A file and what its name says; fields that the pattern does not have are None.
 
-    name: the path below the folder, without .gz or .zst. language: m4's code; code: the one in the
-    name. english: whether it is the English side. stars: what `*` and `**/` stood for.
+    Attributes:
+        path: The file.
+        name: Its path below the folder, without .gz or .zst.
+        language: m4's code.
+        code: The code in the name.
+        split: "train", "dev" or "test".
+        english: True for the English side.
+        stars: The texts in the places of `*`.
     """
 
     path: epath.Path
@@ -39,14 +44,17 @@ class File:
 
 
 def m4_code(code: str) -> str:
-    """A code that may stand in a direction's name: 'pt-BR' -> 'pt_BR', 'sr@latin' -> 'sr_latin'."""
+    """Makes a code fit for a direction's name: 'pt-BR' -> 'pt_BR', 'sr@latin' -> 'sr_latin'."""
     return re.sub(r"[^A-Za-z0-9_]", "_", code)
 
 
 class Codes:
-    """Language codes in names and in data -> m4's. ValueError: two of them would be one language.
+    """Turns language codes in names and in data into m4's; InputError for two of one language.
 
-    owner: the source's class. given: m4's code -> the code in the data. folder: of the data.
+    Args:
+        owner: Class of the source.
+        given: m4's code -> the code in the data.
+        folder: Folder of the data.
     """
 
     def __init__(self, owner: str, given: Mapping[str, str], folder: epath.Path) -> None:
@@ -55,7 +63,7 @@ class Codes:
         self._seen: dict[str, tuple[str, epath.Path | None]] = {}
 
     def __call__(self, code: str, path: epath.Path | None = None) -> str:
-        """path: the file of this language; None: the language of a record."""
+        """Returns m4's code; `path` is the file of this language, or None for a record's."""
         language = self._by_code.get(code) or m4_code(code)
         if len(language) > _LONGEST_CODE:
             raise InputError(
@@ -75,14 +83,18 @@ class Codes:
 class FileLayout:
     """A pattern such as '{split}.{pair}.{side}' or '{lang}/*.po' and what it finds in a folder.
 
-    {lang}: the code of the language that is not English. {pair}: 'en-gl' or 'gl-en'. {side}: the
-    code of the side that the file holds. {split}: train, dev, test, or as `splits` says. '*': any
-    part of a name; '**' for a folder's name: any number of folders, links excepted. Every file may
-    have .gz or .zst after its name.
+    {lang} is the code of the language that is not English, {pair} is 'en-gl' or 'gl-en', {side} the
+    code of the side that the file holds, {split} train, dev, test, or as `splits` says, and '*' any
+    part of a name. Every file may have .gz or .zst after its name.
 
-    owner: the source's class. english: the code of English in names. splits: split -> its word
-    in names; a split that it leaves out is not there. codes: m4's code -> the code in names, where
-    they differ by more than '-' and '_'.
+    Args:
+        owner: Class of the source.
+        folder: The folder.
+        pattern: The pattern.
+        english: Code of English in names.
+        splits: Split -> its word in names; a split that is left out does not exist. Defaults to
+            train, dev and test.
+        codes: m4's code -> the code in names, where they differ by more than '-' and '_'.
     """
 
     def __init__(
@@ -121,20 +133,14 @@ class FileLayout:
         parts = pattern.split("/")
         if pattern.startswith("/") or any(part in ("", ".", "..") for part in parts):
             raise SettingError(f"{owner}.files", pattern, f"a path below {owner}.folder")
-        if pattern.count("**") > ("**" in parts[:-1]):
-            raise SettingError(f"{owner}.files", pattern, "a pattern with ** once, for folders")
-        # None: any number of folders.
-        self._parts = [
-            None if part == "**" else re.compile(self._expression(part, named=False))
-            for part in parts
-        ]
+        self._parts = [re.compile(self._expression(part, named=False)) for part in parts]
         self._whole = re.compile(self._expression(pattern, named=True))
-        # As it would fit with any text for a code: a name that only this one fits is a slip.
+        # Fits any text for a code: a name that only this one fits is reported.
         self._nearly = re.compile(self._expression(pattern, named=True, code=r"[^/]*"))
         self.not_taken: list[str] = []
 
     def _expression(self, pattern: str, named: bool, code: str = _CODE) -> str:
-        """The pattern as a regular expression; a field that comes again must be the same text."""
+        """Returns the pattern as a regular expression; a repeated field must be the same text."""
         english = re.escape(self.english)
         # The longest word first: of 'test' and 'test2' the latter.
         words = "|".join(map(re.escape, sorted(self._by_word, key=len, reverse=True)))
@@ -144,8 +150,7 @@ class FileLayout:
             position = match.end()
             field = match[1]
             if match[2]:
-                stars = "[^/]*" if match[2] == "*" else "(?:[^/]+/)*"
-                expression += f"({stars})" if named else stars
+                expression += "([^/]*)" if named else "[^/]*"
             elif not named:
                 expression += "[^/]+"
             elif field in seen:
@@ -158,9 +163,10 @@ class FileLayout:
         return expression + re.escape(pattern[position:])
 
     def find(self) -> list[File]:
-        """The files that fit, sorted by name; `not_taken` are those whose code is no code.
+        """Returns the files that fit, sorted by name; `not_taken` are those without a valid code.
 
-        ValueError: one is there packed and unpacked; two codes in names are one language.
+        Raises:
+            InputError: A file exists packed and unpacked; two codes in names are one language.
         """
         found: dict[str, File] = {}
         self.not_taken = []
@@ -183,18 +189,15 @@ class FileLayout:
     def _candidates(
         self, folder: epath.Path, name: str, level: int
     ) -> Iterator[tuple[str, epath.Path]]:
-        last, part = level == len(self._parts) - 1, self._parts[level]
-        if part is None:  # no folder; below: one more
-            yield from self._candidates(folder, name, level + 1)
+        last = level == len(self._parts) - 1
         for path in folder.iterdir():
-            if path.name.startswith(".") or (part is None and os.path.islink(path)):
-                continue
-            if part and not part.fullmatch(unpacked_name(path) if last else path.name):
+            fits = self._parts[level].fullmatch(unpacked_name(path) if last else path.name)
+            if path.name.startswith(".") or not fits:
                 continue
             if last:
                 yield name + path.name, path
             elif path.is_dir():
-                yield from self._candidates(path, f"{name}{path.name}/", level + bool(part))
+                yield from self._candidates(path, f"{name}{path.name}/", level + 1)
 
     def _file(self, path: epath.Path, name: str, match: re.Match[str]) -> File | None:
         field = match.groupdict()
@@ -218,11 +221,11 @@ class FileLayout:
 
     @property
     def names_language(self) -> bool:
-        """Whether a file's name says what language is in it."""
+        """True if a file's name has its language."""
         return bool({"lang", "pair", "side"} & self.fields)
 
     def identity(self) -> dict:
-        """What of it decides the text, but the files."""
+        """Returns the settings that decide the text, without the files."""
         return {
             "files": self.pattern,
             "english": self.english,
@@ -231,13 +234,13 @@ class FileLayout:
         }
 
     def nothing(self) -> InputError:
-        """The error for a folder where nothing fits."""
+        """Returns the error for a folder where nothing fits."""
         return InputError(
             f"{self.folder}: no file is called like {self.pattern} ({self.owner}.files)"
         )
 
     def unknown(self, language: str, known: list[str]) -> InputError:
-        """The error for a language that is not there."""
+        """Returns the error for a language without training pairs."""
         return InputError(
             f"{self.folder}: no {language!r} in files called like {self.pattern}; there is "
             f"{', '.join(known) or 'no language'} ({self.owner}.files, {self.owner}.codes)"

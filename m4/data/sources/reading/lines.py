@@ -1,10 +1,10 @@
-"""What of a corpus can be read as a pair: one place for every source.
+"""Reads lines and fields as pairs, alike for every source.
 
-Left out, as no sentence can be read there: a line that is too long, not UTF-8, has control
-characters (NUL, a carriage return in the middle ...) or lone surrogates; an empty side.
-Put right, as the sentence is plain: byte order marks, CRLF line ends, marks of writing direction,
-Unicode's own line ends, tabs and line ends inside a sentence of a format that allows them; spaces
-of every kind, which become one blank. All of it is counted but the spaces.
+A line is left out if it is too long or not UTF-8, if it has control characters (NUL, a carriage
+return in the middle ...) or lone surrogates, or if a side is empty. Put right are byte order marks,
+CRLF line ends, marks of writing direction, Unicode's own line ends, tabs and line ends inside a
+sentence of a format that allows them, and spaces of every kind, which become one blank. All of it
+is counted, except spaces.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from m4.data.sources import Pair
 from m4.settings import InputError
 
-# Raise it when what is left out or put right changes: part of a source's identity.
+# Part of a source's identity: raise it when other lines are left out or put right.
 READING = 1
 MAX_LINE_BYTES = 65_536
-# Lines left out of a file for one reason whose numbers are kept.
+# Numbers of skipped lines that are kept for each file and reason.
 _PLACES = 5
 BOM = b"\xef\xbb\xbf"
 
@@ -49,8 +49,10 @@ _NO_SENTENCE = re.compile(f"[{_CONTROL}{_SURROGATE}]")
 
 
 def plain(text: str) -> str:
-    """A line that cannot be left out, put right as `Tally.pair` does; characters for which a pair
-    is left out become blanks."""
+    """Puts a text right that cannot be left out, as `Tally.pair` does.
+
+    Characters for which a pair is left out become blanks.
+    """
     if not text.isprintable():
         for _, pattern, instead in _PUT_RIGHT:
             text = pattern.sub(instead, text)
@@ -59,17 +61,17 @@ def plain(text: str) -> str:
 
 
 class Reason(str):
-    """Why something is no sentence or no pair."""
+    """A reason for which something is no sentence or no pair."""
 
 
 class CountsLines:
-    """What a source with a `reading` says of the text that it has read so far."""
+    """Mixin of sources with a `reading`: counts of the text that was read so far."""
 
     reading: Reading
 
     @property
     def origin(self) -> tuple[str, int]:
-        """File and line of the last pair that `pairs` gave; of a dataset, its split and example."""
+        """File and line of the last pair that `pairs` gave; for a dataset its split and example."""
         return self.reading.origin
 
     @property
@@ -84,9 +86,12 @@ class CountsLines:
 
 
 class Reading:
-    """How a source treats what it cannot read, and what it has counted, by file and reason.
+    """A source's treatment of lines that it cannot read, with counts by file and reason.
 
-    owner: the source's class, for messages. on_bad_line: 'fail' or 'skip'.
+    Args:
+        owner: Class of the source, for messages.
+        on_bad_line: "fail" or "skip".
+        max_line_bytes: Longer lines are bad.
     """
 
     def __init__(self, owner: str, on_bad_line: str, max_line_bytes: int) -> None:
@@ -99,7 +104,7 @@ class Reading:
         self.places: dict[tuple[str, str], list[int]] = {}
 
     def identity(self) -> dict:
-        """What of it decides the text."""
+        """Returns the settings that decide the text."""
         return {
             "reading": READING,
             "on_bad_line": self.on_bad_line,
@@ -108,20 +113,23 @@ class Reading:
 
     @contextmanager
     def of(self, name: str, path: object, unit: str = "line") -> Iterator[Tally]:
-        """Counts of one reading of a file, which at its end take the place of earlier ones.
+        """Counts one reading of a file; at its end the counts replace earlier ones.
 
-        name: the file in `skipped`; path: the file in messages; unit: what is numbered there.
+        Args:
+            name: The file in `skipped`.
+            path: The file in messages.
+            unit: What is numbered in the file.
         """
         packed = next((end for end in (".gz", ".zst") if str(path).endswith(end)), "")
         tally = Tally(self, name + packed, path, unit)
         yield tally
-        # Set, not added: reading a file again must not count its lines again.
+        # Not added: reading a file again must not count its lines again.
         self.skipped.update({(name, why): count for why, count in tally.skipped.items()})
         self.normalised.update({(name, what): count for what, count in tally.normalised.items()})
         self.places.update({(name, why): numbers for why, numbers in tally.places.items()})
 
     def counts_of(self, names: Iterable[str]) -> list[dict[tuple[str, str], int]]:
-        """What was counted of some files, for `restore`."""
+        """Returns the counts of some files, for `restore`."""
         wanted = set(names)
         return [
             {key: count for key, count in counted.items() if key[0] in wanted}
@@ -129,19 +137,19 @@ class Reading:
         ]
 
     def restore(self, counts: list[dict[tuple[str, str], int]]) -> None:
-        """As if the files had been read again: whoever looks may empty the counts in between."""
+        """Restores counts, which others may have emptied, as if the files had been read again."""
         for counted, again in zip((self.skipped, self.normalised), counts, strict=True):
             counted.update(again)
 
     def warnings(self, folder: object) -> list[str]:
-        """One line for every file and reason of which something was left out, for the log."""
+        """Returns a line for the log for every file and reason of skipped lines."""
         return [
             f"{folder}/{name}: {count} lines skipped: {reason}{self.where(name, reason)}"
             for (name, reason), count in sorted(self.skipped.items())
         ]
 
     def nothing_in(self, name: str) -> str:
-        """That a file has no pairs, and the reason of most of its lines."""
+        """Returns a message for a file without pairs, with the reason of most of its lines."""
         found = [(count, *key) for key, count in self.skipped.items() if key[0].startswith(name)]
         if not found:
             return "no pairs in it"
@@ -149,15 +157,14 @@ class Reading:
         return f"no pairs in it; {count} lines skipped: {reason}{self.where(named, reason)}"
 
     def where(self, name: str, reason: str) -> str:
-        """' (line 3, 17)': the first lines of a file left out for a reason; '' of what is no
-        mistake."""
+        """Returns the first lines skipped for a reason, ' (line 3, 17)', or '' for no mistake."""
         numbers = self.places.get((name, reason), [])
         more = ", ..." if self.skipped.get((name, reason), 0) > len(numbers) else ""
         return f" (line {', '.join(map(str, numbers))}{more})" if numbers else ""
 
 
 class Tally:
-    """What is left out and put right of one file."""
+    """Counts of one file: lines left out and put right."""
 
     def __init__(self, reading: Reading, name: str, path: object, unit: str) -> None:
         self._reading, self._name, self._path, self._unit = reading, name, path, unit
@@ -167,7 +174,7 @@ class Tally:
         self._notes: set[str] = set()
 
     def text(self, line: bytes, number: int) -> str | Reason:
-        """A line's text, without its line end and, on the first line, a byte order mark."""
+        """Returns a line's text, without its line end and, on the first line, a byte order mark."""
         if len(line) > self._reading.max_line_bytes:
             return self._too_long()
         if number == 1 and line.startswith(BOM):
@@ -182,9 +189,9 @@ class Tally:
             return Reason("not UTF-8")
 
     def pair(self, number: int, english: object, translation: object) -> Pair | None:
-        """The two sides as a pair, or None: left out and counted. See `bad`."""
+        """Returns the two sides as a pair, or None, which is counted (see `bad`)."""
         self._reading.origin = (self._name, number)
-        # Nearly all text: nothing in it to look at. A character has at most 4 bytes.
+        # Nearly all text is plain and needs no look. A character has at most 4 bytes.
         if (
             type(english) is str
             and type(translation) is str
@@ -210,7 +217,7 @@ class Tally:
         return Pair(*sides)
 
     def bad(self, number: int, reason: str) -> None:
-        """Line `number` is no pair: counted, or a ValueError, as on_bad_line says."""
+        """Counts line `number` as no pair, or raises InputError, as on_bad_line says."""
         self._notes.clear()
         if self._reading.on_bad_line == "fail":
             raise InputError(
@@ -222,7 +229,7 @@ class Tally:
             self.places.setdefault(reason, []).append(number)
 
     def leave_out(self, reason: str) -> None:
-        """Something that is no mistake and not wanted: counted whatever on_bad_line says."""
+        """Counts something that is not wanted and no mistake, whatever on_bad_line says."""
         self._notes.clear()
         self.skipped[reason] += 1
 

@@ -1,14 +1,18 @@
-"""Records with named fields, as JSON and Arrow have them: which fields are the pair."""
+"""Finds pairs in records with named fields, as JSON and Arrow have them."""
 
 from __future__ import annotations
 
+import abc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from m4.data.directions import STORED
-from m4.data.sources.reading.layout import FileLayout
-from m4.data.sources.reading.lines import Reason
+from m4.data.sources import Pair
+from m4.data.sources.reading.folder import Folder
+from m4.data.sources.reading.layout import File, FileLayout
+from m4.data.sources.reading.lines import Reason, Tally
 from m4.settings import SettingError
 
 _LANG = "{lang}"
@@ -17,11 +21,17 @@ _LANG = "{lang}"
 class Fields:
     """Names of fields; 'translation.en' is the field en of the field translation.
 
-    translation_field: {lang} in it is the language's code; where neither a file's name nor
-    language_field has the language, every field that fits is one. english_field: None is
-    translation_field with the code of English. language_field: the one with the language's code.
     The object before '.{lang}' may also be {'language': [codes], 'translation': [texts]}, as
     datasets of TED talks have it.
+
+    Args:
+        owner: Class of the source.
+        english: Code of English in the data.
+        translation_field: {lang} in it is the language's code. Where neither a file's name nor
+            language_field has the language, every field that fits is one.
+        english_field: Defaults to translation_field with the code of English.
+        language_field: Field with the language's code, if there is one.
+        language_of: Code in the data -> m4's code.
     """
 
     def __init__(
@@ -33,7 +43,6 @@ class Fields:
         language_field: str | None,
         language_of: Callable[[str], str],
     ) -> None:
-        """owner: the source's class; language_of: code in the data -> m4's code."""
         if english_field is None and _LANG not in translation_field:
             raise SettingError(
                 f"{owner}.translation_field",
@@ -57,7 +66,7 @@ class Fields:
         self._language_path = language_field.split(".") if language_field else None
 
     def check(self, owner: str, layout: FileLayout) -> None:
-        """ValueError where neither a file's name nor a record has the language."""
+        """Raises SettingError where neither a file's name nor a record has the language."""
         by_record = self._language_path is not None or _LANG in self._last
         if "side" in layout.fields or not (layout.names_language or by_record):
             raise SettingError(
@@ -68,9 +77,9 @@ class Fields:
             )
 
     def columns(self, names: Iterable[str], code: str | None) -> list[str]:
-        """The top-level fields that are needed, of the given `names` and of those that lack there.
+        """Returns the top-level fields that are needed, including those missing in `names`.
 
-        code: the language where the file's name has it.
+        `code` is the language, if the file's name has it.
         """
         wanted = [self._english_path[0], *(self._language_path or [])[:1]]
         if self._parents:
@@ -90,9 +99,9 @@ class Fields:
     def sides(
         self, record: Mapping[str, Any], code: str | None
     ) -> Iterator[tuple[str, object, object]]:
-        """(language, English, translation) of every pair in a record; a side may be a Reason.
+        """Yields (language, English, translation) of every pair in a record.
 
-        code: the language where the file's name has it.
+        A side may be a Reason. `code` is the language, if the file's name has it.
         """
         english = self._value(record, self._english_path)
         if isinstance(english, list):  # several English texts of one sentence: the first
@@ -136,6 +145,52 @@ class Fields:
         return value
 
 
+@dataclass(eq=False)
+class RecordFolder(Folder):
+    """A folder of records; a subclass reads them from a file.
+
+    Attributes:
+        translation_field: Field of the translation (`Fields`).
+        english_field: Field of English. Defaults to translation_field with its code.
+        language_field: Field of the language's code, if neither file names nor fields have it.
+    """
+
+    translation_field: str = "translation.{lang}"
+    english_field: str | None = None
+    language_field: str | None = None
+    unit: ClassVar[str] = "line"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fields = Fields(
+            self.owner,
+            self.english,
+            self.translation_field,
+            self.english_field,
+            self.language_field,
+            self.layout.language,
+        )
+        self.fields.check(self.owner, self.layout)
+
+    @abc.abstractmethod
+    def _records(self, file: File, tally: Tally) -> Iterator[Mapping[str, Any] | Reason]:
+        """Yields the records of a file, or reasons why there is none."""
+
+    def _settings(self) -> dict:
+        return self.fields.identity()
+
+    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
+        for file in files:
+            with self.reading.of(file.name, file.path, self.unit) as tally:
+                for number, record in enumerate(self._records(file, tally), 1):
+                    if isinstance(record, Reason):
+                        tally.bad(number, record)
+                        continue
+                    for language, english, translation in self.fields.sides(record, file.code):
+                        if pair := tally.pair(number, english, translation):
+                            yield language, pair
+
+
 def _is_variable(parent: Mapping[str, Any]) -> bool:
     return parent.keys() == {"language", "translation"} and all(
         isinstance(side, list) for side in parent.values()
@@ -147,7 +202,7 @@ def _names(parent: Mapping[str, Any]) -> list[str]:
 
 
 def _texts(parent: Mapping[str, Any], name: str) -> list[Any]:
-    """What an object says under a name; [None]: nothing."""
+    """Returns an object's texts under a name, or [None]."""
     if not _is_variable(parent):
         return [parent.get(name)]
     pairs = zip(parent["language"], parent["translation"], strict=False)

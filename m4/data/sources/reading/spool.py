@@ -1,4 +1,4 @@
-"""Pairs of many languages and splits that come mixed: sorted apart once, on disk."""
+"""Sorts pairs of many languages and splits, which come mixed, once on disk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ _KEPT_CHARACTERS = 1 << 24
 
 
 class Spool:
-    """One file a language and split, in a temporary folder (TMPDIR) that goes with the object."""
+    """One file for each language and split, in a temporary folder that goes with the object."""
 
     def __init__(self, pairs: Iterable[tuple[str, str, Pair]], reading: Reading) -> None:
-        """pairs: (language, split, pair), in any order; the order of each language stays. reading:
-        of them; its `origin` is that of the last pair here, too."""
+        """Reads all pairs.
+
+        Args:
+            pairs: (language, split, pair) in any order; the order within a language stays.
+            reading: Reading of these pairs; its `origin` follows `pairs` here, too.
+        """
         self._reading = reading
         self._folder = Path(tempfile.mkdtemp(prefix="m4-pairs-"))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -50,10 +54,11 @@ class Spool:
         return self._folder / str(self._numbers[key])
 
     def languages(self) -> list[str]:
-        """Those with training pairs, sorted."""
+        """Returns the languages with training pairs, sorted."""
         return sorted(language for language, split in self._numbers if split == "train")
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
+        """Yields the pairs of a language and split."""
         if (language, split) not in self._numbers:
             return
         with self._file((language, split)).open(encoding="utf-8", newline="\n") as file:

@@ -1,7 +1,8 @@
-"""The stream's loops over pairs, compiled by numba: drawing, packing, laying out.
+"""The stream's loops over pairs, compiled by Numba: drawing, packing, laying out.
 
-All of them in one file, and constants of other files come as arguments: compiled.py says why.
-tests/data/stream_reference.py says the same in plain numpy.
+All of them are in one file and take constants of other files as arguments, because Numba's cache
+does not see changes elsewhere (`m4.data.compiled`). tests/data/stream_reference.py has the same in
+plain numpy.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import numpy as np
 from m4.data import permutation
 from m4.data.compiled import compiled
 
-# Gaps of a step are filled from so many times as many pairs as it has.
+# Gaps of a step are filled from this many times as many pairs as it has.
 AHEAD = 1
 
 
-mix = compiled(permutation.mix)  # of one number
+mix = compiled(permutation.mix)  # takes one number here
 
 
 @compiled
 def permute(index, size, key):
-    """permutation.permute of one number."""
+    """Returns `permutation.permute` of one number."""
     bits, last = np.uint64(0), size - np.uint64(1)
     while last > np.uint64(0):
         last = last >> np.uint64(1)
@@ -41,10 +42,10 @@ def permute(index, size, key):
 
 @compiled
 def permute_in_windows(index, size, window, key):
-    """A permutation of range(size) under `key` in which nearby places are nearby numbers.
+    """Permutes range(size) under `key` so that nearby places are nearby numbers.
 
-    Windows of consecutive numbers come in a permuted order, each permuted inside. What is left over
-    comes last; that this is not always the same numbers, all are moved on by a keyed distance.
+    Windows of consecutive numbers come in a permuted order, each permuted inside. The rest comes
+    last; all numbers are moved on by a keyed distance, so that it is not always the same ones.
     """
     if size <= window:
         return permute(index, size, key)
@@ -59,8 +60,12 @@ def permute_in_windows(index, size, window, key):
 
 @compiled
 def occurrences(directions, before):
-    """[K] directions in the order of their draws, [D] draws of each before -> [K] draws of a pair's
-    own direction before it."""
+    """Counts, for each draw, the earlier draws of its own direction.
+
+    Args:
+        directions: [K] directions in the order of their draws.
+        before: [D] draws of each direction before these.
+    """
     counts = before.copy()
     result = np.empty(len(directions), np.int64)
     for k in range(len(directions)):
@@ -72,7 +77,7 @@ def occurrences(directions, before):
 
 @compiled
 def examples(directions, occurrence, sizes, keys, window):
-    """[K] draws -> [K] pairs within their directions, [K] epochs. sizes, keys [D]: uint64."""
+    """Returns [K] pairs within their directions and [K] epochs; sizes and keys are uint64 [D]."""
     found = np.empty(len(directions), np.int64)
     epochs = np.empty(len(directions), np.int64)
     for k in range(len(directions)):
@@ -90,9 +95,10 @@ def places(
     directions, entries, english_source, source_extra, target_extra,
     source_english, source_translation, target_english, target_translation,
 ):  # fmt: skip
-    """[K] entries of the arrays -> (source starts, source lengths, target starts, target lengths).
+    """Returns source starts, source lengths, target starts and target lengths of [K] entries.
 
-    The last four are offsets, of a side in a role. extra: ids that are not in the arrays.
+    The last four arguments are the offsets of a side in a role. `source_extra` and `target_extra`
+    count the ids that are not in the arrays.
     """
     pairs = len(entries)
     source_starts, source_lengths = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
@@ -112,7 +118,7 @@ def places(
 
 @compiled
 def shares(source_lengths, target_lengths, source_length, target_length):
-    """[K] the larger share of a row that each pair takes, as a whole number of equal parts."""
+    """Returns [K] larger shares of a row that pairs take, as whole numbers of equal parts."""
     divisor, rest = source_length, target_length
     while rest:
         divisor, rest = rest, divisor % rest
@@ -125,7 +131,7 @@ def shares(source_lengths, target_lengths, source_length, target_length):
 
 @compiled
 def decreasing(members, share):
-    """members by share[member], the largest first, equal ones in their order."""
+    """Sorts members by share[member], the largest first, equal ones in their order."""
     # A radix sort, digit by digit from the lowest. Shares have few different values: mostly one
     # digit. (np.argsort would take longer, and seconds to compile.)
     most = np.int64(0)
@@ -151,7 +157,7 @@ def decreasing(members, share):
 
 @compiled
 def first_row(source, target, source_room, target_room):
-    """The first row with room for both sides, which is taken; -1 where there is none."""
+    """Takes room for both sides in the first row that has it; returns the row, or -1."""
     for row in range(len(source_room)):
         if source_room[row] >= source and target_room[row] >= target:
             source_room[row] -= source
@@ -162,9 +168,10 @@ def first_row(source, target, source_room, target_room):
 
 @compiled
 def first_fit(order, stop, source_lengths, target_lengths, source_room, target_room, row_of):
-    """Pairs in `order` before pair `stop`, each into the first row with room for both sides.
+    """Puts pairs in `order`, before pair `stop`, into the first row with room for both sides.
 
-    Writes row_of (-1 where there is none) and the room that is left. Returns how many fit in none.
+    Writes row_of (-1 where there is no row) and the room that is left. Returns the number of pairs
+    without a row.
     """
     left = 0
     for k in order:
@@ -180,8 +187,10 @@ def fill_gaps(
     window, stop, most, budget, load, directions, epochs, epoch_of,
     source_lengths, target_lengths, source_room, target_room, row_of,
 ):  # fmt: skip
-    """Pairs of `window` from pair `stop` on into rows with room for both sides: at most `most` of
-    them, of at most the load `budget`, of the epoch `epoch_of` their direction. Returns their load.
+    """Puts pairs of `window` from pair `stop` on into rows with room for both sides.
+
+    It takes at most `most` of them, at most the load `budget`, and only pairs of the epoch
+    `epoch_of` their direction. Returns their load.
     """
     count, taken, source_most, target_most = 0, 0, 0, 0
     for row in range(len(source_room)):
@@ -209,9 +218,9 @@ def plan(
     source_lengths, target_lengths, directions, epochs, epoch_of, steps,
     source_length, target_length, source_room, target_room, hurry, step_of, row_of,
 ):  # fmt: skip
-    """Writes step_of and row_of [K], and returns how many pairs fit in no row; see packing.plan.
+    """Writes step_of and row_of [K], and returns how many pairs fit in no row (`packing.plan`).
 
-    epoch_of [directions], source_room and target_room [rows]: to work in.
+    `epoch_of` [directions], `source_room` and `target_room` [rows] are memory to work in.
     """
     pairs, rows = len(source_lengths), len(source_room)
     share = shares(source_lengths, target_lengths, source_length, target_length)
@@ -269,7 +278,7 @@ def plan(
 
 @compiled
 def fill(array, at, length, value):
-    """array[at : at + length] = value"""
+    """Sets array[at : at + length] to a value."""
     # Unsigned indices: signed ones may count from the end, which the compiler cannot vectorize.
     first = np.uint64(at)
     for j in range(np.uint64(length)):
@@ -278,7 +287,7 @@ def fill(array, at, length, value):
 
 @compiled
 def count_up(array, at, length):
-    """array[at : at + length] = 0, 1, 2 ..."""
+    """Sets array[at : at + length] to 0, 1, 2 ..."""
     first = np.uint64(at)
     for j in range(np.uint64(length)):
         array[first + j] = np.int32(j)
@@ -286,7 +295,7 @@ def count_up(array, at, length):
 
 @compiled
 def copy(array, at, length, values, start):
-    """array[at : at + length] = values[start : start + length]"""
+    """Copies values[start : start + length] to array[at : at + length]."""
     first, begin = np.uint64(at), np.uint64(start)
     for j in range(np.uint64(length)):
         array[first + j] = values[begin + j]
@@ -300,11 +309,11 @@ def lay_out(
     inputs, input_segments, input_positions, input_directions,
     shifted, targets, weights, target_segments, target_positions, target_directions,
 ):  # fmt: skip
-    """Writes the pairs `chosen` whose row is one of `rows` from first_row on into the last ten
-    arrays, flat and zero before. See batches.lay_out. marked: a source gets a tag, and all an eos.
+    """Writes the chosen pairs of `rows` rows from `first_row` on into the last ten arrays.
 
-    Returns -1, or the first pair that does not fit or is not in the arrays: nothing outside of them
-    is read or written.
+    These are flat and zero before (`batches.lay_out`). With `marked` a source gets a tag, and both
+    sides an eos. Returns -1, or the first pair that does not fit or is not in the arrays: nothing
+    outside of them is read or written.
     """
     tag, both = np.int64(marked), 2 * np.int64(marked)
     segments = np.zeros(rows, np.int32)

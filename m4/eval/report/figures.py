@@ -76,7 +76,7 @@ def halfway(colour: str) -> str:
 
 
 # Colour of a figure -> the page's, which follows the reader's choice of light or dark.
-_OF_PAGE = {
+OF_PAGE = {
     LIGHT.paper: "var(--paper)",
     LIGHT.ink: "var(--ink)",
     LIGHT.faint: "var(--line)",
@@ -144,7 +144,7 @@ def inline(drawn: Figure, label: str, kind: str = "figure") -> Markup:
     # Numbered names would come again in the page's next figure; nothing refers to them.
     body = re.sub(r' id="[\w.]+_\d+"', "", body)
     body = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 system-ui, sans-serif", body)
-    body = re.sub(r"#[0-9a-f]{6}\b", lambda found: _OF_PAGE.get(found[0], found[0]), body)
+    body = re.sub(r"#[0-9a-f]{6}\b", lambda found: OF_PAGE.get(found[0], found[0]), body)
     # All text in a figure's body has been escaped by matplotlib.
     opening = Markup('<svg class="{}" role="img" aria-label="{}" {}>').format(
         kind, label, Markup(box)

@@ -18,7 +18,7 @@ from m4.data.languages import describe
 from m4.data.preprocess import language_of, split_direction
 from m4.eval.metrics import bootstrap
 from m4.eval.report import curves, plot
-from m4.eval.report.figures import DARK, LIGHT, inline
+from m4.eval.report.figures import DARK, LIGHT, OF_PAGE, inline
 from m4.eval.scoring import rates
 from m4.eval.scoring.delta import (
     METRIC_NAMES,
@@ -146,7 +146,7 @@ def page(
         curves=_curves(background),
         data=data,
         facts={row["code"]: row for row in data},
-        chips=_chips(row["code"] for row in data),
+        chips=dict(plot.family_colours([row["code"] for row in data]).values()),
         families=sorted({row["family"] for row in data}),
         signatures=_distinct(scores, "signature"),
         resamples=bootstrap.RESAMPLES,
@@ -171,6 +171,7 @@ _FILTERS = {
     "tag": language_tag,
     "language": language_of,
     "languages": lambda at: max(one.languages for side in at.values() for one in side.values()),
+    "of_page": lambda colour: OF_PAGE[colour.lower()],
     "arrow": lambda text: text.replace("->", "-").replace("-", "\u2009→\u2009"),
     "rate": lambda row, name: rates.shown(name, row[name]),
 }
@@ -241,13 +242,6 @@ def _translations(
         one = languages.setdefault(code, {"name": describe(code).name, "parts": []})
         one["parts"].append({"source": source, "target": target, "sentences": sentences})
     return [{"code": code, **one} for code, one in languages.items()]
-
-
-def _chips(languages: Iterable[str]) -> dict[str, int]:
-    """Returns the number of each family's colour, 0 for the largest family."""
-    last = len(LIGHT.families) - 1
-    names = dict.fromkeys(families.shown([*languages], last).values())
-    return {name: last if name == families.OTHER else rank for rank, name in enumerate(names)}
 
 
 def _charts(rows: Sequence[Delta], levels: ResourceLevels) -> list[Markup]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from m4.eval.report.figures import LIGHT, blank, colorbar
 
@@ -47,30 +45,14 @@ def last(rows: Iterable[Mapping[str, Any]]) -> Cosines | None:
     return Cosines(step, names, matrix)
 
 
-def labels(names: Sequence[str]) -> list[str]:
-    """Returns the text of the picture for each set of directions.
-
-    It is the name, or its number where the font lacks a letter or the script runs from right to
-    left: the page lists numbers and names.
-    """
-    font = get_font(findfont(FontProperties()))
-
-    def drawn(name: str) -> bool:
-        known = all(font.get_char_index(ord(letter)) for letter in name)
-        return known and not any(unicodedata.bidirectional(c) in ("R", "AL") for c in name)
-
-    return [
-        (name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…") if drawn(name) else f"#{i}"
-        for i, name in enumerate(names, start=1)
-    ]
-
-
 def figure(cosines: Cosines) -> Figure:
     """Returns one square a pair: blue where gradients agree, orange where they conflict.
 
-    The scale is that of the largest cosine outside the diagonal.
+    The scale is that of the largest cosine outside the diagonal. The figure is for a page, where
+    the reader's fonts write names in any script.
     """
-    names, count = labels(cosines.names), len(cosines.names)
+    count = len(cosines.names)
+    names = [x if len(x) <= _LONGEST else x[: _LONGEST - 1] + "…" for x in cosines.names]
     many, every = count > _FIGURES, -(-count // 20)
     # Inches of a cell, points of a letter: on a phone the page is shrunk to half and less. Of many
     # sets every second one has a label, which is larger.

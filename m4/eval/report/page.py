@@ -100,7 +100,7 @@ def page(
         rate_rows: Rows of rates.jsonl.
         experts: {title, figure, alarms} of each atlas.
         by_step: {split, figure, best} of each curve of checkpoints; best is a row.
-        cosines: {system, step, figure, names} of each heat map of gradients.
+        cosines: {system, step, figure} of each heat map of gradients.
     """
     data = _data_table(train_pairs, background, levels, rows)
     small = small_tests(rows, levels)

@@ -161,15 +161,8 @@ def _cosines(background: Background) -> list[dict[str, Any]]:
     found = []
     for system, rows in background.curves.items():
         if (one := cosines.last(rows)) is not None:
-            shown = zip(cosines.labels(one.names), one.names, strict=True)
-            found.append(
-                {
-                    "system": system,
-                    "step": one.step,
-                    "figure": inline(cosines.figure(one), f"Cosines of gradients of {system}"),
-                    "names": [(label, name) for label, name in shown if label != name],
-                }
-            )
+            drawn = inline(cosines.figure(one), f"Cosines between gradients of {system}")
+            found.append({"system": system, "step": one.step, "figure": drawn})
     return found
 
 

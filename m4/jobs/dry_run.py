@@ -15,6 +15,7 @@ from m4.experiment import Experiment
 from m4.jobs import prepare
 from m4.jobs.bilingual.baselines import check_baselines
 from m4.jobs.checkpoints.initial import check_beginning
+from m4.jobs.open_run import located
 from m4.model.layers import shapes_only
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
@@ -47,6 +48,7 @@ def dry_run(experiment: Experiment, job: str, *, dense: bool = False, alone: boo
     if not alone:
         raise InputError("--dry_run: one process checks a config; m4 plan compiles it for many")
     distributed.check_joined()
+    experiment = located(experiment)
     if dense:
         experiment = experiment.dense()
     languages = len(experiment.data.corpus.settings()["languages"])

@@ -82,17 +82,24 @@ def open_run(
             folder = _seen(folder, address, written)
         if computes:
             set_up(_programs(folder, address, writes))
-        if bucket:
-            data = experiment.data
-            data_dir = data.data_dir or f"{address}/data"
-            experiment = dataclasses.replace(
-                experiment,
-                model_dir=str(folder),
-                data=dataclasses.replace(data, data_dir=data_dir),
-            )
-            if writes and computes:
-                Checkpoints(folder / "checkpoints", read_only=True).close()
-        yield Run(experiment, folder)
+        if bucket and writes and computes:  # what orbax cannot open ends the job here
+            Checkpoints(folder / "checkpoints", read_only=True).close()
+        yield Run(located(experiment, folder), folder)
+
+
+def located(experiment: Experiment, folder: Path | None = None) -> Experiment:
+    """Returns the experiment with a folder of this machine as MODEL_DIR.
+
+    Args:
+        experiment: Its MODEL_DIR may be in a bucket.
+        folder: The local folder. Defaults to the copy for reading, which is not brought up to date.
+    """
+    address, data = experiment.model_dir.rstrip("/"), experiment.data
+    if not is_address(address):
+        return experiment
+    folder = local_copy.copy_of(address) if folder is None else folder
+    data = dataclasses.replace(data, data_dir=data.data_dir or f"{address}/data")
+    return dataclasses.replace(experiment, model_dir=str(folder), data=data)
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def fetched(place: str | Path, wanted: Callable[[str], bool] = lambda name: True
         return Path(place)
     copy = LocalCopy(str(place))
     with locks.local_lock(copy.here / ".lock", str(place), seconds=-1):
-        copy.pull(lambda name: wanted(name) and COMPILED not in name.split("/"))
+        copy.pull(lambda name: wanted(name) and not _is_for_owners(name))
     return copy.here
 
 
@@ -149,7 +149,7 @@ class LocalCopy:
             stack.enter_context(locks.local_lock(self.here / ".lock", self._where))
             for kind in self._kinds:
                 self.lock(stack, kind)
-            self.pull(lambda name: self._is_own(name) or COMPILED not in name.split("/"))
+            self.pull(lambda name: self._is_own(name) or not _is_for_owners(name))
             stack.enter_context(self._followed())
             yield
 
@@ -338,6 +338,11 @@ def _checked(record: dict[str, list[int | str]]) -> dict[str, list[int | str]]:
     if not all(isinstance(known, list) and known for known in record.values()):
         raise TypeError("not what m4 wrote")
     return record
+
+
+def _is_for_owners(name: str) -> bool:
+    """Returns whether only jobs that write a file need it: programs, checkpoints of baselines."""
+    return not {COMPILED, "checkpoints"}.isdisjoint(name.split("/"))
 
 
 def _is_copied(name: str) -> bool:

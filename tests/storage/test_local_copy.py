@@ -91,6 +91,24 @@ def test_jobs_write_files_of_different_kinds(
     assert emulator.read(f"{folder_of(address)}/metrics.jsonl") == b"1\n2\n"
 
 
+def test_checkpoints_of_baselines_are_files_that_their_jobs_alone_download(
+    address: str, emulator: Emulator, machine: Callable[[], Path]
+) -> None:
+    """They are trained on one machine, in its copy."""
+    name = "baselines/gl.1/checkpoints/4/params/a"
+    copy = copy_for(address, "baselines")
+    assert copies.address_of(copy.here / "baselines" / "gl.1") == copy.here / "baselines" / "gl.1"
+    with copy.locked():
+        (copy.here / name).parent.mkdir(parents=True)
+        (copy.here / name).write_bytes(b"params")
+    assert emulator.names(folder_of(address)) == {name}
+    machine()
+    assert not (fetched(address) / name).exists()
+    copy = copy_for(address, "baselines")
+    with copy.locked():
+        assert (copy.here / name).read_bytes() == b"params"
+
+
 def test_programs_are_downloaded_by_the_folders_jobs_alone(
     address: str, machine: Callable[[], Path]
 ) -> None:

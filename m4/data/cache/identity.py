@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from m4.data.sources import Source
@@ -46,14 +46,7 @@ def differences(made: Any, now: Any, name: str = "") -> list[str]:
     return [f"{name} = {_short(made)}, now {_short(now)}"]
 
 
-def shown(lines: Sequence[str]) -> str:
-    """Differences in a line of a job's output: all, or how many and the first ones."""
-    if len(lines) <= _MOST_LINES:
-        return "; ".join(lines)
-    return f"{len(lines)} differences of the corpus, the first: {'; '.join(lines[:_MOST_LINES])}"
-
-
-_LONG, _MOST_LINES = 60, 6
+_LONG = 60
 
 
 def _is_digest(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """In what two corpora differ, in words."""
 
-from m4.data.cache.identity import differences, shown
+from m4.data.cache.identity import differences
 
 
 def test_files_are_compared_by_size_and_hash_and_long_lists_by_their_items() -> None:
@@ -26,9 +26,3 @@ def test_files_are_compared_by_size_and_hash_and_long_lists_by_their_items() -> 
         "SHA-256 cccccccccccc",
         "files.el = None, now 3 files of 3,000 bytes",
     ]
-
-
-def test_few_differences_are_shown_whole_and_many_with_their_number() -> None:
-    lines = [f"sizes.x{i} = 1, now 2" for i in range(20)]
-    assert shown(lines[:6]) == "; ".join(lines[:6])
-    assert shown(lines) == "20 differences of the corpus, the first: " + "; ".join(lines[:6])

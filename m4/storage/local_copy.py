@@ -33,8 +33,6 @@ from m4.storage.objects import ERRORS, Objects, Unreachable, check_place, is_add
 
 COMPILED = "compilation_cache"
 _RECORD = ".bucket.json"
-# What orbax and etils need for checkpoints in a bucket.
-_PACKAGES = ("gcsfs", "google.cloud.storage", "google.cloud.storage_control_v2")
 # For so many periods an upload that the job waits for is repeated.
 _RETRY_PERIODS = 10
 _THREADS = 8
@@ -128,10 +126,8 @@ class LocalCopy:
             kind_of: The kind of a file, by its name in the folder.
             where: The setting and its value, for messages.
         """
-        if lacking := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-            raise InputError(
-                f"{address}: {lacking[0]} is not installed; gs:// needs pip install 'm4[gcs]'"
-            )
+        if importlib.util.find_spec("gcsfs") is None:  # for etils, and so for orbax
+            raise InputError(f"{address}: gcsfs is missing; gs:// needs pip install 'm4[gcs]'")
         self.here, self.objects = copy_of(address, "-".join(kinds) or "read"), Objects(address)
         self._kinds, self._kind_of, self._where = kinds, kind_of, where or address
         self._locks: list[locks.BucketLock] = []

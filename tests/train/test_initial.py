@@ -1,16 +1,13 @@
 """What a new model takes over from a trained one, by rule: bit-equal where nothing changed."""
 
 import functools
-import time
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.settings import InputError
@@ -147,18 +144,6 @@ def test_new_pieces_are_the_mean_of_what_spells_them() -> None:
     np.testing.assert_allclose(now[20], (was[4] + was[6]) / 2, rtol=1e-6)
     np.testing.assert_allclose(now[21], was[7], rtol=1e-6)
     assert np.array_equal(now[22:24], was[22:24])  # rows that no piece has
-
-
-def test_vocabularies_are_paired_in_time_that_grows_with_their_pieces() -> None:
-    old, new = (
-        SimpleNamespace(pieces=[str(i) for i in range(size)], byte_ids=range(0, 256), path="v")
-        for size in (40_000, 40_001)
-    )
-    start = time.process_time()
-    rows = initial.rows_of(cast(Vocabulary, old), cast(Vocabulary, new), "bytes")
-    assert time.process_time() - start < 5  # a set of the new pieces for each old one: minutes
-    assert rows.old_V.tolist() == [*range(40_000), -1]
-    assert rows.spelled == {40_000: [*b"40000"]}
 
 
 def test_what_no_rule_takes_over_is_one_line_with_both_values() -> None:

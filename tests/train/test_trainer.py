@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.parallel.mesh import axis_rules_context
@@ -22,21 +21,12 @@ from m4.train.early_stopping import EarlyStopping
 from m4.train.loop import Evaluator, Interrupted
 from m4.train.optimizer import adamw
 from m4.train.program import check_model
-from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import timeless_rows, train
 
 PIPELINE = SHALLOW.clone(
     moe=None, encoder_layers=2, decoder_layers=2, scan_layers=True, pipeline_microbatches=2
 )
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus") / "data"
-    return CorpusSpec(
-        Made({"gl": 60, "de": 120}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}
-    ).build(folder)
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,13 @@ import optax
 import pytest
 
 from m4 import config
-from m4.data.corpus import CorpusSpec
+from m4.data.cache.cache import Cache
 from m4.data.stream.stream import Stream
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
 from m4.train.bad_steps import BAD, RECENT, BadStep, BadSteps, StepGuard, guarded, z_scores
 from m4.train.loop import Trained
 from m4.train.state import TrainState
-from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import timeless_rows, train
 
@@ -51,13 +50,10 @@ def spike(length: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    corpus = CorpusSpec(
-        Made({"gl": 60}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}
-    ).build(tmp_path_factory.mktemp("corpus") / "data")
+def run(corpus: Cache) -> Run:
     model = SHALLOW.clone(
         vocab_size=-(-corpus.source_vocabulary.size // 8) * 8,
-        directions=2,
+        directions=4,
         dropout_rate=0.1,
         moe=None,
     )

@@ -17,8 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from m4.data.cache import cache as caches
-from m4.data.corpus import CorpusSpec
+from m4.data.cache.cache import Cache
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.uniform import uniform
 from m4.data.stream.stream import Stream
@@ -27,7 +26,6 @@ from m4.storage.steps import latest_step
 from m4.train import average
 from m4.train.loop import Evaluator, Interrupted
 from m4.train.optimizer import adamw
-from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import learned_sampling, program_of, timeless_rows, train
 
@@ -54,7 +52,7 @@ def run(
     interruption: Interruption | None = None,
 ) -> None:
     """Trains packed batches with dropout, experts, averaged parameters and a learned sampler."""
-    cache = caches.Cache(corpus)
+    cache = Cache(corpus)
     sampler = Learned(start=uniform, step_size=1.0)
 
     def measure(params: Any) -> dict[str, float]:
@@ -94,7 +92,7 @@ def run(
 optimizer = functools.partial(average.averaged, optimizer=functools.partial(adamw))
 
 
-def model_of(cache: caches.Cache) -> Any:
+def model_of(cache: Cache) -> Any:
     size = -(-cache.source_vocabulary.size // 8) * 8
     return SHALLOW.clone(vocab_size=size, dropout_rate=0.1)
 
@@ -136,7 +134,7 @@ def trained(
 
 def arrays(folder: Path, corpus: Path) -> dict[str, np.ndarray]:
     """Everything that the last checkpoint holds: parameters, optimizer, averages."""
-    cache = caches.Cache(corpus)
+    cache = Cache(corpus)
     step = latest_step(folder / "checkpoints")
     assert step is not None
     program = program_of(
@@ -163,23 +161,14 @@ def assert_bit_equal(folder: Path, whole: Path, corpus: Path) -> None:
     assert all(path.name.isdecimal() for path in (folder / "checkpoints").iterdir())
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus") / "data"
-    sizes = {"gl": 60, "de": 120}
-    lengths = {"inputs": 64, "targets": 64}
-    CorpusSpec(Made(sizes), vocabulary_size=300, lengths=lengths).build(folder)
-    return folder
-
-
 @pytest.mark.slow
-def test_resume_after_sigkill_and_sigterm_is_bit_equal(tmp_path: Path, corpus: Path) -> None:
+def test_resume_after_sigkill_and_sigterm_is_bit_equal(tmp_path: Path, corpus: Cache) -> None:
     interruptions = [Interruption(signal.SIGKILL, 4, 0.0), Interruption(signal.SIGTERM, 2, 0.0)]
     mesh = (2, 2)
-    ends = trained(tmp_path / "parts", corpus, 9, [mesh] * 3, interruptions)
+    ends = trained(tmp_path / "parts", corpus.folder, 9, [mesh] * 3, interruptions)
     assert ends == [-signal.SIGKILL, 130, 0]
-    trained(tmp_path / "whole", corpus, 9, [mesh])
-    assert_bit_equal(tmp_path / "parts", tmp_path / "whole", corpus)
+    trained(tmp_path / "whole", corpus.folder, 9, [mesh])
+    assert_bit_equal(tmp_path / "parts", tmp_path / "whole", corpus.folder)
 
 
 def random_interruptions(count: int, seed: int) -> list[Interruption]:
@@ -196,32 +185,37 @@ def random_interruptions(count: int, seed: int) -> list[Interruption]:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_twenty_random_interruptions_are_bit_equal(tmp_path: Path, corpus: Path) -> None:
+def test_twenty_random_interruptions_are_bit_equal(tmp_path: Path, corpus: Cache) -> None:
     steps, mesh = 60, (2, 2)
-    ends = trained(tmp_path / "parts", corpus, steps, [mesh] * 21, random_interruptions(20, seed=0))
+    ends = trained(
+        tmp_path / "parts", corpus.folder, steps, [mesh] * 21, random_interruptions(20, seed=0)
+    )
     print(ends)
     assert sum(end != 0 for end in ends) >= 18, ends
-    trained(tmp_path / "whole", corpus, steps, [mesh])
-    assert_bit_equal(tmp_path / "parts", tmp_path / "whole", corpus)
+    trained(tmp_path / "whole", corpus.folder, steps, [mesh])
+    assert_bit_equal(tmp_path / "parts", tmp_path / "whole", corpus.folder)
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_other_device_counts_resume_within_a_millionth(tmp_path: Path, corpus: Path) -> None:
+def test_other_device_counts_resume_within_a_millionth(tmp_path: Path, corpus: Cache) -> None:
     """8 -> 4 -> 2 -> 1 and back: sums over devices are rounded in another order."""
     meshes = [(2, 4), (2, 2), (1, 2), (1, 1), (2, 1), (4, 1), (8, 1)]
     kills = [signal.SIGTERM, signal.SIGKILL] * 3
     interruptions = [Interruption(number, 4, 0.0) for number in kills]
-    ends = trained(tmp_path / "parts", corpus, 30, meshes, interruptions)
+    ends = trained(tmp_path / "parts", corpus.folder, 30, meshes, interruptions)
     assert ends == [130, -signal.SIGKILL] * 3 + [0]
-    trained(tmp_path / "whole", corpus, 30, [(2, 4)])
+    trained(tmp_path / "whole", corpus.folder, 30, [(2, 4)])
     ours, theirs = timeless_rows(tmp_path / "parts"), timeless_rows(tmp_path / "whole")
     assert [row["step"] for row in ours] == [row["step"] for row in theirs]
     far = 0.0
     for row, other in zip(ours, theirs, strict=True):
         for name in (name for name in row if name.startswith(("loss", "nll", "rate", "share"))):
             far = max(far, abs(row[name] - other[name]) / max(abs(other[name]), 1.0))
-    values, others = arrays(tmp_path / "parts", corpus), arrays(tmp_path / "whole", corpus)
+    values, others = (
+        arrays(tmp_path / "parts", corpus.folder),
+        arrays(tmp_path / "whole", corpus.folder),
+    )
     for name, value in values.items():
         if np.issubdtype(value.dtype, np.floating) and name.startswith(("['params']", "['av")):
             apart = np.abs(value.astype(np.float64) - others[name]).max()

@@ -7,22 +7,11 @@ import numpy as np
 import pytest
 
 from m4.data.cache import cache as caches
-from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.storage.metrics_log import read_metrics
 from m4.train.loop import Trained
-from tests.data.corpus import Made
 from tests.train.test_step import MODEL, mesh_of
 from tests.train.trainers import train
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> caches.Cache:
-    folder = tmp_path_factory.mktemp("corpus") / "data"
-    sizes = Made({"gl": 60, "de": 120})
-    return CorpusSpec(sizes, vocabulary_size=300, lengths={"inputs": 64, "targets": 64}).build(
-        folder
-    )
 
 
 def bucketed(corpus: caches.Cache) -> Stream:

@@ -16,7 +16,7 @@ import optax
 import pytest
 from jax._src.array import ArrayImpl
 
-from m4.data.corpus import CorpusSpec
+from m4.data.cache.cache import Cache
 from m4.data.stream.stream import Stream
 from m4.settings import SettingError
 from m4.storage.metrics_log import read_metrics
@@ -27,7 +27,6 @@ from m4.train.loop import Trained
 from m4.train.measuring.profile import STEP_NAME
 from m4.train.measuring.step_clock import Flops, StepClock
 from m4.train.run import StepsInFlight
-from tests.data.corpus import Made
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import timeless_rows, train, training_of
 
@@ -36,16 +35,12 @@ FLOPS, PEAK = 3e9, 1e12
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("corpus") / "data"
-    corpus = CorpusSpec(
-        Made({"gl": 60}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}
-    ).build(folder)
+def run(corpus: Cache) -> Run:
     stream = Stream(corpus, seed=1, batch_rows=4)
     return functools.partial(
         train,
         model=SHALLOW.clone(
-            vocab_size=-(-corpus.source_vocabulary.size // 8) * 8, directions=2, dropout_rate=0.1
+            vocab_size=-(-corpus.source_vocabulary.size // 8) * 8, directions=4, dropout_rate=0.1
         ),
         stream=stream,
         mesh=mesh_of(1, 1),

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from m4.data.cache import cache as caches
-from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.routing import Routing
@@ -21,7 +20,6 @@ from m4.parallel.host_batches import to_global
 from m4.storage.metrics_log import read_metrics
 from m4.train.loop import Evaluator, Interrupted
 from m4.train.optimizer import adamw
-from tests.data.corpus import Made
 from tests.shared import SMALL_MOE
 from tests.train.test_step import SHALLOW, a_batch, mesh_of
 from tests.train.trainers import program_of, train
@@ -107,14 +105,6 @@ def test_counts_on_eight_devices_are_those_on_one() -> None:
 # ------------------------------------------------------------------------------- the trainer
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> caches.Cache:
-    folder = tmp_path_factory.mktemp("corpus") / "data"
-    return CorpusSpec(
-        Made({"gl": 60, "de": 120}), vocabulary_size=300, lengths={"inputs": 64, "targets": 64}
-    ).build(folder)
-
-
 def run(folder: Path, corpus: caches.Cache, total_steps: int, **options: Any) -> None:
     train(
         folder,
@@ -191,14 +181,3 @@ def test_a_row_has_every_layer_and_their_mean(whole: Path) -> None:
         np.testing.assert_allclose(sum(load), 1.0, rtol=1e-4)
     # Counts are no metric.
     assert not [name for name in row if "expert_loads" in name]
-
-
-@pytest.mark.thorough
-def test_a_checkpoint_without_counts_begins_to_count(tmp_path: Path, corpus: caches.Cache) -> None:
-    model = SHALLOW.clone(vocab_size=-(-corpus.source_vocabulary.size // 8) * 8)
-    stream = Stream(corpus, seed=1, batch_rows=4)
-    train(tmp_path, model, stream, mesh_of(1, 1), total_steps=1, log_period=1)
-    assert not (tmp_path / "atlas.train.json").exists()
-    run(tmp_path, corpus, 2)
-    saved = json.loads((tmp_path / "atlas.train.json").read_text("utf-8"))
-    assert saved["steps"] == [1, 2]

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from m4.settings import OneOf
 
-# The sentences of a pair; the name of the second is part of the cache's file names.
+# The sentences of a pair.
 SIDES: tuple[str, ...] = ("english", "translation")
-# What files and fingerprints of a corpus call them, as ever: with other names each corpus would
-# have to be built again, and no run that was trained on one would resume.
+# Their names in the files of a corpus. They also seed sampled segmentations, so that other names
+# would give other ids.
 STORED = {"english": "english", "translation": "foreign"}
 # Mixture -> the sides that are sources, and those that are targets.
 SIDES_OF = {
@@ -20,13 +20,6 @@ SIDES_OF = {
 }
 MIXTURES = tuple(SIDES_OF)
 Mixture = Annotated[str, OneOf(MIXTURES)]
-# The name that english_centric had in caches of earlier versions.
-_OLD = {"any_to_any": "english_centric"}
-
-
-def mixture_of(name: str | None) -> str | None:
-    """A mixture's name as it is now."""
-    return name if name is None else _OLD.get(name, name)
 
 
 def directions_of(mixture: str, languages: Sequence[str]) -> list[str]:

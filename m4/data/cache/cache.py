@@ -27,7 +27,7 @@ from m4.data.cache.identity import FORMAT
 from m4.data.cache.origins import Origin, read_origins
 from m4.data.cache.tokens import ROLES, array_name, vocabulary_file
 from m4.data.cleaning.ledger import LEDGER_FILE, Ledger
-from m4.data.directions import SIDES, SIDES_OF, Mixture, directions_of, mixture_of
+from m4.data.directions import SIDES, SIDES_OF, Mixture, directions_of
 from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, split_direction
 from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
@@ -81,8 +81,7 @@ class Cache:
             raise _damaged(self.folder, f"{path.name}: its content is not what was written")
         for language in self.manifest["languages"]:  # part of files' names, also of translations
             confined(self.folder, language)
-        identity = self.manifest["identity"]
-        made_for = identity["mixture"] = mixture_of(identity["mixture"])
+        made_for = self.manifest["identity"]["mixture"]
         self.mixture: str = mixture or made_for or "english_centric"
         check_value("Cache.mixture", self.mixture, Mixture)
         if not self.has_all_directions and self.mixture != made_for:

@@ -34,7 +34,7 @@ def texts_of(source: Source) -> Texts:
 
 
 def write(path: Path, text: str) -> None:
-    """A file, packed as its name says."""
+    """Writes a file, packed as its name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = text.encode()
     if path.suffix == ".gz":
@@ -92,7 +92,7 @@ def huggingface(folder: Path, texts: Texts) -> Source:
 
 
 def translation_table(code: str, pairs: list[Pair]) -> pa.Table:
-    """As Hugging Face's feature Translation."""
+    """Returns a table like Hugging Face's feature Translation."""
     rows = [{"en": pair.english, code: pair.translation} for pair in pairs]
     kind = pa.struct([("en", pa.string()), (code, pa.string())])
     return pa.table({"id": range(len(rows)), "translation": pa.array(rows, kind)})
@@ -189,7 +189,7 @@ WRITERS: dict[str, Callable[[Path, Texts], Source]] = {
 
 
 def arguments_of(name: str, folder: epath.Path | Path) -> dict[str, Any]:
-    """What the writer of a corpus opens it with, for another folder."""
+    """Returns the arguments with which a corpus is opened in another folder."""
     return {
         "jsonl": {
             "folder": folder,

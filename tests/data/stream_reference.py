@@ -1,4 +1,4 @@
-"""What m4/data/stream/numba_loops.py compiles, in plain numpy and Python: slow and obvious."""
+"""The loops of m4/data/stream/numba_loops.py in plain numpy and Python: slow and obvious."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_real_text_in_many_scripts(
 def test_a_word_that_looks_like_a_tag_is_text_in_a_task(
     tasks: ModuleType, seqio: Any, tmp_path: Path
 ) -> None:
-    """As in the cache, whose training pairs m4's own stream lays out."""
+    """Compares with the corpus, whose training pairs m4's own stream lays out."""
     for split in SPLITS:
         words = [f"{a}{b}{split}" for a in "abcdefgh" for b in "ijklmnop"]
         lines = [f"red <2gl> {word}\t<2en> <2gl> {word} roxo\n" for word in words]
@@ -264,7 +264,7 @@ def test_one_tf_op_a_model(tasks: ModuleType, seqio: Any, registered: Cache) -> 
 
 
 def test_validation_is_dev(tasks: ModuleType, seqio: Any, registered: Cache) -> None:
-    """As T5X's run files call it."""
+    """Loads the tasks as T5X's run files do."""
     task = seqio.get_mixture_or_task("m4.gl_en")
     assert {"train", "dev", "test", "validation"} == {*task.splits}
     assert ids_of(task.get_dataset(LENGTHS, "validation", shuffle=False)) == wanted(
@@ -274,7 +274,7 @@ def test_validation_is_dev(tasks: ModuleType, seqio: Any, registered: Cache) -> 
 
 
 def test_seqio_evaluates_the_tasks_of_a_cache(seqio: Any, made_cache: Cache) -> None:
-    """What T5X's eval does: predictions are scored with BLEU and chrF, as m4's own."""
+    """Evaluates as T5X does: predictions are scored with BLEU and chrF, as m4's own."""
     from m4 import t5x_tasks
     from m4.data import tasks
     from m4.eval.metrics.bleu import bleu

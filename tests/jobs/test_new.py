@@ -88,7 +88,7 @@ def test_what_people_change_first_is_a_macro(here: Path) -> None:
 
 
 def lines_of(run: Path) -> set[int]:
-    """How many translations the files have."""
+    """Returns the numbers of translations in the files."""
     files = [*run.glob("decodes/*.jsonl"), *run.glob("baselines/*/decodes/*.jsonl")]
     assert files
     return {len(path.read_text(encoding="utf-8").splitlines()) for path in files}

@@ -1,4 +1,4 @@
-"""What caches, sources and streams make is pinned next to their formats."""
+"""The results of corpora, sources and streams are pinned next to their formats."""
 
 from __future__ import annotations
 

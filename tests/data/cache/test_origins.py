@@ -45,7 +45,7 @@ def test_the_line_of_a_pair_has_its_text(tmp_path: Path, name: str) -> None:
 
 
 def test_a_cache_knows_file_and_line_of_each_row_in_little_space(tmp_path: Path) -> None:
-    """Of two files, after duplicates and sentences that are too long have left."""
+    """Origins of two files, after duplicates and sentences that are too long have left."""
     pairs = [*Made({"gl": 400}).pairs("gl", "train")]
     bad = ["no pair\n", f"{'long ' * 200}\t{'longo ' * 200}\n"]
     for number, part in enumerate((pairs[:300], pairs[250:])):

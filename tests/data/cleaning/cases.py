@@ -31,7 +31,7 @@ class Listed:
 def run(
     stages: list[CleaningStage], source: Any, folder: Path, **more: Any
 ) -> tuple[dict[tuple[str, str], list[Pair]], Ledger]:
-    """What is left of each language and split, and the ledger."""
+    """Returns the pairs left of each language and split, and the ledger."""
     cleaner = Cleaner(Cleaning(stages), source, source.languages(), folder, **more)
     kept = {}
     for split in reversed(SPLITS):

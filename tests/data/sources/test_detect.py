@@ -1,4 +1,4 @@
-"""Which layout a folder has is found from its names and first lines."""
+"""The layout of a folder is found from its names and first lines."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ PAIRS = [Pair(f"day {number}", f"día {number}") for number in range(2500)]
 
 
 def write_stream(path: Path, table: pa.Table) -> None:
-    """As `datasets.save_to_disk` does: Arrow's stream format."""
+    """Writes Arrow's stream format, as `datasets.save_to_disk` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=1000)

@@ -141,8 +141,7 @@ def test_shares_and_epochs_are_those_of_the_mixture(seqio: Any, cache: Cache, la
 
 @pytest.mark.parametrize("layout", ["packed", "single", "bucketed"])
 def test_a_later_step_and_other_hosts_have_the_same_batches(cache: Cache, layout: str) -> None:
-    """batch(step) is a function: a stream that begins at step 7 continues the first one, and the
-    parts of 1, 2 and 4 hosts are the same rows."""
+    """A stream that begins at step 7 continues the first one, on 1, 2 and 4 hosts."""
 
     def stream() -> Stream:
         phases = mixing.phases(cache, mixing_rates)
@@ -226,7 +225,7 @@ def test_cached_tasks_are_read(seqio: Any, tmp_path: Path, monkeypatch: Any) -> 
 
 
 def write_cached(seqio: Any, task: Any, folder: Path) -> None:
-    """What seqio_cache_tasks writes, without Beam."""
+    """Writes the files of seqio_cache_tasks, without Beam."""
     tf = importlib.import_module("tensorflow")
     folder.mkdir()
     for split in ("train", "validation"):

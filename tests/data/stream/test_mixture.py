@@ -1,4 +1,4 @@
-"""What a sampler's rates mean for a corpus, by pairs and by tokens."""
+"""A sampler's rates on a corpus, by pairs and by tokens."""
 
 from __future__ import annotations
 
